@@ -1,0 +1,105 @@
+"""What the gateway and a sandbox worker say to each other: msgpack-tagged structs over ZeroMQ DEALER/ROUTER."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from inferd.protocol import ErrorInfo
+
+
+class Bundle(msgspec.Struct, frozen=True):
+    """A program's source: ``files`` maps a relative path to text; ``entry`` is the one that defines ``main``."""
+
+    name: str
+    files: dict[str, str]
+    entry: str = "main.py"
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What one run may use. Times in seconds, memory in MiB, output in bytes."""
+
+    wall_s: float = 300.0
+    cpu_s: float = 30.0
+    memory_mb: int = 256
+    output_bytes: int = 4 << 20
+
+
+class RunUsage(msgspec.Struct, frozen=True):
+    """What a run used, as shown to people. Times in milliseconds, memory in MiB."""
+
+    tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    wall_ms: float = 0.0
+    cpu_ms: float = 0.0
+    peak_memory_mb: float = 0.0
+
+
+class Launch(msgspec.Struct, frozen=True, tag=True):
+    """Start a run. ``arguments`` is a JSON object's text."""
+
+    run: str
+    tenant: str
+    bundle: Bundle
+    arguments: str
+    limits: Limits
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """End a run with this error, wherever it is."""
+
+    run: str
+    error: ErrorInfo
+
+
+class Deliver(msgspec.Struct, frozen=True, tag=True):
+    """A message for the program's ``session.receive``."""
+
+    run: str
+    message: Any
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """End all runs and exit."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The worker has loaded the runner and takes launches."""
+
+    pid: int
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The run's instance exists and its program is being loaded."""
+
+    run: str
+
+
+class Output(msgspec.Struct, frozen=True, tag=True):
+    """Text that a program wrote. ``stream``: stdout | stderr."""
+
+    run: str
+    stream: str
+    text: str
+
+
+class Sent(msgspec.Struct, frozen=True, tag=True):
+    """A message that the program sent with ``session.send``."""
+
+    run: str
+    message: Any
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    """A run is over: exactly one of ``result`` (JSON text) and ``error``."""
+
+    run: str
+    usage: RunUsage
+    result: str | None = None
+    error: ErrorInfo | None = None
+
+
+ToWorker = Launch | Cancel | Deliver | Shutdown
+FromWorker = Ready | Started | Output | Sent | Finished

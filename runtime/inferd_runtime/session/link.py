@@ -1,0 +1,102 @@
+"""The wire between one session and the engine: ZeroMQ frames whose payload nobody in between has to read.
+
+Request: ``[ticket u32 LE][op][format][payload]``; reply: ``[ticket][b"+" or b"-"][payload]`` in the request's format, an
+:class:`~inferd.protocol.ErrorInfo` after ``-``. ``format`` is ``j`` (JSON, from the sandbox) or ``m`` (msgpack, from the
+network). A session is a DEALER socket whose identity is the session's name: ``session.open`` comes first and
+``session.close`` last, both only from this side of the wall, never from a program. ``cancel`` carries the ticket to stop.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import zmq
+
+JSON = b"j"
+MSGPACK = b"m"
+OK = b"+"
+ERROR = b"-"
+TICKET = struct.Struct("<I")
+OPEN = "session.open"
+CLOSE = "session.close"
+CANCEL = "cancel"
+PRIVATE_OPERATIONS = frozenset({OPEN, CLOSE, CANCEL})
+
+
+@dataclass(frozen=True)
+class OpenSession:
+    """Who a session belongs to. ``tenant`` separates what may be shared; ``label`` is for people."""
+
+    tenant: str
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class LinkReply:
+    """One reply frame: the request's ticket, whether it went well, and the payload as sent."""
+
+    ticket: int
+    ok: bool
+    payload: bytes
+
+
+def request_frames(ticket: int, op: str, form: bytes, payload: bytes) -> list[bytes]:
+    """The frames of one request."""
+    return [TICKET.pack(ticket), op.encode(), form, payload]
+
+
+def parse_reply(frames: Sequence[bytes]) -> LinkReply:
+    """Read the frames of one reply."""
+    ticket, status, payload = frames
+    return LinkReply(TICKET.unpack(ticket)[0], status == OK, payload)
+
+
+def open_frames(tenant: str, label: str) -> list[bytes]:
+    """The frames that open a session; the reply comes with ticket 0."""
+    return request_frames(0, OPEN, MSGPACK, msgspec.msgpack.encode(OpenSession(tenant, label)))
+
+
+def close_frames() -> list[bytes]:
+    """The frames that close a session; the reply (ticket 0) is the session's :class:`~inferd.protocol.Usage`."""
+    return request_frames(0, CLOSE, MSGPACK, b"\x80")
+
+
+class EngineLink:
+    """One session's end of the wire. Owned by one thread; ``socket`` may be polled together with others."""
+
+    def __init__(self, context: zmq.Context[Any], endpoint: str, session: str) -> None:
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.IDENTITY, session.encode())
+        self.socket.setsockopt(zmq.LINGER, 500)
+        self.socket.connect(endpoint)
+
+    def open(self, tenant: str, label: str) -> None:
+        """Open the session. The reply is an ordinary one with ticket 0."""
+        self.socket.send_multipart(open_frames(tenant, label))
+
+    def send(self, ticket: int, op: str, payload: bytes, form: bytes = JSON) -> None:
+        """Send one request; its reply carries the same ticket."""
+        self.socket.send_multipart(request_frames(ticket, op, form, payload))
+
+    def cancel(self, ticket: int) -> None:
+        """Ask the engine to drop a request; it still answers it, with Cancelled."""
+        self.socket.send_multipart(request_frames(ticket, CANCEL, MSGPACK, b"\x80"))
+
+    def receive(self) -> LinkReply | None:
+        """The next reply that has arrived, or None."""
+        try:
+            return parse_reply(self.socket.recv_multipart(zmq.NOBLOCK))
+        except zmq.Again:
+            return None
+
+    def request_close(self) -> None:
+        """Ask the engine to close the session and release all it holds."""
+        self.socket.send_multipart(close_frames())
+
+    def close(self) -> None:
+        """Close the socket (not the session: see :meth:`request_close`)."""
+        self.socket.close()

@@ -1,0 +1,496 @@
+"""Every operation that crosses a wall, defined once: the error tree, then requests with their replies.
+
+The sandbox carries these dataclasses as JSON, the network and the engine link as msgpack. Standard library only, because
+this file is part of the sandboxed runner. Adding a primitive = one dataclass here, one handler in the runtime's
+``session`` package, one method in the SDK.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+PROTOCOL_VERSION = 1
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Errors, by whose fault they are. ``code`` is the wire name; a subclass narrows its parent's code with a dot.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class InferdError(Exception):
+    """Base of every error that the runtime reports. ``detail`` holds JSON values only."""
+
+    code: ClassVar[str] = "error"
+
+    def __init__(self, message: str, **detail: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.detail: dict[str, Any] = detail
+
+    def to_wire(self) -> ErrorInfo:
+        """The error as it is sent."""
+        return ErrorInfo(code=self.code, message=self.message, detail=self.detail)
+
+
+class ProgramError(InferdError):
+    """The program's own fault: it raised, or it returned something that cannot be sent. ``detail["traceback"]``."""
+
+    code = "program"
+
+
+class ProgramSyntaxError(ProgramError):
+    """The program's source does not compile."""
+
+    code = "program.syntax"
+
+
+class ClientError(InferdError):
+    """The caller asked for something that cannot be done as asked."""
+
+    code = "client"
+
+
+class InvalidRequest(ClientError):
+    """An argument is out of range, of the wrong type, or not supported; the message names it."""
+
+    code = "client.invalid"
+
+
+class NotFound(ClientError):
+    """No model, program, run or handle of that name."""
+
+    code = "client.not_found"
+
+
+class Unauthorized(ClientError):
+    """The token is missing or wrong."""
+
+    code = "client.unauthorized"
+
+
+class ConstraintError(ClientError):
+    """The schema, pattern or grammar is invalid or cannot be enforced; ``detail["pointer"]`` where it is known."""
+
+    code = "client.constraint"
+
+
+class LimitExceeded(InferdError):
+    """A limit was hit. ``detail`` names the limit, its value, and what raises it."""
+
+    code = "limit"
+
+    def __init__(self, message: str, *, limit: str = "", value: float | None = None, raise_with: str = "") -> None:
+        super().__init__(message, limit=limit, value=value, raise_with=raise_with)
+
+
+class Cancelled(InferdError):
+    """Somebody stopped the run."""
+
+    code = "cancelled"
+
+
+class Unavailable(InferdError):
+    """A process that the work needs is gone or not ready; the same call may succeed later."""
+
+    code = "unavailable"
+
+
+class InternalError(InferdError):
+    """A bug in the runtime."""
+
+    code = "internal"
+
+
+ERRORS: dict[str, type[InferdError]] = {
+    cls.code: cls
+    for cls in (
+        ProgramError, ProgramSyntaxError, ClientError, InvalidRequest, NotFound, Unauthorized, ConstraintError,
+        LimitExceeded, Cancelled, Unavailable, InternalError,
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ErrorInfo:
+    """An error on the wire."""
+
+    code: str
+    message: str
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    def to_exception(self) -> InferdError:
+        """The exception to raise; an unknown code falls back to the nearest parent that is known."""
+        code = self.code
+        while code not in ERRORS and "." in code:
+            code = code.rpartition(".")[0]
+        cls = ERRORS.get(code, InternalError)
+        error = cls(self.message)
+        error.detail = dict(self.detail)
+        return error
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Values that several operations share.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one token is drawn. Processors run in field order: temperature, top_k, top_p, min_p.
+
+    ``temperature == 0`` is argmax. ``top_k == 0``, ``top_p == 1`` and ``min_p == 0`` are off. The same ``seed`` draws the
+    same tokens, whatever speculation or batching does; ``None`` lets the engine pick one.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A grammar for the output. ``kind``: json_schema | regex | any_json | choice. ``value``: its text; ``options``: choice's."""
+
+    kind: str
+    value: str = ""
+    options: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something added to a context. ``kind``: message (role, text) | text | tokens | cue."""
+
+    kind: str
+    role: str = ""
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one engine step added to a generation: ``tokens`` (end-of-text excluded) and the text that they complete."""
+
+    tokens: list[int]
+    text: str = ""
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A model that is served. Sizes in tokens."""
+
+    name: str
+    vocab_size: int
+    max_context: int
+    page_size: int
+    eos_tokens: list[int]
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """What a probed row of ``forward`` holds: the sampled token, and the most likely tokens with their log-probabilities."""
+
+    index: int
+    token: int
+    top_tokens: list[int] = field(default_factory=list)
+    top_logprobs: list[float] = field(default_factory=list)
+    entropy: float = 0.0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Replies.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Done:
+    """Nothing to say but that it is done."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models that are served; the first is the default."""
+
+    models: list[ModelInfo]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token ids."""
+
+    tokens: list[int]
+
+
+@dataclass(frozen=True)
+class Text:
+    """Decoded text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ContextState:
+    """``length`` tokens in all, ``pending`` of them not yet computed."""
+
+    context: int
+    length: int
+    pending: int
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A started generation. ``prompt`` is filled only for a program's own speculator, which learns from it."""
+
+    generation: int
+    position: int
+    prompt: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """One or more finished steps. ``finish``: "" while it goes on, else stop | length | closed."""
+
+    steps: list[Step]
+    finish: str = ""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The probed rows of a forward pass, in the order asked for."""
+
+    rows: list[RowResult]
+    length: int
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message from the other side of the session."""
+
+    message: Any
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a session has used so far. ``tokens`` were generated and delivered; ``steps`` are the engine steps that made them."""
+
+    prompt_tokens: int = 0
+    tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Requests. ``op`` is the wire name, ``reply`` the type of the answer.
+# ---------------------------------------------------------------------------------------------------------------------
+
+OPERATIONS: dict[str, type[Any]] = {}
+R = TypeVar("R")
+
+
+def operation(op: str, reply: type[Any]) -> Callable[[type[R]], type[R]]:
+    """Register a request dataclass under its wire name."""
+
+    def register(cls: type[R]) -> type[R]:
+        cls.op = op  # type: ignore[attr-defined]
+        cls.reply = reply  # type: ignore[attr-defined]
+        OPERATIONS[op] = cls
+        return cls
+
+    return register
+
+
+@operation("model.list", Models)
+@dataclass(frozen=True)
+class ListModels:
+    """Which models are served."""
+
+
+@operation("model.tokenize", Tokens)
+@dataclass(frozen=True)
+class Tokenize:
+    """Text to token ids. Special tokens in the text are read as text unless ``special``."""
+
+    text: str
+    model: str = ""
+    special: bool = False
+
+
+@operation("model.detokenize", Text)
+@dataclass(frozen=True)
+class Detokenize:
+    """Token ids to text; special tokens are left out unless ``special``."""
+
+    tokens: list[int]
+    model: str = ""
+    special: bool = False
+
+
+@operation("context.create", ContextState)
+@dataclass(frozen=True)
+class CreateContext:
+    """An empty context on a model ("" is the default model)."""
+
+    model: str = ""
+
+
+@operation("context.append", ContextState)
+@dataclass(frozen=True)
+class AppendContext:
+    """Add parts to a context without computing them. Chat messages go through the model's template."""
+
+    context: int
+    parts: list[Part]
+
+
+@operation("context.flush", ContextState)
+@dataclass(frozen=True)
+class FlushContext:
+    """Compute what is pending, but for the last token, whose logits the next generation needs."""
+
+    context: int
+
+
+@operation("context.fork", ContextState)
+@dataclass(frozen=True)
+class ForkContext:
+    """A copy that shares the pages computed so far."""
+
+    context: int
+
+
+@operation("context.truncate", ContextState)
+@dataclass(frozen=True)
+class TruncateContext:
+    """Keep the first ``length`` tokens."""
+
+    context: int
+    length: int
+
+
+@operation("context.tokens", Tokens)
+@dataclass(frozen=True)
+class ContextTokens:
+    """The token ids that a context holds, from ``start``."""
+
+    context: int
+    start: int = 0
+
+
+@operation("context.release", Done)
+@dataclass(frozen=True)
+class ReleaseContext:
+    """Give the context's pages back."""
+
+    context: int
+
+
+@operation("forward", Rows)
+@dataclass(frozen=True)
+class Forward:
+    """Append ``tokens``, compute everything pending, and answer for the rows ``at`` (indices into ``tokens``).
+
+    An empty ``at`` means the last token. ``top`` asks for that many most likely tokens with log-probabilities.
+    """
+
+    context: int
+    tokens: list[int]
+    at: list[int] = field(default_factory=list)
+    sampling: Sampling = field(default_factory=Sampling)
+    top: int = 0
+
+
+@operation("generate.start", Generation)
+@dataclass(frozen=True)
+class StartGenerate:
+    """Start generating at the end of a context, which belongs to the generation until it is closed.
+
+    ``program_speculation``: every ``generate.next`` brings a draft of the program's own speculator.
+    """
+
+    context: int
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int = 256
+    stop: list[str] = field(default_factory=list)
+    constraint: Constraint | None = None
+    system_speculation: bool = False
+    program_speculation: bool = False
+
+
+@operation("generate.next", Steps)
+@dataclass(frozen=True)
+class NextSteps:
+    """Wait for the next finished steps. ``draft`` only with ``program_speculation``."""
+
+    generation: int
+    draft: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+
+
+@operation("generate.close", ContextState)
+@dataclass(frozen=True)
+class CloseGenerate:
+    """End a generation; the context keeps the first ``keep`` generated tokens (``-1``: all that were delivered)."""
+
+    generation: int
+    keep: int = -1
+
+
+@operation("session.send", Done)
+@dataclass(frozen=True)
+class SendMessage:
+    """A JSON value for whoever launched the program."""
+
+    message: Any
+
+
+@operation("session.receive", Received)
+@dataclass(frozen=True)
+class ReceiveMessage:
+    """Wait for a JSON value from whoever launched the program."""
+
+
+@operation("session.usage", Usage)
+@dataclass(frozen=True)
+class GetUsage:
+    """What this session has used so far."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Dataclass <-> plain values, for places that have no msgspec (the sandbox).
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def to_plain(value: Any) -> Any:
+    """A dataclass as dicts and lists; everything else unchanged."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    return value
+
+
+LISTS_OF: dict[tuple[str, str], type[Any]] = {
+    ("Models", "models"): ModelInfo,
+    ("Steps", "steps"): Step,
+    ("Rows", "rows"): RowResult,
+}
+
+
+def reply_from_plain(cls: type[Any], data: dict[str, Any]) -> Any:
+    """Build a reply dataclass from plain values. Unknown keys of a newer runtime are left out."""
+    names = {f.name for f in dataclasses.fields(cls)}
+    values = {key: value for key, value in data.items() if key in names}
+    for key, value in values.items():
+        item = LISTS_OF.get((cls.__name__, key))
+        if item is not None:
+            values[key] = [reply_from_plain(item, entry) for entry in value]
+    return cls(**values)
