@@ -11,9 +11,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import TypeAlias
 
-type Value = str | int | float | bool | None | list[Value] | dict[str, Value]
-type Record = dict[str, Value]
+Value: TypeAlias = "str | int | float | bool | None | list[Value] | dict[str, Value]"
+Record: TypeAlias = dict[str, Value]
 
 FIRST = (
     "Alan Grace Linus Edsger Barbara Donald Margaret Dennis Ken Radia Frances Niklaus Tony Leslie "
@@ -126,7 +127,7 @@ def age(rng: Random) -> int:
     return rng.randint(1, 99)
 
 
-type Maker = Callable[[Random], Value]
+Maker: TypeAlias = Callable[[Random], Value]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""One module per library. Each is imported only when it is chosen, so that an optional one may be absent."""

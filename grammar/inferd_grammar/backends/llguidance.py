@@ -1,0 +1,201 @@
+"""llguidance: the default backend, for every kind of constraint.
+
+Its traps, each closed here: errors are states, not exceptions (checked after every call); added tokens and byte 0xFF
+are marked its own way (the token table is compared with its decoding); an error shows as a mask of EOS only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+
+from inferd_grammar.backends.text import choice_pattern, one_line
+from inferd_grammar.constraints import AnyJson, Choice, Constraint, JsonSchema, Lark, Regex
+from inferd_grammar.errors import GrammarError, GrammarFailure
+from inferd_grammar.limits import CompileLimits
+from inferd_grammar.schema import find_keyword, iter_schemas, read_schema, require_regex, require_size, schema_text
+from inferd_grammar.tokens import TokenTable
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions  # exists in the stub only
+
+# Applied over anything a schema says about itself: strict, and no white space outside strings.
+_JSON_OPTIONS: JsonCompileOptions = {
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_flexible": False,
+    "coerce_one_of": False,
+    "lenient": False,
+}
+# The default of 2,000 items compiles an object with 2,000 optional keys, then fails at its first key.
+_MAX_ITEMS_IN_ROW = 20_000
+_LARK_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
+_LARK_SPECIAL = re.compile(r"<[^<>\n]*>")
+_LARK_ATTRIBUTE = re.compile(r"\[[^\]\n]*\b(max_tokens|stop|temperature|capture)\b[^\]\n]*\]")
+
+
+class LlguidanceBackend:
+    """Compiles constraints for one tokenizer. Safe to share between threads; compiling releases the GIL."""
+
+    name = "llguidance"
+
+    def __init__(self, table: TokenTable) -> None:
+        """Build the library's tokenizer (about 0.2 s at 32k tokens, holding the GIL).
+
+        Raises GrammarError if the library cannot read the tokenizer or decodes a token differently from `table`.
+        """
+        try:
+            self._tokenizer = llguidance.LLTokenizer(
+                table.source, n_vocab=table.vocab_size, eos_token=list(table.eos_ids)
+            )
+        except ValueError as error:
+            raise GrammarError(f"llguidance refuses the tokenizer: {one_line(str(error))}") from error
+        _require_same_tokens(self._tokenizer, table)
+
+    def compile(self, constraint: Constraint, limits: CompileLimits) -> LlguidanceCore:
+        """The recogniser at its start, first mask computed. Raises GrammarError."""
+        grammar, schema = _grammar(constraint, limits)
+        inner = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_parser_limits())
+        # Some grammars compile and have no first token, e.g. {"$ref": "#"}.
+        if inner.is_error():
+            reason = one_line(inner.get_error())
+            raise GrammarError(f"llguidance: {reason}", _pointer(reason, schema))
+        inner.compute_bitmask()
+        if inner.is_error():
+            raise GrammarError(f"llguidance finds no first token: {one_line(inner.get_error())}")
+        if warnings := inner.get_grammar_warnings():
+            raise GrammarError(f"llguidance would not enforce this as written: {one_line('; '.join(warnings))}")
+        return LlguidanceCore(inner)
+
+
+class LlguidanceCore:
+    """`Core` over one `LLMatcher`. The library records every text token, so its rollback is exact without EOS."""
+
+    def __init__(self, inner: llguidance.LLMatcher) -> None:
+        self._inner = inner
+
+    def fill(self, row: NDArray[np.int32], address: int) -> None:
+        self._inner.unsafe_compute_mask_ptr(address, row.nbytes)
+        self._check()
+
+    def push(self, token: int) -> None:
+        taken = self._inner.try_consume_tokens([token])
+        self._check()
+        if taken != 1:
+            raise GrammarFailure(f"llguidance refused token {token} that its mask allows")
+
+    def pop(self, count: int) -> None:
+        done = self._inner.rollback(count)
+        self._check()
+        if not done:
+            raise GrammarFailure(f"llguidance did not roll back {count} tokens")
+
+    def may_end(self) -> bool:
+        result = self._inner.is_accepting()
+        self._check()
+        return result
+
+    def forced(self) -> bytes:
+        result = self._inner.compute_ff_bytes()
+        self._check()
+        return result
+
+    def forced_tokens(self) -> list[int]:
+        result = self._inner.compute_ff_tokens()
+        self._check()
+        return result
+
+    def copy(self) -> LlguidanceCore:
+        self._check()
+        return LlguidanceCore(self._inner.deep_copy())
+
+    def _check(self) -> None:
+        if self._inner.is_error():
+            raise GrammarFailure(f"llguidance: {one_line(self._inner.get_error())}")
+
+
+def _parser_limits() -> llguidance.LLParserLimits:
+    # verbose_errors would put the schema and the text so far into every message.
+    return llguidance.LLParserLimits(max_items_in_row=_MAX_ITEMS_IN_ROW, verbose_errors=False)
+
+
+def _grammar(constraint: Constraint, limits: CompileLimits) -> tuple[str, Any]:
+    """llguidance's grammar text, and the schema's JSON value for a JSON schema (None otherwise)."""
+    if isinstance(constraint, JsonSchema):
+        text = schema_text(constraint.schema)
+        schema = read_schema(text, limits)
+        return _json_grammar(text, schema), schema
+    if isinstance(constraint, AnyJson):
+        return _json_grammar("{}", {}), None
+    if isinstance(constraint, Regex):
+        require_regex(constraint.pattern, limits)
+        return llguidance.LLMatcher.grammar_from_regex(constraint.pattern), None
+    if isinstance(constraint, Choice):
+        return llguidance.LLMatcher.grammar_from_regex(choice_pattern(constraint, limits)), None
+    if isinstance(constraint, Lark):
+        require_size(constraint.text, "Lark grammar", limits)
+        _require_plain_lark(constraint.text)
+        return llguidance.LLMatcher.grammar_from_lark(constraint.text), None
+    raise GrammarError(f"{type(constraint).__name__} is no constraint of this backend")
+
+
+def _json_grammar(text: str, schema: Any) -> str:
+    if schema is False:
+        raise GrammarError("schema false: no value is valid", "")
+    if schema is True:
+        text = "{}"  # the library takes options for objects only
+    try:
+        return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)
+    except ValueError as error:
+        raise GrammarError(f"llguidance cannot read the schema: {one_line(str(error))}") from error
+
+
+def _require_plain_lark(text: str) -> None:
+    bare = _LARK_LITERALS.sub("", text)
+    if special := _LARK_SPECIAL.search(bare):
+        raise GrammarError(f"Lark grammar names the special token {special[0]}: not supported")
+    if attribute := _LARK_ATTRIBUTE.search(bare):
+        raise GrammarError(f"Lark rule attribute {attribute[1]!r} is not supported")
+
+
+def _pointer(reason: str, schema: Any) -> str | None:
+    """Where the keyword stands that the library refused; it only names it."""
+    if schema is None:
+        return None
+    if found := re.search(r"Unimplemented keys: (\[.*?\])", reason):
+        return find_keyword(schema, json.loads(found[1]))
+    if found := re.search(r"Unknown format: (.*)", reason):
+        return find_keyword(schema, ["format"], found[1])
+    if found := re.search(r"(?:Pointer|Resource) '(.*?)'", reason):
+        return _reference_pointer(schema, found[1])
+    for mark, key in (("oneOf constraints", "oneOf"), ("regex parse error", "pattern")):
+        if mark in reason:
+            return _only_place(schema, key)
+    return None
+
+
+def _reference_pointer(schema: Any, target: str) -> str | None:
+    for reference in (target, f"#{target}"):
+        if pointer := find_keyword(schema, ["$ref"], reference):
+            return pointer
+    return None
+
+
+def _only_place(schema: Any, key: str) -> str | None:
+    places = [pointer for pointer, item in iter_schemas(schema) if isinstance(item, dict) and key in item]
+    return f"{places[0]}/{key}" if len(places) == 1 else None
+
+
+def _require_same_tokens(tokenizer: llguidance.LLTokenizer, table: TokenTable) -> None:
+    for i, token in enumerate(table.tokens):
+        if b"\xff" in token:
+            continue  # the library's own mark; such tokens are never legal
+        if tokenizer.is_special_token(i) != (not token):
+            raise GrammarError(f"token {i}: llguidance and the token table differ on whether it is special")
+        if token and tokenizer.decode_bytes([i]) != token:
+            raise GrammarError(f"token {i}: llguidance decodes {tokenizer.decode_bytes([i])!r}, the table {token!r}")

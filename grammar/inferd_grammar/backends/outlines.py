@@ -1,0 +1,108 @@
+"""outlines_core: optional, for regular expressions and choices only.
+
+Its JSON schemas are refused by name: it ignores `minimum`, `uniqueItems` and others without a word. An `Index` (the
+whole automaton, built eagerly) is shared; a position is one integer, so states are kept here and not in a `Guide`,
+whose ring of 32 would bound rollback.
+
+Its automaton prefers the leftmost alternative, so on its own `a|ab` never accepts "ab", nor `a??` an "a". An end anchor
+makes it exact; an anchored pattern may not be empty at its start, hence the lead-in byte, which is passed before use.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferd_grammar.backends.text import choice_pattern, one_line
+from inferd_grammar.constraints import Choice, Constraint, Regex
+from inferd_grammar.errors import GrammarError, GrammarFailure
+from inferd_grammar.limits import CompileLimits
+from inferd_grammar.schema import require_regex
+from inferd_grammar.tokens import TokenTable, bit_mask
+
+try:
+    import outlines_core
+except ImportError as error:
+    raise GrammarError("backend 'outlines' needs the package outlines_core: pip install inferd[outlines]") from error
+
+
+class OutlinesBackend:
+    """Compiles regular expressions for one tokenizer. Safe to share between threads."""
+
+    name = "outlines"
+
+    def __init__(self, table: TokenTable) -> None:
+        ids: dict[bytes, list[int]] = {}
+        for i, token in enumerate(table.tokens):
+            if token and b"\xff" not in token:
+                ids.setdefault(token, []).append(i)
+        self._vocabulary = outlines_core.Vocabulary(table.eos_ids[0], ids)
+        self._bytes = outlines_core.Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)})
+        self._lead = _lead_in(ids)
+        self._table = table
+
+    def compile(self, constraint: Constraint, limits: CompileLimits) -> OutlinesCore:
+        """The recogniser at its start. Raises GrammarError for kinds other than Regex and Choice, and bad patterns."""
+        if isinstance(constraint, Regex):
+            require_regex(constraint.pattern, limits)
+            pattern = constraint.pattern
+        elif isinstance(constraint, Choice):
+            pattern = choice_pattern(constraint, limits)
+        else:
+            kind = type(constraint).__name__
+            raise GrammarError(f"backend 'outlines' does not support {kind}; it takes Regex and Choice")
+        lead, token = self._lead
+        try:
+            outlines_core.Index(pattern, self._bytes)  # alone first: wrapped, `a)|(b` would be well formed
+            index = outlines_core.Index(f"{lead}(?:{pattern})\\z", self._vocabulary)
+        except ValueError as error:
+            raise GrammarError(f"outlines_core: {one_line(str(error))}") from error
+        return OutlinesCore(index, self._table, [index.get_next_state(index.get_initial_state(), token)])
+
+
+def _lead_in(ids: dict[bytes, list[int]]) -> tuple[str, int]:
+    """A letter that is a token of its own, and its id."""
+    for letter in "abcdefghijklmnopqrstuvwxyz":
+        if letter.encode() in ids:
+            return letter, ids[letter.encode()][0]
+    raise GrammarError("backend 'outlines' needs a vocabulary in which some letter a-z is a token")
+
+
+class OutlinesCore:
+    """`Core` over one `Index`: the states passed so far, one integer per token."""
+
+    def __init__(self, index: Any, table: TokenTable, states: list[int]) -> None:
+        self._index = index
+        self._table = table
+        self._states = states
+
+    def fill(self, row: NDArray[np.int32], address: int) -> None:
+        allowed = self._index.get_allowed_tokens(self._states[-1])
+        if allowed is None:
+            raise GrammarFailure(f"outlines_core does not know its state {self._states[-1]}")
+        np.copyto(row, bit_mask(allowed, self._table.vocab_size))
+
+    def push(self, token: int) -> None:
+        state = self._index.get_next_state(self._states[-1], token)
+        if state is None:
+            raise GrammarFailure(f"outlines_core refused token {token} that its mask allows")
+        self._states.append(state)
+
+    def pop(self, count: int) -> None:
+        del self._states[-count:]
+
+    def may_end(self) -> bool:
+        return bool(self._index.is_final_state(self._states[-1]))
+
+    def forced(self) -> bytes:
+        """Always empty: the library does not tell."""
+        return b""
+
+    def forced_tokens(self) -> list[int]:
+        """Always empty: a single legal token need not be the canonical one."""
+        return []
+
+    def copy(self) -> OutlinesCore:
+        return OutlinesCore(self._index, self._table, list(self._states))

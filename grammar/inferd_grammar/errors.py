@@ -1,0 +1,31 @@
+"""Errors of the grammar package, split by whose fault it is."""
+
+from __future__ import annotations
+
+
+class GrammarError(Exception):
+    """The constraint (or the tokenizer it is compiled for) is invalid or not supported. The caller's fault.
+
+    `reason` is one line for a person; `pointer` is the JSON pointer (RFC 6901) of the offending keyword inside a JSON
+    schema, or None where there is no schema or the place is not known.
+    """
+
+    def __init__(self, reason: str, pointer: str | None = None) -> None:
+        super().__init__(reason, pointer)
+        self.reason = reason
+        self.pointer = pointer
+
+    def __str__(self) -> str:
+        return self.reason if self.pointer is None else f"{self.reason} (at {self.pointer or 'the root'})"
+
+
+class GrammarFailure(Exception):
+    """A matcher broke at run time: a resource limit inside the library, a dead end, or a bug.
+
+    Never the guest's doing, and never reported as a mask: a mask that only allows the end of the text would cut the
+    answer short without anyone noticing.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason

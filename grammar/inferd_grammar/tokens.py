@@ -1,0 +1,198 @@
+"""One table of token id -> bytes for a model, built from the text of its `tokenizer.json`.
+
+Two families are understood, told apart by the decoder the file names: byte-level (each character of a token stands for
+one byte, GPT-2 `bytes_to_unicode`, Radford et al. 2019) and byte-fallback (SentencePiece style: `<0xNN>` is a byte, the
+decoder's `Replace` step turns the space mark into a space). Everything else is refused by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferd_grammar.errors import GrammarError
+
+# llguidance panics (a BaseException) on a token of about 2 kB; 1 kB is known to be fine.
+MAX_TOKEN_BYTES = 1024
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """Token id -> bytes of one model, immutable, shared by every grammar compiled for it.
+
+    Fields:
+        vocab_size: width of the model's logits; at least the tokenizer's, larger where the model pads.
+        eos_ids: ids that end a text, in the order given; the first is the one to write.
+        special_ids: ids that never stand for text (EOS ids, special and `<...>` added tokens).
+        tokens: bytes of each id, `vocab_size` entries; b"" for special, unused and padded ids.
+        fingerprint: hex SHA-256 over the tokenizer text, the width and the EOS ids: a key for caches.
+        source: the tokenizer.json text itself.
+        text_mask: int32[words], bit set for every id that may stand for text.
+        eos_mask: int32[words], bit set for every EOS id.
+    """
+
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    special_ids: frozenset[int]
+    tokens: list[bytes] = field(repr=False)
+    fingerprint: str
+    source: str = field(repr=False)
+    text_mask: NDArray[np.int32] = field(repr=False)
+    eos_mask: NDArray[np.int32] = field(repr=False)
+
+    @property
+    def words(self) -> int:
+        """int32 words in one mask row: ceil(vocab_size / 32)."""
+        return words_for(self.vocab_size)
+
+    @classmethod
+    def from_tokenizer_json(cls, text: str, *, vocab_size: int | None = None, eos_ids: Sequence[int]) -> TokenTable:
+        """Build the table from the text of a `tokenizer.json`.
+
+        `vocab_size` is the width of the model's logits (default: the tokenizer's own). Raises GrammarError if the text
+        is not a tokenizer of a known family, a token is longer than 1 kB, `vocab_size` is too small, or an EOS id is
+        missing, repeated or not a token.
+        """
+        data = _parse(text)
+        names = _names(data)
+        size = max(names) + 1 if vocab_size is None else vocab_size
+        if size <= max(names):
+            raise GrammarError(f"vocab_size {size} is below the tokenizer's {max(names) + 1}")
+        eos = _checked_eos(eos_ids, names)
+        special = frozenset(_special_ids(data)) | frozenset(eos)
+        tokens = _token_bytes(data, names, special, size)
+        # 0xFF occurs in no UTF-8 text, and llguidance uses it inside to mark special tokens.
+        legal = [i for i, token in enumerate(tokens) if token and b"\xff" not in token]
+        digest = hashlib.sha256(f"{size}|{eos}|".encode() + text.encode()).hexdigest()
+        return cls(size, eos, special, tokens, digest, text, bit_mask(legal, size), bit_mask(eos, size))
+
+
+def words_for(vocab_size: int) -> int:
+    """int32 words that hold `vocab_size` bits."""
+    return (vocab_size + 31) // 32
+
+
+def bit_mask(ids: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
+    """int32[words]: bit `i & 31` of word `i >> 5` is set for every id `i`. Read-only."""
+    bits = np.zeros(words_for(vocab_size) * 32, dtype=np.uint8)
+    bits[np.asarray(ids, dtype=np.int64)] = 1
+    words = np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
+    words.flags.writeable = False
+    return words
+
+
+def _parse(text: str) -> Mapping[str, Any]:
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise GrammarError(f"tokenizer is not JSON text: {error}") from error
+    if not isinstance(data, dict) or not isinstance(data.get("model"), dict):
+        raise GrammarError("tokenizer has no model: not a tokenizer.json")
+    return data
+
+
+def _names(data: Mapping[str, Any]) -> dict[int, str]:
+    """id -> token as it is written in the file, added tokens included."""
+    vocab = data["model"].get("vocab")
+    if isinstance(vocab, dict):  # BPE, WordPiece, WordLevel
+        names = {index: name for name, index in vocab.items()}
+    elif isinstance(vocab, list):  # Unigram: a list of (token, score)
+        names = {index: entry[0] for index, entry in enumerate(vocab)}
+    else:
+        raise GrammarError(f"tokenizer model {data['model'].get('type')!r} has no vocabulary")
+    names.update({token["id"]: token["content"] for token in _added(data)})
+    if not names:
+        raise GrammarError("tokenizer has an empty vocabulary")
+    return names
+
+
+def _added(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return data.get("added_tokens") or []
+
+
+def _special_ids(data: Mapping[str, Any]) -> Iterator[int]:
+    """Added tokens flagged special, or written `<...>`: models use those as marks whatever the flag says."""
+    for token in _added(data):
+        content = token["content"]
+        if token["special"] or (content.startswith("<") and content.endswith(">")):
+            yield token["id"]
+
+
+def _checked_eos(eos_ids: Sequence[int], names: Mapping[int, str]) -> tuple[int, ...]:
+    eos = tuple(int(i) for i in eos_ids)
+    if not eos:
+        raise GrammarError("no EOS id given: a constrained text could not end")
+    if len(set(eos)) != len(eos):
+        raise GrammarError(f"EOS ids {eos} repeat")
+    for i in eos:
+        if i not in names:
+            raise GrammarError(f"EOS id {i} is not a token of this tokenizer")
+    return eos
+
+
+def _token_bytes(data: Mapping[str, Any], names: Mapping[int, str], special: frozenset[int], size: int) -> list[bytes]:
+    decode = _decoder(data.get("decoder"))
+    added = {token["id"] for token in _added(data)}
+    tokens = [b""] * size
+    for i, name in names.items():
+        if len(name.encode()) > MAX_TOKEN_BYTES:
+            raise GrammarError(f"token {i} has {len(name.encode())} bytes; the limit is {MAX_TOKEN_BYTES}")
+        if i not in special:
+            tokens[i] = name.encode() if i in added else decode(i, name)
+    return tokens
+
+
+def _decoder(spec: Any) -> Callable[[int, str], bytes]:
+    """The function (id, token) -> bytes of the family that the file's decoder names."""
+    steps = spec.get("decoders", [spec]) if isinstance(spec, dict) else []
+    kinds = [step.get("type") for step in steps]
+    if "ByteLevel" in kinds:
+        return _byte_level(_gpt2_bytes())
+    if "ByteFallback" in kinds:
+        return _byte_fallback([_replacement(step) for step in steps if step.get("type") == "Replace"])
+    raise GrammarError(f"tokenizer decoder {kinds} is neither byte-level nor byte-fallback")
+
+
+def _byte_level(table: Mapping[str, int]) -> Callable[[int, str], bytes]:
+    def decode(index: int, name: str) -> bytes:
+        try:
+            return bytes(table[char] for char in name)
+        except KeyError as error:
+            raise GrammarError(f"token {index} ({name!r}) holds {error}, no byte of a byte-level tokenizer") from error
+
+    return decode
+
+
+def _byte_fallback(replacements: Sequence[tuple[str, str]]) -> Callable[[int, str], bytes]:
+    def decode(_index: int, name: str) -> bytes:
+        if match := _BYTE_TOKEN.fullmatch(name):
+            return bytes.fromhex(match[1])
+        for old, new in replacements:
+            name = name.replace(old, new)
+        return name.encode()
+
+    return decode
+
+
+def _replacement(step: Mapping[str, Any]) -> tuple[str, str]:
+    pattern = step["pattern"]
+    if "String" not in pattern:
+        raise GrammarError(f"tokenizer decoder replaces {pattern}: only literal strings are supported")
+    return pattern["String"], step["content"]
+
+
+def _gpt2_bytes() -> dict[str, int]:
+    """GPT-2's character for each byte, inverted: Latin-1 printables stand for themselves, the rest follow from 256."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    table = {chr(byte): byte for byte in printable}
+    rest = [byte for byte in range(256) if byte not in table.values()]
+    table.update({chr(256 + n): byte for n, byte in enumerate(rest)})
+    return table

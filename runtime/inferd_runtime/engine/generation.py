@@ -1,0 +1,216 @@
+"""A generation: the state machine that turns sampled rows into finished steps. No tensors, no waiting."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, Step
+
+from inferd_runtime.engine.context import Context
+from inferd_runtime.engine.grammar import GrammarCursor
+from inferd_runtime.engine.plan import Verified, Work
+from inferd_runtime.engine.sampling import RowSampler
+from inferd_runtime.engine.text import TextAssembler
+from inferd_runtime.speculation.drafter import Drafter
+
+RUN_AHEAD = 16
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSpec:
+    """What a generation needs to know, resolved before it starts. ``paced``: every step waits for :meth:`allow`."""
+
+    sampler: RowSampler
+    max_tokens: int
+    eos_tokens: frozenset[int]
+    grammar: GrammarCursor | None = None
+    drafter: Drafter | None = None
+    paced: bool = False
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a generation has done so far."""
+
+    tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Generation:
+    """One ``generate`` call at the end of a context, which it owns until it is closed.
+
+    Steps queue up in ``outbox``; it stops running ahead when RUN_AHEAD of them wait. A ``paced`` generation (a program's
+    own speculator) runs one step per :meth:`allow`. ``finish`` is "" while it goes on, else stop | length | closed.
+    """
+
+    def __init__(self, context: Context, spec: GenerationSpec, text: TextAssembler) -> None:
+        check_start(context, spec)
+        self.context = context
+        self.spec = spec
+        self.outbox: deque[Step] = deque()
+        self.finish = ""
+        self.error: InferdError | None = None
+        self.counters = Counters()
+        self.listener: Callable[[], None] | None = None
+        self._text = text
+        self._start = len(context.tokens)
+        self._emitted = 0
+        self._allowed = not spec.paced
+        context.user = self
+        if context.pending == 0:
+            # The last token's logits are wanted, so it is computed once more.
+            context.table.truncate(len(context.tokens) - 1)
+        if spec.drafter is not None:
+            spec.drafter.observe(list(context.tokens))
+
+    # -- Job ------------------------------------------------------------------------------------------------------
+
+    def ready(self) -> bool:
+        """Whether a step is wanted now."""
+        return not self.finished() and self._allowed and len(self.outbox) < RUN_AHEAD
+
+    def finished(self) -> bool:
+        """Whether it has ended, well or not."""
+        return bool(self.finish) or self.error is not None
+
+    def work(self, budget: int, drafts: bool) -> Work:
+        """A prefill chunk, or the pending tokens with a draft behind them and a mask per sampled row."""
+        context = self.context
+        pending = context.tokens[context.table.length :]
+        if len(pending) > budget:
+            return Work(pending[:budget])
+        draft = self._draft(min(budget - len(pending), self._room() - 1)) if drafts else []
+        masks = None
+        if self.spec.grammar is not None:
+            masks = self.spec.grammar.masks(draft)
+            draft = draft[: len(masks) - 1]
+        return Work(pending + draft, len(draft) + 1, draft, masks, self.spec.sampler)
+
+    def commit(self, done: Verified) -> None:
+        """Take accepted tokens and the new one; end on end-of-text, a stop string, or the length."""
+        if not done.tokens:
+            return
+        if self.spec.grammar is not None:
+            self.spec.grammar.settle(done.accepted, done.tokens[-1])
+        if done.work.draft and self.spec.drafter is not None:
+            self.spec.drafter.feedback(len(done.work.draft), done.accepted)
+        self._allowed = not self.spec.paced
+        self._emit(done)
+        self._notify()
+
+    def fail(self, error: InferdError) -> None:
+        """End with an error; what was delivered stays in the context."""
+        if not self.finished():
+            self.error = error
+            self._notify()
+
+    # -- The caller's side ----------------------------------------------------------------------------------------
+
+    def allow(self) -> None:
+        """Let a paced generation run its next step."""
+        self._allowed = True
+
+    def take(self) -> list[Step]:
+        """The finished steps that were not taken yet."""
+        steps = list(self.outbox)
+        self.outbox.clear()
+        self._emitted += sum(len(step.tokens) for step in steps)
+        return steps
+
+    def close(self, keep: int = -1) -> None:
+        """Give the context back with the first ``keep`` generated tokens (-1: all that were taken)."""
+        if self.context.user is not self:
+            return
+        keep = self._emitted if keep < 0 else keep
+        if keep > self._emitted:
+            raise InvalidRequest(f"cannot keep {keep} tokens: {self._emitted} were delivered")
+        if self.outbox or keep < self._emitted or not self.finish or self.error is not None:
+            self.context.truncate(min(self._start + keep, len(self.context.tokens)))
+        self.context.table.trim()
+        self.context.user = None
+        self.outbox.clear()
+        self.finish = self.finish or "closed"
+
+    # -- Inside ---------------------------------------------------------------------------------------------------
+
+    def _room(self) -> int:
+        """Tokens that may still be emitted."""
+        left = self.spec.max_tokens - (len(self.context.tokens) - self._start)
+        return min(left, self.context.max_length - len(self.context.tokens))
+
+    def _draft(self, limit: int) -> list[int]:
+        """Tokens to guess: those that the grammar leaves no choice about, else what the drafter proposes.
+
+        End-of-text is never guessed: its row is sampled anyway, and nothing may follow it.
+        """
+        if limit <= 0 or self.spec.drafter is None:
+            return []
+        draft = self.spec.grammar.forced() if self.spec.grammar is not None and not self.spec.paced else []
+        draft = (draft or list(self.spec.drafter.propose(limit)))[:limit]
+        ends = (at for at, token in enumerate(draft) if token in self.spec.eos_tokens)
+        return draft[: next(ends, len(draft))]
+
+    def _emit(self, done: Verified) -> None:
+        """Cut the run where it ends, write it into the context, queue the step."""
+        kept, text = self._cut(done.tokens)
+        self.context.tokens.extend(done.tokens[:kept])
+        self.context.table.truncate(min(self.context.table.length, len(self.context.tokens)))
+        content = [token for token in done.tokens[:kept] if token not in self.spec.eos_tokens]
+        if not self.finish and self._forced_to_end():
+            self.finish = "stop"
+            self.context.tokens.append(min(self.spec.eos_tokens))
+        if self.finish:
+            text += self._text.rest()
+        elif self.spec.drafter is not None:
+            self.spec.drafter.observe(done.tokens[:kept])
+        self._count(done, len(content))
+        self.outbox.append(Step(content, text, len(done.work.draft), done.accepted))
+
+    def _cut(self, tokens: Sequence[int]) -> tuple[int, str]:
+        """How many of the tokens stand, and their text; sets ``finish``."""
+        room, text = self._room(), ""
+        for kept, token in enumerate(tokens, start=1):
+            if token in self.spec.eos_tokens:
+                self.finish = "stop"
+                return kept, text
+            text += self._text.feed(token)
+            if self._text.stopped:
+                self.finish = "stop"
+            elif kept == room:
+                self.finish = "length"
+            if self.finish:
+                return kept, text
+        return len(tokens), text
+
+    def _forced_to_end(self) -> bool:
+        """Whether the grammar leaves end-of-text only: it is certain, so no forward pass is spent on it."""
+        return self.spec.grammar is not None and self._room() > 0 and self.spec.grammar.must_end()
+
+    def _count(self, done: Verified, tokens: int) -> None:
+        self.counters.tokens += tokens
+        self.counters.steps += 1
+        self.counters.drafted += len(done.work.draft)
+        self.counters.accepted += done.accepted
+
+    def _notify(self) -> None:
+        if self.listener is not None:
+            self.listener()
+
+
+def check_start(context: Context, spec: GenerationSpec) -> None:
+    """Refuse a generation that cannot run. Raises InvalidRequest or LimitExceeded."""
+    if spec.max_tokens < 1:
+        raise InvalidRequest(f"max_tokens must be at least 1, not {spec.max_tokens}")
+    if not context.tokens:
+        raise InvalidRequest("the context is empty: add a prompt before generating")
+    if context.user is not None:
+        raise InvalidRequest("the context is in use by another operation")
+    if len(context.tokens) >= context.max_length:
+        raise LimitExceeded(
+            f"the context is full: {context.max_length} tokens",
+            limit="context_tokens", value=context.max_length, raise_with="a model with a longer context",
+        )  # fmt: skip

@@ -1,0 +1,210 @@
+"""Attention over page tables, plugged into transformers' own modules through ``AttentionInterface``.
+
+A layer calls :func:`paged_attention` with q, k, v after RoPE. It writes k and v to the slots of this step's tokens and
+attends over each sequence's pages. Everything that the layers share (page indices, masks) is laid out once per step in a
+:class:`StepLayout`, which travels through the model as a keyword argument. The plain twin is the model's own attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from inferd_runtime.engine.plan import Batch, Span
+
+NAME = "inferd_paged"
+LAYOUT = "inferd_layout"
+SHORT = 64
+KNOWN = frozenset(
+    # The first three are applied; the others do not change an inference pass without padding.
+    ("scaling", "sliding_window", "softcap", "dropout", "is_causal", "position_ids", "use_cache", "cache_position")
+)
+
+
+class UnsupportedAttention(Exception):
+    """A layer asks for something that this attention does not do."""
+
+
+@dataclass(slots=True)
+class Group:
+    """Sequences that attend together, padded to one width.
+
+    ``rows`` int64[B, q] are the batch rows of their queries (padding repeats the last row); ``positions`` int64[B, q]
+    the absolute positions; ``pages`` int64[B, P] the pages read (padding repeats page 0, masked). ``inplace`` is the slot
+    range of a lone sequence whose pages are contiguous. ``length`` is the widest key length.
+    """
+
+    rows: Tensor
+    positions: Tensor
+    pages: Tensor
+    length: int
+    causal_only: bool
+    first: int
+    inplace: tuple[int, int] | None
+    masks: dict[int | None, Tensor | None] = field(default_factory=dict)
+
+    def mask(self, window: int | None) -> Tensor | None:
+        """bool[B, 1, q, L]: which keys each query sees; None where it sees all of them. Computed once per window."""
+        if window not in self.masks:
+            self.masks[window] = self._build_mask(window)
+        return self.masks[window]
+
+    def _build_mask(self, window: int | None) -> Tensor | None:
+        if self.causal_only and window is None:
+            return None
+        keys = torch.arange(self.length, device=self.positions.device)
+        queries = self.positions[:, None, :, None]
+        seen = keys <= queries
+        if window is not None:
+            seen &= keys > queries - window
+        return seen
+
+
+@dataclass(slots=True)
+class StepLayout:
+    """One step's layout: K and V of all layers (each [pages, page_size, heads, width]), write slots, groups, row order."""
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    slots: Tensor
+    groups: Sequence[Group]
+    order: Tensor | None
+    called: set[int] = field(default_factory=set)
+
+
+def lay_out(batch: Batch, keys: Sequence[Tensor], values: Sequence[Tensor], page_size: int) -> StepLayout:
+    """Group the batch's sequences and index their pages."""
+    device = keys[0].device
+    positions = torch.from_numpy(batch.positions)
+    groups = [_group(spans, positions, page_size, device) for spans in _grouped(batch.spans, page_size)]
+    return StepLayout(keys, values, torch.from_numpy(batch.slots).to(device), groups, _row_order(groups, batch))
+
+
+def _grouped(spans: Sequence[Span], page_size: int) -> list[list[Span]]:
+    """Long chunks alone; short ones together when their key lengths are within a factor of four."""
+    groups: dict[object, list[Span]] = {}
+    for span in spans:
+        pages = -(-(span.start + span.count) // page_size)
+        key: object = span.first if span.count > SHORT else ("short", pages.bit_length() // 2)
+        groups.setdefault(key, []).append(span)
+    return list(groups.values())
+
+
+def _group(spans: Sequence[Span], positions: Tensor, page_size: int, device: torch.device) -> Group:
+    width = max(span.count for span in spans)
+    length = max(span.start + span.count for span in spans)
+    count = -(-length // page_size)
+    rows = torch.tensor([[span.first + min(at, span.count - 1) for at in range(width)] for span in spans])
+    pages = torch.tensor([_padded(span.pages, count) for span in spans])
+    lone = len(spans) == 1
+    return Group(
+        rows=rows.to(device),
+        positions=positions[rows].to(device),
+        pages=pages.to(device),
+        length=length,
+        causal_only=width == 1 and all(span.start + 1 == length for span in spans),
+        first=spans[0].first,
+        inplace=_contiguous(spans[0].pages[:count], length, page_size) if lone else None,
+    )
+
+
+def _padded(pages: Sequence[int], count: int) -> list[int]:
+    used = list(pages[:count])
+    return used + [0] * (count - len(used))
+
+
+def _contiguous(pages: Sequence[int], length: int, page_size: int) -> tuple[int, int] | None:
+    """The slot range of pages that follow each other."""
+    if pages[-1] - pages[0] != len(pages) - 1 or any(b - a != 1 for a, b in zip(pages, pages[1:], strict=False)):
+        return None
+    return pages[0] * page_size, pages[0] * page_size + length
+
+
+def _row_order(groups: Sequence[Group], batch: Batch) -> Tensor | None:
+    """Where each batch row stands in the groups' concatenated outputs; None when it is the identity."""
+    if len(groups) == 1 and groups[0].rows.shape[0] == 1:
+        return None
+    flat = torch.cat([group.rows.reshape(-1) for group in groups])
+    order = torch.empty(len(batch.tokens), dtype=torch.int64, device=flat.device)
+    # Padding repeats a row's last query and stands behind it, with the same result.
+    order[flat] = torch.arange(len(flat), device=flat.device)
+    return order
+
+
+def check_arguments(attention_mask: Tensor | None, kwargs: dict[str, Any]) -> None:
+    """Raise UnsupportedAttention for an argument that would change the result and is not known here."""
+    unknown = sorted(name for name, given in kwargs.items() if given is not None and name not in KNOWN)
+    if attention_mask is not None:
+        unknown.append("attention_mask")
+    if unknown:
+        raise UnsupportedAttention(f"attention arguments {', '.join(unknown)} are not supported")
+
+
+def paged_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """transformers' attention contract: q [1, H, T, D], k and v [1, Hkv, T, D] -> ([1, T, H, Dv], None).
+
+    Raises UnsupportedAttention for an argument that would change the result and is not known here.
+    """
+    layout: StepLayout = kwargs.pop(LAYOUT)
+    check_arguments(attention_mask, kwargs)
+    scaling, window, softcap = kwargs.get("scaling"), kwargs.get("sliding_window"), kwargs.get("softcap")
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    layout.called.add(layer)
+    keys, values = layout.keys[layer], layout.values[layer]
+    keys.view(-1, *keys.shape[2:]).index_copy_(0, layout.slots, key[0].transpose(0, 1))
+    values.view(-1, *values.shape[2:]).index_copy_(0, layout.slots, value[0].transpose(0, 1))
+    parts = [_attend(group, query, keys, values, scaling, window, softcap) for group in layout.groups]
+    if layout.order is None:
+        return parts[0], None
+    flat = torch.cat([part.reshape(-1, *part.shape[2:]) for part in parts])
+    return flat.index_select(0, layout.order)[None], None
+
+
+def _attend(
+    group: Group, query: Tensor, keys: Tensor, values: Tensor,
+    scaling: float | None, window: int | None, softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """One group's attention: [B, q, H, Dv]. Grouped query heads become more queries of their key head."""
+    k, v = _read(group, keys), _read(group, values)
+    batch, width = group.rows.shape
+    heads, shared = query.shape[1], k.shape[1]
+    if batch == 1:
+        q = query[:, :, group.first : group.first + width]
+    else:
+        q = query[0].index_select(1, group.rows.reshape(-1)).view(heads, batch, width, -1).transpose(0, 1)
+    q = q.reshape(batch, shared, heads // shared * width, -1)
+    mask = group.mask(window)
+    if mask is not None and heads != shared:
+        mask = mask.repeat(1, 1, heads // shared, 1)
+    out = _softmax_attention(q, k, v, mask, scaling, softcap)
+    return out.view(batch, heads, width, -1).transpose(1, 2)
+
+
+def _read(group: Group, cache: Tensor) -> Tensor:
+    """The group's keys or values as [B, Hkv, L, D]: a view when the pages are contiguous, else a gathered copy."""
+    if group.inplace is not None:
+        start, end = group.inplace
+        return cache.view(-1, *cache.shape[2:])[start:end].transpose(0, 1)[None]
+    gathered = cache.index_select(0, group.pages.reshape(-1))
+    flat = gathered.view(group.pages.shape[0], -1, *cache.shape[2:])
+    return flat[:, : group.length].transpose(1, 2)
+
+
+def _softmax_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None, softcap: float | None
+) -> Tensor:
+    if softcap is None:
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
+    scores = torch.matmul(q, k.transpose(2, 3)) * (q.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype), v)

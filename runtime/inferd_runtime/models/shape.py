@@ -1,0 +1,17 @@
+"""How much KV a model keeps per token, layer by layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """(heads, width) of keys and of values for every layer, as the probe saw them."""
+
+    keys: tuple[tuple[int, int], ...]
+    values: tuple[tuple[int, int], ...]
+
+    def bytes_per_token(self, item_size: int) -> int:
+        """Bytes that one token's K and V take in all layers."""
+        return sum(heads * width for heads, width in (*self.keys, *self.values)) * item_size

@@ -1,0 +1,51 @@
+"""A transformers tokenizer behind the few calls that the runtime makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from inferd.protocol import InvalidRequest
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+
+class HubTokenizer:
+    """Encodes, decodes and streams with the tokenizer's own Rust backend. Raises InvalidRequest for a slow tokenizer."""
+
+    def __init__(self, tokenizer: Any, eos_tokens: Sequence[int]) -> None:
+        if not getattr(tokenizer, "is_fast", False):
+            raise InvalidRequest("this model has no fast tokenizer (tokenizer.json)")
+        self.eos_tokens = tuple(eos_tokens)
+        self.json = tokenizer.backend_tokenizer.to_str()
+        self._hub = tokenizer
+        self._special = Tokenizer.from_str(self.json)
+        self._special.no_truncation()
+        self._special.no_padding()
+        self._plain = Tokenizer.from_str(self._special.to_str())
+        self._plain.encode_special_tokens = True
+
+    @property
+    def template(self) -> bool:
+        """Whether the model has a chat template."""
+        return bool(self._hub.chat_template)
+
+    def render(self, messages: Sequence[dict[str, str]], *, cue: bool) -> str:
+        """The chat template's text for the messages, with the assistant's cue if asked for."""
+        if not self.template:
+            raise InvalidRequest("this model has no chat template: use append() with text or tokens")
+        return str(self._hub.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=cue))
+
+    def encode(self, text: str, *, special: bool = False, start: bool = False) -> list[int]:
+        """Text to ids. ``special``: read special tokens as such. ``start``: add what the tokenizer puts before a text."""
+        backend = self._special if special else self._plain
+        return list(backend.encode(text, add_special_tokens=start).ids)
+
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Ids to text."""
+        return str(self._special.decode(list(tokens), skip_special_tokens=not special))
+
+    def stream(self) -> Callable[[int], str]:
+        """A decoder for one id at a time; "" while a character is incomplete."""
+        decoder = DecodeStream(skip_special_tokens=True)
+        return lambda token: decoder.step(self._special, token) or ""

@@ -1,0 +1,140 @@
+"""Keeps one engine process alive: starts it, waits until it answers, says when it is lost, starts it again."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import anyio
+import zmq.asyncio
+from inferd.protocol import ListModels, Models, Unavailable
+
+from inferd_runtime.server.backoff import Backoff
+from inferd_runtime.server.engine_session import EngineSession, engine_channel
+from inferd_runtime.server.processes import ChildProcess
+from inferd_runtime.session.link import OpenSession
+
+T = TypeVar("T")
+ADMIN = OpenSession(tenant="inferd", label="gateway")
+STOP_SECONDS = 5.0
+log = logging.getLogger("inferd.runtime")
+
+
+@dataclass(frozen=True)
+class EngineUp:
+    """One engine process that answers. ``lost`` is set when it ends; ``models`` are what it serves."""
+
+    child: ChildProcess
+    session: EngineSession
+    models: Models
+    lost: anyio.Event = field(default_factory=anyio.Event)
+
+
+class EngineSupervisor:
+    """``command`` makes the child's command line from the endpoint; ``on_lost`` hears of every engine that died."""
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        endpoint: str,
+        command: Callable[[str], Sequence[str]],
+        on_lost: Callable[[Unavailable], None],
+        start_seconds: float,
+    ) -> None:
+        self.endpoint = endpoint
+        self.restarts = 0
+        self._context = context
+        self._command = command
+        self._on_lost = on_lost
+        self._start_seconds = start_seconds
+        self._numbers = itertools.count(1)
+        self._up: EngineUp | None = None
+        self._failure: Unavailable | None = None
+        self._changed = anyio.Event()
+
+    @property
+    def current(self) -> EngineUp:
+        """The engine that answers now. Raises Unavailable with the last failure while there is none."""
+        if self._up is None:
+            raise self._failure or Unavailable("the engine is starting", process="engine")
+        return self._up
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine, while it is up."""
+        return None if self._up is None else self._up.child.pid
+
+    async def supervise(self) -> None:
+        """Run engines one after another, for ever. Cancel it to end the engine and itself."""
+        backoff = Backoff()
+        while True:
+            lived = await self._one_life()
+            self.restarts += 1
+            await anyio.sleep(backoff.next(lived))
+
+    async def wait_up(self) -> EngineUp:
+        """Wait until an engine answers. Raises Unavailable with what it printed if it dies before that."""
+        while self._up is None:
+            if self._failure is not None:
+                raise self._failure
+            await self._changed.wait()
+        return self._up
+
+    async def call(self, request: Any, reply_type: type[T]) -> T:
+        """One call on the gateway's own session. Raises Unavailable while no engine answers."""
+        return await self.current.session.call(request, reply_type)
+
+    async def _one_life(self) -> float:
+        """Start an engine and watch it until it ends; returns how many seconds that took."""
+        started = anyio.current_time()
+        child = await ChildProcess.start("engine", self._command(self.endpoint))
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._serve, child)
+                ending = await child.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await child.stop(STOP_SECONDS)
+        self._lose(Unavailable(f"the engine {ending}", process="engine", pid=child.pid, output=child.tail))
+        return anyio.current_time() - started
+
+    async def _serve(self, child: ChildProcess) -> None:
+        """Open the gateway's own session, announce the engine, and read replies until the engine ends."""
+        name = f"gateway/{next(self._numbers)}"
+        try:
+            with anyio.fail_after(self._start_seconds) as starting:
+                async with engine_channel(self._context, self.endpoint, name, ADMIN, lambda: child.alive) as channel:
+                    session = EngineSession(channel)
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(session.read)
+                        models = await session.call(ListModels(), Models)
+                        starting.deadline = math.inf
+                        self._announce(EngineUp(child, session, models))
+        except TimeoutError:
+            log.error("the engine did not answer within %g s", self._start_seconds)
+            child.kill()
+
+    def _announce(self, up: EngineUp) -> None:
+        self._up = up
+        self._failure = None
+        self._notify()
+        log.info("engine %d serves %s", up.child.pid, ", ".join(model.name for model in up.models.models))
+
+    def _lose(self, error: Unavailable) -> None:
+        """The engine ended: everybody who waits for it hears ``error``."""
+        log.error("%s", error.message)
+        up, self._up, self._failure = self._up, None, error
+        if up is not None:
+            up.session.lose(error)
+            up.lost.set()
+        self._on_lost(error)
+        self._notify()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()

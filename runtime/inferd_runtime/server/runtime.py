@@ -1,0 +1,298 @@
+"""The supervisor: one engine, its sandbox workers, and the runs that they hold.
+
+    async with open_runtime(settings) as runtime:
+        run = runtime.launch(program, "{}")
+        ending = await run.wait()
+
+A dead engine or worker is started again. Every run that it held ends with Unavailable, which names it; the rest go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import zmq
+import zmq.asyncio
+from inferd.protocol import Cancelled, ErrorInfo, LimitExceeded, Models, Unavailable
+
+from inferd_runtime.config import Settings
+from inferd_runtime.sandbox.messages import Cancel, Deliver, Finished, Launch, Limits, Output, Sent, Started
+from inferd_runtime.server.bundles import Program
+from inferd_runtime.server.engine import EngineSupervisor
+from inferd_runtime.server.engine_session import close_abandoned
+from inferd_runtime.server.fleet import FleetLaunch, WorkerFleet
+from inferd_runtime.server.pool import PoolSettings, WorkerPool
+from inferd_runtime.server.rundir import run_directory
+from inferd_runtime.server.runs import EventBuffer, Run, RunStore
+
+GRACE_SECONDS = 5.0
+"""How long a worker may take to end a run before the worker itself is killed."""
+QUEUE_SECONDS = 60.0
+TICK_SECONDS = 0.25
+DRAIN_SECONDS = 3.0
+log = logging.getLogger("inferd.runtime")
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Command lines of the children: a module or the path of a script, then its arguments.
+
+    ``engine(endpoint)``; ``worker(control endpoint, engine endpoint, name)``.
+    """
+
+    engine: Callable[[str], Sequence[str]]
+    worker: Callable[[str, str, str], Sequence[str]]
+
+
+def default_commands(settings: Settings) -> Commands:
+    """The real engine and the real sandbox worker."""
+    options = {"--model": settings.model, "--device": settings.device}
+    options |= {f"--{name}": str(getattr(settings, name)) for name in ("threads", "pages") if getattr(settings, name)}
+    flags = [part for option in options.items() for part in option]
+
+    def engine(endpoint: str) -> list[str]:
+        return ["inferd_runtime.server.engine_process", "--endpoint", endpoint, *flags]
+
+    def worker(control: str, engine_endpoint: str, name: str) -> list[str]:
+        return [
+            "inferd_runtime.sandbox.worker",
+            *("--control", control, "--engine", engine_endpoint, "--identity", name),
+        ]  # fmt: skip
+
+    return Commands(engine, worker)
+
+
+@dataclass
+class _Held:
+    """A run that a worker holds. ``verdict`` is what it was told to end with, ``kill_at`` when that must have happened."""
+
+    run: Run
+    worker: str
+    overdue_at: float
+    verdict: ErrorInfo | None = None
+    kill_at: float = math.inf
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What a runtime stands on while it lives."""
+
+    context: zmq.asyncio.Context
+    directory: Path
+    tasks: anyio.abc.TaskGroup
+
+    def endpoint(self, name: str) -> str:
+        """An ipc endpoint in the private directory."""
+        return f"ipc://{self.directory}/{name}.sock"
+
+
+class Runtime:
+    """A live runtime; made by :func:`open_runtime`. Belongs to the event loop that made it."""
+
+    def __init__(self, settings: Settings, commands: Commands, wiring: Wiring, spare: int) -> None:
+        self.settings = settings
+        self.runs = RunStore(settings.keep_runs, settings.keep_event_bytes)
+        self._wiring = wiring
+        self._held: dict[str, _Held] = {}
+        self._undelivered: dict[str, list[Any]] = {}
+        self._closing = False
+        control, engine = wiring.endpoint("control"), wiring.endpoint("engine")
+        self.engine = EngineSupervisor(
+            wiring.context, engine, commands.engine, self._engine_lost, settings.engine_start_s
+        )
+        socket = wiring.context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.bind(control)
+        launch = FleetLaunch(
+            lambda name: commands.worker(control, engine, name), wiring.tasks, settings.worker_start_s
+        )
+        pool = PoolSettings(
+            settings.workers, settings.max_workers, spare, settings.runs_per_worker, settings.max_waiting
+        )
+        self.fleet = WorkerFleet(socket, WorkerPool(pool), self, launch)
+
+    @property
+    def context(self) -> zmq.asyncio.Context:
+        """The ZeroMQ context, for sessions of scripts."""
+        return self._wiring.context
+
+    @property
+    def models(self) -> Models:
+        """What the engine serves. Raises Unavailable while no engine answers."""
+        return self.engine.current.models
+
+    def launch(self, program: Program, arguments: str, tenant: str = "default", limits: Limits | None = None) -> Run:
+        """Start a run; ``arguments`` is a JSON object's text. It is queued while no worker is free.
+
+        Raises Unavailable when no engine answers, too many runs wait, or the runtime is closing.
+        """
+        if self._closing:
+            raise Unavailable("the runtime is shutting down")
+        _ = self.engine.current
+        run = Run(
+            program, arguments, tenant, limits or self.settings.limits, EventBuffer(self.settings.run_event_bytes),
+            on_cancel=self._end, on_message=self._deliver,
+        )  # fmt: skip
+        self.fleet.pool.submit(run.id, tenant)
+        self.runs.add(run)
+        self.fleet.apply()
+        return run
+
+    async def supervise(self) -> None:
+        """Keep everything alive, until cancelled."""
+        tasks = self._wiring.tasks
+        tasks.start_soon(self.engine.supervise)
+        tasks.start_soon(self.fleet.run)
+        tasks.start_soon(self._watch_clock)
+        self.fleet.apply()
+        await self.fleet.wait_ready()
+        await self.engine.wait_up()
+
+    async def shutdown(self) -> None:
+        """Take no more runs, end those that go on with Cancelled, and wait a little until they have ended."""
+        self._closing = True
+        error = Cancelled("the runtime is shutting down").to_wire()
+        with anyio.move_on_after(DRAIN_SECONDS):
+            for run in self.runs.active:
+                self._end(run, error)
+            for run in self.runs.active:
+                await run.wait()
+        for run in self.runs.active:
+            self._over(run, run.fail(error))
+
+    # What the workers and the engine report -------------------------------------------------------------------------
+
+    def run_placed(self, run_id: str, worker: str) -> None:
+        """A worker has room for a run: launch it there."""
+        run = self.runs.find(run_id)
+        assert run is not None
+        self._held[run_id] = _Held(run, worker, time.monotonic() + run.limits.wall_s + GRACE_SECONDS)
+        self.fleet.send(worker, Launch(run.id, run.tenant, run.program.bundle, run.arguments, run.limits))
+        for message in self._undelivered.pop(run_id, []):
+            self.fleet.send(worker, Deliver(run_id, message))
+
+    def worker_said(self, worker: str, message: Started | Output | Sent | Finished) -> None:
+        """A worker reports about one of its runs; about any other run it is not believed."""
+        held = self._held.get(message.run)
+        if held is None or held.worker != worker:
+            return
+        match message:
+            case Started():
+                held.run.started()
+            case Output():
+                held.run.wrote(message)
+            case Sent():
+                held.run.sent(message)
+            case Finished():
+                self._over(held.run, held.run.finish_from(message))
+
+    def worker_lost(self, worker: str, runs: Sequence[str], error: Unavailable) -> None:
+        """A worker ended: its runs end too, and their sessions at the engine are closed for them."""
+        for run_id in runs:
+            run, held = self.runs.find(run_id), self._held.get(run_id)
+            if run is None:
+                continue
+            verdict = held.verdict if held is not None else None
+            self._over(run, run.fail(verdict or error.to_wire()))
+            if held is not None:
+                self._wiring.tasks.start_soon(close_abandoned, self.context, self.engine.endpoint, run_id)
+
+    def _engine_lost(self, error: Unavailable) -> None:
+        for held in list(self._held.values()):
+            self._end(held.run, error.to_wire())
+
+    # What people ask for --------------------------------------------------------------------------------------------
+
+    def _end(self, run: Run, error: ErrorInfo) -> None:
+        """End a run with ``error``: at once while it waits, else through its worker. The first reason counts."""
+        held = self._held.get(run.id)
+        if held is None:
+            self._over(run, run.fail(error))
+        elif held.verdict is None:
+            held.verdict, held.kill_at = error, time.monotonic() + GRACE_SECONDS
+            self.fleet.send(held.worker, Cancel(run.id, error))
+
+    def _deliver(self, run: Run, message: Any) -> None:
+        held = self._held.get(run.id)
+        if held is None:
+            self._undelivered.setdefault(run.id, []).append(message)
+        else:
+            self.fleet.send(held.worker, Deliver(run.id, message))
+
+    def _over(self, run: Run, ended: bool) -> None:
+        """Forget a run that has ended, wherever it was."""
+        if not ended:
+            return
+        self._held.pop(run.id, None)
+        self._undelivered.pop(run.id, None)
+        self.runs.retire(run)
+        self.fleet.pool.finished(run.id)
+        self.fleet.apply()
+
+    async def _watch_clock(self) -> None:
+        """Behind the workers' own limits: end what is overdue, and kill the worker that does not end it."""
+        while True:
+            await anyio.sleep(TICK_SECONDS)
+            self.tick(time.monotonic())
+
+    def tick(self, now: float) -> None:
+        """Do what is due at ``now`` (monotonic seconds)."""
+        for held in list(self._held.values()):
+            if held.kill_at <= now:
+                log.error("worker %s did not end %s in time: killing it", held.worker, held.run.id)
+                self.fleet.kill(held.worker)
+            elif held.overdue_at <= now:
+                self._end(held.run, _too_long(held.run.limits))
+        for run_id in self.fleet.pool.waiting:
+            run = self.runs.find(run_id)
+            if run is not None and time.time() - run.created_at > QUEUE_SECONDS:
+                self._end(run, Unavailable(f"no sandbox worker had room within {QUEUE_SECONDS:g} s").to_wire())
+
+
+def _too_long(limits: Limits) -> ErrorInfo:
+    message = f"the run took more than {limits.wall_s:g} s"
+    return LimitExceeded(message, limit="wall_s", value=limits.wall_s, raise_with="wall_s in the run's limits").to_wire()
+
+
+@contextmanager
+def _zmq_context() -> Iterator[zmq.asyncio.Context]:
+    context = zmq.asyncio.Context()
+    try:
+        yield context
+    finally:
+        context.destroy(linger=0)
+
+
+@asynccontextmanager
+async def open_runtime(
+    settings: Settings, commands: Commands | None = None, *, spare: int = 1
+) -> AsyncIterator[Runtime]:
+    """A runtime whose engine answers and which has a worker ready; everything it started has ended at the end.
+
+    ``spare``: how many workers to keep warm for tenants that have none. Raises Unavailable, with what the child printed,
+    if the first engine or worker does not come up.
+    """
+    with run_directory() as directory, _zmq_context() as context:
+        tasks = anyio.create_task_group()
+        await tasks.__aenter__()
+        runtime = Runtime(settings, commands or default_commands(settings), Wiring(context, directory, tasks), spare)
+        try:
+            await runtime.supervise()
+            yield runtime
+        finally:
+            with anyio.CancelScope(shield=True):
+                await runtime.shutdown()
+            tasks.cancel_scope.cancel()
+            # The body's own exception is not handed over: it has to come out as it is, not inside a group.
+            await tasks.__aexit__(None, None, None)
+            runtime.fleet.close()

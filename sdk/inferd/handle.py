@@ -1,0 +1,199 @@
+"""The SDK's end of one context of the runtime: what is buffered here, what was sent, and who owns it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+from inferd.protocol import (
+    AppendContext,
+    ContextState,
+    CreateContext,
+    InvalidRequest,
+    Part,
+    ReleaseContext,
+    Unavailable,
+)
+from inferd.transport import Transport, current_transport
+
+OPENING_ROLES = ("system", "user")  # a turn after which the assistant speaks
+
+
+class Occupant(Protocol):
+    """A generation, as far as its context needs to know it."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a task is waiting for its next step right now."""
+        ...
+
+    def leave(self) -> None:
+        """Never be iterated again: the context is about to change."""
+        ...
+
+    async def aclose(self) -> None:
+        """End in the runtime; the context keeps what was delivered."""
+        ...
+
+
+class Handle:
+    """Owns one context id. It is made in the runtime at the first call, and is dead after :meth:`release`."""
+
+    def __init__(
+        self,
+        transport: Transport | None = None,
+        model: str = "",
+        state: ContextState | None = None,
+        open_turn: bool = False,
+    ) -> None:
+        self._transport = transport
+        self._model = model
+        self._id = None if state is None else state.context
+        self._length = 0 if state is None else state.length
+        self._open_turn = open_turn
+        self._parts: list[Part] = []
+        self._occupant: Occupant | None = None
+        self._released = False
+        self._lock = asyncio.Lock()
+
+    @property
+    def length(self) -> int:
+        """Tokens that the runtime holds, as its last reply said."""
+        return self._length
+
+    @property
+    def released(self) -> bool:
+        """Whether :meth:`release` was called."""
+        return self._released
+
+    @property
+    def transport(self) -> Transport:
+        """Whatever carries the operations. Raises Unavailable where there is none."""
+        if self._transport is None:
+            self._transport = current_transport()
+        return self._transport
+
+    def check(self) -> None:
+        """Raises InvalidRequest once the context is released."""
+        if self._released:
+            raise InvalidRequest("this context was released; make a new one")
+
+    def add(self, part: Part) -> None:
+        """Buffer a part; whoever generated on the context is done with it."""
+        self.check()
+        if self._occupant is not None:
+            _refuse_busy(self._occupant)
+            self._occupant.leave()
+        self._parts.append(part)
+
+    async def settle(self) -> int:
+        """End what still generates here, send what is buffered, and return the context's id."""
+        async with self._lock:
+            return await self._settle()
+
+    async def hand_to(self, occupant: Occupant) -> int:
+        """As :meth:`settle`, then cue a turn that was left open, and let ``occupant`` own the context."""
+        async with self._lock:
+            self.check()
+            if self._turn_is_open():
+                await self._end_generation()
+                self._parts.append(Part("cue"))
+            ident = await self._settle()
+            self._occupant = occupant
+            self._open_turn = False
+            return ident
+
+    def take_back(self, occupant: Occupant, state: ContextState | None) -> None:
+        """``occupant`` has ended; ``state`` is what it left."""
+        if self._occupant is occupant:
+            self._occupant = None
+        self._learn(state)
+
+    async def call(self, request: Any, *, keeps_turn: bool = False) -> Any:
+        """Send a request about this context. ``keeps_turn``: it does not change what the context ends with."""
+        reply = await self.transport.call(request)
+        if not keeps_turn:
+            self._open_turn = False
+        self._learn(reply)
+        return reply
+
+    def learn_length(self, length: int) -> None:
+        """Note a length that came in another reply than a state."""
+        self._length = length
+
+    def adopt(self, state: ContextState) -> Handle:
+        """The handle of a copy of this context."""
+        return Handle(self.transport, self._model, state, self._open_turn)
+
+    def restore_turn(self, length: int, was_open: bool) -> None:
+        """After a truncate that took nothing away, the last turn is as open as it was."""
+        self._open_turn = was_open and self._length == length
+
+    @property
+    def open_turn(self) -> bool:
+        """Whether what was sent ends with a system or user message."""
+        return self._open_turn
+
+    async def release(self) -> None:
+        """Give the context back. Safe to call twice, and before the runtime knows the context."""
+        if self._occupant is not None:
+            _refuse_busy(self._occupant)
+            self._occupant.leave()
+        if self._released:
+            return
+        self._released = True
+        self._parts.clear()
+        async with self._lock:
+            await self._end_generation()
+            if self._id is not None:
+                await self.transport.call(ReleaseContext(self._id))
+
+    def _turn_is_open(self) -> bool:
+        if self._parts:
+            return self._parts[-1].kind == "message" and self._parts[-1].role in OPENING_ROLES
+        return self._open_turn
+
+    async def _settle(self) -> int:
+        self.check()
+        await self._end_generation()
+        ident = await self._create()
+        if self._parts:
+            await self._send_parts(ident)
+        self.check()
+        return ident
+
+    async def _end_generation(self) -> None:
+        if self._occupant is not None:
+            _refuse_busy(self._occupant)
+            self._occupant.leave()
+            await self._occupant.aclose()
+
+    async def _create(self) -> int:
+        if self._id is None:
+            state = await self.transport.call(CreateContext(self._model))
+            self._id, self._length = state.context, state.length
+        ident: int = self._id
+        return ident
+
+    async def _send_parts(self, ident: int) -> None:
+        # Parts that the runtime refuses are dropped with the error: the context stays as it was, and can be used on.
+        still_open, parts, self._parts = self._turn_is_open(), self._parts, []
+        self._learn(await self.transport.call(AppendContext(ident, parts)))
+        self._open_turn = still_open
+
+    def _learn(self, reply: object) -> None:
+        if isinstance(reply, ContextState) and reply.context == self._id:
+            self._length = reply.length
+
+
+def transport_in_force() -> Transport | None:
+    """The transport of this moment; None when the program is not connected yet."""
+    try:
+        return current_transport()
+    except Unavailable:
+        return None
+
+
+def _refuse_busy(occupant: Occupant) -> None:
+    if occupant.busy:
+        raise InvalidRequest("the context is being generated on by another task: wait for the step, or cancel that task")

@@ -1,0 +1,176 @@
+"""What ``generate(constrain=...)`` takes: a grammar for the output, and how the output is read back."""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar, overload
+
+from inferd.json_types import guarded, is_pydantic, schema_of, structure
+from inferd.protocol import Constraint, ConstraintError, InvalidRequest
+
+T = TypeVar("T")
+
+
+class OutputConstraint(ABC):
+    """Base of the constraints below. ``constraint`` is what is sent to the runtime."""
+
+    constraint: Constraint
+
+    @abstractmethod
+    def parse(self, text: str) -> Any:
+        """The value that ``text`` stands for. Raises ConstraintError when it does not satisfy the constraint."""
+
+
+class JsonSchema(OutputConstraint, Generic[T]):
+    """JSON that is valid under a schema.
+
+    ``schema`` is a JSON Schema as a dict or as JSON text, or a Python type: a dataclass, a TypedDict, an Enum, a pydantic
+    model (by its own ``model_json_schema``), or any type built from bool, int, float, str, None, Any, list[T],
+    dict[str, T], Literal, Optional and unions of them. Objects made from types are closed (no other keys), and a field
+    without a default is required. With a type, :meth:`parse` and ``collect_json`` return an instance of it; with a schema,
+    plain values.
+
+    Raises InvalidRequest, which names the field, for a type that JSON cannot hold, and for text that is not a JSON object.
+    A schema that the runtime cannot enforce is refused when the generation starts (ConstraintError).
+    """
+
+    @overload
+    def __init__(self: JsonSchema[Any], schema: dict[str, Any] | str) -> None: ...
+
+    @overload
+    def __init__(self, schema: type[T]) -> None: ...
+
+    @overload
+    def __init__(self: JsonSchema[Any], schema: object) -> None: ...
+
+    def __init__(self, schema: Any) -> None:
+        self._type: Any = Any if isinstance(schema, (dict, str)) else schema
+        if isinstance(schema, str):
+            text = _checked_schema_text(schema)
+        else:
+            text = _dumped(schema if isinstance(schema, dict) else schema_of(schema))
+        self.constraint = Constraint("json_schema", value=text)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema, as a new dict."""
+        value: dict[str, Any] = json.loads(self.constraint.value)
+        return value
+
+    def parse(self, text: str) -> T:
+        """``text`` as the type (or plain values). Raises ConstraintError for a repeated key, or a value that does not fit.
+
+        Plain values are checked to be JSON, not against the schema: that is what the runtime enforces.
+        """
+        value = parse_json(text)
+        try:
+            if is_pydantic(self._type):
+                result: T = guarded(lambda: self._type.model_validate_json(text), "output")
+            else:
+                result = structure(self._type, value, "output")
+        except InvalidRequest as error:
+            raise ConstraintError(error.message, pointer="") from error
+        return result
+
+
+class AnyJson(OutputConstraint):
+    """Any one JSON value."""
+
+    def __init__(self) -> None:
+        self.constraint = Constraint("any_json")
+
+    def parse(self, text: str) -> Any:
+        """``text`` as plain values. Raises ConstraintError for text that is not JSON, or repeats a key."""
+        return parse_json(text)
+
+
+class Regex(OutputConstraint):
+    """Text that matches ``pattern`` as a whole: Rust ``regex`` syntax, no look-around, no back references.
+
+    The runtime compiles the pattern when the generation starts, and refuses it there (ConstraintError).
+    """
+
+    def __init__(self, pattern: str) -> None:
+        if not isinstance(pattern, str):
+            raise InvalidRequest(f"pattern must be a string, not {type(pattern).__name__}")
+        self.constraint = Constraint("regex", value=pattern)
+
+    def parse(self, text: str) -> str:
+        """The text itself."""
+        return text
+
+
+class Choice(OutputConstraint):
+    """Exactly one of ``options``, a list of at least one string."""
+
+    def __init__(self, options: Sequence[str]) -> None:
+        if isinstance(options, str) or not isinstance(options, Sequence):
+            raise InvalidRequest(f"options must be a list of strings, not {options!r}")
+        if not options or not all(isinstance(option, str) for option in options):
+            raise InvalidRequest(f"options must hold at least one string, and nothing else: {list(options)!r}")
+        self.constraint = Constraint("choice", options=list(options))
+
+    def parse(self, text: str) -> str:
+        """The option. Raises ConstraintError for text that is none of them."""
+        if text not in self.constraint.options:
+            raise ConstraintError(f"{text!r} is none of the options {self.constraint.options}", pointer="")
+        return text
+
+
+def parse_json(text: str) -> Any:
+    """Plain values of a JSON text. Raises ConstraintError for text that is not JSON (NaN included) or repeats a key."""
+    try:
+        return json.loads(
+            text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite_float
+        )
+    except (ValueError, RecursionError) as error:
+        raise ConstraintError(f"the output is not JSON: {error}", pointer="") from error
+
+
+def is_complete_json(text: str) -> bool:
+    """Whether no further character could belong to the JSON value: true of whole values, but never of a bare number."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, bool) or not isinstance(value, (int, float))
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"the key {key!r} is repeated")
+        result[key] = value
+    return result
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"the number {text} is too large")
+    return value
+
+
+def _checked_schema_text(text: str) -> str:
+    try:
+        schema = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"schema is not JSON: {error}") from error
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"schema must be a JSON object, not {text[:60]!r}")
+    return text
+
+
+def _dumped(schema: dict[str, Any]) -> str:
+    try:
+        return json.dumps(schema, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"schema cannot be written as JSON: {error}") from error

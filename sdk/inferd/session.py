@@ -1,0 +1,23 @@
+"""Messages between a program and whoever launched it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inferd.interface import to_result
+from inferd.protocol import ReceiveMessage, SendMessage
+from inferd.transport import current_transport
+
+
+async def send(value: Any) -> None:
+    """Send a value to whoever launched this program.
+
+    Dataclasses, enums and pydantic models are turned into plain JSON values first. Raises ProgramError, which names the
+    place, for a value that JSON cannot hold.
+    """
+    await current_transport().call(SendMessage(to_result(value, "message")))
+
+
+async def receive() -> Any:
+    """Wait for the next JSON value from whoever launched this program. Messages come in order, each once."""
+    return (await current_transport().call(ReceiveMessage())).message

@@ -1,0 +1,101 @@
+"""The reference driver against transformers' own logits: chunked prefill, decoding, drafts cut off, any batch order."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES, VOCAB, make
+from inferd_runtime.engine.drivers.torch_driver import TorchDriver
+from inferd_runtime.engine.plan import Planned, Work, prepare
+from inferd_runtime.kv.pool import PagePool
+from inferd_runtime.kv.table import PageTable
+from inferd_runtime.models.loading import attach
+
+TOLERANCE = 1e-4
+
+
+class Bench:
+    """One model behind the driver, beside an untouched copy of it."""
+
+    def __init__(self, family: str) -> None:
+        self.plain = make(family)
+        served = copy.deepcopy(self.plain)
+        shape = attach(served, family)
+        self.driver = TorchDriver(served, shape, vocab_size=VOCAB, max_context=256, pages=128, page_size=4)
+        self.pool = PagePool(self.driver.pages, self.driver.page_size)
+
+    def feed(self, parts: list[tuple[PageTable, list[int]]]) -> list[np.ndarray]:
+        """Run one batch; every row's logits, part by part."""
+        plan = [Planned(None, Work(tokens, len(tokens)), table, table.reserve(len(tokens))) for table, tokens in parts]  # type: ignore[arg-type]
+        rows = self.driver.forward(prepare(plan, self.driver.page_size))
+        split = np.split(rows, np.cumsum([len(tokens) for _, tokens in parts])[:-1])
+        for table, tokens in parts:
+            table.advance(len(tokens))
+        return split
+
+    def expected(self, tokens: list[int]) -> np.ndarray:
+        with torch.inference_mode():
+            return self.plain(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def bench(request: pytest.FixtureRequest) -> Bench:
+    return Bench(request.param)
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(3, VOCAB), k=count)
+
+
+def test_prefill_in_chunks_and_fifty_decode_steps_equal_transformers(bench: Bench) -> None:
+    tokens = random_tokens(87, 1)
+    table = PageTable(bench.pool)
+    got = [*bench.feed([(table, tokens[:20])]), *bench.feed([(table, tokens[20:37])])]
+    for token in tokens[37:]:
+        got += bench.feed([(table, [token])])
+    table.release()
+    assert np.abs(np.concatenate(got) - bench.expected(tokens)).max() < TOLERANCE
+
+
+def test_a_ragged_batch_in_any_order_equals_transformers(bench: Bench) -> None:
+    """Prefill chunks, decode rows and draft chains of several sequences share each batch, shuffled anew every step."""
+    order = random.Random(7)
+    texts = [random_tokens(length, seed) for seed, length in enumerate((75, 9, 33, 70, 18))]
+    tables = [PageTable(bench.pool) for _ in texts]
+    got: list[list[np.ndarray]] = [[] for _ in texts]
+    while any(table.length < len(text) for table, text in zip(tables, texts, strict=True)):
+        live = [i for i, text in enumerate(texts) if tables[i].length < len(text)]
+        order.shuffle(live)
+        parts = [(tables[i], texts[i][tables[i].length :][: order.choice((1, 1, 5, 17, 70))]) for i in live]
+        for i, rows in zip(live, bench.feed(parts), strict=True):
+            got[i].append(rows)
+    for text, rows, table in zip(texts, got, tables, strict=True):
+        table.release()
+        assert np.abs(np.concatenate(rows) - bench.expected(text)).max() < TOLERANCE
+    bench.pool.check_integrity([])
+
+
+def test_rejected_drafts_and_forks_leave_no_trace(bench: Bench) -> None:
+    tokens = random_tokens(40, 3)
+    table = PageTable(bench.pool)
+    bench.feed([(table, tokens[:18])])
+    bench.feed([(table, random_tokens(9, 4))])
+    table.truncate(18)
+    fork = table.fork()
+    (first,), (second,) = [bench.feed([(table, tokens[18:])])], [bench.feed([(fork, random_tokens(7, 5))])]
+    assert np.abs(first[0] - bench.expected(tokens)[18:]).max() < TOLERANCE
+    assert np.abs(second[0] - bench.expected(tokens[:18] + random_tokens(7, 5))[18:]).max() < TOLERANCE
+    bench.pool.check_integrity([table.pages, fork.pages])
+    table.release()
+    fork.release()
+
+
+def test_no_wanted_rows_gives_no_logits(bench: Bench) -> None:
+    table = PageTable(bench.pool)
+    plan = [Planned(None, Work([5, 6, 7]), table, table.reserve(3))]  # type: ignore[arg-type]
+    assert bench.driver.forward(prepare(plan, bench.driver.page_size)).shape == (0, VOCAB)
+    table.release()

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from inferd_grammar import AnyJson, Constraint, GrammarCompiler, GrammarError, Matcher, Regex, TokenTable
+from inferd_grammar.testing import JSON_CONSTRAINTS, TEXT_CONSTRAINTS, check_matcher
+
+pytest.importorskip("outlines_core", reason="the optional backend is not installed")
+
+
+@pytest.fixture(scope="module")
+def outlines(table: TokenTable) -> GrammarCompiler:
+    return GrammarCompiler(table, backend="outlines")
+
+
+def test_conforms(outlines: GrammarCompiler, table: TokenTable) -> None:
+    def make(constraint: Constraint) -> Matcher:
+        return outlines.compile(constraint).matcher()
+
+    check_matcher(make, table, TEXT_CONSTRAINTS)
+
+
+@pytest.mark.parametrize("constraint", [*JSON_CONSTRAINTS[:1], AnyJson()])
+def test_other_kinds_are_refused_by_name(outlines: GrammarCompiler, constraint: Constraint) -> None:
+    with pytest.raises(GrammarError, match=f"does not support {type(constraint).__name__}"):
+        outlines.compile(constraint)
+
+
+@pytest.mark.parametrize("pattern", ["(", "(?=a)b", "a$b", r"(a)\1"])
+def test_patterns_it_cannot_hold_are_refused(outlines: GrammarCompiler, pattern: str) -> None:
+    with pytest.raises(GrammarError, match="outlines_core"):
+        outlines.compile(Regex(pattern))
+
+
+def test_rollback_is_not_bounded_by_the_librarys_ring(outlines: GrammarCompiler, table: TokenTable) -> None:
+    matcher = outlines.compile(Regex("(a|b){100}")).matcher()
+    single = table.tokens.index(b"a")
+    assert matcher.accept([single] * 100) == 100
+    matcher.rollback(100)
+    assert matcher.depth == 0
+    assert matcher.accept([single]) == 1

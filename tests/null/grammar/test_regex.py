@@ -1,0 +1,91 @@
+"""Regular expressions and choices: the language is the one the pattern says, in every backend."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+
+from inferd_grammar import Choice, CompileLimits, Constraint, GrammarCompiler, GrammarError, Matcher, Regex, TokenTable
+from inferd_grammar.testing import legal_ids
+
+BACKENDS = ["llguidance", "outlines"]
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request: pytest.FixtureRequest, table: TokenTable) -> GrammarCompiler:
+    if request.param == "outlines":
+        pytest.importorskip("outlines_core", reason="the optional backend is not installed")
+    return GrammarCompiler(table, backend=request.param)
+
+
+def language(matcher: Matcher, table: TokenTable, longest: int, text: bytes = b"") -> Iterator[bytes]:
+    """Every complete text of at most `longest` bytes that masks lead to."""
+    if matcher.may_end():
+        yield text
+    for token in set(legal_ids(matcher, table)) - set(table.eos_ids):
+        piece = text + table.tokens[token]
+        if len(piece) <= longest:
+            matcher.accept([token])
+            yield from language(matcher, table, longest, piece)
+            matcher.rollback(1)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "a|ab",
+        "(a|ab)(c|bd)",
+        "a*?b?",
+        "a??",
+        "|a|ab",
+        "[ab]{1,3}",
+        "(?i)aB",
+        "(ab|cd){0,2}",
+        "a*b*",
+        "(a|b)*c",
+        "",
+        "a$",
+    ],
+)
+def test_no_alternative_is_dropped(backend: GrammarCompiler, table: TokenTable, pattern: str) -> None:
+    """outlines_core alone prefers the leftmost alternative and loses the others."""
+    texts = ("".join(letters) for size in range(5) for letters in product("abcdAB", repeat=size))
+    expected = {text.encode() for text in texts if re.fullmatch(pattern, text)}
+    assert set(language(backend.compile(Regex(pattern)).matcher(), table, 4)) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["a.b*", "x|y", "[", "é🐢", "line\nline", "#- &~", "\\d", " lead", '"q"', "<|im_end|>"]
+)
+def test_options_are_literal(backend: GrammarCompiler, table: TokenTable, text: str) -> None:
+    options = (text, "other")
+    got = set(language(backend.compile(Choice(options)).matcher(), table, 40))
+    assert got == {option.encode() for option in options}
+
+
+@pytest.mark.parametrize("pattern", ["(", "a)|(b", "(?=a)b", r"(a)\1", "a{2,1}", r"\bfoo", "[c"])
+def test_bad_and_unsupported_patterns_are_refused(backend: GrammarCompiler, pattern: str) -> None:
+    with pytest.raises(GrammarError):
+        backend.compile(Regex(pattern))
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [
+        (Regex("a" * 11), "regex has 11 characters; max_regex is 10"),
+        (Choice(("a", "b", "c", "d")), "choice has 4 options; max_enum is 3"),
+        (Choice(("a" * 30, "b" * 30)), "choice has 60 bytes; max_bytes is 50"),
+        (Choice(()), "at least one option"),
+        (Choice((1,)), "must be text"),  # type: ignore[arg-type]
+        (Regex("\ud800"), "not Unicode text"),
+        (Choice(("\ud800",)), "not Unicode text"),
+    ],
+)
+@pytest.mark.parametrize("name", BACKENDS)
+def test_limits_are_named(table: TokenTable, name: str, constraint: Constraint, reason: str) -> None:
+    compiler = GrammarCompiler(table, backend=name, limits=CompileLimits(max_bytes=50, max_enum=3, max_regex=10))
+    with pytest.raises(GrammarError, match=reason):
+        compiler.compile(constraint)
