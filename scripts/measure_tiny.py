@@ -1,6 +1,6 @@
 """Measure the tiny models on text that training never saw, and print one JSON object.
 
-    python scripts/measure_tiny.py --models runtime/inferd_runtime/models/tiny
+python scripts/measure_tiny.py --models runtime/inferd_runtime/models/tiny
 """
 
 from __future__ import annotations
@@ -174,17 +174,13 @@ def held_out_loss(
         counts["all"] += wanted.numel()
         counts["answers"] += int(wanted.sum())
         for name, model in models.items():
-            losses = functional.cross_entropy(
-                model(input_ids=ids[:, :-1]).logits[0], ids[0, 1:], reduction="none"
-            )
+            losses = functional.cross_entropy(model(input_ids=ids[:, :-1]).logits[0], ids[0, 1:], reduction="none")
             sums[f"{name}_all"] += losses.sum().item()
             sums[f"{name}_answers"] += losses[wanted].sum().item()
     return {key: round(total / max(1, counts[key.split("_")[1]]), 4) for key, total in sums.items()}
 
 
-def measure(
-    models: dict[str, PreTrainedModel], tokenizer: TokenizerBase, cases: list[Case]
-) -> dict[str, object]:
+def measure(models: dict[str, PreTrainedModel], tokenizer: TokenizerBase, cases: list[Case]) -> dict[str, object]:
     """Exact matches and acceptance over some prompts."""
     outputs = [greedy(models["target"], tokenizer, case) for case in cases]
     texts = [tokenizer.decode(out.tokens, skip_special_tokens=True) for out in outputs]
@@ -207,9 +203,7 @@ def demo(models: dict[str, PreTrainedModel], tokenizer: TokenizerBase) -> dict[s
     for system, user in asked:
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": user})
-        prompt = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
-        )
+        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         output = greedy(models["target"], tokenizer, Case(str(prompt), "", 48))
         answers[f"{system} / {user}"] = str(tokenizer.decode(output.tokens))
     return answers
@@ -233,8 +227,7 @@ def main() -> None:
     cases |= {kind: open_cases(kind, args.count, corpus) for kind in ("code", "prose")}
     report["generation"] = {kind: measure(models, tokenizer, some) for kind, some in cases.items()}
     report["loss"] = {
-        kind: held_out_loss(models, tokenizer, data.held_out(kind, args.count, 404, corpus))
-        for kind in data.MIX
+        kind: held_out_loss(models, tokenizer, data.held_out(kind, args.count, 404, corpus)) for kind in data.MIX
     }
     print(json.dumps(report, indent=1, ensure_ascii=False))
 

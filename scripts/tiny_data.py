@@ -208,7 +208,7 @@ def encode(tokenizer: Tokenizer, documents: list[Document]) -> list[Tokens]:
     """Each document's tokens, closed by the end-of-text token."""
     end = tokenizer.token_to_id(END_OF_TEXT)
     encoded = []
-    for document, row in zip(documents, tokenizer.encode_batch([d.text for d in documents])):
+    for document, row in zip(documents, tokenizer.encode_batch([d.text for d in documents]), strict=True):
         starts = np.array([start for start, _ in row.offsets])
         ends = np.cumsum([len(piece) for piece, _ in document.pieces])
         weights = np.array([weight for _, weight in document.pieces], np.float32)

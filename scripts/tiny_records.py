@@ -13,41 +13,44 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
-Value: TypeAlias = "str | int | float | bool | None | list[Value] | dict[str, Value]"
+Value: TypeAlias = "str | int | float | bool | list[Value] | dict[str, Value] | None"
 Record: TypeAlias = dict[str, Value]
 
-FIRST = (
+
+def listed(text: str) -> list[str]:
+    """The words of a text."""
+    return text.split()
+
+
+FIRST = listed(
     "Alan Grace Linus Edsger Barbara Donald Margaret Dennis Ken Radia Frances Niklaus Tony Leslie "
     "Marie Albert Niels Emmy Carl Sofia Omar Wei Mei Raj Priya Amara Kofi Yuki Hana Diego Lucia "
     "Ivan Olga Peter Anna Paul Laura Tom Eva Max Nora Leo Mia Sam Zoe Ben Ida Hugo Clara"
-).split()
-LAST = (
+)
+LAST = listed(
     "Turing Hopper Torvalds Dijkstra Liskov Knuth Hamilton Ritchie Thompson Perlman Allen Wirth "
     "Hoare Lamport Curie Einstein Bohr Noether Gauss Khan Chen Wang Patel Singh Okafor Mensah Sato "
     "Tanaka Garcia Lopez Petrov Smith Jones Brown Weber Novak Rossi Silva Meyer Fischer Berg"
-).split()
-CITIES = (
+)
+CITIES = listed(
     "Paris London Berlin Tokyo Madrid Rome Lagos Accra Delhi Mumbai Beijing Oslo Lima Quito Cairo "
     "Boston Denver Austin Lyon Porto Vienna Prague Zurich Geneva Dublin"
-).split()
-ITEMS = (
+)
+ITEMS = listed(
     "pencil notebook lamp chair desk keyboard cable mouse monitor bottle cup plate knife jacket "
     "shirt hat book map ticket camera phone battery bag box ruler eraser clock mirror candle rope"
-).split()
-COLORS = "red green blue yellow black white orange purple grey pink".split()
-STATUSES = "open closed pending active failed done new shipped cancelled paid".split()
-ONSETS = "b br c ch d dr f g gr h j k kr l m n p pr qu r s sh st t th tr v w z".split()
-VOWELS = "a e i o u ai ea ou ie".split()
-CODAS = "n r l s t m ck nd x v".split() + [""] * 8
+)
+COLORS = listed("red green blue yellow black white orange purple grey pink")
+STATUSES = listed("open closed pending active failed done new shipped cancelled paid")
+ONSETS = listed("b br c ch d dr f g gr h j k kr l m n p pr qu r s sh st t th tr v w z")
+VOWELS = listed("a e i o u ai ea ou ie")
+CODAS = listed("n r l s t m ck nd x v") + [""] * 8
 HEX = "0123456789abcdef"
 
 
 def syllables(rng: Random, most: int = 3) -> str:
     """A made-up word."""
-    return "".join(
-        rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS)
-        for _ in range(rng.randint(1, most))
-    )
+    return "".join(rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) for _ in range(rng.randint(1, most)))
 
 
 def number(rng: Random, most: int = 6) -> int:
@@ -112,8 +115,7 @@ def email(rng: Random) -> str:
 def words(rng: Random) -> str:
     """A short title."""
     return " ".join(
-        rng.choice((syllables(rng), rng.choice(ITEMS), rng.choice(COLORS)))
-        for _ in range(rng.randint(1, 4))
+        rng.choice((syllables(rng), rng.choice(ITEMS), rng.choice(COLORS))) for _ in range(rng.randint(1, 4))
     ).capitalize()
 
 

@@ -148,9 +148,7 @@ class Trainer:
     def step(self, number: int, ids: torch.Tensor, weights: torch.Tensor) -> None:
         """One update."""
         logits = self.model(input_ids=ids[:, :-1]).logits
-        losses = functional.cross_entropy(
-            logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
-        )
+        losses = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
         flat = weights[:, 1:].flatten()
         loss = (losses * flat).sum() / flat.sum()
         loss.backward()

@@ -9,7 +9,16 @@ from typing import Any, TypeVar, overload
 from inferd.generation import Generator, Plan
 from inferd.handle import Handle, transport_in_force
 from inferd.model import Model
-from inferd.protocol import ContextTokens, FlushContext, ForkContext, Forward, InvalidRequest, Part, Rows, TruncateContext
+from inferd.protocol import (
+    ContextTokens,
+    FlushContext,
+    ForkContext,
+    Forward,
+    InvalidRequest,
+    Part,
+    Rows,
+    TruncateContext,
+)
 from inferd.sampling import Sampler
 from inferd.schema import JsonSchema, OutputConstraint
 from inferd.speculation import Speculator
@@ -20,20 +29,21 @@ MAX_TOKENS = 256
 
 
 class Context:
-    """Tokens on a model, computed once and kept: chat messages, raw text, or token ids, and what was generated after them.
+    """Tokens on a model, computed once and kept: chat messages, raw text, or token ids, and what was generated
+    after them.
 
     ``model``: a name, a :class:`~inferd.Model`, or None for the default model of the runtime. Making one costs nothing;
     the runtime hears of it at the first operation that is awaited, over the connection in force when it was made (or,
     where there was none, at that moment).
 
-    The filling methods (:meth:`system`, :meth:`user`, :meth:`assistant`, :meth:`cue`, :meth:`append`) only buffer, return
-    the context itself, and are sent together by the next awaited operation. If the runtime refuses them then, they are
-    dropped and the context stays as it was before.
+    The filling methods (:meth:`system`, :meth:`user`, :meth:`assistant`, :meth:`cue`, :meth:`append`) only buffer,
+    return the context itself, and are sent together by the next awaited operation. If the runtime refuses them
+    then, they are dropped and the context stays as it was before.
 
-    Release a context when you are done with it (:meth:`release`, or ``async with Context() as ctx:``); what is left when a
-    program ends or a script disconnects is released by the runtime. Every operation on a released context raises
-    InvalidRequest. Operations may also raise whatever the runtime answers: NotFound for an unknown model, LimitExceeded for
-    a context that would outgrow the model, Unavailable when the runtime is gone.
+    Release a context when you are done with it (:meth:`release`, or ``async with Context() as ctx:``); what is left
+    when a program ends or a script disconnects is released by the runtime. Every operation on a released context
+    raises InvalidRequest. Operations may also raise whatever the runtime answers: NotFound for an unknown model,
+    LimitExceeded for a context that would outgrow the model, Unavailable when the runtime is gone.
     """
 
     def __init__(self, model: str | Model | None = None) -> None:
@@ -75,7 +85,9 @@ class Context:
         return self._handle.released
 
     async def flush(self) -> Context:
-        """Compute what was added (but for the last token, which the next generation computes), and return the context."""
+        """Compute what was added (but for the last token, which the next generation computes), and return the
+        context.
+        """
         context = await self._handle.settle()
         await self._handle.call(FlushContext(context), keeps_turn=True)
         return self
@@ -116,10 +128,11 @@ class Context:
     ) -> Rows:
         """Append ``tokens``, compute everything pending, and look at the rows ``at``.
 
-        ``at`` are indices into ``tokens``; empty means the last one. Each :class:`~inferd.protocol.RowResult` holds the token
-        that ``sampler`` (argmax by default) draws after that row, the entropy of the distribution in nats, and the ``top``
-        most likely tokens with their log-probabilities. The drawn tokens are not appended. ``Rows.length`` is the
-        context's new length. Raises InvalidRequest, which names the argument, for an index that is not in ``tokens``.
+        ``at`` are indices into ``tokens``; empty means the last one. Each :class:`~inferd.protocol.RowResult` holds
+        the token that ``sampler`` (argmax by default) draws after that row, the entropy of the distribution in
+        nats, and the ``top`` most likely tokens with their log-probabilities. The drawn tokens are not appended.
+        ``Rows.length`` is the context's new length. Raises InvalidRequest, which names the argument, for an index
+        that is not in ``tokens``.
         """
         ids, rows = checked_tokens("tokens", tokens), _rows(at, len(tokens))
         if isinstance(top, bool) or not isinstance(top, int) or top < 0:
@@ -169,12 +182,12 @@ class Context:
         Returns at once; the generation starts when the first step is asked for. If the last thing added is a system or
         user message, the assistant's turn is cued first.
 
-        ``max_tokens``: at most this many, at least 1. ``stop``: end before the first of these texts; they are not part of
-        the output. ``constrain``: the output matches a :class:`~inferd.JsonSchema`, :class:`~inferd.Regex`,
-        :class:`~inferd.AnyJson` or :class:`~inferd.Choice`. ``system_speculation``: the runtime drafts tokens ahead by itself.
-        ``speculator``: the program drafts, see :class:`~inferd.Speculator`. Neither changes which text comes, only how
-        fast; they exclude each other. Raises InvalidRequest, which names the argument, for one that is out of range, and
-        ValueError for both kinds of speculation at once.
+        ``max_tokens``: at most this many, at least 1. ``stop``: end before the first of these texts; they are not
+        part of the output. ``constrain``: the output matches a :class:`~inferd.JsonSchema`, :class:`~inferd.Regex`,
+        :class:`~inferd.AnyJson` or :class:`~inferd.Choice`. ``system_speculation``: the runtime drafts tokens ahead
+        by itself. ``speculator``: the program drafts, see :class:`~inferd.Speculator`. Neither changes which text
+        comes, only how fast; they exclude each other. Raises InvalidRequest, which names the argument, for one that
+        is out of range, and ValueError for both kinds of speculation at once.
         """
         if speculator is not None and system_speculation:
             raise ValueError("speculator= and system_speculation=True exclude each other: pass one of them")

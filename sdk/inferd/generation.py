@@ -65,7 +65,9 @@ class Ledger:
         self.accepted = 0
 
     def receive(self, reply: Steps) -> None:
-        """Take in a reply. Raises InternalError for one that brings nothing, which would be asked for again for ever."""
+        """Take in a reply. Raises InternalError for one that brings nothing, which would be asked for again for
+        ever.
+        """
         if not reply.steps and not reply.finish:
             raise InternalError("generate.next brought neither a step nor an end")
         self._waiting.extend(reply.steps)
@@ -136,14 +138,14 @@ class Generator(Generic[T]):
     Use it once, in one of two ways: iterate it with ``async for step in generator``, or await one of
     :meth:`collect_text`, :meth:`collect_tokens` and :meth:`collect_json`. A second use raises InvalidRequest.
 
-    A :class:`~inferd.protocol.Step` holds ``tokens`` (end-of-text excluded), the ``text`` that they complete (a character
-    that spans several tokens comes with its last one), and how many tokens were ``drafted`` and ``accepted`` by
-    speculation. One step may carry several tokens, so count tokens, not steps.
+    A :class:`~inferd.protocol.Step` holds ``tokens`` (end-of-text excluded), the ``text`` that they complete (a
+    character that spans several tokens comes with its last one), and how many tokens were ``drafted`` and
+    ``accepted`` by speculation. One step may carry several tokens, so count tokens, not steps.
 
-    The loop may be left at any point, by ``break`` or by an exception: the context then holds exactly the tokens of the
-    steps that were delivered. The context does this itself before its next operation; ``await generator.aclose()`` or
-    ``async with generator:`` does it at once. While a generation runs, it owns its context: any operation on the context
-    ends the generation, and iterating it further raises InvalidRequest.
+    The loop may be left at any point, by ``break`` or by an exception: the context then holds exactly the tokens of
+    the steps that were delivered. The context does this itself before its next operation; ``await
+    generator.aclose()`` or ``async with generator:`` does it at once. While a generation runs, it owns its context:
+    any operation on the context ends the generation, and iterating it further raises InvalidRequest.
     """
 
     def __init__(self, handle: Handle, plan: Plan) -> None:
@@ -159,14 +161,16 @@ class Generator(Generic[T]):
 
     @property
     def finish(self) -> str:
-        """Why it ended: ``stop`` (end-of-text, a stop string, or a complete constraint), ``length`` (``max_tokens`` or a
-        full context), ``closed`` (left early); "" while it goes on."""
+        """Why it ended: ``stop`` (end-of-text, a stop string, or a complete constraint), ``length`` (``max_tokens``
+        or a full context), ``closed`` (left early); "" while it goes on.
+        """
         return "closed" if self._closed_early else self._ledger.finish
 
     @property
     def usage(self) -> Usage:
-        """Counters of what was delivered so far: ``tokens``, ``steps``, ``drafted``, ``accepted``; and ``prompt_tokens``,
-        the context's length at the start (0 before the first step)."""
+        """Counters of what was delivered so far: ``tokens``, ``steps``, ``drafted``, ``accepted``; and
+        ``prompt_tokens``, the context's length at the start (0 before the first step).
+        """
         ledger, running = self._ledger, self._running
         prompt = 0 if running is None else running.start.position
         return Usage(prompt, ledger.delivered, ledger.steps, ledger.drafted, ledger.accepted)
@@ -283,6 +287,8 @@ class Generator(Generic[T]):
         made, allowed = self._ledger.delivered, self._plan.max_tokens
         if made < allowed:
             message = f"the context was full after {made} tokens, before the JSON was complete"
-            return LimitExceeded(message, limit="max_context", raise_with="a model with a longer context, or a shorter prompt")
+            return LimitExceeded(
+                message, limit="max_context", raise_with="a model with a longer context, or a shorter prompt"
+            )
         message = f"max_tokens={allowed} ended the generation before the JSON was complete"
         return LimitExceeded(message, limit="max_tokens", value=allowed, raise_with="generate(max_tokens=...)")

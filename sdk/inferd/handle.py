@@ -196,4 +196,6 @@ def transport_in_force() -> Transport | None:
 
 def _refuse_busy(occupant: Occupant) -> None:
     if occupant.busy:
-        raise InvalidRequest("the context is being generated on by another task: wait for the step, or cancel that task")
+        raise InvalidRequest(
+            "the context is being generated on by another task: wait for the step, or cancel that task"
+        )

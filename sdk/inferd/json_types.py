@@ -1,8 +1,9 @@
 """Python types as JSON Schema, and JSON values as instances of those types.
 
-Supported: None, bool, int, float, str, Any, list[T], dict[str, T], Literal, Enum, Optional and other unions, dataclasses,
-TypedDicts (total or not), type aliases, NewType, Annotated with a description string, all nested and recursive, written
-as types or as strings. A pydantic model is supported where it stands alone; its own methods do the work.
+Supported: None, bool, int, float, str, Any, list[T], dict[str, T], Literal, Enum, Optional and other unions,
+dataclasses, TypedDicts (total or not), type aliases, NewType, Annotated with a description string, all nested and
+recursive, written as types or as strings. A pydantic model is supported where it stands alone; its own methods do
+the work.
 """
 
 from __future__ import annotations
@@ -114,6 +115,8 @@ def _resolved(kind: Any) -> Any:
             kind = kind.__supertype__
         elif type(kind).__name__ == "TypeAliasType":
             kind = kind.__value__
+        elif typing.get_origin(kind) in (list, dict) and not typing.get_args(kind):
+            return typing.get_origin(kind)  # typing.List and typing.Dict
         else:
             return kind
 

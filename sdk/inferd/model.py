@@ -13,7 +13,9 @@ from inferd.transport import Transport, current_transport
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Text to token ids and back, as one model does it. Made by :attr:`Model.tokenizer`; the work is done in the runtime."""
+    """Text to token ids and back, as one model does it. Made by :attr:`Model.tokenizer`; the work is done in the
+    runtime.
+    """
 
     model: str
     transport: Transport
@@ -40,8 +42,8 @@ class Tokenizer:
 class Model:
     """A model that the runtime serves. Sizes in tokens.
 
-    ``max_context`` is the longest context, ``page_size`` the tokens per page of the KV cache, ``eos_tokens`` the ids that
-    end a text, ``fingerprint`` a hash of the weights.
+    ``max_context`` is the longest context, ``page_size`` the tokens per page of the KV cache, ``eos_tokens`` the
+    ids that end a text, ``fingerprint`` a hash of the weights.
     """
 
     info: ModelInfo

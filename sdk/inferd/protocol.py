@@ -1,8 +1,8 @@
 """Every operation that crosses a wall, defined once: the error tree, then requests with their replies.
 
-The sandbox carries these dataclasses as JSON, the network and the engine link as msgpack. Standard library only, because
-this file is part of the sandboxed runner. Adding a primitive = one dataclass here, one handler in the runtime's
-``session`` package, one method in the SDK.
+The sandbox carries these dataclasses as JSON, the network and the engine link as msgpack. Standard library only,
+because this file is part of the sandboxed runner. Adding a primitive = one dataclass here, one handler in the
+runtime's ``session`` package, one method in the SDK.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class ErrorInfo:
 class Sampling:
     """How one token is drawn. Processors run in field order: temperature, top_k, top_p, min_p.
 
-    ``temperature == 0`` is argmax. ``top_k == 0``, ``top_p == 1`` and ``min_p == 0`` are off. The same ``seed`` draws the
-    same tokens, whatever speculation or batching does; ``None`` lets the engine pick one.
+    ``temperature == 0`` is argmax. ``top_k == 0``, ``top_p == 1`` and ``min_p == 0`` are off. The same ``seed``
+    draws the same tokens, whatever speculation or batching does; ``None`` lets the engine pick one.
     """
 
     temperature: float = 0.0
@@ -153,7 +153,9 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Constraint:
-    """A grammar for the output. ``kind``: json_schema | regex | any_json | choice. ``value``: its text; ``options``: choice's."""
+    """A grammar for the output. ``kind``: json_schema | regex | any_json | choice. ``value``: its text;
+    ``options``: choice's.
+    """
 
     kind: str
     value: str = ""
@@ -194,7 +196,9 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class RowResult:
-    """What a probed row of ``forward`` holds: the sampled token, and the most likely tokens with their log-probabilities."""
+    """What a probed row of ``forward`` holds: the sampled token, and the most likely tokens with their
+    log-probabilities.
+    """
 
     index: int
     token: int
@@ -277,7 +281,9 @@ class Received:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a session has used so far. ``tokens`` were generated and delivered; ``steps`` are the engine steps that made them."""
+    """What a session has used so far. ``tokens`` were generated and delivered; ``steps`` are the engine steps that
+    made them.
+    """
 
     prompt_tokens: int = 0
     tokens: int = 0

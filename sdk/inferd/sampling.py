@@ -14,9 +14,10 @@ MAX_SEED = 2**63 - 1
 class Sampler:
     """How ``generate`` and ``forward`` draw a token. Made by one of the constructors below, never changed.
 
-    ``temperature`` divides the logits: 0 is the same as :meth:`argmax`. ``seed`` (0 to 2**63 - 1) makes the draw repeatable:
-    the same seed, context and model draw the same tokens, whatever speculation or batching does. Without a seed the
-    runtime picks one. Every constructor raises InvalidRequest, which names the argument, for a value out of range.
+    ``temperature`` divides the logits: 0 is the same as :meth:`argmax`. ``seed`` (0 to 2**63 - 1) makes the draw
+    repeatable: the same seed, context and model draw the same tokens, whatever speculation or batching does.
+    Without a seed the runtime picks one. Every constructor raises InvalidRequest, which names the argument, for a
+    value out of range.
     """
 
     sampling: Sampling

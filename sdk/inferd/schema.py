@@ -27,14 +27,14 @@ class OutputConstraint(ABC):
 class JsonSchema(OutputConstraint, Generic[T]):
     """JSON that is valid under a schema.
 
-    ``schema`` is a JSON Schema as a dict or as JSON text, or a Python type: a dataclass, a TypedDict, an Enum, a pydantic
-    model (by its own ``model_json_schema``), or any type built from bool, int, float, str, None, Any, list[T],
-    dict[str, T], Literal, Optional and unions of them. Objects made from types are closed (no other keys), and a field
-    without a default is required. With a type, :meth:`parse` and ``collect_json`` return an instance of it; with a schema,
-    plain values.
+    ``schema`` is a JSON Schema as a dict or as JSON text, or a Python type: a dataclass, a TypedDict, an Enum, a
+    pydantic model (by its own ``model_json_schema``), or any type built from bool, int, float, str, None, Any,
+    list[T], dict[str, T], Literal, Optional and unions of them. Objects made from types are closed (no other keys),
+    and a field without a default is required. With a type, :meth:`parse` and ``collect_json`` return an instance of
+    it; with a schema, plain values.
 
-    Raises InvalidRequest, which names the field, for a type that JSON cannot hold, and for text that is not a JSON object.
-    A schema that the runtime cannot enforce is refused when the generation starts (ConstraintError).
+    Raises InvalidRequest, which names the field, for a type that JSON cannot hold, and for text that is not a JSON
+    object. A schema that the runtime cannot enforce is refused when the generation starts (ConstraintError).
     """
 
     @overload
@@ -61,7 +61,8 @@ class JsonSchema(OutputConstraint, Generic[T]):
         return value
 
     def parse(self, text: str) -> T:
-        """``text`` as the type (or plain values). Raises ConstraintError for a repeated key, or a value that does not fit.
+        """``text`` as the type (or plain values). Raises ConstraintError for a repeated key, or a value that does
+        not fit.
 
         Plain values are checked to be JSON, not against the schema: that is what the runtime enforces.
         """
@@ -72,7 +73,7 @@ class JsonSchema(OutputConstraint, Generic[T]):
             else:
                 result = structure(self._type, value, "output")
         except InvalidRequest as error:
-            raise ConstraintError(error.message, pointer="") from error
+            raise ConstraintError(error.message) from error
         return result
 
 
@@ -116,7 +117,7 @@ class Choice(OutputConstraint):
     def parse(self, text: str) -> str:
         """The option. Raises ConstraintError for text that is none of them."""
         if text not in self.constraint.options:
-            raise ConstraintError(f"{text!r} is none of the options {self.constraint.options}", pointer="")
+            raise ConstraintError(f"{text!r} is none of the options {self.constraint.options}")
         return text
 
 
@@ -127,7 +128,7 @@ def parse_json(text: str) -> Any:
             text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite_float
         )
     except (ValueError, RecursionError) as error:
-        raise ConstraintError(f"the output is not JSON: {error}", pointer="") from error
+        raise ConstraintError(f"the output is not JSON: {error}") from error
 
 
 def is_complete_json(text: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferd.interface import to_result
+from inferd.json_values import to_json_value
 from inferd.protocol import ReceiveMessage, SendMessage
 from inferd.transport import current_transport
 
@@ -15,7 +15,7 @@ async def send(value: Any) -> None:
     Dataclasses, enums and pydantic models are turned into plain JSON values first. Raises ProgramError, which names the
     place, for a value that JSON cannot hold.
     """
-    await current_transport().call(SendMessage(to_result(value, "message")))
+    await current_transport().call(SendMessage(to_json_value(value, "message")))
 
 
 async def receive() -> Any:

@@ -13,20 +13,23 @@ T = TypeVar("T")
 
 
 class Speculator:
-    """A program's own guess at what comes next; pass an instance as ``generate(speculator=...)`` and override what you need.
+    """A program's own guess at what comes next; pass an instance as ``generate(speculator=...)`` and override what
+    you need.
 
     A speculator changes how fast text comes, never which text. All four methods are called by the generator, in the
     task that iterates it, and are ordinary functions (no ``async``). One generation calls, in this order:
 
     1. ``reset()`` once, when the generation starts, so that one object can serve several generations in turn.
     2. ``accept(prompt)`` once, with every token that the context holds.
-    3. Then for every step: ``draft()``; the runtime verifies the draft; ``rollback(n)`` if the last ``n`` tokens of that
-       draft were not accepted (n >= 1); ``accept(tokens)`` with what the step really added, if it added anything: the
-       accepted part of the draft, then the token that the model chose itself. End-of-text is not among them.
+    3. Then for every step: ``draft()``; the runtime verifies the draft; ``rollback(n)`` if the last ``n`` tokens of
+       that draft were not accepted (n >= 1); ``accept(tokens)`` with what the step really added, if it added
+       anything: the accepted part of the draft, then the token that the model chose itself. End-of-text is not
+       among them.
 
-    ``draft`` returns ``(tokens, positions)``: two lists of equal length. ``positions`` are absolute: the first is the
-    number of tokens in the context so far (the sum of the lengths given to ``accept`` since ``reset``), each next one is
-    one higher. Two empty lists mean "no guess", which is a plain step. What a draft holds beyond ``max_tokens`` is not sent.
+    ``draft`` returns ``(tokens, positions)``: two lists of equal length. ``positions`` are absolute: the first is
+    the number of tokens in the context so far (the sum of the lengths given to ``accept`` since ``reset``), each
+    next one is one higher. Two empty lists mean "no guess", which is a plain step. What a draft holds beyond
+    ``max_tokens`` is not sent.
 
     If a method raises, or ``draft`` returns something else, the traceback is written once to stderr, the speculator is
     not called again in this generation, and the generation goes on without it.
@@ -59,7 +62,8 @@ class Drafting:
 
     def propose(self, room: int) -> tuple[list[int], list[int]]:
         """The next draft and its positions, at most ``room`` tokens of it; empty once the speculator is off."""
-        tokens, positions = self._guarded(self._checked_draft, ([], []))
+        nothing: tuple[list[int], list[int]] = ([], [])
+        tokens, positions = self._guarded(self._checked_draft, nothing)
         self._drafted = len(tokens)
         return tokens[:room], positions[:room]
 
@@ -90,7 +94,9 @@ class Drafting:
         except Exception:  # noqa: BLE001 - the boundary to the program's speculator: a bad guess must not cost the text
             self._broken = True
             name = type(self._speculator).__name__
-            print(f"inferd: {name} failed; this generation goes on without it\n{traceback.format_exc()}", file=sys.stderr)
+            print(
+                f"inferd: {name} failed; this generation goes on without it\n{traceback.format_exc()}", file=sys.stderr
+            )
             return otherwise
 
 

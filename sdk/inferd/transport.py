@@ -38,4 +38,6 @@ def current_transport() -> Transport:
     try:
         return _current.get()
     except LookupError:
-        raise Unavailable("not connected: use `async with inferd.connect(...)`, or run this file with `inferd run`") from None
+        raise Unavailable(
+            "not connected: use `async with inferd.connect(...)`, or run this file with `inferd run`"
+        ) from None

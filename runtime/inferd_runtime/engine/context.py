@@ -40,10 +40,14 @@ class Context:
                 f"the prompt needs {len(self.tokens) + len(tokens)} tokens, the model's context holds {self.max_length}",
                 limit="context_tokens", value=self.max_length, raise_with="a model with a longer context",
             )  # fmt: skip
+        self.check_tokens(tokens)
+        self.tokens.extend(tokens)
+
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        """Raise InvalidRequest for an id outside the vocabulary."""
         for token in tokens:
             if not 0 <= token < self._vocab_size:
                 raise InvalidRequest(f"token id {token} is outside the vocabulary of {self._vocab_size}")
-        self.tokens.extend(tokens)
 
     def truncate(self, length: int) -> None:
         """Keep the first ``length`` tokens, computed or not. Raises InvalidRequest when there are fewer."""

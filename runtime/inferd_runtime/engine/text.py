@@ -11,8 +11,8 @@ class TextTokenizer(Protocol):
 
     eos_tokens: Sequence[int]
 
-    def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Text to ids; special tokens are read as text unless ``special``."""
+    def encode(self, text: str, *, special: bool = False, start: bool = False) -> list[int]:
+        """Text to ids; special tokens are read as text unless ``special``; ``start`` adds what opens a text (BOS)."""
         ...
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:

@@ -1,0 +1,227 @@
+"""A program as the runtime keeps it: its source files, what they say about themselves, and their content hash.
+
+A program is one ``.py`` file, or a folder with a ``main.py`` (and other ``.py`` files beside and below it). Its name,
+version and limits stand in ``[tool.inferd]``: of the file's PEP 723 block, or of the folder's ``pyproject.toml``.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+import sys
+import tomllib
+import traceback
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+from inferd.interface import Interface, describe_source
+from inferd.protocol import InvalidRequest, LimitExceeded, ProgramSyntaxError
+
+from inferd_runtime.sandbox.messages import Bundle, Limits
+
+MAX_SOURCE_BYTES = 1 << 20
+MAX_FILES = 256
+ENTRY = "main.py"
+PROJECT = "pyproject.toml"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,31}")
+PEP_723 = re.compile(r"(?m)^# /// script[ \t]*$\n(?P<body>(?:^#(?: .*)?$\n)+?)^# ///[ \t]*$")
+LIMIT_NAMES = frozenset(Limits.__struct_fields__)
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a program says about itself. Empty strings where it says nothing; ``limits`` by name, as in Limits."""
+
+    name: str = ""
+    version: str = ""
+    description: str = ""
+    limits: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that can be launched. ``id`` is ``sha256:`` and the hash of its files and entry."""
+
+    id: str
+    name: str
+    version: str
+    bundle: Bundle
+    interface: Interface
+    limits: dict[str, float]
+
+    def limits_over(self, default: Limits) -> Limits:
+        """``default``, but for what the program sets itself."""
+        return with_limits(default, self.limits)
+
+
+def with_limits(base: Limits, changes: dict[str, Any]) -> Limits:
+    """``base`` with some limits set. Raises InvalidRequest for an unknown name, a wrong type and a value <= 0."""
+    unknown = changes.keys() - LIMIT_NAMES
+    if unknown:
+        known = ", ".join(sorted(LIMIT_NAMES))
+        raise InvalidRequest(f"there is no limit {', '.join(sorted(unknown))}; the limits are {known}")
+    try:
+        limits = msgspec.convert({**msgspec.to_builtins(base), **changes}, Limits)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"limits: {error}") from None
+    for name in changes:
+        if getattr(limits, name) <= 0:
+            raise InvalidRequest(f"the limit {name} must be positive, got {changes[name]}")
+    return limits
+
+
+def read_sources(path: Path) -> Bundle:
+    """The bundle of a file or folder. Raises InvalidRequest for what is no program, LimitExceeded for one too large."""
+    if path.is_dir():
+        return _read_folder(path)
+    if path.suffix != ".py":
+        raise InvalidRequest(f"{path} is no program: a program is a .py file or a folder with a {ENTRY}")
+    return Bundle(path.stem, {path.name: _read_text(path)}, path.name)
+
+
+def _read_folder(folder: Path) -> Bundle:
+    if not (folder / ENTRY).is_file():
+        raise InvalidRequest(f"{folder} is no program: it has no {ENTRY}")
+    found = [path for path in sorted(folder.rglob("*.py")) if not _is_hidden(path.relative_to(folder))]
+    if (folder / PROJECT).is_file():
+        found.append(folder / PROJECT)
+    if len(found) > MAX_FILES:
+        raise _too_large(f"{folder} has {len(found)} files", "files", MAX_FILES)
+    files = {path.relative_to(folder).as_posix(): _read_text(path) for path in found}
+    return Bundle(folder.resolve().name, files, ENTRY)
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") or part in ("__pycache__", "build", "dist", "tests") for part in path.parts)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_SOURCE_BYTES:
+            raise _too_large(f"{path} has {path.stat().st_size} bytes", "source_bytes", MAX_SOURCE_BYTES)
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InvalidRequest(f"there is no file {path}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{path} is not UTF-8 text: {error}") from None
+
+
+def _too_large(what: str, limit: str, value: int) -> LimitExceeded:
+    return LimitExceeded(f"{what}; a program may have {value}", limit=limit, value=value, raise_with="a smaller program")
+
+
+def make_program(bundle: Bundle, name: str = "", version: str = "") -> Program:
+    """Check a bundle and read what it says about itself; ``name`` and ``version`` win over that when they are given.
+
+    Raises InvalidRequest, LimitExceeded (1 MiB of source), and ProgramSyntaxError with the line and a caret.
+    """
+    _check_files(bundle)
+    for path, text in bundle.files.items():
+        if path.endswith(".py"):
+            check_syntax(text, path)
+    metadata = read_metadata(bundle)
+    name = name or metadata.name or bundle.name
+    version = version or metadata.version
+    if not NAME.fullmatch(name):
+        raise InvalidRequest(f"{name!r} is no program name: letters, digits and ._- only, 64 at most")
+    if version and not VERSION.fullmatch(version):
+        raise InvalidRequest(f"{version!r} is no version: letters, digits and ._+- only, 32 at most")
+    interface = describe_source(bundle.files[bundle.entry], bundle.entry)
+    return Program(content_id(bundle), name, version, bundle, interface, metadata.limits)
+
+
+def content_id(bundle: Bundle) -> str:
+    """The hash that names a program: of its entry and its files, whatever they are called by."""
+    canonical = json.dumps([bundle.entry, sorted(bundle.files.items())], ensure_ascii=True, separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _check_files(bundle: Bundle) -> None:
+    if bundle.entry not in bundle.files:
+        raise InvalidRequest(f"the program has no file {bundle.entry!r}, which is its entry")
+    if len(bundle.files) > MAX_FILES:
+        raise _too_large(f"the program has {len(bundle.files)} files", "files", MAX_FILES)
+    size = sum(len(text.encode(errors="surrogatepass")) for text in bundle.files.values())
+    if size > MAX_SOURCE_BYTES:
+        raise _too_large(f"the program's source has {size} bytes", "source_bytes", MAX_SOURCE_BYTES)
+    for path in bundle.files:
+        pure = PurePosixPath(path)
+        clean = not pure.is_absolute() and ".." not in pure.parts and "\\" not in path and str(pure) == path
+        if not clean or "\0" in path or not (pure.suffix == ".py" or path == PROJECT):
+            raise InvalidRequest(f"{path!r} cannot be a file of a program: relative .py files and {PROJECT} only")
+
+
+def check_syntax(source: str, filename: str) -> None:
+    """Parse a file. Raises ProgramSyntaxError; its message shows the line and a caret, ``detail`` says where.
+
+    The parser is this process's Python, whose version is in ``detail`` too.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(source, filename, "exec", flags=ast.PyCF_ONLY_AST, dont_inherit=True)
+    except SyntaxError as error:
+        where = "".join(traceback.format_exception_only(error)).strip()
+        raise ProgramSyntaxError(
+            where, file=filename, line=error.lineno or 0, column=error.offset or 0, text=(error.text or "").rstrip("\n"),
+            python=".".join(map(str, sys.version_info[:2])),
+        ) from None  # fmt: skip
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise ProgramSyntaxError(f"{filename} cannot be parsed: {error or type(error).__name__}", file=filename) from None
+
+
+def read_metadata(bundle: Bundle) -> Metadata:
+    """What ``[tool.inferd]`` says. Raises InvalidRequest for a key that is not known, and for dependencies."""
+    table = _project_table(bundle) if PROJECT in bundle.files else _script_table(bundle)
+    unknown = table.keys() - {"name", "version", "description", "limits"}
+    if unknown:
+        raise InvalidRequest(f"[tool.inferd] has no key {', '.join(sorted(unknown))}")
+    try:
+        metadata = msgspec.convert(table, Metadata)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"[tool.inferd]: {error}") from None
+    with_limits(Limits(), metadata.limits)
+    return metadata
+
+
+def _project_table(bundle: Bundle) -> dict[str, Any]:
+    document = _parse_toml(bundle.files[PROJECT], PROJECT)
+    project = document.get("project", {})
+    _refuse_dependencies(project.get("dependencies", []))
+    table = {key: project[key] for key in ("name", "version", "description") if key in project}
+    return table | document.get("tool", {}).get("inferd", {})
+
+
+def _script_table(bundle: Bundle) -> dict[str, Any]:
+    blocks = list(PEP_723.finditer(bundle.files[bundle.entry]))
+    if len(blocks) > 1:
+        raise InvalidRequest(f"{bundle.entry} has more than one '# /// script' block")
+    if not blocks:
+        return {}
+    body = "".join(line[2:] if line.startswith("# ") else line[1:] for line in blocks[0]["body"].splitlines(keepends=True))
+    document = _parse_toml(body, f"the '# /// script' block of {bundle.entry}")
+    _refuse_dependencies(document.get("dependencies", []))
+    table: dict[str, Any] = document.get("tool", {}).get("inferd", {})
+    return table
+
+
+def _parse_toml(text: str, where: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidRequest(f"{where}: {error}") from None
+
+
+def _refuse_dependencies(dependencies: Any) -> None:
+    """The runner has the standard library and the SDK, and nothing else yet."""
+    if not isinstance(dependencies, list) or not all(isinstance(entry, str) for entry in dependencies):
+        raise InvalidRequest("dependencies must be a list of strings")
+    others = [entry for entry in dependencies if not re.match(r"inferd\b", entry)]
+    if others:
+        raise InvalidRequest(f"dependencies are not supported yet: {', '.join(others)}")

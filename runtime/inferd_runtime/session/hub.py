@@ -1,0 +1,95 @@
+"""The engine's end of the wire: frames become sessions, requests and cancels; replies become frames. No sockets here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from inferd import protocol as p
+
+from inferd_runtime.session.host import ServedModel
+from inferd_runtime.session.link import CANCEL, CLOSE, ERROR, JSON, MSGPACK, OK, OPEN, TICKET, OpenSession
+from inferd_runtime.session.session import Session
+
+Send = Callable[[bytes, list[bytes]], None]
+
+
+class SessionHub:
+    """All open sessions of one engine process, by the identity of their socket.
+
+    ``send(identity, frames)`` must not block. Every request frame is answered once, malformed ones too.
+    """
+
+    def __init__(self, models: Mapping[str, ServedModel], send: Send) -> None:
+        self._models = models
+        self._send = send
+        self._sessions: dict[bytes, Session] = {}
+        self._json = {op: msgspec.json.Decoder(cls) for op, cls in p.OPERATIONS.items()}
+        self._msgpack = {op: msgspec.msgpack.Decoder(cls) for op, cls in p.OPERATIONS.items()}
+
+    @property
+    def open_sessions(self) -> int:
+        """How many sessions are open."""
+        return len(self._sessions)
+
+    def receive(self, identity: bytes, frames: Sequence[bytes]) -> None:
+        """Take one request. Frames that are not of the wire's shape come from no client of ours and are dropped."""
+        if len(frames) != 4 or len(frames[0]) != TICKET.size:
+            return
+        ticket: int = TICKET.unpack(frames[0])[0]
+        respond = self._responder(identity, ticket, frames[2])
+        try:
+            self._dispatch(identity, ticket, frames[1].decode("utf-8", "replace"), frames[2], frames[3], respond)
+        except p.InferdError as error:
+            respond(error)
+
+    def close_all(self, prefix: bytes = b"") -> None:
+        """Close every session whose identity starts with ``prefix``."""
+        for identity in [name for name in self._sessions if name.startswith(prefix)]:
+            self._sessions.pop(identity).close()
+
+    def held_pages(self) -> list[list[int]]:
+        """The page tables of all sessions, for the pool's integrity check."""
+        return [pages for session in self._sessions.values() for pages in session.owned_tables()]
+
+    def _dispatch(
+        self, identity: bytes, ticket: int, op: str, form: bytes, payload: bytes, respond: Callable[[Any], None]
+    ) -> None:
+        if op == OPEN:
+            return self._open(identity, payload, respond)
+        session = self._sessions.get(identity)
+        if session is None:
+            raise p.Unavailable("this session is not open (the engine may have been restarted)")
+        if op == CANCEL:
+            return session.cancel(ticket)
+        if op == CLOSE:
+            del self._sessions[identity]
+            return respond(session.close())
+        session.handle(ticket, self._decode(op, form, payload), respond)
+
+    def _open(self, identity: bytes, payload: bytes, respond: Callable[[Any], None]) -> None:
+        if identity in self._sessions:
+            self._sessions.pop(identity).close()
+        opened = msgspec.msgpack.decode(payload, type=OpenSession)
+        self._sessions[identity] = Session(self._models, opened.tenant, opened.label)
+        respond(p.Done())
+
+    def _decode(self, op: str, form: bytes, payload: bytes) -> Any:
+        decoder = {JSON: self._json, MSGPACK: self._msgpack}.get(form, {}).get(op)
+        if decoder is None:
+            raise p.InvalidRequest(f"unknown operation {op!r}")
+        try:
+            return decoder.decode(payload)
+        except msgspec.MsgspecError as error:
+            raise p.InvalidRequest(f"{op}: {error}") from error
+
+    def _responder(self, identity: bytes, ticket: int, form: bytes) -> Callable[[Any], None]:
+        encode = msgspec.json.encode if form == JSON else msgspec.msgpack.encode
+
+        def respond(reply: Any) -> None:
+            failed = isinstance(reply, p.InferdError)
+            payload = encode(reply.to_wire() if failed else reply)
+            self._send(identity, [TICKET.pack(ticket), ERROR if failed else OK, payload])
+
+        return respond

@@ -1,0 +1,90 @@
+"""Where a context stands in its conversation, and the tokens that bring the next part to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from inferd.protocol import InvalidRequest, Part
+
+from inferd_runtime.engine.text import TextTokenizer
+from inferd_runtime.models import chat
+from inferd_runtime.session.host import ChatTokenizer
+
+ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """``empty``: nothing there yet. ``answering``: a cue opened an assistant turn that nothing has closed."""
+
+    empty: bool = True
+    answering: bool = False
+
+
+def check_part(part: Part) -> None:
+    """Raise InvalidRequest for a part of unknown kind or role."""
+    if part.kind not in ("message", "text", "tokens", "cue"):
+        raise InvalidRequest(f"part kind {part.kind!r} is not one of message, text, tokens, cue")
+    if part.kind == "message" and part.role not in ROLES:
+        raise InvalidRequest(f"role {part.role!r} is not one of {', '.join(ROLES)}")
+
+
+def render(
+    parts: Sequence[Part], turn: Turn, last_token: int | None, tokenizer: ChatTokenizer
+) -> tuple[list[int], Turn]:
+    """The tokens of ``parts`` behind a context that stands at ``turn``, and where it stands then."""
+    tokens: list[int] = []
+    for part in parts:
+        check_part(part)
+    for chunk in _chunks(parts):
+        if chunk[0].kind in ("message", "cue"):
+            before = tokens[-1] if tokens else last_token
+            tokens += _close_answer(turn, before, tokenizer)
+            tokens += tokenizer.encode(_chat_text(chunk, turn, tokenizer), special=True)
+            turn = Turn(empty=False, answering=chunk[-1].kind == "cue")
+        else:
+            tokens += _raw(chunk, turn, tokenizer)
+            turn = replace(turn, empty=turn.empty and not tokens)
+    return tokens, turn
+
+
+def _chunks(parts: Sequence[Part]) -> Iterator[list[Part]]:
+    """Messages that follow each other are rendered together, with a cue behind them; raw parts stay alone."""
+    for is_chat, run in groupby(parts, key=lambda part: part.kind in ("message", "cue")):
+        chunk: list[Part] = []
+        for part in run:
+            chunk.append(part)
+            if part.kind == "cue" or not is_chat:
+                yield chunk
+                chunk = []
+        if chunk:
+            yield chunk
+
+
+def _chat_text(chunk: Sequence[Part], turn: Turn, tokenizer: ChatTokenizer) -> str:
+    messages = [{"role": part.role, "content": part.text} for part in chunk if part.kind == "message"]
+    cue = chunk[-1].kind == "cue"
+    if turn.empty:
+        if not messages:
+            raise InvalidRequest("a cue needs a message before it")
+        return chat.opening(tokenizer, messages, cue=cue)
+    return chat.continuation(tokenizer, messages, cue=cue)
+
+
+def _close_answer(turn: Turn, last_token: int | None, tokenizer: ChatTokenizer) -> list[int]:
+    """What ends the assistant's turn; the model may have written the end-of-text token itself."""
+    if not turn.answering:
+        return []
+    tail = tokenizer.encode(chat.end_of_answer(tokenizer), special=True)
+    if tail and tail[0] == last_token and last_token in tokenizer.eos_tokens:
+        return tail[1:]
+    return tail
+
+
+def _raw(chunk: Sequence[Part], turn: Turn, tokenizer: TextTokenizer) -> list[int]:
+    part = chunk[0]
+    if part.kind == "tokens":
+        return list(part.tokens)
+    return tokenizer.encode(part.text, start=turn.empty)

@@ -1,0 +1,80 @@
+"""inferd: programs that drive a language model's forward pass, KV cache and sampling.
+
+The same calls work in a program that runs inside the runtime and in a script connected by :func:`connect`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inferd import session
+from inferd.context import Context
+from inferd.generation import Generator
+from inferd.model import Model, Tokenizer
+from inferd.protocol import (
+    Cancelled,
+    ClientError,
+    ConstraintError,
+    InferdError,
+    InternalError,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    ProgramError,
+    ProgramSyntaxError,
+    Step,
+    Unauthorized,
+    Unavailable,
+)
+from inferd.sampling import Sampler
+from inferd.schema import AnyJson, Choice, JsonSchema, Regex
+from inferd.speculation import Speculator
+
+if TYPE_CHECKING:
+    from inferd.client import Connection
+
+__all__ = [
+    "AnyJson",
+    "Cancelled",
+    "Choice",
+    "ClientError",
+    "ConstraintError",
+    "Context",
+    "Generator",
+    "InferdError",
+    "InternalError",
+    "InvalidRequest",
+    "JsonSchema",
+    "LimitExceeded",
+    "Model",
+    "NotFound",
+    "ProgramError",
+    "ProgramSyntaxError",
+    "Regex",
+    "Sampler",
+    "Speculator",
+    "Step",
+    "Tokenizer",
+    "Unauthorized",
+    "Unavailable",
+    "connect",
+    "session",
+]
+DEFAULT_URL = "ws://127.0.0.1:7070"
+
+
+def connect(url: str = DEFAULT_URL, token: str | None = None) -> Connection:
+    """Connect a script to a runtime: ``async with inferd.connect(url, token=...):``.
+
+    Inside the block every context, model and session call of this task, and of tasks started in it, goes to that
+    runtime. When the block ends, the runtime releases everything that the script still held there.
+
+    ``url`` is the server's address (``ws://`` or ``wss://``); ``token`` its access token. On entry the block raises
+    Unauthorized for a missing or wrong token, Unavailable when no runtime answers there, and InvalidRequest for a
+    URL that is none. If the connection is lost later, every call that waits, and every later one, raises
+    Unavailable.
+    """
+    # Not at the top: inside the sandbox the client and what it imports do not exist.
+    from inferd.client import Connection
+
+    return Connection(url, token)

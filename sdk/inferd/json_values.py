@@ -1,0 +1,68 @@
+"""Python values as the JSON values that stand for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from typing import Any
+
+from inferd.protocol import ProgramError
+
+MAX_DEPTH = 200
+
+
+def to_json_value(value: Any, path: str) -> Any:
+    """``value`` as None, bool, int, float, str, list and dict, which the caller owns.
+
+    Dataclasses and pydantic models become objects, enums their values, tuples lists. Raises ProgramError, which
+    names the place by ``path``, for what JSON cannot hold: other types, keys that are not strings, NaN, infinity,
+    cycles.
+    """
+    return _convert(value, path, 0)
+
+
+def _convert(value: Any, path: str, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise ProgramError(f"{path[:80]}... is nested more than {MAX_DEPTH} deep, or contains itself")
+    if isinstance(value, enum.Enum):
+        return _convert(value.value, path, depth)
+    if value is None or isinstance(value, (bool, int, str)):
+        return _exact(value)
+    if isinstance(value, float):
+        return _finite(value, path)
+    if isinstance(value, (list, tuple)):
+        return [_convert(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
+    if isinstance(value, dict):
+        return {_key(key, path): _convert(item, f"{path}[{key!r}]", depth + 1) for key, item in value.items()}
+    return _convert_object(value, path, depth)
+
+
+def _convert_object(value: Any, path: str, depth: int) -> Any:
+    if isinstance(value, type):
+        raise ProgramError(f"{path} is the class {value.__name__}: JSON holds values, not classes")
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: _convert(getattr(value, name), f"{path}.{name}", depth + 1) for name in names}
+    if hasattr(value, "model_dump") and hasattr(value, "model_json_schema"):
+        return _convert(value.model_dump(mode="json"), path, depth + 1)
+    raise ProgramError(f"{path} is a {type(value).__name__}, which JSON cannot hold")
+
+
+def _exact(value: bool | int | str | None) -> bool | int | str | None:
+    """Without a subclass of int or str, which an encoder might write in its own way."""
+    if isinstance(value, str):
+        return str(value) if type(value) is str else str.__str__(value)
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _finite(value: float, path: str) -> float:
+    if not math.isfinite(value):
+        raise ProgramError(f"{path} is {value}, which JSON cannot hold")
+    return float(value)
+
+
+def _key(key: Any, path: str) -> str:
+    if not isinstance(key, str):
+        raise ProgramError(f"{path} has the key {key!r}: JSON keys are strings")
+    return key
