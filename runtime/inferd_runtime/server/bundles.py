@@ -11,15 +11,15 @@ import hashlib
 import json
 import re
 import sys
-import tomllib
 import traceback
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
 from inferd.interface import Interface, describe_source
+from inferd.manifest import DEFAULT_VERSION, NAME, VERSION, Manifest, project_manifest, script_manifest
 from inferd.protocol import InvalidRequest, LimitExceeded, ProgramSyntaxError
 
 from inferd_runtime.sandbox.messages import Bundle, Limits
@@ -28,32 +28,22 @@ MAX_SOURCE_BYTES = 1 << 20
 MAX_FILES = 256
 ENTRY = "main.py"
 PROJECT = "pyproject.toml"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,31}")
-PEP_723 = re.compile(r"(?m)^# /// script[ \t]*$\n(?P<body>(?:^#(?: .*)?$\n)+?)^# ///[ \t]*$")
 LIMIT_NAMES = frozenset(Limits.__struct_fields__)
 
 
 @dataclass(frozen=True)
-class Metadata:
-    """What a program says about itself. Empty strings where it says nothing; ``limits`` by name, as in Limits."""
-
-    name: str = ""
-    version: str = ""
-    description: str = ""
-    limits: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Program:
-    """A program that can be launched. ``id`` is ``sha256:`` and the hash of its files and entry."""
+    """A program that can be launched.
+
+    ``id`` is ``sha256:`` and the hash of its files and entry. ``version`` is "" until somebody gives it one.
+    """
 
     id: str
     name: str
     version: str
     bundle: Bundle
     interface: Interface
-    limits: dict[str, float]
+    limits: dict[str, int | float]
 
     def limits_over(self, default: Limits) -> Limits:
         """``default``, but for what the program sets itself."""
@@ -125,15 +115,15 @@ def make_program(bundle: Bundle, name: str = "", version: str = "") -> Program:
     for path, text in bundle.files.items():
         if path.endswith(".py"):
             check_syntax(text, path)
-    metadata = read_metadata(bundle)
-    name = name or metadata.name or bundle.name
-    version = version or metadata.version
+    manifest = read_manifest(bundle)
+    name = name or manifest.name
+    version = version or ("" if manifest.version == DEFAULT_VERSION else manifest.version)
     if not NAME.fullmatch(name):
-        raise InvalidRequest(f"{name!r} is no program name: letters, digits and ._- only, 64 at most")
+        raise InvalidRequest(f"{name!r} cannot be a program's name: it must match {NAME.pattern}")
     if version and not VERSION.fullmatch(version):
-        raise InvalidRequest(f"{version!r} is no version: letters, digits and ._+- only, 32 at most")
+        raise InvalidRequest(f"{version!r} cannot be a program's version: it must match {VERSION.pattern}")
     interface = describe_source(bundle.files[bundle.entry], bundle.entry)
-    return Program(content_id(bundle), name, version, bundle, interface, metadata.limits)
+    return Program(content_id(bundle), name, version, bundle, interface, manifest.limits)
 
 
 def content_id(bundle: Bundle) -> str:
@@ -176,52 +166,13 @@ def check_syntax(source: str, filename: str) -> None:
         raise ProgramSyntaxError(f"{filename} cannot be parsed: {error or type(error).__name__}", file=filename) from None
 
 
-def read_metadata(bundle: Bundle) -> Metadata:
-    """What ``[tool.inferd]`` says. Raises InvalidRequest for a key that is not known, and for dependencies."""
-    table = _project_table(bundle) if PROJECT in bundle.files else _script_table(bundle)
-    unknown = table.keys() - {"name", "version", "description", "limits"}
-    if unknown:
-        raise InvalidRequest(f"[tool.inferd] has no key {', '.join(sorted(unknown))}")
-    try:
-        metadata = msgspec.convert(table, Metadata)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"[tool.inferd]: {error}") from None
-    with_limits(Limits(), metadata.limits)
-    return metadata
-
-
-def _project_table(bundle: Bundle) -> dict[str, Any]:
-    document = _parse_toml(bundle.files[PROJECT], PROJECT)
-    project = document.get("project", {})
-    _refuse_dependencies(project.get("dependencies", []))
-    table = {key: project[key] for key in ("name", "version", "description") if key in project}
-    return table | document.get("tool", {}).get("inferd", {})
-
-
-def _script_table(bundle: Bundle) -> dict[str, Any]:
-    blocks = list(PEP_723.finditer(bundle.files[bundle.entry]))
-    if len(blocks) > 1:
-        raise InvalidRequest(f"{bundle.entry} has more than one '# /// script' block")
-    if not blocks:
-        return {}
-    body = "".join(line[2:] if line.startswith("# ") else line[1:] for line in blocks[0]["body"].splitlines(keepends=True))
-    document = _parse_toml(body, f"the '# /// script' block of {bundle.entry}")
-    _refuse_dependencies(document.get("dependencies", []))
-    table: dict[str, Any] = document.get("tool", {}).get("inferd", {})
-    return table
-
-
-def _parse_toml(text: str, where: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidRequest(f"{where}: {error}") from None
-
-
-def _refuse_dependencies(dependencies: Any) -> None:
-    """The runner has the standard library and the SDK, and nothing else yet."""
-    if not isinstance(dependencies, list) or not all(isinstance(entry, str) for entry in dependencies):
-        raise InvalidRequest("dependencies must be a list of strings")
-    others = [entry for entry in dependencies if not re.match(r"inferd\b", entry)]
+def read_manifest(bundle: Bundle) -> Manifest:
+    """What a program says about itself. Raises InvalidRequest for a bad table, and for dependencies."""
+    if PROJECT in bundle.files:
+        manifest = project_manifest(bundle.files[PROJECT], bundle.name)
+    else:
+        manifest = script_manifest(bundle.files[bundle.entry], bundle.entry)
+    others = [entry for entry in manifest.dependencies if not re.match(r"inferd(?![\w.-])", entry)]
     if others:
         raise InvalidRequest(f"dependencies are not supported yet: {', '.join(others)}")
+    return manifest

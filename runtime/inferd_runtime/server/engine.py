@@ -54,13 +54,15 @@ class EngineSupervisor:
         self._numbers = itertools.count(1)
         self._up: EngineUp | None = None
         self._failure: Unavailable | None = None
+        self._start_error: Unavailable | None = None
         self._changed = anyio.Event()
 
     @property
     def current(self) -> EngineUp:
         """The engine that answers now. Raises Unavailable with the last failure while there is none."""
         if self._up is None:
-            raise self._failure or Unavailable("the engine is starting", process="engine")
+            failure = self._failure or Unavailable("the engine is starting", process="engine")
+            raise Unavailable(failure.message, **failure.detail)
         return self._up
 
     @property
@@ -79,8 +81,8 @@ class EngineSupervisor:
     async def wait_up(self) -> EngineUp:
         """Wait until an engine answers. Raises Unavailable with what it printed if it dies before that."""
         while self._up is None:
-            if self._failure is not None:
-                raise self._failure
+            if self._start_error is not None:
+                raise self._start_error
             await self._changed.wait()
         return self._up
 
@@ -100,7 +102,7 @@ class EngineSupervisor:
         finally:
             with anyio.CancelScope(shield=True):
                 await child.stop(STOP_SECONDS)
-        self._lose(Unavailable(f"the engine {ending}", process="engine", pid=child.pid, output=child.tail))
+        self._lose(f"the engine {ending}", child)
         return anyio.current_time() - started
 
     async def _serve(self, child: ChildProcess) -> None:
@@ -125,9 +127,11 @@ class EngineSupervisor:
         self._notify()
         log.info("engine %d serves %s", up.child.pid, ", ".join(model.name for model in up.models.models))
 
-    def _lose(self, error: Unavailable) -> None:
-        """The engine ended: everybody who waits for it hears ``error``."""
-        log.error("%s", error.message)
+    def _lose(self, message: str, child: ChildProcess) -> None:
+        """The engine ended: everybody who waits for it hears so. What it printed may be about other tenants' work."""
+        log.error("%s\n%s", message, child.tail)
+        error = Unavailable(message, process="engine", pid=child.pid)
+        self._start_error = Unavailable(f"{message}\n{child.tail}", process="engine", pid=child.pid)
         up, self._up, self._failure = self._up, None, error
         if up is not None:
             up.session.lose(error)

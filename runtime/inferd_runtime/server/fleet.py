@@ -180,12 +180,11 @@ class WorkerFleet:
         runs = self.pool.lost(name)
         if not retired:
             self.restarts += 1
-            tail = member.child.tail
-            error = Unavailable(f"sandbox worker {name} {ending}", process=name, pid=member.child.pid, output=tail)
-            log.error("%s\n%s", error.message, tail)
+            error = Unavailable(f"sandbox worker {name} {ending}", process=name, pid=member.child.pid)
+            log.error("%s\n%s", error.message, member.child.tail)
             if not member.ready.is_set():
                 self._delay = self._backoff.next(lived)
-                self._failure = error
+                self._failure = Unavailable(f"{error.message}\n{member.child.tail}", **error.detail)
                 runs += [] if self.pool.any_ready else self.pool.waiting
             self._owner.worker_lost(name, runs, error)
         self.apply()

@@ -77,6 +77,8 @@ class ChildProcess(asyncio.SubprocessProtocol):
             await self._exited.wait()
         self.kill()
         await self._exited.wait()
+        assert self._transport is not None
+        self._transport.close()
 
     def kill(self) -> None:
         """End the child at once."""

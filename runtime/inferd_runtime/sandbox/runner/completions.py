@@ -1,0 +1,91 @@
+"""Operations in flight, as futures: the guest's end of the completion queue."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+FOR_EVER = 0xFFFFFFFF
+MAX_WAIT_MS = FOR_EVER - 1
+Answer = tuple[bool, dict[str, Any]]
+
+
+class Host(Protocol):
+    """The imports of the WIT world; ``world.wit`` says what each does."""
+
+    def submit(self, op: str, arguments: str) -> int:
+        """Start an operation; returns its ticket."""
+        ...
+
+    def wait(self, timeout_ms: int) -> str:
+        """Wait for finished operations."""
+        ...
+
+    def cancel(self, ticket: int) -> None:
+        """Drop an operation."""
+        ...
+
+    def log(self, target: str, text: str) -> None:
+        """Hand out what the program wrote."""
+        ...
+
+
+class Completions:
+    """Every blocking point of the guest: whatever waits, waits here, where the host can end it.
+
+    ``before_wait`` is called before the guest may block; the streams are flushed there.
+    """
+
+    def __init__(self, host: Host, before_wait: Callable[[], None]) -> None:
+        self._host = host
+        self._before_wait = before_wait
+        self._open: dict[int, asyncio.Future[Answer]] = {}
+
+    @property
+    def pending(self) -> bool:
+        """Whether an operation is in flight."""
+        return bool(self._open)
+
+    def submit(self, op: str, arguments: str) -> tuple[int, asyncio.Future[Answer]]:
+        """Start an operation; the future gets whether it went well, and its reply or error."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        ticket = self._host.submit(op, arguments)
+        self._open[ticket] = future
+        return ticket, future
+
+    def cancel(self, ticket: int) -> None:
+        """Drop an operation; nothing happens if it has finished."""
+        if self._open.pop(ticket, None) is not None:
+            self._host.cancel(ticket)
+
+    def wait(self, seconds: float | None) -> None:
+        """Block until something has finished, or for ``seconds`` (``None``: for ever); sets the futures that it is due to."""
+        self._before_wait()
+        finished = self._host.wait(_milliseconds(seconds))
+        if finished != "[]":
+            for ticket, ok, answer in json.loads(finished):
+                self._settle(ticket, bool(ok), answer)
+
+    def sleep(self, seconds: float) -> None:
+        """Block for ``seconds``. Operations go on finishing meanwhile."""
+        end = time.monotonic() + seconds
+        while True:
+            left = end - time.monotonic()
+            self.wait(max(left, 0.0))
+            if left <= 0:
+                return
+
+    def _settle(self, ticket: int, ok: bool, answer: dict[str, Any]) -> None:
+        future = self._open.pop(ticket, None)
+        if future is not None and not future.done() and not future.get_loop().is_closed():
+            future.set_result((ok, answer))
+
+
+def _milliseconds(seconds: float | None) -> int:
+    if seconds is None:
+        return FOR_EVER
+    return min(max(math.ceil(seconds * 1e3), 0), MAX_WAIT_MS)

@@ -1,0 +1,69 @@
+"""An asyncio event loop whose only blocking point is the host's ``wait``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from inferd_runtime.sandbox.runner.completions import Completions
+
+
+class Deadlock(RuntimeError):
+    """Every task waits, and nothing is under way that could wake one of them."""
+
+
+class _Selector:
+    """What BaseEventLoop asks for events. There are none: finished operations set their futures themselves."""
+
+    def __init__(self, completions: Completions) -> None:
+        self._completions = completions
+
+    def select(self, timeout: float | None) -> Sequence[Any]:
+        if timeout is None and not self._completions.pending:
+            raise Deadlock(
+                "the program would wait for ever: every task waits for another one, and no operation or timer is under way"
+            )
+        self._completions.wait(timeout)
+        return ()
+
+
+class GuestEventLoop(asyncio.BaseEventLoop):
+    """Timers, tasks, futures and operations; no files, sockets, signals, threads or processes: those raise."""
+
+    def __init__(self, completions: Completions) -> None:
+        super().__init__()
+        self._selector = _Selector(completions)
+
+    def _process_events(self, event_list: Sequence[Any]) -> None:
+        """Called by BaseEventLoop with what the selector returned, which is nothing."""
+
+    def _write_to_self(self) -> None:
+        """Called by ``call_soon_threadsafe`` to wake a loop that blocks in another thread: there is none."""
+
+
+def run_to_end(loop: asyncio.AbstractEventLoop, main: Any) -> Any:
+    """Run a coroutine to its end, then end what it left behind, as ``asyncio.run`` does. Closes ``loop``."""
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(main)
+    finally:
+        try:
+            _end_tasks(loop)
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    for task in left:
+        if not task.cancelled() and task.exception() is not None:
+            loop.call_exception_handler(
+                {"message": "a task failed while it was being ended", "exception": task.exception(), "task": task}
+            )

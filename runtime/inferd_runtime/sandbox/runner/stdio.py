@@ -1,0 +1,56 @@
+"""``sys.stdout`` and ``sys.stderr`` on the host's ``log``: WASI's own streams drop what does not fit their buffer."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import sys
+from typing import Any
+
+from inferd_runtime.sandbox.runner.completions import Host
+
+BUFFER_BYTES = 8 << 10
+CHUNK_BYTES = 64 << 10
+
+
+class LogWriter(io.RawIOBase):
+    """A raw stream of UTF-8 that hands what it gets to the host, in pieces of at most ``CHUNK_BYTES``."""
+
+    def __init__(self, host: Host, target: str) -> None:
+        self._host = host
+        self._target = target
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Hand out all of ``data``; a character cut in two by the buffer goes with its second half."""
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), CHUNK_BYTES):
+            text = self._decoder.decode(view[start : start + CHUNK_BYTES])
+            if text:
+                self._host.log(self._target, text)
+        return len(view)
+
+
+def text_stream(host: Host, target: str) -> io.TextIOWrapper:
+    """A text stream as Python makes for a terminal: written out at each line end, and when 8 KiB are full."""
+    raw = io.BufferedWriter(LogWriter(host, target), BUFFER_BYTES)
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", newline="\n", line_buffering=True)
+
+
+def redirect(host: Host) -> None:
+    """Put the program's streams on the host. Reading from stdin gives the end of the file."""
+    sys.stdin = sys.__stdin__ = io.StringIO()  # type: ignore[misc, assignment]
+    sys.stdout = sys.__stdout__ = text_stream(host, "stdout")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = text_stream(host, "stderr")  # type: ignore[misc]
+
+
+def flush() -> None:
+    """Hand out what is still buffered, whatever the program has put in the streams' place."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            stream.flush()

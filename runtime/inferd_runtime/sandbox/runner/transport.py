@@ -1,0 +1,37 @@
+"""The SDK's transport inside the sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from inferd.protocol import ErrorInfo, InvalidRequest, reply_from_plain, to_plain
+
+from inferd_runtime.sandbox.runner.completions import Completions
+
+
+class GuestTransport:
+    """Carries requests of ``inferd.protocol`` to the host as JSON."""
+
+    def __init__(self, completions: Completions) -> None:
+        self._completions = completions
+
+    async def call(self, request: Any) -> Any:
+        """Send a request and wait for its reply; see :class:`inferd.transport.Transport`."""
+        ticket, future = self._completions.submit(type(request).op, _encode(request))
+        try:
+            ok, answer = await future
+        except asyncio.CancelledError:
+            self._completions.cancel(ticket)
+            raise
+        if not ok:
+            raise ErrorInfo(**answer).to_exception()
+        return reply_from_plain(type(request).reply, answer)
+
+
+def _encode(request: Any) -> str:
+    try:
+        return json.dumps(to_plain(request), allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"{type(request).op}: {error}") from None

@@ -1,0 +1,72 @@
+"""A tokenizer without training: token i is byte i, behind them the end of text. For tests and tools."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable, Sequence
+
+END = 256
+TURN = 257
+VOCAB_SIZE = 258
+
+
+class ByteTokenizer:
+    """Bytes as tokens, ``<end>`` as end of text, ``<turn>`` before every chat message."""
+
+    eos_tokens: Sequence[int] = (END,)
+    names = {"<end>": END, "<turn>": TURN}
+
+    def encode(self, text: str, *, special: bool = False, start: bool = False) -> list[int]:
+        """UTF-8 bytes; with ``special`` the two names are one token each."""
+        if special:
+            for name, token in self.names.items():
+                before, found, after = text.partition(name)
+                if found:
+                    return [*self.encode(before, special=True), token, *self.encode(after, special=True)]
+        return list(text.encode())
+
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Text of the bytes."""
+        named = {token: name.encode() for name, token in self.names.items()} if special else {}
+        return b"".join(named.get(token, bytes([token]) if token < END else b"") for token in tokens).decode("utf-8", "replace")
+
+    def stream(self) -> Callable[[int], str]:
+        """A decoder for one id at a time."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return lambda token: decoder.decode(bytes([token]) if token < END else b"")
+
+    def render(self, messages: Sequence[dict[str, str]], *, cue: bool) -> str:
+        """``<turn>role:content<end>`` per message."""
+        text = "".join(f"<turn>{message['role']}:{message['content']}<end>" for message in messages)
+        return text + ("<turn>assistant:" if cue else "")
+
+    @staticmethod
+    def tokenizer_json() -> str:
+        """The same vocabulary as a tokenizer.json text, for the grammar's token table."""
+        shown = _byte_names()
+        vocab = {shown[byte]: byte for byte in range(256)} | ByteTokenizer.names
+        added = [
+            {"id": token, "content": name, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+            for name, token in ByteTokenizer.names.items()
+        ]
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+        return json.dumps(
+            {
+                "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
+                "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level,
+                "model": {
+                    "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                    "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "vocab": vocab, "merges": [],
+                },
+            }
+        )  # fmt: skip
+
+
+def _byte_names() -> dict[int, str]:
+    """GPT-2's printable stand-ins for bytes (Radford et al. 2019)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    names = {byte: chr(byte) for byte in printable}
+    spare = (byte for byte in range(256) if byte not in names)
+    names.update({byte: chr(256 + offset) for offset, byte in enumerate(spare)})
+    return names
