@@ -28,6 +28,7 @@ from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 SEQUENCE = 512
+HEAD_DIM, ROPE_THETA = 64, 1_000_000.0
 # Attention over short rows costs less, and looking back is learnt sooner over short distances.
 SHORT_PART = 0.6
 REPORT_EVERY = 25
@@ -47,7 +48,7 @@ class Shape:
     mlp: int
 
 
-SHAPES = {"target": Shape(192, 4, 6, 2, 512), "draft": Shape(96, 2, 3, 1, 256)}
+SHAPES = {"target": Shape(192, 4, 4, 2, 512), "draft": Shape(96, 2, 2, 1, 256)}
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,11 @@ def build(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
-        head_dim=32,
+        head_dim=HEAD_DIM,
         intermediate_size=shape.mlp,
         tie_word_embeddings=True,
         max_position_embeddings=4096,
-        rope_theta=10_000.0,
+        rope_theta=ROPE_THETA,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
@@ -90,7 +91,48 @@ def build(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     for layer in model.model.layers:
         torch.nn.init.constant_(layer.self_attn.q_norm.weight, QK_SCALE)
         torch.nn.init.constant_(layer.self_attn.k_norm.weight, QK_SCALE)
+    teach_to_copy(model, shape.heads // shape.kv_heads)
     return model
+
+
+def pairs(energy: torch.Tensor) -> torch.Tensor:
+    """The same energy for both halves of each rotary pair."""
+    return torch.cat([energy, energy])
+
+
+@torch.no_grad()
+def teach_to_copy(model: Qwen3ForCausalLM, group: int) -> None:
+    """Start two heads as an induction circuit, which training then refines.
+
+    Copying needs a head that tells each place which token stood before it, and a second one that
+    looks for a place whose previous token is the present one. To find the pair by chance takes a
+    small model longer than the whole run. The first reads one direction that all embeddings have in
+    common, so that only the rotary positions decide where it looks. The second matches in the rotary
+    pairs that turn too slowly to tell positions apart.
+    """
+    embedding = model.model.embed_tokens.weight
+    basis = torch.linalg.qr(torch.randn(embedding.shape[1], embedding.shape[1]))[0].T
+    common, basis = basis[0], basis[1:]
+    embedding -= (embedding @ common)[:, None] * common
+    embedding += 0.2 * common
+    content, before = basis[:HEAD_DIM], basis[-HEAD_DIM:]
+    first, second = (layer.self_attn for layer in model.model.layers[:2])
+    angles = ROPE_THETA ** (-torch.arange(HEAD_DIM // 2) / (HEAD_DIM // 2))
+    fast = (angles > 0.15).float()
+    first.k_proj.weight[:HEAD_DIM] = pairs(fast)[:, None] * common
+    for head in range(group):
+        turn = -angles * (head + 1)
+        query = torch.cat([fast * (turn.cos() + turn.sin()), fast * (turn.cos() - turn.sin())])
+        first.q_proj.weight[head * HEAD_DIM : (head + 1) * HEAD_DIM] = query[:, None] * common
+    first.q_norm.weight.fill_(2.0)
+    first.k_norm.weight.fill_(2.0)
+    first.v_proj.weight[:HEAD_DIM] = content
+    first.o_proj.weight[:, :HEAD_DIM] = 0.06 * before.T
+    slow = pairs((angles < 0.01).float())[:, None]
+    second.q_proj.weight[:HEAD_DIM] = slow * content
+    second.k_proj.weight[:HEAD_DIM] = slow * before
+    second.v_proj.weight[:HEAD_DIM] = content
+    second.o_proj.weight[:, :HEAD_DIM] = 0.06 * content.T
 
 
 def orthogonal(stack: torch.Tensor) -> torch.Tensor:

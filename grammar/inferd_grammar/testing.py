@@ -65,6 +65,7 @@ def check_matcher(
         _check_every_token(make, table, constraint, rng)
         _check_bounds(make, table, constraint, rng)
         _check_fork(make, table, constraint, rng)
+        _check_forced(make(constraint), table, constraint, rng)
         _check_end(make, table, constraint, rng)
         if isinstance(constraint, Choice):
             _check_language(make(constraint), table, constraint)
@@ -206,6 +207,20 @@ def _check_fork(make: Make, table: TokenTable, constraint: Constraint, rng: rand
     _expect(look(fork, table) == moved, "moving the original leaves the fork", constraint)
     fork.rollback(fork.depth)
     _expect_same(fork, make(constraint), table, constraint, "a fork rolls back past its birth")
+
+
+def _check_forced(matcher: Matcher, table: TokenTable, constraint: Constraint, rng: random.Random) -> None:
+    """Forced tokens spell a prefix of the forced bytes and are legal; forced bytes start every continuation."""
+    for _ in range(6):
+        forced, tokens = matcher.forced(), matcher.forced_tokens()
+        spelt = b"".join(table.tokens[i] for i in tokens)
+        _expect(forced.startswith(spelt), f"{tokens} spell a prefix of {forced!r}", constraint)
+        _expect(matcher.accept(tokens) == len(tokens), f"forced tokens {tokens} are legal", constraint)
+        matcher.rollback(len(tokens))
+        token = rng.choice(legal_ids(matcher, table))
+        text = table.tokens[token]
+        _expect(forced.startswith(text) or text.startswith(forced), f"{text!r} goes with {forced!r}", constraint)
+        matcher.accept([token])
 
 
 def _check_end(make: Make, table: TokenTable, constraint: Constraint, rng: random.Random) -> None:

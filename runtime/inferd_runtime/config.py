@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
-from inferd.protocol import InvalidRequest
 
+from inferd.protocol import InvalidRequest
 from inferd_runtime.sandbox.messages import Limits
 
 CONFIG_FILE = "config.toml"
@@ -25,7 +25,8 @@ CONFIG_FILE = "config.toml"
 class Settings:
     """Everything that can be set. Times in seconds, memory in MiB, other sizes in bytes.
 
-    ``wall_s`` to ``output_bytes`` are what a run may use when nobody says otherwise; ``max_*`` what anybody may ask for
+    ``url`` is where a client looks for a server; without it, where this user's own server says it is, else ``host`` and
+    ``port``. ``wall_s`` to ``output_bytes`` are what a run may use when nobody says otherwise; ``max_*`` what anybody may ask for
     over the network. ``token``: who holds it is the tenant ``default``; without one, ``serve`` makes one and keeps it in
     ``state_dir``. ``tokens_file``: lines of ``token tenant``.
     """
@@ -36,6 +37,7 @@ class Settings:
     pages: int | None = None
     host: str = "127.0.0.1"
     port: int = 7070
+    url: str | None = None
     token: str | None = None
     tokens_file: Path | None = None
     data_dir: Path = Path("~/.local/share/inferd")

@@ -85,7 +85,8 @@ class Link:
         if self._lost is not None:
             raise self._again(self._lost)
         ticket = next(self._tickets)
-        future = self._waiting[ticket] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[ticket] = future
         try:
             await self._send({"t": ticket, "op": op, "a": args})
             return await future

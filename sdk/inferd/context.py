@@ -7,12 +7,11 @@ from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from inferd.generation import Generator, Plan
-from inferd.handle import Handle, transport_in_force
+from inferd.handle import Handle, port_in_force
 from inferd.model import Model
 from inferd.protocol import (
     ContextTokens,
     FlushContext,
-    ForkContext,
     Forward,
     InvalidRequest,
     Part,
@@ -40,14 +39,15 @@ class Context:
     return the context itself, and are sent together by the next awaited operation. If the runtime refuses them
     then, they are dropped and the context stays as it was before.
 
-    Release a context when you are done with it (:meth:`release`, or ``async with Context() as ctx:``); what is left
-    when a program ends or a script disconnects is released by the runtime. Every operation on a released context
-    raises InvalidRequest. Operations may also raise whatever the runtime answers: NotFound for an unknown model,
-    LimitExceeded for a context that would outgrow the model, Unavailable when the runtime is gone.
+    Release a context when you are done with it (:meth:`release`, or ``async with Context() as ctx:``). One that is
+    garbage-collected is released before the next context is made, and what is left when a program ends or a script
+    disconnects is released by the runtime. Every operation on a released context raises InvalidRequest. Operations
+    may also raise whatever the runtime answers: NotFound for an unknown model, LimitExceeded for a context that
+    would outgrow the model, Unavailable when the runtime is gone.
     """
 
     def __init__(self, model: str | Model | None = None) -> None:
-        self._handle = Handle(transport_in_force(), _model_name(model))
+        self._handle = Handle(port_in_force(), _model_name(model))
 
     def system(self, text: str) -> Context:
         """Add a system message, in the model's chat format."""
@@ -76,7 +76,7 @@ class Context:
 
     @property
     def length(self) -> int:
-        """How many tokens the runtime holds, as of its last reply. What is only buffered does not count yet."""
+        """How many tokens the runtime holds, delivered ones included. What is only buffered does not count yet."""
         return self._handle.length
 
     @property
@@ -94,27 +94,23 @@ class Context:
 
     async def fork(self) -> Context:
         """A second context that holds the same tokens and shares what is computed. Release both."""
-        context = await self._handle.settle()
-        state = await self._handle.call(ForkContext(context), keeps_turn=True)
-        return Context._of(self._handle.adopt(state))
+        return Context._of(await self._handle.fork())
 
     async def truncate(self, length: int) -> Context:
         """Keep the first ``length`` tokens and forget the rest. Returns the context.
 
-        Raises InvalidRequest for a negative length, or one above what the context holds.
+        Raises InvalidRequest for a negative length; the runtime refuses one above what the context holds.
         """
-        if isinstance(length, bool) or not isinstance(length, int) or length < 0:
-            raise InvalidRequest(f"length must be a whole number of at least 0, not {length!r}")
+        _count("length", length)
         context = await self._handle.settle()
         before, was_open = self._handle.length, self._handle.open_turn
-        if length > before:
-            raise InvalidRequest(f"length {length} is more than the {before} tokens that the context holds")
         await self._handle.call(TruncateContext(context, length))
         self._handle.restore_turn(before, was_open)
         return self
 
     async def tokens(self, start: int = 0) -> list[int]:
         """The token ids that the context holds, from index ``start``, with what is buffered."""
+        _count("start", start)
         context = await self._handle.settle()
         reply = await self._handle.call(ContextTokens(context, start), keeps_turn=True)
         return list(reply.tokens)
@@ -135,8 +131,7 @@ class Context:
         that is not in ``tokens``.
         """
         ids, rows = checked_tokens("tokens", tokens), _rows(at, len(tokens))
-        if isinstance(top, bool) or not isinstance(top, int) or top < 0:
-            raise InvalidRequest(f"top must be a whole number of at least 0, not {top!r}")
+        _count("top", top)
         sampling = _sampler(Sampler.argmax() if sampler is None else sampler).sampling
         context = await self._handle.settle()
         reply: Rows = await self._handle.call(Forward(context, ids, rows, sampling, top))
@@ -235,6 +230,11 @@ def _text(name: str, value: str) -> str:
     if not isinstance(value, str):
         raise InvalidRequest(f"{name} must be a string, not {type(value).__name__}")
     return value
+
+
+def _count(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidRequest(f"{name} must be a whole number of at least 0, not {value!r}")
 
 
 def _flag(name: str, value: bool) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import deque
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,6 +14,7 @@ from inferd.protocol import (
     CloseGenerate,
     ContextState,
     Generation,
+    InferdError,
     InternalError,
     InvalidRequest,
     LimitExceeded,
@@ -103,16 +106,27 @@ class Running:
 
     async def fetch(self) -> None:
         """Ask for more steps."""
-        request, replies = NextSteps(self.start.generation), self.ledger
-        if self.drafting is not None:
-            # The model always adds one token of its own, so a longer draft could not be delivered.
-            draft, positions = self.drafting.propose(max(self.max_tokens - replies.delivered - 1, 0))
-            request = NextSteps(self.start.generation, draft, positions)
-        reply: Steps = await self._call(request)
-        replies.receive(reply)
-        if self.drafting is not None:
-            tokens = [token for step in reply.steps for token in step.tokens]
-            self.drafting.settle(sum(step.accepted for step in reply.steps), tokens)
+        reply = await self._next() if self.drafting is None else await self._next_drafted(self.drafting)
+        self.ledger.receive(reply)
+
+    async def _next(self, draft: list[int] | None = None, positions: list[int] | None = None) -> Steps:
+        reply: Steps = await self._call(NextSteps(self.start.generation, draft or [], positions or []))
+        return reply
+
+    async def _next_drafted(self, drafting: Drafting) -> Steps:
+        # The model always adds one token of its own, so a longer draft could not be delivered.
+        draft, positions = drafting.propose(max(self.max_tokens - self.ledger.delivered - 1, 0))
+        try:
+            reply = await self._next(draft, positions)
+        except InvalidRequest as error:
+            if not draft:
+                raise
+            self.shaken = False  # the runtime refused the draft, and did nothing
+            drafting.give_up(error.message)
+            return await self._next()
+        tokens = [token for step in reply.steps for token in step.tokens]
+        drafting.settle(sum(step.accepted for step in reply.steps), tokens)
+        return reply
 
     async def close(self) -> ContextState | None:
         """End it; the context keeps what was delivered. None where the runtime had closed it by itself."""
@@ -152,6 +166,7 @@ class Generator(Generic[T]):
         self._handle = handle
         self._plan = plan
         self._ledger = Ledger()
+        self._starting: asyncio.Task[Running] | None = None
         self._running: Running | None = None
         self._claimed = False
         self._left = False
@@ -184,6 +199,10 @@ class Generator(Generic[T]):
         """Never be iterated again. Called by the context before it changes."""
         self._left = True
 
+    def ending(self) -> list[Any]:
+        """The requests that end it in the runtime, for a context that nobody holds any more."""
+        return [] if self._running is None else [CloseGenerate(self._running.start.generation, self._ledger.delivered)]
+
     def __aiter__(self) -> Generator[T]:
         self._claim()
         return self
@@ -210,9 +229,8 @@ class Generator(Generic[T]):
             raise InvalidRequest("the generator is waiting for a step in another task: cancel that task first")
         if self._over:
             return
-        state: ContextState | None = None
-        if self._running is not None:
-            state = await self._running.close()
+        running = await self._started()
+        state = None if running is None else await running.close()
         self._over = True
         self._closed_early = not self._ledger.finish
         self._handle.take_back(self, state)
@@ -265,23 +283,38 @@ class Generator(Generic[T]):
             self._running = await self._begin()
         while True:
             step = self._ledger.deliver()
-            if step is not None or self._ledger.finish:
+            if step is not None:
+                self._handle.learn_length(self._running.start.position + self._ledger.delivered)
                 return step
+            if self._ledger.finish:
+                return None
             if self._running.shaken:
                 raise InvalidRequest("waiting for a step failed or was cancelled, which ended the generation")
             await self._running.fetch()
 
     async def _begin(self) -> Running:
         context = await self._handle.hand_to(self)
+        # In a task of its own: if the waiting task is cancelled now, the start still tells which generation to close.
+        self._starting = asyncio.create_task(self._start(context), name="inferd generate.start")
         try:
-            start: Generation = await self._handle.transport.call(self._plan.request(context))
-        except BaseException:
+            return await asyncio.shield(self._starting)
+        except InferdError:
             self._over = self._closed_early = True
             self._handle.take_back(self, None)
             raise
+
+    async def _start(self, context: int) -> Running:
+        start: Generation = await self._handle.transport.call(self._plan.request(context))
         speculator = self._plan.speculator
         drafting = None if speculator is None else Drafting(speculator, start)
         return Running(self._handle, start, self._ledger, drafting, self._plan.max_tokens)
+
+    async def _started(self) -> Running | None:
+        """The generation in the runtime, after a start that a cancelled task left behind; None where there is none."""
+        if self._running is None and self._starting is not None:
+            with contextlib.suppress(InferdError):  # it was told, or it was cancelled and nobody waits for the reason
+                self._running = await self._starting
+        return self._running
 
     def _cut_short(self) -> LimitExceeded:
         made, allowed = self._ledger.delivered, self._plan.max_tokens

@@ -9,12 +9,13 @@ from inferd.protocol import (
     AppendContext,
     ContextState,
     CreateContext,
+    ForkContext,
     InvalidRequest,
     Part,
     ReleaseContext,
     Unavailable,
 )
-from inferd.transport import Transport, current_transport
+from inferd.transport import Port, Transport, current_port
 
 OPENING_ROLES = ("system", "user")  # a turn after which the assistant speaks
 
@@ -35,18 +36,25 @@ class Occupant(Protocol):
         """End in the runtime; the context keeps what was delivered."""
         ...
 
+    def ending(self) -> list[Any]:
+        """The requests that end it in the runtime, for a context that nobody holds any more."""
+        ...
+
 
 class Handle:
-    """Owns one context id. It is made in the runtime at the first call, and is dead after :meth:`release`."""
+    """Owns one context id. It is made in the runtime at the first call, and is dead after :meth:`release`.
+
+    A handle that is garbage-collected instead is released before the next context of its port is made.
+    """
 
     def __init__(
         self,
-        transport: Transport | None = None,
+        port: Port | None = None,
         model: str = "",
         state: ContextState | None = None,
         open_turn: bool = False,
     ) -> None:
-        self._transport = transport
+        self._port = port
         self._model = model
         self._id = None if state is None else state.context
         self._length = 0 if state is None else state.length
@@ -58,7 +66,7 @@ class Handle:
 
     @property
     def length(self) -> int:
-        """Tokens that the runtime holds, as its last reply said."""
+        """Tokens that the context holds, as the last reply said and as steps were delivered since."""
         return self._length
 
     @property
@@ -67,11 +75,16 @@ class Handle:
         return self._released
 
     @property
+    def port(self) -> Port:
+        """What carries the operations. Raises Unavailable where there is nothing."""
+        if self._port is None:
+            self._port = current_port()
+        return self._port
+
+    @property
     def transport(self) -> Transport:
-        """Whatever carries the operations. Raises Unavailable where there is none."""
-        if self._transport is None:
-            self._transport = current_transport()
-        return self._transport
+        """The port's transport."""
+        return self.port.transport
 
     def check(self) -> None:
         """Raises InvalidRequest once the context is released."""
@@ -118,12 +131,18 @@ class Handle:
         return reply
 
     def learn_length(self, length: int) -> None:
-        """Note a length that came in another reply than a state."""
+        """Note a length that came otherwise than in a state."""
         self._length = length
 
-    def adopt(self, state: ContextState) -> Handle:
+    async def fork(self) -> Handle:
+        """The handle of a copy of this context, which holds what was buffered too."""
+        await self.port.release_abandoned()
+        context = await self.settle()
+        return self._adopt(await self.call(ForkContext(context), keeps_turn=True))
+
+    def _adopt(self, state: ContextState) -> Handle:
         """The handle of a copy of this context."""
-        return Handle(self.transport, self._model, state, self._open_turn)
+        return Handle(self.port, self._model, state, self._open_turn)
 
     def restore_turn(self, length: int, was_open: bool) -> None:
         """After a truncate that took nothing away, the last turn is as open as it was."""
@@ -133,6 +152,12 @@ class Handle:
     def open_turn(self) -> bool:
         """Whether what was sent ends with a system or user message."""
         return self._open_turn
+
+    def __del__(self) -> None:
+        # A context that nobody can reach any more is released with the next one that is made.
+        if self._id is not None and not self._released:
+            ending = [] if self._occupant is None else self._occupant.ending()
+            self.port.abandon([*ending, ReleaseContext(self._id)])
 
     async def release(self) -> None:
         """Give the context back. Safe to call twice, and before the runtime knows the context."""
@@ -170,6 +195,7 @@ class Handle:
 
     async def _create(self) -> int:
         if self._id is None:
+            await self.port.release_abandoned()
             state = await self.transport.call(CreateContext(self._model))
             self._id, self._length = state.context, state.length
         ident: int = self._id
@@ -186,10 +212,10 @@ class Handle:
             self._length = reply.length
 
 
-def transport_in_force() -> Transport | None:
-    """The transport of this moment; None when the program is not connected yet."""
+def port_in_force() -> Port | None:
+    """The port of this moment; None when the program is not connected yet."""
     try:
-        return current_transport()
+        return current_port()
     except Unavailable:
         return None
 

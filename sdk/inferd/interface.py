@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import typing
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,7 +64,7 @@ def describe_source(source: str, filename: str) -> Interface:
     """Read the interface of a program without running any of it.
 
     ``filename`` stands in messages and names a program that has no name. Raises ProgramSyntaxError for source that
-    does not parse (``detail``: filename, line, column, text), ProgramError when there is no top-level ``async def
+    does not parse (``detail``: file, line, column, text), ProgramError when there is no top-level ``async def
     main`` or it has ``*`` or positional-only parameters, and InvalidRequest for a bad PEP 723 block.
     """
     module = _parse(source, filename)
@@ -131,17 +132,16 @@ def _with_default(parameter: Parameter) -> dict[str, Any]:
 
 def _parse(source: str, filename: str) -> ast.Module:
     try:
-        return ast.parse(source, filename)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they would speak of the program, to whoever reads it
+            return ast.parse(source, filename)
     except SyntaxError as error:
-        where = {
-            "filename": filename,
-            "line": error.lineno,
-            "column": error.offset,
-            "text": (error.text or "").rstrip(),
-        }
+        where = {"file": filename, "line": error.lineno, "column": error.offset, "text": (error.text or "").rstrip()}
         raise ProgramSyntaxError(f"{filename}:{error.lineno}: {error.msg}", **where) from None
-    except (ValueError, RecursionError) as error:  # null bytes; nesting that the parser gives up on
-        raise ProgramSyntaxError(f"{filename}: {error}", filename=filename) from None
+    except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nesting that the parser gives up on
+        raise ProgramSyntaxError(
+            f"{filename} cannot be parsed: {error or type(error).__name__}", file=filename
+        ) from None
 
 
 def _find_main(module: ast.Module, filename: str) -> ast.AsyncFunctionDef:

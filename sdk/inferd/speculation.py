@@ -31,8 +31,9 @@ class Speculator:
     next one is one higher. Two empty lists mean "no guess", which is a plain step. What a draft holds beyond
     ``max_tokens`` is not sent.
 
-    If a method raises, or ``draft`` returns something else, the traceback is written once to stderr, the speculator is
-    not called again in this generation, and the generation goes on without it.
+    If a method raises, or ``draft`` returns something else or a token that the model does not have, the traceback
+    is written once to stderr, the speculator is not called again in this generation, and the generation goes on
+    without it.
     """
 
     def reset(self) -> None:
@@ -67,6 +68,11 @@ class Drafting:
         self._drafted = len(tokens)
         return tokens[:room], positions[:room]
 
+    def give_up(self, reason: str) -> None:
+        """The runtime refused the draft: go on without the speculator."""
+        self._broken = True
+        self._report(reason)
+
     def settle(self, accepted: int, tokens: Sequence[int]) -> None:
         """Tell the speculator what became of its draft: ``accepted`` of it held, ``tokens`` were added in all."""
         rejected, self._drafted = self._drafted - accepted, 0
@@ -93,11 +99,12 @@ class Drafting:
             return call()
         except Exception:  # noqa: BLE001 - the boundary to the program's speculator: a bad guess must not cost the text
             self._broken = True
-            name = type(self._speculator).__name__
-            print(
-                f"inferd: {name} failed; this generation goes on without it\n{traceback.format_exc()}", file=sys.stderr
-            )
+            self._report(traceback.format_exc())
             return otherwise
+
+    def _report(self, reason: str) -> None:
+        name = type(self._speculator).__name__
+        print(f"inferd: {name} failed; this generation goes on without it\n{reason}", file=sys.stderr)
 
 
 def _span(positions: list[int]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from inferd.protocol import Unavailable
+from inferd.protocol import InferdError, Unavailable
 
 
 class Transport(Protocol):
@@ -20,12 +22,33 @@ class Transport(Protocol):
         ...
 
 
-_current: ContextVar[Transport] = ContextVar("inferd_transport")
+class Port:
+    """A transport in use, and the handles that were garbage-collected before anybody released them."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self._abandoned: deque[list[Any]] = deque()
+
+    def abandon(self, requests: list[Any]) -> None:
+        """Note the requests that give an abandoned handle back. Called by finalizers, so it only takes a note."""
+        self._abandoned.append(requests)
+
+    async def release_abandoned(self) -> None:
+        """Send what :meth:`abandon` noted. Called before a new handle is made."""
+        while self._abandoned:
+            with contextlib.suppress(
+                InferdError
+            ):  # nobody is left who could be told, and the call that follows speaks up
+                for request in self._abandoned.popleft():
+                    await self.transport.call(request)
+
+
+_current: ContextVar[Port] = ContextVar("inferd_port")
 
 
 def use_transport(transport: Transport) -> Any:
     """Make ``transport`` the one that new contexts use in this task; returns the token that undoes it."""
-    return _current.set(transport)
+    return _current.set(Port(transport))
 
 
 def restore_transport(token: Any) -> None:
@@ -33,11 +56,16 @@ def restore_transport(token: Any) -> None:
     _current.reset(token)
 
 
-def current_transport() -> Transport:
-    """The transport in force. Raises Unavailable outside a program and outside ``inferd.connect``."""
+def current_port() -> Port:
+    """The port in force. Raises Unavailable outside a program and outside ``inferd.connect``."""
     try:
         return _current.get()
     except LookupError:
         raise Unavailable(
             "not connected: use `async with inferd.connect(...)`, or run this file with `inferd run`"
         ) from None
+
+
+def current_transport() -> Transport:
+    """The transport in force. Raises Unavailable outside a program and outside ``inferd.connect``."""
+    return current_port().transport

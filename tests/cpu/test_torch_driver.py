@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from families import FAMILIES, VOCAB, make
+
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.engine.plan import Planned, Work, prepare
 from inferd_runtime.kv.pool import PagePool

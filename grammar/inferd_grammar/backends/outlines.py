@@ -4,8 +4,9 @@ Its JSON schemas are refused by name: it ignores `minimum`, `uniqueItems` and ot
 whole automaton, built eagerly) is shared; a position is one integer, so states are kept here and not in a `Guide`,
 whose ring of 32 would bound rollback.
 
-Its automaton prefers the leftmost alternative, so on its own `a|ab` never accepts "ab", nor `a??` an "a". An end anchor
-makes it exact; an anchored pattern may not be empty at its start, hence the lead-in byte, which is passed before use.
+Its automaton prefers the leftmost alternative, so on its own `a|ab` never accepts "ab", nor `a??` an "a". With a
+closing mark behind the pattern no shorter match can win, and the language is exact: the text may end where the mark
+would lead to the end. The mark is NUL (byte 0xFF is refused, `\\z` takes exponential time), so a text holds no NUL.
 """
 
 from __future__ import annotations
@@ -28,19 +29,21 @@ except ImportError as error:
     raise GrammarError("backend 'outlines' needs the package outlines_core: pip install inferd[outlines]") from error
 
 
+_MARK = b"\x00"
+
+
 class OutlinesBackend:
     """Compiles regular expressions for one tokenizer. Safe to share between threads."""
 
     name = "outlines"
 
     def __init__(self, table: TokenTable) -> None:
-        ids: dict[bytes, list[int]] = {}
+        ids = {_MARK: [table.vocab_size]}
         for i, token in enumerate(table.tokens):
-            if token and b"\xff" not in token:
+            if token and _MARK not in token and b"\xff" not in token:
                 ids.setdefault(token, []).append(i)
-        self._vocabulary = outlines_core.Vocabulary(table.eos_ids[0], ids)
+        self._vocabulary = outlines_core.Vocabulary(table.vocab_size + 1, ids)  # the library's EOS is never used
         self._bytes = outlines_core.Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)})
-        self._lead = _lead_in(ids)
         self._table = table
 
     def compile(self, constraint: Constraint, limits: CompileLimits) -> OutlinesCore:
@@ -53,21 +56,12 @@ class OutlinesBackend:
         else:
             kind = type(constraint).__name__
             raise GrammarError(f"backend 'outlines' does not support {kind}; it takes Regex and Choice")
-        lead, token = self._lead
         try:
             outlines_core.Index(pattern, self._bytes)  # alone first: wrapped, `a)|(b` would be well formed
-            index = outlines_core.Index(f"{lead}(?:{pattern})\\z", self._vocabulary)
+            index = outlines_core.Index(f"(?:{pattern})\\x00", self._vocabulary)
         except ValueError as error:
             raise GrammarError(f"outlines_core: {one_line(str(error))}") from error
-        return OutlinesCore(index, self._table, [index.get_next_state(index.get_initial_state(), token)])
-
-
-def _lead_in(ids: dict[bytes, list[int]]) -> tuple[str, int]:
-    """A letter that is a token of its own, and its id."""
-    for letter in "abcdefghijklmnopqrstuvwxyz":
-        if letter.encode() in ids:
-            return letter, ids[letter.encode()][0]
-    raise GrammarError("backend 'outlines' needs a vocabulary in which some letter a-z is a token")
+        return OutlinesCore(index, self._table, [index.get_initial_state()])
 
 
 class OutlinesCore:
@@ -82,7 +76,8 @@ class OutlinesCore:
         allowed = self._index.get_allowed_tokens(self._states[-1])
         if allowed is None:
             raise GrammarFailure(f"outlines_core does not know its state {self._states[-1]}")
-        np.copyto(row, bit_mask(allowed, self._table.vocab_size))
+        size = self._table.vocab_size
+        np.copyto(row, bit_mask([token for token in allowed if token < size], size))
 
     def push(self, token: int) -> None:
         state = self._index.get_next_state(self._states[-1], token)
@@ -94,7 +89,8 @@ class OutlinesCore:
         del self._states[-count:]
 
     def may_end(self) -> bool:
-        return bool(self._index.is_final_state(self._states[-1]))
+        end = self._index.get_next_state(self._states[-1], self._table.vocab_size)
+        return end is not None and bool(self._index.is_final_state(end))
 
     def forced(self) -> bytes:
         """Always empty: the library does not tell."""

@@ -5,10 +5,45 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inferd.protocol import InvalidRequest, LimitExceeded
-
 from inferd_runtime.engine.noise import mix
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
+
+
+class ContextSet:
+    """Every live context of one engine, in order of creation, over one page pool."""
+
+    def __init__(self, pool: PagePool, *, vocab_size: int, max_length: int) -> None:
+        self.pool = pool
+        self.vocab_size = vocab_size
+        self.max_length = max_length
+        self._live: dict[int, Context] = {}
+
+    def create(self) -> Context:
+        """An empty root context."""
+        context = Context(self)
+        self._live[id(context)] = context
+        return context
+
+    def adopt(self, context: Context) -> None:
+        """Count a fork among the live ones."""
+        self._live[id(context)] = context
+
+    def forget(self, context: Context) -> None:
+        """A released context holds nothing any more."""
+        self._live.pop(id(context), None)
+
+    def evict_for(self, needy: Context) -> bool:
+        """Take the pages of one other context; it is recomputed when it is used next. False when nobody else has any.
+
+        The victim is deterministic: contexts that nothing works on before the others, the youngest first.
+        """
+        others = [context for context in self._live.values() if context is not needy and context.table.pages]
+        if not others:
+            return False
+        idle = [context for context in others if context.user is None]
+        (idle or others)[-1].table.release()
+        return True
 
 
 class Context:
@@ -18,12 +53,11 @@ class Context:
     ``user`` is what works on the context right now; while it is set, nothing else may change it.
     """
 
-    def __init__(self, pool: PagePool, *, vocab_size: int, max_length: int) -> None:
-        self._pool = pool
-        self._vocab_size = vocab_size
-        self.max_length = max_length
+    def __init__(self, family: ContextSet) -> None:
+        self._family = family
+        self.max_length = family.max_length
         self.tokens: list[int] = []
-        self.table = PageTable(pool)
+        self.table = PageTable(family.pool)
         self.lineage = 0
         self.user: object | None = None
         self._forks = 0
@@ -46,8 +80,8 @@ class Context:
     def check_tokens(self, tokens: Sequence[int]) -> None:
         """Raise InvalidRequest for an id outside the vocabulary."""
         for token in tokens:
-            if not 0 <= token < self._vocab_size:
-                raise InvalidRequest(f"token id {token} is outside the vocabulary of {self._vocab_size}")
+            if not 0 <= token < self._family.vocab_size:
+                raise InvalidRequest(f"token id {token} is outside the vocabulary of {self._family.vocab_size}")
 
     def truncate(self, length: int) -> None:
         """Keep the first ``length`` tokens, computed or not. Raises InvalidRequest when there are fewer."""
@@ -58,14 +92,16 @@ class Context:
 
     def fork(self) -> Context:
         """A copy that shares computed pages and draws different noise."""
-        child = Context(self._pool, vocab_size=self._vocab_size, max_length=self.max_length)
+        child = Context(self._family)
         child.tokens = list(self.tokens)
         child.table = self.table.fork()
         self._forks += 1
         child.lineage = mix(mix(self.lineage) + self._forks)
+        self._family.adopt(child)
         return child
 
     def release(self) -> None:
         """Give the pages back and forget the tokens."""
         self.table.release()
         self.tokens = []
+        self._family.forget(self)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from inferd.protocol import InferdError, InternalError
-
-from inferd_runtime.engine.context import Context
+from inferd_runtime.engine.context import Context, ContextSet
 from inferd_runtime.engine.plan import Driver, Job, Planned, Verified, prepare
 from inferd_runtime.engine.sampling import Logits, draw
 from inferd_runtime.engine.scheduler import Scheduler
@@ -19,12 +18,13 @@ class Engine:
     def __init__(self, driver: Driver, *, token_budget: int = 512) -> None:
         self.driver = driver
         self.pool = PagePool(driver.pages, driver.page_size)
-        self.scheduler = Scheduler(self.pool, token_budget=token_budget)
+        self.contexts = ContextSet(self.pool, vocab_size=driver.vocab_size, max_length=driver.max_context)
+        self.scheduler = Scheduler(self.contexts, token_budget=token_budget)
         self.steps = 0
 
     def create_context(self) -> Context:
         """An empty root context."""
-        return Context(self.pool, vocab_size=self.driver.vocab_size, max_length=self.driver.max_context)
+        return self.contexts.create()
 
     def submit(self, job: Job) -> None:
         """Let a job take part from the next step on."""

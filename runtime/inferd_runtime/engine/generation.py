@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, Step
-
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.grammar import GrammarCursor
 from inferd_runtime.engine.plan import Verified, Work

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
+
 from inferd.protocol import ConstraintError, InternalError
 from inferd_grammar import GrammarFailure, Matcher, walk
-
 from inferd_runtime.engine.sampling import Masks
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from inferd.protocol import InferdError, InvalidRequest, RowResult
 
+from inferd.protocol import InferdError, InvalidRequest, RowResult
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.plan import Verified, Work
 from inferd_runtime.engine.sampling import Logits, RowSampler, draw, log_softmax

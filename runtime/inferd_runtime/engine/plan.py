@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from inferd.protocol import InferdError
 
+from inferd.protocol import InferdError
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.sampling import Logits, Masks, RowSampler
 from inferd_runtime.kv.table import PageCopy, PageTable

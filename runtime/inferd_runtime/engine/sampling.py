@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from inferd.protocol import InvalidRequest, Sampling
 
+from inferd.protocol import InvalidRequest, Sampling
 from inferd_runtime.engine.noise import MASK, gumbel, mix
 
 Logits = npt.NDArray[np.float32]
@@ -47,7 +47,7 @@ class RowSampler:
 def allowed_tokens(mask: Masks, vocab_size: int) -> npt.NDArray[np.bool_]:
     """The bits of one mask row (int32[ceil(V / 32)], bit i of word w is token 32 w + i) as bool[V]."""
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little", count=vocab_size)
-    return bits.view(np.bool_)
+    return np.asarray(bits.view(np.bool_))
 
 
 def draw(logits: Logits, sampler: RowSampler, position: int, mask: Masks | None = None) -> int:
@@ -82,7 +82,7 @@ def _nucleus(scores: npt.NDArray[np.float64], top_p: float, min_p: float) -> npt
     """
     probabilities = np.exp(scores - scores.max())
     probabilities /= probabilities.sum()
-    fine = probabilities >= min_p * probabilities.max()
+    fine: npt.NDArray[np.bool_] = probabilities >= min_p * probabilities.max()
     if top_p < 1:
         ordered = np.sort(probabilities)[::-1]
         reached = int(np.searchsorted(np.cumsum(ordered), top_p))

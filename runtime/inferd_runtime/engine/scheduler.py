@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from inferd.protocol import InferdError, LimitExceeded
-
+from inferd_runtime.engine.context import ContextSet
 from inferd_runtime.engine.plan import Job, Planned
-from inferd_runtime.kv.pool import PagePool, PoolExhausted
 
 
 class Scheduler:
@@ -15,8 +14,8 @@ class Scheduler:
     never stalls the streams that run. Each step starts one place further in the queue, so that nobody starves.
     """
 
-    def __init__(self, pool: PagePool, *, token_budget: int) -> None:
-        self._pool = pool
+    def __init__(self, contexts: ContextSet, *, token_budget: int) -> None:
+        self._contexts = contexts
         self._budget = token_budget
         self._jobs: list[Job] = []
         self._turn = 0
@@ -35,6 +34,13 @@ class Scheduler:
         self._jobs = [job for job in self._jobs if not job.finished()]
         ready = [job for job in self._in_turn() if job.ready()]
         ready.sort(key=lambda job: job.context.pending > 1)
+        plan = self._fill(ready)
+        if plan or not any(not job.finished() for job in ready):
+            return plan
+        self._make_room(next(job for job in self._jobs if job in ready and not job.finished()))
+        return self.plan()
+
+    def _fill(self, ready: list[Job]) -> list[Planned]:
         plan: list[Planned] = []
         left = self._budget
         for job in ready:
@@ -44,9 +50,6 @@ class Scheduler:
             if planned is not None:
                 plan.append(planned)
                 left -= len(planned.work.tokens)
-        stuck = [job for job in ready if not job.finished()]
-        if stuck and not plan:
-            self._sacrifice(stuck[-1])
         return plan
 
     def _in_turn(self) -> list[Job]:
@@ -56,24 +59,31 @@ class Scheduler:
         return self._jobs[self._turn :] + self._jobs[: self._turn]
 
     def _reserve(self, job: Job, budget: int) -> Planned | None:
-        """The job's work with pages under it. A draft never competes for pages: when they are short it goes first."""
+        """The job's work with pages under it, or None when they are short.
+
+        A draft never competes for pages: it goes first. A job enters only when all of its pending tokens fit, so that two
+        half-computed prompts cannot block each other.
+        """
         table = job.context.table
         try:
+            if table.shortage(job.context.pending):
+                return None
             work = job.work(budget, True)
             if work.draft and table.shortage(len(work.tokens)):
                 work = job.work(budget, False)
             return Planned(job, work, table, table.reserve(len(work.tokens)))
-        except PoolExhausted:
-            return None
         except InferdError as error:
             job.fail(error)
             return None
 
-    def _sacrifice(self, job: Job) -> None:
-        """Nobody fits: the youngest in turn ends with an error, and its pages let the others go on."""
-        job.fail(
+    def _make_room(self, stuck: Job) -> None:
+        """Nobody fits. Another context gives its pages up and is recomputed later; when there is none, ``stuck`` fails."""
+        if self._contexts.evict_for(stuck.context):
+            return
+        pool = self._contexts.pool
+        stuck.fail(
             LimitExceeded(
-                f"the KV cache is full: all {self._pool.size} pages of {self._pool.page_size} tokens are held",
-                limit="kv_pages", value=self._pool.size, raise_with="--pages",
+                f"the KV cache is full: {pool.size} pages of {pool.page_size} tokens, {pool.available} free",
+                limit="kv_pages", value=pool.size, raise_with="--pages",
             )
         )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Protocol
 class TextTokenizer(Protocol):
     """What the engine and the sessions need of a tokenizer."""
 
-    eos_tokens: Sequence[int]
+    eos_tokens: tuple[int, ...]
 
     def encode(self, text: str, *, special: bool = False, start: bool = False) -> list[int]:
         """Text to ids; special tokens are read as text unless ``special``; ``start`` adds what opens a text (BOS)."""
@@ -57,4 +57,3 @@ class TextAssembler:
             if any(stop.startswith(self._held[-length:]) for stop in self._stops):
                 return length
         return 0
-

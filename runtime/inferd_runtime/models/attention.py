@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -120,7 +121,7 @@ def _padded(pages: Sequence[int], count: int) -> list[int]:
 
 def _contiguous(pages: Sequence[int], length: int, page_size: int) -> tuple[int, int] | None:
     """The slot range of pages that follow each other."""
-    if pages[-1] - pages[0] != len(pages) - 1 or any(b - a != 1 for a, b in zip(pages, pages[1:], strict=False)):
+    if pages[-1] - pages[0] != len(pages) - 1 or any(b - a != 1 for a, b in pairwise(pages)):
         return None
     return pages[0] * page_size, pages[0] * page_size + length
 

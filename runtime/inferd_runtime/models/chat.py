@@ -30,7 +30,7 @@ def continuation(template: ChatTemplate, messages: Sequence[Message], *, cue: bo
 
     Raises InvalidRequest when the template rewrites earlier turns, so that there is no such text.
     """
-    before = [QUESTION] if messages and messages[0]["role"] == "assistant" or not messages else [QUESTION, ANSWER]
+    before = [QUESTION] if (messages and messages[0]["role"] == "assistant") or not messages else [QUESTION, ANSWER]
     return _added(template, before, [*before, *messages], cue=cue)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from inferd.protocol import InvalidRequest, NotFound
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.models.attention import LAYOUT, NAME, UnsupportedAttention, check_arguments, paged_attention
 from inferd_runtime.models.shape import KvShape
 from inferd_runtime.models.tokenizer import HubTokenizer
@@ -50,7 +50,7 @@ def load(name: str, *, device: str = "cpu", dtype: str = "") -> LoadedModel:
     try:
         config = AutoConfig.from_pretrained(source)
         tokenizer = AutoTokenizer.from_pretrained(source)
-        module = AutoModelForCausalLM.from_pretrained(source, dtype=_dtype(dtype, device))
+        module: Any = AutoModelForCausalLM.from_pretrained(source, dtype=_dtype(dtype, device))
     except (OSError, ValueError) as error:
         raise NotFound(f"model {name!r} cannot be loaded: {error}") from error
     module = module.to(device).eval()
@@ -92,7 +92,8 @@ def attach(module: nn.Module, name: str) -> KvShape:
     probe = _Probe()
     AttentionInterface.register(NAME + "_probe", probe)
     AttentionInterface.register(NAME, paged_attention)
-    layers = int(module.config.get_text_config().num_hidden_layers)  # type: ignore[union-attr]
+    config: Any = module.config
+    layers = int(config.get_text_config().num_hidden_layers)
     try:
         module.set_attn_implementation(NAME + "_probe")  # type: ignore[operator]
         with torch.inference_mode():
@@ -101,7 +102,7 @@ def attach(module: nn.Module, name: str) -> KvShape:
     except (UnsupportedAttention, ValueError, TypeError) as error:
         raise InvalidRequest(f"model {name!r} cannot be served: {error}") from error
     silent = sorted(set(range(layers)) - set(probe.keys))
-    if silent or getattr(module.config, "is_encoder_decoder", False):
+    if silent or config.is_encoder_decoder:
         raise InvalidRequest(f"model {name!r} cannot be served: layers {silent} do not use the attention interface")
     module.set_attn_implementation(NAME)  # type: ignore[operator]
     return KvShape(tuple(probe.keys[i] for i in range(layers)), tuple(probe.values[i] for i in range(layers)))

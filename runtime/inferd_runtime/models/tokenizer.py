@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from inferd.protocol import InvalidRequest
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+
+from inferd.protocol import InvalidRequest
 
 
 class HubTokenizer:

@@ -18,10 +18,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
+
 from inferd.interface import Interface, describe_source
 from inferd.manifest import DEFAULT_VERSION, NAME, VERSION, Manifest, project_manifest, script_manifest
 from inferd.protocol import InvalidRequest, LimitExceeded, ProgramSyntaxError
-
 from inferd_runtime.sandbox.messages import Bundle, Limits
 
 MAX_SOURCE_BYTES = 1 << 20

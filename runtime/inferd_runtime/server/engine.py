@@ -6,13 +6,13 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
 import zmq.asyncio
-from inferd.protocol import ListModels, Models, Unavailable
 
+from inferd.protocol import ListModels, Models, Unavailable
 from inferd_runtime.server.backoff import Backoff
 from inferd_runtime.server.engine_session import EngineSession, engine_channel
 from inferd_runtime.server.processes import ChildProcess
@@ -26,12 +26,16 @@ log = logging.getLogger("inferd.runtime")
 
 @dataclass(frozen=True)
 class EngineUp:
-    """One engine process that answers. ``lost`` is set when it ends; ``models`` are what it serves."""
+    """One engine process that answers; ``models`` are what it serves, ``session`` is the gateway's own."""
 
     child: ChildProcess
     session: EngineSession
     models: Models
-    lost: anyio.Event = field(default_factory=anyio.Event)
+
+    @property
+    def lost(self) -> anyio.Event:
+        """Set when the process has ended."""
+        return self.child.exited
 
 
 class EngineSupervisor:
@@ -110,7 +114,7 @@ class EngineSupervisor:
         name = f"gateway/{next(self._numbers)}"
         try:
             with anyio.fail_after(self._start_seconds) as starting:
-                async with engine_channel(self._context, self.endpoint, name, ADMIN, lambda: child.alive) as channel:
+                async with engine_channel(self._context, self.endpoint, name, ADMIN, child.exited) as channel:
                     session = EngineSession(channel)
                     async with anyio.create_task_group() as tasks:
                         tasks.start_soon(session.read)
@@ -135,7 +139,6 @@ class EngineSupervisor:
         up, self._up, self._failure = self._up, None, error
         if up is not None:
             up.session.lose(error)
-            up.lost.set()
         self._on_lost(error)
         self._notify()
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import zmq
+
 from inferd.protocol import InferdError, ModelInfo
 from inferd_grammar import GrammarCompiler, TokenTable
-
 from inferd_runtime.engine.engine import Engine
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.session.hub import SessionHub

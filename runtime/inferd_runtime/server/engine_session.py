@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -12,8 +12,8 @@ import anyio
 import msgspec
 import zmq
 import zmq.asyncio
-from inferd.protocol import ErrorInfo, InferdError, InternalError
 
+from inferd.protocol import ErrorInfo, InferdError, Unavailable
 from inferd_runtime.session.link import (
     CANCEL,
     MSGPACK,
@@ -109,27 +109,40 @@ class EngineSession:
 
 @asynccontextmanager
 async def engine_channel(
-    context: zmq.asyncio.Context, endpoint: str, session: str, owner: OpenSession, alive: Callable[[], bool]
+    context: zmq.asyncio.Context, endpoint: str, session: str, owner: OpenSession, lost: anyio.Event
 ) -> AsyncIterator[EngineChannel]:
-    """A channel whose session is open; it is closed at the end, if the engine is still ``alive`` to do it.
+    """A channel whose session is open; it is closed at the end.
 
-    Raises what the engine answers to the opening. Nothing here notices an engine that dies: the caller cancels.
+    ``lost`` is set when the engine's process ends: opening raises Unavailable then, but an open channel only falls
+    silent. Raises what the engine answers to the opening.
     """
     channel = EngineChannel(context, endpoint, session)
     try:
         await channel.open(owner)
-        reply = await channel.receive()
-        if reply.ticket != 0:
-            raise InternalError(f"the engine answered ticket {reply.ticket} before the session was open")
+        reply = await _first_reply(channel, lost)
         if not reply.ok:
             raise error_of(reply)
         try:
             yield channel
         finally:
-            if alive():
+            if not lost.is_set():
                 await _close(channel)
     finally:
         channel.close()
+
+
+async def _first_reply(channel: EngineChannel, lost: anyio.Event) -> LinkReply:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_cancel_when, lost, tasks.cancel_scope)
+        reply = await channel.receive()
+        tasks.cancel_scope.cancel()
+        return reply
+    raise Unavailable("the engine process ended")
+
+
+async def _cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
 
 
 async def _close(channel: EngineChannel) -> None:

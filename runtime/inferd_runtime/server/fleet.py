@@ -12,8 +12,8 @@ import anyio
 import anyio.abc
 import msgspec
 import zmq.asyncio
-from inferd.protocol import Unavailable
 
+from inferd.protocol import Unavailable
 from inferd_runtime.sandbox.messages import Finished, FromWorker, Output, Ready, Sent, Shutdown, Started, ToWorker
 from inferd_runtime.server.backoff import Backoff
 from inferd_runtime.server.pool import Place, Retire, Start, WorkerPool

@@ -26,7 +26,8 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._exited = anyio.Event()
+        self.exited = anyio.Event()
+        """Set when the child has ended."""
         self._drained = anyio.Event()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._rest = ""
@@ -58,12 +59,12 @@ class ChildProcess(asyncio.SubprocessProtocol):
     @property
     def alive(self) -> bool:
         """Whether the child has not ended."""
-        return not self._exited.is_set()
+        return not self.exited.is_set()
 
     async def wait(self) -> str:
         """Wait until the child has ended; says how, for people."""
         assert self._transport is not None
-        await self._exited.wait()
+        await self.exited.wait()
         with anyio.move_on_after(DRAIN_SECONDS):
             await self._drained.wait()
         code = self._transport.get_returncode()
@@ -74,9 +75,9 @@ class ChildProcess(asyncio.SubprocessProtocol):
         """Ask the child to end; kill it after ``grace`` seconds. Returns when it has ended."""
         self._signal(signal.SIGTERM)
         with anyio.move_on_after(grace):
-            await self._exited.wait()
+            await self.exited.wait()
         self.kill()
-        await self._exited.wait()
+        await self.exited.wait()
         assert self._transport is not None
         self._transport.close()
 
@@ -105,7 +106,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         """The child ended: so does what it started and left in its group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        self._exited.set()
+        self.exited.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The child ended and all it printed has been read."""

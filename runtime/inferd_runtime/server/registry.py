@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
-from inferd.protocol import InvalidRequest, NotFound
 
+from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.sandbox.messages import Bundle
 from inferd_runtime.server.bundles import Program, make_program
 
@@ -107,7 +107,7 @@ class Registry:
                     del self._parsed[next(iter(self._parsed))]
             return self._parsed[key]
 
-    def list(self, tenant: str) -> list[Entry]:
+    def entries(self, tenant: str) -> list[Entry]:
         """A tenant's programs, newest first."""
         query = "SELECT hash, name, version, created_at FROM programs WHERE tenant = ? ORDER BY number DESC"
         with self._lock:

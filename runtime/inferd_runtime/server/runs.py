@@ -5,6 +5,7 @@ Everything here is a synchronous state machine but for :meth:`Run.follow` and :m
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections import OrderedDict, deque
@@ -15,8 +16,8 @@ from typing import Any
 
 import anyio
 import msgspec
-from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, NotFound
 
+from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, NotFound
 from inferd_runtime.sandbox.messages import Finished, Limits, Output, RunUsage, Sent
 from inferd_runtime.server.bundles import Program
 
@@ -186,19 +187,20 @@ class Run:
             raise InvalidRequest(f"run {self.id} is over: it takes no more messages", run=self.id)
         self.on_message(self, message)
 
+    async def next_batch(self, index: int, seconds: float = math.inf) -> list[RunEvent]:
+        """The events from ``index`` on, waiting for one. Empty when the time is up, and after the run's last event."""
+        with anyio.move_on_after(seconds):
+            while index >= self.buffer.next_index and self.ending is None:
+                await self._changed.wait()
+        return list(self.buffer.since(index))
+
     async def follow(self, start: int = 0) -> AsyncIterator[RunEvent]:
         """All events from index ``start``, past ones first, until the run is over."""
         index = start
-        while True:
-            changed = self._changed
-            for event in self.buffer.since(index):
-                index = event.index + 1
+        while batch := await self.next_batch(index):
+            for event in batch:
                 yield event
-            if index < self.buffer.next_index:
-                continue
-            if self.ending is not None:
-                return
-            await changed.wait()
+            index = batch[-1].index + 1
 
     async def wait(self) -> Ending:
         """Wait until the run is over."""

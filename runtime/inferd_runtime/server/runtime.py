@@ -22,8 +22,8 @@ import anyio
 import anyio.abc
 import zmq
 import zmq.asyncio
-from inferd.protocol import Cancelled, ErrorInfo, LimitExceeded, Models, Unavailable
 
+from inferd.protocol import Cancelled, ErrorInfo, LimitExceeded, Models, Unavailable
 from inferd_runtime.config import Settings
 from inferd_runtime.sandbox.messages import Cancel, Deliver, Finished, Launch, Limits, Output, Sent, Started
 from inferd_runtime.server.bundles import Program
@@ -148,13 +148,16 @@ class Runtime:
         self.fleet.apply()
         return run
 
-    async def supervise(self) -> None:
-        """Keep everything alive, until cancelled."""
+    def start(self) -> None:
+        """Start the engine and the workers, and keep them alive."""
         tasks = self._wiring.tasks
         tasks.start_soon(self.engine.supervise)
         tasks.start_soon(self.fleet.run)
         tasks.start_soon(self._watch_clock)
         self.fleet.apply()
+
+    async def wait_ready(self) -> None:
+        """Wait until launches work. Raises Unavailable, with what it printed, when engine or worker does not come up."""
         await self.fleet.wait_ready()
         await self.engine.wait_up()
 
@@ -275,19 +278,21 @@ def _zmq_context() -> Iterator[zmq.asyncio.Context]:
 
 @asynccontextmanager
 async def open_runtime(
-    settings: Settings, commands: Commands | None = None, *, spare: int = 1
+    settings: Settings, commands: Commands | None = None, *, spare: int = 1, wait: bool = True
 ) -> AsyncIterator[Runtime]:
-    """A runtime whose engine answers and which has a worker ready; everything it started has ended at the end.
+    """A runtime that is ready; everything that it started has ended at the end.
 
-    ``spare``: how many workers to keep warm for tenants that have none. Raises Unavailable, with what the child printed,
-    if the first engine or worker does not come up.
+    ``spare``: how many workers to keep warm for tenants that have none. With ``wait=False`` the body starts at once;
+    call :meth:`Runtime.wait_ready` in it. Raises what that raises.
     """
     with run_directory() as directory, _zmq_context() as context:
         tasks = anyio.create_task_group()
         await tasks.__aenter__()
         runtime = Runtime(settings, commands or default_commands(settings), Wiring(context, directory, tasks), spare)
         try:
-            await runtime.supervise()
+            runtime.start()
+            if wait:
+                await runtime.wait_ready()
             yield runtime
         finally:
             with anyio.CancelScope(shield=True):

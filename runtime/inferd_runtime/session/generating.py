@@ -6,7 +6,6 @@ import dataclasses
 
 from inferd import protocol as p
 from inferd_grammar import AnyJson, Choice, Compiled, Constraint, GrammarError, JsonSchema, Regex
-
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.generation import Generation, GenerationSpec
 from inferd_runtime.engine.grammar import GrammarCursor

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from inferd.protocol import ModelInfo
 from inferd_grammar import GrammarCompiler
-
 from inferd_runtime.engine.engine import Engine
 from inferd_runtime.engine.text import TextTokenizer
 from inferd_runtime.models.chat import ChatTemplate

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from inferd import protocol as p
 
+from inferd import protocol as p
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.session.link import CANCEL, CLOSE, ERROR, JSON, MSGPACK, OK, OPEN, TICKET, OpenSession
 from inferd_runtime.session.session import Session
@@ -25,8 +25,10 @@ class SessionHub:
         self._models = models
         self._send = send
         self._sessions: dict[bytes, Session] = {}
-        self._json = {op: msgspec.json.Decoder(cls) for op, cls in p.OPERATIONS.items()}
-        self._msgpack = {op: msgspec.msgpack.Decoder(cls) for op, cls in p.OPERATIONS.items()}
+        self._decode_as: dict[tuple[bytes, str], Callable[[bytes], Any]] = {
+            **{(JSON, op): msgspec.json.Decoder(cls).decode for op, cls in p.OPERATIONS.items()},
+            **{(MSGPACK, op): msgspec.msgpack.Decoder(cls).decode for op, cls in p.OPERATIONS.items()},
+        }
 
     @property
     def open_sessions(self) -> int:
@@ -76,11 +78,11 @@ class SessionHub:
         respond(p.Done())
 
     def _decode(self, op: str, form: bytes, payload: bytes) -> Any:
-        decoder = {JSON: self._json, MSGPACK: self._msgpack}.get(form, {}).get(op)
-        if decoder is None:
+        decode = self._decode_as.get((form, op))
+        if decode is None:
             raise p.InvalidRequest(f"unknown operation {op!r}")
         try:
-            return decoder.decode(payload)
+            return decode(payload)
         except msgspec.MsgspecError as error:
             raise p.InvalidRequest(f"{op}: {error}") from error
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from inferd import protocol as p
-
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.generation import Generation
 from inferd_runtime.engine.jobs import ForwardPass, Prefill
@@ -194,13 +193,13 @@ class Session:
 
     def _forward(self, ticket: int, request: p.Forward, respond: Respond) -> None:
         entry = self._free(request.context)
-        job = ForwardPass(entry.context, request.tokens, request.at, self._sampler(request.sampling, entry), request.top)
+        job = ForwardPass(
+            entry.context, request.tokens, request.at, self._sampler(request.sampling, entry), request.top
+        )
         self._await_job(ticket, job, respond, lambda: p.Rows(job.rows(), len(entry.context.tokens)))
         entry.model.engine.submit(job)
 
-    def _await_job(
-        self, ticket: int, job: Prefill | ForwardPass, respond: Respond, reply: Callable[[], Any]
-    ) -> None:
+    def _await_job(self, ticket: int, job: Prefill | ForwardPass, respond: Respond, reply: Callable[[], Any]) -> None:
         def ended() -> None:
             self._waiting.pop(ticket, None)
             respond(job.error if job.error is not None else reply())

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from inferd.protocol import InvalidRequest, Part
-
 from inferd_runtime.engine.text import TextTokenizer
 from inferd_runtime.models import chat
 from inferd_runtime.session.host import ChatTokenizer

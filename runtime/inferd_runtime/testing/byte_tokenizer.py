@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 END = 256
 TURN = 257
@@ -14,8 +15,8 @@ VOCAB_SIZE = 258
 class ByteTokenizer:
     """Bytes as tokens, ``<end>`` as end of text, ``<turn>`` before every chat message."""
 
-    eos_tokens: Sequence[int] = (END,)
-    names = {"<end>": END, "<turn>": TURN}
+    eos_tokens: tuple[int, ...] = (END,)
+    names: ClassVar[dict[str, int]] = {"<end>": END, "<turn>": TURN}
 
     def encode(self, text: str, *, special: bool = False, start: bool = False) -> list[int]:
         """UTF-8 bytes; with ``special`` the two names are one token each."""
@@ -29,7 +30,9 @@ class ByteTokenizer:
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Text of the bytes."""
         named = {token: name.encode() for name, token in self.names.items()} if special else {}
-        return b"".join(named.get(token, bytes([token]) if token < END else b"") for token in tokens).decode("utf-8", "replace")
+        return b"".join(named.get(token, bytes([token]) if token < END else b"") for token in tokens).decode(
+            "utf-8", "replace"
+        )
 
     def stream(self) -> Callable[[int], str]:
         """A decoder for one id at a time."""
@@ -47,7 +50,15 @@ class ByteTokenizer:
         shown = _byte_names()
         vocab = {shown[byte]: byte for byte in range(256)} | ByteTokenizer.names
         added = [
-            {"id": token, "content": name, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+            {
+                "id": token,
+                "content": name,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
             for name, token in ByteTokenizer.names.items()
         ]
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}

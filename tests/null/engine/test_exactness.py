@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+
 from inferd.protocol import Sampling
 from inferd_grammar import GrammarCompiler, Regex, TokenTable
 from inferd_runtime.engine.engine import Engine

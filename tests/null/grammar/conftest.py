@@ -76,19 +76,3 @@ def compiler(table: TokenTable) -> GrammarCompiler:
 @pytest.fixture(scope="session")
 def make(compiler: GrammarCompiler) -> Callable[[Constraint], Matcher]:
     return lambda constraint: compiler.compile(constraint).matcher()
-
-
-@pytest.fixture(scope="session")
-def encode(table: TokenTable) -> Callable[[str], list[int]]:
-    """Greedy longest-match encoding by bytes: a drafter that knows nothing of canonical tokens or prefix marks."""
-    return lambda text: greedy(table, text.encode())
-
-
-def greedy(table: TokenTable, data: bytes) -> list[int]:
-    longest: dict[bytes, int] = {token: i for i, token in enumerate(table.tokens) if token}
-    size, result = max(map(len, longest)), []
-    while data:
-        piece = next(data[:n] for n in range(min(size, len(data)), 0, -1) if data[:n] in longest)
-        result.append(longest[piece])
-        data = data[len(piece) :]
-    return result

@@ -26,7 +26,7 @@ def test_other_kinds_are_refused_by_name(outlines: GrammarCompiler, constraint: 
         outlines.compile(constraint)
 
 
-@pytest.mark.parametrize("pattern", ["(", "(?=a)b", "a$b", r"(a)\1"])
+@pytest.mark.parametrize("pattern", ["(", "(?=a)b", "a$b", "^a", "a$", r"(a)\1"])
 def test_patterns_it_cannot_hold_are_refused(outlines: GrammarCompiler, pattern: str) -> None:
     with pytest.raises(GrammarError, match="outlines_core"):
         outlines.compile(Regex(pattern))

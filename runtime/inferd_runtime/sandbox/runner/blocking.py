@@ -49,7 +49,8 @@ class GuestLock:
     def _wait(self, timeout: float) -> None:
         if timeout < 0:
             raise RuntimeError("the program would wait for ever: it has one thread, and that holds the lock itself")
-        type(self).sleep(timeout)
+        if timeout > 0:
+            type(self).sleep(timeout)
 
     def _at_fork_reinit(self) -> None:
         self._taken = False
@@ -64,7 +65,7 @@ class GuestLock:
 
 
 def install(sleep: Sleep) -> None:
-    """Replace ``time.sleep``, ``select`` and the locks. ``sleep`` takes seconds, and may be given zero."""
+    """Replace ``time.sleep``, ``select`` and the locks. ``sleep`` takes seconds, more than 0."""
     lock = type("lock", (GuestLock,), {"sleep": staticmethod(sleep)})
     time.sleep = _checked(sleep)
     select.select = _select(sleep)  # type: ignore[assignment]
@@ -82,7 +83,8 @@ def _checked(sleep: Sleep) -> Callable[[float], None]:
         """Delay execution for a number of seconds, which may be a fraction."""
         if seconds < 0:
             raise ValueError("sleep length must be non-negative")
-        sleep(float(seconds))
+        if seconds > 0:
+            sleep(float(seconds))
 
     return guest_sleep
 
@@ -125,4 +127,5 @@ def _poll(sleep: Sleep) -> type[Any]:
 def _sleep_or_refuse(sleep: Sleep, timeout: float | None) -> None:
     if timeout is None:
         raise RuntimeError("the program would wait for ever: there are no files or sockets to wait for")
-    sleep(max(timeout, 0.0))
+    if timeout > 0:
+        sleep(timeout)

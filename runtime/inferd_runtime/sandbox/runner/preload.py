@@ -34,7 +34,11 @@ def package(name: str, optional: frozenset[str]) -> None:
 
 
 def settle() -> None:
-    """Make what is loaded part of the ground: collections at run time neither look at it nor touch its memory pages."""
+    """Make what is loaded part of the ground: collections at run time neither look at it nor touch its memory pages, and
+    imports do not look for files.
+    """
+    sys.path.clear()
+    sys.path_importer_cache.clear()
     gc.collect()
     gc.freeze()
 
@@ -42,8 +46,8 @@ def settle() -> None:
 def _import_all(name: str) -> dict[str, str]:
     try:
         module = importlib.import_module(name)
-    except ImportError as error:
-        return {name: str(error)}
+    except Exception as error:  # noqa: BLE001 - modules of other platforms fail as they like; the callers judge it
+        return {name: f"{type(error).__name__}: {error}"}
     missing: dict[str, str] = {}
     for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
         if found.name not in UNWANTED and not found.name.startswith("test"):

@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 from inferd.protocol import ErrorInfo, InvalidRequest, reply_from_plain, to_plain
-
 from inferd_runtime.sandbox.runner.completions import Completions
 
 

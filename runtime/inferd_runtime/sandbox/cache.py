@@ -1,0 +1,105 @@
+"""Files that are costly to make, kept for this user: written whole or not at all, and checked before they are used."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from inferd.protocol import Unavailable
+
+POLL_SECONDS = 0.1
+CHECKSUM = ".sha256"
+
+
+def cache_folder() -> Path:
+    """``$INFERD_CACHE_DIR``, else ``inferd`` in ``$XDG_CACHE_HOME``, else in ``~/.cache``."""
+    own = os.environ.get("INFERD_CACHE_DIR")
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return Path(own) if own else Path(shared or Path.home() / ".cache") / "inferd"
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder that only this user can write to. Raises Unavailable if it is somebody else's or others can."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = path.stat()
+    except OSError as error:
+        raise Unavailable(f"the cache folder {path} cannot be used: {error.strerror}; set INFERD_CACHE_DIR") from error
+    if info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Unavailable(
+            f"the cache folder {path} holds machine code, so it has to belong to this user, and nobody else may write to it; "
+            "change that or set INFERD_CACHE_DIR"
+        )
+    return path
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """A file with its checksum in a second one beside it."""
+
+    path: Path
+
+    @property
+    def checksum_path(self) -> Path:
+        """The file that holds the checksum."""
+        return self.path.with_name(self.path.name + CHECKSUM)
+
+    def is_whole(self) -> bool:
+        """Whether the file is there and is what was written."""
+        try:
+            return self.checksum_path.read_text() == _checksum(self.path)
+        except (OSError, UnicodeDecodeError):
+            return False
+
+    def put(self, write: Callable[[Path], None]) -> None:
+        """Replace the file by what ``write`` makes of a path. A reader sees the old one or the new one, never a part."""
+        self.checksum_path.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.path.parent, prefix="tmp-") as folder:
+            made, checksum = Path(folder) / "entry", Path(folder) / "checksum"
+            write(made)
+            checksum.write_text(_checksum(made))
+            made.replace(self.path)
+            checksum.replace(self.checksum_path)
+
+    def touch(self) -> None:
+        """Note that the file is in use, so that it is not the first one to be dropped."""
+        self.path.touch()
+
+
+def drop_oldest(folder: Path, pattern: str, keep: int) -> None:
+    """Delete all but the ``keep`` most recently used entries. What is mapped into memory stays usable there."""
+    entries = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in entries[keep:]:
+        CacheEntry(path).checksum_path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock that one process on this machine has at a time; ``on_wait`` is called while another one holds it."""
+    with path.open("w") as handle:
+        while not _try_lock(handle.fileno()):
+            on_wait()
+            time.sleep(POLL_SECONDS)
+        yield
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

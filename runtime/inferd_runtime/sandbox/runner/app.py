@@ -1,0 +1,38 @@
+"""The component's export, and what happens while it is built: all of this module's top level is done once and snapshotted."""
+
+from __future__ import annotations
+
+import wit_world  # type: ignore[import-not-found]  # made by componentize-py from world.wit
+from componentize_py_types import Err  # type: ignore[import-not-found]
+
+from inferd_runtime.sandbox.runner import blocking
+
+
+def _sleep(seconds: float) -> None:
+    RUNNER.completions.sleep(seconds)
+
+
+blocking.install(_sleep)  # before anything is imported that takes the names that it replaces
+
+from inferd_runtime.sandbox.runner import entry, preload, stdio  # noqa: E402
+
+ABSENT_IN_GUEST = frozenset({"anyio", "msgpack", "websockets"})
+"""What the SDK's client needs and the sandbox does not have."""
+
+RUNNER = entry.Runner(wit_world)
+entry.use_everywhere(RUNNER)
+preload.standard_library()
+preload.package("inferd", ABSENT_IN_GUEST)
+preload.settle()
+stdio.redirect(wit_world)
+
+
+class WitWorld(wit_world.WitWorld):  # type: ignore[misc, no-any-unimported]
+    """The name and the base class are what componentize-py looks for."""
+
+    def run(self, bundle: str, arguments: str) -> str:
+        """Run a program; an ``Err`` is how the world's ``result`` carries an error."""
+        outcome = RUNNER.run(bundle, arguments)
+        if not outcome.ok:
+            raise Err(outcome.text)
+        return outcome.text

@@ -1,0 +1,106 @@
+"""Exceptions as the errors that are reported: whose fault, and a traceback of the program's own lines."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Container
+from typing import Any
+
+from inferd.protocol import (
+    ErrorInfo,
+    InferdError,
+    InvalidRequest,
+    LimitExceeded,
+    ProgramError,
+    ProgramSyntaxError,
+    to_plain,
+)
+
+OUT_OF_MEMORY = LimitExceeded("the program ran out of memory", limit="memory_mb")
+"""The host adds the limit's value: only it knows the run's limits."""
+MAX_TRACEBACK = 64 << 10
+OUT_OF_MEMORY_JSON = json.dumps(to_plain(OUT_OF_MEMORY.to_wire()))
+
+
+def to_json(error: BaseException, files: Container[str]) -> str:
+    """The JSON of the ErrorInfo that ``error`` is reported as; ``files`` are the program's own."""
+    try:
+        return _dump(describe(error, files))
+    except MemoryError:
+        traceback.clear_frames(error.__traceback__)  # lets go of what filled the memory
+    try:
+        return _dump(describe(error, files))
+    except MemoryError:
+        return OUT_OF_MEMORY_JSON
+
+
+def describe(error: BaseException, files: Container[str]) -> ErrorInfo:
+    """What is reported for an exception that left the program, or that stopped it from being loaded."""
+    cause = _only_cause(error)
+    known = _known(cause, files)
+    trace = _format(error, files)
+    detail = {**known.detail, "exception": _type_name(cause)}
+    return ErrorInfo(known.code, known.message, detail | ({"traceback": trace} if trace else {}))
+
+
+def _known(error: BaseException, files: Container[str]) -> InferdError:
+    if isinstance(error, InferdError):
+        return error
+    if isinstance(error, MemoryError):
+        return OUT_OF_MEMORY
+    if isinstance(error, SyntaxError) and error.filename is not None and error.filename in files:
+        return ProgramSyntaxError(f"{error.filename}:{error.lineno}: {error.msg}")
+    if isinstance(error, SystemExit):
+        return ProgramError(f"the program exited with {error.code!r}")
+    text = str(error)
+    return ProgramError(f"{_type_name(error)}: {text}" if text else _type_name(error))
+
+
+def _only_cause(error: BaseException) -> BaseException:
+    """A task group wraps what its tasks raise: with one exception inside, that is what happened."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _format(error: BaseException, files: Container[str]) -> str:
+    """The traceback with the program's own frames, of causes and grouped exceptions too; "" if there is none to show."""
+    described = traceback.TracebackException.from_exception(error)
+    own = _keep_frames(described, files, set())
+    if not own and isinstance(error, InvalidRequest):
+        return ""  # an argument or a bundle that does not fit: the program has not run
+    text = "".join(described.format())
+    return text if len(text) <= MAX_TRACEBACK else f"{text[: MAX_TRACEBACK // 2]}\n[...]\n{text[-MAX_TRACEBACK // 2 :]}"
+
+
+def _keep_frames(described: traceback.TracebackException, files: Container[str], seen: set[int]) -> bool:
+    if id(described) in seen:
+        return False
+    seen.add(id(described))
+    kept = [frame for frame in described.stack if frame.filename in files]
+    described.stack = traceback.StackSummary.from_list(kept)
+    own = bool(kept) or (described.filename is not None and described.filename in files)  # a SyntaxError's file
+    for inner in (described.__cause__, described.__context__, *(described.exceptions or ())):
+        own = (inner is not None and _keep_frames(inner, files, seen)) or own
+    return own
+
+
+def _dump(info: ErrorInfo) -> str:
+    return json.dumps(_plain(to_plain(info)), allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """JSON values unchanged, anything else by its ``repr``: a program may put what it likes into an error's detail."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and value - value == 0):
+        return value
+    return repr(value)

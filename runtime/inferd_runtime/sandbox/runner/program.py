@@ -1,0 +1,148 @@
+"""A program's source as importable modules."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import linecache
+import posixpath
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from inferd.protocol import InvalidRequest
+
+ENTRY_ALIAS = "__program__"
+"""Name of the entry's module when a module that exists already has the name that its file gives it."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A bundle: ``files`` maps relative paths to text, ``entry`` is the one that defines ``main``."""
+
+    name: str
+    files: Mapping[str, str]
+    entry: str
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The files that are Python."""
+        return {path: text for path, text in self.files.items() if path.endswith(".py")}
+
+
+class BundleLoader(importlib.abc.ExecutionLoader):
+    """Loads one module of a program. ``get_data`` reads any file of the bundle, for ``pkgutil.get_data``."""
+
+    def __init__(self, program: Program, path: str) -> None:
+        self._program = program
+        self._path = path
+
+    def get_filename(self, fullname: str) -> str:
+        """The module's path in the bundle."""
+        return self._path
+
+    def get_source(self, fullname: str) -> str:
+        """The module's text."""
+        return self._program.files[self._path]
+
+    def is_package(self, fullname: str) -> bool:
+        """Whether the module is a package's ``__init__``."""
+        return posixpath.basename(self._path) == "__init__.py"
+
+    def get_data(self, path: str) -> bytes:
+        """A file of the bundle. Raises FileNotFoundError."""
+        try:
+            return self._program.files[posixpath.normpath(path)].encode()
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+
+class BundleFinder(importlib.abc.MetaPathFinder):
+    """Finds a program's modules: beside its entry first, then from the top of the bundle."""
+
+    def __init__(self, program: Program, roots: Sequence[str]) -> None:
+        self._program = program
+        self._roots = roots
+        self._folders = {folder for path in program.files for folder in _parents(path)}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The spec of a module or package of the bundle, a folder without ``__init__.py`` included."""
+        name = fullname.rpartition(".")[2]
+        for folder in self._roots if path is None else path:
+            base = posixpath.join(folder, name)
+            for file in (f"{base}/__init__.py", f"{base}.py"):
+                if file in self._program.files:
+                    return self._spec(fullname, file)
+            if base in self._folders:
+                spec = importlib.machinery.ModuleSpec(fullname, None, is_package=True)
+                spec.submodule_search_locations = [base]
+                return spec
+        return None
+
+    def _spec(self, fullname: str, file: str) -> importlib.machinery.ModuleSpec | None:
+        loader = BundleLoader(self._program, file)
+        spec = importlib.util.spec_from_file_location(fullname, file, loader=loader)
+        if spec is not None and loader.is_package(fullname):
+            spec.submodule_search_locations = [posixpath.dirname(file)]
+        return spec
+
+
+def load(program: Program) -> Callable[..., Any]:
+    """Make the program's files importable, import its entry, and return its ``main``.
+
+    Raises whatever the program's own code raises, and InvalidRequest for an entry that is not there, for one that defines no
+    ``main``, and for a file that would hide a module of the standard library or the SDK from the program.
+    """
+    if program.entry not in program.sources:
+        raise InvalidRequest(f"the bundle has no Python file {program.entry!r} to start from")
+    for path, text in program.sources.items():
+        linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+    name, root = _module_name(program)
+    roots = list(dict.fromkeys([root, ""]))
+    _refuse_hiding(program, roots)
+    sys.meta_path.insert(0, BundleFinder(program, roots))
+    module = _import_alias(program) if name in sys.modules else importlib.import_module(name)
+    main = getattr(module, "main", None)
+    if not callable(main):
+        raise InvalidRequest(f"{program.entry} defines no function `main`")
+    return main  # type: ignore[no-any-return]
+
+
+def _module_name(program: Program) -> tuple[str, str]:
+    """The entry's module name, and the folder that it counts from: the one above the package that it belongs to."""
+    folder, file = posixpath.split(program.entry)
+    names = [file.removesuffix(".py")]
+    while folder and posixpath.join(folder, "__init__.py") in program.files:
+        folder, package = posixpath.split(folder)
+        names.insert(0, package)
+    return ".".join(names), folder
+
+
+def _refuse_hiding(program: Program, roots: Sequence[str]) -> None:
+    for path in program.sources:
+        for root in roots:
+            inside = path.startswith(f"{root}/") if root else True
+            top = posixpath.relpath(path, root or ".").split("/")[0].removesuffix(".py") if inside else ""
+            if path != program.entry and top in sys.modules:
+                raise InvalidRequest(f"{path} would hide the module {top!r} of the standard library or the SDK: rename it")
+
+
+def _import_alias(program: Program) -> ModuleType:
+    loader = BundleLoader(program, program.entry)
+    spec = importlib.util.spec_from_file_location(ENTRY_ALIAS, program.entry, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[ENTRY_ALIAS] = module
+    loader.exec_module(module)
+    return module
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.split("/")[:-1]
+    return ["/".join(parts[: count + 1]) for count in range(len(parts))]

@@ -1,0 +1,278 @@
+"""A runtime in memory, for tests of programs: no model, no process, no network.
+
+runtime = FakeRuntime(["Hello!"])
+token = use_transport(runtime)      # from inferd.transport
+assert await Context().user("Hi").generate(Sampler.argmax()).collect_text() == "Hello!"
+restore_transport(token)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from inferd import protocol as p
+from inferd.transport import restore_transport, use_transport
+
+EOS = 256
+ROLES = {"system": 257, "user": 258, "assistant": 259}
+END_OF_TURN = 260
+VOCAB_SIZE = 261
+MAX_CONTEXT = 1 << 16
+MODEL = p.ModelInfo("fake", VOCAB_SIZE, MAX_CONTEXT, 16, [EOS], "0" * 16)
+
+
+@dataclass
+class _Generation:
+    """One generation; ``made`` tokens of ``output`` are in the context."""
+
+    request: p.StartGenerate
+    context: int
+    start: int
+    output: list[int]
+    finish: str
+    sizes: Iterator[int]
+    made: int = 0
+    pending: bytes = b""
+    delivered: list[int] = field(default_factory=list)
+
+
+class FakeRuntime:
+    """Answers the operations of ``inferd.protocol`` from memory; a :class:`~inferd.transport.Transport`.
+
+    In its ``with`` block it is the runtime in force.
+
+    Tokens are the bytes of UTF-8, and a few ids above 255 for the chat format. ``outputs`` are the texts that
+    generations bring, one each, in order; or a function of the context's tokens that gives the text. A text longer
+    than ``max_tokens`` ends with finish ``length``, a shorter one with ``stop``. ``steps`` are the tokens of each
+    step, and ``replies`` the steps of each reply, both used round and round. A program's own drafts are verified
+    against the text.
+
+    Constraints and sampling are recorded, not applied: the text is what you say. ``requests`` holds every request in
+    order. ``failures`` maps an operation's name to errors, raised one at a time. ``inbox`` is what ``session.receive``
+    brings, ``outbox`` what ``session.send`` took. Handles that do not exist raise NotFound, a context that is generated
+    on refuses every other operation, as in the runtime.
+    """
+
+    def __init__(
+        self,
+        outputs: Sequence[str] | Callable[[list[int]], str] = (),
+        *,
+        steps: Sequence[int] = (1,),
+        replies: Sequence[int] = (1,),
+    ) -> None:
+        self.requests: list[Any] = []
+        self.failures: dict[str, deque[p.InferdError]] = {}
+        self.inbox: deque[Any] = deque()
+        self.outbox: list[Any] = []
+        self.contexts: dict[int, list[int]] = {}
+        self._restore: list[Any] = []
+        self._outputs = outputs if callable(outputs) else _in_order(outputs)
+        self._steps = tuple(steps)
+        self._replies = itertools.cycle(replies)
+        self._handles = itertools.count(1)
+        self._generations: dict[int, _Generation] = {}
+        self._handlers: dict[type[Any], Callable[[Any], Any]] = {
+            p.ListModels: lambda _: p.Models([MODEL]),
+            p.Tokenize: lambda request: p.Tokens(list(request.text.encode())),
+            p.Detokenize: lambda request: p.Text(decode(request.tokens)),
+            p.CreateContext: self._create,
+            p.AppendContext: self._append,
+            p.FlushContext: lambda request: self._state(self._free(request.context)),
+            p.ForkContext: lambda request: self._open(list(self._tokens(request.context))),
+            p.TruncateContext: self._truncate,
+            p.ContextTokens: lambda request: p.Tokens(self._tokens(request.context)[request.start :]),
+            p.ReleaseContext: self._release,
+            p.Forward: self._forward,
+            p.StartGenerate: self._start,
+            p.NextSteps: self._next,
+            p.CloseGenerate: self._close,
+            p.SendMessage: self._send,
+            p.ReceiveMessage: self._receive,
+        }
+
+    def __enter__(self) -> FakeRuntime:
+        self._restore.append(use_transport(self))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        restore_transport(self._restore.pop())
+
+    async def call(self, request: Any) -> Any:
+        """Answer one request, after other tasks had their turn."""
+        self.requests.append(request)
+        await asyncio.sleep(0)
+        failures = self.failures.get(request.op)
+        if failures:
+            raise failures.popleft()
+        if type(request) not in self._handlers:
+            raise p.InvalidRequest(f"the fake runtime does not answer {request.op}")
+        return self._handlers[type(request)](request)
+
+    def of_kind(self, kind: type[Any]) -> list[Any]:
+        """The requests of one type, in order."""
+        return [request for request in self.requests if type(request) is kind]
+
+    def _create(self, request: p.CreateContext) -> p.ContextState:
+        if request.model not in ("", MODEL.name):
+            raise p.NotFound(f"no model {request.model!r}")
+        return self._open([])
+
+    def _append(self, request: p.AppendContext) -> p.ContextState:
+        tokens = self._tokens(request.context)
+        tokens += [token for part in request.parts for token in render(part)]
+        return self._state(request.context)
+
+    def _truncate(self, request: p.TruncateContext) -> p.ContextState:
+        tokens = self._tokens(request.context)
+        if request.length > len(tokens):
+            raise p.InvalidRequest(f"length {request.length} is above {len(tokens)}")
+        del tokens[request.length :]
+        return self._state(request.context)
+
+    def _release(self, request: p.ReleaseContext) -> p.Done:
+        del self.contexts[self._free(request.context)]
+        return p.Done()
+
+    def _forward(self, request: p.Forward) -> p.Rows:
+        tokens = self._tokens(request.context)
+        tokens += request.tokens
+        rows = [p.RowResult(index, EOS) for index in request.at or [len(request.tokens) - 1]]
+        return p.Rows(rows, len(tokens))
+
+    def _start(self, request: p.StartGenerate) -> p.Generation:
+        tokens = self._tokens(request.context)
+        output = self._outputs(list(tokens)).encode()
+        ends = [end for end in (output.find(stop.encode()) for stop in request.stop) if end >= 0]
+        output = output[: min(ends)] if ends else output
+        finish = "length" if len(output) > request.max_tokens else "stop"
+        made = _Generation(
+            request,
+            request.context,
+            len(tokens),
+            list(output[: request.max_tokens]),
+            finish,
+            itertools.cycle(self._steps),
+        )
+        handle = next(self._handles)
+        self._generations[handle] = made
+        return p.Generation(handle, len(tokens), list(tokens) if request.program_speculation else [])
+
+    def _next(self, request: p.NextSteps) -> p.Steps:
+        made = self._generation(request.generation)
+        if made.request.program_speculation:
+            self._check_draft(made, request)
+            steps = [self._verify(made, request.draft)]
+        else:
+            steps = [self._step(made, next(made.sizes)) for _ in range(next(self._replies)) if self._goes_on(made)]
+        return p.Steps(steps, "" if self._goes_on(made) else made.finish)
+
+    def _check_draft(self, made: _Generation, request: p.NextSteps) -> None:
+        start = len(self.contexts[made.context])
+        if request.positions != list(range(start, start + len(request.draft))):
+            raise p.InvalidRequest(f"positions must start at {start}")
+        if any(token >= VOCAB_SIZE for token in request.draft):
+            raise p.InvalidRequest("a token is outside the vocabulary")
+
+    def _verify(self, made: _Generation, draft: list[int]) -> p.Step:
+        rest = [*made.output[made.made :], EOS]
+        accepted = next(
+            (i for i, (a, b) in enumerate(zip(draft, rest, strict=False)) if a != b), min(len(draft), len(rest))
+        )
+        return self._step(made, accepted + 1, len(draft), accepted)
+
+    def _step(self, made: _Generation, size: int, drafted: int = 0, accepted: int = 0) -> p.Step:
+        tokens = made.output[made.made : made.made + size]
+        made.made += len(tokens)
+        self.contexts[made.context] += tokens
+        made.pending += bytes(tokens)
+        text = _whole_characters(made.pending) if self._goes_on(made) else made.pending.decode(errors="replace")
+        made.pending = made.pending[len(text.encode()) :] if self._goes_on(made) else b""
+        return p.Step(tokens, text, drafted, accepted)
+
+    def _goes_on(self, made: _Generation) -> bool:
+        return made.made < len(made.output)
+
+    def _close(self, request: p.CloseGenerate) -> p.ContextState:
+        made = self._generation(request.generation)
+        if request.keep >= 0:
+            del self.contexts[made.context][made.start + request.keep :]
+        del self._generations[request.generation]
+        return self._state(made.context)
+
+    def _send(self, request: p.SendMessage) -> p.Done:
+        self.outbox.append(request.message)
+        return p.Done()
+
+    def _receive(self, request: p.ReceiveMessage) -> p.Received:
+        if not self.inbox:
+            raise p.Unavailable("nobody sends anything")
+        return p.Received(self.inbox.popleft())
+
+    def _open(self, tokens: list[int]) -> p.ContextState:
+        handle = next(self._handles)
+        self.contexts[handle] = tokens
+        return self._state(handle)
+
+    def _state(self, context: int) -> p.ContextState:
+        return p.ContextState(context, len(self.contexts[context]), min(1, len(self.contexts[context])))
+
+    def _free(self, context: int) -> int:
+        if context not in self.contexts:
+            raise p.NotFound(f"no context {context}")
+        if any(made.context == context for made in self._generations.values()):
+            raise p.InvalidRequest("the context is being generated on")
+        return context
+
+    def _tokens(self, context: int) -> list[int]:
+        return self.contexts[self._free(context)]
+
+    def _generation(self, handle: int) -> _Generation:
+        if handle not in self._generations:
+            raise p.NotFound(f"no generation {handle}")
+        return self._generations[handle]
+
+
+def render(part: p.Part) -> list[int]:
+    """The tokens of a part in the fake chat format: role, bytes, end of turn."""
+    match part.kind:
+        case "message":
+            return [ROLES[part.role], *part.text.encode(), END_OF_TURN]
+        case "text":
+            return list(part.text.encode())
+        case "tokens":
+            return list(part.tokens)
+        case "cue":
+            return [ROLES["assistant"]]
+    raise p.InvalidRequest(f"no part of kind {part.kind!r}")
+
+
+def decode(tokens: Sequence[int]) -> str:
+    """The text of fake tokens, without those of the chat format."""
+    return bytes(token for token in tokens if token < EOS).decode(errors="replace")
+
+
+def _in_order(outputs: Sequence[str]) -> Callable[[list[int]], str]:
+    left = deque(outputs)
+
+    def following(tokens: list[int]) -> str:
+        if not left:
+            raise p.InvalidRequest("the fake runtime has no output left")
+        return left.popleft()
+
+    return following
+
+
+def _whole_characters(data: bytes) -> str:
+    """The text of ``data`` up to a character that is not complete yet."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        return data[: error.start].decode()

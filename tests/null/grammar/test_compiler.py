@@ -1,0 +1,153 @@
+"""The cache, threads, choice of backend, Lark, and what the package imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import inferd_grammar
+from inferd_grammar import AnyJson, Choice, Compiled, GrammarCompiler, GrammarError, JsonSchema, Lark, Regex, TokenTable
+from inferd_grammar.compiler import Backend
+from inferd_grammar.constraints import Constraint
+from inferd_grammar.limits import CompileLimits
+from inferd_grammar.matcher import Core
+from inferd_grammar.testing import look
+
+
+class CountingBackend:
+    """Passes on to a real backend; raises what it is told to first."""
+
+    name = "counting"
+
+    def __init__(self, inner: Backend, failure: Exception | None = None) -> None:
+        self.inner, self.failure, self.calls = inner, failure, 0
+
+    def compile(self, constraint: Constraint, limits: CompileLimits) -> Core:
+        self.calls += 1
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+        return self.inner.compile(constraint, limits)
+
+
+@pytest.fixture
+def counted(table: TokenTable) -> tuple[GrammarCompiler, CountingBackend]:
+    compiler = GrammarCompiler(table, cache_entries=2)
+    compiler._backend = backend = CountingBackend(compiler._backend)
+    return compiler, backend
+
+
+def test_equal_constraints_compile_once(counted: tuple[GrammarCompiler, CountingBackend]) -> None:
+    compiler, backend = counted
+    first = compiler.compile(JsonSchema({"type": "integer"}))
+    assert compiler.compile(JsonSchema('{"type":"integer"}')) is first
+    assert backend.calls == 1
+
+
+def test_key_order_is_part_of_a_schema(compiler: GrammarCompiler) -> None:
+    def forced(*names: str) -> bytes:
+        properties = {name: {"type": "null"} for name in names}
+        schema = {"type": "object", "properties": properties, "required": list(names), "additionalProperties": False}
+        return compiler.compile(JsonSchema(schema)).matcher().forced()
+
+    assert forced("a", "b") == b'{"a":null,"b":null}'
+    assert forced("b", "a") == b'{"b":null,"a":null}'
+
+
+def test_least_recently_used_goes_first(counted: tuple[GrammarCompiler, CountingBackend]) -> None:
+    compiler, backend = counted
+    for pattern in ("a", "b", "a", "c", "a", "b"):  # c pushes out b
+        compiler.compile(Regex(pattern))
+    assert backend.calls == 4
+
+
+def test_refusals_are_cached_and_raised_afresh(counted: tuple[GrammarCompiler, CountingBackend]) -> None:
+    compiler, backend = counted
+    errors = []
+    for _ in range(3):
+        with pytest.raises(GrammarError) as caught:
+            compiler.compile(JsonSchema({"not": {}}))
+        errors.append(caught.value)
+    assert backend.calls == 1
+    assert {error.pointer for error in errors} == {"/not"}
+    assert len(set(map(id, errors))) == 3
+
+
+def test_a_bug_is_not_cached(counted: tuple[GrammarCompiler, CountingBackend]) -> None:
+    compiler, backend = counted
+    backend.failure = RuntimeError("bug")
+    with pytest.raises(RuntimeError, match="bug"):
+        compiler.compile(Regex("a"))
+    assert isinstance(compiler.compile(Regex("a")), Compiled)
+
+
+def test_threads_share_one_compile_and_one_template(counted: tuple[GrammarCompiler, CountingBackend]) -> None:
+    compiler, backend = counted
+    constraint = JsonSchema({"enum": [f"value {n}" for n in range(300)]})
+
+    def run(_: int) -> object:
+        matcher = compiler.compile(constraint).matcher()
+        assert matcher.accept(matcher.forced_tokens()) > 0
+        return look(matcher, compiler.table)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(map(str, pool.map(run, range(64))))) == 1
+    assert backend.calls == 1
+
+
+def test_unknown_backends_and_constraints_are_refused(table: TokenTable, compiler: GrammarCompiler) -> None:
+    with pytest.raises(GrammarError, match="unknown backend 'xyz'; known: auto, llguidance, outlines"):
+        GrammarCompiler(table, backend="xyz")
+    with pytest.raises(ValueError, match="cache_entries"):
+        GrammarCompiler(table, cache_entries=0)
+    with pytest.raises(GrammarError, match="str is not a constraint"):
+        compiler.compile("[a-z]")  # type: ignore[arg-type]
+
+
+def test_an_absent_backend_names_its_extra(table: TokenTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "inferd_grammar.backends.outlines", raising=False)
+    monkeypatch.setitem(sys.modules, "outlines_core", None)
+    with pytest.raises(GrammarError, match=r"inferd\[outlines\]"):
+        GrammarCompiler(table, backend="outlines")
+
+
+def test_lark_grammars(compiler: GrammarCompiler) -> None:
+    matcher = compiler.compile(Lark('start: "<" /[a-z]+/ ">"  // a <tag> in a comment')).matcher()
+    assert matcher.forced() == b"<"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('start: <|im_start|> "a"', r"special token <\|im_start\|>"),
+        ("start: <[12]>", r"special token <\[12\]>"),
+        ("start: a\na[max_tokens=3]: /.*/", "'max_tokens' is not supported"),
+        ('start: a\na[stop="x"]: /.*/', "'stop' is not supported"),
+        ("start: a\na[capture]: /x/", "'capture' is not supported"),
+        ("start: a\na[temperature=0.5]: /x/", "'temperature' is not supported"),
+        ("start: missing", "unknown name"),
+        ("", "llguidance"),
+        ("x" * 1_000_001, "max_bytes"),
+    ],
+)
+def test_lark_that_cannot_be_held_is_refused(compiler: GrammarCompiler, text: str, reason: str) -> None:
+    with pytest.raises(GrammarError, match=reason):
+        compiler.compile(Lark(text))
+
+
+def test_everything_exported_exists() -> None:
+    assert all(hasattr(inferd_grammar, name) for name in inferd_grammar.__all__)
+    assert AnyJson() == AnyJson()
+    assert hash(Choice(("a",))) == hash(Choice(("a",)))
+
+
+def test_importing_needs_neither_torch_nor_the_runtime() -> None:
+    code = (
+        "import sys, inferd_grammar, inferd_grammar.testing;"
+        "bad = {'torch', 'transformers', 'inferd', 'inferd_runtime', 'outlines_core'} & set(sys.modules);"
+        "sys.exit(str(bad) if bad else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,136 @@
+"""The guard over a library: failures are loud, fills are cheap, buffers are checked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from inferd_grammar import GrammarFailure, TokenTable, walk
+from inferd_grammar.matcher import Core, GuardedMatcher
+from inferd_grammar.testing import dirty_row
+
+
+class FakeCore:
+    """A library that allows one token for ever, counts its fills, and breaks or runs dry on demand."""
+
+    def __init__(self, token: int, words: int) -> None:
+        self.row = np.zeros(words, dtype=np.int32)
+        self.row[token >> 5] = 1 << (token & 31)
+        self.fills = 0
+        self.error: str | None = None
+
+    def fill(self, row: NDArray[np.int32], address: int) -> None:
+        assert address == row.ctypes.data
+        self.fills += 1
+        self.check()
+        np.copyto(row, self.row)
+
+    def check(self) -> None:
+        if self.error:
+            raise GrammarFailure(self.error)
+
+    def push(self, token: int) -> None:
+        self.check()
+
+    def pop(self, count: int) -> None:
+        self.check()
+
+    def may_end(self) -> bool:
+        self.check()
+        return False
+
+    def forced(self) -> bytes:
+        return b""
+
+    def forced_tokens(self) -> list[int]:
+        return []
+
+    def copy(self) -> Core:
+        return self
+
+
+@pytest.fixture
+def token(table: TokenTable) -> int:
+    return table.tokens.index(b"x")
+
+
+@pytest.fixture
+def core(table: TokenTable, token: int) -> FakeCore:
+    return FakeCore(token, table.words)
+
+
+def test_a_fill_and_its_accept_are_one_library_call(core: FakeCore, table: TokenTable, token: int) -> None:
+    matcher = GuardedMatcher(core, table)
+    row = dirty_row(table)
+    for _ in range(3):
+        matcher.fill(row)
+        matcher.fill(row)
+        assert matcher.accept([token]) == 1
+    assert core.fills == 3
+
+
+def test_a_verified_walk_is_one_library_call_a_row(core: FakeCore, table: TokenTable, token: int) -> None:
+    matcher = GuardedMatcher(core, table)
+    assert walk(matcher, [token] * 4, np.empty((5, table.words), np.int32)) == 4
+    matcher.rollback(3)
+    assert matcher.accept([token]) == 1  # the mask of the state it landed on is still held
+    assert core.fills == 5
+
+
+def test_masks_of_rolled_back_states_are_forgotten(core: FakeCore, table: TokenTable, token: int) -> None:
+    matcher = GuardedMatcher(core, table)
+    row = dirty_row(table)
+    matcher.accept([token] * 2)
+    matcher.fill(row)
+    matcher.rollback(2)
+    matcher.accept([token] * 2)
+    fills = core.fills
+    matcher.fill(row)
+    assert core.fills == fills + 1
+
+
+def test_a_failure_of_the_library_is_raised_not_a_mask(core: FakeCore, table: TokenTable, token: int) -> None:
+    matcher = GuardedMatcher(core, table)
+    core.error = "too many items"
+    for call in (lambda: matcher.fill(dirty_row(table)), lambda: matcher.accept([token]), matcher.may_end):
+        with pytest.raises(GrammarFailure, match="too many items"):
+            call()
+
+
+def test_a_dead_end_is_raised_not_an_empty_mask(core: FakeCore, table: TokenTable, token: int) -> None:
+    matcher = GuardedMatcher(core, table)
+    matcher.accept([token])
+    core.row[:] = 0
+    with pytest.raises(GrammarFailure, match="no token"):
+        matcher.fill(dirty_row(table))
+    matcher.rollback(1)
+    assert matcher.accept([token]) == 1
+
+
+def test_special_tokens_a_library_lets_through_are_cleared(core: FakeCore, table: TokenTable, token: int) -> None:
+    core.row[:] = -1
+    matcher = GuardedMatcher(core, table)
+    row = dirty_row(table)
+    matcher.fill(row)
+    assert row.tobytes() == table.text_mask.tobytes()
+    assert not any(matcher.accept([i]) for i in (*table.special_ids, table.vocab_size - 1))
+
+
+@pytest.mark.parametrize("shape", ["short", "long", "float", "strided", "matrix"])
+def test_wrong_buffers_are_refused(core: FakeCore, table: TokenTable, shape: str) -> None:
+    words = table.words
+    row = {
+        "short": np.zeros(words - 1, np.int32),
+        "long": np.zeros(words + 1, np.int32),
+        "float": np.zeros(words, np.float32),
+        "strided": np.zeros(words * 2, np.int32)[::2],
+        "matrix": np.zeros((1, words), np.int32),
+    }[shape]
+    with pytest.raises(ValueError, match="contiguous int32"):
+        GuardedMatcher(core, table).fill(row)
+
+
+def test_a_walk_needs_a_bonus_row(core: FakeCore, table: TokenTable, token: int) -> None:
+    with pytest.raises(ValueError, match="3 or more"):
+        walk(GuardedMatcher(core, table), [token] * 2, np.empty((2, table.words), np.int32))

@@ -1,0 +1,149 @@
+"""JSON schemas: what is refused, with its reason and (where known) its place; and what the text looks like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from inferd_grammar import (
+    AnyJson,
+    CompileLimits,
+    Constraint,
+    GrammarCompiler,
+    GrammarError,
+    JsonSchema,
+    Matcher,
+    TokenTable,
+)
+
+Make = Callable[[Constraint], Matcher]
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason", "pointer"),
+    [
+        ({"type": 5}, "'type' must be", "/type"),
+        ({"type": "frob"}, "'type' must be", "/type"),
+        ({"properties": {"a": {"type": "string", "minimum": "x"}}}, "'minimum' must be", "/properties/a/minimum"),
+        ({"required": "a"}, "'required' must be", "/required"),
+        ({"items": 5}, "a schema is an object or a boolean, not 5", "/items"),
+        ({"anyOf": []}, "'anyOf' must be", "/anyOf"),
+        ({"minLength": -1}, "'minLength' must be", "/minLength"),
+        ({"multipleOf": 0}, "'multipleOf' must be", "/multipleOf"),
+        (5, "a schema is an object or a boolean", ""),
+        (False, "no value is valid", ""),
+        ("not json", "not JSON text", None),
+        ('{"a": 1, "a": 2}', "keys repeat", None),
+        ('{"minimum": NaN}', "NaN is not JSON", None),
+        ({1: 2}, "key 1 is not text", None),
+        ({"minimum": float("inf")}, "schema is not JSON", None),
+        ({"enum": [object()]}, "schema is not JSON", None),
+        ('{"const": "\ud800"}', "not Unicode", None),
+        ({"not": {"type": "string"}}, "not", "/not"),
+        (
+            {"properties": {"a/b": {"items": {"uniqueItems": True}}}},
+            "uniqueItems",
+            "/properties/a~1b/items/uniqueItems",
+        ),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"if": {}, "then": {}}}}, "if", "/$defs/a/if"),
+        ({"type": "string", "format": "zz"}, "Unknown format: zz", "/format"),
+        ({"oneOf": [{"type": "string"}, {"minLength": 2}]}, "oneOf", "/oneOf"),
+        ({"items": {"$ref": "http://example.org/x"}}, "example.org", "/items/$ref"),
+        ({"$ref": "#/$defs/gone"}, "does not exist", "/$ref"),
+        ({"$ref": "#"}, "no first token", None),
+        ({"pattern": "("}, "regex parse error", "/pattern"),
+        ({"type": "integer", "minimum": 5, "maximum": 4}, "greater than maximum", None),
+        ({"minimum": 5, "exclusiveMinimum": True}, "'exclusiveMinimum' must be", "/exclusiveMinimum"),
+        ({"items": {"divisibleBy": 2}}, "'divisibleBy' is not supported", "/items/divisibleBy"),
+        ({"disallow": "string"}, "'disallow' is not supported", "/disallow"),
+        ({"x-guidance": {"lenient": True}, "not": {}}, "'x-guidance' is not supported", "/x-guidance"),
+    ],
+)
+def test_refused_with_reason_and_place(
+    compiler: GrammarCompiler, schema: Any, reason: str, pointer: str | None
+) -> None:
+    with pytest.raises(GrammarError) as caught:
+        compiler.compile(JsonSchema(schema))
+    assert reason in caught.value.reason
+    assert caught.value.pointer == pointer
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"description": "x" * 1000}, "max_bytes is 999"),
+        ('{"items":' * 9 + "{}" + "}" * 9, "max_depth 8"),
+        ("[" * 900, "schema"),
+        ({"items": {"enum": list(range(11))}}, "enum has 11 members; max_enum is 10"),
+        ({"allOf": [{}] * 4}, "allOf has 4 members; max_all_of is 3"),
+        ({"multipleOf": 1001}, "multipleOf amounts to 1001; max_multiple_of is 1000"),
+        ({"multipleOf": 0.12345}, "multipleOf amounts to 12345"),
+        ({"multipleOf": 1e300}, "max_multiple_of"),
+        ({"allOf": [{"multipleOf": 31}, {"multipleOf": 37}]}, "multipleOf amounts to 1147"),
+        ({"$ref": "#/$defs/a", "multipleOf": 31, "$defs": {"a": {"multipleOf": 37}}}, "multipleOf amounts to 1147"),
+        ({"pattern": "a" * 51}, "regex has 51 characters; max_regex is 50"),
+        ({"patternProperties": {"a" * 51: {}}}, "regex has 51 characters"),
+    ],
+)
+def test_limits_are_named(table: TokenTable, schema: Any, reason: str) -> None:
+    limits = CompileLimits(max_bytes=999, max_depth=8, max_enum=10, max_all_of=3, max_multiple_of=1000, max_regex=50)
+    with pytest.raises(GrammarError, match=reason):
+        GrammarCompiler(table, limits=limits).compile(JsonSchema(schema))
+
+
+def test_deep_text_does_not_exhaust_the_stack(compiler: GrammarCompiler) -> None:
+    with pytest.raises(GrammarError, match="max_depth"):
+        compiler.compile(JsonSchema('{"not":' * 100_000))
+
+
+def test_names_of_keywords_may_be_names_of_properties(make: Make) -> None:
+    schema = {
+        "properties": {"type": {"type": "integer"}, "x-guidance": {}},
+        "required": ["type"],
+        "default": {"type": 5},
+    }
+    matcher = make(JsonSchema({"type": "object", **schema}))
+    assert matcher.forced().startswith(b'{"type":')
+
+
+@pytest.mark.parametrize("schema", [True, {}, "true", "{}"])
+def test_schemas_that_allow_everything(make: Make, table: TokenTable, schema: Any) -> None:
+    assert accepts(make(JsonSchema(schema)), table, '{"a":[1,null,"x"]}')
+    assert accepts(make(AnyJson()), table, '{"a":[1,null,"x"]}')
+
+
+def test_text_is_compact(make: Make, table: TokenTable) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+    value = {"name": "Ada L", "age": 36}
+    constraint = JsonSchema({**schema, "required": ["name", "age"], "additionalProperties": False})
+    assert accepts(make(constraint), table, json.dumps(value, separators=(",", ":")))
+    assert not accepts(make(constraint), table, json.dumps(value))
+    assert not accepts(make(AnyJson()), table, "[1, 2]")
+
+
+def test_an_object_with_many_optional_keys_survives_its_first_key(make: Make, table: TokenTable) -> None:
+    """With the library's default limits it compiles and breaks at run time."""
+    schema = {"type": "object", "properties": {f"k{n}": {"type": "integer"} for n in range(2000)}}
+    assert accepts(make(JsonSchema(schema)), table, '{"k7":1}')
+
+
+def accepts(matcher: Matcher, table: TokenTable, text: str) -> bool:
+    """Whether the masks lead through `text`, in whatever tokens, to a place where it may end."""
+    rest = text.encode()
+    while rest:
+        step = next((i for i in candidates(table, rest) if matcher.accept([i])), None)
+        if step is None:
+            return False
+        rest = rest[len(table.tokens[step]) :]
+    return matcher.may_end()
+
+
+def candidates(table: TokenTable, rest: bytes) -> list[int]:
+    """Tokens that `rest` starts with, longest first: masks leave one of them on forced spans."""
+    return sorted(
+        (i for i, token in enumerate(table.tokens) if token and rest.startswith(token)),
+        key=lambda i: -len(table.tokens[i]),
+    )

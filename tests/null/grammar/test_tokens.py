@@ -1,0 +1,115 @@
+"""The table of token bytes: both families, added and special tokens, several EOS ids, padding, refusals."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from inferd_grammar import GrammarCompiler, GrammarError, JsonSchema, TokenTable
+from inferd_grammar.testing import legal_ids
+
+
+def build(data: dict[str, Any], **options: Any) -> TokenTable:
+    return TokenTable.from_tokenizer_json(json.dumps(data), **{"eos_ids": [0], **options})
+
+
+@pytest.fixture
+def minimal() -> dict[str, Any]:
+    """A byte-level file of three tokens, as small as they come."""
+    return {
+        "model": {"type": "BPE", "vocab": {"<eos>": 0, "a": 1, "Ġb": 2}, "merges": []},
+        "decoder": {"type": "ByteLevel"},
+        "added_tokens": [{"id": 0, "content": "<eos>", "special": True}],
+    }
+
+
+@pytest.mark.parametrize("text", ['{"name":"José 🐢 x","n":[1,null]}', "plain added words", " lead\n\ttab\x7f\x00"])
+def test_bytes_of_an_encoding_spell_the_text(tokenizer: Tokenizer, table: TokenTable, text: str) -> None:
+    spelt = b"".join(table.tokens[i] for i in tokenizer.encode(text, add_special_tokens=False).ids)
+    assert spelt in (text.encode(), b" " + text.encode())  # SentencePiece puts a space in front
+
+
+def test_special_unused_and_padded_ids_have_no_bytes(tokenizer: Tokenizer, table: TokenTable) -> None:
+    assert len(table.tokens) == table.vocab_size == tokenizer.get_vocab_size() + 37
+    assert table.words == -(-table.vocab_size // 32) == len(table.text_mask) == len(table.eos_mask)
+    assert {
+        tokenizer.token_to_id(name) for name in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    } <= table.special_ids
+    assert all(table.tokens[i] == b"" for i in [*table.special_ids, *range(table.vocab_size - 37, table.vocab_size)])
+
+
+def test_masks_hold_no_special_or_padded_id(table: TokenTable) -> None:
+    bits = np.unpackbits(table.text_mask.view(np.uint8), bitorder="little")
+    text = set(np.flatnonzero(bits).tolist())
+    assert not text & table.special_ids
+    assert max(text) < table.vocab_size - 37
+
+
+def test_several_eos_ids_all_end_a_text(compiler: GrammarCompiler, table: TokenTable) -> None:
+    assert len(table.eos_ids) == 2
+    matcher = compiler.compile(JsonSchema({"const": 1})).matcher()
+    assert matcher.accept(legal_ids(matcher, table)) == 1
+    assert legal_ids(matcher, table) == sorted(table.eos_ids)
+
+
+def test_fingerprint_depends_on_text_width_and_eos(minimal: dict[str, Any]) -> None:
+    other = {**minimal, "version": "1.0"}
+    tables = [build(minimal), build(minimal, vocab_size=9), build(minimal, eos_ids=[1]), build(other)]
+    assert len({table.fingerprint for table in tables}) == 4
+    assert build(minimal).fingerprint == tables[0].fingerprint
+
+
+def test_minimal_table(minimal: dict[str, Any]) -> None:
+    table = build(minimal)
+    assert (table.tokens, table.special_ids, table.vocab_size, table.words) == ([b"", b"a", b" b"], {0}, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "reason"),
+    [
+        ({"decoder": {"type": "WordPiece"}}, {}, "neither byte-level nor byte-fallback"),
+        ({"decoder": None}, {}, "neither byte-level nor byte-fallback"),
+        ({"model": {"vocab": {"a\u2603": 1, "<eos>": 0}}}, {}, "no byte of a byte-level tokenizer"),
+        ({"model": {"vocab": {"a" * 1025: 1, "<eos>": 0}}}, {}, "token 1 has 1025 bytes; the limit is 1024"),
+        ({"model": {"type": "X"}}, {}, "has no vocabulary"),
+        ({"model": {"vocab": {}}, "added_tokens": []}, {}, "empty vocabulary"),
+        ({"model": None}, {}, "not a tokenizer.json"),
+        ({}, {"vocab_size": 2}, "vocab_size 2 is below the tokenizer's 3"),
+        ({}, {"eos_ids": []}, "no EOS id"),
+        ({}, {"eos_ids": [0, 0]}, "repeat"),
+        ({}, {"eos_ids": [7], "vocab_size": 9}, "EOS id 7 is not a token"),
+    ],
+)
+def test_what_is_not_supported_is_refused(
+    minimal: dict[str, Any], change: dict[str, Any], options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(GrammarError, match=reason):
+        build({**minimal, **change}, **options)
+
+
+def test_text_that_is_no_tokenizer_is_refused() -> None:
+    for text in ("", "[]", "no json"):
+        with pytest.raises(GrammarError):
+            TokenTable.from_tokenizer_json(text, eos_ids=[0])
+
+
+def test_a_table_the_library_reads_differently_is_refused(table: TokenTable) -> None:
+    tokens = list(table.tokens)
+    a, b = tokens.index(b"a"), tokens.index(b"b")
+    tokens[a], tokens[b] = tokens[b], tokens[a]
+    wrong = TokenTable(
+        table.vocab_size,
+        table.eos_ids,
+        table.special_ids,
+        tokens,
+        table.fingerprint,
+        table.source,
+        table.text_mask,
+        table.eos_mask,
+    )
+    with pytest.raises(GrammarError, match="llguidance decodes"):
+        GrammarCompiler(wrong)

@@ -1,0 +1,10 @@
+"""Async tests of the SDK run under asyncio, as programs do."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"

@@ -1,0 +1,337 @@
+"""Generators: what is delivered, what the context keeps, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from inferd import (
+    AnyJson,
+    Cancelled,
+    Choice,
+    ConstraintError,
+    Context,
+    Generator,
+    InternalError,
+    InvalidRequest,
+    JsonSchema,
+    LimitExceeded,
+    Regex,
+    Sampler,
+    Step,
+)
+from inferd.protocol import CloseGenerate, Constraint, NextSteps, NotFound, StartGenerate, Steps, Usage
+from inferd.testing import FakeRuntime
+
+pytestmark = pytest.mark.anyio
+GREEDY = Sampler.argmax()
+
+
+@dataclass
+class Person:
+    name: str
+    age: int
+
+
+class GatedRuntime(FakeRuntime):
+    """Holds requests of one operation until ``gate`` opens; ``reached`` says that one is being held."""
+
+    def __init__(self, operation: str, outputs: list[str]) -> None:
+        super().__init__(outputs)
+        self.operation = operation
+        self.gate = asyncio.Event()
+        self.reached = asyncio.Event()
+
+    async def call(self, request: Any) -> Any:
+        if request.op == self.operation and not self.gate.is_set():
+            self.reached.set()
+            await self.gate.wait()
+        return await super().call(request)
+
+
+async def test_steps_are_delivered_one_by_one_and_counted() -> None:
+    with FakeRuntime(["abcdef"], steps=[1, 2], replies=[2]) as runtime:
+        generator = Context().user("u").generate(GREEDY)
+        assert (generator.finish, generator.usage) == ("", Usage())
+        steps = [step async for step in generator]
+    assert [step.text for step in steps] == ["a", "bc", "d", "ef"]
+    assert all(isinstance(step, Step) for step in steps)
+    assert generator.finish == "stop"
+    assert generator.usage == Usage(prompt_tokens=4, tokens=6, steps=4)
+    assert len(runtime.of_kind(NextSteps)) == 2  # a reply with several steps is kept, not asked for again
+    assert [request.keep for request in runtime.of_kind(CloseGenerate)] == [6]
+
+
+async def test_nothing_is_sent_before_the_first_step_is_asked_for() -> None:
+    with FakeRuntime(["x"]) as runtime:
+        generator = Context().user("u").generate(GREEDY)
+        assert runtime.requests == []
+        await generator.aclose()
+        assert runtime.requests == []
+        assert [step async for step in generator] == []
+        assert generator.finish == "closed"
+
+
+async def test_collecting() -> None:
+    with FakeRuntime(["héllo", "ab", ""], steps=[1]):
+        ctx = Context()
+        assert await ctx.append("p").generate(GREEDY).collect_text() == "héllo"
+        assert await ctx.generate(GREEDY).collect_tokens() == list(b"ab")
+        empty = ctx.generate(GREEDY)
+        assert (await empty.collect_text(), empty.finish) == ("", "stop")
+
+
+async def test_a_cut_output_says_length() -> None:
+    with FakeRuntime(["abcdef"]):
+        generator = Context().append("p").generate(GREEDY, max_tokens=4)
+        assert await generator.collect_text() == "abcd"
+        assert generator.finish == "length"
+
+
+async def test_single_use() -> None:
+    with FakeRuntime(["ab", "cd"]):
+        generator = Context().append("p").generate(GREEDY)
+        await generator.collect_text()
+        for use in (generator.collect_text, generator.collect_tokens, generator.collect_json):
+            with pytest.raises(InvalidRequest, match="used once"):
+                await use()
+        with pytest.raises(InvalidRequest, match="used once"):
+            aiter(generator)
+        with pytest.raises(StopAsyncIteration):
+            await anext(generator)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    output=st.text(max_size=12),
+    steps=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    replies=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    leave_after=st.integers(0, 30),
+    how=st.sampled_from(["break", "raise", "aclose", "async with"]),
+)
+def test_the_context_keeps_what_was_delivered(
+    output: str, steps: list[int], replies: list[int], leave_after: int, how: str
+) -> None:
+    runtime = FakeRuntime([output], steps=steps, replies=replies)
+    with runtime:
+        delivered, generator, kept = asyncio.run(_leave(leave_after, how))
+    assert kept == [1, 2, 3, *delivered]
+    assert [request.keep for request in runtime.of_kind(CloseGenerate)] == [len(delivered)]
+    whole = list(output.encode())
+    assert delivered == whole[: len(delivered)]
+    assert generator.usage.tokens == len(delivered)
+    assert generator.finish == ("stop" if delivered == whole else "closed")
+
+
+async def _leave(leave_after: int, how: str) -> tuple[list[int], Generator[Any], list[int]]:
+    ctx, delivered = Context().append([1, 2, 3]), list[int]()
+    generator = ctx.generate(GREEDY)
+
+    async def loop() -> None:
+        count = 0
+        async for step in generator:
+            delivered.extend(step.tokens)
+            count += 1
+            if count > leave_after:
+                if how == "raise":
+                    raise KeyError("the program's own")
+                break
+
+    if how == "async with":
+        async with generator:
+            await loop()
+    else:
+        try:
+            await loop()
+        except KeyError:
+            assert how == "raise"
+    if how == "aclose":
+        await generator.aclose()
+        await generator.aclose()
+    return delivered, generator, await ctx.tokens()
+
+
+async def test_changing_the_context_in_the_loop_ends_the_generation() -> None:
+    with FakeRuntime(["abc", "xyz"]):
+        ctx = Context().append("p")
+        with pytest.raises(InvalidRequest, match="ended the generation"):
+            async for _ in ctx.generate(GREEDY):
+                ctx.append("q")
+        assert await ctx.tokens() == list(b"paq")
+        with pytest.raises(InvalidRequest, match="ended the generation"):
+            async for _ in ctx.generate(GREEDY):
+                fork = await ctx.fork()
+        assert await fork.tokens() == list(b"paqx")
+
+
+async def test_a_new_generation_ends_the_one_that_was_left() -> None:
+    with FakeRuntime(["abc", "xyz"]) as runtime:
+        ctx = Context().append("p")
+        first = ctx.generate(GREEDY)
+        assert (await anext(first)).text == "a"
+        assert await ctx.generate(GREEDY).collect_text() == "xyz"
+        assert await ctx.tokens() == list(b"paxyz")
+        with pytest.raises(StopAsyncIteration):
+            await anext(first)
+    assert [request.keep for request in runtime.of_kind(CloseGenerate)] == [1, 3]
+
+
+async def test_other_tasks_are_refused_while_a_step_is_awaited() -> None:
+    with GatedRuntime("generate.next", ["abc"]) as runtime:
+        ctx = Context().append("p")
+        generator = ctx.generate(GREEDY)
+        waiting = asyncio.create_task(generator.collect_text())
+        await runtime.reached.wait()
+        for use in (ctx.fork, ctx.flush, ctx.tokens, ctx.release, generator.aclose, lambda: anext(generator)):
+            with pytest.raises(InvalidRequest):
+                await use()
+        with pytest.raises(InvalidRequest):
+            ctx.user("x")
+        runtime.gate.set()
+        assert await waiting == "abc"
+        assert await ctx.tokens() == list(b"pabc")
+
+
+@pytest.mark.parametrize("operation", ["generate.start", "generate.next"])
+async def test_cancelling_a_waiting_task_leaves_the_context_usable(operation: str) -> None:
+    with GatedRuntime(operation, ["abc", "xyz"]) as runtime:
+        ctx = Context().append("p")
+        generator = ctx.generate(GREEDY)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await anext(generator)
+        runtime.gate.set()
+        assert await ctx.tokens() == list(b"p")
+        assert generator.finish == "closed"
+        assert await ctx.generate(GREEDY).collect_text() == "xyz"
+    assert len(runtime.of_kind(CloseGenerate)) == 2
+
+
+async def test_a_cancelled_wait_is_not_resumed_with_a_gap() -> None:
+    with GatedRuntime("generate.next", ["abc"]) as runtime:
+        generator = Context().append("p").generate(GREEDY)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await anext(generator)
+        runtime.gate.set()
+        with pytest.raises(InvalidRequest, match="cancelled"):
+            await anext(generator)
+
+
+async def test_a_failed_step_raises_and_the_context_goes_on() -> None:
+    with FakeRuntime(["abc", "xyz"]) as runtime:
+        ctx = Context().append("p")
+        generator = ctx.generate(GREEDY)
+        await anext(generator)
+        runtime.failures["generate.next"] = deque([Cancelled("stopped")])
+        with pytest.raises(Cancelled):
+            await anext(generator)
+        assert await ctx.tokens() == list(b"pa")
+        # The runtime may have closed a failed generation by itself; then there is nothing left to close.
+        second = ctx.generate(GREEDY)
+        await anext(second)
+        runtime.failures["generate.next"] = deque([Cancelled("stopped")])
+        runtime.failures["generate.close"] = deque([NotFound("gone")])
+        with pytest.raises(Cancelled):
+            await anext(second)
+        await second.aclose()
+        assert second.finish == "closed"
+
+
+async def test_not_found_of_a_healthy_generation_is_not_hidden() -> None:
+    with FakeRuntime(["abc"]) as runtime:
+        generator = Context().append("p").generate(GREEDY)
+        await anext(generator)
+        runtime.failures["generate.close"] = deque([NotFound("gone")])
+        with pytest.raises(NotFound):
+            await generator.aclose()
+        await generator.aclose()  # nothing was lost: closing again works
+        assert [request.keep for request in runtime.of_kind(CloseGenerate)] == [1, 1]
+
+
+async def test_a_refused_start_leaves_the_context_usable() -> None:
+    with FakeRuntime(["abc"]) as runtime:
+        ctx = Context().user("u")
+        runtime.failures["generate.start"] = deque([ConstraintError("bad pattern")])
+        generator = ctx.generate(GREEDY, constrain=Regex("("))
+        with pytest.raises(ConstraintError, match="bad pattern"):
+            await generator.collect_text()
+        assert generator.finish == "closed"
+        assert await ctx.generate(GREEDY).collect_text() == "abc"
+    assert len(runtime.of_kind(CloseGenerate)) == 1
+
+
+async def test_a_reply_that_brings_nothing_is_an_error_not_a_spin() -> None:
+    class Empty(FakeRuntime):
+        async def call(self, request: Any) -> Any:
+            return Steps([]) if isinstance(request, NextSteps) else await super().call(request)
+
+    with Empty(["abc"]), pytest.raises(InternalError, match="neither"):
+        await Context().append("p").generate(GREEDY).collect_text()
+
+
+async def test_constraints_are_sent() -> None:
+    with FakeRuntime(['{"a":1}', "x", "yes"]) as runtime:
+        ctx = Context().append("p")
+        assert await ctx.generate(GREEDY, constrain=AnyJson()).collect_json() == {"a": 1}
+        await ctx.generate(GREEDY, constrain=Regex("[a-z]")).collect_text()
+        await ctx.generate(GREEDY, constrain=Choice(["yes", "no"])).collect_text()
+    sent = [request.constraint for request in runtime.of_kind(StartGenerate)]
+    assert sent == [
+        Constraint("any_json"),
+        Constraint("regex", "[a-z]"),
+        Constraint("choice", options=["yes", "no"]),
+    ]
+
+
+async def test_json_becomes_the_type_of_the_constraint() -> None:
+    text = '{"name":"Ada","age":36}'
+    with FakeRuntime([text] * 3):
+        ctx = Context().append("p")
+        assert await ctx.generate(GREEDY, constrain=JsonSchema(Person)).collect_json() == Person("Ada", 36)
+        assert await ctx.generate(GREEDY, constrain=JsonSchema({})).collect_json() == {"name": "Ada", "age": 36}
+        assert await ctx.generate(GREEDY).collect_json() == {"name": "Ada", "age": 36}
+
+
+@pytest.mark.parametrize("size", range(len('{"name":"Ada","age":36}')))
+async def test_a_cut_object_is_never_returned(size: int) -> None:
+    with FakeRuntime(['{"name":"Ada","age":36}']):
+        generator = Context().append("p").generate(GREEDY, max_tokens=size + 1, constrain=JsonSchema(Person))
+        if size + 1 == len('{"name":"Ada","age":36}'):
+            assert await generator.collect_json() == Person("Ada", 36)
+        else:
+            with pytest.raises(LimitExceeded, match=f"max_tokens={size + 1} ") as raised:
+                await generator.collect_json()
+            assert raised.value.detail == {
+                "limit": "max_tokens", "value": size + 1, "raise_with": "generate(max_tokens=...)",
+            }  # fmt: skip
+
+
+async def test_a_cut_number_is_not_a_number() -> None:
+    with FakeRuntime(["1234", "1234"]):
+        ctx = Context().append("p")
+        with pytest.raises(LimitExceeded):
+            await ctx.generate(GREEDY, max_tokens=2, constrain=JsonSchema(int)).collect_json()
+        assert await ctx.generate(GREEDY, max_tokens=4, constrain=JsonSchema(int)).collect_json() == 1234
+
+
+async def test_a_full_context_is_named() -> None:
+    class Full(FakeRuntime):
+        async def call(self, request: Any) -> Any:
+            reply = await super().call(request)
+            return Steps(reply.steps, "length") if isinstance(request, NextSteps) else reply
+
+    with Full(['{"a":1}'], steps=[3]), pytest.raises(LimitExceeded, match="context was full after 3 tokens") as raised:
+        await Context().append("p").generate(GREEDY, constrain=AnyJson()).collect_json()
+    assert raised.value.detail["limit"] == "max_context"
+
+
+@pytest.mark.parametrize("text", ['{"name":"A","age":1,"age":2}', '{"name":"A"', "nothing", '{"name":"A","age":"1"}', ""])
+async def test_output_that_does_not_fit_is_refused(text: str) -> None:
+    with FakeRuntime([text]), pytest.raises(ConstraintError):
+        await Context().append("p").generate(GREEDY, constrain=JsonSchema(Person)).collect_json()

@@ -1,0 +1,313 @@
+"""Protocol operations against an engine without maths: replies, refusals, and no page left behind."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from inferd import protocol as p
+from inferd_runtime.engine.generation import RUN_AHEAD
+from inferd_runtime.session.session import Session
+from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE
+from inferd_runtime.testing.null_driver import NullDriver
+from inferd_runtime.testing.served import null_model
+
+
+class Caller:
+    """A session whose calls are answered by stepping the engine."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.model = null_model(driver=NullDriver(vocab_size=VOCAB_SIZE, **settings))
+        self.engine = self.model.engine
+        self.session = Session({"null": self.model}, "tenant")
+        self._ticket = 0
+
+    def submit(self, request: Any) -> tuple[int, list[Any]]:
+        self._ticket += 1
+        replies: list[Any] = []
+        self.session.handle(self._ticket, request, replies.append)
+        return self._ticket, replies
+
+    def call(self, request: Any) -> Any:
+        _, replies = self.submit(request)
+        while not replies:
+            progressed = self.engine.step()
+            assert progressed or replies, f"{request} is never answered"
+        assert len(replies) == 1
+        if isinstance(replies[0], p.InferdError):
+            raise replies[0]
+        return replies[0]
+
+    def context(self, text: str = "hello") -> int:
+        context = self.call(p.CreateContext()).context
+        self.call(p.AppendContext(context, [p.Part("text", text=text)]))
+        return int(context)
+
+    def generate(self, context: int, **fields: Any) -> tuple[list[int], str, str]:
+        generation = self.call(p.StartGenerate(context, **fields)).generation
+        tokens, text, finish = [], "", ""
+        while not finish:
+            reply = self.call(p.NextSteps(generation))
+            finish = reply.finish
+            tokens += [token for step in reply.steps for token in step.tokens]
+            text += "".join(step.text for step in reply.steps)
+        self.call(p.CloseGenerate(generation))
+        return tokens, text, finish
+
+
+@pytest.fixture
+def caller() -> Any:
+    caller = Caller()
+    yield caller
+    caller.session.close()
+    caller.engine.pool.check_integrity([])
+
+
+def test_generation_continues_the_context(caller: Caller) -> None:
+    context = caller.context()
+    tokens, _, finish = caller.generate(context, max_tokens=12)
+    assert finish == "length"
+    assert len(tokens) == 12
+    held = caller.call(p.ContextTokens(context)).tokens
+    assert held == [*b"hello", *tokens]
+    again, _, _ = caller.generate(context, max_tokens=5)
+    straight, _, _ = caller.generate(caller.context(), max_tokens=17)
+    assert tokens + again == straight
+
+
+def test_closing_early_keeps_what_was_delivered_and_nothing_more(caller: Caller) -> None:
+    """A context whose generation stopped early continues exactly as if it had never run ahead."""
+    context = caller.context()
+    generation = caller.call(p.StartGenerate(context, max_tokens=200)).generation
+    while caller.engine.step():
+        pass
+    steps = caller.call(p.NextSteps(generation)).steps
+    assert len(steps) == RUN_AHEAD
+    state = caller.call(p.CloseGenerate(generation, keep=3))
+    assert state.length == len("hello") + 3
+    rest, _, _ = caller.generate(context, max_tokens=9)
+    straight, _, _ = caller.generate(caller.context(), max_tokens=12)
+    assert [t for step in steps for t in step.tokens][:3] + rest == straight
+
+
+def test_forks_share_the_prompt_and_draw_different_noise(caller: Caller) -> None:
+    context = caller.context("a long shared prompt")
+    caller.call(p.FlushContext(context))
+    hot = p.Sampling(temperature=1.0, seed=7)
+    forks = [caller.call(p.ForkContext(context)).context for _ in range(3)]
+    texts = [tuple(caller.generate(fork, sampling=hot, max_tokens=20)[0]) for fork in forks]
+    assert len(set(texts)) == 3
+    first = tuple(caller.generate(context, sampling=hot, max_tokens=20)[0])
+    assert first not in texts
+
+
+def test_thirty_two_generations_run_together() -> None:
+    caller = Caller(pages=1024)
+    contexts = [caller.context(f"stream {i}") for i in range(32)]
+    alone = [caller.generate(caller.context(f"stream {i}"), max_tokens=10)[0] for i in range(32)]
+    before = caller.engine.steps
+    handles = [caller.call(p.StartGenerate(context, max_tokens=10)).generation for context in contexts]
+    waiting = [caller.submit(p.NextSteps(handle))[1] for handle in handles]
+    while not all(waiting):
+        assert caller.engine.step()
+    tokens = []
+    for handle, replies in zip(handles, waiting, strict=True):
+        steps = list(replies[0].steps)
+        while not replies[-1].finish:
+            replies.append(caller.call(p.NextSteps(handle)))
+            steps += replies[-1].steps
+        tokens.append([token for step in steps for token in step.tokens])
+    assert tokens == alone
+    assert caller.engine.steps - before < 40
+
+
+def test_a_stop_string_ends_the_text_before_it(caller: Caller) -> None:
+    _, text, _ = caller.generate(caller.context(), max_tokens=60)
+    stop = text[20:24]
+    tokens, cut, finish = caller.generate(caller.context(), max_tokens=60, stop=[stop], system_speculation=True)
+    assert finish == "stop"
+    assert cut == text[: text.index(stop)]
+    assert len(tokens) < 60
+
+
+def test_a_constraint_gives_valid_json_and_ends_the_turn(caller: Caller) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    constraint = p.Constraint("json_schema", json.dumps(schema))
+    for spec in (False, True):
+        context = caller.context()
+        tokens, text, finish = caller.generate(context, constraint=constraint, system_speculation=spec, max_tokens=200)
+        if finish == "stop":
+            assert isinstance(json.loads(text)["a"], int)
+            assert caller.call(p.ContextTokens(context)).tokens[-1] == END
+            assert END not in tokens
+
+
+def test_a_programs_draft_is_verified_and_never_changes_the_output(caller: Caller) -> None:
+    expected, _, _ = caller.generate(caller.context(), max_tokens=12)
+    context = caller.context()
+    started = caller.call(p.StartGenerate(context, max_tokens=12, program_speculation=True))
+    assert started.prompt == [*b"hello"]
+    at, tokens, accepted, finish = started.position, [], [], ""
+    while not finish:
+        draft = [*expected[len(tokens) : len(tokens) + 3], 1]
+        reply = caller.call(p.NextSteps(started.generation, draft, list(range(at, at + len(draft)))))
+        finish = reply.finish
+        for step in reply.steps:
+            tokens += step.tokens
+            accepted.append(step.accepted)
+        at = started.position + len(tokens)
+    assert tokens == expected
+    assert max(accepted) == 3
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "says"),
+    [
+        (p.CreateContext("gpt-9"), p.NotFound, "gpt-9"),
+        (p.StartGenerate(1, max_tokens=0), p.InvalidRequest, "max_tokens"),
+        (p.StartGenerate(1, sampling=p.Sampling(temperature=-1)), p.InvalidRequest, "temperature"),
+        (p.StartGenerate(1, sampling=p.Sampling(top_p=0)), p.InvalidRequest, "top_p"),
+        (p.StartGenerate(1, constraint=p.Constraint("json_schema", '{"type": 5}')), p.ConstraintError, "type"),
+        (p.StartGenerate(1, constraint=p.Constraint("lark", "x")), p.InvalidRequest, "lark"),
+        (p.StartGenerate(1, stop=[""]), p.InvalidRequest, "stop"),
+        (p.StartGenerate(1, system_speculation=True, program_speculation=True), p.InvalidRequest, "system_speculation"),
+        (p.StartGenerate(9), p.NotFound, "context 9"),
+        (p.NextSteps(9), p.NotFound, "generation 9"),
+        (p.AppendContext(1, [p.Part("tokens", tokens=[VOCAB_SIZE])]), p.InvalidRequest, str(VOCAB_SIZE)),
+        (p.AppendContext(1, [p.Part("message", role="wizard", text="x")]), p.InvalidRequest, "wizard"),
+        (p.AppendContext(1, [p.Part("text", text="x" * 600)]), p.LimitExceeded, "512"),
+        (p.TruncateContext(1, 99), p.InvalidRequest, "99"),
+        (p.Forward(1, []), p.InvalidRequest, "at least one token"),
+        (p.Forward(1, [1], at=[4]), p.InvalidRequest, "row 4"),
+        (p.SendMessage("x"), p.InvalidRequest, "session.send"),
+        (p.Detokenize([-1]), p.InvalidRequest, "-1"),
+    ],
+)
+def test_bad_requests_name_what_is_wrong(caller: Caller, request_: Any, error: type[Exception], says: str) -> None:
+    caller.context()
+    with pytest.raises(error, match=says):
+        caller.call(request_)
+
+
+def test_an_empty_context_cannot_generate(caller: Caller) -> None:
+    context = caller.call(p.CreateContext()).context
+    with pytest.raises(p.InvalidRequest, match="empty"):
+        caller.call(p.StartGenerate(context))
+
+
+def test_a_context_in_use_refuses_everything_else(caller: Caller) -> None:
+    context = caller.context()
+    generation = caller.call(p.StartGenerate(context)).generation
+    for request in (
+        p.StartGenerate(context),
+        p.ForkContext(context),
+        p.TruncateContext(context, 1),
+        p.ReleaseContext(context),
+    ):
+        with pytest.raises(p.InvalidRequest, match="in use"):
+            caller.call(request)
+    caller.call(p.CloseGenerate(generation))
+    caller.call(p.ReleaseContext(context))
+    with pytest.raises(p.NotFound):
+        caller.call(p.ForkContext(context))
+
+
+def test_generation_stops_at_the_end_of_the_context(caller: Caller) -> None:
+    tokens, _, finish = caller.generate(caller.context("x" * 500), max_tokens=100, system_speculation=True)
+    assert finish == "length"
+    assert len(tokens) == 12
+
+
+def test_a_cancelled_wait_is_answered_and_leaves_the_steps(caller: Caller) -> None:
+    context = caller.context()
+    generation = caller.call(p.StartGenerate(context, max_tokens=4)).generation
+    ticket, replies = caller.submit(p.NextSteps(generation))
+    caller.session.cancel(ticket)
+    assert isinstance(replies[0], p.Cancelled)
+    assert sum(len(step.tokens) for step in caller.call(p.NextSteps(generation)).steps) >= 1
+
+
+def test_a_cancelled_flush_frees_the_context(caller: Caller) -> None:
+    context = caller.context("y" * 300)
+    ticket, replies = caller.submit(p.FlushContext(context))
+    caller.engine.step()
+    caller.session.cancel(ticket)
+    assert isinstance(replies[0], p.Cancelled)
+    assert caller.call(p.FlushContext(context)).pending == 1
+
+
+def finish_all(caller: Caller, count: int) -> list[list[int]]:
+    contexts = [caller.context(f"{i}") for i in range(count)]
+    handles = [caller.call(p.StartGenerate(context, max_tokens=30)).generation for context in contexts]
+    texts: list[list[int]] = [[] for _ in handles]
+    ends = [""] * count
+    while not all(ends):
+        for i, handle in enumerate(handles):
+            if not ends[i]:
+                reply = caller.call(p.NextSteps(handle))
+                texts[i] += [token for step in reply.steps for token in step.tokens]
+                ends[i] = reply.finish
+                if reply.finish:
+                    caller.call(p.ReleaseContext(contexts[i]))
+    caller.session.close()
+    caller.engine.pool.check_integrity([])
+    return texts
+
+
+def test_pressure_recomputes_the_youngest_and_changes_no_output() -> None:
+    """Three generations need 24 pages; with 18 of them they take turns."""
+    assert finish_all(Caller(pages=18), 3) == finish_all(Caller(pages=64), 3)
+
+
+def test_a_generation_that_cannot_fit_names_the_limit_and_the_next_one_runs() -> None:
+    caller = Caller(pages=6)
+    context = caller.context()
+    with pytest.raises(p.LimitExceeded, match="KV cache is full") as caught:
+        caller.generate(context, max_tokens=60)
+    assert caught.value.detail["limit"] == "kv_pages"
+    caller.session.close()
+    caller.engine.pool.check_integrity([])
+    other = Session({"null": caller.model}, "tenant")
+    caller.session = other
+    assert len(caller.generate(caller.context(), max_tokens=9)[0]) == 9
+
+
+def test_forward_gives_the_rows_asked_for(caller: Caller) -> None:
+    context = caller.context("ab")
+    rows = caller.call(p.Forward(context, [*b"cdef"], at=[3, 1], top=3))
+    assert [row.index for row in rows.rows] == [3, 1]
+    assert rows.length == 6
+    assert all(row.token == row.top_tokens[0] and row.entropy > 0 for row in rows.rows)
+    following, _, _ = caller.generate(caller.context("abcdef"), max_tokens=1)
+    assert rows.rows[0].token == following[0]
+    after, _, _ = caller.generate(context, max_tokens=1)
+    assert after == following
+
+
+def test_chat_turns_follow_the_template(caller: Caller) -> None:
+    context = caller.call(p.CreateContext()).context
+    parts = [p.Part("message", "system", "s"), p.Part("message", "user", "u"), p.Part("cue")]
+    caller.call(p.AppendContext(context, parts))
+    generated, _, _ = caller.generate(context, max_tokens=3)
+    caller.call(p.AppendContext(context, [p.Part("message", "user", "again"), p.Part("cue")]))
+    text = caller.call(p.Detokenize(caller.call(p.ContextTokens(context)).tokens, special=True)).text
+    answer = caller.call(p.Detokenize(generated, special=True)).text
+    assert text == (
+        f"<turn>system:s<end><turn>user:u<end><turn>assistant:{answer}<end><turn>user:again<end><turn>assistant:"
+    )
+
+
+def test_usage_adds_up(caller: Caller) -> None:
+    tokens, _, _ = caller.generate(caller.context(), max_tokens=25, system_speculation=True)
+    usage = caller.call(p.GetUsage())
+    assert usage.tokens == len(tokens) == 25
+    assert usage.prompt_tokens == len("hello")
+    assert usage.steps + usage.accepted >= usage.tokens
+    assert usage.accepted <= usage.drafted
