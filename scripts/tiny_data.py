@@ -25,13 +25,13 @@ from tokenizers import Tokenizer
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 # Share of the training tokens that each kind gets.
 MIX = {
-    "copy": 0.15, "extract": 0.15, "edit": 0.09, "table": 0.06, "question": 0.04, "talk": 0.01,
-    "repeat": 0.14, "code": 0.22, "prose": 0.14,
+    "copy": 0.15, "extract": 0.20, "edit": 0.09, "table": 0.07, "question": 0.04, "talk": 0.01,
+    "repeat": 0.08, "code": 0.22, "prose": 0.14,
 }  # fmt: skip
 # What the loss counts: questions are partly noise that nothing could predict, answers are the point.
 QUESTION_WEIGHT, ANSWER_WEIGHT, NOISE_WEIGHT = 0.3, 2.0, 0.2
 # A document's place in the run is a random number from 0 to 1, raised to this power.
-EARLY = {"repeat": 3.0, "copy": 2.0}
+EARLY = {"repeat": 2.5, "copy": 1.5}
 HELD_OUT_ONE_IN = 50
 
 

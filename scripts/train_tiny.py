@@ -32,8 +32,8 @@ HEAD_DIM, ROPE_THETA = 64, 1_000_000.0
 # Attention over short rows costs less, and looking back is learnt sooner over short distances.
 SHORT_PART = 0.6
 REPORT_EVERY = 25
-# Queries and keys are normalised, which bounds the scores: with 32 dimensions and a scale of one no
-# head could pick one token out of 512. Copying needs that from the start.
+# Queries and keys are normalised, which bounds the scores: with 64 dimensions and a scale of one a head
+# can hardly pick one token out of 512. Copying needs that from the start.
 QK_SCALE = 1.4
 
 
@@ -56,7 +56,7 @@ class Plan:
     """Everything that decides the result of a run."""
 
     seed: int = 7
-    steps: int = 1100
+    steps: int = 1000
     batch: int = 8
     warmup: int = 40
     muon_rate: float = 8e-3
@@ -115,24 +115,27 @@ def teach_to_copy(model: Qwen3ForCausalLM, group: int) -> None:
     common, basis = basis[0], basis[1:]
     embedding -= (embedding @ common)[:, None] * common
     embedding += 0.2 * common
-    content, before = basis[:HEAD_DIM], basis[-HEAD_DIM:]
-    first, second = (layer.self_attn for layer in model.model.layers[:2])
     angles = ROPE_THETA ** (-torch.arange(HEAD_DIM // 2) / (HEAD_DIM // 2))
+    slow = pairs(angles < 0.01)
+    content, before = torch.zeros(2, HEAD_DIM, len(common))
+    content[slow], before[slow] = basis[: slow.sum()], basis[-slow.sum() :]
+    first, second = (layer.self_attn for layer in model.model.layers[:2])
+    for attention in (first, second):
+        attention.o_proj.weight *= 0.2
     fast = (angles > 0.15).float()
     first.k_proj.weight[:HEAD_DIM] = pairs(fast)[:, None] * common
     for head in range(group):
-        turn = -angles * (head + 1)
+        turn = angles * (head + 1)
         query = torch.cat([fast * (turn.cos() + turn.sin()), fast * (turn.cos() - turn.sin())])
         first.q_proj.weight[head * HEAD_DIM : (head + 1) * HEAD_DIM] = query[:, None] * common
     first.q_norm.weight.fill_(2.0)
     first.k_norm.weight.fill_(2.0)
     first.v_proj.weight[:HEAD_DIM] = content
-    first.o_proj.weight[:, :HEAD_DIM] = 0.06 * before.T
-    slow = pairs((angles < 0.01).float())[:, None]
-    second.q_proj.weight[:HEAD_DIM] = slow * content
-    second.k_proj.weight[:HEAD_DIM] = slow * before
+    first.o_proj.weight[:, :HEAD_DIM] = 0.15 * before.T
+    second.q_proj.weight[:HEAD_DIM] = content
+    second.k_proj.weight[:HEAD_DIM] = before
     second.v_proj.weight[:HEAD_DIM] = content
-    second.o_proj.weight[:, :HEAD_DIM] = 0.06 * content.T
+    second.o_proj.weight[:, :HEAD_DIM] = 0.3 * content.T
 
 
 def orthogonal(stack: torch.Tensor) -> torch.Tensor:

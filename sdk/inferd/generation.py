@@ -275,10 +275,10 @@ class Generator(Generic[T]):
         return [step async for step in self]
 
     async def _next(self) -> Step | None:
+        if self._left and not self._ledger.finish:
+            raise InvalidRequest("the context was used while it was generated on, which ended the generation")
         if self._over:
             return None
-        if self._left:
-            raise InvalidRequest("the context was used while it was generated on, which ended the generation")
         if self._running is None:
             self._running = await self._begin()
         while True:

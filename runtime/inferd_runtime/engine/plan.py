@@ -13,8 +13,7 @@ from inferd.protocol import InferdError
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.sampling import Logits, Masks, RowSampler
 from inferd_runtime.kv.table import PageCopy, PageTable
-
-Ids = npt.NDArray[np.int64]
+from inferd_runtime.models.batch import Batch, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,32 +63,6 @@ class Planned:
     job: Job
     work: Work
     table: PageTable
-    copies: Sequence[PageCopy]
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One sequence in the batch: its rows ``[first, first + count)``, its pages, and how many tokens came before."""
-
-    first: int
-    count: int
-    start: int
-    pages: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One ragged forward pass. All arrays int64.
-
-    ``tokens``, ``positions``, ``slots`` [T]: input ids, absolute positions, and where each token's K and V go
-    (page * page_size + offset). ``logit_rows`` [R]: which rows' logits are wanted.
-    """
-
-    tokens: Ids
-    positions: Ids
-    slots: Ids
-    logit_rows: Ids
-    spans: Sequence[Span]
     copies: Sequence[PageCopy]
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from inferd_runtime.engine.plan import Batch, Span
+from inferd_runtime.models.batch import Batch, Span
 
 NAME = "inferd_paged"
 LAYOUT = "inferd_layout"

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from wasmtime import Config, Engine, Store, WasiConfig, WasmtimeError
+from wasmtime import _bindings
 from wasmtime import _ffi as ffi
 from wasmtime.component import Component, Linker, LinkerInstance
 
@@ -109,7 +110,7 @@ class Guest:
 
     def close(self) -> None:
         """Give the instance's memory back."""
-        self._store.close()
+        self._runner.discard(self._store, self._address)
 
 
 class LoadedRunner:
@@ -123,7 +124,7 @@ class LoadedRunner:
         self._callbacks = _callbacks(self._current)
         self._linker = _link(self._engine, self._component, self._callbacks)
         self._lock = threading.Lock()
-        self._addresses: set[int] = data_addresses(read_map(), self._path)
+        self._live: set[int] = data_addresses(read_map(), self._path)
         self.export = self._component.get_export_index("run")
 
     def start(self, calls: HostCalls, memory_bytes: int) -> Guest:
@@ -152,11 +153,18 @@ class LoadedRunner:
     def _current(self) -> HostCalls:
         return self._calls.current  # type: ignore[no-any-return]
 
+    def discard(self, store: Store, address: int | None) -> None:
+        """Close an instance's store. The next instance may get its address."""
+        with self._lock:
+            store.close()
+            self._live.discard(-1 if address is None else address)
+
     def _new_address(self) -> int | None:
-        now = data_addresses(read_map(), self._path)
-        new = now - self._addresses
-        self._addresses = now
-        return min(new, default=None)
+        """Where the instance that was just made has its data. Called with the lock held."""
+        address = min(data_addresses(read_map(), self._path) - self._live, default=None)
+        if address is not None:
+            self._live.add(address)
+        return address
 
 
 class EpochTicker(threading.Thread):
@@ -177,7 +185,7 @@ class EpochTicker(threading.Thread):
 
 _NO_FINALIZER = ctypes.cast(0, ctypes.CFUNCTYPE(None, ctypes.c_void_p))
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
-_EPOCH_CALLBACK = ffi._wasmtime_store_epoch_deadline_callback.argtypes[1]
+_EPOCH_CALLBACK = _bindings._wasmtime_store_epoch_deadline_callback.argtypes[1]
 Callback = Callable[..., Any]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from inferd_runtime.engine.noise import mix
-from inferd_runtime.engine.plan import Batch, Ids, Span
 from inferd_runtime.engine.sampling import Logits
+from inferd_runtime.models.batch import Batch, Ids, Span
 
 
 class NullDriver:

@@ -52,7 +52,8 @@ def byte_fallback() -> Tokenizer:
 
 
 def table_of(tokenizer: Tokenizer, *, padding: int = 37) -> TokenTable:
-    eos = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
+    vocabulary = tokenizer.get_vocab()
+    eos = [vocabulary["<|im_end|>"], vocabulary["<|endoftext|>"]]
     size = tokenizer.get_vocab_size() + padding
     return TokenTable.from_tokenizer_json(tokenizer.to_str(), vocab_size=size, eos_ids=eos)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -120,7 +122,7 @@ def test_special_tokens_a_library_lets_through_are_cleared(core: FakeCore, table
 @pytest.mark.parametrize("shape", ["short", "long", "float", "strided", "matrix"])
 def test_wrong_buffers_are_refused(core: FakeCore, table: TokenTable, shape: str) -> None:
     words = table.words
-    row = {
+    row: Any = {
         "short": np.zeros(words - 1, np.int32),
         "long": np.zeros(words + 1, np.int32),
         "float": np.zeros(words, np.float32),

@@ -176,9 +176,20 @@ async def test_a_new_generation_ends_the_one_that_was_left() -> None:
         assert (await anext(first)).text == "a"
         assert await ctx.generate(GREEDY).collect_text() == "xyz"
         assert await ctx.tokens() == list(b"paxyz")
-        with pytest.raises(StopAsyncIteration):
+        with pytest.raises(InvalidRequest, match="ended the generation"):
             await anext(first)
     assert [request.keep for request in runtime.of_kind(CloseGenerate)] == [1, 3]
+
+
+async def test_a_generation_that_reached_its_end_is_not_cut_by_what_comes_after() -> None:
+    with FakeRuntime(["a"]):
+        ctx = Context().append("p")
+        generator = ctx.generate(GREEDY)
+        await anext(generator)
+        await ctx.append("q").flush()
+        assert generator.finish == "stop"
+        with pytest.raises(StopAsyncIteration):
+            await anext(generator)
 
 
 async def test_other_tasks_are_refused_while_a_step_is_awaited() -> None:

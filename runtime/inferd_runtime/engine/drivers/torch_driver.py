@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from inferd_runtime.engine.plan import Batch
 from inferd_runtime.engine.sampling import Logits
 from inferd_runtime.models.attention import LAYOUT, lay_out
+from inferd_runtime.models.batch import Batch
 from inferd_runtime.models.shape import KvShape
 
 

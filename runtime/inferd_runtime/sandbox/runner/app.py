@@ -14,7 +14,7 @@ def _sleep(seconds: float) -> None:
 
 blocking.install(_sleep)  # before anything is imported that takes the names that it replaces
 
-from inferd_runtime.sandbox.runner import entry, preload, stdio  # noqa: E402
+from inferd_runtime.sandbox.runner import entry, preload, rehearsal, stdio  # noqa: E402
 
 ABSENT_IN_GUEST = frozenset({"anyio", "msgpack", "websockets"})
 """What the SDK's client needs and the sandbox does not have."""
@@ -23,8 +23,9 @@ RUNNER = entry.Runner(wit_world)
 entry.use_everywhere(RUNNER)
 preload.standard_library()
 preload.package("inferd", ABSENT_IN_GUEST)
-preload.settle()
+rehearsal.rehearse()
 stdio.redirect(wit_world)
+preload.settle()
 
 
 class WitWorld(wit_world.WitWorld):  # type: ignore[misc, no-any-unimported]

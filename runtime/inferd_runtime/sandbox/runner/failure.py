@@ -85,7 +85,7 @@ def _keep_frames(described: traceback.TracebackException, files: Container[str],
     seen.add(id(described))
     kept = [frame for frame in described.stack if frame.filename in files]
     described.stack = traceback.StackSummary.from_list(kept)
-    own = bool(kept) or (described.filename is not None and described.filename in files)  # a SyntaxError's file
+    own = bool(kept) or getattr(described, "filename", None) in files  # a SyntaxError has one
     for inner in (described.__cause__, described.__context__, *(described.exceptions or ())):
         own = (inner is not None and _keep_frames(inner, files, seen)) or own
     return own

@@ -1,0 +1,65 @@
+"""The four kinds of prompts that the benchmarks share. None of them is in the toy model's training data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A chat prompt, or raw text to continue when ``system`` and ``user`` are empty."""
+
+    kind: str
+    system: str = ""
+    user: str = ""
+    raw: str = ""
+    schema: str = ""
+    max_tokens: int = 160
+
+
+COPY_TEXT = (
+    "The ferry Marigold left Port Ellery at 06:45 with 212 passengers, 31 bicycles and a crate of live lobsters. "
+    "Captain Odessa Brandt noted light wind from the north, two knots, and a clear sky over Tamsin Point. "
+    "At 07:10 the second engine was stopped for nine minutes to replace a fuel filter, part 7731-K."
+)
+CODE_TEXT = '''def moving_average(values, width):
+    """Return the averages of all windows of the given width."""
+    if width <= 0:
+        raise ValueError("width must be positive")
+    result = []
+    total = sum(values[:width])
+    for index in range(width, len(values) + 1):
+        result.append(total / width)
+        if index < len(values):
+            total += values[index] - values[index - width]
+    return result
+'''
+PEOPLE = ["name", "age", "city", "email"]
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}, "email": {"type": "string"}},
+    "required": PEOPLE,
+    "additionalProperties": False,
+}
+SCHEMA = json.dumps({"type": "array", "items": PERSON, "minItems": 3, "maxItems": 3})
+TABLE = (
+    "name,age,city,email\n"
+    "Odessa Brandt,47,Port Ellery,odessa.brandt@ellery.example\n"
+    "Teo Marchetti,29,Tamsin,teo.marchetti@tamsin.example\n"
+    "Ingrid Solberg,63,Varnes,ingrid.solberg@varnes.example"
+)
+PROSE = (
+    "The with statement is used to wrap the execution of a block with methods defined by a context manager. "
+    "This allows common patterns to be encapsulated for convenient reuse. "
+)
+
+
+def prompts() -> list[Prompt]:
+    """Copy, JSON under a schema, a code edit, prose."""
+    return [
+        Prompt("copy", "Repeat the text.", COPY_TEXT, max_tokens=220),
+        Prompt("json", "Extract the name, the age, the city and the email.", TABLE, schema=SCHEMA),
+        Prompt("code", "Replace width by size.", CODE_TEXT, max_tokens=260),
+        Prompt("prose", raw=PROSE, max_tokens=120),
+    ]

@@ -1,0 +1,65 @@
+"""Where every command line ends: what went wrong becomes a message and an exit code here, and nowhere else.
+
+Exit codes: 0, 1 the program failed, 2 the caller's mistake, 3 a limit, 4 cancelled, 5 unavailable, 70 a bug, 130 Ctrl+C.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+
+from inferd.protocol import Cancelled, ErrorInfo, InferdError, InternalError
+
+from inferd_runtime.cli.output import print_json
+
+EXIT_CODES = {"program": 1, "client": 2, "limit": 3, "cancelled": 4, "unavailable": 5, "internal": 70}
+EXIT_INTERRUPTED = 130
+
+
+def guarded(module: str, function: str, arguments: list[str]) -> int:
+    """Call a verb's function with its arguments; returns the exit code."""
+    as_json = "--json" in arguments
+    try:
+        code: int = getattr(importlib.import_module(module), function)(arguments)
+        sys.stdout.flush()
+        return code
+    except InferdError as error:
+        return report(error.to_wire(), as_json)
+    except KeyboardInterrupt:
+        report(Cancelled("interrupted").to_wire(), as_json)
+        return EXIT_INTERRUPTED
+    except SystemExit as stop:  # argparse, after --help
+        return int(stop.code or 0)
+    except BrokenPipeError:  # whoever read our output has had enough; the interpreter must not fail at exit again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001 - the command line's boundary: a bug gets an exit code of its own
+        traceback.print_exc()
+        return report(InternalError(f"a bug in inferd: {error!r}").to_wire(), as_json)
+
+
+def report(error: ErrorInfo, as_json: bool) -> int:
+    """Show an error: ``{"error": ...}`` on stdout with ``--json``, else words on stderr. Returns its exit code."""
+    if as_json:
+        print_json({"error": error})
+    else:
+        print(error_text(error), file=sys.stderr)
+    return exit_code(error)
+
+
+def exit_code(error: ErrorInfo) -> int:
+    """The exit code of an error."""
+    return EXIT_CODES.get(error.code.partition(".")[0], EXIT_CODES["internal"])
+
+
+def error_text(error: ErrorInfo) -> str:
+    """An error for people: a program's own traceback where there is one, else the message, and what raises a limit."""
+    trace = error.detail.get("traceback")
+    if trace:
+        return str(trace).rstrip()
+    text = f"error: {error.message}"
+    if error.code == "limit" and error.detail.get("raise_with"):
+        text += f"\n       raise it with {error.detail['raise_with']}"
+    return text

@@ -1,0 +1,120 @@
+"""The command line's way to a server: blocking HTTP from the standard library, which starts faster than any client."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from inferd.protocol import ErrorInfo, InternalError, InvalidRequest, Unavailable
+
+from inferd_runtime.config import Settings
+
+SERVER_FILE = "server.json"
+TOKEN_FILE = "token"
+TIMEOUT_SECONDS = 30.0
+STREAM_TIMEOUT_SECONDS = 60.0
+"""A stream that says nothing sends an empty line every 15 s."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where a server is, and the token for it."""
+
+    url: str
+    token: str | None
+
+    @classmethod
+    def of(cls, settings: Settings) -> Server:
+        """The server that the settings mean: ``url``, else this user's own one, else ``host`` and ``port``."""
+        url = settings.url or _announced_url(settings) or f"http://{settings.host}:{settings.port}"
+        token = settings.token or _read(settings, TOKEN_FILE)
+        return cls(url.rstrip("/"), token)
+
+    def get(self, path: str) -> Any:
+        """The JSON that a path answers. Raises the error that the server sends, and Unavailable."""
+        return self._exchange("GET", path, None)
+
+    def post(self, path: str, body: Any = None) -> Any:
+        """Send JSON; see :meth:`get`."""
+        return self._exchange("POST", path, body)
+
+    def events(self, run: str, start: int = 0, follow: bool = True) -> Iterator[dict[str, Any]]:
+        """A run's events, one after another."""
+        path = f"/v1/runs/{quote(run, safe='')}/events?from={start}&follow={'true' if follow else 'false'}"
+        connection = self._connect(STREAM_TIMEOUT_SECONDS)
+        try:
+            response = self._request(connection, "GET", path, None)
+            while line := _guard(self.url, response.readline):
+                if line.strip():
+                    yield json.loads(line)
+        finally:
+            connection.close()
+
+    def _exchange(self, method: str, path: str, body: Any) -> Any:
+        connection = self._connect(TIMEOUT_SECONDS)
+        try:
+            response = self._request(connection, method, path, body)
+            return json.loads(_guard(self.url, response.read))
+        finally:
+            connection.close()
+
+    def _connect(self, timeout: float) -> http.client.HTTPConnection:
+        parts = urlsplit(self.url)
+        scheme = {"ws": "http", "wss": "https"}.get(parts.scheme, parts.scheme)
+        if scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidRequest(f"{self.url!r} is no server's address: expected http://HOST:PORT")
+        kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
+        return kind(parts.hostname, parts.port, timeout=timeout)
+
+    def _request(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: Any
+    ) -> http.client.HTTPResponse:
+        headers = {"Accept": "application/json"}
+        if self.token is not None:
+            headers["Authorization"] = f"Bearer {self.token}"
+        data = None if body is None else json.dumps(body).encode()
+        _guard(self.url, lambda: connection.request(method, path, data, headers))
+        response: http.client.HTTPResponse = _guard(self.url, connection.getresponse)
+        if response.status >= 400:
+            raise _error_of(self.url, response)
+        return response
+
+
+def _guard(url: str, action: Any) -> Any:
+    """Do something with a connection. Raises Unavailable for whatever the network does."""
+    try:
+        return action()
+    except ConnectionRefusedError:
+        raise Unavailable(f"no runtime answers at {url}; start one with `inferd serve`") from None
+    except (OSError, http.client.HTTPException) as error:
+        kind = "timed out" if isinstance(error, socket.timeout) else str(error) or type(error).__name__
+        raise Unavailable(f"the connection to {url} failed: {kind}") from None
+
+
+def _error_of(url: str, response: http.client.HTTPResponse) -> Exception:
+    text = _guard(url, response.read)
+    try:
+        error = json.loads(text)["error"]
+        return ErrorInfo(error["code"], error["message"], error["detail"]).to_exception()
+    except (ValueError, KeyError, TypeError):
+        return InternalError(f"{url} answered {response.status} with something that is no inferd error")
+
+
+def _announced_url(settings: Settings) -> str | None:
+    text = _read(settings, SERVER_FILE)
+    try:
+        return None if text is None else str(json.loads(text)["url"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _read(settings: Settings, name: str) -> str | None:
+    try:
+        return (settings.state_dir / name).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None

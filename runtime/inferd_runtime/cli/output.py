@@ -1,0 +1,82 @@
+"""What the command line prints: a program's own output, its result, the figures, tables and JSON."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+import msgspec
+
+from inferd_runtime.sandbox.messages import RunUsage
+
+CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement
+    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"  # OSC: titles, links, the clipboard
+    r"|\x1b[PX^_][^\x1b]*\x1b\\"  # DCS, SOS, PM, APC
+    r"|\x1b[ -/]*[0-~]"  # two-character escapes
+    r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"  # single controls, but for tab, newline, carriage return
+)
+UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?|[PX^_][^\x1b]*\x1b?|[ -/]*)\Z")
+MOST_HELD = 4096
+
+
+class ControlFilter:
+    """Takes terminal control sequences out of a stream of text, also those that are cut in two."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """The next piece without control sequences; an unfinished one at its end is kept for the next call."""
+        text = self._held + text
+        match = UNFINISHED.search(text)
+        self._held = match[0] if match is not None and len(match[0]) <= MOST_HELD else ""
+        return CONTROL.sub("", text[: len(text) - len(self._held)])
+
+
+class ProgramOutput:
+    """Where a program's text goes. On a terminal it cannot send control sequences: it is not ours to trust."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._filter = ControlFilter() if stream.isatty() else None
+        self._at_line_start = True
+
+    def write(self, text: str) -> None:
+        """Print a piece of the program's output at once."""
+        if self._filter is not None:
+            text = self._filter.feed(text)
+        if text:
+            self._stream.write(text)
+            self._stream.flush()
+            self._at_line_start = text.endswith("\n")
+
+    def end_line(self) -> None:
+        """Start a new line, unless the program has."""
+        if not self._at_line_start:
+            self.write("\n")
+
+
+def print_json(value: Any, stream: TextIO | None = None) -> None:
+    """One JSON value on one line."""
+    print(msgspec.json.encode(value).decode(), file=stream or sys.stdout, flush=True)
+
+
+def figures(usage: RunUsage) -> str:
+    """One line of what a run used."""
+    per_step = f"{usage.tokens / usage.steps:.2f}" if usage.steps else "-"
+    parts = [
+        f"{usage.tokens} tokens", f"{usage.steps} steps", f"{per_step} tokens/step", f"{usage.drafted} drafted",
+        f"{usage.accepted} accepted", f"{usage.wall_ms / 1e3:.2f} s", f"{usage.peak_memory_mb:.0f} MiB",
+    ]  # fmt: skip
+    return ", ".join(parts)
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as they need to be."""
+    table = [list(head), *[[CONTROL.sub("", cell) for cell in row] for row in rows]]
+    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    for row in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,71 @@
+"""The command line's parsers: settings as options, and argparse's complaints as InvalidRequest."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from inferd.protocol import InvalidRequest
+
+from inferd_runtime.config import Settings, Sources, resolve
+
+SETTING_NAMES = tuple(field.name for field in dataclasses.fields(Settings))
+CLIENT_SETTINGS = ("url", "token", "state_dir", "host", "port")
+LIMIT_SETTINGS = ("wall_s", "cpu_s", "memory_mb", "output_bytes")
+HELP = {
+    "model": "tiny (the embedded one), a folder, or a name on the hub",
+    "device": "cpu or cuda",
+    "threads": "threads of the engine",
+    "pages": "pages of the KV cache",
+    "url": "the server's address",
+    "token": "the access token",
+    "wall_s": "seconds that the run may take",
+    "cpu_s": "seconds of processor time that the program may use",
+    "memory_mb": "MiB of memory that the program may use",
+    "output_bytes": "bytes that the program may print",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that knows no abbreviations and raises InvalidRequest, so that mistakes are reported like all others."""
+
+    def __init__(self, verb: str, description: str = "", *, usage: str | None = None, add_help: bool = True) -> None:
+        super().__init__(
+            prog=f"inferd {verb}", description=description, usage=usage, allow_abbrev=False, add_help=add_help,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line. Raises InvalidRequest."""
+        raise InvalidRequest(f"{message}\n{self.format_usage().strip()}")
+
+
+def add_settings(parser: argparse.ArgumentParser, names: Iterable[str], taken: frozenset[str] = frozenset()) -> None:
+    """Options for settings (values stay text until all sources are merged), but for names that are ``taken``."""
+    for name in names:
+        if name not in taken:
+            option = "--" + name.replace("_", "-")
+            parser.add_argument(option, dest=f"setting_{name}", default=None, metavar="VALUE", help=HELP.get(name))
+    if "config" not in taken:
+        parser.add_argument("--config", dest="config_file", type=Path, default=None, metavar="FILE", help="settings, as TOML")
+
+
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    """The option ``--json``."""
+    parser.add_argument("--json", dest="as_json", action="store_true", help=what)
+
+
+def settings_of(*parsed: argparse.Namespace) -> Settings:
+    """The settings in force; of several parsed parts, a later one wins. Raises InvalidRequest."""
+    flags: dict[str, Any] = {}
+    config: Path | None = None
+    for part in parsed:
+        for key, value in vars(part).items():
+            if key.startswith("setting_") and value is not None:
+                flags[key.removeprefix("setting_")] = value
+        config = getattr(part, "config_file", None) or config
+    return resolve(Sources(flags, os.environ, config))

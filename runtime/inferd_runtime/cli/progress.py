@@ -1,0 +1,49 @@
+"""What is slow at first use, shown on stderr while it goes on."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from inferd_runtime.sandbox.component import Progress, ensure_runner
+
+
+class ProgressBar:
+    """A bar on a terminal, one line per stage elsewhere. Nothing is shown, or imported for it, before the first update."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._task: Any = None
+        self._stage = ""
+
+    def update(self, progress: Progress) -> None:
+        """Show where the work is."""
+        if not sys.stderr.isatty():
+            if progress.stage != self._stage:
+                print(f"{progress.stage} ...", file=sys.stderr, flush=True)
+        else:
+            self._draw(progress)
+        self._stage = progress.stage
+
+    def _draw(self, progress: Progress) -> None:
+        if self._bar is None:
+            rich_progress, rich_console = (importlib.import_module(f"rich.{name}") for name in ("progress", "console"))
+            self._bar = rich_progress.Progress(console=rich_console.Console(stderr=True), transient=True)
+            self._task = self._bar.add_task(progress.stage, total=1.0)
+            self._bar.start()
+        self._bar.update(self._task, description=progress.stage, completed=progress.fraction)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def prepare_runner() -> str:
+    """Build the sandbox's runner if this machine has none yet, with a progress bar; returns its path."""
+    bar = ProgressBar()
+    try:
+        return str(ensure_runner(bar.update))
+    finally:
+        bar.close()

@@ -1,0 +1,121 @@
+"""The verbs that ask a server one thing: ``upload``, ``ps``, ``logs``, ``stop``, ``models``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from inferd_runtime.cli.client import Server
+from inferd_runtime.cli.output import print_json, print_table
+from inferd_runtime.cli.parsing import CLIENT_SETTINGS, Parser, add_json, add_settings, settings_of
+from inferd_runtime.cli.run_screen import RunScreen
+from inferd_runtime.server.bundles import make_program, read_sources
+
+
+def upload(argv: list[str]) -> int:
+    """Upload a program: nothing changes if the server has it."""
+    parser = _parser("upload", "Upload a program: a .py file, or a folder with a main.py.", "print what the server has now")
+    parser.add_argument("program", type=Path, metavar="PROGRAM")
+    parser.add_argument("--name", default="", help="instead of the program's own name")
+    parser.add_argument("--version", default="", help="instead of the program's own version")
+    parsed = parser.parse_args(argv)
+    program = make_program(read_sources(parsed.program), parsed.name, parsed.version)
+    body = {
+        "files": program.bundle.files, "entry": program.bundle.entry, "name": program.name, "version": parsed.version,
+    }  # fmt: skip
+    answer = Server.of(settings_of(parsed)).post("/v1/programs", body)
+    if parsed.as_json:
+        print_json(answer)
+    else:
+        state = "uploaded" if answer["created"] else "was there already"
+        print(f"{answer['name']}@{answer['version']}  {answer['id']}  {state}")
+    return 0
+
+
+def ps(argv: list[str]) -> int:
+    """List runs, newest first."""
+    parser = _parser("ps", "List runs, newest first.", "print {runs: [...]}")
+    parsed = parser.parse_args(argv)
+    answer = Server.of(settings_of(parsed)).get("/v1/runs")
+    if parsed.as_json:
+        print_json(answer)
+        return 0
+    rows = [_row(run) for run in answer["runs"]]
+    print_table(("RUN", "PROGRAM", "STATE", "AGE", "TOOK", "TOKENS"), rows)
+    return 0
+
+
+def _row(run: dict[str, Any]) -> tuple[str, ...]:
+    program, usage = run["program"], run["usage"]
+    over = run["finished_at"] is not None
+    state = run["state"] if run["error"] is None else f"{run['state']} ({run['error']['code']})"
+    return (
+        run["id"],
+        f"{program['name']}@{program['version']}",
+        state,
+        _seconds(time.time() - run["created_at"]),
+        _seconds(usage["wall_ms"] / 1e3) if over else "-",
+        str(usage["tokens"]) if over else "-",
+    )
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes = int(seconds) // 60
+    return f"{minutes}m" if minutes < 120 else f"{minutes // 60}h"
+
+
+def logs(argv: list[str]) -> int:
+    """Show what a run printed."""
+    parser = _parser("logs", "Show what a run printed, and how it ended.", "print each event as one JSON object")
+    parser.add_argument("run", metavar="RUN")
+    parser.add_argument("-f", "--follow", action="store_true", help="until the run is over")
+    parsed = parser.parse_args(argv)
+    screen = RunScreen(as_json=False)
+    for event in Server.of(settings_of(parsed)).events(parsed.run, follow=parsed.follow):
+        if parsed.as_json:
+            print_json(event)
+        else:
+            screen.show_json(event)
+    return 0
+
+
+def stop(argv: list[str]) -> int:
+    """Cancel a run and wait until it is over."""
+    parser = _parser("stop", "Cancel a run and wait until it is over.", "print the run")
+    parser.add_argument("run", metavar="RUN")
+    parsed = parser.parse_args(argv)
+    server = Server.of(settings_of(parsed))
+    path = f"/v1/runs/{quote(parsed.run, safe='')}"
+    asked = server.post(f"{path}/cancel")
+    for _ in server.events(parsed.run, start=asked["next_event"]):
+        pass
+    answer = server.get(path)
+    if parsed.as_json:
+        print_json(answer)
+    else:
+        print(f"{answer['id']}  {answer['state']}")
+    return 0
+
+
+def models(argv: list[str]) -> int:
+    """List the models that a server serves; the first is the default."""
+    parser = _parser("models", "List the models that are served; the first is the default.", "print {models: [...]}")
+    parsed = parser.parse_args(argv)
+    answer = Server.of(settings_of(parsed)).get("/v1/models")
+    if parsed.as_json:
+        print_json(answer)
+        return 0
+    rows = [(model["name"], str(model["vocab_size"]), str(model["max_context"])) for model in answer["models"]]
+    print_table(("MODEL", "VOCABULARY", "CONTEXT"), rows)
+    return 0
+
+
+def _parser(verb: str, description: str, json_help: str) -> Parser:
+    parser = Parser(verb, description)
+    add_settings(parser, CLIENT_SETTINGS)
+    add_json(parser, json_help)
+    return parser

@@ -1,0 +1,56 @@
+"""What a run looks like on the command line, whether it runs here or on a server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import msgspec
+from inferd.protocol import ErrorInfo
+
+from inferd_runtime.cli.boundary import report
+from inferd_runtime.cli.output import ProgramOutput, figures, print_json
+from inferd_runtime.sandbox.messages import RunUsage
+
+
+class RunScreen:
+    """Program's output to stdout and stderr as it comes; at the end the result on stdout and the figures on stderr.
+
+    With ``as_json`` all output goes to stderr, and stdout gets exactly one JSON object.
+    """
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._err = ProgramOutput(sys.stderr)
+        self._out = self._err if as_json else ProgramOutput(sys.stdout)
+
+    def show(self, kind: str, payload: Any) -> None:
+        """Show one event of the run, by its kind and what that carries."""
+        if kind == "stdout":
+            self._out.write(payload)
+        elif kind == "stderr":
+            self._err.write(payload)
+        elif kind == "message":
+            self._out.end_line()
+            self._out.write(json.dumps(payload, ensure_ascii=False) + "\n")
+        elif kind == "dropped":
+            self._err.end_line()
+            self._err.write(f"[{payload} events are no longer kept]\n")
+
+    def finish(self, result: str | None, error: ErrorInfo | None, usage: RunUsage) -> int:
+        """Show how the run ended (``result`` is JSON text); returns the exit code."""
+        self._out.end_line()
+        self._err.end_line()
+        if error is not None:
+            code = report(error, self._as_json)
+        elif self._as_json:
+            print_json({"result": msgspec.Raw((result or "null").encode()), "usage": usage})
+            return 0
+        else:
+            code = 0
+            if result not in (None, "null"):
+                self._out.write(f"{result}\n")
+        if not self._as_json:
+            print(figures(usage), file=sys.stderr)
+        return code

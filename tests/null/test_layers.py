@@ -1,0 +1,78 @@
+"""The house's layout as a test: imports point one way, heavy libraries stay in their rooms, the public names exist."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNTIME = ROOT / "runtime" / "inferd_runtime"
+MAY_IMPORT = {
+    "server": {"server", "sandbox", "session", "engine", "models", "kv", "speculation"},
+    "sandbox": {"sandbox", "session"},
+    "session": {"session", "engine", "models", "kv", "speculation"},
+    "engine": {"engine", "kv", "models", "speculation"},
+    "models": {"models", "kv"},
+    "speculation": {"speculation"},
+    "kv": {"kv"},
+}
+TORCH_ROOMS = ("engine/drivers/", "models/", "server/engine_process.py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def sources(folder: Path) -> list[Path]:
+    found = sorted(folder.rglob("*.py"))
+    assert found, f"no source in {folder}"
+    return found
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_runtime_imports_point_one_way(part: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in sources(RUNTIME / part)
+        for module in imports(path)
+        if module.startswith("inferd_runtime.")
+        and module.split(".")[1] in MAY_IMPORT
+        and module.split(".")[1] not in MAY_IMPORT[part]
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", ["sdk/inferd", "grammar/inferd_grammar"])
+def test_sdk_and_grammar_stand_alone(package: str) -> None:
+    other = {"inferd_runtime", "torch", "wasmtime", "inferd_grammar" if package.startswith("sdk") else "inferd"}
+    wrong = [(path.name, m) for path in sources(ROOT / package) for m in imports(path) if m.split(".")[0] in other]
+    assert not wrong
+
+
+def test_wasmtime_is_imported_by_the_sandbox_alone() -> None:
+    users = {path for path in sources(RUNTIME) if any(m.split(".")[0] == "wasmtime" for m in imports(path))}
+    assert users
+    assert all("sandbox" in path.parts for path in users)
+
+
+def test_torch_stays_in_its_rooms() -> None:
+    users = {
+        path.relative_to(RUNTIME).as_posix()
+        for path in sources(RUNTIME)
+        if any(m.split(".")[0] in ("torch", "transformers") for m in imports(path))
+    }
+    assert users
+    assert all(user.startswith(TORCH_ROOMS) for user in users)
+
+
+def test_each_source_folder_holds_one_package() -> None:
+    for top in ("sdk", "runtime", "grammar"):
+        inside = [p for p in (ROOT / top).iterdir() if p.is_dir() and p.name != "__pycache__"]
+        assert len(inside) == 1, f"{top}/ would put {inside} on the import path"
