@@ -6,14 +6,14 @@ import time
 from typing import Any
 
 import torch
-from inferd import protocol as p
 from prompts import Prompt
 from transformers import AutoModelForCausalLM
 
+from inferd import protocol as p
 from inferd_runtime.models.loading import resolve
 from inferd_runtime.server.engine_process import EngineSettings, serve_model
 from inferd_runtime.session.host import ServedModel
-from inferd_runtime.session.session import Session
+from inferd_runtime.testing.direct import DirectSession, Generated
 
 
 class TransformersArm:
@@ -37,48 +37,25 @@ class EngineArm:
 
     def __init__(self, model: str, threads: int) -> None:
         self.served: ServedModel = serve_model(EngineSettings(endpoint="", model=model, threads=threads))
-        self._session = Session({model: self.served}, "bench")
+        self._direct = DirectSession(self.served)
 
     def tokens(self, prompt: Prompt) -> list[int]:
         """The prompt as token ids."""
-        context = self._context(prompt)
-        tokens: list[int] = self._call(p.ContextTokens(context)).tokens
-        self._call(p.ReleaseContext(context))
-        return tokens
+        return self._direct.tokens(self._context(prompt))
 
-    def run(self, prompt: Prompt, *, speculation: bool, grammar: bool) -> tuple[list[int], float, list[p.Step]]:
-        """Generated tokens (end of text included), tokens per second with the prompt's time, and the steps."""
+    def run(self, prompt: Prompt, *, speculation: bool, grammar: bool) -> tuple[list[int], float, Generated]:
+        """Generated tokens (end of text included), tokens per second with the prompt's time, and the generation."""
         context = self._context(prompt)
-        length = len(self._call(p.ContextTokens(context)).tokens)
+        length = len(self._direct.tokens(context))
         constraint = p.Constraint("json_schema", prompt.schema) if grammar else None
         start = time.perf_counter()
-        started = self._call(
-            p.StartGenerate(context, max_tokens=prompt.max_tokens, constraint=constraint, system_speculation=speculation)
+        generated = self._direct.generate(
+            context, max_tokens=prompt.max_tokens, constraint=constraint, system_speculation=speculation
         )
-        steps: list[p.Step] = []
-        finish = ""
-        while not finish:
-            reply = self._call(p.NextSteps(started.generation))
-            finish, steps = reply.finish, steps + reply.steps
         seconds = time.perf_counter() - start
-        self._call(p.CloseGenerate(started.generation))
-        generated = self._call(p.ContextTokens(context, length)).tokens
-        self._call(p.ReleaseContext(context))
-        return generated, len(generated) / seconds, steps
+        tokens = self._direct.tokens(context)[length:]
+        self._direct.call(p.ReleaseContext(context))
+        return tokens, len(tokens) / seconds, generated
 
     def _context(self, prompt: Prompt) -> int:
-        parts = [p.Part("text", text=prompt.raw)]
-        if prompt.system:
-            parts = [p.Part("message", "system", prompt.system), p.Part("message", "user", prompt.user), p.Part("cue")]
-        context: int = self._call(p.CreateContext()).context
-        self._call(p.AppendContext(context, parts))
-        return context
-
-    def _call(self, request: Any) -> Any:
-        replies: list[Any] = []
-        self._session.handle(1, request, replies.append)
-        while not replies:
-            self.served.engine.step()
-        if isinstance(replies[0], p.InferdError):
-            raise replies[0]
-        return replies[0]
+        return self._direct.chat(prompt.system, prompt.user) if prompt.system else self._direct.text(prompt.raw)

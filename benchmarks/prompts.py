@@ -38,7 +38,12 @@ CODE_TEXT = '''def moving_average(values, width):
 PEOPLE = ["name", "age", "city", "email"]
 PERSON = {
     "type": "object",
-    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}, "email": {"type": "string"}},
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer"},
+        "city": {"type": "string"},
+        "email": {"type": "string"},
+    },
     "required": PEOPLE,
     "additionalProperties": False,
 }

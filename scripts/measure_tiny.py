@@ -45,10 +45,11 @@ def load(folder: Path) -> PreTrainedModel:
     """A model in float32."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert isinstance(model, PreTrainedModel)
-    return model.eval()
+    model.train(False)
+    return model
 
 
-def first_turn(kind: str, document: data.Document) -> Case:
+def first_turn(document: data.Document) -> Case:
     """The first question of a conversation as a prompt."""
     text = document.text
     opening = f"{data.IM_START}assistant\n"
@@ -59,7 +60,7 @@ def first_turn(kind: str, document: data.Document) -> Case:
 def chat_cases(kind: str, count: int, corpus: data.Corpus) -> list[Case]:
     """Held-out conversations of one kind."""
     documents = data.held_out(kind, count, 101, corpus)
-    return [first_turn(kind, document) for document in documents]
+    return [first_turn(document) for document in documents]
 
 
 def open_cases(kind: str, count: int, corpus: data.Corpus) -> list[Case]:
@@ -75,7 +76,7 @@ def repeat_cases(count: int, corpus: data.Corpus) -> list[Case]:
     for _ in range(count):
         text = records.noise(rng, corpus.material, 6, 20)
         chat = data.chat_document("copy", Chat("Repeat the text.", (Turn(text, text),)))
-        cases.append(first_turn("copy", chat))
+        cases.append(first_turn(chat))
     return cases
 
 

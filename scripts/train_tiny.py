@@ -23,32 +23,15 @@ from pathlib import Path
 import numpy as np
 import tiny_data as data
 import torch
-from tiny_tokenizer import VOCABULARY, for_transformers, train_tokenizer
+from tiny_model import SHAPES, build
+from tiny_tokenizer import for_transformers, train_tokenizer
 from torch.nn import functional
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 SEQUENCE = 512
-HEAD_DIM, ROPE_THETA = 64, 1_000_000.0
 # Attention over short rows costs less, and looking back is learnt sooner over short distances.
 SHORT_PART = 0.6
 REPORT_EVERY = 25
-# Queries and keys are normalised, which bounds the scores: with 64 dimensions and a scale of one a head
-# can hardly pick one token out of 512. Copying needs that from the start.
-QK_SCALE = 1.4
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes that tell the two models apart."""
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    mlp: int
-
-
-SHAPES = {"target": Shape(192, 4, 4, 2, 512), "draft": Shape(96, 2, 2, 1, 256)}
 
 
 @dataclass(frozen=True)
@@ -69,75 +52,6 @@ class Plan:
         return min(1.0, (step + 1) / self.warmup, max(0.0, left))
 
 
-def build(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """A fresh model."""
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=HEAD_DIM,
-        intermediate_size=shape.mlp,
-        tie_word_embeddings=True,
-        max_position_embeddings=4096,
-        rope_theta=ROPE_THETA,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        use_cache=False,
-    )
-    model = Qwen3ForCausalLM(config)
-    for layer in model.model.layers:
-        torch.nn.init.constant_(layer.self_attn.q_norm.weight, QK_SCALE)
-        torch.nn.init.constant_(layer.self_attn.k_norm.weight, QK_SCALE)
-    teach_to_copy(model, shape.heads // shape.kv_heads)
-    return model
-
-
-def pairs(energy: torch.Tensor) -> torch.Tensor:
-    """The same energy for both halves of each rotary pair."""
-    return torch.cat([energy, energy])
-
-
-@torch.no_grad()
-def teach_to_copy(model: Qwen3ForCausalLM, group: int) -> None:
-    """Start two heads as an induction circuit, which training then refines.
-
-    Copying needs a head that tells each place which token stood before it, and a second one that
-    looks for a place whose previous token is the present one. To find the pair by chance takes a
-    small model longer than the whole run. The first reads one direction that all embeddings have in
-    common, so that only the rotary positions decide where it looks. The second matches in the rotary
-    pairs that turn too slowly to tell positions apart.
-    """
-    embedding = model.model.embed_tokens.weight
-    basis = torch.linalg.qr(torch.randn(embedding.shape[1], embedding.shape[1]))[0].T
-    common, basis = basis[0], basis[1:]
-    embedding -= (embedding @ common)[:, None] * common
-    embedding += 0.2 * common
-    angles = ROPE_THETA ** (-torch.arange(HEAD_DIM // 2) / (HEAD_DIM // 2))
-    slow = pairs(angles < 0.01)
-    content, before = torch.zeros(2, HEAD_DIM, len(common))
-    content[slow], before[slow] = basis[: slow.sum()], basis[-slow.sum() :]
-    first, second = (layer.self_attn for layer in model.model.layers[:2])
-    for attention in (first, second):
-        attention.o_proj.weight *= 0.2
-    fast = (angles > 0.15).float()
-    first.k_proj.weight[:HEAD_DIM] = pairs(fast)[:, None] * common
-    for head in range(group):
-        turn = angles * (head + 1)
-        query = torch.cat([fast * (turn.cos() + turn.sin()), fast * (turn.cos() - turn.sin())])
-        first.q_proj.weight[head * HEAD_DIM : (head + 1) * HEAD_DIM] = query[:, None] * common
-    first.q_norm.weight.fill_(2.0)
-    first.k_norm.weight.fill_(2.0)
-    first.v_proj.weight[:HEAD_DIM] = content
-    first.o_proj.weight[:, :HEAD_DIM] = 0.15 * before.T
-    second.q_proj.weight[:HEAD_DIM] = content
-    second.k_proj.weight[:HEAD_DIM] = before
-    second.v_proj.weight[:HEAD_DIM] = content
-    second.o_proj.weight[:, :HEAD_DIM] = 0.3 * content.T
-
-
 def orthogonal(stack: torch.Tensor) -> torch.Tensor:
     """Each matrix of a stack with its singular values pushed to about one (Newton-Schulz)."""
     tall = stack.shape[-2] > stack.shape[-1]
@@ -146,7 +60,7 @@ def orthogonal(stack: torch.Tensor) -> torch.Tensor:
     for _ in range(5):
         gram = x @ x.mT
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    return x.mT if tall else x
+    return torch.as_tensor(x.mT if tall else x)
 
 
 class Muon:
@@ -192,11 +106,11 @@ class Trainer:
 
     def step(self, number: int, ids: torch.Tensor, weights: torch.Tensor) -> None:
         """One update."""
-        logits = self.model(input_ids=ids[:, :-1]).logits
+        logits = self.model(input_ids=ids[:, :-1], use_cache=False).logits
         losses = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
         flat = weights[:, 1:].flatten()
         loss = (losses * flat).sum() / flat.sum()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.update(self.plan.rate(number))
         self.losses.append(loss.item())
@@ -233,9 +147,9 @@ def save(trainer: Trainer, tokenizer: PreTrainedTokenizerFast, out: Path) -> Non
     folder = Path(tempfile.mkdtemp(prefix=".saving-", dir=out))
     copied = build(SHAPES[trainer.name], tokenizer)
     copied.load_state_dict(trainer.model.state_dict())
-    copied = copied.to(torch.bfloat16)
-    copied.config.use_cache = True
-    copied.generation_config.do_sample = False
+    torch.nn.Module.to(copied, torch.bfloat16)
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    copied.generation_config = GenerationConfig(do_sample=False, **ends)  # type: ignore[no-untyped-call]
     copied.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for path in folder.iterdir():

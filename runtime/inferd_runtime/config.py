@@ -120,8 +120,12 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read_file(sources: Sources) -> dict[str, Any]:
-    named = sources.config or (Path(sources.environment["INFERD_CONFIG"]) if "INFERD_CONFIG" in sources.environment else None)
-    path = (named or Path(sources.environment.get("XDG_CONFIG_HOME") or "~/.config") / "inferd" / CONFIG_FILE).expanduser()
+    named = sources.config or (
+        Path(sources.environment["INFERD_CONFIG"]) if "INFERD_CONFIG" in sources.environment else None
+    )
+    path = (
+        named or Path(sources.environment.get("XDG_CONFIG_HOME") or "~/.config") / "inferd" / CONFIG_FILE
+    ).expanduser()
     if not path.exists():
         if named is not None:
             raise InvalidRequest(f"the configuration file {path} does not exist")

@@ -35,6 +35,7 @@ SUBPROTOCOL = Subprotocol("inferd.v1")
 MAX_MESSAGE_BYTES = 64 << 20
 KEEPALIVE_S = 20.0
 CLOSE_S = 5.0
+VISIBLE_ASCII = frozenset(map(chr, range(0x21, 0x7F)))
 
 
 class Connection:
@@ -43,6 +44,8 @@ class Connection:
     def __init__(self, url: str, token: str | None) -> None:
         if not isinstance(url, str) or not url.startswith(("ws://", "wss://")):
             raise InvalidRequest(f"url must start with ws:// or wss://, not {url!r}")
+        if token is not None and (not isinstance(token, str) or not token or not VISIBLE_ASCII.issuperset(token)):
+            raise InvalidRequest("token must be a string of visible ASCII characters")  # it stands in a header
         self._url = url.rstrip("/") + PATH
         self._token = token
         self._link: Link | None = None
@@ -178,7 +181,7 @@ async def _open(url: str, token: str | None) -> ClientConnection:
             ping_timeout=KEEPALIVE_S,
             close_timeout=CLOSE_S,
         )
-    except InvalidURI as error:
+    except (InvalidURI, ValueError) as error:
         raise InvalidRequest(f"url: {error}") from error
     except InvalidStatus as error:
         raise _refused(error.response.status_code, token) from error

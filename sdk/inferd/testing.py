@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from inferd import protocol as p
 from inferd.transport import restore_transport, use_transport
@@ -96,7 +96,7 @@ class FakeRuntime:
             p.ReceiveMessage: self._receive,
         }
 
-    def __enter__(self) -> FakeRuntime:
+    def __enter__(self) -> Self:
         self._restore.append(use_transport(self))
         return self
 

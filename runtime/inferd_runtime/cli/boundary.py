@@ -11,7 +11,6 @@ import sys
 import traceback
 
 from inferd.protocol import Cancelled, ErrorInfo, InferdError, InternalError
-
 from inferd_runtime.cli.output import print_json
 
 EXIT_CODES = {"program": 1, "client": 2, "limit": 3, "cancelled": 4, "unavailable": 5, "internal": 70}
@@ -62,4 +61,6 @@ def error_text(error: ErrorInfo) -> str:
     text = f"error: {error.message}"
     if error.code == "limit" and error.detail.get("raise_with"):
         text += f"\n       raise it with {error.detail['raise_with']}"
+    if error.detail.get("usage"):
+        text += f"\n{error.detail['usage']}"
     return text

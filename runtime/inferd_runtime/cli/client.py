@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from inferd.protocol import ErrorInfo, InternalError, InvalidRequest, Unavailable
-
 from inferd_runtime.config import Settings
 
 SERVER_FILE = "server.json"

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar, TypeVarTuple
 
 import anyio
+
 from inferd.protocol import Cancelled
 
 T = TypeVar("T")

@@ -3,43 +3,78 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import Any
 from urllib.parse import quote
 
 from inferd.protocol import Unavailable
-
 from inferd_runtime.cli.boundary import EXIT_INTERRUPTED
 from inferd_runtime.cli.client import Server
 from inferd_runtime.cli.output import print_json
-from inferd_runtime.cli.parsing import CLIENT_SETTINGS, LIMIT_SETTINGS, Parser, add_json, add_settings, settings_of
-from inferd_runtime.cli.program_options import ProgramInterface, add_program_options, arguments_of
+from inferd_runtime.cli.parsing import (
+    CLIENT_SETTINGS,
+    LIMIT_SETTINGS,
+    Parser,
+    add_json,
+    add_settings,
+    settings_of,
+)
+from inferd_runtime.cli.program_command import Grammar, parse
+from inferd_runtime.cli.program_options import ProgramInterface
 from inferd_runtime.cli.run_screen import RunScreen
 
-USAGE = "inferd launch [options] PROGRAM [the program's parameters and options]"
-DESCRIPTION = """Run an uploaded program: NAME, NAME@VERSION or sha256:HASH.
-
-inferd launch PROGRAM --help shows the program's own parameters. Where one has the name of an option below, write the
-option before PROGRAM. Ctrl+C cancels the run; losing the connection does not."""
+DESCRIPTION = """Run an uploaded program: NAME, NAME@VERSION or sha256:HASH. Ctrl+C cancels the run; losing the connection
+does not."""
+JSON_HELP = "print one JSON object {result, usage} and nothing else; what the program prints goes to stderr"
 
 
 def launch(argv: list[str]) -> int:
     """Launch a program and follow it; returns the exit code of how it ended."""
-    head = Parser("launch", DESCRIPTION, usage=USAGE)
-    _add_own_options(head, frozenset())
-    head.add_argument("program", metavar="PROGRAM")
-    head.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    first = head.parse_args(argv)
-    server = Server.of(settings_of(first))
-    described = server.get(f"/v1/programs/{quote(first.program, safe='')}")
-    interface = ProgramInterface.from_json(described["interface"])
-    tail = Parser(f"launch {first.program}", interface.doc, add_help="help" not in interface.names)
-    add_program_options(tail, interface)
-    _add_own_options(tail, interface.names | set(CLIENT_SETTINGS))
-    second = tail.parse_args(first.rest[1:] if first.rest[:1] == ["--"] else first.rest)
-    limits = _limits_given(first) | _limits_given(second)
-    body = {"program": first.program, "arguments": arguments_of(second, interface), "limits": limits}
+    asked: list[tuple[Server, str]] = []
+
+    def find(parsed: argparse.Namespace) -> ProgramInterface:
+        server = Server.of(settings_of(parsed))
+        asked.append((server, parsed.program))
+        described = server.get(f"/v1/programs/{quote(parsed.program, safe='')}")
+        return ProgramInterface.from_json(described["interface"])
+
+    command = parse(Grammar("launch", DESCRIPTION, _add_options_before, _add_options_after, find), argv)
+    server, program = asked[0]
+    body = {"program": program, "arguments": command.arguments, "limits": command.limits}
     run = server.post("/v1/runs", body)
-    if first.detach or getattr(second, "detach", False):
-        return _detached(run, first.as_json or getattr(second, "as_json", False))
-    return follow(server, run["id"], RunScreen(first.as_json or getattr(second, "as_json", False)))
+    if not command.detach:
+        return follow(server, run["id"], RunScreen(command.as_json))
+    if command.as_json:
+        print_json(run)
+    else:
+        print(run["id"])
+    return 0
+
+
+def _add_options_before(parser: Parser) -> None:
+    add_settings(parser, CLIENT_SETTINGS)
+    _add_options_after(parser, frozenset({"config"}))
+
+
+def _add_options_after(parser: Parser, taken: frozenset[str]) -> None:
+    add_settings(parser, LIMIT_SETTINGS, taken | {"config"})
+    if "json" not in taken:
+        add_json(parser, JSON_HELP)
+    if "detach" not in taken:
+        parser.add_argument("--detach", dest="detach", action="store_true", help="print the run's id and do not wait")
+
+
+def follow(server: Server, run: str, screen: RunScreen) -> int:
+    """Show a run until it is over. The first Ctrl+C cancels it, a second one leaves at once."""
+    start, interrupted = 0, False
+    while True:
+        try:
+            for event in server.events(run, start):
+                start = event["index"] + 1
+                code = screen.show_json(event)
+                if code is not None:
+                    return EXIT_INTERRUPTED if interrupted else code
+            raise Unavailable(f"the stream of {run} ended before the run did; see `inferd logs -f {run}`")
+        except KeyboardInterrupt:
+            if interrupted:
+                raise
+            interrupted = True
+            server.post(f"/v1/runs/{quote(run, safe='')}/cancel")

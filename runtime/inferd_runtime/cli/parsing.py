@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from inferd.protocol import InvalidRequest
-
 from inferd_runtime.config import Settings, Sources, resolve
 
 SETTING_NAMES = tuple(field.name for field in dataclasses.fields(Settings))
@@ -41,17 +40,18 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line. Raises InvalidRequest."""
-        raise InvalidRequest(f"{message}\n{self.format_usage().strip()}")
+        raise InvalidRequest(message, usage=self.format_usage().strip())
 
 
 def add_settings(parser: argparse.ArgumentParser, names: Iterable[str], taken: frozenset[str] = frozenset()) -> None:
     """Options for settings (values stay text until all sources are merged), but for names that are ``taken``."""
+    group = parser.add_argument_group("settings")
     for name in names:
         if name not in taken:
             option = "--" + name.replace("_", "-")
-            parser.add_argument(option, dest=f"setting_{name}", default=None, metavar="VALUE", help=HELP.get(name))
+            group.add_argument(option, dest=f"setting_{name}", default=None, metavar="VALUE", help=HELP.get(name))
     if "config" not in taken:
-        parser.add_argument("--config", dest="config_file", type=Path, default=None, metavar="FILE", help="settings, as TOML")
+        group.add_argument("--config", dest="config_file", type=Path, metavar="FILE", help="a TOML file with settings")
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:

@@ -16,7 +16,9 @@ from inferd_runtime.server.bundles import make_program, read_sources
 
 def upload(argv: list[str]) -> int:
     """Upload a program: nothing changes if the server has it."""
-    parser = _parser("upload", "Upload a program: a .py file, or a folder with a main.py.", "print what the server has now")
+    parser = _parser(
+        "upload", "Upload a program: a .py file, or a folder with a main.py.", "print what the server has now"
+    )
     parser.add_argument("program", type=Path, metavar="PROGRAM")
     parser.add_argument("--name", default="", help="instead of the program's own name")
     parser.add_argument("--version", default="", help="instead of the program's own version")

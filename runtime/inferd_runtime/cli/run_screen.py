@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 import msgspec
-from inferd.protocol import ErrorInfo
 
+from inferd.protocol import ErrorInfo
 from inferd_runtime.cli.boundary import report
 from inferd_runtime.cli.output import ProgramOutput, figures, print_json
 from inferd_runtime.sandbox.messages import RunUsage
@@ -37,6 +37,15 @@ class RunScreen:
         elif kind == "dropped":
             self._err.end_line()
             self._err.write(f"[{payload} events are no longer kept]\n")
+
+    def show_json(self, event: dict[str, Any]) -> int | None:
+        """Show an event as a server sends it; returns the exit code when it is the last one."""
+        if event["type"] == "finished":
+            result = None if event["result"] is None else json.dumps(event["result"], ensure_ascii=False)
+            error = None if event["error"] is None else ErrorInfo(**event["error"])
+            return self.finish(result, error, RunUsage(**event["usage"]))
+        self.show(event["type"], next((event[key] for key in ("text", "message", "count") if key in event), None))
+        return None
 
     def finish(self, result: str | None, error: ErrorInfo | None, usage: RunUsage) -> int:
         """Show how the run ended (``result`` is JSON text); returns the exit code."""

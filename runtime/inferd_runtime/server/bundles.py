@@ -103,7 +103,9 @@ def _read_text(path: Path) -> str:
 
 
 def _too_large(what: str, limit: str, value: int) -> LimitExceeded:
-    return LimitExceeded(f"{what}; a program may have {value}", limit=limit, value=value, raise_with="a smaller program")
+    return LimitExceeded(
+        f"{what}; a program may have {value}", limit=limit, value=value, raise_with="a smaller program"
+    )
 
 
 def make_program(bundle: Bundle, name: str = "", version: str = "") -> Program:
@@ -163,7 +165,9 @@ def check_syntax(source: str, filename: str) -> None:
             python=".".join(map(str, sys.version_info[:2])),
         ) from None  # fmt: skip
     except (ValueError, RecursionError, MemoryError) as error:
-        raise ProgramSyntaxError(f"{filename} cannot be parsed: {error or type(error).__name__}", file=filename) from None
+        raise ProgramSyntaxError(
+            f"{filename} cannot be parsed: {error or type(error).__name__}", file=filename
+        ) from None
 
 
 def read_manifest(bundle: Bundle) -> Manifest:

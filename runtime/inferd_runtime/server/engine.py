@@ -133,7 +133,8 @@ class EngineSupervisor:
 
     def _lose(self, message: str, child: ChildProcess) -> None:
         """The engine ended: everybody who waits for it hears so. What it printed may be about other tenants' work."""
-        log.error("%s\n%s", message, child.tail)
+        level = logging.WARNING if self._up is None else logging.ERROR  # who waits for the start hears of it anyway
+        log.log(level, "%s\n%s", message, child.tail)
         error = Unavailable(message, process="engine", pid=child.pid)
         self._start_error = Unavailable(f"{message}\n{child.tail}", process="engine", pid=child.pid)
         up, self._up, self._failure = self._up, None, error

@@ -106,17 +106,12 @@ class WorkerFleet:
                 raise self._failure
             await self._changed.wait()
 
-    def close(self) -> None:
-        """Close the socket, after :meth:`run` has ended."""
-        self._outbox.close()
-        self._out.close()
-        self._socket.close()
-
     async def run(self) -> None:
         """Carry messages both ways, until cancelled."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._write)
-            tasks.start_soon(self._read)
+        with self._socket, self._outbox, self._out:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._write)
+                tasks.start_soon(self._read)
 
     async def _write(self) -> None:
         async for worker, message in self._out:
@@ -181,7 +176,8 @@ class WorkerFleet:
         if not retired:
             self.restarts += 1
             error = Unavailable(f"sandbox worker {name} {ending}", process=name, pid=member.child.pid)
-            log.error("%s\n%s", error.message, member.child.tail)
+            level = logging.ERROR if member.ready.is_set() else logging.WARNING  # who waits for it hears of it anyway
+            log.log(level, "%s\n%s", error.message, member.child.tail)
             if not member.ready.is_set():
                 self._delay = self._backoff.next(lived)
                 self._failure = Unavailable(f"{error.message}\n{member.child.tail}", **error.detail)

@@ -23,6 +23,7 @@ from starlette.responses import Response
 from inferd.protocol import InferdError, InternalError, InvalidRequest, NotFound, Unavailable
 from inferd_runtime.config import Settings
 from inferd_runtime.server.auth import BearerAuth, Tokens, load_tokens
+from inferd_runtime.server.background import background_tasks
 from inferd_runtime.server.registry import Registry
 from inferd_runtime.server.replies import error_reply
 from inferd_runtime.server.routes import Api
@@ -111,16 +112,23 @@ def _uvicorn_config(app: Starlette, settings: Settings) -> uvicorn.Config:
 
 @asynccontextmanager
 async def _serving(server: _Server, listener: socket.socket) -> AsyncIterator[None]:
-    """Run the server beside the body; the body's own exception comes out as it is."""
-    tasks = anyio.create_task_group()
-    await tasks.__aenter__()
-    tasks.start_soon(server.serve, [listener])
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        with anyio.CancelScope(shield=True):
-            await tasks.__aexit__(None, None, None)
+    """Run the server beside the body, and let it finish its answers at the end."""
+    ended = anyio.Event()
+
+    async def serve() -> None:
+        try:
+            await server.serve([listener])
+        finally:
+            ended.set()
+
+    async with background_tasks() as tasks:
+        tasks.start_soon(serve)
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            with anyio.CancelScope(shield=True):
+                await ended.wait()
 
 
 def _listen(host: str, port: int) -> socket.socket:

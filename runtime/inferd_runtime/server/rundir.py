@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PREFIX = "inferd-"
+PREFIX = "inferd-run-"
 LOCK = "lock"
 
 

@@ -26,6 +26,7 @@ import zmq.asyncio
 from inferd.protocol import Cancelled, ErrorInfo, LimitExceeded, Models, Unavailable
 from inferd_runtime.config import Settings
 from inferd_runtime.sandbox.messages import Cancel, Deliver, Finished, Launch, Limits, Output, Sent, Started
+from inferd_runtime.server.background import background_tasks
 from inferd_runtime.server.bundles import Program
 from inferd_runtime.server.engine import EngineSupervisor
 from inferd_runtime.server.engine_session import close_abandoned
@@ -113,9 +114,7 @@ class Runtime:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.bind(control)
-        launch = FleetLaunch(
-            lambda name: commands.worker(control, engine, name), wiring.tasks, settings.worker_start_s
-        )
+        launch = FleetLaunch(lambda name: commands.worker(control, engine, name), wiring.tasks, settings.worker_start_s)
         pool = PoolSettings(
             settings.workers, settings.max_workers, spare, settings.runs_per_worker, settings.max_waiting
         )
@@ -264,7 +263,9 @@ class Runtime:
 
 def _too_long(limits: Limits) -> ErrorInfo:
     message = f"the run took more than {limits.wall_s:g} s"
-    return LimitExceeded(message, limit="wall_s", value=limits.wall_s, raise_with="wall_s in the run's limits").to_wire()
+    return LimitExceeded(
+        message, limit="wall_s", value=limits.wall_s, raise_with="wall_s in the run's limits"
+    ).to_wire()
 
 
 @contextmanager
@@ -286,18 +287,14 @@ async def open_runtime(
     call :meth:`Runtime.wait_ready` in it. Raises what that raises.
     """
     with run_directory() as directory, _zmq_context() as context:
-        tasks = anyio.create_task_group()
-        await tasks.__aenter__()
-        runtime = Runtime(settings, commands or default_commands(settings), Wiring(context, directory, tasks), spare)
-        try:
-            runtime.start()
-            if wait:
-                await runtime.wait_ready()
-            yield runtime
-        finally:
-            with anyio.CancelScope(shield=True):
-                await runtime.shutdown()
-            tasks.cancel_scope.cancel()
-            # The body's own exception is not handed over: it has to come out as it is, not inside a group.
-            await tasks.__aexit__(None, None, None)
-            runtime.fleet.close()
+        async with background_tasks() as tasks:
+            wiring = Wiring(context, directory, tasks)
+            runtime = Runtime(settings, commands or default_commands(settings), wiring, spare)
+            try:
+                runtime.start()
+                if wait:
+                    await runtime.wait_ready()
+                yield runtime
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await runtime.shutdown()

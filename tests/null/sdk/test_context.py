@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from inferd import Context, InvalidRequest, LimitExceeded, Model, NotFound, Sampler, Speculator, Unavailable, session
 from inferd.protocol import (
     AppendContext,
@@ -234,18 +235,19 @@ async def test_two_kinds_of_speculation_exclude_each_other() -> None:
 
 async def test_arguments_of_filling_and_truncating_are_checked() -> None:
     ctx = Context()
-    for use, message in (
+    uses: list[tuple[Callable[[], Any], str]] = [
         (lambda: ctx.user(1), "^text must"),  # type: ignore[arg-type]
         (lambda: ctx.append([1, "a"]), r"^content\[1\]"),  # type: ignore[list-item]
         (lambda: ctx.append(None), "^content must"),  # type: ignore[arg-type]
         (lambda: Context(5), "^model must"),  # type: ignore[arg-type]
-    ):
+    ]
+    for use, message in uses:
         with pytest.raises(InvalidRequest, match=message):
             use()
     for length in (-1, True, 1.0):
-        with pytest.raises(InvalidRequest, match="^length must"):
+        with pytest.raises(InvalidRequest, match=r"^length must"):
             await ctx.truncate(length)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="^start must"):
+    with pytest.raises(InvalidRequest, match=r"^start must"):
         await ctx.tokens(-1)
 
 
@@ -264,7 +266,7 @@ async def test_models_and_tokenizers() -> None:
             await Model.load("other")
         with pytest.raises(NotFound):
             await Context("other").flush()
-        with pytest.raises(InvalidRequest, match="^text must"):
+        with pytest.raises(InvalidRequest, match=r"^text must"):
             await model.tokenizer.encode(b"x")  # type: ignore[arg-type]
         with pytest.raises(InvalidRequest, match=r"^tokens\[0\]"):
             await model.tokenizer.decode([-1])

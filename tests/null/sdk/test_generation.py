@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from inferd import (
     AnyJson,
     Cancelled,
@@ -159,13 +160,19 @@ async def _leave(leave_after: int, how: str) -> tuple[list[int], Generator[Any],
 async def test_changing_the_context_in_the_loop_ends_the_generation() -> None:
     with FakeRuntime(["abc", "xyz"]):
         ctx = Context().append("p")
-        with pytest.raises(InvalidRequest, match="ended the generation"):
-            async for _ in ctx.generate(GREEDY):
-                ctx.append("q")
+        generator = ctx.generate(GREEDY)
+        async for _ in generator:
+            ctx.append("q")
+            with pytest.raises(InvalidRequest, match="ended the generation"):
+                await anext(generator)
+            break
         assert await ctx.tokens() == list(b"paq")
-        with pytest.raises(InvalidRequest, match="ended the generation"):
-            async for _ in ctx.generate(GREEDY):
-                fork = await ctx.fork()
+        generator = ctx.generate(GREEDY)
+        async for _ in generator:
+            fork = await ctx.fork()
+            with pytest.raises(InvalidRequest, match="ended the generation"):
+                await anext(generator)
+            break
         assert await fork.tokens() == list(b"paqx")
 
 
@@ -342,7 +349,9 @@ async def test_a_full_context_is_named() -> None:
     assert raised.value.detail["limit"] == "max_context"
 
 
-@pytest.mark.parametrize("text", ['{"name":"A","age":1,"age":2}', '{"name":"A"', "nothing", '{"name":"A","age":"1"}', ""])
+@pytest.mark.parametrize(
+    "text", ['{"name":"A","age":1,"age":2}', '{"name":"A"', "nothing", '{"name":"A","age":"1"}', ""]
+)
 async def test_output_that_does_not_fit_is_refused(text: str) -> None:
     with FakeRuntime([text]), pytest.raises(ConstraintError):
         await Context().append("p").generate(GREEDY, constrain=JsonSchema(Person)).collect_json()

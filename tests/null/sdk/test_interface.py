@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from inferd import InvalidRequest, ProgramError, ProgramSyntaxError
 from inferd.interface import Parameter, coerce_arguments, describe_source, to_result
 from inferd.json_types import SchemaBuilder
@@ -329,7 +330,7 @@ def test_signatures_that_cannot_be_called_by_name_are_refused() -> None:
 
     async def positional(a: int, /) -> None: ...
 
-    async def lost(a: "Nowhere") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+    async def lost(a: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
     async def odd(a: complex) -> None: ...
 

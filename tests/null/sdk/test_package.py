@@ -74,7 +74,11 @@ def test_public_docstrings_exist() -> None:
 def test_programs_need_the_standard_library_only() -> None:
     script = f"SDK = {str(SDK)!r}\n" + GUEST
     done = subprocess.run(
-        [sys.executable, "-S", "-I", "-W", "error", "-c", script], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-S", "-I", "-W", "error", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     text, foreign, imported, refusal = done.stdout.splitlines()

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 import pytest
+
 from inferd import InvalidRequest, Sampler
 from inferd.protocol import Sampling
 
@@ -23,13 +24,13 @@ def test_defaults() -> None:
 def test_every_drawing_sampler_takes_a_seed(make: Callable[..., Sampler]) -> None:
     assert make(seed=2**63 - 1).sampling.seed == 2**63 - 1
     for seed in (-1, 2**63, 1.0, True, "1"):
-        with pytest.raises(InvalidRequest, match="^seed must"):
+        with pytest.raises(InvalidRequest, match=r"^seed must"):
             make(seed=seed)
 
 
 @pytest.mark.parametrize("temperature", [-0.1, math.inf, math.nan, True, "1", None])
 def test_temperature_out_of_range(temperature: float) -> None:
-    with pytest.raises(InvalidRequest, match="^temperature must"):
+    with pytest.raises(InvalidRequest, match=r"^temperature must"):
         Sampler.multinomial(temperature)
 
 
@@ -41,7 +42,7 @@ def test_temperature_out_of_range(temperature: float) -> None:
         (lambda: Sampler.top_p(1.0, math.nan), "p must be"),
         (lambda: Sampler.min_p(1.0, -0.1), "p must be"),
         (lambda: Sampler.top_k(1.0, 0), "k must be"),
-        (lambda: Sampler.top_k(1.0, 1.5), "k must be"),
+        (lambda: Sampler.top_k(1.0, 1.5), "k must be"),  # type: ignore[arg-type]
         (lambda: Sampler.top_k(1.0, True), "k must be"),
         (lambda: Sampler.top_k_top_p(1.0, 0, 0.5), "k must be"),
         (lambda: Sampler.top_k_top_p(1.0, 1, 2), "p must be"),

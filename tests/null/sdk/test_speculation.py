@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from inferd import Context, InvalidRequest, Sampler, Speculator
 from inferd.protocol import NextSteps, StartGenerate
 from inferd.testing import FakeRuntime
@@ -173,4 +174,3 @@ async def test_a_refusal_that_is_not_about_the_draft_is_raised() -> None:
 
     with Refusing([TEXT]), pytest.raises(InvalidRequest, match="no more"):
         await Context().append([1]).generate(GREEDY, speculator=Recorder(lambda history: [0])).collect_text()
-

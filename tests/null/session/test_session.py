@@ -9,77 +9,45 @@ import pytest
 
 from inferd import protocol as p
 from inferd_runtime.engine.generation import RUN_AHEAD
-from inferd_runtime.session.session import Session
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE
+from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.null_driver import NullDriver
 from inferd_runtime.testing.served import null_model
 
+PROMPT = "hello"
 
-class Caller:
-    """A session whose calls are answered by stepping the engine."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.model = null_model(driver=NullDriver(vocab_size=VOCAB_SIZE, **settings))
-        self.engine = self.model.engine
-        self.session = Session({"null": self.model}, "tenant")
-        self._ticket = 0
+def run(caller: DirectSession, context: int, **fields: Any) -> tuple[list[int], str, str]:
+    generated = caller.generate(context, **fields)
+    return generated.tokens, generated.text, generated.finish
 
-    def submit(self, request: Any) -> tuple[int, list[Any]]:
-        self._ticket += 1
-        replies: list[Any] = []
-        self.session.handle(self._ticket, request, replies.append)
-        return self._ticket, replies
 
-    def call(self, request: Any) -> Any:
-        _, replies = self.submit(request)
-        while not replies:
-            progressed = self.engine.step()
-            assert progressed or replies, f"{request} is never answered"
-        assert len(replies) == 1
-        if isinstance(replies[0], p.InferdError):
-            raise replies[0]
-        return replies[0]
-
-    def context(self, text: str = "hello") -> int:
-        context = self.call(p.CreateContext()).context
-        self.call(p.AppendContext(context, [p.Part("text", text=text)]))
-        return int(context)
-
-    def generate(self, context: int, **fields: Any) -> tuple[list[int], str, str]:
-        generation = self.call(p.StartGenerate(context, **fields)).generation
-        tokens, text, finish = [], "", ""
-        while not finish:
-            reply = self.call(p.NextSteps(generation))
-            finish = reply.finish
-            tokens += [token for step in reply.steps for token in step.tokens]
-            text += "".join(step.text for step in reply.steps)
-        self.call(p.CloseGenerate(generation))
-        return tokens, text, finish
+def connect(**settings: Any) -> DirectSession:
+    return DirectSession(null_model(driver=NullDriver(vocab_size=VOCAB_SIZE, **settings)))
 
 
 @pytest.fixture
 def caller() -> Any:
-    caller = Caller()
+    caller = connect()
     yield caller
-    caller.session.close()
-    caller.engine.pool.check_integrity([])
+    caller.close()
 
 
-def test_generation_continues_the_context(caller: Caller) -> None:
-    context = caller.context()
-    tokens, _, finish = caller.generate(context, max_tokens=12)
+def test_generation_continues_the_context(caller: DirectSession) -> None:
+    context = caller.text(PROMPT)
+    tokens, _, finish = run(caller, context, max_tokens=12)
     assert finish == "length"
     assert len(tokens) == 12
     held = caller.call(p.ContextTokens(context)).tokens
     assert held == [*b"hello", *tokens]
-    again, _, _ = caller.generate(context, max_tokens=5)
-    straight, _, _ = caller.generate(caller.context(), max_tokens=17)
+    again, _, _ = run(caller, context, max_tokens=5)
+    straight, _, _ = run(caller, caller.text(PROMPT), max_tokens=17)
     assert tokens + again == straight
 
 
-def test_closing_early_keeps_what_was_delivered_and_nothing_more(caller: Caller) -> None:
+def test_closing_early_keeps_what_was_delivered_and_nothing_more(caller: DirectSession) -> None:
     """A context whose generation stopped early continues exactly as if it had never run ahead."""
-    context = caller.context()
+    context = caller.text(PROMPT)
     generation = caller.call(p.StartGenerate(context, max_tokens=200)).generation
     while caller.engine.step():
         pass
@@ -87,52 +55,42 @@ def test_closing_early_keeps_what_was_delivered_and_nothing_more(caller: Caller)
     assert len(steps) == RUN_AHEAD
     state = caller.call(p.CloseGenerate(generation, keep=3))
     assert state.length == len("hello") + 3
-    rest, _, _ = caller.generate(context, max_tokens=9)
-    straight, _, _ = caller.generate(caller.context(), max_tokens=12)
+    rest, _, _ = run(caller, context, max_tokens=9)
+    straight, _, _ = run(caller, caller.text(PROMPT), max_tokens=12)
     assert [t for step in steps for t in step.tokens][:3] + rest == straight
 
 
-def test_forks_share_the_prompt_and_draw_different_noise(caller: Caller) -> None:
-    context = caller.context("a long shared prompt")
+def test_forks_share_the_prompt_and_draw_different_noise(caller: DirectSession) -> None:
+    context = caller.text("a long shared prompt")
     caller.call(p.FlushContext(context))
     hot = p.Sampling(temperature=1.0, seed=7)
     forks = [caller.call(p.ForkContext(context)).context for _ in range(3)]
-    texts = [tuple(caller.generate(fork, sampling=hot, max_tokens=20)[0]) for fork in forks]
+    texts = [tuple(run(caller, fork, sampling=hot, max_tokens=20)[0]) for fork in forks]
     assert len(set(texts)) == 3
-    first = tuple(caller.generate(context, sampling=hot, max_tokens=20)[0])
+    first = tuple(run(caller, context, sampling=hot, max_tokens=20)[0])
     assert first not in texts
 
 
 def test_thirty_two_generations_run_together() -> None:
-    caller = Caller(pages=1024)
-    contexts = [caller.context(f"stream {i}") for i in range(32)]
-    alone = [caller.generate(caller.context(f"stream {i}"), max_tokens=10)[0] for i in range(32)]
+    caller = connect(pages=1024)
+    contexts = [caller.text(f"stream {i}") for i in range(32)]
+    alone = [run(caller, caller.text(f"stream {i}"), max_tokens=10)[0] for i in range(32)]
     before = caller.engine.steps
-    handles = [caller.call(p.StartGenerate(context, max_tokens=10)).generation for context in contexts]
-    waiting = [caller.submit(p.NextSteps(handle))[1] for handle in handles]
-    while not all(waiting):
-        assert caller.engine.step()
-    tokens = []
-    for handle, replies in zip(handles, waiting, strict=True):
-        steps = list(replies[0].steps)
-        while not replies[-1].finish:
-            replies.append(caller.call(p.NextSteps(handle)))
-            steps += replies[-1].steps
-        tokens.append([token for step in steps for token in step.tokens])
+    tokens = caller.together(contexts, max_tokens=10)
     assert tokens == alone
     assert caller.engine.steps - before < 40
 
 
-def test_a_stop_string_ends_the_text_before_it(caller: Caller) -> None:
-    _, text, _ = caller.generate(caller.context(), max_tokens=60)
+def test_a_stop_string_ends_the_text_before_it(caller: DirectSession) -> None:
+    _, text, _ = run(caller, caller.text(PROMPT), max_tokens=60)
     stop = text[20:24]
-    tokens, cut, finish = caller.generate(caller.context(), max_tokens=60, stop=[stop], system_speculation=True)
+    tokens, cut, finish = run(caller, caller.text(PROMPT), max_tokens=60, stop=[stop], system_speculation=True)
     assert finish == "stop"
     assert cut == text[: text.index(stop)]
     assert len(tokens) < 60
 
 
-def test_a_constraint_gives_valid_json_and_ends_the_turn(caller: Caller) -> None:
+def test_a_constraint_gives_valid_json_and_ends_the_turn(caller: DirectSession) -> None:
     schema = {
         "type": "object",
         "properties": {"a": {"type": "integer"}},
@@ -141,17 +99,17 @@ def test_a_constraint_gives_valid_json_and_ends_the_turn(caller: Caller) -> None
     }
     constraint = p.Constraint("json_schema", json.dumps(schema))
     for spec in (False, True):
-        context = caller.context()
-        tokens, text, finish = caller.generate(context, constraint=constraint, system_speculation=spec, max_tokens=200)
+        context = caller.text(PROMPT)
+        tokens, text, finish = run(caller, context, constraint=constraint, system_speculation=spec, max_tokens=200)
         if finish == "stop":
             assert isinstance(json.loads(text)["a"], int)
             assert caller.call(p.ContextTokens(context)).tokens[-1] == END
             assert END not in tokens
 
 
-def test_a_programs_draft_is_verified_and_never_changes_the_output(caller: Caller) -> None:
-    expected, _, _ = caller.generate(caller.context(), max_tokens=12)
-    context = caller.context()
+def test_a_programs_draft_is_verified_and_never_changes_the_output(caller: DirectSession) -> None:
+    expected, _, _ = run(caller, caller.text(PROMPT), max_tokens=12)
+    context = caller.text(PROMPT)
     started = caller.call(p.StartGenerate(context, max_tokens=12, program_speculation=True))
     assert started.prompt == [*b"hello"]
     at, tokens, accepted, finish = started.position, [], [], ""
@@ -190,20 +148,22 @@ def test_a_programs_draft_is_verified_and_never_changes_the_output(caller: Calle
         (p.Detokenize([-1]), p.InvalidRequest, "-1"),
     ],
 )
-def test_bad_requests_name_what_is_wrong(caller: Caller, request_: Any, error: type[Exception], says: str) -> None:
-    caller.context()
+def test_bad_requests_name_what_is_wrong(
+    caller: DirectSession, request_: Any, error: type[Exception], says: str
+) -> None:
+    caller.text(PROMPT)
     with pytest.raises(error, match=says):
         caller.call(request_)
 
 
-def test_an_empty_context_cannot_generate(caller: Caller) -> None:
+def test_an_empty_context_cannot_generate(caller: DirectSession) -> None:
     context = caller.call(p.CreateContext()).context
     with pytest.raises(p.InvalidRequest, match="empty"):
         caller.call(p.StartGenerate(context))
 
 
-def test_a_context_in_use_refuses_everything_else(caller: Caller) -> None:
-    context = caller.context()
+def test_a_context_in_use_refuses_everything_else(caller: DirectSession) -> None:
+    context = caller.text(PROMPT)
     generation = caller.call(p.StartGenerate(context)).generation
     for request in (
         p.StartGenerate(context),
@@ -219,14 +179,14 @@ def test_a_context_in_use_refuses_everything_else(caller: Caller) -> None:
         caller.call(p.ForkContext(context))
 
 
-def test_generation_stops_at_the_end_of_the_context(caller: Caller) -> None:
-    tokens, _, finish = caller.generate(caller.context("x" * 500), max_tokens=100, system_speculation=True)
+def test_generation_stops_at_the_end_of_the_context(caller: DirectSession) -> None:
+    tokens, _, finish = run(caller, caller.text("x" * 500), max_tokens=100, system_speculation=True)
     assert finish == "length"
     assert len(tokens) == 12
 
 
-def test_a_cancelled_wait_is_answered_and_leaves_the_steps(caller: Caller) -> None:
-    context = caller.context()
+def test_a_cancelled_wait_is_answered_and_leaves_the_steps(caller: DirectSession) -> None:
+    context = caller.text(PROMPT)
     generation = caller.call(p.StartGenerate(context, max_tokens=4)).generation
     ticket, replies = caller.submit(p.NextSteps(generation))
     caller.session.cancel(ticket)
@@ -234,8 +194,8 @@ def test_a_cancelled_wait_is_answered_and_leaves_the_steps(caller: Caller) -> No
     assert sum(len(step.tokens) for step in caller.call(p.NextSteps(generation)).steps) >= 1
 
 
-def test_a_cancelled_flush_frees_the_context(caller: Caller) -> None:
-    context = caller.context("y" * 300)
+def test_a_cancelled_flush_frees_the_context(caller: DirectSession) -> None:
+    context = caller.text("y" * 300)
     ticket, replies = caller.submit(p.FlushContext(context))
     caller.engine.step()
     caller.session.cancel(ticket)
@@ -243,8 +203,8 @@ def test_a_cancelled_flush_frees_the_context(caller: Caller) -> None:
     assert caller.call(p.FlushContext(context)).pending == 1
 
 
-def finish_all(caller: Caller, count: int) -> list[list[int]]:
-    contexts = [caller.context(f"{i}") for i in range(count)]
+def finish_all(caller: DirectSession, count: int) -> list[list[int]]:
+    contexts = [caller.text(f"{i}") for i in range(count)]
     handles = [caller.call(p.StartGenerate(context, max_tokens=30)).generation for context in contexts]
     texts: list[list[int]] = [[] for _ in handles]
     ends = [""] * count
@@ -256,46 +216,43 @@ def finish_all(caller: Caller, count: int) -> list[list[int]]:
                 ends[i] = reply.finish
                 if reply.finish:
                     caller.call(p.ReleaseContext(contexts[i]))
-    caller.session.close()
-    caller.engine.pool.check_integrity([])
+    caller.close()
     return texts
 
 
 def test_pressure_recomputes_the_youngest_and_changes_no_output() -> None:
     """Three generations need 24 pages; with 18 of them they take turns."""
-    assert finish_all(Caller(pages=18), 3) == finish_all(Caller(pages=64), 3)
+    assert finish_all(connect(pages=18), 3) == finish_all(connect(pages=64), 3)
 
 
 def test_a_generation_that_cannot_fit_names_the_limit_and_the_next_one_runs() -> None:
-    caller = Caller(pages=6)
-    context = caller.context()
+    caller = connect(pages=6)
+    context = caller.text(PROMPT)
     with pytest.raises(p.LimitExceeded, match="KV cache is full") as caught:
-        caller.generate(context, max_tokens=60)
+        run(caller, context, max_tokens=60)
     assert caught.value.detail["limit"] == "kv_pages"
-    caller.session.close()
-    caller.engine.pool.check_integrity([])
-    other = Session({"null": caller.model}, "tenant")
-    caller.session = other
-    assert len(caller.generate(caller.context(), max_tokens=9)[0]) == 9
+    caller.close()
+    assert len(run(caller, caller.text(PROMPT), max_tokens=9)[0]) == 9
+    caller.close()
 
 
-def test_forward_gives_the_rows_asked_for(caller: Caller) -> None:
-    context = caller.context("ab")
+def test_forward_gives_the_rows_asked_for(caller: DirectSession) -> None:
+    context = caller.text("ab")
     rows = caller.call(p.Forward(context, [*b"cdef"], at=[3, 1], top=3))
     assert [row.index for row in rows.rows] == [3, 1]
     assert rows.length == 6
     assert all(row.token == row.top_tokens[0] and row.entropy > 0 for row in rows.rows)
-    following, _, _ = caller.generate(caller.context("abcdef"), max_tokens=1)
+    following, _, _ = run(caller, caller.text("abcdef"), max_tokens=1)
     assert rows.rows[0].token == following[0]
-    after, _, _ = caller.generate(context, max_tokens=1)
+    after, _, _ = run(caller, context, max_tokens=1)
     assert after == following
 
 
-def test_chat_turns_follow_the_template(caller: Caller) -> None:
+def test_chat_turns_follow_the_template(caller: DirectSession) -> None:
     context = caller.call(p.CreateContext()).context
     parts = [p.Part("message", "system", "s"), p.Part("message", "user", "u"), p.Part("cue")]
     caller.call(p.AppendContext(context, parts))
-    generated, _, _ = caller.generate(context, max_tokens=3)
+    generated, _, _ = run(caller, context, max_tokens=3)
     caller.call(p.AppendContext(context, [p.Part("message", "user", "again"), p.Part("cue")]))
     text = caller.call(p.Detokenize(caller.call(p.ContextTokens(context)).tokens, special=True)).text
     answer = caller.call(p.Detokenize(generated, special=True)).text
@@ -304,8 +261,8 @@ def test_chat_turns_follow_the_template(caller: Caller) -> None:
     )
 
 
-def test_usage_adds_up(caller: Caller) -> None:
-    tokens, _, _ = caller.generate(caller.context(), max_tokens=25, system_speculation=True)
+def test_usage_adds_up(caller: DirectSession) -> None:
+    tokens, _, _ = run(caller, caller.text(PROMPT), max_tokens=25, system_speculation=True)
     usage = caller.call(p.GetUsage())
     assert usage.tokens == len(tokens) == 25
     assert usage.prompt_tokens == len("hello")

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import zmq
+
 from inferd.protocol import (
     Cancelled,
     ContextState,

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 import zmq
 import zmq.asyncio
+
 from inferd.protocol import Cancelled, ErrorInfo, InferdError, ProgramError
 from inferd_runtime.sandbox.messages import (
     Cancel,

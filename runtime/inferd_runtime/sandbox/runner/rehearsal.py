@@ -10,12 +10,14 @@ import json
 import linecache
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from contextvars import copy_context
 from typing import Any
 
 from inferd.protocol import OPERATIONS
 
 from inferd_runtime.sandbox.runner.entry import Outcome, Runner
+from inferd_runtime.sandbox.runner.stdio import text_stream
 
 ROUNDS = 20
 MODEL = {"name": "m", "vocab_size": 9, "max_context": 99, "page_size": 16, "eos_tokens": [0], "fingerprint": ""}
@@ -56,7 +58,7 @@ from inferd import AnyJson, Context, Sampler
 async def main(text: str):
     async with Context() as context:
         context.system("a").user(text)
-        answer = await context.generate(Sampler.argmax(), max_tokens=4).collect()
+        answer = await context.generate(Sampler.argmax(), max_tokens=4).collect_text()
         other = await context.fork()
         async for step in other.append("b").generate(Sampler.top_p(0.7, 0.9), max_tokens=4, system_speculation=True):
             pass
@@ -102,8 +104,9 @@ def rehearse(rounds: int = ROUNDS) -> dict[str, Outcome]:
 
 def _run(name: str, text: str) -> Outcome:
     bundle = {"name": name, "files": {"main.py": text}, "entry": "main.py"}
-    with _left_as_found():
-        return Runner(AnsweringHost()).run(json.dumps(bundle), json.dumps({"text": "hello"}))
+    host = AnsweringHost()
+    with _left_as_found(), redirect_stdout(text_stream(host, "stdout")):
+        return copy_context().run(Runner(host).run, json.dumps(bundle), json.dumps({"text": "hello"}))
 
 
 @contextmanager

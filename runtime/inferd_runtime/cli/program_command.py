@@ -1,0 +1,72 @@
+"""``inferd VERB [own options] PROGRAM [the program's options and own ones]``: parsed in two parts.
+
+What comes before PROGRAM is ours; what comes after belongs to the program, and to us where the program has no parameter of
+that name.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from inferd_runtime.cli.parsing import LIMIT_SETTINGS, Parser, settings_of
+from inferd_runtime.cli.program_options import ProgramInterface, add_program_options, arguments_of
+from inferd_runtime.config import Settings
+
+HINT = """
+
+inferd {verb} PROGRAM --help shows the program's own parameters. Where one has the name of an option below, write the
+option before PROGRAM."""
+
+
+@dataclass(frozen=True)
+class ProgramCommand:
+    """What the command line says. ``limits`` holds only those that it sets."""
+
+    arguments: dict[str, Any]
+    settings: Settings
+    limits: dict[str, float]
+    as_json: bool
+    detach: bool
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A verb's own part: ``before`` adds the options that may stand before PROGRAM, ``after`` those after it (but for the
+    names that the program takes); ``find`` gets the program's interface from what stands before.
+    """
+
+    verb: str
+    description: str
+    before: Callable[[Parser], None]
+    after: Callable[[Parser, frozenset[str]], None]
+    find: Callable[[argparse.Namespace], ProgramInterface]
+
+
+def parse(grammar: Grammar, argv: list[str]) -> ProgramCommand:
+    """Parse a command line. Raises InvalidRequest that names what is wrong, and what ``find`` raises."""
+    usage = f"inferd {grammar.verb} [options] PROGRAM [the program's parameters, options]"
+    head = Parser(grammar.verb, grammar.description + HINT.format(verb=grammar.verb), usage=usage)
+    grammar.before(head)
+    head.add_argument("program", metavar="PROGRAM")
+    head.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    first = head.parse_args(argv)
+    interface = grammar.find(first)
+    verb = f"{grammar.verb} {first.program}"
+    usage = f"inferd {verb} [parameters and options; --help lists them]"
+    tail = Parser(verb, interface.doc, usage=usage, add_help="help" not in interface.names)
+    add_program_options(tail, interface)
+    grammar.after(tail, interface.names)
+    second = tail.parse_args(first.rest[1:] if first.rest[:1] == ["--"] else first.rest)
+    settings = settings_of(first, second)
+    limits = {name: getattr(settings, name) for name in LIMIT_SETTINGS if _given(first, second, f"setting_{name}")}
+    return ProgramCommand(
+        arguments_of(second, interface), settings, limits,
+        _given(first, second, "as_json"), _given(first, second, "detach"),
+    )  # fmt: skip
+
+
+def _given(first: argparse.Namespace, second: argparse.Namespace, name: str) -> bool:
+    return bool(getattr(first, name, None) or getattr(second, name, None))

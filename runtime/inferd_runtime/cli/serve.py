@@ -1,0 +1,54 @@
+"""``inferd serve``: a shared runtime behind HTTP and WebSocket."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+
+from inferd.protocol import Cancelled
+from inferd_runtime.cli.interrupts import run_async
+from inferd_runtime.cli.output import print_json
+from inferd_runtime.cli.parsing import SETTING_NAMES, Parser, add_json, add_settings, settings_of
+from inferd_runtime.cli.progress import prepare_runner
+from inferd_runtime.config import Settings
+from inferd_runtime.server.auth import token_path
+from inferd_runtime.server.gateway import Gateway
+from inferd_runtime.server.gateway import serve as serve_gateway
+
+NOT_FOR_SERVERS = ("url",)
+DESCRIPTION = """Serve a runtime on this machine until Ctrl+C or SIGTERM.
+
+Clients need the token: --token, INFERD_TOKEN, or else one that is generated and kept in the state directory, where the
+other commands of this user find it."""
+
+
+def serve(argv: list[str]) -> int:
+    """Serve until Ctrl+C or SIGTERM, which is how a server ends well."""
+    parser = Parser("serve", DESCRIPTION)
+    add_settings(parser, [name for name in SETTING_NAMES if name not in NOT_FOR_SERVERS])
+    add_json(parser, "once ready, print {url, pid, models, token_file}")
+    parsed = parser.parse_args(argv)
+    settings = settings_of(parsed)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
+    prepare_runner()
+
+    def ready(gateway: Gateway) -> None:
+        _announce(gateway, settings, parsed.as_json)
+
+    with contextlib.suppress(KeyboardInterrupt, Cancelled):
+        run_async(serve_gateway, settings, ready)
+    return 0
+
+
+def _announce(gateway: Gateway, settings: Settings, as_json: bool) -> None:
+    names = [model.name for model in gateway.runtime.models.models]
+    own = settings.token is None and settings.tokens_file is None
+    token_file = str(token_path(settings.state_dir)) if own else None
+    if as_json:
+        print_json({"url": gateway.url, "pid": os.getpid(), "models": names, "token_file": token_file})
+        return
+    print(f"inferd serves {', '.join(names)} on {gateway.url}", flush=True)
+    if token_file is not None:
+        print(f"token: {token_file}", flush=True)

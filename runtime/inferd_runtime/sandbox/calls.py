@@ -1,0 +1,197 @@
+"""The host's answers to one guest: what ``world.wit`` imports, for one run, in the thread that runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import zmq
+from inferd.protocol import (
+    OPERATIONS,
+    InferdError,
+    InternalError,
+    InvalidRequest,
+    LimitExceeded,
+    ProgramError,
+    ReceiveMessage,
+    SendMessage,
+    Unavailable,
+)
+
+from inferd_runtime.sandbox.messages import FromWorker, Limits, Output, Sent
+from inferd_runtime.sandbox.meter import Meter
+from inferd_runtime.sandbox.outbox import WakePipe
+from inferd_runtime.sandbox.tickets import MAX_MAILBOX, MAX_OPEN, TicketDesk
+from inferd_runtime.session.link import EngineLink
+
+FOR_EVER_MS = 0xFFFFFFFF
+MAX_POLL_MS = 60_000
+MAX_ARGUMENTS = 16 << 20
+STREAMS = frozenset({"stdout", "stderr"})
+DONE = b"{}"
+
+
+class Ending:
+    """Why a run has to end before its program does. The first reason counts; any thread may give one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.error: InferdError | None = None
+
+    def set(self, error: InferdError) -> None:
+        """Give a reason."""
+        with self._lock:
+            if self.error is None:
+                self.error = error
+
+
+class GuestCalls:
+    """Answers one guest. All but :meth:`end` and :meth:`deliver` belong to the run's thread; nothing here raises on purpose."""
+
+    def __init__(self, run: str, limits: Limits, link: EngineLink, report: Callable[[FromWorker], None]) -> None:
+        self.ending = Ending()
+        self.meter = Meter(limits, time.monotonic(), time.thread_time())
+        self._run = run
+        self._link = link
+        self._report = report
+        self._desk = TicketDesk()
+        self._mail: deque[bytes] = deque()
+        self._pipe = WakePipe()
+        self._poller = zmq.Poller()
+        self._poller.register(link.socket, zmq.POLLIN)
+        self._poller.register(self._pipe.fileno(), zmq.POLLIN)
+
+    def close(self) -> None:
+        """Let go of the pipe. Nothing may be called any more."""
+        self._pipe.close()
+
+    # From other threads.
+
+    def end(self, error: InferdError) -> None:
+        """Stop the guest, wherever it is."""
+        self.ending.set(error)
+        self._pipe.wake()
+
+    def deliver(self, message: Any) -> None:
+        """Hand a message to the program; one too many ends it."""
+        self._mail.append(msgspec.json.encode(message))
+        self._pipe.wake()
+
+    # From the guest.
+
+    @property
+    def ended(self) -> bool:
+        """Whether the guest is to be stopped now."""
+        return self.ending.error is not None
+
+    def submit(self, op: str, arguments: bytes) -> int:
+        """Start an operation; what is refused is answered at once, with an error."""
+        try:
+            return self._submit(op, arguments)
+        except InferdError as error:
+            return self._desk.answered(False, msgspec.json.encode(error.to_wire()))
+
+    def wait(self, timeout_ms: int) -> bytes:
+        """Finished operations; sleeps until there is one, the time is up, or the run has to end."""
+        end = None if timeout_ms == FOR_EVER_MS else time.monotonic() + timeout_ms / 1e3
+        while True:
+            self._collect()
+            self._charge()
+            answers = self._desk.take()
+            now = time.monotonic()
+            if answers is not None or self.ended or (end is not None and now >= end):
+                return answers or b"[]"
+            left = self.meter.wall_left(now)
+            self._poller.poll(_poll_ms(left if end is None else min(left, end - now)))
+
+    def cancel(self, ticket: int) -> None:
+        """Drop an operation."""
+        if self._desk.cancel(ticket):
+            with contextlib.suppress(zmq.Again):  # the engine is not reading: it will not answer either
+                self._link.cancel(ticket)
+
+    def log(self, target: str, text: str) -> None:
+        """Pass on what the program wrote, as far as the limit lets it."""
+        stream = target if target in STREAMS else "stdout"
+        data = text.encode()
+        allowed, error = self.meter.write(len(data))
+        if allowed:
+            self._report(Output(self._run, stream, text if error is None else data[:allowed].decode(errors="ignore")))
+        if error is not None:
+            self.ending.set(error)
+
+    def tick(self) -> None:
+        """The guest has computed for a while."""
+        self._charge()
+
+    def blocked(self) -> None:
+        """The guest made a system call that would block it outside of :meth:`wait`."""
+        self.ending.set(ProgramError("the program made a blocking system call; use asyncio.sleep or time.sleep to wait"))
+
+    def crashed(self, error: Exception) -> None:
+        """One of these methods failed: a bug here, which ends this run and no other."""
+        trace = "".join(traceback.format_exception(error))
+        self.ending.set(InternalError(f"the sandbox failed: {error!r}", traceback=trace))
+
+    def _submit(self, op: str, arguments: bytes) -> int:
+        if op not in OPERATIONS:
+            raise InvalidRequest(f"there is no operation {op!r}")
+        if len(arguments) > MAX_ARGUMENTS:
+            raise InvalidRequest(f"{op}: the arguments take {len(arguments)} bytes; {MAX_ARGUMENTS} are allowed")
+        if self._desk.full:
+            raise LimitExceeded(f"{MAX_OPEN} operations are in flight already", limit="operations", value=MAX_OPEN)
+        if op == ReceiveMessage.op:  # type: ignore[attr-defined]
+            return self._desk.open_receive()
+        if op == SendMessage.op:  # type: ignore[attr-defined]
+            return self._send_message(arguments)
+        ticket = self._desk.open_engine()
+        try:
+            self._link.send(ticket, op, arguments)
+        except zmq.Again:
+            error = Unavailable("the engine does not take requests").to_wire()
+            self._desk.settle(ticket, False, msgspec.json.encode(error))
+        return ticket
+
+    def _send_message(self, arguments: bytes) -> int:
+        try:
+            message = msgspec.json.decode(arguments, type=dict[str, Any])["message"]
+        except (msgspec.MsgspecError, KeyError) as error:
+            raise InvalidRequest(f"{SendMessage.op}: {error}") from None  # type: ignore[attr-defined]
+        _, exceeded = self.meter.write(len(arguments))
+        if exceeded is not None:
+            self.ending.set(exceeded)
+        else:
+            self._report(Sent(self._run, message))
+        return self._desk.answered(True, DONE)
+
+    def _collect(self) -> None:
+        """Take in what has come from the engine and from the gateway."""
+        while self._link.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
+            reply = self._link.receive()
+            if reply is None:
+                break
+            if reply.ticket:
+                self._desk.settle(reply.ticket, reply.ok, reply.payload)
+            elif not reply.ok:  # the session could not be opened
+                self.ending.set(session_error(reply.payload))
+        self._pipe.drain()
+        while self._mail:
+            if self._desk.mailbox_full:
+                message = f"{MAX_MAILBOX} messages wait for the program already"
+                self.ending.set(LimitExceeded(message, limit="mailbox", value=MAX_MAILBOX))
+            self._desk.deliver(self._mail.popleft())
+
+    def _charge(self) -> None:
+        error = self.meter.check(time.monotonic(), time.thread_time())
+        if error is not None:
+            self.ending.set(error)
+
+
+def _poll_ms(seconds: float) -> int:
+    return min(int(seconds * 1e3) + 1, MAX_POLL_MS)

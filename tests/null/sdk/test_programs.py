@@ -1,0 +1,133 @@
+"""The programs and scripts that ship, each run as its users run it but for the model."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from inferd.interface import coerce_arguments, to_result
+from inferd.protocol import StartGenerate
+from inferd.testing import FakeRuntime, decode
+
+pytestmark = pytest.mark.anyio
+ROOT = Path(__file__).parents[3]
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+
+
+def load(name: str) -> ModuleType:
+    """An inferlet as a module, the way the runner registers it."""
+    label = f"inferlet_{name.replace('-', '_')}"
+    spec = importlib.util.spec_from_file_location(label, ROOT / "inferlets" / name / "main.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[label] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def run(name: str, **arguments: Any) -> Any:
+    main = load(name).main
+    return to_result(await main(**coerce_arguments(main, arguments)))
+
+
+async def test_text_completion(capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeRuntime(["Red, yellow, blue.", "Red"]) as runtime:
+        assert await run("text-completion") == "Red, yellow, blue."
+        assert capsys.readouterr().out == "Red, yellow, blue.\n"
+        await run("text-completion", system="Be short.", temperature=0, seed=7, speculation=False, max_tokens=5)
+    first, second = runtime.of_kind(StartGenerate)
+    assert first.system_speculation
+    assert (second.system_speculation, second.sampling.seed, second.sampling.temperature) == (False, 7, 0)
+    assert runtime.contexts == {}
+
+
+async def test_extract() -> None:
+    with FakeRuntime(['{"name":"Ada Lovelace","age":36}']) as runtime:
+        assert await run("extract", text="Ada Lovelace, 36") == {"name": "Ada Lovelace", "age": 36}
+    assert runtime.of_kind(StartGenerate)[0].constraint.kind == "json_schema"
+    assert runtime.contexts == {}
+
+
+async def test_custom_speculator_accepts_what_repeats(capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = "the quick brown fox jumps over the lazy dog. "
+    with FakeRuntime([sentence * 2]) as runtime:
+        assert await run("custom-speculator", prompt=f"Repeat twice: {sentence}") == sentence * 2
+    output = capsys.readouterr()
+    assert output.err == ""
+    counts = [int(word) for word in output.out.replace("[", " ").split() if word.isdigit()]
+    tokens, steps, accepted, drafted = counts
+    assert tokens == len(sentence) * 2
+    assert steps < tokens / 3
+    assert tokens - steps <= accepted <= drafted
+    assert len(runtime.of_kind(StartGenerate)) == 1
+
+
+def test_the_ngram_index_finds_the_newest_continuation_and_stays_small() -> None:
+    speculator = load("custom-speculator").NgramSpeculator(max_draft=3, sizes=(3, 2), max_entries=30)
+    speculator.accept([1, 2, 3, 4, 9, 2, 3, 5, 6, 7, 2, 3])
+    assert speculator.draft() == ([5, 6, 7], [12, 13, 14])  # after the newest "2 3"
+    speculator.accept([4])
+    assert speculator.draft() == ([9, 2, 3], [13, 14, 15])  # after the older "2 3 4"
+    speculator.accept(list(range(100, 200)))
+    assert len(speculator._index) == 30
+    assert speculator.draft() == ([], [])
+    speculator.reset()
+    assert speculator.draft() == ([], [])
+    speculator.accept([1])
+    assert speculator.draft() == ([], [])
+
+
+async def script(name: str, *arguments: str, **environment: str) -> tuple[int, str, str]:
+    """Run an example as a process of its own."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("INFERD_")}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-W", "error", str(ROOT / "examples" / name), *arguments,
+        env={**clean, **environment}, stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(60):
+            out, err = await process.communicate(b"typed\n\n")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_stream_chat(wire: Any) -> None:
+    runtime = FakeRuntime(["Hi!", "Fine, thanks.", "Typed."], steps=[2])
+    async with wire(runtime, token="secret") as server:
+        done = await script("stream_chat.py", "--url", server.url, "--token", "secret", "Hello", "How are you?")
+        assert done == (0, "Hi!\nFine, thanks.\n", "")
+        code, out, _ = await script("stream_chat.py", INFERD_URL=server.url, INFERD_TOKEN="secret")
+        assert (code, out) == (0, "> Typed.\n> ")
+        code, _, err = await script("stream_chat.py", "--url", server.url, "Hello")
+        assert (code, "token" in err, "Traceback" in err) == (1, True, False)
+
+
+async def test_custom_speculator_script(wire: Any) -> None:
+    def answer(tokens: list[int]) -> str:
+        return decode(tokens).partition(":\n")[2].replace("Monday", "Tuesday")
+
+    async with wire(FakeRuntime(answer)) as server:
+        code, out, err = await script("custom_speculator.py", "--url", server.url)
+    assert (code, err) == (0, "")
+    plain, drafted, text, verdict = out.splitlines()
+    assert verdict == "the texts are the same"
+    assert "on Tuesday at 10:00" in text
+    assert int(drafted.split()[3]) < int(plain.split()[3]) / 3
+
+
+def test_every_example_has_a_test() -> None:
+    source = Path(__file__).read_text()
+    assert EXAMPLES
+    assert all(f'script("{name}"' in source for name in EXAMPLES)
