@@ -22,6 +22,11 @@ class TransformersArm:
     def __init__(self, model: str) -> None:
         self._model: Any = AutoModelForCausalLM.from_pretrained(resolve(model), dtype=torch.float32).eval()
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that one token reads."""
+        return sum(parameter.numel() * parameter.element_size() for parameter in self._model.parameters())
+
     def run(self, tokens: list[int], max_tokens: int) -> tuple[list[int], float]:
         """The generated tokens and the tokens per second, prompt included in the time."""
         ids = torch.tensor([tokens])

@@ -22,11 +22,12 @@ from transformers import PreTrainedTokenizerBase as TokenizerBase
 
 DRAFT_TOKENS = 8
 LONGEST, SHORTEST = 8, 2
+SLACK = 8
 
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt, and the answer if there is one right answer."""
+    """A prompt, the answer if there is one right answer, and how many tokens to write at most."""
 
     prompt: str
     answer: str
@@ -54,7 +55,7 @@ def first_turn(document: data.Document) -> Case:
     text = document.text
     opening = f"{data.IM_START}assistant\n"
     cut = text.index(opening) + len(opening)
-    return Case(text[:cut], text[cut : text.index(data.IM_END, cut)], 160)
+    return Case(text[:cut], text[cut : text.index(data.IM_END, cut)], 500)
 
 
 def chat_cases(kind: str, count: int, corpus: data.Corpus) -> list[Case]:
@@ -69,12 +70,12 @@ def open_cases(kind: str, count: int, corpus: data.Corpus) -> list[Case]:
     return [Case(text[: len(text) // 2], "", 96) for text in texts]
 
 
-def repeat_cases(count: int, corpus: data.Corpus) -> list[Case]:
+def repeat_cases(count: int, corpus: data.Corpus, least: int, most: int) -> list[Case]:
     """A text with a request to repeat it, in the plainest form."""
     rng = Random(303)
     cases = []
     for _ in range(count):
-        text = records.noise(rng, corpus.material, 6, 20)
+        text = records.noise(rng, corpus.material, least, most)
         chat = data.chat_document("copy", Chat("Repeat the text.", (Turn(text, text),)))
         cases.append(first_turn(chat))
     return cases
@@ -82,9 +83,11 @@ def repeat_cases(count: int, corpus: data.Corpus) -> list[Case]:
 
 @torch.inference_mode()
 def greedy(model: PreTrainedModel, tokenizer: TokenizerBase, case: Case) -> Output:
-    """Generate without sampling."""
+    """Generate without sampling; one that runs on is stopped soon after the right answer would end."""
     ids = tokenizer(case.prompt, return_tensors="pt")
-    whole = model.generate(**ids, max_new_tokens=case.limit, do_sample=False)  # type: ignore[operator]
+    wanted = len(tokenizer(case.answer)["input_ids"]) + SLACK if case.answer else case.limit
+    limit = min(case.limit, wanted)
+    whole = model.generate(**ids, max_new_tokens=limit, do_sample=False)  # type: ignore[operator]
     cut = ids["input_ids"].shape[1]
     return Output(whole[0, :cut].tolist(), whole[0, cut:].tolist())
 
@@ -192,7 +195,7 @@ def measure(models: dict[str, PreTrainedModel], tokenizer: TokenizerBase, cases:
         replay_draft(models["draft"], output, draft)
     return {
         "prompts": len(cases), "exact": exact,
-        "output_tokens": sum(len(out.tokens) for out in outputs),
+        "prompt_tokens": sum(len(out.prompt) for out in outputs), "output_tokens": sum(len(out.tokens) for out in outputs),
         "ngram": ngram.report(), "draft_model": draft.report(),
     }  # fmt: skip
 
@@ -224,7 +227,8 @@ def main() -> None:
     report: dict[str, object] = {"demo": demo(models, tokenizer)}
     cases = {kind: chat_cases(kind, args.count, corpus)
              for kind in ("copy", "extract", "edit", "table", "question")}  # fmt: skip
-    cases["plain repeat"] = repeat_cases(args.count, corpus)
+    cases["short noise"] = repeat_cases(args.count, corpus, 6, 20)
+    cases["long noise"] = repeat_cases(args.count, corpus, 40, 60)
     cases |= {kind: open_cases(kind, args.count, corpus) for kind in ("code", "prose")}
     report["generation"] = {kind: measure(models, tokenizer, some) for kind, some in cases.items()}
     report["loss"] = {

@@ -37,7 +37,7 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
 
 def for_transformers(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     """The same tokenizer in the form that `AutoTokenizer` loads."""
-    wrapped = PreTrainedTokenizerFast(
+    wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         eos_token=IM_END,
         pad_token=END_OF_TEXT,

@@ -69,7 +69,11 @@ class Connection:
         """Send one operation and wait for its reply; see :class:`inferd.transport.Transport`."""
         if self._link is None:
             raise Unavailable("not connected yet: use `async with inferd.connect(...)`")
-        return reply_from_plain(request.reply, await self._link.request(request.op, to_plain(request)))
+        reply = await self._link.request(request.op, to_plain(request))
+        try:
+            return reply_from_plain(request.reply, reply)
+        except TypeError as error:
+            raise InternalError(f"the runtime's reply to {request.op} is not of its protocol: {error}") from error
 
 
 class Link:
@@ -145,9 +149,10 @@ class Link:
     def _dispatch(self, data: str | bytes) -> None:
         try:
             message = msgpack.unpackb(data)
-            ticket, reply, problem = message["t"], message.get("ok"), message.get("err")
+            ticket, problem = message["t"], message.get("err")
             error = None if problem is None else ErrorInfo(problem["code"], problem["message"], problem["detail"])
-        except Exception as broken:  # whatever unpacking raises means the same: this is not our protocol
+            reply = {} if error is not None else dict(message["ok"])
+        except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException) as broken:
             raise InternalError(f"the runtime sent a message that is not of its protocol: {broken!r}") from broken
         future = self._waiting.get(ticket)
         if future is None or future.done():

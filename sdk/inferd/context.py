@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
-from inferd.generation import Generator, Plan
+from inferd.delivery import Plan
+from inferd.generation import Generator
 from inferd.handle import Handle, port_in_force
 from inferd.model import Model
 from inferd.protocol import (

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+from typing import Any
 
+from inferd.delivery import Delivery
 from inferd.protocol import (
     AppendContext,
     ContextState,
@@ -18,27 +19,6 @@ from inferd.protocol import (
 from inferd.transport import Port, Transport, current_port
 
 OPENING_ROLES = ("system", "user")  # a turn after which the assistant speaks
-
-
-class Occupant(Protocol):
-    """A generation, as far as its context needs to know it."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether a task is waiting for its next step right now."""
-        ...
-
-    def leave(self) -> None:
-        """Never be iterated again: the context is about to change."""
-        ...
-
-    async def aclose(self) -> None:
-        """End in the runtime; the context keeps what was delivered."""
-        ...
-
-    def ending(self) -> list[Any]:
-        """The requests that end it in the runtime, for a context that nobody holds any more."""
-        ...
 
 
 class Handle:
@@ -60,7 +40,7 @@ class Handle:
         self._length = 0 if state is None else state.length
         self._open_turn = open_turn
         self._parts: list[Part] = []
-        self._occupant: Occupant | None = None
+        self._occupant: Delivery | None = None
         self._released = False
         self._lock = asyncio.Lock()
 
@@ -95,7 +75,6 @@ class Handle:
         """Buffer a part; whoever generated on the context is done with it."""
         self.check()
         if self._occupant is not None:
-            _refuse_busy(self._occupant)
             self._occupant.leave()
         self._parts.append(part)
 
@@ -104,7 +83,7 @@ class Handle:
         async with self._lock:
             return await self._settle()
 
-    async def hand_to(self, occupant: Occupant) -> int:
+    async def hand_to(self, occupant: Delivery) -> int:
         """As :meth:`settle`, then cue a turn that was left open, and let ``occupant`` own the context."""
         async with self._lock:
             self.check()
@@ -116,7 +95,7 @@ class Handle:
             self._open_turn = False
             return ident
 
-    def take_back(self, occupant: Occupant, state: ContextState | None) -> None:
+    def take_back(self, occupant: Delivery, state: ContextState | None) -> None:
         """``occupant`` has ended; ``state`` is what it left."""
         if self._occupant is occupant:
             self._occupant = None
@@ -155,23 +134,21 @@ class Handle:
 
     def __del__(self) -> None:
         # A context that nobody can reach any more is released with the next one that is made.
-        if self._id is not None and not self._released:
-            ending = [] if self._occupant is None else self._occupant.ending()
+        if self._id is not None:
+            ending = [] if self._occupant is None else self._occupant.ending
             self.port.abandon([*ending, ReleaseContext(self._id)])
 
     async def release(self) -> None:
-        """Give the context back. Safe to call twice, and before the runtime knows the context."""
+        """Give the context back. Safe to call twice, before the runtime knows the context, and again after it failed."""
         if self._occupant is not None:
-            _refuse_busy(self._occupant)
             self._occupant.leave()
-        if self._released:
-            return
         self._released = True
         self._parts.clear()
         async with self._lock:
             await self._end_generation()
             if self._id is not None:
                 await self.transport.call(ReleaseContext(self._id))
+                self._id = None
 
     def _turn_is_open(self) -> bool:
         if self._parts:
@@ -189,9 +166,8 @@ class Handle:
 
     async def _end_generation(self) -> None:
         if self._occupant is not None:
-            _refuse_busy(self._occupant)
             self._occupant.leave()
-            await self._occupant.aclose()
+            self.take_back(self._occupant, await self._occupant.close())
 
     async def _create(self) -> int:
         if self._id is None:
@@ -218,10 +194,3 @@ def port_in_force() -> Port | None:
         return current_port()
     except Unavailable:
         return None
-
-
-def _refuse_busy(occupant: Occupant) -> None:
-    if occupant.busy:
-        raise InvalidRequest(
-            "the context is being generated on by another task: wait for the step, or cancel that task"
-        )

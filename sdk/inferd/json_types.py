@@ -217,7 +217,12 @@ def schema_of(kind: Any) -> dict[str, Any]:
     if is_pydantic(kind):
         return closed(kind.model_json_schema())
     builder = SchemaBuilder()
-    root = builder.build(kind, type_name(kind))
+    try:
+        root = builder.build(kind, type_name(kind))
+    except RecursionError:
+        raise InvalidRequest(
+            f"{type_name(kind)}: an alias that contains itself is not supported: use a class"
+        ) from None
     return with_definitions(root, builder.definitions)
 
 

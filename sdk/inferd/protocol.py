@@ -196,9 +196,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class RowResult:
-    """What a probed row of ``forward`` holds: the sampled token, and the most likely tokens with their
-    log-probabilities.
-    """
+    """A probed row of ``forward``: the sampled token, and the most likely tokens with their log-probabilities."""
 
     index: int
     token: int
@@ -281,9 +279,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a session has used so far. ``tokens`` were generated and delivered; ``steps`` are the engine steps that
-    made them.
-    """
+    """What a session has used so far: ``tokens`` generated and delivered, and the engine ``steps`` that made them."""
 
     prompt_tokens: int = 0
     tokens: int = 0

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import zmq
+
 from inferd.protocol import (
     OPERATIONS,
+    ErrorInfo,
     InferdError,
     InternalError,
     InvalidRequest,
@@ -23,72 +23,39 @@ from inferd.protocol import (
     SendMessage,
     Unavailable,
 )
-
+from inferd_runtime.sandbox.inbox import Inbox
 from inferd_runtime.sandbox.messages import FromWorker, Limits, Output, Sent
 from inferd_runtime.sandbox.meter import Meter
-from inferd_runtime.sandbox.outbox import WakePipe
 from inferd_runtime.sandbox.tickets import MAX_MAILBOX, MAX_OPEN, TicketDesk
-from inferd_runtime.session.link import EngineLink
+from inferd_runtime.session.link import EngineLink, LinkReply
 
 FOR_EVER_MS = 0xFFFFFFFF
 MAX_POLL_MS = 60_000
 MAX_ARGUMENTS = 16 << 20
 STREAMS = frozenset({"stdout", "stderr"})
 DONE = b"{}"
-
-
-class Ending:
-    """Why a run has to end before its program does. The first reason counts; any thread may give one."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.error: InferdError | None = None
-
-    def set(self, error: InferdError) -> None:
-        """Give a reason."""
-        with self._lock:
-            if self.error is None:
-                self.error = error
+Report = Callable[[FromWorker], None]
 
 
 class GuestCalls:
-    """Answers one guest. All but :meth:`end` and :meth:`deliver` belong to the run's thread; nothing here raises on purpose."""
+    """Answers one guest. Made and used in the run's thread, whose processor time it charges; nothing here raises on purpose."""
 
-    def __init__(self, run: str, limits: Limits, link: EngineLink, report: Callable[[FromWorker], None]) -> None:
-        self.ending = Ending()
+    def __init__(self, run: str, limits: Limits, inbox: Inbox, link: EngineLink, report: Report) -> None:
         self.meter = Meter(limits, time.monotonic(), time.thread_time())
+        self.session_replies = 0
         self._run = run
+        self._inbox = inbox
         self._link = link
         self._report = report
         self._desk = TicketDesk()
-        self._mail: deque[bytes] = deque()
-        self._pipe = WakePipe()
         self._poller = zmq.Poller()
         self._poller.register(link.socket, zmq.POLLIN)
-        self._poller.register(self._pipe.fileno(), zmq.POLLIN)
-
-    def close(self) -> None:
-        """Let go of the pipe. Nothing may be called any more."""
-        self._pipe.close()
-
-    # From other threads.
-
-    def end(self, error: InferdError) -> None:
-        """Stop the guest, wherever it is."""
-        self.ending.set(error)
-        self._pipe.wake()
-
-    def deliver(self, message: Any) -> None:
-        """Hand a message to the program; one too many ends it."""
-        self._mail.append(msgspec.json.encode(message))
-        self._pipe.wake()
-
-    # From the guest.
+        self._poller.register(inbox.fileno(), zmq.POLLIN)
 
     @property
     def ended(self) -> bool:
         """Whether the guest is to be stopped now."""
-        return self.ending.error is not None
+        return self._inbox.error is not None
 
     def submit(self, op: str, arguments: bytes) -> int:
         """Start an operation; what is refused is answered at once, with an error."""
@@ -124,7 +91,7 @@ class GuestCalls:
         if allowed:
             self._report(Output(self._run, stream, text if error is None else data[:allowed].decode(errors="ignore")))
         if error is not None:
-            self.ending.set(error)
+            self._end(error)
 
     def tick(self) -> None:
         """The guest has computed for a while."""
@@ -132,12 +99,12 @@ class GuestCalls:
 
     def blocked(self) -> None:
         """The guest made a system call that would block it outside of :meth:`wait`."""
-        self.ending.set(ProgramError("the program made a blocking system call; use asyncio.sleep or time.sleep to wait"))
+        self._end(ProgramError("the program made a blocking system call; use asyncio.sleep or time.sleep to wait"))
 
     def crashed(self, error: Exception) -> None:
         """One of these methods failed: a bug here, which ends this run and no other."""
         trace = "".join(traceback.format_exception(error))
-        self.ending.set(InternalError(f"the sandbox failed: {error!r}", traceback=trace))
+        self._end(InternalError(f"the sandbox failed: {error!r}", traceback=trace))
 
     def _submit(self, op: str, arguments: bytes) -> int:
         if op not in OPERATIONS:
@@ -165,32 +132,37 @@ class GuestCalls:
             raise InvalidRequest(f"{SendMessage.op}: {error}") from None  # type: ignore[attr-defined]
         _, exceeded = self.meter.write(len(arguments))
         if exceeded is not None:
-            self.ending.set(exceeded)
+            self._end(exceeded)
         else:
             self._report(Sent(self._run, message))
         return self._desk.answered(True, DONE)
 
     def _collect(self) -> None:
         """Take in what has come from the engine and from the gateway."""
-        while self._link.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
-            reply = self._link.receive()
-            if reply is None:
-                break
+        while (reply := self._link.receive()) is not None:
             if reply.ticket:
                 self._desk.settle(reply.ticket, reply.ok, reply.payload)
-            elif not reply.ok:  # the session could not be opened
-                self.ending.set(session_error(reply.payload))
-        self._pipe.drain()
-        while self._mail:
+            else:
+                self._session_reply(reply)
+        for message in self._inbox.take():
             if self._desk.mailbox_full:
-                message = f"{MAX_MAILBOX} messages wait for the program already"
-                self.ending.set(LimitExceeded(message, limit="mailbox", value=MAX_MAILBOX))
-            self._desk.deliver(self._mail.popleft())
+                full = f"{MAX_MAILBOX} messages wait for the program already"
+                self._end(LimitExceeded(full, limit="mailbox", value=MAX_MAILBOX))
+            self._desk.deliver(message)
+
+    def _session_reply(self, reply: LinkReply) -> None:
+        """The engine has opened the session, or refused to."""
+        self.session_replies += 1
+        if not reply.ok:
+            self._inbox.end(msgspec.msgpack.decode(reply.payload, type=ErrorInfo))
+
+    def _end(self, error: InferdError) -> None:
+        self._inbox.end(error.to_wire())
 
     def _charge(self) -> None:
         error = self.meter.check(time.monotonic(), time.thread_time())
         if error is not None:
-            self.ending.set(error)
+            self._end(error)
 
 
 def _poll_ms(seconds: float) -> int:

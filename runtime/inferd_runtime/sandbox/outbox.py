@@ -2,48 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Iterable, Iterator
 from queue import Empty, SimpleQueue
 
+from inferd_runtime.sandbox.inbox import WakePipe
 from inferd_runtime.sandbox.messages import FromWorker, Output
 
 MAX_MERGED = 256 << 10
-
-
-class WakePipe:
-    """Something to poll that any thread can wake; wake-ups that are not yet noticed count once."""
-
-    def __init__(self) -> None:
-        self._read, self._write = os.pipe()
-        self._lock = threading.Lock()
-        self._woken = False
-
-    def fileno(self) -> int:
-        """The end to poll."""
-        return self._read
-
-    def wake(self) -> None:
-        """Make the pipe readable."""
-        with self._lock:
-            if not self._woken:
-                os.write(self._write, b"!")
-                self._woken = True
-
-    def drain(self) -> None:
-        """Make the pipe unreadable until the next wake-up. What was queued before a wake-up is to be read after this."""
-        if self._woken:
-            with self._lock:
-                os.read(self._read, 1)
-                self._woken = False
-
-    def close(self) -> None:
-        """Close both ends."""
-        with self._lock:
-            self._woken = True
-            os.close(self._read)
-            os.close(self._write)
 
 
 class Outbox:

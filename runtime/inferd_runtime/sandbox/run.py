@@ -2,24 +2,187 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import zmq
-from inferd.protocol import Cancelled, ErrorInfo, InferdError, InternalError, LimitExceeded, ProgramError, Usage
 
-from inferd_runtime.sandbox.calls import GuestCalls
+from inferd.protocol import ErrorInfo, InferdError, InternalError, LimitExceeded, ProgramError, Unavailable, Usage
+from inferd_runtime.sandbox.calls import GuestCalls, Report
 from inferd_runtime.sandbox.engine_settings import MIB, WASM_STACK_BYTES
-from inferd_runtime.sandbox.messages import Bundle, Finished, FromWorker, Launch, RunUsage, Started
+from inferd_runtime.sandbox.inbox import Inbox
+from inferd_runtime.sandbox.messages import Finished, Launch, Limits, RunUsage, Started
 from inferd_runtime.sandbox.meter import exceeded
-from inferd_runtime.sandbox.wasm import Guest, GuestTrap, LoadedRunner
+from inferd_runtime.sandbox.wasm import DoesNotFit, Guest, GuestTrap, LoadedRunner
 from inferd_runtime.session.link import EngineLink
 
 CLOSE_SECONDS = 2.0
+SESSION = "run/"
+NEARLY_FULL = 0.9
+"""A guest that dies with this much of its memory used has most likely run out of it."""
+
+
+@dataclass(frozen=True)
+class EngineAddress:
+    """Where the engine listens."""
+
+    context: zmq.Context[Any]
+    endpoint: str
+
+
+@dataclass(frozen=True)
+class GuestEnd:
+    """How a guest ended: exactly one of ``result`` (JSON) and ``error``, and the size that its memory had."""
+
+    result: str | None
+    error: ErrorInfo | None
+    memory_bytes: int
+
+
+class Run:
+    """A run that was launched. It sends exactly one Finished, whatever happens."""
+
+    def __init__(self, launch: Launch, runner: LoadedRunner, engine: EngineAddress, report: Report) -> None:
+        self._launch = launch
+        self._runner = runner
+        self._engine = engine
+        self._report = report
+        self.inbox = Inbox()
+        self._thread = threading.Thread(target=self._main, name=launch.run, daemon=True)
+
+    def start(self) -> None:
+        """Start the run's thread; if there cannot be one more, the run is over at once."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self.inbox.close()
+            unavailable = Unavailable(f"the sandbox worker cannot start another thread: {error}")
+            self._report(Finished(self._launch.run, RunUsage(), error=unavailable.to_wire()))
+
+    def join(self, timeout: float) -> None:
+        """Wait until the thread has ended, at most ``timeout`` seconds."""
+        self._thread.join(timeout)
+
+    def _main(self) -> None:
+        try:
+            finished = self._connected()
+        except Exception as error:  # noqa: BLE001 - the run's boundary: a bug here costs this run and no other
+            trace = "".join(traceback.format_exception(error))
+            info = InternalError(f"the sandbox failed: {error!r}", traceback=trace).to_wire()
+            finished = Finished(self._launch.run, RunUsage(), error=info)
+        self._report(finished)
+
+    def _connected(self) -> Finished:
+        link = EngineLink(self._engine.context, self._engine.endpoint, SESSION + self._launch.run)
+        try:
+            link.socket.setsockopt(zmq.SNDTIMEO, 0)  # an engine that takes nothing must not block this thread
+            link.open(self._launch.tenant, self._launch.bundle.name)
+            calls = GuestCalls(self._launch.run, self._launch.limits, self.inbox, link, self._report)
+            end = self._execute(calls)
+            return self._finished(end, calls, _close_session(link, calls.session_replies, self.inbox.error))
+        finally:
+            link.close()
+            self.inbox.close()
+
+    def _finished(self, end: GuestEnd, calls: GuestCalls, used: Usage) -> Finished:
+        meter = calls.meter
+        usage = RunUsage(
+            tokens=used.tokens,
+            steps=used.steps,
+            drafted=used.drafted,
+            accepted=used.accepted,
+            wall_ms=(time.monotonic() - meter.wall_start) * 1e3,
+            cpu_ms=(time.thread_time() - meter.cpu_start) * 1e3,
+            peak_memory_mb=end.memory_bytes / MIB,
+        )
+        return Finished(self._launch.run, usage, end.result, end.error)
+
+    def _execute(self, calls: GuestCalls) -> GuestEnd:
+        limits = self._launch.limits
+        try:
+            guest = self._runner.start(calls, limits.memory_mb * MIB)
+        except DoesNotFit as error:
+            too_little = f"the sandbox itself needs more than {limits.memory_mb} MiB: {error}"
+            return GuestEnd(None, exceeded("memory_mb", too_little, limits.memory_mb).to_wire(), 0)
+        try:
+            self._report(Started(self._launch.run))
+            return self._run_guest(guest, calls)
+        finally:
+            guest.close()
+
+    def _run_guest(self, guest: Guest, calls: GuestCalls) -> GuestEnd:
+        limits = self._launch.limits
+        bundle = msgspec.json.encode(self._launch.bundle).decode()
+        try:
+            ok, text = guest.run(bundle, self._launch.arguments)
+        except GuestTrap as trap:
+            size = len(guest.memory())
+            return GuestEnd(None, self.inbox.error or explain_trap(str(trap), size, limits).to_wire(), size)
+        size = len(guest.memory())
+        error = read_error(text, limits) if not ok else check_result(text, calls)
+        error = self.inbox.error or error
+        return GuestEnd(text if error is None else None, error, size)
+
+
+def check_result(text: str, calls: GuestCalls) -> ErrorInfo | None:
+    """What is wrong with a result, if anything: a program can reach the code that makes it JSON."""
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except msgspec.MsgspecError as error:
+        return ProgramError(f"the program's result is not JSON: {error}").to_wire()
+    _, too_long = calls.meter.write(len(text.encode()))
+    return None if too_long is None else too_long.to_wire()
+
+
+def read_error(text: str, limits: Limits) -> ErrorInfo:
+    """The error that a guest reports."""
+    try:
+        info = msgspec.json.decode(text, type=ErrorInfo)
+    except msgspec.MsgspecError as error:
+        return ProgramError(f"the program's error cannot be read: {error}").to_wire()
+    if info.code == LimitExceeded.code and info.detail.get("limit") == "memory_mb":
+        known = out_of_memory(limits)
+        return ErrorInfo(info.code, known.message, {**info.detail, **known.detail})
+    return info
+
+
+def explain_trap(message: str, memory_bytes: int, limits: Limits) -> InferdError:
+    """Why a guest stopped that nobody told to stop. ``message`` is wasmtime's: a backtrace, then the cause."""
+    cause = message.rpartition("Caused by:")[2].strip() or message
+    if "call stack exhausted" in cause:
+        depth = f"the call stack of {WASM_STACK_BYTES // MIB} MiB is used up"
+        return ProgramError(f"the program nests calls or values too deeply: {depth}", trap=cause)
+    if memory_bytes >= NEARLY_FULL * limits.memory_mb * MIB:
+        return out_of_memory(limits)
+    if "exit status" in cause:
+        return ProgramError("the program ended its process, as os._exit does", trap=cause)
+    return ProgramError(
+        f"the program ended abnormally, as os.abort or a crash of the interpreter does: {cause}", trap=cause
+    )
+
+
+def out_of_memory(limits: Limits) -> LimitExceeded:
+    """The error of a program that needs more memory than it may have."""
+    return exceeded("memory_mb", f"the program needs more than {limits.memory_mb} MiB of memory", limits.memory_mb)
+
+
+def _close_session(link: EngineLink, session_replies: int, error: ErrorInfo | None) -> Usage:
+    """Close the engine's session; what the run used there, or zeros if the engine does not say within ``CLOSE_SECONDS``."""
+    try:
+        link.request_close()
+    except zmq.Again:
+        return Usage()
+    patience = 0.0 if error is not None and error.code == Unavailable.code else CLOSE_SECONDS
+    end = time.monotonic() + patience
+    while link.socket.poll(max(int((end - time.monotonic()) * 1e3), 0)):
+        reply = link.receive()
+        if reply is None or reply.ticket:
+            continue
+        session_replies += 1
+        if session_replies == 2:  # the first one was to the opening
+            return msgspec.msgpack.decode(reply.payload, type=Usage) if reply.ok else Usage()
+    return Usage()

@@ -13,19 +13,22 @@ epoch callback ends it, or in a host function, which ends it.
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from wasmtime import Config, Engine, Store, WasiConfig, WasmtimeError
-from wasmtime import _bindings
+from wasmtime import Config, Engine, Store, WasiConfig, WasmtimeError, _bindings
 from wasmtime import _ffi as ffi
 from wasmtime.component import Component, Linker, LinkerInstance
+from wasmtime.component import Instance as ComponentInstance
 
-from inferd_runtime.sandbox.engine_settings import MIB, TICK_SECONDS, WASM_STACK_BYTES
-from inferd_runtime.sandbox.linear_memory import data_addresses, read_map, writable_bytes_around
+from inferd_runtime.sandbox.engine_settings import MIB, WASM_STACK_BYTES
+from inferd_runtime.sandbox.linear_memory import Populator, data_addresses, read_map, writable_region, written_pages
+from inferd_runtime.sandbox.spares import Spares
 
 CLOCK = "wasi:clocks/monotonic-clock@"
 
@@ -71,6 +74,10 @@ class GuestTrap(Exception):
     """The guest stopped without a result. The message is wasmtime's."""
 
 
+class DoesNotFit(Exception):
+    """The runner itself needs more memory than the guest may have."""
+
+
 def new_engine() -> Engine:
     """An engine as the runner is compiled for; ``COMPILED_WITH`` names what of this is in the machine code."""
     config = Config()
@@ -86,31 +93,42 @@ def compile_component(source: Path, target: Path) -> None:
     target.write_bytes(Component.from_file(new_engine(), source).serialize())
 
 
+@dataclass(frozen=True)
+class Instance:
+    """A pristine instance of the runner, which no program has used. ``address`` is where its data is, if that is known."""
+
+    store: Store
+    handle: ComponentInstance
+    address: int | None
+
+
 class Guest:
     """One instance of the runner, for one run, in one thread."""
 
-    def __init__(self, runner: LoadedRunner, store: Store, instance: Any, address: int | None) -> None:
+    def __init__(self, runner: LoadedRunner, instance: Instance) -> None:
         self._runner = runner
-        self._store = store
         self._instance = instance
-        self._address = address
 
     def run(self, bundle: str, arguments: str) -> tuple[bool, str]:
         """Run a program: whether it went well, and the JSON of its result or error. Raises GuestTrap."""
-        function = self._instance.get_func(self._store, self._runner.export)
+        store = self._instance.store
+        function = self._instance.handle.get_func(store, self._runner.export)
+        assert function is not None
+        store.set_epoch_deadline(1)
         try:
-            result = function(self._store, bundle, arguments)
+            result = function(store, bundle, arguments)
         except WasmtimeError as error:
             raise GuestTrap(str(error)) from None
         return result.tag == "ok", result.payload
 
-    def memory_bytes(self) -> int:
-        """Size of the instance's linear memory, which never shrinks; 0 where it cannot be measured."""
-        return 0 if self._address is None else writable_bytes_around(read_map(), self._address)
+    def memory(self) -> range:
+        """The addresses of the instance's linear memory, which never shrinks; empty where it cannot be told."""
+        address = self._instance.address
+        return range(0) if address is None else writable_region(read_map(), address)
 
     def close(self) -> None:
         """Give the instance's memory back."""
-        self._runner.discard(self._store, self._address)
+        self._runner.discard(self._instance)
 
 
 class LoadedRunner:
@@ -125,26 +143,53 @@ class LoadedRunner:
         self._linker = _link(self._engine, self._component, self._callbacks)
         self._lock = threading.Lock()
         self._live: set[int] = data_addresses(read_map(), self._path)
-        self.export = self._component.get_export_index("run")
+        self._spares = Spares(self.instantiate)
+        self._needs_bytes = 0
+        export = self._component.get_export_index("run")
+        assert export is not None
+        self.export = export
 
     def start(self, calls: HostCalls, memory_bytes: int) -> Guest:
-        """A fresh instance, whose calls go to ``calls`` as long as it runs in this thread.
-
-        Raises GuestTrap when the runner does not fit into ``memory_bytes``.
-        """
+        """A guest whose calls go to ``calls``; it has to run in this thread. Raises DoesNotFit."""
+        if memory_bytes < self._needs_bytes:
+            raise DoesNotFit(f"the runner needs {self._needs_bytes} bytes")
         self._calls.current = calls
+        instance = self._spares.take()
+        instance.store.set_limits(memory_size=memory_bytes)
+        return Guest(self, instance)
+
+    def warm_up(self, calls: HostCalls, bundle: str, arguments: str, spares: int) -> None:
+        """Run a program to see what every program needs, then keep ``spares`` instances that have it."""
+        guest = self.start(calls, sys.maxsize)
+        self._needs_bytes = len(guest.memory())
+        guest.run(bundle, arguments)
+        written = written_pages(guest.memory())
+        guest.close()
+        populator = Populator()
+
+        def populated() -> Instance:
+            instance = self.instantiate()
+            if instance.address is not None:
+                populator.populate(writable_region(read_map(), instance.address).start, written)
+            return instance
+
+        self._spares.keep(spares, populated)
+
+    def instantiate(self) -> Instance:
+        """A pristine instance."""
         store = Store(self._engine)
-        store.set_wasi(WasiConfig())  # nothing of the host: no files, arguments, environment, network or standard streams
-        store.set_limits(memory_size=memory_bytes)
+        store.set_wasi(WasiConfig())  # nothing of the host: no files, arguments, environment, network or streams
         store.set_epoch_deadline(1)
         ffi.wasmtime_store_epoch_deadline_callback(store.ptr(), self._callbacks["epoch"], None, _NO_FINALIZER)
         with self._lock:
-            try:
-                instance = self._linker.instantiate(store, self._component)
-            except WasmtimeError as error:
-                raise GuestTrap(str(error)) from None
-            address = self._new_address()
-        return Guest(self, store, instance, address)
+            handle = self._linker.instantiate(store, self._component)
+            return Instance(store, handle, self._new_address())
+
+    def discard(self, instance: Instance) -> None:
+        """Close an instance's store. The next instance may get its address."""
+        with self._lock:
+            instance.store.close()
+            self._live.discard(-1 if instance.address is None else instance.address)
 
     def tick(self) -> None:
         """Let every guest that computes call ``tick``."""
@@ -153,34 +198,12 @@ class LoadedRunner:
     def _current(self) -> HostCalls:
         return self._calls.current  # type: ignore[no-any-return]
 
-    def discard(self, store: Store, address: int | None) -> None:
-        """Close an instance's store. The next instance may get its address."""
-        with self._lock:
-            store.close()
-            self._live.discard(-1 if address is None else address)
-
     def _new_address(self) -> int | None:
         """Where the instance that was just made has its data. Called with the lock held."""
         address = min(data_addresses(read_map(), self._path) - self._live, default=None)
         if address is not None:
             self._live.add(address)
         return address
-
-
-class EpochTicker(threading.Thread):
-    """Ticks while guests run."""
-
-    def __init__(self, runner: LoadedRunner, busy: threading.Event) -> None:
-        super().__init__(name="epochs", daemon=True)
-        self._runner = runner
-        self._busy = busy
-
-    def run(self) -> None:
-        """Tick for ever; cheap while nothing runs."""
-        while True:
-            self._busy.wait()
-            time.sleep(TICK_SECONDS)
-            self._runner.tick()
 
 
 _NO_FINALIZER = ctypes.cast(0, ctypes.CFUNCTYPE(None, ctypes.c_void_p))

@@ -125,7 +125,8 @@ def make_program(bundle: Bundle, name: str = "", version: str = "") -> Program:
     if version and not VERSION.fullmatch(version):
         raise InvalidRequest(f"{version!r} cannot be a program's version: it must match {VERSION.pattern}")
     interface = describe_source(bundle.files[bundle.entry], bundle.entry)
-    return Program(content_id(bundle), name, version, bundle, interface, manifest.limits)
+    named = Bundle(name, bundle.files, bundle.entry)
+    return Program(content_id(bundle), name, version, named, interface, manifest.limits)
 
 
 def content_id(bundle: Bundle) -> str:

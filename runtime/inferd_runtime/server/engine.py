@@ -105,7 +105,7 @@ class EngineSupervisor:
                 tasks.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
-                await child.stop(STOP_SECONDS)
+                await child.stop(STOP_SECONDS if self._up is not None else 0)  # one that still loads does not listen
         self._lose(f"the engine {ending}", child)
         return anyio.current_time() - started
 

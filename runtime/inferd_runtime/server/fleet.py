@@ -158,7 +158,7 @@ class WorkerFleet:
                 tasks.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
-                await child.stop(STOP_SECONDS)
+                await child.stop(STOP_SECONDS if member.ready.is_set() else 0)
         self._lost(name, member, ending, anyio.current_time() - started)
 
     async def _kill_late(self, member: _Member) -> None:

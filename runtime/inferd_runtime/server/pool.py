@@ -1,8 +1,8 @@
 """Which worker runs what: a synchronous state machine. The fleet starts, stops and talks to processes as it says.
 
 Rules: a worker belongs to the first tenant that uses it and to no other after that; a tenant's run goes to its least
-loaded worker, or to an unassigned one while that leaves ``spare`` of them; when nothing fits, a worker is started, or an
-idle worker of another tenant is retired to make room, or the run waits.
+loaded worker, or to an unassigned one while that leaves ``spare`` of them and one for each tenant that waits; when
+nothing fits, a worker is started, or an idle worker of another tenant is retired to make room, or the run waits.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ class WorkerPool:
         own = [w for w in ready if w.tenant == tenant and len(w.runs) < self.settings.runs_per_worker]
         least = min(own, key=lambda worker: len(worker.runs), default=None)
         fresh = [worker for worker in ready if worker.tenant is None]
-        if least is None or (least.runs and len(fresh) > self.settings.spare):
+        for_others = len(set(self._waiting.values()) - {tenant})
+        if least is None or (least.runs and len(fresh) > max(self.settings.spare, for_others)):
             return fresh[0] if fresh else least
         return least
 

@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -87,7 +87,7 @@ class Registry:
                 return Uploaded(replace(program, version=known), created=False)
             program = replace(program, version=program.version or self._next_version(db, program.name, tenant))
             self._refuse_taken(db, program, tenant)
-            row = (program.id, msgspec.json.encode(replace_name(bundle, program.name)))
+            row = (program.id, msgspec.json.encode(program.bundle))
             db.execute("INSERT OR IGNORE INTO sources VALUES (?, ?)", row)
             values = (tenant, program.name, program.version, program.id, time.time())
             db.execute("INSERT INTO programs (tenant, name, version, hash, created_at) VALUES (?, ?, ?, ?, ?)", values)
@@ -115,14 +115,9 @@ class Registry:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, closing(self._db.cursor()):
+        with self._lock, self._db:  # commits, or rolls back what an exception interrupted
             self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+            yield self._db
 
     def _same_source(self, db: sqlite3.Connection, program: Program, tenant: str) -> str | None:
         """The version under which the same source has this name already, where that answers the upload."""
@@ -173,8 +168,3 @@ class Registry:
         hash_, name, version = key
         blob = self._db.execute("SELECT bundle FROM sources WHERE hash = ?", (hash_,)).fetchone()[0]
         return make_program(msgspec.json.decode(blob, type=Bundle), name, version)
-
-
-def replace_name(bundle: Bundle, name: str) -> Bundle:
-    """The same source under another name."""
-    return Bundle(name, bundle.files, bundle.entry)

@@ -40,6 +40,8 @@ GRACE_SECONDS = 5.0
 QUEUE_SECONDS = 60.0
 TICK_SECONDS = 0.25
 DRAIN_SECONDS = 3.0
+RUN_SESSION = "run/"
+"""A run's session at the engine is called this and its id; so the worker calls it."""
 log = logging.getLogger("inferd.runtime")
 
 
@@ -207,7 +209,7 @@ class Runtime:
             verdict = held.verdict if held is not None else None
             self._over(run, run.fail(verdict or error.to_wire()))
             if held is not None:
-                self._wiring.tasks.start_soon(close_abandoned, self.context, self.engine.endpoint, run_id)
+                self._wiring.tasks.start_soon(close_abandoned, self.context, self.engine.endpoint, RUN_SESSION + run_id)
 
     def _engine_lost(self, error: Unavailable) -> None:
         for held in list(self._held.values()):

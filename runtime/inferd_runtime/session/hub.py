@@ -9,7 +9,19 @@ import msgspec
 
 from inferd import protocol as p
 from inferd_runtime.session.host import ServedModel
-from inferd_runtime.session.link import CANCEL, CLOSE, ERROR, JSON, MSGPACK, OK, OPEN, TICKET, OpenSession
+from inferd_runtime.session.link import (
+    CANCEL,
+    CLOSE,
+    ERROR,
+    JSON,
+    MSGPACK,
+    OK,
+    OPEN,
+    STATS,
+    TICKET,
+    EngineStats,
+    OpenSession,
+)
 from inferd_runtime.session.session import Session
 
 Send = Callable[[bytes, list[bytes]], None]
@@ -55,6 +67,17 @@ class SessionHub:
         """The page tables of all sessions, for the pool's integrity check."""
         return [pages for session in self._sessions.values() for pages in session.owned_tables()]
 
+    def stats(self) -> EngineStats:
+        """Totals over the engines of all models."""
+        engines = [model.engine for model in self._models.values()]
+        return EngineStats(
+            steps=sum(engine.steps for engine in engines),
+            jobs=sum(engine.scheduler.jobs for engine in engines),
+            sessions=len(self._sessions),
+            pages=sum(engine.pool.size for engine in engines),
+            pages_free=sum(engine.pool.available for engine in engines),
+        )
+
     def _dispatch(
         self, identity: bytes, ticket: int, op: str, form: bytes, payload: bytes, respond: Callable[[Any], None]
     ) -> None:
@@ -68,6 +91,8 @@ class SessionHub:
         if op == CLOSE:
             del self._sessions[identity]
             return respond(session.close())
+        if op == STATS:
+            return respond(self.stats())
         session.handle(ticket, self._decode(op, form, payload), respond)
 
     def _open(self, identity: bytes, payload: bytes, respond: Callable[[Any], None]) -> None:

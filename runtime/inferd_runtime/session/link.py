@@ -24,7 +24,8 @@ TICKET = struct.Struct("<I")
 OPEN = "session.open"
 CLOSE = "session.close"
 CANCEL = "cancel"
-PRIVATE_OPERATIONS = frozenset({OPEN, CLOSE, CANCEL})
+STATS = "engine.stats"
+PRIVATE_OPERATIONS = frozenset({OPEN, CLOSE, CANCEL, STATS})
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,17 @@ class OpenSession:
 
     tenant: str
     label: str = ""
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What the engine has done and holds: the answer to ``engine.stats``, for operators and never for a program."""
+
+    steps: int
+    jobs: int
+    sessions: int
+    pages: int
+    pages_free: int
 
 
 @dataclass(frozen=True)

@@ -210,6 +210,16 @@ async def test_messages_that_are_not_of_the_protocol_end_the_connection(data: An
     assert await no_tasks_left()
 
 
+async def test_a_reply_that_lacks_something_is_an_error() -> None:
+    async def curt(connection: ServerConnection) -> None:
+        async for data in connection:
+            await connection.send(msgpack.packb({"t": msgpack.unpackb(data)["t"], "ok": {"new": 1}}))
+
+    async with serve(curt, "127.0.0.1", 0, subprotocols=PROTOCOL) as server, inferd.connect(address(server)):
+        with pytest.raises(InternalError, match=r"reply to context\.create"):
+            await Context().flush()
+
+
 async def test_an_argument_that_cannot_be_sent_is_refused(wire: Any) -> None:
     async with wire(FakeRuntime()) as server, inferd.connect(server.url) as connection:
         with pytest.raises(InvalidRequest, match="cannot be sent"):

@@ -230,8 +230,9 @@ async def test_cancelling_a_waiting_task_leaves_the_context_usable(operation: st
     assert len(runtime.of_kind(CloseGenerate)) == 2
 
 
-async def test_a_cancelled_wait_is_not_resumed_with_a_gap() -> None:
-    with GatedRuntime("generate.next", ["abc"]) as runtime:
+@pytest.mark.parametrize("operation", ["generate.start", "generate.next"])
+async def test_a_cancelled_wait_is_not_resumed_with_a_gap(operation: str) -> None:
+    with GatedRuntime(operation, ["abc"]) as runtime:
         generator = Context().append("p").generate(GREEDY)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.001):

@@ -276,6 +276,20 @@ def test_values_that_fit() -> None:
     assert structure(Order, {"items": [{"name": "a"}], "count": 1}, "x") == Order(items=[Item(name="a")], count=1)
 
 
+def test_an_alias_that_contains_itself_is_refused() -> None:
+    class TypeAliasType:  # as `type Loop = list[Loop]` makes it from Python 3.12 on
+        __value__: Any
+
+    loop = TypeAliasType()
+    loop.__value__ = list[loop]  # type: ignore[valid-type]
+    with pytest.raises(InvalidRequest, match="contains itself"):
+        schema_of(loop)
+    names = TypeAliasType()
+    names.__value__ = list[str]
+    assert schema_of(names) == {"type": "array", "items": {"type": "string"}}
+    assert structure(names, ["a"], "x") == ["a"]
+
+
 def test_a_class_may_check_its_own_fields() -> None:
     @dataclass
     class Positive:

@@ -36,6 +36,6 @@ def no_runner(on_progress: OnProgress) -> Path:
 
 
 if __name__ == "__main__":
-    runtime.default_commands = fake_commands
-    progress.ensure_runner = no_runner  # type: ignore[assignment]
+    vars(runtime)["default_commands"] = fake_commands
+    vars(progress)["ensure_runner"] = no_runner
     sys.exit(main())

@@ -87,7 +87,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.fail:
         sys.exit("no such model: fake")
-    socket = zmq.Context.instance().socket(zmq.ROUTER)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
     socket.bind(options.endpoint)
     engine = Engine(socket)
     while True:

@@ -64,7 +64,7 @@ class FakeRun:
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
         self.verdict: ErrorInfo | None = None
         self.session = worker.context.socket(zmq.DEALER)
-        self.session.setsockopt(zmq.IDENTITY, launch.run.encode())
+        self.session.setsockopt(zmq.IDENTITY, f"run/{launch.run}".encode())
         self.session.connect(worker.engine)
         self.task = asyncio.get_running_loop().create_task(self.run())
 
@@ -175,8 +175,8 @@ def main() -> None:
     if options.fail:
         sys.exit("the fake runner is broken")
     sys.modules["worker"] = helper()
-    sys.stdout = Stream("stdout", sys.stdout)  # type: ignore[assignment]
-    sys.stderr = Stream("stderr", sys.stderr)  # type: ignore[assignment]
+    sys.stdout = Stream("stdout", sys.stdout)
+    sys.stderr = Stream("stderr", sys.stderr)
     asyncio.run(work(options))
 
 

@@ -25,10 +25,10 @@ preload.standard_library()
 preload.package("inferd", ABSENT_IN_GUEST)
 rehearsal.rehearse()
 stdio.redirect(wit_world)
-preload.settle()
+FILLERS = preload.settle()
 
 
-class WitWorld(wit_world.WitWorld):  # type: ignore[misc, no-any-unimported]
+class WitWorld(wit_world.WitWorld):  # type: ignore[misc]
     """The name and the base class are what componentize-py looks for."""
 
     def run(self, bundle: str, arguments: str) -> str:

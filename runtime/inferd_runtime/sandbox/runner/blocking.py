@@ -67,9 +67,9 @@ class GuestLock:
 def install(sleep: Sleep) -> None:
     """Replace ``time.sleep``, ``select`` and the locks. ``sleep`` takes seconds, more than 0."""
     lock = type("lock", (GuestLock,), {"sleep": staticmethod(sleep)})
-    time.sleep = _checked(sleep)
-    select.select = _select(sleep)  # type: ignore[assignment]
-    select.poll = _poll(sleep)  # type: ignore[assignment]
+    time.sleep = _checked(sleep)  # type: ignore[assignment]
+    select.select = _select(sleep)
+    select.poll = _poll(sleep)  # type: ignore[misc]
     for module, names in ((_thread, ("allocate_lock", "allocate")), (threading, ("Lock", "_allocate_lock"))):
         for name in names:
             setattr(module, name, lock)

@@ -78,7 +78,7 @@ def _encode(value: Any) -> str:
 
 def use_everywhere(runner: Runner) -> None:
     """Make ``asyncio.run`` and its relatives use the runner's event loop."""
-    asyncio.new_event_loop = asyncio.events.new_event_loop = runner.new_event_loop  # type: ignore[assignment]
+    asyncio.new_event_loop = asyncio.events.new_event_loop = runner.new_event_loop
 
     class EventLoop(GuestEventLoop):
         """The event loop of the sandbox."""

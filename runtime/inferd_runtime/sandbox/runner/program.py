@@ -130,7 +130,9 @@ def _refuse_hiding(program: Program, roots: Sequence[str]) -> None:
             inside = path.startswith(f"{root}/") if root else True
             top = posixpath.relpath(path, root or ".").split("/")[0].removesuffix(".py") if inside else ""
             if path != program.entry and top in sys.modules:
-                raise InvalidRequest(f"{path} would hide the module {top!r} of the standard library or the SDK: rename it")
+                raise InvalidRequest(
+                    f"{path} would hide the module {top!r} of the standard library or the SDK: rename it"
+                )
 
 
 def _import_alias(program: Program) -> ModuleType:

@@ -15,7 +15,6 @@ from contextvars import copy_context
 from typing import Any
 
 from inferd.protocol import OPERATIONS
-
 from inferd_runtime.sandbox.runner.entry import Outcome, Runner
 from inferd_runtime.sandbox.runner.stdio import text_stream
 

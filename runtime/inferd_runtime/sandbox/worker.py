@@ -1,0 +1,145 @@
+"""A sandbox worker: one tenant's runs, each in a thread with an instance of its own.
+
+``python -m inferd_runtime.sandbox.worker --control ENDPOINT --engine ENDPOINT --identity NAME``
+
+The gateway talks to it in :mod:`messages` over a DEALER socket named NAME, one msgpack frame each way. Runs talk to the engine
+directly. A run cannot outlast its wall-clock limit: a guest computes, where it is interrupted every 20 ms, or waits in the
+host; it has no way to block anywhere else. Behind that stands the gateway, which kills a worker that does not end a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import msgspec
+import zmq
+
+from inferd.protocol import Cancelled, InvalidRequest
+from inferd_runtime.sandbox.component import ensure_runner
+from inferd_runtime.sandbox.engine_settings import THREAD_STACK_BYTES
+from inferd_runtime.sandbox.epochs import EpochTicker
+from inferd_runtime.sandbox.messages import (
+    Cancel,
+    Deliver,
+    Finished,
+    FromWorker,
+    Launch,
+    Ready,
+    RunUsage,
+    Shutdown,
+    ToWorker,
+)
+from inferd_runtime.sandbox.outbox import Outbox
+from inferd_runtime.sandbox.run import EngineAddress, Run
+from inferd_runtime.sandbox.wasm import LoadedRunner
+
+MAX_SOCKETS = 16384
+SHUTDOWN_SECONDS = 2.0
+LINGER_MS = 1000
+
+
+class Worker:
+    """Launches, ends and reports runs. One thread calls :meth:`serve`; it alone touches the control socket."""
+
+    def __init__(self, control: zmq.Socket[bytes], engine: EngineAddress, runner: LoadedRunner) -> None:
+        self._control = control
+        self._engine = engine
+        self._runner = runner
+        self._runs: dict[str, Run] = {}
+        self._outbox = Outbox()
+        self._decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+        self._busy = threading.Event()
+        self._closing = False
+
+    def serve(self) -> None:
+        """Work until told to shut down, then end all runs and report them."""
+        EpochTicker(self._runner.tick, self._busy).start()
+        poller = zmq.Poller()
+        poller.register(self._control, zmq.POLLIN)
+        poller.register(self._outbox.pipe.fileno(), zmq.POLLIN)
+        self._send(Ready(os.getpid()))
+        while not self._closing:
+            poller.poll()
+            self._receive()
+            self._report()
+        self._shut_down()
+
+    def _receive(self) -> None:
+        while not self._closing:
+            try:
+                payload = self._control.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._handle(self._decoder.decode(payload))
+
+    def _handle(self, message: ToWorker) -> None:
+        """Act on a message. One about a run that is over comes too late and means nothing."""
+        match message:
+            case Launch():
+                self._launch(message)
+            case Cancel():
+                if message.run in self._runs:
+                    self._runs[message.run].inbox.end(message.error)
+            case Deliver():
+                if message.run in self._runs:
+                    self._runs[message.run].inbox.deliver(msgspec.json.encode(message.message))
+            case Shutdown():
+                self._closing = True
+
+    def _launch(self, launch: Launch) -> None:
+        if launch.run in self._runs:
+            error = InvalidRequest(f"run {launch.run} goes on already").to_wire()
+            self._send(Finished(launch.run, RunUsage(), error=error))
+            return
+        run = Run(launch, self._runner, self._engine, self._outbox.put)
+        self._runs[launch.run] = run
+        self._busy.set()
+        run.start()
+
+    def _report(self) -> None:
+        for message in self._outbox.take():
+            self._send(message)
+            if isinstance(message, Finished):
+                del self._runs[message.run]
+        if not self._runs:
+            self._busy.clear()
+
+    def _send(self, message: FromWorker) -> None:
+        self._control.send(msgspec.msgpack.encode(message))
+
+    def _shut_down(self) -> None:
+        for run in self._runs.values():
+            run.inbox.end(Cancelled("the runtime is shutting down").to_wire())
+        end = time.monotonic() + SHUTDOWN_SECONDS
+        while self._runs and time.monotonic() < end:
+            for run in list(self._runs.values()):
+                run.join(end - time.monotonic())
+            self._report()
+
+
+def main(arguments: list[str]) -> None:
+    """Serve one gateway."""
+    parser = argparse.ArgumentParser(prog="inferd_runtime.sandbox.worker")
+    for name in ("--control", "--engine", "--identity"):
+        parser.add_argument(name, required=True)
+    options = parser.parse_args(arguments)
+    threading.stack_size(THREAD_STACK_BYTES)
+    context: zmq.Context[Any] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+    control: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+    control.setsockopt(zmq.IDENTITY, options.identity.encode())
+    control.setsockopt(zmq.LINGER, LINGER_MS)
+    runner = LoadedRunner(ensure_runner())
+    control.connect(options.control)
+    Worker(control, EngineAddress(context, options.engine), runner).serve()
+    control.close()
+    context.term()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

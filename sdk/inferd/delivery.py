@@ -1,0 +1,252 @@
+"""A generation apart from the objects that a program holds: what came from the runtime, and what was handed out.
+
+It does not refer to its context's handle, which refers to it: a context that a program drops is freed at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from inferd.protocol import (
+    CloseGenerate,
+    ContextState,
+    Generation,
+    InferdError,
+    InternalError,
+    InvalidRequest,
+    NextSteps,
+    NotFound,
+    Sampling,
+    StartGenerate,
+    Step,
+    Steps,
+    Usage,
+)
+from inferd.schema import OutputConstraint
+from inferd.speculation import Drafting, Speculator
+from inferd.transport import Transport
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A generation before it starts: the checked arguments of ``Context.generate``."""
+
+    sampling: Sampling
+    max_tokens: int
+    stop: tuple[str, ...]
+    constrain: OutputConstraint | None
+    speculator: Speculator | None
+    system_speculation: bool
+
+    def request(self, context: int) -> StartGenerate:
+        """The operation that starts it."""
+        return StartGenerate(
+            context=context,
+            sampling=self.sampling,
+            max_tokens=self.max_tokens,
+            stop=list(self.stop),
+            constraint=None if self.constrain is None else self.constrain.constraint,
+            system_speculation=self.system_speculation,
+            program_speculation=self.speculator is not None,
+        )
+
+
+class Ledger:
+    """Which steps came and which were delivered. ``delivered`` tokens are the ones that the context has to keep."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Step] = deque()
+        self._ended = ""
+        self.delivered = 0
+        self.steps = 0
+        self.drafted = 0
+        self.accepted = 0
+
+    def receive(self, reply: Steps) -> None:
+        """Take in a reply. Raises InternalError for one that brings nothing, which would be asked for again for
+        ever.
+        """
+        if not reply.steps and not reply.finish:
+            raise InternalError("generate.next brought neither a step nor an end")
+        self._waiting.extend(reply.steps)
+        self._ended = reply.finish
+
+    def deliver(self) -> Step | None:
+        """The next step for the program, if one is here."""
+        if not self._waiting:
+            return None
+        step = self._waiting.popleft()
+        self.delivered += len(step.tokens)
+        self.steps += 1
+        self.drafted += step.drafted
+        self.accepted += step.accepted
+        return step
+
+    @property
+    def finish(self) -> str:
+        """Why it ended, once every step is delivered; "" before."""
+        return "" if self._waiting else self._ended
+
+
+class Running:
+    """A generation that the runtime knows, and has to be told the end of."""
+
+    def __init__(self, transport: Transport, plan: Plan, start: Generation, ledger: Ledger) -> None:
+        self.position = start.position
+        self.shaken = False  # an operation failed: steps may be lost, and the runtime may have closed it already
+        self._transport = transport
+        self._generation = start.generation
+        self._max_tokens = plan.max_tokens
+        self._ledger = ledger
+        self._drafting = None if plan.speculator is None else Drafting(plan.speculator, start)
+
+    @property
+    def ending(self) -> CloseGenerate:
+        """The request that ends it; the context keeps what was delivered."""
+        return CloseGenerate(self._generation, self._ledger.delivered)
+
+    async def fetch(self) -> None:
+        """Ask for more steps."""
+        reply = await self._next() if self._drafting is None else await self._next_drafted(self._drafting)
+        self._ledger.receive(reply)
+
+    async def close(self) -> ContextState | None:
+        """End it. None where the runtime had closed it by itself."""
+        maybe_closed = self.shaken
+        try:
+            state: ContextState = await self._call(self.ending)
+        except NotFound:
+            if maybe_closed:
+                return None
+            raise
+        return state
+
+    async def _next(self, draft: list[int] | None = None, positions: list[int] | None = None) -> Steps:
+        reply: Steps = await self._call(NextSteps(self._generation, draft or [], positions or []))
+        return reply
+
+    async def _next_drafted(self, drafting: Drafting) -> Steps:
+        # The model always adds one token of its own, so a longer draft could not be delivered.
+        draft, positions = drafting.propose(max(self._max_tokens - self._ledger.delivered - 1, 0))
+        try:
+            reply = await self._next(draft, positions)
+        except InvalidRequest as error:
+            if not draft:
+                raise
+            self.shaken = False  # the runtime refused the draft, and did nothing
+            drafting.give_up(error.message)
+            return await self._next()
+        tokens = [token for step in reply.steps for token in step.tokens]
+        drafting.settle(sum(step.accepted for step in reply.steps), tokens)
+        return reply
+
+    async def _call(self, request: Any) -> Any:
+        before, self.shaken = self.shaken, True
+        reply = await self._transport.call(request)
+        self.shaken = before
+        return reply
+
+
+class Delivery:
+    """One use of a context by a generation: started at most once, then stepped, then closed."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.busy = False  # a task waits for the next step right now
+        self._ledger = Ledger()
+        self._starting: asyncio.Task[Running] | None = None
+        self._running: Running | None = None
+        self._left = False
+        self._over = False
+        self._closed_early = False
+
+    @property
+    def started(self) -> bool:
+        """Whether the runtime was asked for it, or never will be."""
+        return self._starting is not None or self._over
+
+    @property
+    def delivered(self) -> int:
+        """How many tokens were handed out."""
+        return self._ledger.delivered
+
+    @property
+    def length(self) -> int:
+        """Tokens that the context holds, those that were handed out included."""
+        return 0 if self._running is None else self._running.position + self._ledger.delivered
+
+    @property
+    def finish(self) -> str:
+        """As ``Generator.finish``."""
+        return "closed" if self._closed_early else self._ledger.finish
+
+    @property
+    def usage(self) -> Usage:
+        """As ``Generator.usage``."""
+        prompt = 0 if self._running is None else self._running.position
+        return Usage(prompt, self.delivered, self._ledger.steps, self._ledger.drafted, self._ledger.accepted)
+
+    @property
+    def ending(self) -> list[Any]:
+        """The requests that end it, for a context that nobody holds any more."""
+        return [] if self._over or self._running is None else [self._running.ending]
+
+    def leave(self) -> None:
+        """Never deliver again: the context is about to change. Raises InvalidRequest while a task waits for a step."""
+        if self.busy:
+            raise InvalidRequest("another task waits for a step of the generation on this context: wait, or cancel it")
+        self._left = True
+
+    def check(self) -> None:
+        """Raises InvalidRequest where going on would leave a gap in the text."""
+        if self._left and not self._ledger.finish:
+            raise InvalidRequest("the context was used while it was generated on, which ended the generation")
+        interrupted = self._starting is not None if self._running is None else self._running.shaken
+        if interrupted and not self._over:
+            raise InvalidRequest("waiting for a step failed or was cancelled, which ended the generation")
+
+    async def start(self, transport: Transport, context: int) -> None:
+        """Start it. Raises what the runtime answers; then it is over."""
+        # In a task of its own: if the waiting task is cancelled now, the start still tells which generation to close.
+        self._starting = asyncio.create_task(self._start(transport, context), name="inferd generate.start")
+        try:
+            self._running = await asyncio.shield(self._starting)
+        except InferdError:
+            self._over = self._closed_early = True
+            raise
+
+    async def step(self) -> Step | None:
+        """The next step; None at the end."""
+        running = self._running
+        if self._over or running is None:
+            return None
+        while True:
+            step = self._ledger.deliver()
+            if step is not None or self._ledger.finish:
+                return step
+            await running.fetch()
+
+    async def close(self) -> ContextState | None:
+        """End it in the runtime, where it runs there. Safe to call twice, and again after it failed."""
+        if self._over:
+            return None
+        running = await self._started()
+        state = None if running is None else await running.close()
+        self._over = True
+        self._closed_early = not self._ledger.finish
+        return state
+
+    async def _start(self, transport: Transport, context: int) -> Running:
+        start: Generation = await transport.call(self.plan.request(context))
+        return Running(transport, self.plan, start, self._ledger)
+
+    async def _started(self) -> Running | None:
+        """The generation in the runtime, after a start that a cancelled task left behind; None where there is none."""
+        if self._running is None and self._starting is not None:
+            with contextlib.suppress(InferdError):  # it was told, or it was cancelled and nobody waits for the reason
+                self._running = await self._starting
+        return self._running

@@ -1,0 +1,223 @@
+"""The SDK against the real session and engine, with a driver that does no maths: both sides mean the same protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferd import (
+    Choice,
+    ConstraintError,
+    Context,
+    InvalidRequest,
+    JsonSchema,
+    LimitExceeded,
+    Model,
+    NotFound,
+    Regex,
+    Sampler,
+    Speculator,
+)
+from inferd.protocol import OPERATIONS, reply_from_plain
+from inferd.transport import current_transport, restore_transport, use_transport
+from inferd_runtime.testing.direct import DirectSession
+from inferd_runtime.testing.served import null_model
+
+SEEDED = Sampler.multinomial(1.0, seed=3)
+
+
+class RealRuntime:
+    """A transport to a session in this process; requests and replies cross it as JSON, as they do from the sandbox."""
+
+    def __init__(self) -> None:
+        self.direct = DirectSession(null_model())
+
+    async def call(self, request: Any) -> Any:
+        await asyncio.sleep(0)
+        assert OPERATIONS[request.op] is type(request)
+        reply = self.direct.call(msgspec.json.decode(msgspec.json.encode(request), type=type(request)))
+        return reply_from_plain(request.reply, msgspec.json.decode(msgspec.json.encode(reply)))
+
+
+def run(program: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Run a program on a fresh runtime; afterwards nothing may be left in it but what the program still held."""
+    runtime = RealRuntime()
+    token = use_transport(runtime)
+    try:
+        return asyncio.run(program())
+    finally:
+        restore_transport(token)
+        runtime.direct.close()
+
+
+@dataclass
+class Answer:
+    kind: Literal["yes", "no"]
+    flags: list[bool]
+
+
+class Parrot(Speculator):
+    """Drafts the next tokens of a text that it was told, wrong at every fifth place."""
+
+    def __init__(self, expected: list[int]) -> None:
+        self.expected = expected
+        self.history: list[int] = []
+
+    def reset(self) -> None:
+        self.history = []
+
+    def accept(self, tokens: list[int]) -> None:
+        self.history += tokens
+
+    def draft(self) -> tuple[list[int], list[int]]:
+        start = len(self.history)
+        known = self.expected[start : start + 6]
+        tokens = [token if (start + i) % 5 else (token + 1) % 256 for i, token in enumerate(known)]
+        return tokens, list(range(start, start + len(tokens)))
+
+
+def test_every_kind_of_speculation_gives_the_same_text(capsys: pytest.CaptureFixture[str]) -> None:
+    async def program() -> None:
+        ctx = Context().system("s").user("u")
+        twins = [await ctx.fork() for _ in range(2)]
+        await ctx.flush()
+        plain = ctx.generate(SEEDED, max_tokens=40)
+        tokens = await plain.collect_tokens()
+        assert (plain.finish, plain.usage.tokens, plain.usage.drafted) == ("length", 40, 0)
+        whole = await ctx.tokens()
+        # A fork draws other noise, so argmax is what all three have in common.
+        texts = []
+        for twin, speculation in zip(twins, (True, False), strict=True):
+            generator = twin.generate(Sampler.argmax(), max_tokens=30, system_speculation=speculation)
+            texts.append(await generator.collect_tokens())
+        assert texts[0] == texts[1]
+        assert whole[-40:] == tokens
+        fresh = Context().system("s").user("u")
+        drafted = fresh.generate(SEEDED, max_tokens=40, speculator=Parrot(whole))
+        assert await drafted.collect_tokens() == tokens
+        assert drafted.usage.accepted > 10
+        assert drafted.usage.steps < 30
+        assert await fresh.tokens() == whole
+
+    run(program)
+    assert capsys.readouterr().err == ""
+
+
+@settings(max_examples=25, deadline=None)
+@given(leave_after=st.integers(1, 12), speculation=st.sampled_from(["none", "system", "program"]))
+def test_leaving_early_keeps_what_was_delivered(leave_after: int, speculation: str) -> None:
+    async def program() -> None:
+        ctx = Context().append("abc")
+        speculator = Parrot(list(range(50))) if speculation == "program" else None
+        generator = ctx.generate(
+            SEEDED, max_tokens=30, speculator=speculator, system_speculation=speculation == "system"
+        )  # fmt: skip
+        before, left, delivered = await ctx.tokens(), leave_after, list[int]()
+        async for step in generator:
+            delivered += step.tokens
+            left -= 1
+            if left == 0:
+                break
+        assert ctx.length == len(before) + len(delivered)
+        assert await ctx.tokens() == before + delivered
+        again = await ctx.truncate(len(before))
+        assert await again.generate(SEEDED, max_tokens=30).collect_tokens() == await _fresh("abc", 30)
+
+    run(program)
+
+
+async def _fresh(text: str, count: int) -> list[int]:
+    return await Context().append(text).generate(SEEDED, max_tokens=count).collect_tokens()
+
+
+def test_constraints_hold_and_become_types() -> None:
+    async def program() -> None:
+        ctx = Context().user("u")
+        answer = await ctx.generate(Sampler.multinomial(seed=1), constrain=JsonSchema(Answer)).collect_json()
+        assert isinstance(answer, Answer)
+        assert answer.kind in ("yes", "no")
+        assert await ctx.user("x").generate(SEEDED, constrain=Choice(["left", "right"])).collect_text() in (
+            "left",
+            "right",
+        )
+        digits = await ctx.user("x").generate(SEEDED, constrain=Regex("[0-9]{3}")).collect_text()
+        assert re.fullmatch("[0-9]{3}", digits)
+        with pytest.raises(LimitExceeded, match="max_tokens=5"):
+            await ctx.user("x").generate(SEEDED, max_tokens=5, constrain=JsonSchema(Answer)).collect_json()
+        with pytest.raises(ConstraintError):
+            await ctx.user("x").generate(SEEDED, constrain=Regex("(")).collect_text()
+        assert await ctx.generate(SEEDED, max_tokens=3).collect_tokens()
+
+    run(program)
+
+
+def test_forks_truncation_forward_and_release() -> None:
+    async def program() -> None:
+        async with Context().append("hello") as ctx:
+            fork = await ctx.fork()
+            rows = await fork.forward(list(b" you"), at=[0, 3], top=3)
+            assert [row.index for row in rows.rows] == [0, 3]
+            assert [len(row.top_tokens) for row in rows.rows] == [3, 3]
+            assert fork.length == rows.length == 9
+            await fork.truncate(2)
+            assert await fork.tokens() == list(b"he")
+            with pytest.raises(InvalidRequest):
+                await fork.truncate(50)
+            forks = await asyncio.gather(*(ctx.fork() for _ in range(4)))
+            texts = await asyncio.gather(*(f.generate(Sampler.argmax(), max_tokens=9).collect_tokens() for f in forks))
+            assert all(text == texts[0] for text in texts)
+        with pytest.raises(InvalidRequest, match="released"):
+            await ctx.fork()
+
+    run(program)
+
+
+def test_chat_turns_follow_each_other() -> None:
+    async def program() -> None:
+        ctx = Context().system("s").user("u")
+        first = await ctx.generate(SEEDED, max_tokens=4).collect_tokens()
+        await ctx.user("v").generate(SEEDED, max_tokens=4).collect_tokens()
+        model = await Model.load()
+        text = await model.tokenizer.decode(await ctx.tokens(), special=True)
+        opening = "<turn>system:s<end><turn>user:u<end><turn>assistant:"
+        assert text.startswith(opening + await model.tokenizer.decode(first))
+        assert "<turn>user:v<end><turn>assistant:" in text
+
+    run(program)
+
+
+def test_refusals_come_as_their_types() -> None:
+    async def program() -> None:
+        with pytest.raises(NotFound):
+            await Context("nobody").flush()
+        with pytest.raises(NotFound, match="null"):
+            await Model.load("nobody")
+        ctx = Context().append([5000])
+        with pytest.raises(InvalidRequest):
+            await ctx.flush()
+        assert await ctx.append("a").tokens() == list(b"a")
+        with pytest.raises(LimitExceeded):
+            await ctx.append("x" * 600).flush()
+        assert await ctx.tokens() == list(b"a")
+
+    run(program)
+
+
+def test_contexts_that_were_dropped_do_not_pile_up() -> None:
+    async def program() -> None:
+        transport = current_transport()
+        assert isinstance(transport, RealRuntime)
+        for _ in range(30):
+            async for _step in Context().append("abcdefgh").generate(SEEDED, max_tokens=9):
+                break
+            assert len(transport.direct.session.owned_tables()) <= 2
+
+    run(program)

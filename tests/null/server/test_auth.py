@@ -1,0 +1,54 @@
+"""Tokens: who may talk to the gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inferd.protocol import InvalidRequest, Unauthorized
+from inferd_runtime.config import Settings
+from inferd_runtime.server.auth import Tokens, kept_token, load_tokens, read_tokens
+
+
+def test_a_token_means_its_tenant() -> None:
+    tokens = Tokens({"a" * 20: "ann", "b" * 20: "bob"})
+    assert tokens.tenant_of(f"Bearer {'a' * 20}") == "ann"
+    assert tokens.tenant_of(f"bearer {'b' * 20}") == "bob"
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic aaa", "Bearer aaaa", "aaa", "Bearer é"])
+def test_anything_else_is_unauthorized(header: str | None) -> None:
+    with pytest.raises(Unauthorized):
+        Tokens({"aaa": "ann"}).tenant_of(header)
+
+
+def test_a_token_is_generated_once_and_is_private(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    token = kept_token(state)
+    assert len(token) >= 32
+    assert kept_token(state) == token
+    assert (state / "token").stat().st_mode & 0o777 == 0o600
+    assert state.stat().st_mode & 0o777 == 0o700
+    assert load_tokens(Settings(state_dir=state)).tenants == {token: "default"}
+
+
+def test_named_tokens_make_no_generated_one(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("one ann\n# note\n\n two   bob \n")
+    settings = Settings(token="mine", tokens_file=file, state_dir=tmp_path / "state")
+    assert load_tokens(settings).tenants == {"one": "ann", "two": "bob", "mine": "default"}
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("text", ["one", "one two three", "one ann\none bob", "one bad/tenant"])
+def test_a_bad_tokens_file_is_refused_with_its_line(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(text)
+    with pytest.raises(InvalidRequest, match=r"tokens, line \d"):
+        read_tokens(file)
+
+
+def test_a_tokens_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        read_tokens(tmp_path / "nix")

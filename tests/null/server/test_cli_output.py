@@ -1,0 +1,87 @@
+"""What the command line prints, and the exit codes."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferd.protocol import ERRORS, ErrorInfo
+from inferd_runtime.cli.boundary import EXIT_CODES, error_text, exit_code
+from inferd_runtime.cli.output import ControlFilter, ProgramOutput, figures
+from inferd_runtime.sandbox.messages import RunUsage
+
+CLEANED = {
+    "\x1b[31mred\x1b[0m": "red",
+    "\x1b]0;title\x07text": "text",
+    "\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\": "link",
+    "\x1bPdcs\x1b\\after": "after",
+    "a\x1b7b\x1bMc": "abc",
+    "bell\x07 back\x08 nul\x00": "bell back nul",
+    "c1 \x9b31m \x85": "c1 31m ",
+    "kept\ttab\nline\rreturn é 漢": "kept\ttab\nline\rreturn é 漢",
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("text", "clean"), CLEANED.items())
+def test_control_sequences_are_taken_out_however_they_are_cut(text: str, clean: str) -> None:
+    assert ControlFilter().feed(text) == clean
+    for cut in range(len(text)):
+        pieces = ControlFilter()
+        assert pieces.feed(text[:cut]) + pieces.feed(text[cut:]) == clean
+
+
+@given(st.lists(st.text(st.sampled_from("\x1b[]P;0123m\x07\\ab\n\x9b"), max_size=8), max_size=8))
+def test_no_control_character_gets_through(pieces: list[str]) -> None:
+    cleaner = ControlFilter()
+    shown = "".join(cleaner.feed(piece) for piece in pieces)
+    assert not any((ord(char) < 32 and char not in "\t\n\r") or 127 <= ord(char) < 160 for char in shown)
+
+
+def test_a_sequence_without_an_end_does_not_hold_text_for_ever() -> None:
+    cleaner = ControlFilter()
+    shown = "".join(cleaner.feed(piece) for piece in ["\x1b]0;", "x" * 5000, "visible"])
+    assert "visible" in shown
+    assert "\x1b" not in shown
+
+
+def test_only_a_terminal_is_protected() -> None:
+    for stream, expected in ((Terminal(), "red"), (io.StringIO(), "\x1b[31mred")):
+        ProgramOutput(stream).write("\x1b[31mred")
+        assert stream.getvalue() == expected
+
+
+def test_a_line_is_ended_once() -> None:
+    stream = io.StringIO()
+    output = ProgramOutput(stream)
+    output.end_line()
+    output.write("text")
+    output.end_line()
+    output.end_line()
+    assert stream.getvalue() == "text\n"
+
+
+def test_every_error_has_an_exit_code_of_its_fault() -> None:
+    for code in ERRORS:
+        assert exit_code(ErrorInfo(code, "x")) == EXIT_CODES[code.partition(".")[0]]
+    assert exit_code(ErrorInfo("something.new", "x")) == 70
+    assert sorted(EXIT_CODES.values()) == [1, 2, 3, 4, 5, 70]
+
+
+def test_errors_for_people_show_the_traceback_or_what_raises_the_limit() -> None:
+    assert error_text(ErrorInfo("program", "x", {"traceback": "Traceback ...\nE\n"})) == "Traceback ...\nE"
+    limit = ErrorInfo("limit", "too long", {"limit": "wall_s", "value": 1.0, "raise_with": "--wall-s"})
+    assert error_text(limit) == "error: too long\n       raise it with --wall-s"
+
+
+def test_figures_are_one_line() -> None:
+    line = figures(RunUsage(tokens=42, steps=17, drafted=60, accepted=25, wall_ms=420.0, peak_memory_mb=33.4))
+    assert line == "42 tokens, 17 steps, 2.47 tokens/step, 60 drafted, 25 accepted, 0.42 s, 33 MiB"
+    assert "- tokens/step" in figures(RunUsage())

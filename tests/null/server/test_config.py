@@ -1,0 +1,81 @@
+"""Settings: where they come from, which one wins, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferd.protocol import InvalidRequest
+from inferd_runtime.config import Settings, Sources, resolve
+
+
+def config(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(tmp_path: Path) -> None:
+    path = config(tmp_path, 'port = 1\nmodel = "file"\nworkers = 2\n')
+    settings = resolve(Sources({"port": "3"}, {"INFERD_PORT": "2", "INFERD_MODEL": "env"}, path))
+    assert (settings.port, settings.model, settings.workers, settings.host) == (3, "env", 2, "127.0.0.1")
+
+
+def test_flags_that_were_not_given_change_nothing() -> None:
+    assert resolve(Sources({"port": None}, {"INFERD_PORT": "2"})).port == 2
+
+
+def test_the_file_is_found_where_it_is_usual_and_where_the_environment_says(tmp_path: Path) -> None:
+    folder = tmp_path / "inferd"
+    folder.mkdir()
+    config(folder, "port = 5\n")
+    other = config(tmp_path, "port = 6\n")
+    assert resolve(Sources({}, {"XDG_CONFIG_HOME": str(tmp_path)})).port == 5
+    assert resolve(Sources({}, {"XDG_CONFIG_HOME": str(tmp_path), "INFERD_CONFIG": str(other)})).port == 6
+
+
+def test_directories_follow_the_environment(tmp_path: Path) -> None:
+    settings = resolve(Sources({}, {"XDG_DATA_HOME": "/d", "XDG_STATE_HOME": "/s", "INFERD_STATE_DIR": "~/mine"}))
+    assert settings.data_dir == Path("/d/inferd")
+    assert settings.state_dir == Path.home() / "mine"
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "text", "named"),
+    [
+        ({"port": "x"}, {}, "", "--port"),
+        ({"memory_mb": "1.5"}, {}, "", "--memory-mb"),
+        ({}, {"INFERD_MAX_WORKERS": "many"}, "", "INFERD_MAX_WORKERS"),
+        ({}, {}, 'port = "x"', "key port of the configuration file"),
+        ({}, {}, "prot = 1", "no setting prot"),
+        ({}, {}, "port = ", "config.toml"),
+        ({"port": "70000"}, {}, "", "port must be"),
+        ({"wall_s": "0"}, {}, "", "wall_s must be positive"),
+        ({"workers": "9"}, {}, "", "max_workers"),
+        ({}, {}, "data_dir = 3", "data_dir"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    tmp_path: Path, flags: dict[str, Any], environment: dict[str, str], text: str, named: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=named):
+        resolve(Sources(flags, environment, config(tmp_path, text)))
+
+
+def test_a_named_file_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"nix\.toml does not exist"):
+        resolve(Sources({}, {}, tmp_path / "nix.toml"))
+
+
+def test_settings_cannot_be_changed_and_their_limits_agree() -> None:
+    settings = Settings()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.port = 1  # type: ignore[misc]
+    assert settings.limits.memory_mb == settings.memory_mb
+    assert all(
+        getattr(settings.limits, name) <= getattr(settings.max_limits, name)
+        for name in settings.limits.__struct_fields__
+    )

@@ -1,0 +1,74 @@
+"""Small parts of the server: statuses, back-off, what a script's session admits, how exits read."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from inferd.protocol import ERRORS, Done, InvalidRequest, LimitExceeded, NotFound, Unavailable
+from inferd_runtime.server.backoff import Backoff
+from inferd_runtime.server.processes import describe_exit
+from inferd_runtime.server.replies import status_of
+from inferd_runtime.server.script_session import Call, SessionState, encode_error, encode_reply
+
+
+def test_every_error_has_a_status_of_its_kind() -> None:
+    statuses = {code: status_of(error("x")) for code, error in ERRORS.items()}
+    assert statuses["client.not_found"] == 404
+    assert statuses["client.constraint"] == 400
+    assert statuses["client.unauthorized"] == 401
+    assert statuses["program.syntax"] == 422
+    assert statuses["unavailable"] == 503
+    assert statuses["internal"] == 500
+    assert statuses["limit"] == 429
+    assert status_of(LimitExceeded("x", limit="body_bytes")) == 413
+
+
+def test_back_off_doubles_up_to_a_bound_and_starts_again_after_a_good_life() -> None:
+    backoff = Backoff(first=1, most=4, healthy=30)
+    assert [backoff.next(lived) for lived in (0, 0, 0, 0, 60, 0)] == [1, 2, 4, 4, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(0, "exited with code 0"), (-9, "was killed by SIGKILL"), (-250, "was killed by signal 250")]
+)
+def test_exits_in_words(code: int, words: str) -> None:
+    assert describe_exit(code) == words
+
+
+def test_a_session_admits_each_ticket_once_until_it_is_answered() -> None:
+    state = SessionState(most=2)
+    state.admit(Call(1, "model.list"))
+    with pytest.raises(InvalidRequest, match="ticket 1"):
+        state.admit(Call(1, "model.list"))
+    state.admit(Call(2, "forward"))
+    with pytest.raises(LimitExceeded, match="2 calls are outstanding"):
+        state.admit(Call(3, "forward"))
+    assert state.answered(1)
+    assert not state.answered(1)
+    assert not state.answered(9)
+    state.admit(Call(1, "model.list"))
+
+
+@pytest.mark.parametrize("op", ["session.open", "session.close", "cancel", "session.send", "session.receive"])
+def test_a_session_refuses_what_is_not_for_scripts(op: str) -> None:
+    state = SessionState()
+    with pytest.raises(InvalidRequest, match=op):
+        state.admit(Call(1, op))
+    assert state.outstanding == set()
+
+
+def test_replies_are_maps_around_payloads_that_are_not_decoded() -> None:
+    payload = msgspec.msgpack.encode({"tokens": [1, 2]})
+    assert msgspec.msgpack.decode(encode_reply(7, payload, ok=True)) == {"t": 7, "ok": {"tokens": [1, 2]}}
+    assert msgspec.msgpack.decode(encode_reply(7, msgspec.msgpack.encode(Done()), ok=True)) == {"t": 7, "ok": {}}
+    error = msgspec.msgpack.decode(encode_error(7, NotFound("x", run="r")))
+    assert error == {"t": 7, "err": {"code": "client.not_found", "message": "x", "detail": {"run": "r"}}}
+    assert ERRORS[error["err"]["code"]] is NotFound
+    assert Unavailable.code == "unavailable"
+
+
+@pytest.mark.parametrize("ticket", [0, -1, 1 << 32, "1"])
+def test_tickets_are_positive_and_of_32_bits(ticket: object) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode({"t": ticket, "op": "x"}), type=Call)

@@ -1,0 +1,218 @@
+"""The program registry and the checks of what is uploaded."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from inferd.protocol import InvalidRequest, LimitExceeded, NotFound, ProgramError, ProgramSyntaxError
+from inferd_runtime.sandbox.messages import Bundle, Limits
+from inferd_runtime.server.bundles import (
+    MAX_SOURCE_BYTES,
+    Program,
+    content_id,
+    make_program,
+    read_sources,
+    with_limits,
+)
+from inferd_runtime.server.registry import Registry
+
+MAIN = "async def main(text: str, count: int = 1) -> str:\n    return text * count\n"
+BLOCK = '# /// script\n# [tool.inferd]\n# name = "named"\n# version = "1.2"\n# [tool.inferd.limits]\n# memory_mb = 64\n# ///\n'
+
+
+def bundle(source: str = MAIN, name: str = "p") -> Bundle:
+    return Bundle(name, {f"{name}.py": source}, f"{name}.py")
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    opened = Registry(tmp_path / "data" / "programs.sqlite3")
+    yield opened
+    opened.close()
+
+
+def test_the_same_bytes_twice_are_one_program(registry: Registry) -> None:
+    first = registry.upload(bundle(), "ann")
+    second = registry.upload(bundle(), "ann")
+    assert (first.created, second.created) == (True, False)
+    assert first.program == second.program
+    assert first.program.version == "0.0.1"
+    assert len(registry.entries("ann")) == 1
+
+
+def test_new_source_without_a_version_gets_the_next_one(registry: Registry) -> None:
+    versions = [registry.upload(bundle(MAIN + "#" * n), "ann").program.version for n in range(3)]
+    assert versions == ["0.0.1", "0.0.2", "0.0.3"]
+    assert registry.find("p", "ann").version == "0.0.3"
+    assert registry.find("p@0.0.1", "ann").bundle.files["p.py"] == MAIN
+
+
+def test_other_source_under_a_stated_version_is_refused(registry: Registry) -> None:
+    registry.upload(bundle(BLOCK + MAIN), "ann")
+    assert registry.upload(bundle(BLOCK + MAIN), "ann").created is False
+    with pytest.raises(InvalidRequest, match=r"named@1\.2 exists with other source"):
+        registry.upload(bundle(BLOCK + MAIN + "#"), "ann")
+    assert registry.upload(bundle(BLOCK.replace("1.2", "1.3") + MAIN + "#"), "ann").created
+
+
+def test_one_source_may_have_several_names_and_versions(registry: Registry) -> None:
+    one = registry.upload(bundle(), "ann", name="one", version="7")
+    two = registry.upload(bundle(), "ann", name="two", version="8")
+    assert one.program.id == two.program.id
+    assert (one.created, two.created) == (True, True)
+    assert registry.find("one", "ann").name == "one"
+    assert registry.find("two@8", "ann").name == "two"
+
+
+def test_programs_are_found_by_hash_and_its_prefix(registry: Registry) -> None:
+    program = registry.upload(bundle(), "ann").program
+    assert registry.find(program.id, "ann") == program
+    assert registry.find(program.id[:16], "ann") == program
+
+
+@pytest.mark.parametrize("reference", ["nix", "p@9", "sha256:" + "0" * 64])
+def test_unknown_programs_are_not_found(registry: Registry, reference: str) -> None:
+    registry.upload(bundle(), "ann")
+    with pytest.raises(NotFound, match="has been uploaded"):
+        registry.find(reference, "ann")
+
+
+@pytest.mark.parametrize("reference", ["sha256:12", "sha256:" + "*" * 20])
+def test_a_hash_that_is_none_is_refused(registry: Registry, reference: str) -> None:
+    with pytest.raises(InvalidRequest, match="hexadecimal"):
+        registry.find(reference, "ann")
+
+
+def test_tenants_do_not_see_each_other(registry: Registry) -> None:
+    program = registry.upload(bundle(), "ann").program
+    for reference in ("p", program.id):
+        with pytest.raises(NotFound):
+            registry.find(reference, "bob")
+    assert registry.entries("bob") == []
+    assert registry.upload(bundle(MAIN + "#"), "bob").program.version == "0.0.1"
+
+
+def test_programs_are_there_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "programs.sqlite3"
+    first = Registry(path)
+    uploaded = first.upload(bundle(BLOCK + MAIN), "ann").program
+    first.close()
+    second = Registry(path)
+    assert second.find("named", "ann") == uploaded
+    second.close()
+
+
+def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "programs.sqlite3"
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version=99")
+    db.close()
+    with pytest.raises(InvalidRequest, match="format 99"):
+        Registry(path)
+
+
+def test_uploads_from_many_threads_agree(registry: Registry) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        uploads = list(pool.map(lambda n: registry.upload(bundle(MAIN + "#" * (n % 4)), "ann"), range(32)))
+    assert sum(upload.created for upload in uploads) == 4
+    assert sorted({upload.program.version for upload in uploads}) == ["0.0.1", "0.0.2", "0.0.3", "0.0.4"]
+
+
+def test_a_syntax_error_shows_the_line_and_a_caret(registry: Registry) -> None:
+    with pytest.raises(ProgramSyntaxError) as caught:
+        registry.upload(bundle("async def main():\n    x = (1 +\n"), "ann")
+    assert caught.value.detail["line"] == 2
+    assert caught.value.detail["file"] == "p.py"
+    assert "x = (1 +" in caught.value.message
+    assert "^" in caught.value.message
+    assert registry.entries("ann") == []
+
+
+@pytest.mark.parametrize("source", ["x" * 10 + "\0", "(" * 5000, "-" * 200_000 + "1"])
+def test_source_that_breaks_the_parser_is_a_syntax_error(registry: Registry, source: str) -> None:
+    with pytest.raises(ProgramSyntaxError):
+        registry.upload(bundle(source), "ann")
+
+
+def test_a_program_needs_a_main(registry: Registry) -> None:
+    with pytest.raises(ProgramError, match="main"):
+        registry.upload(bundle("def other(): pass"), "ann")
+
+
+def test_too_much_source_is_refused() -> None:
+    with pytest.raises(LimitExceeded) as caught:
+        make_program(bundle("#" * (MAX_SOURCE_BYTES + 1)))
+    assert caught.value.detail["limit"] == "source_bytes"
+
+
+@pytest.mark.parametrize("path", ["../x.py", "/x.py", "a/../b.py", "a\\b.py", "a//b.py", "data.bin", "x.py\0.py", ""])
+def test_files_that_no_program_may_have_are_refused(path: str) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be a file"):
+        make_program(Bundle("p", {"main.py": MAIN, path: ""}))
+
+
+@pytest.mark.parametrize("entry", ["other.py", "", "../main.py"])
+def test_the_entry_must_be_there(entry: str) -> None:
+    with pytest.raises(InvalidRequest, match="entry"):
+        make_program(Bundle("p", {"main.py": MAIN}, entry))
+
+
+def test_a_folder_is_read_with_its_project_file(tmp_path: Path) -> None:
+    folder = tmp_path / "prog"
+    (folder / "part").mkdir(parents=True)
+    (folder / "tests").mkdir()
+    (folder / ".venv").mkdir()
+    (folder / "main.py").write_text(MAIN)
+    (folder / "part" / "more.py").write_text("x = 1\n")
+    (folder / "tests" / "test_it.py").write_text("")
+    (folder / ".venv" / "a.py").write_text("")
+    (folder / "notes.txt").write_text("")
+    (folder / "pyproject.toml").write_text('[project]\nversion = "3"\n[tool.inferd.limits]\ncpu_s = 2.5\n')
+    program = make_program(read_sources(folder))
+    assert sorted(program.bundle.files) == ["main.py", "part/more.py", "pyproject.toml"]
+    assert (program.name, program.version, program.limits) == ("prog", "3", {"cpu_s": 2.5})
+
+
+def test_a_file_is_read_under_its_own_name(tmp_path: Path) -> None:
+    path = tmp_path / "extract.py"
+    path.write_text(MAIN)
+    program = make_program(read_sources(path))
+    assert (program.name, program.bundle.entry) == ("extract", "extract.py")
+
+
+@pytest.mark.parametrize("name", ["nix.py", "text.txt", "empty"])
+def test_what_is_no_program_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "text.txt").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidRequest):
+        read_sources(tmp_path / name)
+
+
+def test_dependencies_are_refused_by_name() -> None:
+    block = '# /// script\n# dependencies = ["inferd>=1", "requests", "inferd-extra"]\n# ///\n'
+    with pytest.raises(InvalidRequest, match="requests, inferd-extra"):
+        make_program(bundle(block + MAIN))
+    assert make_program(bundle(block.replace(', "requests", "inferd-extra"', "") + MAIN)).name == "p"
+
+
+def test_the_hash_is_of_content_only() -> None:
+    same = {content_id(bundle(MAIN, "p")), content_id(Bundle("other", {"p.py": MAIN}, "p.py"))}
+    assert len(same) == 1
+    files = {"main.py": MAIN, "a.py": "", "b.py": ""}
+    assert content_id(Bundle("p", files)) == content_id(Bundle("p", dict(reversed(files.items()))))
+    assert content_id(Bundle("p", files)) != content_id(Bundle("p", files, "a.py"))
+    assert content_id(Bundle("p", {**files, "a.py": "b.py"})) != content_id(Bundle("p", files))
+
+
+def test_limits_change_by_name_and_are_checked() -> None:
+    program: Program = make_program(bundle(BLOCK + MAIN))
+    assert program.limits_over(Limits()).memory_mb == 64
+    assert with_limits(Limits(), {"wall_s": 2}).wall_s == 2
+    for wrong in ({"nix": 1}, {"memory_mb": "x"}, {"memory_mb": 1.5}, {"wall_s": 0}, {"cpu_s": -1}):
+        with pytest.raises(InvalidRequest, match="limit"):
+            with_limits(Limits(), wrong)

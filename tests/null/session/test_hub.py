@@ -1,0 +1,137 @@
+"""Frames in, frames out: sessions, both encodings, errors, cancels, and what a program may not ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from inferd import protocol as p
+from inferd_runtime.session import link
+from inferd_runtime.session.hub import SessionHub
+from inferd_runtime.testing.served import null_model
+
+
+class Wire:
+    """A hub with a recorder behind it."""
+
+    def __init__(self) -> None:
+        self.model = null_model()
+        self.replies: list[tuple[bytes, link.LinkReply]] = []
+        self.hub = SessionHub(
+            {"null": self.model}, lambda who, frames: self.replies.append((who, link.parse_reply(frames)))
+        )
+
+    def send(self, who: bytes, frames: list[bytes]) -> None:
+        self.hub.receive(who, frames)
+
+    def ask(self, who: bytes, ticket: int, request: Any, form: bytes = link.JSON) -> link.LinkReply:
+        encode = msgspec.json.encode if form == link.JSON else msgspec.msgpack.encode
+        self.send(who, link.request_frames(ticket, request.op, form, encode(request)))
+        while not self.replies or self.replies[-1][1].ticket != ticket:
+            assert self.model.engine.step()
+        return self.replies[-1][1]
+
+
+@pytest.fixture
+def wire() -> Wire:
+    wire = Wire()
+    wire.send(b"a", link.open_frames("tenant", "label"))
+    assert wire.replies.pop()[1].ok
+    return wire
+
+
+def error(reply: link.LinkReply) -> p.ErrorInfo:
+    assert not reply.ok
+    return msgspec.json.decode(reply.payload, type=p.ErrorInfo)
+
+
+@pytest.mark.parametrize("form", [link.JSON, link.MSGPACK])
+def test_both_encodings_carry_requests_and_replies(wire: Wire, form: bytes) -> None:
+    reply = wire.ask(b"a", 3, p.Tokenize("hi"), form)
+    decode = msgspec.json.decode if form == link.JSON else msgspec.msgpack.decode
+    assert decode(reply.payload) == {"tokens": [104, 105]}
+
+
+def test_a_request_without_a_session_is_answered(wire: Wire) -> None:
+    assert error(wire.ask(b"stranger", 1, p.ListModels())).code == "unavailable"
+
+
+@pytest.mark.parametrize("payload", [b"{", b'{"text": 5}', b"[]", b'{"text": "x", "model": null}'])
+def test_a_malformed_payload_is_answered_with_what_is_wrong(wire: Wire, payload: bytes) -> None:
+    wire.send(b"a", link.request_frames(7, "model.tokenize", link.JSON, payload))
+    assert error(wire.replies[-1][1]).code == "client.invalid"
+
+
+def test_unknown_operations_and_encodings_are_answered(wire: Wire) -> None:
+    for op, form in (("nope", link.JSON), ("model.list", b"x")):
+        wire.send(b"a", link.request_frames(7, op, form, b"{}"))
+        reply = wire.replies[-1][1]
+        assert not reply.ok
+        assert b"unknown operation" in reply.payload
+
+
+def test_frames_of_another_shape_are_dropped(wire: Wire) -> None:
+    wire.send(b"a", [b"x"])
+    wire.send(b"a", [b"\0", b"model.list", link.JSON, b"{}"])
+    assert not wire.replies
+
+
+def test_sessions_do_not_see_each_others_handles(wire: Wire) -> None:
+    wire.send(b"b", link.open_frames("tenant", "other"))
+    wire.ask(b"a", 1, p.CreateContext())
+    assert error(wire.ask(b"b", 2, p.AppendContext(1, []))).code == "client.not_found"
+
+
+def test_a_closed_session_reports_usage_and_holds_nothing(wire: Wire) -> None:
+    context = msgspec.json.decode(wire.ask(b"a", 1, p.CreateContext()).payload)["context"]
+    wire.ask(b"a", 2, p.AppendContext(context, [p.Part("text", text="hello")]))
+    generation = msgspec.json.decode(wire.ask(b"a", 3, p.StartGenerate(context)).payload)["generation"]
+    wire.ask(b"a", 4, p.NextSteps(generation))
+    wire.send(b"a", link.close_frames())
+    usage = msgspec.msgpack.decode(wire.replies[-1][1].payload, type=p.Usage)
+    assert usage.tokens >= 1
+    assert usage.prompt_tokens == 5
+    wire.model.engine.step()
+    wire.model.engine.pool.check_integrity([])
+    assert wire.hub.open_sessions == 0
+
+
+def test_a_waiting_request_can_be_cancelled(wire: Wire) -> None:
+    context = msgspec.json.decode(wire.ask(b"a", 1, p.CreateContext()).payload)["context"]
+    wire.ask(b"a", 2, p.AppendContext(context, [p.Part("text", text="hello")]))
+    generation = msgspec.json.decode(wire.ask(b"a", 3, p.StartGenerate(context)).payload)["generation"]
+    wire.send(b"a", link.request_frames(9, p.NextSteps.op, link.JSON, msgspec.json.encode(p.NextSteps(generation))))
+    wire.send(b"a", link.request_frames(9, link.CANCEL, link.MSGPACK, b"\x80"))
+    assert error(wire.replies[-1][1]).code == "cancelled"
+    wire.send(b"a", link.request_frames(9, link.CANCEL, link.MSGPACK, b"\x80"))
+    assert len([reply for _, reply in wire.replies if reply.ticket == 9]) == 1
+
+
+def test_two_sessions_share_one_batch(wire: Wire) -> None:
+    """Two programs at once take fewer engine steps than one after the other."""
+
+    def generate(names: list[bytes]) -> int:
+        before = wire.hub.stats().steps
+        handles = {}
+        for who in names:
+            wire.send(who, link.open_frames("tenant", ""))
+            context = msgspec.json.decode(wire.ask(who, 1, p.CreateContext()).payload)["context"]
+            wire.ask(who, 2, p.AppendContext(context, [p.Part("text", text="same work")]))
+            start = p.StartGenerate(context, max_tokens=12)
+            handles[who] = msgspec.json.decode(wire.ask(who, 3, start).payload)["generation"]
+        while wire.model.engine.step():
+            pass
+        for who in names:
+            wire.send(who, link.close_frames())
+        return wire.hub.stats().steps - before
+
+    alone = generate([b"x"]) + generate([b"y"])
+    assert generate([b"x", b"y"]) < alone
+
+
+def test_stats_count_what_is_held(wire: Wire) -> None:
+    stats = wire.hub.stats()
+    assert stats.sessions == 1
+    assert stats.pages_free == stats.pages

@@ -1,0 +1,169 @@
+"""A sandbox worker in a process of its own, between a gateway and an engine that the tests play."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import textwrap
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from inferd.protocol import ErrorInfo
+from inferd_runtime.sandbox.component import ensure_runner
+from inferd_runtime.sandbox.messages import (
+    Bundle,
+    Cancel,
+    Deliver,
+    Finished,
+    FromWorker,
+    Launch,
+    Limits,
+    Output,
+    Ready,
+    Sent,
+    Shutdown,
+    Started,
+    ToWorker,
+)
+
+from .fake_engine import FakeEngine
+
+DEADLINE = 60.0
+WORKER = b"worker-1"
+
+
+class Gateway:
+    """Launches programs on one worker and collects what it reports. Everything is synchronous."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.messages: dict[str, list[FromWorker]] = defaultdict(list)
+        self.ready: Ready | None = None
+        self._numbers = itertools.count(1)
+        self._decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.bind(endpoint)
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        self._context.term()
+
+    def send(self, message: ToWorker) -> None:
+        self._socket.send_multipart([WORKER, msgspec.msgpack.encode(message)])
+
+    def launch(
+        self, program: str | dict[str, str], limits: Limits | None = None, entry: str = "main.py", /, **arguments: Any
+    ) -> str:
+        files = {"main.py": program} if isinstance(program, str) else program
+        files = {path: textwrap.dedent(text) for path, text in files.items()}
+        run = f"run-{next(self._numbers)}"
+        bundle = Bundle("test", files, entry)
+        self.send(Launch(run, "tenant", bundle, json.dumps(arguments), limits or Limits()))
+        return run
+
+    def cancel(self, run: str, error: ErrorInfo) -> None:
+        self.send(Cancel(run, error))
+
+    def deliver(self, run: str, message: Any) -> None:
+        self.send(Deliver(run, message))
+
+    def wait(self, run: str) -> Finished:
+        return self.wait_for(run, Finished)
+
+    def run(self, program: str | dict[str, str], limits: Limits | None = None, /, **arguments: Any) -> Finished:
+        return self.wait(self.launch(program, limits, **arguments))
+
+    def value(self, program: str | dict[str, str], /, **arguments: Any) -> Any:
+        """What ``main`` returned; fails if it did not."""
+        finished = self.run(program, **arguments)
+        assert finished.error is None, finished.error
+        assert finished.result is not None
+        return json.loads(finished.result)
+
+    def error(self, program: str | dict[str, str], limits: Limits | None = None, /, **arguments: Any) -> ErrorInfo:
+        """The error that the program ended with; fails if it did not."""
+        finished = self.run(program, limits, **arguments)
+        assert finished.error is not None, finished.result
+        assert finished.result is None
+        return finished.error
+
+    def text(self, run: str, stream: str = "stdout") -> str:
+        """What the program has written so far."""
+        pieces = [m.text for m in self.messages[run] if isinstance(m, Output) and m.stream == stream]
+        return "".join(pieces)
+
+    def wait_text(self, run: str, text: str) -> None:
+        """Wait until the program has written ``text``."""
+        end = time.monotonic() + DEADLINE
+        while text not in self.text(run):
+            self._receive(end)
+
+    def wait_for(self, run: str, kind: type[Any]) -> Any:
+        """The first message of that kind about the run."""
+        end = time.monotonic() + DEADLINE
+        while True:
+            for message in self.messages[run]:
+                if isinstance(message, kind):
+                    return message
+            self._receive(end)
+
+    def wait_ready(self) -> Ready:
+        end = time.monotonic() + DEADLINE
+        while self.ready is None:
+            self._receive(end)
+        return self.ready
+
+    def receive_now(self) -> None:
+        """Take in what has come already."""
+        while self._socket.poll(0):
+            self._receive(time.monotonic() + 1)
+
+    def _receive(self, end: float) -> None:
+        if not self._socket.poll(max(int((end - time.monotonic()) * 1e3), 0)):
+            pytest.fail("the worker did not say it in time")
+        _, payload = self._socket.recv_multipart()
+        message = self._decoder.decode(payload)
+        if isinstance(message, Ready):
+            self.ready = message
+            return
+        assert isinstance(message, (Started, Output, Sent, Finished))
+        self.messages[message.run].append(message)
+
+
+@pytest.fixture(scope="session")
+def runner() -> Path:
+    """The compiled runner: built once on a machine, which takes about a minute."""
+    return ensure_runner()
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeEngine]:
+    engine = FakeEngine(f"ipc://{tmp_path_factory.mktemp('e')}/e")
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def gateway(runner: Path, engine: FakeEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    control = f"ipc://{tmp_path_factory.mktemp('c')}/c"
+    gateway = Gateway(control)
+    command = ["--control", control, "--engine", engine.endpoint, "--identity", WORKER.decode()]
+    worker = subprocess.Popen([sys.executable, "-W", "error", "-m", "inferd_runtime.sandbox.worker", *command])
+    try:
+        gateway.wait_ready()
+        yield gateway
+        gateway.send(Shutdown())
+        assert worker.wait(10) == 0
+    finally:
+        worker.kill()
+        worker.wait()
+        gateway.close()

@@ -1,0 +1,428 @@
+"""Programs in the real sandbox: what they get, what they may use, and how their errors look."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from inferd_runtime.sandbox.messages import Finished, Limits, Output, Sent, Started
+
+from .conftest import Gateway
+from .fake_engine import USED, FakeEngine
+
+ERROR_CODES = {"program", "program.syntax", "client.invalid", "limit"}
+
+
+def test_main_gets_its_arguments_and_its_value_comes_back(gateway: Gateway) -> None:
+    program = """
+        from dataclasses import dataclass
+
+        @dataclass
+        class Person:
+            name: str
+            ages: list[int]
+
+        async def main(name: str, count: int = 2) -> Person:
+            return Person(name.upper(), list(range(count)))
+    """
+    assert gateway.value(program, name="ada") == {"name": "ADA", "ages": [0, 1]}
+
+
+def test_a_run_is_reported_in_order(gateway: Gateway) -> None:
+    run = gateway.launch("async def main():\n    print('hello')\n    return 1")
+    finished = gateway.wait(run)
+    kinds = [type(message) for message in gateway.messages[run]]
+    assert kinds == [Started, Output, Finished]
+    assert gateway.text(run) == "hello\n"
+    usage = finished.usage
+    assert usage.tokens == USED.tokens
+    assert (usage.steps, usage.drafted, usage.accepted) == (USED.steps, USED.drafted, USED.accepted)
+    assert 0 < usage.cpu_ms <= usage.wall_ms + 50
+    assert 20 < usage.peak_memory_mb < 100
+
+
+def test_peak_memory_is_what_the_program_used(gateway: Gateway) -> None:
+    small = gateway.run("def main(): pass").usage.peak_memory_mb
+    large = gateway.run("def main():\n    x = bytearray(100 << 20)\n    del x").usage.peak_memory_mb
+    assert 95 < large - small < 120
+
+
+def test_session_is_opened_for_the_tenant_and_closed(gateway: Gateway, engine: FakeEngine) -> None:
+    run = gateway.launch("def main(): pass")
+    gateway.wait(run)
+    session = f"run/{run}"
+    assert (engine.opened[session].tenant, engine.opened[session].label) == ("tenant", "test")
+    assert session in engine.closed
+
+
+def test_a_megabyte_of_print_arrives_whole(gateway: Gateway) -> None:
+    program = """
+        import sys
+        def main():
+            print("é" * 500_000)
+            for number in range(2000):
+                print(number)
+            print("to stderr", file=sys.stderr)
+            sys.stdout.buffer.write(b"raw bytes")
+    """
+    run = gateway.launch(program)
+    assert gateway.wait(run).error is None
+    numbers = "".join(f"{n}\n" for n in range(2000))
+    assert gateway.text(run) == "é" * 500_000 + "\n" + numbers + "raw bytes"
+    assert gateway.text(run, "stderr") == "to stderr\n"
+
+
+def test_output_is_there_while_the_program_runs(gateway: Gateway) -> None:
+    program = """
+        import inferd
+        async def main():
+            print("before", end="")
+            return await inferd.session.receive()
+    """
+    run = gateway.launch(program)
+    gateway.wait_text(run, "before")
+    gateway.deliver(run, {"a": [1, None]})
+    assert json.loads(gateway.wait(run).result or "") == {"a": [1, None]}
+
+
+def test_asyncio(gateway: Gateway) -> None:
+    program = """
+        import asyncio, time
+
+        async def after(seconds, value):
+            await asyncio.sleep(seconds)
+            return value
+
+        async def main():
+            start = time.monotonic()
+            gathered = await asyncio.gather(*(after(0.05, n) for n in range(20)))
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(after(0.01 * n, n)) for n in range(3)]
+            try:
+                async with asyncio.timeout(0.02):
+                    await after(30, None)
+                timed_out = False
+            except TimeoutError:
+                timed_out = True
+            queue = asyncio.Queue()
+            producer = asyncio.create_task(queue.put(7))
+            got = await queue.get()
+            time.sleep(0.02)
+            elapsed = time.monotonic() - start
+            return [sum(gathered), [t.result() for t in tasks], timed_out, got, 0.11 < elapsed < 20]
+    """
+    assert gateway.value(program) == [190, [0, 1, 2], True, 7, True]
+
+
+def test_asyncio_run_in_a_sync_main(gateway: Gateway) -> None:
+    program = """
+        import asyncio
+        from inferd.protocol import Tokenize
+        from inferd.transport import current_transport
+
+        async def count(text):
+            await asyncio.sleep(0.001)
+            return (await current_transport().call(Tokenize(text))).tokens
+
+        def main():
+            return asyncio.run(count("abc")) + asyncio.run(count("abcd"))
+    """
+    assert gateway.value(program) == [3, 4]
+
+
+def test_operations_run_at_the_same_time(gateway: Gateway) -> None:
+    program = """
+        import asyncio
+        from inferd.protocol import Detokenize, Tokenize
+        from inferd.transport import current_transport
+
+        async def main():
+            call = current_transport().call
+            texts = await asyncio.gather(*(call(Tokenize("x" * n)) for n in range(300)))
+            text = await call(Detokenize([40, 2]))
+            return [sum(t.tokens[0] for t in texts), text.text]
+    """
+    assert gateway.value(program) == [sum(range(300)), "42"]
+
+
+def test_a_cancelled_operation_is_cancelled_in_the_engine(gateway: Gateway, engine: FakeEngine) -> None:
+    program = """
+        import asyncio
+        from inferd.protocol import FlushContext
+        from inferd.transport import current_transport
+
+        async def main():
+            try:
+                async with asyncio.timeout(0.02):
+                    await current_transport().call(FlushContext(1))
+            except TimeoutError:
+                return "timed out"
+    """
+    run = gateway.launch(program)
+    assert json.loads(gateway.wait(run).result or "") == "timed out"
+    assert [session for session, _ in engine.cancelled].count(f"run/{run}") == 1
+
+
+def test_errors_of_the_runtime_reach_the_program(gateway: Gateway) -> None:
+    program = """
+        from inferd import ConstraintError
+        from inferd.protocol import CreateContext
+        from inferd.transport import current_transport
+
+        async def main(catch: bool):
+            try:
+                await current_transport().call(CreateContext("bad"))
+            except ConstraintError as error:
+                if not catch:
+                    raise
+                return [error.message, error.detail]
+    """
+    assert gateway.value(program, catch=True) == ["no such luck", {"pointer": "/a"}]
+    error = gateway.error(program, catch=False)
+    assert (error.code, error.message, error.detail["pointer"]) == ("client.constraint", "no such luck", "/a")
+    assert 'File "main.py", line 8, in main' in error.detail["traceback"]
+
+
+def test_private_and_unknown_operations_are_refused(gateway: Gateway, engine: FakeEngine) -> None:
+    program = """
+        import asyncio, json
+        from inferd_runtime.sandbox.runner.app import RUNNER
+
+        async def main():
+            answers = []
+            for op in ["session.open", "session.close", "cancel", "nonsense"]:
+                _, future = RUNNER.completions.submit(op, "{}")
+                ok, answer = await future
+                answers.append([ok, answer["code"]])
+            return answers
+    """
+    run = gateway.launch(program)
+    assert json.loads(gateway.wait(run).result or "") == [[False, "client.invalid"]] * 4
+    assert [op for session, op in engine.asked if session == f"run/{run}"] == ["session.open", "session.close"]
+
+
+def test_messages_both_ways(gateway: Gateway) -> None:
+    program = """
+        import asyncio
+        from inferd import session
+
+        async def main():
+            total = 0
+            for _ in range(3):
+                message = await session.receive()
+                total += message
+                await session.send({"total": total})
+            try:
+                async with asyncio.timeout(0.01):
+                    await session.receive()
+            except TimeoutError:
+                await session.send("nothing more")
+            return total
+    """
+    run = gateway.launch(program)
+    for number in (1, 2, 3):
+        gateway.deliver(run, number)
+    assert gateway.wait(run).result == "6"
+    sent = [message.message for message in gateway.messages[run] if isinstance(message, Sent)]
+    assert sent == [{"total": 1}, {"total": 3}, {"total": 6}, "nothing more"]
+
+
+def test_files_of_a_program_import_each_other(gateway: Gateway) -> None:
+    files = {
+        "main.py": "import pkgutil\nfrom lib import helper\nimport other\nasync def main(): return helper.greet() + other.name()",
+        "other.py": "import main\ndef name(): return main.__name__",
+        "lib/__init__.py": "",
+        "lib/helper.py": "from .deep.words import hello\nimport pkgutil\ndef greet():\n    return hello + pkgutil.get_data('lib', 'data.txt').decode()",
+        "lib/deep/words.py": "hello = 'hello '",
+        "lib/data.txt": "from ",
+    }
+    assert gateway.value(files) == "hello from main"
+
+
+def test_a_program_may_be_called_like_a_module_of_the_library(gateway: Gateway) -> None:
+    run = gateway.launch({"json.py": "import json\ndef main(): return json.dumps([1])"}, None, "json.py")
+    assert gateway.wait(run).result == '"[1]"'
+
+
+def test_a_module_that_would_hide_the_library_is_refused(gateway: Gateway) -> None:
+    error = gateway.error({"main.py": "def main(): pass", "json.py": ""})
+    assert error.code == "client.invalid"
+    assert "json.py would hide the module 'json'" in error.message
+
+
+def test_traceback_shows_the_programs_own_lines(gateway: Gateway) -> None:
+    files = {
+        "main.py": "import asyncio\nfrom helper import divide\n\nasync def main():\n    await asyncio.sleep(0)\n    return divide(1, 0)\n",
+        "helper.py": "def divide(a, b):\n    return (a + 1) / b\n",
+    }
+    error = gateway.error(files)
+    assert error.code == "program"
+    assert error.message == "ZeroDivisionError: division by zero"
+    assert error.detail["exception"] == "ZeroDivisionError"
+    assert error.detail["traceback"] == (
+        "Traceback (most recent call last):\n"
+        '  File "main.py", line 6, in main\n'
+        "    return divide(1, 0)\n"
+        '  File "helper.py", line 2, in divide\n'
+        "    return (a + 1) / b\n"
+        "           ~~~~~~~~^~~\n"
+        "ZeroDivisionError: division by zero\n"
+    )
+
+
+def test_syntax_error_shows_the_place(gateway: Gateway) -> None:
+    error = gateway.error("x = 1\nasync def main(:\n    pass\n")
+    assert error.code == "program.syntax"
+    assert error.message.startswith("main.py:2: ")
+    assert '  File "main.py", line 2\n    async def main(:\n                   ^\n' in error.detail["traceback"]
+
+
+def test_an_exception_in_a_task_group_is_what_happened(gateway: Gateway) -> None:
+    program = """
+        import asyncio
+        async def fail():
+            raise KeyError("gone")
+        async def main():
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fail())
+    """
+    error = gateway.error(program)
+    assert error.message == "KeyError: 'gone'"
+    assert 'raise KeyError("gone")' in error.detail["traceback"]
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "words"),
+    [
+        ("x = 1", "client.invalid", "defines no function `main`"),
+        ("def main(): return object()", "program", "result"),
+        ("def main(): return float('nan')", "program", "result"),
+        ("def main(number: int): pass", "client.invalid", "number"),
+        ("import sys\ndef main(): sys.exit(3)", "program", "exited with 3"),
+        ("import os\ndef main(): os._exit(0)", "program", "os._exit"),
+        ("import os\ndef main(): os.abort()", "program", "abnormally"),
+        ("import nothing_like_it\ndef main(): pass", "program", "No module named 'nothing_like_it'"),
+        ("import threading\ndef main(): threading.Thread(target=print).start()", "program", "can't start new thread"),
+        (
+            "import threading\ndef main():\n    l = threading.Lock()\n    l.acquire()\n    l.acquire()",
+            "program",
+            "one thread",
+        ),
+        ("import asyncio\nasync def main(): await asyncio.Event().wait()", "program", "wait for ever"),
+        ("import select\ndef main(): select.select([0], [], [])", "program", "no files or sockets"),
+        ("def f(): f()\ndef main(): f()", "program", "RecursionError"),
+        ("import json\ndef main(): json.loads('[' * 3_000_000)", "program", "too deeply"),
+        ("def main(): raise BaseException('odd')", "program", "BaseException: odd"),
+        ("class Mine(Exception): pass\ndef main(): raise Mine()", "program", "main.Mine"),
+    ],
+)
+def test_what_goes_wrong_is_said(gateway: Gateway, program: str, code: str, words: str) -> None:
+    error = gateway.error(program)
+    assert error.code == code
+    assert words in error.message
+
+
+def test_a_missing_entry_and_bad_arguments_are_refused(gateway: Gateway) -> None:
+    finished = gateway.wait(gateway.launch({"other.py": "x = 1"}))
+    assert finished.error is not None
+    assert "no Python file 'main.py'" in finished.error.message
+    error = gateway.error("def main(number: int): pass", number="three")
+    assert error.code == "client.invalid"
+    assert "number" in error.message
+    assert "traceback" not in error.detail
+
+
+def test_sys_exit_without_a_code_is_a_normal_end(gateway: Gateway) -> None:
+    assert gateway.value("import sys\ndef main(): sys.exit()") is None
+
+
+def test_nothing_of_the_host_is_there(gateway: Gateway) -> None:
+    program = """
+        import os, socket, subprocess, sys
+
+        def attempt(action):
+            try:
+                action()
+            except Exception as error:
+                return type(error).__name__
+            return "allowed"
+
+        def main():
+            return {
+                "environment": dict(os.environ),
+                "argv": sys.argv,
+                "read": attempt(lambda: open("/etc/passwd").read()),
+                "write": attempt(lambda: open("/tmp/x", "w")),
+                "list": attempt(lambda: os.listdir("/")),
+                "tcp": attempt(lambda: socket.create_connection(("127.0.0.1", 80), 1)),
+                "socket": attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)),
+                "name": attempt(lambda: socket.gethostbyname("localhost")),
+                "process": attempt(lambda: subprocess.run(["ls"])),
+                "stdin": sys.stdin.read(),
+                "anyio": attempt(lambda: __import__("anyio")),
+                "ctypes": attempt(lambda: __import__("ctypes")),
+            }
+    """
+    seen = gateway.value(program)
+    assert seen.pop("environment") == {}
+    assert seen.pop("stdin") == ""
+    assert all("main" not in part for part in seen.pop("argv"))
+    assert seen.pop("anyio") == seen.pop("ctypes") == "ModuleNotFoundError"
+    assert "allowed" not in seen.values(), seen
+
+
+def test_each_run_draws_its_own_random_numbers(gateway: Gateway) -> None:
+    program = """
+        import os, random, secrets, uuid
+        def main():
+            return [random.random(), os.urandom(8).hex(), secrets.token_hex(8), str(uuid.uuid4())]
+    """
+    first, second = gateway.value(program), gateway.value(program)
+    assert all(a != b for a, b in zip(first, second, strict=True))
+
+
+def test_the_standard_library_is_there(gateway: Gateway) -> None:
+    program = """
+        import importlib
+        NAMES = '''argparse ast asyncio base64 bisect calendar collections concurrent.futures configparser copy csv dataclasses datetime
+        decimal difflib email.message enum fractions functools gzip hashlib heapq hmac html.parser http.client io itertools json logging
+        math numbers operator pathlib pickle pprint queue random re secrets shlex statistics string struct tempfile textwrap threading
+        time tomllib traceback typing unicodedata unittest urllib.parse uuid warnings weakref xml.etree.ElementTree zipfile zlib
+        zoneinfo encodings.cp1252 encodings.shift_jis'''.split()
+
+        def main():
+            for name in NAMES:
+                importlib.import_module(name)
+            return [len(NAMES), "é".encode("cp1252").hex()]
+    """
+    count, encoded = gateway.value(program)
+    assert count > 60
+    assert encoded == "e9"
+
+
+def test_time_limits_of_locks_and_queues_wait(gateway: Gateway) -> None:
+    program = """
+        import queue, select, threading, time
+        def main():
+            waits = []
+            for wait in (
+                lambda: threading.Event().wait(0.03), lambda: select.select([], [], [], 0.03), lambda: select.poll().poll(30),
+                lambda: threading.Condition().acquire() and threading.Semaphore(0).acquire(timeout=0.03),
+            ):
+                start = time.monotonic()
+                wait()
+                waits.append(0.025 < time.monotonic() - start < 20)
+            try:
+                queue.SimpleQueue().get(timeout=0.03)
+            except queue.Empty:
+                waits.append(True)
+            return waits
+    """
+    assert gateway.value(program) == [True] * 5
+
+
+def test_limits_below_the_runner_are_refused(gateway: Gateway) -> None:
+    error = gateway.error("def main(): pass", Limits(memory_mb=8))
+    assert error.code == "limit"
+    assert error.detail["limit"] == "memory_mb"

@@ -1,0 +1,137 @@
+"""A real gateway on a free port over the fake engine and the fake worker; or the command line over them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from inferd_runtime.config import Settings
+from inferd_runtime.server.gateway import Gateway, open_gateway
+from inferd_runtime.server.runtime import Commands
+
+HERE = Path(__file__).parent
+ANN, BOB = "token-of-ann", "token-of-bob"
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def fake_commands(engine: Sequence[str] = (), worker: Sequence[str] = ()) -> Commands:
+    return Commands(
+        engine=lambda endpoint: [str(HERE / "fake_engine.py"), "--endpoint", endpoint, *engine],
+        worker=lambda control, link, name: [
+            str(HERE / "fake_worker.py"), "--control", control, "--engine", link, "--identity", name, *worker,
+        ],
+    )  # fmt: skip
+
+
+def settings_in(folder: Path, **changes: Any) -> Settings:
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = folder / "tokens"
+    tokens.write_text(f"# token tenant\n{ANN} ann\n\n{BOB} bob\n")
+    values = {"port": 0, "tokens_file": tokens, "data_dir": folder / "data", "state_dir": folder / "state"}
+    return Settings(**{**values, **changes})
+
+
+@dataclass(frozen=True)
+class Served:
+    """A gateway and a client for one of its tenants."""
+
+    gateway: Gateway
+    client: httpx.AsyncClient
+
+    async def upload(self, source: str, name: str = "p") -> dict[str, Any]:
+        response = await self.client.post("/v1/programs", json={"files": {"main.py": source}, "name": name})
+        assert response.status_code in (200, 201), response.text
+        value: dict[str, Any] = response.json()
+        return value
+
+    async def launch(self, source: str, **arguments: Any) -> dict[str, Any]:
+        program = await self.upload(source)
+        response = await self.client.post("/v1/runs", json={"program": program["id"], "arguments": arguments})
+        assert response.status_code == 201, response.text
+        value: dict[str, Any] = response.json()
+        return value
+
+    async def finished(self, run: dict[str, Any]) -> dict[str, Any]:
+        """The run once it is over."""
+        await self.client.get(f"/v1/runs/{run['id']}/events", timeout=20)
+        value: dict[str, Any] = (await self.client.get(f"/v1/runs/{run['id']}")).json()
+        assert value["finished_at"] is not None
+        return value
+
+    async def ready(self) -> bool:
+        """Whether launches work now."""
+        return (await self.client.get("/readyz")).status_code == 200
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 15) -> None:
+    """Wait for a condition."""
+    with anyio.fail_after(seconds):
+        while True:
+            held = condition()
+            if held if isinstance(held, bool) else await held:
+                return
+            await anyio.sleep(0.02)
+
+
+Serve = Callable[..., AbstractAsyncContextManager[Served]]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Serve:
+    """``async with serve(...) as served``: options are settings, and ``commands`` for other children."""
+
+    @asynccontextmanager
+    async def start(commands: Commands | None = None, wait: bool = True, **changes: Any) -> AsyncIterator[Served]:
+        settings = settings_in(tmp_path, **changes)
+        async with open_gateway(settings, commands or fake_commands()) as gateway:
+            if wait:
+                await gateway.runtime.wait_ready()
+            headers = {"Authorization": f"Bearer {ANN}"}
+            async with httpx.AsyncClient(base_url=gateway.url, headers=headers) as client:
+                yield Served(gateway, client)
+
+    return start
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """``inferd`` over the fakes, with a home of its own."""
+
+    environment: dict[str, str]
+
+    def __call__(self, *arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments), env=self.environment, input=input, capture_output=True, text=True, timeout=60
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(*arguments), env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-W", "error", str(HERE / "fake_cli.py"), *arguments]
+
+    def but(self, **changes: str) -> CommandLine:
+        return CommandLine({**self.environment, **changes})
+
+
+@pytest.fixture
+def inferd(tmp_path: Path) -> CommandLine:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("INFERD_", "XDG_"))}
+    home = {f"XDG_{kind}_HOME": str(tmp_path / kind.lower()) for kind in ("STATE", "DATA", "CONFIG")}
+    return CommandLine({**kept, **home})

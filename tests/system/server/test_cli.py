@@ -1,0 +1,231 @@
+"""The command line as a user sees it: outputs, exit codes, and a server that it talks to."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from inferd_runtime import __version__
+
+from .conftest import CommandLine
+
+HELLO = '''"""Says hello."""
+async def main(name: str, times: int = 1, loud: bool = False, tags: list[str] | None = None) -> dict:
+    """Greets somebody."""
+    for _ in range(times):
+        print("hello", name.upper() if loud else name)
+    return {"times": times, "tags": tags}
+'''
+SLEEP = "import asyncio\nasync def main() -> None:\n    print('asleep', flush=True)\n    await asyncio.sleep(600)\n"
+
+
+@pytest.fixture
+def hello(tmp_path: Path) -> str:
+    path = tmp_path / "hello.py"
+    path.write_text(HELLO)
+    return str(path)
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> str:
+    path = tmp_path / "sleeper.py"
+    path.write_text(SLEEP)
+    return str(path)
+
+
+@contextmanager
+def server(inferd: CommandLine) -> Iterator[subprocess.Popen[str]]:
+    """A server that ends well at SIGTERM."""
+    with inferd.start("serve", "--port", "0", "--json") as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert json.loads(line)["models"] == ["fake"], line
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+
+
+def test_version_and_overview(inferd: CommandLine) -> None:
+    assert inferd("--version").stdout == f"inferd {__version__}\n"
+    assert "build-runner" in inferd("--help").stdout
+    assert inferd().returncode == 2
+    assert inferd("nix").returncode == 2
+
+
+def test_run_prints_output_then_result_and_the_figures_apart(inferd: CommandLine, hello: str) -> None:
+    done = inferd("run", hello, "--name", "Bob", "--times", "2", "--loud", "--tags", "a", "--tags", "b")
+    assert done.stdout == 'hello BOB\nhello BOB\n{"times": 2, "tags": ["a", "b"]}\n'
+    assert done.stderr.startswith("7 tokens, 3 steps, 2.33 tokens/step, 6 drafted, 4 accepted, ")
+    assert done.returncode == 0
+
+
+def test_run_with_json_prints_one_object_and_nothing_else(inferd: CommandLine, hello: str) -> None:
+    done = inferd("run", "--json", hello, "--input", '{"name": "x", "times": 2}', "--times", "1")
+    value = json.loads(done.stdout)
+    assert done.stdout.count("\n") == 1
+    assert value["result"] == {"times": 1, "tags": None}
+    assert set(value["usage"]) == {"tokens", "steps", "drafted", "accepted", "wall_ms", "cpu_ms", "peak_memory_mb"}
+    assert done.stderr == "hello x\n"
+
+
+def test_the_whole_input_from_standard_input(inferd: CommandLine, hello: str) -> None:
+    assert inferd("run", hello, "--input", "-", input='{"name": "pipe"}').stdout.startswith("hello pipe\n")
+
+
+def test_help_shows_the_programs_own_parameters_without_running_anything(inferd: CommandLine, hello: str) -> None:
+    done = inferd.but(INFERD_FAKE_ENGINE="--fail")("run", hello, "--help")
+    assert done.returncode == 0
+    for text in ("Greets somebody.", "--name TEXT", "--loud, --no-loud", "default False", "--memory-mb"):
+        assert text in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nmae", "x"], "--nmae"),
+        ([], "--name"),
+        (["--name", "x", "--times", "two"], "expected a whole number, got 'two'"),
+        (["--input", "[1]"], "expected a JSON object"),
+        (["--input", '{"nmae": 1}'], "'nmae'"),
+        (["--name", "x", "--wall-s", "soon"], "--wall-s"),
+        (["--name", "x", "--memory-mb", "-1"], "memory_mb must be positive"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(inferd: CommandLine, hello: str, arguments: list[str], message: str) -> None:
+    done = inferd("run", hello, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    as_json = inferd("run", hello, *arguments, "--json")
+    assert as_json.returncode == 2
+    assert message in json.loads(as_json.stdout)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "text"),
+    [
+        ("async def main():\n    return 1 / 0\n", 1, "ZeroDivisionError"),
+        ("async def main():\n    x = (\n", 1, "line 2"),
+        ("from inferd.protocol import InvalidRequest\nasync def main():\n    raise InvalidRequest('no')\n", 2, "no"),
+        (
+            "from inferd.protocol import LimitExceeded\nasync def main():\n    raise LimitExceeded('too much')\n",
+            3,
+            "too",
+        ),
+        ("import worker\nasync def main():\n    worker.die()\n", 5, "worker-1 was killed by SIGKILL"),
+        ("import worker\nasync def main():\n    await worker.call('model.tokenize', text='die')\n", 5, "told to die"),
+        ("from inferd.protocol import InternalError\nasync def main():\n    raise InternalError('bug')\n", 70, "bug"),
+    ],
+)
+def test_exit_codes_say_whose_fault_it_is(
+    inferd: CommandLine, tmp_path: Path, source: str, code: int, text: str
+) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(source)
+    done = inferd("run", str(path))
+    assert done.returncode == code, done.stderr
+    assert text in done.stderr
+    assert done.stdout == ""
+
+
+def test_an_engine_that_does_not_start_is_unavailable_with_its_last_words(inferd: CommandLine, hello: str) -> None:
+    done = inferd.but(INFERD_FAKE_ENGINE="--fail")("run", hello, "--name", "x", "--json")
+    assert done.returncode == 5
+    assert "no such model: fake" in json.loads(done.stdout)["error"]["message"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 4)])
+def test_a_signal_cancels_the_run(inferd: CommandLine, sleeper: str, number: signal.Signals, code: int) -> None:
+    with inferd.start("run", sleeper) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "asleep\n"
+        process.send_signal(number)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+
+
+def test_a_server_and_the_commands_that_talk_to_it(inferd: CommandLine, hello: str, tmp_path: Path) -> None:
+    assert inferd("ps").returncode == 5
+    with server(inferd):
+        token = tmp_path / "state" / "inferd" / "token"
+        assert token.stat().st_mode & 0o777 == 0o600
+        assert "fake" in inferd("models").stdout
+        assert inferd("upload", hello).stdout.startswith("hello@0.0.1  sha256:")
+        assert inferd("upload", hello, "--json").stdout.count('"created":false') == 1
+        launched = inferd("launch", "hello", "--name", "Bob")
+        assert launched.stdout == 'hello Bob\n{"times": 1, "tags": null}\n'
+        as_json = json.loads(inferd("launch", "hello", "--name", "x", "--json").stdout)
+        assert as_json["result"]["times"] == 1
+        assert "--loud" in inferd("launch", "hello", "--help").stdout
+        assert inferd("launch", "hello", "--nmae", "x").returncode == 2
+        assert inferd("launch", "nix").returncode == 2
+        assert inferd("launch", "hello", "--name", "x", "--memory-mb", "99999").returncode == 3
+        runs = json.loads(inferd("ps", "--json").stdout)["runs"]
+        assert [run["state"] for run in runs] == ["succeeded", "succeeded"]
+        assert runs[0]["id"] in inferd("ps").stdout
+        logs = inferd("logs", runs[1]["id"])
+        assert logs.stdout.startswith("hello Bob\n")
+        events = [json.loads(line) for line in inferd("logs", runs[1]["id"], "--json").stdout.splitlines()]
+        assert events[-1]["type"] == "finished"
+        assert inferd("logs", "nix").returncode == 2
+        wrong = inferd.but(INFERD_TOKEN="wrong")("ps", "--json")
+        assert (wrong.returncode, json.loads(wrong.stdout)["error"]["code"]) == (2, "client.unauthorized")
+    assert not (tmp_path / "state" / "inferd" / "server.json").exists()
+
+
+def test_stop_ends_a_run_that_was_detached(inferd: CommandLine, sleeper: str) -> None:
+    with server(inferd):
+        inferd("upload", sleeper)
+        run = inferd("launch", "sleeper", "--detach").stdout.strip()
+        assert inferd("stop", run).stdout == f"{run}  cancelled\n"
+        assert inferd("logs", run).returncode == 0
+
+
+def test_interrupting_a_launch_cancels_the_run_on_the_server(inferd: CommandLine, sleeper: str) -> None:
+    with server(inferd):
+        inferd("upload", sleeper)
+        with inferd.start("launch", "sleeper") as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "asleep\n"
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=20)
+        assert process.returncode == 130
+        assert [run["state"] for run in json.loads(inferd("ps", "--json").stdout)["runs"]] == ["cancelled"]
+
+
+def test_losing_the_launching_client_does_not_cancel_the_run(inferd: CommandLine, sleeper: str) -> None:
+    with server(inferd):
+        inferd("upload", sleeper)
+        with inferd.start("launch", "sleeper") as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "asleep\n"
+            process.kill()
+        assert [run["state"] for run in json.loads(inferd("ps", "--json").stdout)["runs"]] == ["running"]
+
+
+def test_an_address_in_use_is_unavailable(inferd: CommandLine) -> None:
+    with server(inferd):
+        url = json.loads(Path(inferd.environment["XDG_STATE_HOME"], "inferd", "server.json").read_text())["url"]
+        done = inferd("serve", "--port", url.rpartition(":")[2])
+        assert done.returncode == 5
+        assert "cannot listen" in done.stderr
+
+
+def test_the_rest_of_the_command_line_needs_no_heavy_module(inferd: CommandLine) -> None:
+    code = "import sys, inferd_runtime.cli.run, inferd_runtime.cli.remote, inferd_runtime.cli.launch, inferd_runtime.cli.build"
+    heavy = "{'torch', 'transformers', 'wasmtime', 'starlette', 'uvicorn', 'numpy', 'rich'} & set(sys.modules)"
+    command = [inferd.command()[0], "-c", f"{code}; print({heavy})"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.stdout == "set()\n", done.stderr
+    code = f"import sys, inferd_runtime.cli.serve; print({heavy} - {{'starlette', 'uvicorn'}})"
+    done = subprocess.run([inferd.command()[0], "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.stdout == "set()\n", done.stderr

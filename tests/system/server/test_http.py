@@ -1,0 +1,229 @@
+"""The HTTP API over a real socket, with a fake engine and a fake worker behind it."""
+
+from __future__ import annotations
+
+import json
+
+import anyio
+import httpx
+import pytest
+
+from .conftest import BOB, Serve, Served
+
+pytestmark = pytest.mark.anyio
+HELLO = "async def main(name: str, times: int = 1) -> str:\n    print('hello', name)\n    return name * times\n"
+SLEEP = "import asyncio\nasync def main():\n    print('asleep')\n    await asyncio.sleep(600)\n"
+
+
+def code_of(response: httpx.Response) -> tuple[int, str]:
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"code", "message", "detail"}
+    return response.status_code, body["error"]["code"]
+
+
+async def test_a_program_runs_from_upload_to_result(serve: Serve) -> None:
+    async with serve() as served:
+        program = await served.upload(HELLO, "hello")
+        assert program["created"]
+        assert program["version"] == "0.0.1"
+        assert program["interface"]["arguments"]["required"] == ["name"]
+        body = {"program": "hello", "arguments": {"name": "Bob", "times": 2}}
+        run = (await served.client.post("/v1/runs", json=body)).json()
+        assert run["program"] == {"id": program["id"], "name": "hello", "version": "0.0.1"}
+        over = await served.finished(run)
+        assert (over["state"], over["result"], over["error"]) == ("succeeded", "BobBob", None)
+        assert over["usage"]["tokens"] == 7
+        assert [line["id"] for line in (await served.client.get("/v1/runs")).json()["runs"]] == [run["id"]]
+
+
+async def test_uploading_the_same_bytes_again_changes_nothing(serve: Serve) -> None:
+    async with serve() as served:
+        body = {"files": {"main.py": HELLO}, "name": "hello"}
+        first = await served.client.post("/v1/programs", json=body)
+        second = await served.client.post("/v1/programs", json=body)
+        assert (first.status_code, second.status_code) == (201, 200)
+        assert second.json() == {**first.json(), "created": False}
+        programs = (await served.client.get("/v1/programs")).json()["programs"]
+        assert [program["version"] for program in programs] == ["0.0.1"]
+        found = (await served.client.get(f"/v1/programs/{first.json()['id']}")).json()
+        assert found["interface"] == first.json()["interface"]
+
+
+async def test_what_is_wrong_with_a_request_is_named(serve: Serve) -> None:
+    async with serve() as served:
+        await served.upload(HELLO, "hello")
+        post = served.client.post
+
+        async def launch(**body: object) -> tuple[int, str]:
+            return code_of(await post("/v1/runs", json=body))
+
+        assert await launch(program="nix") == (404, "client.not_found")
+        assert await launch(program="hello") == (400, "client.invalid")
+        assert await launch(program="hello", arguments={"name": "x", "nmae": 1}) == (400, "client.invalid")
+        assert await launch(program="hello", arguments=[1]) == (400, "client.invalid")
+        assert await launch(program="hello", argumnets={}) == (400, "client.invalid")
+        assert await launch(program="hello", arguments={"name": "x"}, limits={"wall": 1}) == (400, "client.invalid")
+        assert await launch(program="hello", arguments={"name": "x"}, limits={"memory_mb": 9999}) == (429, "limit")
+        assert code_of(await post("/v1/runs", content=b"{nonsense")) == (400, "client.invalid")
+        assert code_of(await post("/v1/programs", json={"files": {"main.py": "x = ("}})) == (422, "program.syntax")
+        assert code_of(await served.client.get("/v1/nix")) == (404, "client.not_found")
+        assert code_of(await served.client.delete("/v1/runs")) == (405, "client.invalid")
+        assert code_of(await served.client.get("/v1/runs/run-nix/events")) == (404, "client.not_found")
+        run = await served.launch(HELLO, name="x")
+        for query in ("from=-1", "from=x", "follow=maybe"):
+            assert code_of(await served.client.get(f"/v1/runs/{run['id']}/events?{query}")) == (400, "client.invalid")
+
+
+async def test_without_the_token_only_liveness_and_version_answer(serve: Serve) -> None:
+    async with serve() as served, httpx.AsyncClient(base_url=served.gateway.url) as stranger:
+        assert (await stranger.get("/livez")).json() == {"live": True}
+        assert (await stranger.get("/version")).json()["protocol"] == 1
+        for path in ("/readyz", "/v1/models", "/v1/programs", "/v1/runs", "/v1/runs/x/events", "/nix"):
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic token-of-ann"}):
+                response = await stranger.get(path, headers=headers)
+                assert code_of(response) == (401, "client.unauthorized")
+                assert response.headers["www-authenticate"] == "Bearer"
+
+
+async def test_tenants_see_neither_programs_nor_runs_of_each_other(serve: Serve) -> None:
+    async with serve() as served:
+        run = await served.launch(HELLO, name="x")
+        await served.finished(run)
+        headers = {"Authorization": f"Bearer {BOB}"}
+        async with httpx.AsyncClient(base_url=served.gateway.url, headers=headers) as bob:
+            assert (await bob.get("/v1/programs")).json() == {"programs": []}
+            assert (await bob.get("/v1/runs")).json() == {"runs": []}
+            for path in (f"/v1/runs/{run['id']}", f"/v1/programs/{run['program']['id']}"):
+                assert code_of(await bob.get(path)) == (404, "client.not_found")
+            assert code_of(await bob.post(f"/v1/runs/{run['id']}/cancel")) == (404, "client.not_found")
+
+
+async def test_two_tenants_never_share_a_worker_process(serve: Serve) -> None:
+    source = "import worker\nasync def main():\n    return worker.pid\n"
+    async with serve() as served:
+        headers = {"Authorization": f"Bearer {BOB}"}
+        async with httpx.AsyncClient(base_url=served.gateway.url, headers=headers) as client:
+            bob = Served(served.gateway, client)
+            pids = [(await who.finished(await who.launch(source)))["result"] for who in (served, bob, served, bob)]
+    assert pids[0] == pids[2] != pids[1] == pids[3]
+
+
+async def test_a_body_that_is_too_large_is_refused_before_it_is_read(serve: Serve) -> None:
+    async with serve(max_body_bytes=1000) as served:
+        body = json.dumps({"files": {"main.py": "#" * 2000}}).encode()
+
+        async def pieces() -> object:
+            for start in range(0, len(body), 100):
+                yield body[start : start + 100]
+
+        for content in (body, pieces()):
+            response = await served.client.post("/v1/programs", content=content)  # type: ignore[arg-type]
+            assert code_of(response) == (413, "limit")
+            assert response.json()["error"]["detail"]["limit"] == "body_bytes"
+    async with serve() as served:
+        big = {"files": {"main.py": "#" * (1 << 20) + "\n"}}
+        assert code_of(await served.client.post("/v1/programs", json=big)) == (413, "limit")
+
+
+async def test_cancel_ends_a_run_with_cancelled(serve: Serve) -> None:
+    async with serve() as served:
+        run = await served.launch(SLEEP)
+        async with served.client.stream("GET", f"/v1/runs/{run['id']}/events") as stream:
+            async for line in stream.aiter_lines():
+                event = json.loads(line)
+                if event["type"] == "stdout" and "asleep" in event["text"]:
+                    answer = await served.client.post(f"/v1/runs/{run['id']}/cancel")
+                    assert answer.status_code == 202
+        assert event["type"] == "finished"
+        assert event["state"] == "cancelled"
+        over = await served.finished(run)
+        assert (over["state"], over["error"]["code"]) == ("cancelled", "cancelled")
+        assert (await served.client.post(f"/v1/runs/{run['id']}/cancel")).json()["state"] == "cancelled"
+
+
+async def test_events_replay_from_any_index(serve: Serve) -> None:
+    async with serve() as served:
+        run = await served.launch(HELLO, name="x")
+        path = f"/v1/runs/{run['id']}/events"
+        whole = [json.loads(line) for line in (await served.client.get(path)).text.splitlines()]
+        assert [event["index"] for event in whole] == list(range(len(whole)))
+        assert whole[0]["type"] == "started"
+        assert "".join(event["text"] for event in whole if event["type"] == "stdout") == "hello x\n"
+        assert whole[-1]["result"] == "x"
+        part = (await served.client.get(path, params={"from": 2})).text.splitlines()
+        assert [json.loads(line) for line in part] == whole[2:]
+        past = await served.client.get(path, params={"from": 99})
+        assert past.text == ""
+
+
+async def test_events_as_server_sent_events_resume_after_the_last_id(serve: Serve) -> None:
+    async with serve() as served:
+        run = await served.launch(HELLO, name="x")
+        await served.finished(run)
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": "1"}
+        response = await served.client.get(f"/v1/runs/{run['id']}/events", headers=headers)
+        assert response.headers["content-type"].startswith("text/event-stream")
+        first, *_, last = response.text.strip().split("\n\n")
+        assert first.splitlines()[0] == "id: 2"
+        assert last.splitlines()[1] == "event: finished"
+        assert json.loads(last.splitlines()[2].removeprefix("data: "))["result"] == "x"
+
+
+async def test_events_without_follow_end_at_once(serve: Serve) -> None:
+    async with serve() as served:
+        run = await served.launch(SLEEP)
+        with anyio.fail_after(5):
+            response = await served.client.get(f"/v1/runs/{run['id']}/events?follow=false")
+        assert "finished" not in response.text
+
+
+async def test_events_that_left_the_buffer_are_counted(serve: Serve) -> None:
+    source = "async def main():\n    for n in range(100):\n        print('x' * 100)\n"
+    async with serve(run_event_bytes=4000) as served:
+        run = await served.finished(await served.launch(source))
+        lines = (await served.client.get(f"/v1/runs/{run['id']}/events")).text.splitlines()
+        first, second, *_ = [json.loads(line) for line in lines]
+        assert first["type"] == "dropped"
+        assert first["count"] == second["index"]
+        assert json.loads(lines[-1])["type"] == "finished"
+
+
+async def test_a_client_that_leaves_the_stream_does_not_cancel_the_run(serve: Serve) -> None:
+    source = "import worker\nasync def main():\n    print('waiting')\n    return await worker.receive()\n"
+    async with serve() as served:
+        run = await served.launch(source)
+        path = f"/v1/runs/{run['id']}"
+        async with served.client.stream("GET", f"{path}/events") as stream:
+            async for line in stream.aiter_lines():
+                if "waiting" in line:
+                    break
+        assert (await served.client.get(path)).json()["state"] == "running"
+        sent = await served.client.post(f"{path}/messages", json={"message": {"go": [1]}})
+        assert sent.status_code == 202
+        assert (await served.finished(run))["result"] == {"go": [1]}
+        late = await served.client.post(f"{path}/messages", json={"message": 1})
+        assert code_of(late) == (400, "client.invalid")
+
+
+async def test_messages_of_the_program_are_events(serve: Serve) -> None:
+    source = "import worker\nasync def main():\n    worker.send({'half': 0.5})\n"
+    async with serve() as served:
+        run = await served.launch(source)
+        lines = (await served.client.get(f"/v1/runs/{run['id']}/events")).text.splitlines()
+        assert [json.loads(line).get("message") for line in lines][1] == {"half": 0.5}
+
+
+async def test_a_program_that_raises_fails_with_its_traceback(serve: Serve) -> None:
+    async with serve() as served:
+        over = await served.finished(await served.launch("async def main():\n    return 1 / 0\n"))
+        assert (over["state"], over["error"]["code"]) == ("failed", "program")
+        assert "ZeroDivisionError" in over["error"]["detail"]["traceback"]
+
+
+async def test_models_and_readiness(serve: Serve) -> None:
+    async with serve() as served:
+        models = (await served.client.get("/v1/models")).json()["models"]
+        assert [model["name"] for model in models] == ["fake"]
+        ready = await served.client.get("/readyz")
+        assert (ready.status_code, ready.json()["ready"]) == (200, True)
