@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from inferd_runtime.sandbox.component import Progress, ensure_runner
+
+
+CLEAR_LINE = "\x1b[2K"
 
 
 class ProgressBar:
@@ -38,6 +43,19 @@ class ProgressBar:
         """Take the bar away."""
         if self._bar is not None:
             self._bar.stop()
+
+
+@contextmanager
+def notice(text: str) -> Iterator[None]:
+    """A line on a terminal that goes away at the end of the body."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    print(f"{text} ...", end="\r", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
 
 
 def prepare_runner() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from inferd_runtime.cli.interrupts import run_async
 from inferd_runtime.cli.parsing import LIMIT_SETTINGS, Parser, add_json, add_settings
 from inferd_runtime.cli.program_command import Grammar, ProgramCommand, parse
 from inferd_runtime.cli.program_options import ProgramInterface
-from inferd_runtime.cli.progress import prepare_runner
+from inferd_runtime.cli.progress import notice, prepare_runner
 from inferd_runtime.cli.run_screen import RunScreen
 from inferd_runtime.server.bundles import Program, make_program, read_sources, with_limits
 from inferd_runtime.server.runtime import open_runtime
@@ -55,7 +56,10 @@ async def _execute(command: ProgramCommand, program: Program) -> int:
     limits = with_limits(program.limits_over(command.settings.limits), command.limits)
     arguments = msgspec.json.encode(command.arguments).decode()
     screen = RunScreen(command.as_json)
-    async with open_runtime(replace(command.settings, workers=1, max_workers=1), spare=0) as runtime:
+    settings = replace(command.settings, workers=1, max_workers=1)
+    async with AsyncExitStack() as stack:
+        with notice(f"Loading {settings.model}"):
+            runtime = await stack.enter_async_context(open_runtime(settings, spare=0))
         run = runtime.launch(program, arguments, limits=limits)
         async for event in run.follow():
             screen.show(event.kind, event.payload)

@@ -159,10 +159,15 @@ class LoadedRunner:
         return Guest(self, instance)
 
     def warm_up(self, calls: HostCalls, bundle: str, arguments: str, spares: int) -> None:
-        """Run a program to see what every program needs, then keep ``spares`` instances that have it."""
+        """Run a program to see what every program needs, then keep ``spares`` instances that have it.
+
+        Raises GuestTrap if the program does not end well.
+        """
         guest = self.start(calls, sys.maxsize)
         self._needs_bytes = len(guest.memory())
-        guest.run(bundle, arguments)
+        ok, text = guest.run(bundle, arguments)
+        if not ok:
+            raise GuestTrap(text)
         written = written_pages(guest.memory())
         guest.close()
         populator = Populator()
@@ -195,8 +200,9 @@ class LoadedRunner:
         """Let every guest that computes call ``tick``."""
         self._engine.increment_epoch()
 
-    def _current(self) -> HostCalls:
-        return self._calls.current  # type: ignore[no-any-return]
+    def _current(self) -> HostCalls | None:
+        """Whose guest runs in this thread; nobody's while an instance is made ahead of its use."""
+        return getattr(self._calls, "current", None)
 
     def _new_address(self) -> int | None:
         """Where the instance that was just made has its data. Called with the lock held."""
@@ -231,11 +237,13 @@ def _stop() -> int | None:
     return ctypes.cast(ffi.wasmtime_error_new(b"ended by the host"), ctypes.c_void_p).value
 
 
-def _guarded(current: Callable[[], HostCalls], body: Callable[[HostCalls, Any, Any], None]) -> Any:
+def _guarded(current: Callable[[], HostCalls | None], body: Callable[[HostCalls, Any, Any], None]) -> Any:
     """``body`` (calls, arguments, results) as a host function. It stops the guest when its run has ended."""
 
     def call(_data: Any, _context: Any, _type: Any, args: Any, _nargs: int, results: Any, _nresults: int) -> int | None:
         calls = current()
+        if calls is None:
+            return _stop()
         try:
             body(calls, args, results)
         except Exception as error:  # noqa: BLE001 - the boundary to native code: raising here would only print
@@ -285,23 +293,25 @@ def _resolution(_calls: HostCalls, _args: Any, results: Any) -> None:
     results[0].of.u64 = 1000
 
 
-def _epoch(current: Callable[[], HostCalls]) -> Any:
+def _epoch(current: Callable[[], HostCalls | None]) -> Any:
     """The epoch callback: another tick for the guest, or its end."""
 
     def tick(_context: Any, _data: Any, delta: Any, kind: Any) -> int | None:
+        delta[0] = 1
+        kind[0] = 0  # continue
         calls = current()
+        if calls is None:
+            return 0
         try:
             calls.tick()
         except Exception as error:  # noqa: BLE001 - as above
             calls.crashed(error)
-        delta[0] = 1
-        kind[0] = 0  # continue
         return _stop() if calls.ended else 0
 
     return _EPOCH_CALLBACK(tick)
 
 
-def _callbacks(current: Callable[[], HostCalls]) -> dict[str, Any]:
+def _callbacks(current: Callable[[], HostCalls | None]) -> dict[str, Any]:
     """What wasmtime calls. Kept alive by whoever holds the linker and stores: wasmtime holds bare pointers to them."""
     return {
         "submit": _guarded(current, _submit),

@@ -36,6 +36,7 @@ from inferd_runtime.sandbox.messages import (
 )
 from inferd_runtime.sandbox.outbox import Outbox
 from inferd_runtime.sandbox.run import EngineAddress, Run
+from inferd_runtime.sandbox.warm_up import warm_up
 from inferd_runtime.sandbox.wasm import LoadedRunner
 
 MAX_SOCKETS = 16384
@@ -135,6 +136,7 @@ def main(arguments: list[str]) -> None:
     control.setsockopt(zmq.IDENTITY, options.identity.encode())
     control.setsockopt(zmq.LINGER, LINGER_MS)
     runner = LoadedRunner(ensure_runner())
+    warm_up(runner)
     control.connect(options.control)
     Worker(control, EngineAddress(context, options.engine), runner).serve()
     control.close()

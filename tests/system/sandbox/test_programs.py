@@ -233,7 +233,8 @@ def test_files_of_a_program_import_each_other(gateway: Gateway) -> None:
         "main.py": "import pkgutil\nfrom lib import helper\nimport other\nasync def main(): return helper.greet() + other.name()",
         "other.py": "import main\ndef name(): return main.__name__",
         "lib/__init__.py": "",
-        "lib/helper.py": "from .deep.words import hello\nimport pkgutil\ndef greet():\n    return hello + pkgutil.get_data('lib', 'data.txt').decode()",
+        "lib/helper.py": "from .deep.words import hello\nimport pkgutil\nDATA = pkgutil.get_data('lib', 'data.txt').decode()\n"
+        "def greet(): return hello + DATA",
         "lib/deep/words.py": "hello = 'hello '",
         "lib/data.txt": "from ",
     }
@@ -253,7 +254,8 @@ def test_a_module_that_would_hide_the_library_is_refused(gateway: Gateway) -> No
 
 def test_traceback_shows_the_programs_own_lines(gateway: Gateway) -> None:
     files = {
-        "main.py": "import asyncio\nfrom helper import divide\n\nasync def main():\n    await asyncio.sleep(0)\n    return divide(1, 0)\n",
+        "main.py": "import asyncio\nfrom helper import divide\n\n"
+        "async def main():\n    await asyncio.sleep(0)\n    return divide(1, 0)\n",
         "helper.py": "def divide(a, b):\n    return (a + 1) / b\n",
     }
     error = gateway.error(files)
@@ -385,11 +387,12 @@ def test_each_run_draws_its_own_random_numbers(gateway: Gateway) -> None:
 def test_the_standard_library_is_there(gateway: Gateway) -> None:
     program = """
         import importlib
-        NAMES = '''argparse ast asyncio base64 bisect calendar collections concurrent.futures configparser copy csv dataclasses datetime
-        decimal difflib email.message enum fractions functools gzip hashlib heapq hmac html.parser http.client io itertools json logging
-        math numbers operator pathlib pickle pprint queue random re secrets shlex statistics string struct tempfile textwrap threading
-        time tomllib traceback typing unicodedata unittest urllib.parse uuid warnings weakref xml.etree.ElementTree zipfile zlib
-        zoneinfo encodings.cp1252 encodings.shift_jis'''.split()
+        NAMES = '''argparse ast asyncio base64 bisect calendar collections concurrent.futures configparser copy csv
+        dataclasses datetime decimal difflib email.message enum fractions functools gzip hashlib heapq hmac html.parser
+        http.client io itertools json logging math numbers operator pathlib pickle pprint queue random re secrets shlex
+        statistics string struct tempfile textwrap threading time tomllib traceback typing unicodedata unittest
+        urllib.parse uuid warnings weakref xml.etree.ElementTree zipfile zlib zoneinfo encodings.cp1252
+        encodings.shift_jis'''.split()
 
         def main():
             for name in NAMES:

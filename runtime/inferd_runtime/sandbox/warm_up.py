@@ -1,0 +1,51 @@
+"""The first guest of a worker: a program of ours, on a host that answers at once."""
+
+from __future__ import annotations
+
+import json
+import traceback
+
+from inferd_runtime.sandbox.runner.rehearsal import ASYNCIO, AnsweringHost
+from inferd_runtime.sandbox.wasm import LoadedRunner
+
+SPARES = 2
+
+
+class RehearsalCalls:
+    """The runner's own rehearsal host, as the host of a real guest."""
+
+    def __init__(self) -> None:
+        self._host = AnsweringHost()
+        self.ended = False
+
+    def submit(self, op: str, arguments: bytes) -> int:
+        """Answered at once."""
+        return self._host.submit(op, arguments.decode())
+
+    def wait(self, timeout_ms: int) -> bytes:
+        """The answers."""
+        return self._host.wait(timeout_ms).encode()
+
+    def cancel(self, ticket: int) -> None:
+        """Nothing is open."""
+
+    def log(self, target: str, text: str) -> None:
+        """Nobody reads it."""
+
+    def tick(self) -> None:
+        """It takes its time."""
+
+    def blocked(self) -> None:
+        """Our own program does not."""
+        self.ended = True
+
+    def crashed(self, error: Exception) -> None:
+        """A bug: wasmtime reports the guest that is stopped, and this prints why."""
+        traceback.print_exception(error)
+        self.ended = True
+
+
+def warm_up(runner: LoadedRunner) -> None:
+    """Run a program once, then keep spare instances. Raises GuestTrap if the runner does not work."""
+    bundle = {"name": "warm-up", "files": {"main.py": ASYNCIO}, "entry": "main.py"}
+    runner.warm_up(RehearsalCalls(), json.dumps(bundle), json.dumps({"text": "hello"}), SPARES)

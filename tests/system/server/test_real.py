@@ -1,0 +1,139 @@
+"""The real sandbox and the real engine under the supervisor: what the fakes cannot show."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+from inferd_runtime.sandbox.component import ensure_runner
+from inferd_runtime.sandbox.messages import Bundle
+from inferd_runtime.server.bundles import Program, make_program
+from inferd_runtime.server.runs import Run
+from inferd_runtime.server.runtime import Commands, Runtime, default_commands, open_runtime
+
+from .conftest import fake_commands, settings_in, until
+
+pytestmark = pytest.mark.anyio
+COUNT_SESSIONS = """
+from inferd.protocol import CreateContext
+from inferd.transport import current_transport
+
+async def main() -> int:
+    return (await current_transport().call(CreateContext())).length
+"""
+SLEEP = "import asyncio\nasync def main():\n    print('asleep')\n    await asyncio.sleep(600)\n"
+GENERATE = """
+from inferd import Context, Sampler
+
+async def main(prompt: str, max_tokens: int = 8) -> int:
+    count = 0
+    async for step in Context().user(prompt).generate(Sampler.argmax(), max_tokens=max_tokens):
+        print(step.text, end="", flush=True)
+        count += len(step.tokens)
+    return count
+"""
+PROMPT = json.dumps({"prompt": "Hello"})
+
+
+def program(source: str) -> Program:
+    return make_program(Bundle("p", {"main.py": source}))
+
+
+@pytest.fixture(scope="module")
+async def runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runtime]:
+    ensure_runner()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    async with open_runtime(settings_in(tmp_path_factory.mktemp("real"), threads=1)) as opened:
+        yield opened
+
+
+async def printed(run: Run) -> str:
+    """All that a run prints on stdout."""
+    return "".join([event.payload async for event in run.follow() if event.kind == "stdout"])
+
+
+async def test_a_program_generates_with_the_embedded_model(runtime: Runtime) -> None:
+    run = runtime.launch(program(GENERATE), PROMPT)
+    text = await printed(run)
+    ending = await run.wait()
+    assert ending.error is None, ending.error
+    assert text
+    assert 0 < run.result <= 8
+    assert ending.usage.tokens == run.result
+    assert ending.usage.steps > 0
+    assert ending.usage.peak_memory_mb > 1
+
+
+async def test_the_same_program_again_prints_the_same(runtime: Runtime) -> None:
+    texts = [await printed(runtime.launch(program(GENERATE), PROMPT)) for _ in range(2)]
+    assert texts[0] == texts[1]
+
+
+async def test_a_killed_engine_ends_its_runs_and_comes_back(runtime: Runtime) -> None:
+    run = runtime.launch(program(SLEEP), "{}")
+    await run.next_batch(1)
+    assert runtime.engine.pid is not None
+    os.kill(runtime.engine.pid, signal.SIGKILL)
+    ending = await run.wait()
+    assert ending.error is not None
+    assert ending.error.code == "unavailable"
+    assert "the engine was killed by SIGKILL" in ending.error.message
+    await until(lambda: runtime.engine.pid is not None, seconds=60)
+    again = await runtime.launch(program(GENERATE), PROMPT).wait()
+    assert again.error is None
+
+
+async def test_a_killed_worker_ends_its_runs_and_is_replaced(runtime: Runtime) -> None:
+    run = runtime.launch(program(SLEEP), "{}")
+    await run.next_batch(1)
+    for pid in runtime.fleet.pids.values():
+        os.kill(pid, signal.SIGKILL)
+    ending = await run.wait()
+    assert ending.error is not None
+    assert ending.error.code == "unavailable"
+    again = await runtime.launch(program(GENERATE), PROMPT).wait()
+    assert again.error is None
+
+
+async def test_the_sessions_of_a_killed_real_worker_are_closed_at_the_engine(tmp_path: Path) -> None:
+    ensure_runner()
+    settings = settings_in(tmp_path)
+    commands = Commands(fake_commands().engine, default_commands(settings).worker)
+    async with open_runtime(settings, commands) as runtime:
+        sleeping = [runtime.launch(program(SLEEP), "{}") for _ in range(3)]
+        for run in sleeping:
+            await run.next_batch(1)
+        counted = runtime.launch(program(COUNT_SESSIONS), "{}")
+        await counted.wait()
+        assert counted.result == 5  # the gateway's, three that sleep, and its own
+        for pid in runtime.fleet.pids.values():
+            os.kill(pid, signal.SIGKILL)
+        for run in sleeping:
+            await run.wait()
+
+        async def only_two() -> bool:
+            again = runtime.launch(program(COUNT_SESSIONS), "{}")
+            await again.wait()
+            return bool(again.result == 2)
+
+        with anyio.fail_after(20):
+            await until(only_two)
+
+
+def test_the_command_line_runs_a_program_of_the_project(tmp_path: Path) -> None:
+    ensure_runner()
+    source = tmp_path / "generate.py"
+    source.write_text(GENERATE)
+    command = [sys.executable, "-m", "inferd_runtime.cli", "run", str(source), "--prompt", "Hello", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    value = json.loads(done.stdout)
+    assert value["result"] == value["usage"]["tokens"] > 0
