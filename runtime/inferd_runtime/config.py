@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -19,6 +19,13 @@ from inferd.protocol import InvalidRequest
 from inferd_runtime.sandbox.messages import Limits
 
 CONFIG_FILE = "config.toml"
+LIMIT_FLAGS = {
+    "wall_s": "--limit-wall",
+    "cpu_s": "--limit-cpu",
+    "memory_mb": "--limit-memory",
+    "output_bytes": "--limit-output",
+}
+"""The settings whose flag is not their name: a program's own parameters may well be called like these."""
 
 
 @dataclass(frozen=True)
@@ -84,17 +91,17 @@ class Sources:
 def resolve(sources: Sources) -> Settings:
     """The settings in force. Raises InvalidRequest that names the flag, variable or file key that is wrong."""
     environment = sources.environment
-    layers: list[tuple[str, Mapping[str, Any]]] = [
-        ("", _directories(environment)),
-        ("key {} of the configuration file", _read_file(sources)),
-        ("INFERD_{}", _from_environment(environment)),
-        ("--{}", {name: value for name, value in sources.flags.items() if value is not None}),
+    layers: list[tuple[Callable[[str], str], Mapping[str, Any]]] = [
+        (str, _directories(environment)),
+        (lambda name: f"key {name} of the configuration file", _read_file(sources)),
+        (lambda name: f"INFERD_{name.upper()}", _from_environment(environment)),
+        (flag_of, {name: value for name, value in sources.flags.items() if value is not None}),
     ]
     values: dict[str, Any] = {}
     types = get_type_hints(Settings)
     for place, layer in layers:
         for name, value in layer.items():
-            values[name] = _convert(place.format(_spelled(place, name)), value, types[name])
+            values[name] = _convert(place(name), value, types[name])
     settings = Settings(**values)
     _check(settings)
     return dataclasses.replace(
@@ -102,10 +109,9 @@ def resolve(sources: Sources) -> Settings:
     )
 
 
-def _spelled(place: str, name: str) -> str:
-    if place.startswith("--"):
-        return name.replace("_", "-")
-    return name.upper() if place.startswith("INFERD_") else name
+def flag_of(name: str) -> str:
+    """The command line's flag for a setting."""
+    return LIMIT_FLAGS.get(name, "--" + name.replace("_", "-"))
 
 
 def _directories(environment: Mapping[str, str]) -> dict[str, str]:

@@ -61,14 +61,15 @@ def test_greedy_tokens_are_those_of_transformers_generate(session: DirectSession
         assert session.tokens(context) == out[0].tolist()
 
 
+@pytest.mark.parametrize("seeds", [3, pytest.param(60, marks=pytest.mark.long)])
 @pytest.mark.parametrize("grammar", [False, True], ids=["free", "grammar"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_seed_gives_the_same_tokens_with_speculation_on_and_off(
-    session: DirectSession, sampler: str, grammar: bool
+    session: DirectSession, sampler: str, grammar: bool, seeds: int
 ) -> None:
     constraint = p.Constraint("json_schema", PEOPLE) if grammar else None
     accepted = 0
-    for seed in range(4):
+    for seed in range(seeds):
         sampling = p.Sampling(**{**vars(SAMPLERS[sampler]), "seed": seed})
         for system, user in PROMPTS:
             fields: dict[str, Any] = {"sampling": sampling, "constraint": constraint, "max_tokens": 32}

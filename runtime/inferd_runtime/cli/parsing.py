@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from inferd.protocol import InvalidRequest
-from inferd_runtime.config import Settings, Sources, resolve
+from inferd_runtime.config import LIMIT_FLAGS, Settings, Sources, flag_of, resolve
 
 SETTING_NAMES = tuple(field.name for field in dataclasses.fields(Settings))
 CLIENT_SETTINGS = ("url", "token", "state_dir", "host", "port")
-LIMIT_SETTINGS = ("wall_s", "cpu_s", "memory_mb", "output_bytes")
+LIMIT_SETTINGS = tuple(LIMIT_FLAGS)
 HELP = {
     "model": "tiny (the embedded one), a folder, or a name on the hub",
     "device": "cpu or cuda",
@@ -47,9 +47,10 @@ def add_settings(parser: argparse.ArgumentParser, names: Iterable[str], taken: f
     """Options for settings (values stay text until all sources are merged), but for names that are ``taken``."""
     group = parser.add_argument_group("settings")
     for name in names:
-        if name not in taken:
-            option = "--" + name.replace("_", "-")
-            group.add_argument(option, dest=f"setting_{name}", default=None, metavar="VALUE", help=HELP.get(name))
+        if flag_of(name).removeprefix("--").replace("-", "_") not in taken:
+            group.add_argument(
+                flag_of(name), dest=f"setting_{name}", default=None, metavar="VALUE", help=HELP.get(name)
+            )
     if "config" not in taken:
         group.add_argument("--config", dest="config_file", type=Path, metavar="FILE", help="a TOML file with settings")
 

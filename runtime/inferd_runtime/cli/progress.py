@@ -10,7 +10,6 @@ from typing import Any
 
 from inferd_runtime.sandbox.component import Progress, ensure_runner
 
-
 CLEAR_LINE = "\x1b[2K"
 
 

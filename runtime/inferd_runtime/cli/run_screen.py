@@ -58,8 +58,8 @@ class RunScreen:
             return 0
         else:
             code = 0
-            if result not in (None, "null"):
-                self._out.write(f"{result}\n")
+            if result is not None and result != "null":
+                self._out.write(json.dumps(json.loads(result), ensure_ascii=False) + "\n")
         if not self._as_json:
             print(figures(usage), file=sys.stderr)
         return code

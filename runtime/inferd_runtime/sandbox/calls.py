@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import traceback
 from collections.abc import Callable
@@ -66,16 +67,16 @@ class GuestCalls:
 
     def wait(self, timeout_ms: int) -> bytes:
         """Finished operations; sleeps until there is one, the time is up, or the run has to end."""
-        end = None if timeout_ms == FOR_EVER_MS else time.monotonic() + timeout_ms / 1e3
+        now = time.monotonic()
+        end = math.inf if timeout_ms == FOR_EVER_MS else now + timeout_ms / 1e3
         while True:
-            self._collect()
+            patience = 0.0 if self._desk.has_answers or self.ended else min(end - now, self.meter.wall_left(now))
+            self._collect(patience)
             self._charge()
             answers = self._desk.take()
             now = time.monotonic()
-            if answers is not None or self.ended or (end is not None and now >= end):
+            if answers is not None or self.ended or now >= end:
                 return answers or b"[]"
-            left = self.meter.wall_left(now)
-            self._poller.poll(_poll_ms(left if end is None else min(left, end - now)))
 
     def cancel(self, ticket: int) -> None:
         """Drop an operation."""
@@ -137,13 +138,27 @@ class GuestCalls:
             self._report(Sent(self._run, message))
         return self._desk.answered(True, DONE)
 
-    def _collect(self) -> None:
-        """Take in what has come from the engine and from the gateway."""
-        while (reply := self._link.receive()) is not None:
-            if reply.ticket:
-                self._desk.settle(reply.ticket, reply.ok, reply.payload)
-            else:
-                self._session_reply(reply)
+    def _collect(self, patience: float) -> None:
+        """Take in all that has come from the engine and the gateway; wait for something at most ``patience`` seconds."""
+        ready = self._poller.poll(_poll_ms(patience))
+        while ready:
+            for source, _ in ready:
+                if source is self._link.socket:
+                    self._receive_reply()
+                else:
+                    self._receive_mail()
+            ready = self._poller.poll(0)
+
+    def _receive_reply(self) -> None:
+        reply = self._link.receive()
+        if reply is None:
+            return
+        if reply.ticket:
+            self._desk.settle(reply.ticket, reply.ok, reply.payload)
+        else:
+            self._session_reply(reply)
+
+    def _receive_mail(self) -> None:
         for message in self._inbox.take():
             if self._desk.mailbox_full:
                 full = f"{MAX_MAILBOX} messages wait for the program already"
@@ -166,4 +181,5 @@ class GuestCalls:
 
 
 def _poll_ms(seconds: float) -> int:
-    return min(int(seconds * 1e3) + 1, MAX_POLL_MS)
+    """Rounded up, so that a poll does not end just before its time."""
+    return min(math.ceil(seconds * 1e3), MAX_POLL_MS) if seconds > 0 else 0

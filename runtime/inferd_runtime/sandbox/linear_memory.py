@@ -1,9 +1,10 @@
 """How much linear memory an instance has, read from the process's memory map.
 
 wasmtime's C API does not give out a component's memories. But each linear memory starts as a private, copy-on-write mapping
-of the compiled runner's file (its initial data), at an address that no other instance has, followed by what it has grown by,
-up to the inaccessible rest of its reservation. A WebAssembly memory never shrinks, so its size at the end is the peak, and
-the figure that the memory limit counts. Only Linux has ``/proc/self/maps``; elsewhere nothing is found and 0 is reported.
+of the compiled runner's file (its initial data), at an address that no other instance has, and what it grows by follows, up to
+the inaccessible rest of its reservation. So a new instance's memory is found in ``/proc/self/maps``, and how far it has grown
+is found by asking which of its bytes can be read. A WebAssembly memory never shrinks: its size at the end is the peak, and
+the figure that the memory limit counts. This is Linux only; elsewhere nothing is found and 0 is reported.
 
 The first write to each page costs a fault that copies it: these faults are most of what starting a program costs. Which pages
 every program writes to is learned from one run, and a spare instance gets its own copies of these before it is needed.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -26,6 +28,7 @@ ENTRY_BYTES = 8
 PRESENT, FILE_BACKED = 63, 61
 """Bits of an entry of the page map (Linux: Documentation/admin-guide/mm/pagemap.rst)."""
 MADV_POPULATE_WRITE = 23
+WASM_PAGE = 64 << 10
 _LINE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) (....) [0-9a-f]+ \S+ \d+ *(.*)$", re.MULTILINE)
 
 
@@ -72,6 +75,8 @@ def writable_region(text: bytes, address: int) -> range:
 
 def written_pages(region: range) -> list[range]:
     """The stretches of a region that have pages of their own by now, as offsets from its start; nothing if it cannot be told."""
+    if not region:
+        return []
     try:
         with PAGEMAP.open("rb", buffering=0) as pagemap:
             pagemap.seek(region.start // PAGE * ENTRY_BYTES)
@@ -89,15 +94,44 @@ def written_pages(region: range) -> list[range]:
     return stretches
 
 
-class Populator:
-    """Gives memory its own pages ahead of the first write. Does nothing where the system cannot (Linux before 5.14)."""
+class MemoryAccess:
+    """System calls on this process's own memory. Each does nothing where the system does not have it."""
 
     def __init__(self) -> None:
-        self._madvise = ctypes.CDLL(None, use_errno=True).madvise
-        self._madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        self._libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+        self._pid = os.getpid()
 
     def populate(self, base: int, stretches: list[range]) -> None:
-        """Populate these offsets from ``base``. What fails is populated by the program's own writes, as without this."""
-        if sys.platform == "linux":
+        """Give these offsets from ``base`` pages of their own. Where that fails (Linux before 5.14), the first write does it."""
+        if self._libc is not None:
             for stretch in stretches:
-                self._madvise(base + stretch.start, len(stretch), MADV_POPULATE_WRITE)
+                start, length = ctypes.c_void_p(base + stretch.start), ctypes.c_size_t(len(stretch))
+                self._libc.madvise(start, length, MADV_POPULATE_WRITE)
+
+    def size(self, memory: range, limit: int) -> int:
+        """Bytes that can be read from the start of ``memory`` on, which has grown at its end, by ``limit`` bytes at most."""
+        low, high = len(memory) // WASM_PAGE, limit // WASM_PAGE
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._readable(memory.start + middle * WASM_PAGE - 1):
+                low = middle
+            else:
+                high = middle - 1
+        return low * WASM_PAGE
+
+    def _readable(self, address: int) -> bool:
+        """Ask the kernel to copy a byte from there: unlike a read of our own, that fails softly."""
+        if self._libc is None:
+            return False
+        byte = ctypes.create_string_buffer(1)
+        to, source = _Span(ctypes.addressof(byte), 1), _Span(address, 1)
+        one, flags = ctypes.c_ulong(1), ctypes.c_ulong(0)
+        return bool(
+            self._libc.process_vm_readv(self._pid, ctypes.byref(to), one, ctypes.byref(source), one, flags) == 1
+        )
+
+
+class _Span(ctypes.Structure):
+    """``struct iovec``."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))

@@ -35,6 +35,11 @@ class TicketDesk:
         return len(self._open) >= MAX_OPEN
 
     @property
+    def has_answers(self) -> bool:
+        """Whether :meth:`take` would return something."""
+        return bool(self._answers)
+
+    @property
     def mailbox_full(self) -> bool:
         """Whether as many messages wait for the program as may."""
         return len(self._mailbox) >= MAX_MAILBOX

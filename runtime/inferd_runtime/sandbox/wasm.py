@@ -13,7 +13,6 @@ epoch callback ends it, or in a host function, which ends it.
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -27,9 +26,10 @@ from wasmtime.component import Component, Linker, LinkerInstance
 from wasmtime.component import Instance as ComponentInstance
 
 from inferd_runtime.sandbox.engine_settings import MIB, WASM_STACK_BYTES
-from inferd_runtime.sandbox.linear_memory import Populator, data_addresses, read_map, writable_region, written_pages
+from inferd_runtime.sandbox.linear_memory import MemoryAccess, data_addresses, read_map, writable_region, written_pages
 from inferd_runtime.sandbox.spares import Spares
 
+WARM_UP_BYTES = 256 * MIB
 CLOCK = "wasi:clocks/monotonic-clock@"
 
 
@@ -95,19 +95,21 @@ def compile_component(source: Path, target: Path) -> None:
 
 @dataclass(frozen=True)
 class Instance:
-    """A pristine instance of the runner, which no program has used. ``address`` is where its data is, if that is known."""
+    """A pristine instance of the runner, which no program has used. ``memory``: its addresses, empty if they are not known."""
 
     store: Store
     handle: ComponentInstance
     address: int | None
+    memory: range
 
 
 class Guest:
     """One instance of the runner, for one run, in one thread."""
 
-    def __init__(self, runner: LoadedRunner, instance: Instance) -> None:
+    def __init__(self, runner: LoadedRunner, instance: Instance, memory_limit: int) -> None:
         self._runner = runner
         self._instance = instance
+        self._memory_limit = memory_limit
 
     def run(self, bundle: str, arguments: str) -> tuple[bool, str]:
         """Run a program: whether it went well, and the JSON of its result or error. Raises GuestTrap."""
@@ -123,8 +125,10 @@ class Guest:
 
     def memory(self) -> range:
         """The addresses of the instance's linear memory, which never shrinks; empty where it cannot be told."""
-        address = self._instance.address
-        return range(0) if address is None else writable_region(read_map(), address)
+        initial = self._instance.memory
+        if not initial:
+            return initial
+        return range(initial.start, initial.start + self._runner.access.size(initial, self._memory_limit))
 
     def close(self) -> None:
         """Give the instance's memory back."""
@@ -144,38 +148,37 @@ class LoadedRunner:
         self._lock = threading.Lock()
         self._live: set[int] = data_addresses(read_map(), self._path)
         self._spares = Spares(self.instantiate)
-        self._needs_bytes = 0
+        self.access = MemoryAccess()
         export = self._component.get_export_index("run")
         assert export is not None
         self.export = export
 
-    def start(self, calls: HostCalls, memory_bytes: int) -> Guest:
-        """A guest whose calls go to ``calls``; it has to run in this thread. Raises DoesNotFit."""
-        if memory_bytes < self._needs_bytes:
-            raise DoesNotFit(f"the runner needs {self._needs_bytes} bytes")
-        self._calls.current = calls
+    def start(self, calls: HostCalls, memory_limit: int) -> Guest:
+        """A guest whose calls go to ``calls``; it has to run in this thread. ``memory_limit`` in bytes. Raises DoesNotFit."""
         instance = self._spares.take()
-        instance.store.set_limits(memory_size=memory_bytes)
-        return Guest(self, instance)
+        if memory_limit < len(instance.memory):
+            self.discard(instance)
+            raise DoesNotFit(f"it needs {len(instance.memory) / MIB:.0f} MiB")
+        self._calls.current = calls
+        instance.store.set_limits(memory_size=memory_limit)
+        return Guest(self, instance, memory_limit)
 
     def warm_up(self, calls: HostCalls, bundle: str, arguments: str, spares: int) -> None:
         """Run a program to see what every program needs, then keep ``spares`` instances that have it.
 
         Raises GuestTrap if the program does not end well.
         """
-        guest = self.start(calls, sys.maxsize)
-        self._needs_bytes = len(guest.memory())
+        guest = self.start(calls, WARM_UP_BYTES)
         ok, text = guest.run(bundle, arguments)
         if not ok:
             raise GuestTrap(text)
         written = written_pages(guest.memory())
         guest.close()
-        populator = Populator()
 
         def populated() -> Instance:
             instance = self.instantiate()
-            if instance.address is not None:
-                populator.populate(writable_region(read_map(), instance.address).start, written)
+            inside = [stretch for stretch in written if stretch.stop <= len(instance.memory)]
+            self.access.populate(instance.memory.start, inside)
             return instance
 
         self._spares.keep(spares, populated)
@@ -188,7 +191,12 @@ class LoadedRunner:
         ffi.wasmtime_store_epoch_deadline_callback(store.ptr(), self._callbacks["epoch"], None, _NO_FINALIZER)
         with self._lock:
             handle = self._linker.instantiate(store, self._component)
-            return Instance(store, handle, self._new_address())
+            memory_map = read_map()
+            address = min(data_addresses(memory_map, self._path) - self._live, default=None)
+            if address is None:
+                return Instance(store, handle, None, range(0))
+            self._live.add(address)
+        return Instance(store, handle, address, writable_region(memory_map, address))
 
     def discard(self, instance: Instance) -> None:
         """Close an instance's store. The next instance may get its address."""
@@ -203,13 +211,6 @@ class LoadedRunner:
     def _current(self) -> HostCalls | None:
         """Whose guest runs in this thread; nobody's while an instance is made ahead of its use."""
         return getattr(self._calls, "current", None)
-
-    def _new_address(self) -> int | None:
-        """Where the instance that was just made has its data. Called with the lock held."""
-        address = min(data_addresses(read_map(), self._path) - self._live, default=None)
-        if address is not None:
-            self._live.add(address)
-        return address
 
 
 _NO_FINALIZER = ctypes.cast(0, ctypes.CFUNCTYPE(None, ctypes.c_void_p))

@@ -100,7 +100,10 @@ def kept_token(state_dir: Path) -> str:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        return path.read_text(encoding="utf-8").strip()
+        kept = path.read_text(encoding="utf-8").strip()
+        if not kept:
+            raise InvalidRequest(f"the token file {path} is empty: delete it, and a new one is made") from None
+        return kept
     with open(handle, "w", encoding="utf-8") as file:
         token = secrets.token_urlsafe(32)
         file.write(token + "\n")

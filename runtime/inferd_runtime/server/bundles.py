@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from inferd.interface import Interface, describe_source
-from inferd.manifest import DEFAULT_VERSION, NAME, VERSION, Manifest, project_manifest, script_manifest
+from inferd.manifest import DEFAULT_VERSION, NAME, SCRIPT_START, VERSION, Manifest, project_manifest, script_manifest
 from inferd.protocol import InvalidRequest, LimitExceeded, ProgramSyntaxError
 from inferd_runtime.sandbox.messages import Bundle, Limits
 
@@ -124,7 +124,12 @@ def make_program(bundle: Bundle, name: str = "", version: str = "") -> Program:
         raise InvalidRequest(f"{name!r} cannot be a program's name: it must match {NAME.pattern}")
     if version and not VERSION.fullmatch(version):
         raise InvalidRequest(f"{version!r} cannot be a program's version: it must match {VERSION.pattern}")
-    interface = describe_source(bundle.files[bundle.entry], bundle.entry)
+    try:
+        interface = describe_source(bundle.files[bundle.entry], bundle.entry)
+    except RecursionError:
+        raise ProgramSyntaxError(
+            f"{bundle.entry}: main's annotations are nested too deeply", file=bundle.entry
+        ) from None
     named = Bundle(name, bundle.files, bundle.entry)
     return Program(content_id(bundle), name, version, named, interface, manifest.limits)
 
@@ -173,10 +178,13 @@ def check_syntax(source: str, filename: str) -> None:
 
 def read_manifest(bundle: Bundle) -> Manifest:
     """What a program says about itself. Raises InvalidRequest for a bad table, and for dependencies."""
+    source = bundle.files[bundle.entry]
     if PROJECT in bundle.files:
+        if SCRIPT_START.search(source):
+            raise InvalidRequest(f"{bundle.entry} has a '# /// script' block beside a {PROJECT}: keep one of them")
         manifest = project_manifest(bundle.files[PROJECT], bundle.name)
     else:
-        manifest = script_manifest(bundle.files[bundle.entry], bundle.entry)
+        manifest = script_manifest(source, f"{bundle.name}/{ENTRY}" if bundle.entry == ENTRY else bundle.entry)
     others = [entry for entry in manifest.dependencies if not re.match(r"inferd(?![\w.-])", entry)]
     if others:
         raise InvalidRequest(f"dependencies are not supported yet: {', '.join(others)}")

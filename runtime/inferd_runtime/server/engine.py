@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import anyio
 import zmq.asyncio
 
-from inferd.protocol import ListModels, Models, Unavailable
+from inferd.protocol import InferdError, ListModels, Models, Unavailable
+from inferd_runtime.server.background import background_tasks
 from inferd_runtime.server.backoff import Backoff
 from inferd_runtime.server.engine_session import EngineSession, engine_channel
 from inferd_runtime.server.processes import ChildProcess
@@ -97,7 +98,11 @@ class EngineSupervisor:
     async def _one_life(self) -> float:
         """Start an engine and watch it until it ends; returns how many seconds that took."""
         started = anyio.current_time()
-        child = await ChildProcess.start("engine", self._command(self.endpoint))
+        try:
+            child = await ChildProcess.start("engine", self._command(self.endpoint))
+        except OSError as error:
+            self._lose(f"the engine cannot be started: {error}", None, "")
+            return 0.0
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._serve, child)
@@ -106,7 +111,7 @@ class EngineSupervisor:
         finally:
             with anyio.CancelScope(shield=True):
                 await child.stop(STOP_SECONDS if self._up is not None else 0)  # one that still loads does not listen
-        self._lose(f"the engine {ending}", child)
+        self._lose(f"the engine {ending}", child.pid, child.tail)
         return anyio.current_time() - started
 
     async def _serve(self, child: ChildProcess) -> None:
@@ -116,13 +121,17 @@ class EngineSupervisor:
             with anyio.fail_after(self._start_seconds) as starting:
                 async with engine_channel(self._context, self.endpoint, name, ADMIN, child.exited) as channel:
                     session = EngineSession(channel)
-                    async with anyio.create_task_group() as tasks:
+                    async with background_tasks() as tasks:
                         tasks.start_soon(session.read)
                         models = await session.call(ListModels(), Models)
                         starting.deadline = math.inf
                         self._announce(EngineUp(child, session, models))
+                        await anyio.sleep_forever()
         except TimeoutError:
             log.error("the engine did not answer within %g s", self._start_seconds)
+            child.kill()
+        except InferdError as error:  # it answered wrongly, or ended before it could
+            log.error("the engine did not come up: %s", error.message)
             child.kill()
 
     def _announce(self, up: EngineUp) -> None:
@@ -131,12 +140,12 @@ class EngineSupervisor:
         self._notify()
         log.info("engine %d serves %s", up.child.pid, ", ".join(model.name for model in up.models.models))
 
-    def _lose(self, message: str, child: ChildProcess) -> None:
+    def _lose(self, message: str, pid: int | None, printed: str) -> None:
         """The engine ended: everybody who waits for it hears so. What it printed may be about other tenants' work."""
         level = logging.WARNING if self._up is None else logging.ERROR  # who waits for the start hears of it anyway
-        log.log(level, "%s\n%s", message, child.tail)
-        error = Unavailable(message, process="engine", pid=child.pid)
-        self._start_error = Unavailable(f"{message}\n{child.tail}", process="engine", pid=child.pid)
+        log.log(level, "%s\n%s", message, printed)
+        error = Unavailable(message, process="engine", pid=pid)
+        self._start_error = Unavailable(f"{message}\n{printed}".strip(), process="engine", pid=pid)
         up, self._up, self._failure = self._up, None, error
         if up is not None:
             up.session.lose(error)

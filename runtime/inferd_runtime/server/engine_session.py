@@ -13,7 +13,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from inferd.protocol import ErrorInfo, InferdError, Unavailable
+from inferd.protocol import ErrorInfo, InferdError, InternalError, Unavailable
 from inferd_runtime.session.link import (
     CANCEL,
     MSGPACK,
@@ -90,7 +90,10 @@ class EngineSession:
             self._waiting.pop(ticket, None)
         if not reply.ok:
             raise error_of(reply)
-        return msgspec.msgpack.decode(reply.payload, type=reply_type)
+        try:
+            return msgspec.msgpack.decode(reply.payload, type=reply_type)
+        except msgspec.MsgspecError as error:
+            raise InternalError(f"the engine's reply to {request.op} cannot be read: {error}") from None
 
     def lose(self, error: InferdError) -> None:
         """The engine is gone: every call that waits ends with ``error``."""

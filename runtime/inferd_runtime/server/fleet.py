@@ -57,6 +57,17 @@ class _Member:
     ready: anyio.Event = field(default_factory=anyio.Event)
 
 
+@dataclass(frozen=True)
+class _Life:
+    """How a worker's process ended, or that there never was one."""
+
+    ending: str
+    pid: int | None = None
+    printed: str = ""
+    was_ready: bool = False
+    seconds: float = 0.0
+
+
 class WorkerFleet:
     """Owns the workers' processes; ``socket`` is a bound ROUTER, read and written only by :meth:`run`."""
 
@@ -128,14 +139,17 @@ class WorkerFleet:
         """Believe a worker no more than its messages' types: one that sends something else is killed."""
         try:
             message = _decoder.decode(payload)
-        except msgspec.MsgspecError as error:
+            if isinstance(message, Ready):
+                self._ready(name)
+            else:
+                self._owner.worker_said(name, message)
+        except (
+            msgspec.MsgspecError,
+            TypeError,
+            RecursionError,
+        ) as error:  # the last two: a message that JSON cannot hold
             log.error("worker %s sent something that is no message (%s): killing it", name, error)
             self.kill(name)
-            return
-        if isinstance(message, Ready):
-            self._ready(name)
-        else:
-            self._owner.worker_said(name, message)
 
     def _ready(self, name: str) -> None:
         self._members[name].ready.set()
@@ -149,7 +163,11 @@ class WorkerFleet:
         """Start a worker, watch it until it ends, and report what it held."""
         await anyio.sleep(self._delay)
         started = anyio.current_time()
-        child = await ChildProcess.start(name, self._launch.command(name))
+        try:
+            child = await ChildProcess.start(name, self._launch.command(name))
+        except OSError as error:
+            self._lost(name, _Life(f"cannot be started: {error}"))
+            return
         self._members[name] = member = _Member(child)
         try:
             async with anyio.create_task_group() as tasks:
@@ -159,7 +177,9 @@ class WorkerFleet:
         finally:
             with anyio.CancelScope(shield=True):
                 await child.stop(STOP_SECONDS if member.ready.is_set() else 0)
-        self._lost(name, member, ending, anyio.current_time() - started)
+        del self._members[name]
+        lived = anyio.current_time() - started
+        self._lost(name, _Life(ending, child.pid, child.tail, member.ready.is_set(), lived))
 
     async def _kill_late(self, member: _Member) -> None:
         """Kill a worker that does not become ready."""
@@ -169,18 +189,17 @@ class WorkerFleet:
             log.error("sandbox worker %s was not ready within %g s", member.child.name, self._launch.start_seconds)
             member.child.kill()
 
-    def _lost(self, name: str, member: _Member, ending: str, lived: float) -> None:
-        del self._members[name]
+    def _lost(self, name: str, life: _Life) -> None:
         retired = self.pool.is_retiring(name)
         runs = self.pool.lost(name)
         if not retired:
             self.restarts += 1
-            error = Unavailable(f"sandbox worker {name} {ending}", process=name, pid=member.child.pid)
-            level = logging.ERROR if member.ready.is_set() else logging.WARNING  # who waits for it hears of it anyway
-            log.log(level, "%s\n%s", error.message, member.child.tail)
-            if not member.ready.is_set():
-                self._delay = self._backoff.next(lived)
-                self._failure = Unavailable(f"{error.message}\n{member.child.tail}", **error.detail)
+            error = Unavailable(f"sandbox worker {name} {life.ending}", process=name, pid=life.pid)
+            level = logging.ERROR if life.was_ready else logging.WARNING  # who waits for it hears of it anyway
+            log.log(level, "%s\n%s", error.message, life.printed)
+            if not life.was_ready:
+                self._delay = self._backoff.next(life.seconds)
+                self._failure = Unavailable(f"{error.message}\n{life.printed}".strip(), **error.detail)
                 runs += [] if self.pool.any_ready else self.pool.waiting
             self._owner.worker_lost(name, runs, error)
         self.apply()

@@ -93,14 +93,18 @@ class Registry:
             db.execute("INSERT INTO programs (tenant, name, version, hash, created_at) VALUES (?, ?, ?, ?, ?)", values)
         return Uploaded(program, created=True)
 
+    def cached(self, reference: str, tenant: str) -> Program | None:
+        """What :meth:`find` returns, if that takes no time; else None."""
+        with self._lock:
+            return self._parsed.get(self._resolve(reference, tenant))
+
     def find(self, reference: str, tenant: str) -> Program:
         """A program by ``name`` (its newest upload), ``name@version``, or ``sha256:`` and at least 8 digits.
 
         Raises NotFound, and InvalidRequest for a hash prefix that fits several programs.
         """
         with self._lock:
-            hash_, name, version = self._resolve(reference, tenant)
-            key = (hash_, name, version)
+            key = self._resolve(reference, tenant)
             if key not in self._parsed:
                 self._parsed[key] = self._load(key)
                 while len(self._parsed) > CACHED:

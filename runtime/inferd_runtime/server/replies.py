@@ -77,8 +77,8 @@ def program_json(program: Program, created_at: float | None = None) -> dict[str,
     return value if created_at is None else {**value, "created_at": created_at}
 
 
-def run_json(run: Run) -> dict[str, Any]:
-    """A run as it is now. Times in seconds since the epoch, None for what has not happened."""
+def run_summary(run: Run) -> dict[str, Any]:
+    """A run as it is now, without its result. Times in seconds since the epoch, None for what has not happened."""
     program = run.program
     return {
         "id": run.id,
@@ -88,11 +88,21 @@ def run_json(run: Run) -> dict[str, Any]:
         "started_at": run.started_at,
         "finished_at": run.finished_at,
         "limits": run.limits,
-        "result": run.result,
         "error": run.error,
         "usage": run.usage,
         "next_event": run.buffer.next_index,
     }
+
+
+def run_json(run: Run) -> dict[str, Any]:
+    """A run as it is now, with its result (None without one)."""
+    result = None if run.ending is None else raw_result(run.ending)
+    return {**run_summary(run), "result": result}
+
+
+def raw_result(ending: Ending) -> msgspec.Raw | None:
+    """A result as the JSON that it is."""
+    return None if ending.result is None else msgspec.Raw(ending.result.encode())
 
 
 def event_json(event: RunEvent) -> dict[str, Any]:
@@ -111,5 +121,4 @@ def event_json(event: RunEvent) -> dict[str, Any]:
 
 def ending_json(ending: Ending) -> dict[str, Any]:
     """How a run ended."""
-    result = msgspec.Raw(ending.result.encode()) if ending.result is not None else None
-    return {"state": ending.state, "result": result, "error": ending.error, "usage": ending.usage}
+    return {"state": ending.state, "result": raw_result(ending), "error": ending.error, "usage": ending.usage}

@@ -13,9 +13,11 @@ from starlette.websockets import WebSocket
 from inferd.protocol import PROTOCOL_VERSION
 from inferd_runtime import __version__
 from inferd_runtime.server.auth import TENANT_KEY
+from inferd_runtime.server.bundles import Program
 from inferd_runtime.server.event_stream import stream_events
+from inferd_runtime.server.metrics import TEXT_FORMAT, render
 from inferd_runtime.server.registry import Registry
-from inferd_runtime.server.replies import program_json, reply, run_json
+from inferd_runtime.server.replies import program_json, reply, run_json, run_summary
 from inferd_runtime.server.requests import (
     LaunchBody,
     MessageBody,
@@ -42,6 +44,7 @@ class Api:
             Route("/livez", self.livez),
             Route("/readyz", self.readyz),
             Route("/version", self.version),
+            Route("/metrics", self.metrics),
             Route("/v1/models", self.models),
             Route("/v1/programs", self.list_programs, methods=["GET"]),
             Route("/v1/programs", self.upload, methods=["POST"]),
@@ -75,6 +78,22 @@ class Api:
         """Versions of inferd and of its protocol."""
         return reply({"version": __version__, "protocol": PROTOCOL_VERSION})
 
+    async def metrics(self, request: Request) -> Response:
+        """Figures for Prometheus, over all tenants."""
+        runtime = self.runtime
+        waiting = len(runtime.fleet.pool.waiting)
+        gauges = {
+            "inferd_runs_waiting": waiting,
+            "inferd_runs_running": len(runtime.runs.active) - waiting,
+            "inferd_workers": len(runtime.fleet.pids),
+            "inferd_engine_up": int(runtime.engine.pid is not None),
+        }
+        restarts = {
+            "inferd_worker_restarts_total": runtime.fleet.restarts,
+            "inferd_engine_restarts_total": runtime.engine.restarts,
+        }
+        return Response(render(runtime.totals, gauges, restarts), media_type=TEXT_FORMAT)
+
     async def models(self, request: Request) -> Response:
         """The models that are served; the first is the default."""
         return reply(self.runtime.models)
@@ -95,21 +114,19 @@ class Api:
 
     async def get_program(self, request: Request) -> Response:
         """One program with its interface."""
-        found = self.registry.find(request.path_params["reference"], request.scope[TENANT_KEY])
-        return reply(program_json(found))
+        return reply(program_json(await self._program(request.path_params["reference"], request)))
 
     async def launch(self, request: Request) -> Response:
         """Start a run: 201 with the run as it is now."""
         body = await read_body(request, LaunchBody, self.runtime.settings.max_body_bytes)
-        tenant = request.scope[TENANT_KEY]
-        program = self.registry.find(body.program, tenant)
+        program = await self._program(body.program, request)
         arguments = check_arguments(program, body.arguments)
         limits = check_limits(program, body.limits, self.runtime.settings)
-        return reply(run_json(self.runtime.launch(program, arguments, tenant, limits)), 201)
+        return reply(run_json(self.runtime.launch(program, arguments, request.scope[TENANT_KEY], limits)), 201)
 
     async def list_runs(self, request: Request) -> Response:
-        """The tenant's runs, newest first."""
-        return reply({"runs": [run_json(run) for run in self.runtime.runs.of(request.scope[TENANT_KEY])]})
+        """The tenant's runs without their results, newest first."""
+        return reply({"runs": [run_summary(run) for run in self.runtime.runs.of(request.scope[TENANT_KEY])]})
 
     async def get_run(self, request: Request) -> Response:
         """One run."""
@@ -135,6 +152,14 @@ class Api:
     async def session(self, websocket: WebSocket) -> None:
         """A script's session."""
         await script_session(websocket, self.runtime)
+
+    async def _program(self, reference: str, request: Request) -> Program:
+        """A program; one that has to be parsed first is parsed in a thread."""
+        tenant = request.scope[TENANT_KEY]
+        found = self.registry.cached(reference, tenant)
+        if found is not None:
+            return found
+        return await anyio.to_thread.run_sync(self.registry.find, reference, tenant)
 
     def _run(self, request: Request) -> Run:
         return self.runtime.runs.get(request.path_params["run"], request.scope[TENANT_KEY])

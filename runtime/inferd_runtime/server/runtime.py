@@ -24,13 +24,14 @@ import zmq
 import zmq.asyncio
 
 from inferd.protocol import Cancelled, ErrorInfo, LimitExceeded, Models, Unavailable
-from inferd_runtime.config import Settings
+from inferd_runtime.config import LIMIT_FLAGS, Settings
 from inferd_runtime.sandbox.messages import Cancel, Deliver, Finished, Launch, Limits, Output, Sent, Started
 from inferd_runtime.server.background import background_tasks
 from inferd_runtime.server.bundles import Program
 from inferd_runtime.server.engine import EngineSupervisor
 from inferd_runtime.server.engine_session import close_abandoned
 from inferd_runtime.server.fleet import FleetLaunch, WorkerFleet
+from inferd_runtime.server.metrics import RunTotals
 from inferd_runtime.server.pool import PoolSettings, WorkerPool
 from inferd_runtime.server.rundir import run_directory
 from inferd_runtime.server.runs import EventBuffer, Run, RunStore
@@ -40,6 +41,7 @@ GRACE_SECONDS = 5.0
 QUEUE_SECONDS = 60.0
 TICK_SECONDS = 0.25
 DRAIN_SECONDS = 3.0
+MAX_UNDELIVERED = 256
 RUN_SESSION = "run/"
 """A run's session at the engine is called this and its id; so the worker calls it."""
 log = logging.getLogger("inferd.runtime")
@@ -104,6 +106,7 @@ class Runtime:
     def __init__(self, settings: Settings, commands: Commands, wiring: Wiring, spare: int) -> None:
         self.settings = settings
         self.runs = RunStore(settings.keep_runs, settings.keep_event_bytes)
+        self.totals = RunTotals()
         self._wiring = wiring
         self._held: dict[str, _Held] = {}
         self._undelivered: dict[str, list[Any]] = {}
@@ -229,14 +232,19 @@ class Runtime:
     def _deliver(self, run: Run, message: Any) -> None:
         held = self._held.get(run.id)
         if held is None:
-            self._undelivered.setdefault(run.id, []).append(message)
+            queue = self._undelivered.setdefault(run.id, [])
+            if len(queue) >= MAX_UNDELIVERED:
+                text = f"{run.id} has not started and {len(queue)} messages wait for it already"
+                raise LimitExceeded(text, limit="waiting_messages", value=MAX_UNDELIVERED)
+            queue.append(message)
         else:
             self.fleet.send(held.worker, Deliver(run.id, message))
 
     def _over(self, run: Run, ended: bool) -> None:
         """Forget a run that has ended, wherever it was."""
-        if not ended:
+        if not ended or run.ending is None:
             return
+        self.totals.add(run.ending)
         self._held.pop(run.id, None)
         self._undelivered.pop(run.id, None)
         self.runs.retire(run)
@@ -266,7 +274,7 @@ class Runtime:
 def _too_long(limits: Limits) -> ErrorInfo:
     message = f"the run took more than {limits.wall_s:g} s"
     return LimitExceeded(
-        message, limit="wall_s", value=limits.wall_s, raise_with="wall_s in the run's limits"
+        message, limit="wall_s", value=limits.wall_s, raise_with=f"{LIMIT_FLAGS['wall_s']}, or wall_s in its limits"
     ).to_wire()
 
 

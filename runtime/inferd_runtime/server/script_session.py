@@ -25,7 +25,8 @@ from inferd_runtime.session.link import CANCEL, PRIVATE_OPERATIONS, LinkReply, O
 
 SUBPROTOCOL = "inferd.v1"
 PROGRAM_OPERATIONS = frozenset({"session.send", "session.receive"})
-MAX_OUTSTANDING = 4096
+MAX_OUTSTANDING = 1000
+"""No more than a ZeroMQ socket queues: the engine's end drops what a script that does not read leaves no room for."""
 SERVICE_RESTART = 1012
 INVALID_DATA = 1007
 MAX_REASON = 100

@@ -128,20 +128,19 @@ def test_the_same_seed_gives_the_same_tokens_under_a_grammar(name: str) -> None:
     assert accepted > 100
 
 
-def joint_counts(drafted: bool, runs: int) -> Counter[tuple[int, ...]]:
-    driver = NullDriver(vocab_size=4, scale=1.0, seed=3, order=1)
+def joint_counts(driver: NullDriver, runs: int) -> Counter[tuple[int, ...]]:
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(runs):
-        drafter = RandomDrafter(seed, 4) if drafted else None
-        tokens, _ = generate(driver, [0], Sampling(temperature=1.0), seed, drafter, None, 3)
+        tokens, _ = generate(driver, [0], Sampling(temperature=1.0), seed, RandomDrafter(seed, 4), None, 3)
         counts[tuple(tokens)] += 1
     return counts
 
 
-def test_the_joint_distribution_is_the_models() -> None:
+@pytest.mark.parametrize("runs", [2000, pytest.param(100_000, marks=pytest.mark.long)])
+def test_the_joint_distribution_with_drafts_is_the_models(runs: int) -> None:
     """Chi-square over all 64 sequences of three tokens; 110 is the 99.97 % quantile of 63 degrees of freedom."""
-    driver, runs = NullDriver(vocab_size=4, scale=1.0, seed=3, order=1), 2000
-    counts = joint_counts(True, runs)
+    driver = NullDriver(vocab_size=4, scale=1.0, seed=3, order=1)
+    counts = joint_counts(driver, runs)
     chi = 0.0
     for sequence in itertools.product(range(4), repeat=3):
         probability, last = 1.0, 0

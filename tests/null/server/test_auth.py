@@ -33,6 +33,12 @@ def test_a_token_is_generated_once_and_is_private(tmp_path: Path) -> None:
     assert load_tokens(Settings(state_dir=state)).tenants == {token: "default"}
 
 
+def test_an_empty_token_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "token").touch()
+    with pytest.raises(InvalidRequest, match="is empty"):
+        kept_token(tmp_path)
+
+
 def test_named_tokens_make_no_generated_one(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("one ann\n# note\n\n two   bob \n")

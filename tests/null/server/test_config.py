@@ -47,7 +47,7 @@ def test_directories_follow_the_environment(tmp_path: Path) -> None:
     ("flags", "environment", "text", "named"),
     [
         ({"port": "x"}, {}, "", "--port"),
-        ({"memory_mb": "1.5"}, {}, "", "--memory-mb"),
+        ({"memory_mb": "1.5"}, {}, "", "--limit-memory"),
         ({}, {"INFERD_MAX_WORKERS": "many"}, "", "INFERD_MAX_WORKERS"),
         ({}, {}, 'port = "x"', "key port of the configuration file"),
         ({}, {}, "prot = 1", "no setting prot"),

@@ -22,6 +22,9 @@ from inferd_runtime.server.bundles import (
 from inferd_runtime.server.registry import Registry
 
 MAIN = "async def main(text: str, count: int = 1) -> str:\n    return text * count\n"
+NESTED = (
+    "async def main(x: " + "list[" * 150 + "int" + "]" * 150 + "): pass\nasync def main(x: a" + ".b" * 900 + "): pass"
+)
 BLOCK = '# /// script\n# [tool.inferd]\n# name = "named"\n# version = "1.2"\n# [tool.inferd.limits]\n# memory_mb = 64\n# ///\n'
 
 
@@ -133,7 +136,7 @@ def test_a_syntax_error_shows_the_line_and_a_caret(registry: Registry) -> None:
     assert registry.entries("ann") == []
 
 
-@pytest.mark.parametrize("source", ["x" * 10 + "\0", "(" * 5000, "-" * 200_000 + "1"])
+@pytest.mark.parametrize("source", ["x" * 10 + "\0", "(" * 5000, "-" * 200_000 + "1", "x" + ".a" * 100_000, NESTED])
 def test_source_that_breaks_the_parser_is_a_syntax_error(registry: Registry, source: str) -> None:
     with pytest.raises(ProgramSyntaxError):
         registry.upload(bundle(source), "ann")
@@ -176,6 +179,18 @@ def test_a_folder_is_read_with_its_project_file(tmp_path: Path) -> None:
     program = make_program(read_sources(folder))
     assert sorted(program.bundle.files) == ["main.py", "part/more.py", "pyproject.toml"]
     assert (program.name, program.version, program.limits) == ("prog", "3", {"cpu_s": 2.5})
+
+
+def test_a_folder_names_a_program_that_says_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "greeter"
+    folder.mkdir()
+    (folder / "main.py").write_text(MAIN)
+    assert make_program(read_sources(folder)).name == "greeter"
+    (folder / "main.py").write_text(BLOCK + MAIN)
+    assert make_program(read_sources(folder)).name == "named"
+    (folder / "pyproject.toml").write_text("")
+    with pytest.raises(InvalidRequest, match="keep one of them"):
+        make_program(read_sources(folder))
 
 
 def test_a_file_is_read_under_its_own_name(tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ class Gateway:
         self.send(Deliver(run, message))
 
     def wait(self, run: str) -> Finished:
-        return self.wait_for(run, Finished)
+        finished: Finished = self.wait_for(run, Finished)
+        return finished
 
     def run(self, program: str | dict[str, str], limits: Limits | None = None, /, **arguments: Any) -> Finished:
         return self.wait(self.launch(program, limits, **arguments))

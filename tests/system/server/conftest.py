@@ -67,7 +67,8 @@ class Served:
 
     async def finished(self, run: dict[str, Any]) -> dict[str, Any]:
         """The run once it is over."""
-        await self.client.get(f"/v1/runs/{run['id']}/events", timeout=20)
+        with anyio.fail_after(30):
+            await self.client.get(f"/v1/runs/{run['id']}/events", timeout=30)
         value: dict[str, Any] = (await self.client.get(f"/v1/runs/{run['id']}")).json()
         assert value["finished_at"] is not None
         return value

@@ -1,7 +1,8 @@
 """A sandbox worker without a sandbox: it runs each program's ``main`` as a task of its own event loop.
 
-Programs may import ``worker``, which has ``send(value)``, ``receive()``, ``call(op, **arguments)`` on the run's engine session,
-and ``die()``, which kills this process. ``--deaf`` makes a worker that ignores cancels, ``--fail`` one that does not start.
+Programs may import ``worker``, which has ``send(value)``, ``receive()``, ``garble(bytes)``, ``call(op, **arguments)`` on the
+run's engine session, and ``die()``, which kills this process. ``--deaf`` makes a worker that ignores cancels, ``--fail`` one that
+does not start.
 """
 
 from __future__ import annotations
@@ -154,10 +155,14 @@ def helper() -> types.ModuleType:
         run = current.get()
         run.worker.say(Sent(run.launch.run, value))
 
+    def garble(data: bytes) -> None:
+        run = current.get()
+        run.worker.control.send(data)
+
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    vars(module).update(call=call, receive=receive, send=send, die=die, pid=os.getpid())
+    vars(module).update(call=call, receive=receive, send=send, die=die, garble=garble, pid=os.getpid())
     return module
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -84,7 +86,7 @@ def test_the_whole_input_from_standard_input(inferd: CommandLine, hello: str) ->
 def test_help_shows_the_programs_own_parameters_without_running_anything(inferd: CommandLine, hello: str) -> None:
     done = inferd.but(INFERD_FAKE_ENGINE="--fail")("run", hello, "--help")
     assert done.returncode == 0
-    for text in ("Greets somebody.", "--name TEXT", "--loud, --no-loud", "default False", "--memory-mb"):
+    for text in ("Greets somebody.", "--name TEXT", "--loud, --no-loud", "default False", "--limit-memory"):
         assert text in done.stdout
 
 
@@ -96,8 +98,8 @@ def test_help_shows_the_programs_own_parameters_without_running_anything(inferd:
         (["--name", "x", "--times", "two"], "expected a whole number, got 'two'"),
         (["--input", "[1]"], "expected a JSON object"),
         (["--input", '{"nmae": 1}'], "'nmae'"),
-        (["--name", "x", "--wall-s", "soon"], "--wall-s"),
-        (["--name", "x", "--memory-mb", "-1"], "memory_mb must be positive"),
+        (["--name", "x", "--limit-wall", "soon"], "--limit-wall"),
+        (["--name", "x", "--limit-memory", "-1"], "memory_mb must be positive"),
     ],
 )
 def test_wrong_options_are_refused_by_name(inferd: CommandLine, hello: str, arguments: list[str], message: str) -> None:
@@ -153,6 +155,18 @@ def test_a_signal_cancels_the_run(inferd: CommandLine, sleeper: str, number: sig
     assert "Traceback" not in err
 
 
+def test_on_a_terminal_a_program_cannot_send_control_sequences(inferd: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "rude.py"
+    path.write_text("async def main():\n    print('\\x1b]0;title\\x07\\x1b[31mred')\n    return '\\x9b31m'\n")
+    ours, theirs = pty.openpty()
+    with open(ours, "rb") as shown:
+        command = inferd.command("run", str(path))
+        done = subprocess.run(command, env=inferd.environment, stdout=theirs, stderr=subprocess.PIPE, timeout=60)
+        os.close(theirs)
+        assert done.returncode == 0, done.stderr
+        assert os.read(shown.fileno(), 1000) == b'red\r\n"31m"\r\n'
+
+
 def test_a_server_and_the_commands_that_talk_to_it(inferd: CommandLine, hello: str, tmp_path: Path) -> None:
     assert inferd("ps").returncode == 5
     with server(inferd):
@@ -168,7 +182,7 @@ def test_a_server_and_the_commands_that_talk_to_it(inferd: CommandLine, hello: s
         assert "--loud" in inferd("launch", "hello", "--help").stdout
         assert inferd("launch", "hello", "--nmae", "x").returncode == 2
         assert inferd("launch", "nix").returncode == 2
-        assert inferd("launch", "hello", "--name", "x", "--memory-mb", "99999").returncode == 3
+        assert inferd("launch", "hello", "--name", "x", "--limit-memory", "99999").returncode == 3
         runs = json.loads(inferd("ps", "--json").stdout)["runs"]
         assert [run["state"] for run in runs] == ["succeeded", "succeeded"]
         assert runs[0]["id"] in inferd("ps").stdout

@@ -10,13 +10,15 @@ import sys
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 
 from inferd.protocol import Unavailable
-from inferd_runtime.sandbox.messages import Bundle, Limits
+from inferd_runtime.sandbox.messages import Bundle, Finished, Limits, RunUsage
 from inferd_runtime.server import runtime as runtime_module
 from inferd_runtime.server.bundles import Program, make_program
 from inferd_runtime.server.rundir import LOCK, run_directory
+from inferd_runtime.server.runs import Ending, Run
 from inferd_runtime.server.runtime import open_runtime
 
 from .conftest import HERE, Serve, fake_commands, settings_in, until
@@ -26,6 +28,12 @@ SLEEP = "import asyncio\nasync def main():\n    print('asleep')\n    await async
 DIE = "import worker\nasync def main():\n    worker.die()\n"
 ASK = "import worker\nasync def main(text: str):\n    return await worker.call('model.tokenize', text=text)\n"
 SESSIONS = "import worker\nasync def main():\n    return (await worker.call('context.create'))['length']\n"
+
+
+async def ended(run: Run, seconds: float = 60) -> Ending:
+    """How a run ends, within a time."""
+    with anyio.fail_after(seconds):
+        return await run.wait()
 
 
 def program(source: str) -> Program:
@@ -121,10 +129,10 @@ async def test_a_worker_that_ignores_a_cancel_is_killed(tmp_path: Path, monkeypa
         bystander, run = runtime.launch(program(SLEEP), "{}"), runtime.launch(program(SLEEP), "{}")
         await run.next_batch(1)
         run.cancel()
-        ending = await run.wait()
+        ending = await ended(run)
         assert ending.error is not None
         assert ending.error.code == "cancelled"
-        other = await bystander.wait()
+        other = await ended(bystander)
         assert other.error is not None
         assert other.error.code == "unavailable"
 
@@ -135,9 +143,49 @@ async def test_a_run_beyond_its_wall_time_ends_even_if_the_worker_does_nothing(
     monkeypatch.setattr(runtime_module, "GRACE_SECONDS", 0.2)
     async with open_runtime(settings_in(tmp_path), fake_commands()) as runtime:
         run = runtime.launch(program(SLEEP), "{}", limits=Limits(wall_s=0.2))
-        ending = await run.wait()
+        ending = await ended(run)
         assert ending.error is not None
         assert (ending.error.code, ending.error.detail["limit"]) == ("limit", "wall_s")
+
+
+async def test_a_worker_is_believed_about_its_own_runs_only(tmp_path: Path) -> None:
+    async with open_runtime(settings_in(tmp_path), fake_commands()) as runtime:
+        run = runtime.launch(program(SLEEP), "{}", tenant="ann")
+        await run.next_batch(1)
+        forged = Finished(run.id, RunUsage(), result='"forged"')
+        runtime.worker_said("worker-99", forged)
+        assert run.ending is None
+        holder = runtime.fleet.pool.worker_of(run.id)
+        assert holder is not None
+        runtime.worker_said(holder, forged)
+        assert run.result == "forged"
+
+
+@pytest.mark.parametrize("data", [b"\xc1", b"", b"\x91" * 100_000, msgspec.msgpack.encode({"type": "Nothing"})])
+async def test_a_worker_that_sends_nonsense_is_killed_and_nothing_else(tmp_path: Path, data: bytes) -> None:
+    source = f"import asyncio, worker\nasync def main():\n    worker.garble({data!r})\n    await asyncio.sleep(600)\n"
+    async with open_runtime(settings_in(tmp_path), fake_commands()) as runtime:
+        ending = await ended(runtime.launch(program(source), "{}"))
+        assert ending.error is not None
+        assert "was killed by SIGKILL" in ending.error.message
+        again = await ended(runtime.launch(program("async def main(): return 1"), "{}"))
+        assert again.result == "1"
+
+
+async def test_a_message_that_json_cannot_hold_kills_the_worker_only(tmp_path: Path) -> None:
+    lines = "    worker.send(msgspec.msgpack.Ext(1, b''))\n    await worker.receive()\n"
+    source = f"import msgspec, worker\nasync def main():\n{lines}"
+    async with open_runtime(settings_in(tmp_path), fake_commands()) as runtime:
+        ending = await ended(runtime.launch(program(source), "{}"))
+        assert ending.error is not None
+        assert ending.error.code == "unavailable"
+
+
+async def test_a_child_that_cannot_be_started_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    with pytest.raises(Unavailable, match="cannot be started"):
+        async with open_runtime(settings_in(tmp_path), fake_commands()):
+            pytest.fail("it came up")
 
 
 async def test_closing_cancels_the_runs_and_leaves_no_process_and_no_file(tmp_path: Path) -> None:

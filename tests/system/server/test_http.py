@@ -79,7 +79,7 @@ async def test_without_the_token_only_liveness_and_version_answer(serve: Serve) 
     async with serve() as served, httpx.AsyncClient(base_url=served.gateway.url) as stranger:
         assert (await stranger.get("/livez")).json() == {"live": True}
         assert (await stranger.get("/version")).json()["protocol"] == 1
-        for path in ("/readyz", "/v1/models", "/v1/programs", "/v1/runs", "/v1/runs/x/events", "/nix"):
+        for path in ("/readyz", "/metrics", "/v1/models", "/v1/programs", "/v1/runs", "/v1/runs/x/events", "/nix"):
             for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic token-of-ann"}):
                 response = await stranger.get(path, headers=headers)
                 assert code_of(response) == (401, "client.unauthorized")
@@ -227,3 +227,21 @@ async def test_models_and_readiness(serve: Serve) -> None:
         assert [model["name"] for model in models] == ["fake"]
         ready = await served.client.get("/readyz")
         assert (ready.status_code, ready.json()["ready"]) == (200, True)
+
+
+async def test_metrics_count_what_ran(serve: Serve) -> None:
+    async with serve() as served:
+        await served.finished(await served.launch(HELLO, name="x"))
+        await served.finished(await served.launch("async def main():\n    return 1 / 0\n"))
+        await served.launch(SLEEP)
+        lines = (await served.client.get("/metrics")).text.splitlines()
+        for line in (
+            'inferd_runs_total{state="succeeded",error=""} 1',
+            'inferd_runs_total{state="failed",error="program"} 1',
+            "inferd_generation_tokens_total 14",
+            "inferd_spec_decode_num_accepted_tokens_total 8",
+            "inferd_runs_running 1",
+            "inferd_engine_up 1",
+            "inferd_worker_restarts_total 0",
+        ):
+            assert line in lines

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import anyio
 import pytest
+
 from inferd_runtime.sandbox.component import ensure_runner
 from inferd_runtime.sandbox.messages import Bundle
 from inferd_runtime.server.bundles import Program, make_program
-from inferd_runtime.server.runs import Run
+from inferd_runtime.server.runs import Ending, Run
 from inferd_runtime.server.runtime import Commands, Runtime, default_commands, open_runtime
 
 from .conftest import fake_commands, settings_in, until
@@ -42,6 +43,12 @@ async def main(prompt: str, max_tokens: int = 8) -> int:
 PROMPT = json.dumps({"prompt": "Hello"})
 
 
+async def ended(run: Run, seconds: float = 60) -> Ending:
+    """How a run ends, within a time."""
+    with anyio.fail_after(seconds):
+        return await run.wait()
+
+
 def program(source: str) -> Program:
     return make_program(Bundle("p", {"main.py": source}))
 
@@ -62,7 +69,7 @@ async def printed(run: Run) -> str:
 async def test_a_program_generates_with_the_embedded_model(runtime: Runtime) -> None:
     run = runtime.launch(program(GENERATE), PROMPT)
     text = await printed(run)
-    ending = await run.wait()
+    ending = await ended(run)
     assert ending.error is None, ending.error
     assert text
     assert 0 < run.result <= 8
@@ -81,24 +88,25 @@ async def test_a_killed_engine_ends_its_runs_and_comes_back(runtime: Runtime) ->
     await run.next_batch(1)
     assert runtime.engine.pid is not None
     os.kill(runtime.engine.pid, signal.SIGKILL)
-    ending = await run.wait()
+    ending = await ended(run)
     assert ending.error is not None
     assert ending.error.code == "unavailable"
     assert "the engine was killed by SIGKILL" in ending.error.message
     await until(lambda: runtime.engine.pid is not None, seconds=60)
-    again = await runtime.launch(program(GENERATE), PROMPT).wait()
+    again = await ended(runtime.launch(program(GENERATE), PROMPT))
     assert again.error is None
 
 
 async def test_a_killed_worker_ends_its_runs_and_is_replaced(runtime: Runtime) -> None:
     run = runtime.launch(program(SLEEP), "{}")
     await run.next_batch(1)
-    for pid in runtime.fleet.pids.values():
-        os.kill(pid, signal.SIGKILL)
-    ending = await run.wait()
+    worker = runtime.fleet.pool.worker_of(run.id)
+    assert worker is not None
+    os.kill(runtime.fleet.pids[worker], signal.SIGKILL)
+    ending = await ended(run)
     assert ending.error is not None
-    assert ending.error.code == "unavailable"
-    again = await runtime.launch(program(GENERATE), PROMPT).wait()
+    assert (ending.error.code, ending.error.detail["process"]) == ("unavailable", worker)
+    again = await ended(runtime.launch(program(GENERATE), PROMPT))
     assert again.error is None
 
 
@@ -111,16 +119,16 @@ async def test_the_sessions_of_a_killed_real_worker_are_closed_at_the_engine(tmp
         for run in sleeping:
             await run.next_batch(1)
         counted = runtime.launch(program(COUNT_SESSIONS), "{}")
-        await counted.wait()
+        await ended(counted)
         assert counted.result == 5  # the gateway's, three that sleep, and its own
         for pid in runtime.fleet.pids.values():
             os.kill(pid, signal.SIGKILL)
         for run in sleeping:
-            await run.wait()
+            await ended(run)
 
         async def only_two() -> bool:
             again = runtime.launch(program(COUNT_SESSIONS), "{}")
-            await again.wait()
+            await ended(again)
             return bool(again.result == 2)
 
         with anyio.fail_after(20):

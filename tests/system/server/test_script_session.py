@@ -142,6 +142,19 @@ async def test_a_dead_engine_answers_what_waits_with_unavailable(serve: Serve) -
             assert (await current_transport().call(Tokenize("a"))).tokens == [97]
 
 
+async def test_every_call_that_waits_is_answered_before_the_connection_ends(serve: Serve) -> None:
+    async with serve() as served, raw(served) as socket:
+        for ticket, text in ((3, "hang"), (4, "hang"), (5, "die")):
+            await socket.send(msgspec.msgpack.encode({"t": ticket, "op": "model.tokenize", "a": {"text": text}}))
+        with anyio.fail_after(10):
+            replies = [msgspec.msgpack.decode(await socket.recv(decode=False)) for _ in range(3)]
+            assert [(reply["t"], reply["err"]["code"]) for reply in replies] == [(n, "unavailable") for n in (3, 4, 5)]
+            with pytest.raises(ConnectionClosed) as closed:
+                await socket.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1012
+
+
 async def outcome(text: str) -> Exception | None:
     try:
         await current_transport().call(Tokenize(text))

@@ -14,7 +14,7 @@ def _sleep(seconds: float) -> None:
 
 blocking.install(_sleep)  # before anything is imported that takes the names that it replaces
 
-from inferd_runtime.sandbox.runner import entry, preload, rehearsal, stdio  # noqa: E402
+from inferd_runtime.sandbox.runner import entry, preload, rehearsal  # noqa: E402
 
 ABSENT_IN_GUEST = frozenset({"anyio", "msgpack", "websockets"})
 """What the SDK's client needs and the sandbox does not have."""
@@ -24,7 +24,7 @@ entry.use_everywhere(RUNNER)
 preload.standard_library()
 preload.package("inferd", ABSENT_IN_GUEST)
 rehearsal.rehearse()
-stdio.redirect(wit_world)
+RUNNER.streams.install()
 FILLERS = preload.settle()
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 FOR_EVER = 0xFFFFFFFF
 MAX_WAIT_MS = FOR_EVER - 1
 Answer = tuple[bool, dict[str, Any]]
+_SCAN: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # json.loads without its checks of type and surroundings
 
 
 class Host(Protocol):
@@ -67,7 +68,8 @@ class Completions:
         self._before_wait()
         finished = self._host.wait(_milliseconds(seconds))
         if finished != "[]":
-            for ticket, ok, answer in json.loads(finished):
+            answers, _ = _SCAN(finished, 0)
+            for ticket, ok, answer in answers:
                 self._settle(ticket, bool(ok), answer)
 
     def sleep(self, seconds: float) -> None:

@@ -10,13 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferd.interface import coerce_arguments, to_result
-from inferd.protocol import ProgramError
+from inferd.protocol import InvalidRequest, ProgramError
 from inferd.transport import use_transport
-from inferd_runtime.sandbox.runner import failure, stdio
+from inferd_runtime.sandbox.runner import failure
 from inferd_runtime.sandbox.runner.completions import Completions, Host
 from inferd_runtime.sandbox.runner.eventloop import GuestEventLoop, run_to_end
-from inferd_runtime.sandbox.runner.program import Program, load
+from inferd_runtime.sandbox.runner.program import Program, let_go, load
+from inferd_runtime.sandbox.runner.stdio import Streams
 from inferd_runtime.sandbox.runner.transport import GuestTransport
+
+RESERVE_BYTES = 256 << 10
+"""Given back when a program has failed, perhaps because it filled the memory: saying so takes some."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,9 @@ class Runner:
     """Runs one program on a host."""
 
     def __init__(self, host: Host) -> None:
-        self.completions = Completions(host, stdio.flush)
+        self._reserve = bytes(RESERVE_BYTES)
+        self.streams = Streams(host)
+        self.completions = Completions(host, self.streams.flush)
 
     def new_event_loop(self) -> GuestEventLoop:
         """An event loop on this host."""
@@ -42,10 +48,11 @@ class Runner:
         program = Program("", {}, "")
         try:
             program = Program(**json.loads(bundle))
-            outcome = Outcome(True, self._run(program, json.loads(arguments)))
+            outcome = Outcome(True, self._run(program, _decode(arguments)))
         except BaseException as error:  # noqa: BLE001 - nothing may leave but as a reported error
+            self._reserve = b""
             outcome = _failed(error, program)
-        stdio.flush()
+        self.streams.close()
         return outcome
 
     def _run(self, program: Program, arguments: dict[str, Any]) -> str:
@@ -66,7 +73,17 @@ async def _awaited(value: Any) -> Any:
 def _failed(error: BaseException, program: Program) -> Outcome:
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return Outcome(True, "null")
-    return Outcome(False, failure.to_json(error, program.sources))
+    return Outcome(False, failure.to_json(error, program.files, let_go))
+
+
+def _decode(arguments: str) -> dict[str, Any]:
+    try:
+        decoded = json.loads(arguments)
+    except ValueError as error:
+        raise InvalidRequest(f"the arguments are not JSON: {error}") from None
+    if not isinstance(decoded, dict):
+        raise InvalidRequest(f"the arguments have to be a JSON object, not {type(decoded).__name__}")
+    return decoded
 
 
 def _encode(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any
 
 from inferd.protocol import (
@@ -23,13 +23,18 @@ MAX_TRACEBACK = 64 << 10
 OUT_OF_MEMORY_JSON = json.dumps(to_plain(OUT_OF_MEMORY.to_wire()))
 
 
-def to_json(error: BaseException, files: Container[str]) -> str:
-    """The JSON of the ErrorInfo that ``error`` is reported as; ``files`` are the program's own."""
+def to_json(error: BaseException, files: Container[str], let_go: Callable[[], None]) -> str:
+    """The JSON of the ErrorInfo that ``error`` is reported as; ``files`` are the program's own.
+
+    Where that takes more memory than is left, ``let_go`` is called, which has to free what the program holds.
+    """
     try:
         return _dump(describe(error, files))
     except MemoryError:
-        traceback.clear_frames(error.__traceback__)  # lets go of what filled the memory
+        pass
     try:
+        let_go()
+        traceback.clear_frames(error.__traceback__)
         return _dump(describe(error, files))
     except MemoryError:
         return OUT_OF_MEMORY_JSON

@@ -56,7 +56,7 @@ class BundleLoader(importlib.abc.ExecutionLoader):
     def get_data(self, path: str) -> bytes:
         """A file of the bundle. Raises FileNotFoundError."""
         try:
-            return self._program.files[posixpath.normpath(path)].encode()
+            return self._program.files[posixpath.normpath(path).lstrip("/")].encode()
         except KeyError:
             raise FileNotFoundError(path) from None
 
@@ -112,6 +112,13 @@ def load(program: Program) -> Callable[..., Any]:
     if not callable(main):
         raise InvalidRequest(f"{program.entry} defines no function `main`")
     return main  # type: ignore[no-any-return]
+
+
+def let_go() -> None:
+    """Empty the program's modules: it has failed, and what they hold fills the memory that is needed to say so."""
+    for module in sys.modules.values():  # not of a copy: there may be no memory for one
+        if isinstance(getattr(module.__spec__, "loader", None), BundleLoader):
+            module.__dict__.clear()
 
 
 def _module_name(program: Program) -> tuple[str, str]:

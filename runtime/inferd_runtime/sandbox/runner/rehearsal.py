@@ -16,7 +16,6 @@ from typing import Any
 
 from inferd.protocol import OPERATIONS
 from inferd_runtime.sandbox.runner.entry import Outcome, Runner
-from inferd_runtime.sandbox.runner.stdio import text_stream
 
 ROUNDS = 20
 MODEL = {"name": "m", "vocab_size": 9, "max_context": 99, "page_size": 16, "eos_tokens": [0], "fingerprint": ""}
@@ -103,9 +102,9 @@ def rehearse(rounds: int = ROUNDS) -> dict[str, Outcome]:
 
 def _run(name: str, text: str) -> Outcome:
     bundle = {"name": name, "files": {"main.py": text}, "entry": "main.py"}
-    host = AnsweringHost()
-    with _left_as_found(), redirect_stdout(text_stream(host, "stdout")):
-        return copy_context().run(Runner(host).run, json.dumps(bundle), json.dumps({"text": "hello"}))
+    runner = Runner(AnsweringHost())
+    with _left_as_found(), redirect_stdout(runner.streams.stdout):
+        return copy_context().run(runner.run, json.dumps(bundle), json.dumps({"text": "hello"}))
 
 
 @contextmanager

@@ -36,21 +36,42 @@ class LogWriter(io.RawIOBase):
         return len(view)
 
 
-def text_stream(host: Host, target: str) -> io.TextIOWrapper:
-    """A text stream as Python makes for a terminal: written out at each line end, and when 8 KiB are full."""
-    raw = io.BufferedWriter(LogWriter(host, target), BUFFER_BYTES)
-    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", newline="\n", line_buffering=True)
+class LogStream(io.TextIOWrapper):
+    """A text stream as Python makes for a terminal: handed out at each line end, and when 8 KiB are full."""
+
+    def __init__(self, host: Host, target: str) -> None:
+        raw = io.BufferedWriter(LogWriter(host, target), BUFFER_BYTES)
+        super().__init__(raw, encoding="utf-8", errors="backslashreplace", newline="\n", line_buffering=True)
+        self.written = False
+
+    def write(self, text: str, /) -> int:
+        """Write text."""
+        self.written = True
+        return super().write(text)
 
 
-def redirect(host: Host) -> None:
-    """Put the program's streams on the host. Reading from stdin gives the end of the file."""
-    sys.stdin = sys.__stdin__ = io.StringIO()  # type: ignore[misc, assignment]
-    sys.stdout = sys.__stdout__ = text_stream(host, "stdout")  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = text_stream(host, "stderr")  # type: ignore[misc]
+class Streams:
+    """The program's two output streams."""
 
+    def __init__(self, host: Host) -> None:
+        self.stdout = LogStream(host, "stdout")
+        self.stderr = LogStream(host, "stderr")
 
-def flush() -> None:
-    """Hand out what is still buffered, whatever the program has put in the streams' place."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, ValueError, OSError):
-            stream.flush()
+    def install(self) -> None:
+        """Put them in the place of WASI's. Reading from stdin gives the end of the file."""
+        sys.stdin = sys.__stdin__ = io.StringIO()  # type: ignore[misc, assignment]
+        sys.stdout = sys.__stdout__ = self.stdout  # type: ignore[misc]
+        sys.stderr = sys.__stderr__ = self.stderr  # type: ignore[misc]
+
+    def flush(self) -> None:
+        """Hand out what was written to them; cheap if nothing was."""
+        for stream in (self.stdout, self.stderr):
+            if stream.written and not stream.closed:
+                stream.written = False
+                stream.flush()
+
+    def close(self) -> None:
+        """Hand out everything, what the program has put in the streams' place included."""
+        for stream in (sys.stdout, sys.stderr, self.stdout.buffer, self.stderr.buffer):
+            with contextlib.suppress(AttributeError, ValueError, OSError):
+                stream.flush()

@@ -1,0 +1,244 @@
+"""The whole house as its users see it: the real command line, a real server, the sandbox, the engine, the embedded model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from inferd_runtime.sandbox.component import ensure_runner
+
+ROOT = Path(__file__).resolve().parents[2]
+INFERLETS = ("text-completion", "extract", "custom-speculator")
+USAGE = {"tokens", "steps", "drafted", "accepted", "wall_ms", "cpu_ms", "peak_memory_mb"}
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """``inferd`` with a home of its own."""
+
+    environment: dict[str, str]
+
+    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments), env=self.environment, capture_output=True, text=True, timeout=180, cwd=ROOT
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(*arguments), env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def json(self, *arguments: str) -> dict[str, Any]:
+        done = self(*arguments, "--json")
+        assert done.returncode == 0, done.stderr + done.stdout
+        value: dict[str, Any] = json.loads(done.stdout)
+        return value
+
+    def error(self, code: int, *arguments: str) -> dict[str, Any]:
+        """The error object of a call that must end with this exit code."""
+        done = self(*arguments, "--json")
+        assert done.returncode == code, done.stderr + done.stdout
+        value: dict[str, Any] = json.loads(done.stdout)["error"]
+        return value
+
+    @staticmethod
+    def command(*arguments: str) -> list[str]:
+        return [sys.executable, "-m", "inferd_runtime.cli", *arguments]
+
+
+@pytest.fixture(scope="module")
+def inferd(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
+    ensure_runner()
+    home = tmp_path_factory.mktemp("home")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("INFERD_", "XDG_"))}
+    cache = {key: os.environ[key] for key in ("INFERD_CACHE_DIR", "XDG_CACHE_HOME") if key in os.environ}
+    moved = {f"XDG_{kind}_HOME": str(home / kind.lower()) for kind in ("STATE", "DATA", "CONFIG")}
+    return CommandLine({**kept, **cache, **moved, "OMP_NUM_THREADS": "1"})
+
+
+@pytest.fixture(scope="module")
+def server(inferd: CommandLine) -> Iterator[dict[str, Any]]:
+    """A server with the embedded model; what it said when it was ready, with its process id."""
+    with inferd.start("serve", "--port", "0", "--json") as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        try:
+            assert line, process.stderr.read() if process.stderr else ""
+            yield {**json.loads(line), "pid": process.pid}
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+
+
+@pytest.fixture
+def launch(inferd: CommandLine, server: dict[str, Any], tmp_path: Path) -> Any:
+    """Upload a source and return the arguments that launch it."""
+
+    def upload(source: str) -> tuple[str, ...]:
+        path = tmp_path / "program.py"
+        path.write_text(source)
+        return ("launch", inferd.json("upload", str(path))["id"])
+
+    return upload
+
+
+@pytest.mark.parametrize("name", INFERLETS)
+def test_run_prints_one_json_object(inferd: CommandLine, name: str) -> None:
+    done = inferd.json("run", f"inferlets/{name}/main.py")
+    assert set(done) == {"result", "usage"}
+    assert USAGE <= set(done["usage"])
+    assert done["usage"]["tokens"] > 0
+    assert done["usage"]["steps"] <= done["usage"]["tokens"] + 1
+
+
+def test_run_prints_the_result_and_a_line_of_figures(inferd: CommandLine) -> None:
+    done = inferd("run", "inferlets/extract/main.py", "--text", "Zelda Quimby, 51")
+    assert done.returncode == 0, done.stderr
+    person = json.loads(done.stdout.splitlines()[0])
+    assert set(person) == {"name", "age"}
+    assert isinstance(person["age"], int)
+    figures = done.stdout + done.stderr
+    assert all(word in figures for word in ("tokens", "steps", "tokens/step", "drafted", "accepted", " s"))
+
+
+@pytest.mark.parametrize("name", INFERLETS)
+def test_upload_and_launch_on_a_running_server(inferd: CommandLine, server: dict[str, Any], name: str) -> None:
+    first = inferd.json("upload", f"inferlets/{name}/main.py")
+    again = inferd.json("upload", f"inferlets/{name}/main.py")
+    assert (first["created"], again["created"]) == (True, False)
+    assert first["id"] == again["id"]
+    assert inferd.json("launch", name)["usage"]["tokens"] > 0
+
+
+def test_the_same_program_gives_the_same_result_in_both_ways(inferd: CommandLine, server: dict[str, Any]) -> None:
+    inferd.json("upload", "inferlets/extract/main.py")
+    text = ("--text", "Bo Underhill, 7")
+    assert inferd.json("run", "inferlets/extract/main.py", *text)["result"] == inferd.json("launch", "extract", *text)["result"]
+
+
+def test_the_examples_drive_the_server_from_a_script(inferd: CommandLine, server: dict[str, Any]) -> None:
+    token = (Path(inferd.environment["XDG_STATE_HOME"]) / "inferd" / "token").read_text().strip()
+    url = server["url"].replace("http://", "ws://")
+    for example in ("stream_chat.py", "custom_speculator.py"):
+        command = [sys.executable, str(ROOT / "examples" / example), "--url", url, "--token", token, "Repeat: a b c"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip()
+
+
+BAD_PROGRAMS = {
+    "syntax error": ("async def main():\n    return (1\n", 1, "program.syntax", "line 2"),
+    "exception": ("async def main():\n    x = {}\n    return x['missing']\n", 1, "program", "return x['missing']"),
+    "unknown model": (
+        "from inferd import Context\nasync def main():\n    await Context('gpt-9').user('x').flush()\n",
+        2, "client.not_found", "gpt-9",
+    ),
+    "long prompt": (
+        "from inferd import Context, Sampler\nasync def main():\n"
+        "    await Context().append('word ' * 9000).generate(Sampler.argmax()).collect_text()\n",
+        3, "limit", "context",
+    ),
+    "invalid schema": (
+        "from inferd import Context, JsonSchema, Sampler\nasync def main():\n"
+        "    g = Context().user('x').generate(Sampler.argmax(), constrain=JsonSchema({'type': 'nonsense'}))\n"
+        "    await g.collect_text()\n",
+        2, "client.constraint", "nonsense",
+    ),
+    "infinite loop": ("async def main():\n    while True:\n        pass\n", 3, "limit", "cpu_s"),
+    "memory bomb": ("async def main():\n    x = []\n    while True:\n        x.append('y' * 1000000)\n", 3, "limit", "memory"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in BAD_PROGRAMS if name != "syntax error"])
+def test_bad_programs_end_with_a_typed_error_and_the_server_goes_on(
+    inferd: CommandLine, launch: Any, name: str
+) -> None:
+    source, code, wire, words = BAD_PROGRAMS[name]
+    error = inferd.error(code, *launch(source), "--cpu-s", "2")
+    assert error["code"] == wire, error
+    assert words in json.dumps(error).replace("\\\\", "\\")
+    assert inferd.json(*launch("async def main():\n    return 'fine'\n"))["result"] == "fine"
+
+
+@pytest.mark.parametrize("verb", ["run", "upload"])
+def test_a_syntax_error_is_refused_with_line_and_caret(
+    inferd: CommandLine, server: dict[str, Any], tmp_path: Path, verb: str
+) -> None:
+    source, code, wire, words = BAD_PROGRAMS["syntax error"]
+    path = tmp_path / "broken.py"
+    path.write_text(source)
+    error = inferd.error(code, verb, str(path))
+    assert error["code"] == wire
+    assert words in json.dumps(error)
+    assert "^" in inferd(verb, str(path)).stderr
+
+
+def test_an_exception_shows_the_users_file_line_and_caret(inferd: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("async def main():\n    x = {}\n    return x['missing'] + 1\n")
+    done = inferd("run", str(path))
+    assert done.returncode == 1
+    assert 'line 3, in main\n    return x[\'missing\'] + 1\n           ~^^^^^^^^^^^\n' in done.stderr
+    assert "KeyError: 'missing'" in done.stderr
+
+
+def test_an_unknown_model_is_refused_by_name(inferd: CommandLine) -> None:
+    done = inferd("run", "inferlets/extract/main.py", "--model", "./no-such-model")
+    assert done.returncode != 0
+    assert "no-such-model" in done.stderr
+
+
+TOGETHER = """
+from inferd import Context, Sampler
+
+async def main(prompt: str) -> str:
+    return await Context().append(prompt).generate(Sampler.argmax(), max_tokens=200).collect_text()
+"""
+
+
+def engine_steps(inferd: CommandLine) -> int:
+    return int(inferd.json("stats")["engine"]["steps"])
+
+
+def test_two_programs_at_once_share_one_batch(inferd: CommandLine, launch: Any) -> None:
+    """Together they take fewer engine steps than one after the other."""
+    command = launch(TOGETHER)
+    start = engine_steps(inferd)
+    for prompt in ("def one(", "import os"):
+        inferd.json(*command, "--prompt", prompt)
+    alone = engine_steps(inferd) - start
+    both = [inferd.start(*command, "--prompt", prompt, "--json") for prompt in ("def one(", "import os")]
+    for process in both:
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    assert engine_steps(inferd) - start - alone < alone
+
+
+def test_a_killed_engine_ends_the_run_and_the_server_goes_on(
+    inferd: CommandLine, server: dict[str, Any], launch: Any
+) -> None:
+    waits = "from inferd import session\nasync def main():\n    print('here', flush=True)\n    await session.receive()\n"
+    with inferd.start(*launch(waits), "--json") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "here\n"
+        children = psutil.Process(server["pid"]).children(recursive=True)
+        (engine,) = [child for child in children if any("engine_process" in part for part in child.cmdline())]
+        engine.kill()
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 5
+    assert json.loads(out)["error"]["code"] == "unavailable"
+    command = launch("async def main():\n    return 'back'\n")
+    done = inferd(*command, "--json")
+    while done.returncode == 5:
+        done = inferd(*command, "--json")
+    assert json.loads(done.stdout)["result"] == "back"
