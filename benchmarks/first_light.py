@@ -77,7 +77,7 @@ def compare(
     check_same_tokens(engine, plain, prompt)
     off = partial(engine.run, prompt, grammar=grammar, speculation=False)
     on = partial(engine.run, prompt, grammar=grammar, speculation=True)
-    short = replace(prompt, max_tokens=min(single_tokens, prompt.max_tokens))
+    short = replace(prompt, max_tokens=min(options.single_tokens, prompt.max_tokens))
     arms: dict[str, Callable[[], float]] = {
         "transformers": lambda: plain.run(engine.tokens(short), short.max_tokens)[1],
         "ours": lambda: engine.run(short, grammar=grammar, speculation=False)[1],

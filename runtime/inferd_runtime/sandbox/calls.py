@@ -24,10 +24,10 @@ from inferd.protocol import (
     SendMessage,
     Unavailable,
 )
-from inferd_runtime.sandbox.inbox import Inbox
+from inferd_runtime.sandbox.inbox import MAX_MESSAGES, Inbox, too_many_messages
 from inferd_runtime.sandbox.messages import FromWorker, Limits, Output, Sent
 from inferd_runtime.sandbox.meter import Meter
-from inferd_runtime.sandbox.tickets import MAX_MAILBOX, MAX_OPEN, TicketDesk
+from inferd_runtime.sandbox.tickets import MAX_OPEN, TicketDesk
 from inferd_runtime.session.link import EngineLink, LinkReply
 
 FOR_EVER_MS = 0xFFFFFFFF
@@ -35,6 +35,7 @@ MAX_POLL_MS = 60_000
 MAX_ARGUMENTS = 16 << 20
 STREAMS = frozenset({"stdout", "stderr"})
 DONE = b"{}"
+FEWER = "waiting for some of them, as asyncio.Semaphore does"
 Report = Callable[[FromWorker], None]
 
 
@@ -113,7 +114,9 @@ class GuestCalls:
         if len(arguments) > MAX_ARGUMENTS:
             raise InvalidRequest(f"{op}: the arguments take {len(arguments)} bytes; {MAX_ARGUMENTS} are allowed")
         if self._desk.full:
-            raise LimitExceeded(f"{MAX_OPEN} operations are in flight already", limit="operations", value=MAX_OPEN)
+            raise LimitExceeded(
+                f"{MAX_OPEN} operations are in flight already", limit="operations", value=MAX_OPEN, raise_with=FEWER
+            )
         if op == ReceiveMessage.op:  # type: ignore[attr-defined]
             return self._desk.open_receive()
         if op == SendMessage.op:  # type: ignore[attr-defined]
@@ -160,10 +163,9 @@ class GuestCalls:
 
     def _receive_mail(self) -> None:
         for message in self._inbox.take():
-            if self._desk.mailbox_full:
-                full = f"{MAX_MAILBOX} messages wait for the program already"
-                self._end(LimitExceeded(full, limit="mailbox", value=MAX_MAILBOX))
             self._desk.deliver(message)
+        if self._desk.unread > MAX_MESSAGES:
+            self._end(too_many_messages())
 
     def _session_reply(self, reply: LinkReply) -> None:
         """The engine has opened the session, or refused to."""

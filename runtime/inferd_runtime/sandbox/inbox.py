@@ -6,7 +6,16 @@ import os
 import threading
 from collections import deque
 
-from inferd.protocol import ErrorInfo
+from inferd.protocol import ErrorInfo, LimitExceeded
+
+MAX_MESSAGES = 1024
+"""How many messages may wait for a program."""
+
+
+def too_many_messages() -> LimitExceeded:
+    """The error of a program that does not read its messages."""
+    text = f"{MAX_MESSAGES} messages wait for the program already"
+    return LimitExceeded(text, limit="messages", value=MAX_MESSAGES, raise_with="a program that receives them faster")
 
 
 class WakePipe:
@@ -64,7 +73,10 @@ class Inbox:
         self._pipe.wake()
 
     def deliver(self, message: bytes) -> None:
-        """A message for the program, as JSON."""
+        """A message for the program, as JSON. One too many ends the run."""
+        if len(self._mail) >= MAX_MESSAGES:
+            self.end(too_many_messages().to_wire())
+            return
         self._mail.append(message)
         self._pipe.wake()
 

@@ -58,7 +58,8 @@ def data_addresses(text: bytes, file: Path) -> set[int]:
     wanted = str(file).encode()
     if wanted not in text:
         return set()
-    return {region.start for region in regions(text) if region.writable and region.path == wanted}
+    paths = (wanted, wanted + b" (deleted)")  # an entry of the cache may have been replaced since
+    return {region.start for region in regions(text) if region.writable and region.path in paths}
 
 
 def writable_region(text: bytes, address: int) -> range:

@@ -18,7 +18,11 @@ class Bundle(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What one run may use. Times in seconds, memory in MiB, output in bytes."""
+    """What one run may use. Times in seconds, memory in MiB, output in bytes.
+
+    ``memory_mb`` is the instance's linear memory, of which Python and its library take about 40. ``output_bytes`` is all that
+    leaves the program: what it writes, sends and returns.
+    """
 
     wall_s: float = 300.0
     cpu_s: float = 30.0

@@ -6,7 +6,6 @@ from collections import deque
 from enum import Enum
 
 MAX_OPEN = 1024
-MAX_MAILBOX = 1024
 FIRST_TICKET = 1
 """Ticket 0 on the engine link is the session's own."""
 
@@ -40,9 +39,9 @@ class TicketDesk:
         return bool(self._answers)
 
     @property
-    def mailbox_full(self) -> bool:
-        """Whether as many messages wait for the program as may."""
-        return len(self._mailbox) >= MAX_MAILBOX
+    def unread(self) -> int:
+        """How many messages wait for the program."""
+        return len(self._mailbox)
 
     def open_engine(self) -> int:
         """A ticket for an operation that the engine answers."""

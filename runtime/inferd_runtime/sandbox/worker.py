@@ -135,6 +135,8 @@ def main(arguments: list[str]) -> None:
     control: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     control.setsockopt(zmq.IDENTITY, options.identity.encode())
     control.setsockopt(zmq.LINGER, LINGER_MS)
+    for limit in (zmq.SNDHWM, zmq.RCVHWM):
+        control.setsockopt(limit, 0)  # a slow gateway must not block this thread, which also hears what is to end
     runner = LoadedRunner(ensure_runner())
     warm_up(runner)
     control.connect(options.control)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import zmq
@@ -34,6 +34,13 @@ class OpenSession:
 
     tenant: str
     label: str = ""
+
+
+@dataclass(frozen=True)
+class GetEngineStats:
+    """Ask for :class:`EngineStats`."""
+
+    op: ClassVar[str] = STATS
 
 
 @dataclass(frozen=True)

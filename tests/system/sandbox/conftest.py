@@ -51,6 +51,7 @@ class Gateway:
         self._decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
         self._context: zmq.Context[Any] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # a ROUTER drops what is above it
         self._socket.bind(endpoint)
 
     def close(self) -> None:

@@ -153,7 +153,7 @@ def test_too_many_unread_messages_end_the_run(gateway: Gateway) -> None:
         gateway.deliver(run, number)
     error = gateway.wait(run).error
     assert error is not None
-    assert (error.code, error.detail["limit"]) == ("limit", "mailbox")
+    assert (error.code, error.detail["limit"]) == ("limit", "messages")
 
 
 def test_a_system_call_that_blocks_ends_the_run(gateway: Gateway) -> None:

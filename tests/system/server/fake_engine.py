@@ -28,7 +28,7 @@ from inferd.protocol import (
     Tokens,
     Usage,
 )
-from inferd_runtime.session.link import CANCEL, CLOSE, ERROR, JSON, OK, OPEN, TICKET, OpenSession
+from inferd_runtime.session.link import CANCEL, CLOSE, ERROR, JSON, OK, OPEN, STATS, TICKET, EngineStats, OpenSession
 
 MODELS = Models([ModelInfo("fake", 256, 1024, 16, [0], "sha256:fake")])
 
@@ -64,6 +64,8 @@ class Engine:
     def operate(self, session: bytes, ticket: bytes, op: str, form: bytes, payload: bytes) -> None:
         if op == "model.list":
             self.reply(session, ticket, form, MODELS)
+        elif op == STATS:
+            self.reply(session, ticket, form, EngineStats(7, 0, len(self.sessions), 64, 60))
         elif op == "context.create":
             self.reply(session, ticket, form, ContextState(1, len(self.sessions), 0))
         elif op == "model.tokenize":

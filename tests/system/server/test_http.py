@@ -243,5 +243,7 @@ async def test_metrics_count_what_ran(serve: Serve) -> None:
             "inferd_runs_running 1",
             "inferd_engine_up 1",
             "inferd_worker_restarts_total 0",
+            "inferd_engine_steps_total 7",
+            "inferd_kv_pages_free 60",
         ):
             assert line in lines

@@ -103,17 +103,19 @@ def rehearse(rounds: int = ROUNDS) -> dict[str, Outcome]:
 def _run(name: str, text: str) -> Outcome:
     bundle = {"name": name, "files": {"main.py": text}, "entry": "main.py"}
     runner = Runner(AnsweringHost())
-    with _left_as_found(), redirect_stdout(runner.streams.stdout):
+    with left_as_found(), redirect_stdout(runner.streams.stdout):
         return copy_context().run(runner.run, json.dumps(bundle), json.dumps({"text": "hello"}))
 
 
 @contextmanager
-def _left_as_found() -> Iterator[None]:
-    modules, finders = set(sys.modules), list(sys.meta_path)
+def left_as_found() -> Iterator[None]:
+    """Undo what running a program leaves behind: its modules, where they are found, and their sources."""
+    modules, finders, lines = set(sys.modules), list(sys.meta_path), dict(linecache.cache)
     try:
         yield
     finally:
         sys.meta_path[:] = finders
         for name in set(sys.modules) - modules:
             del sys.modules[name]
-        linecache.cache.pop("main.py", None)
+        linecache.cache.clear()
+        linecache.cache.update(lines)

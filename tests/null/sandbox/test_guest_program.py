@@ -1,0 +1,180 @@
+"""The guest's loading and running of programs, here in the test's own Python."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from inferd_runtime.sandbox.runner import rehearsal
+from inferd_runtime.sandbox.runner.entry import Runner
+from inferd_runtime.sandbox.runner.rehearsal import AnsweringHost
+
+Run = Callable[..., dict[str, Any]]
+
+
+class Host(AnsweringHost):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: dict[str, str] = {"stdout": "", "stderr": ""}
+
+    def log(self, target: str, text: str) -> None:
+        self.written[target] += text
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    def run(files: dict[str, str] | str, arguments: Any = None, entry: str = "main.py") -> dict[str, Any]:
+        bundle = {"name": "test", "files": {"main.py": files} if isinstance(files, str) else files, "entry": entry}
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+        outcome = Runner(Host()).run(json.dumps(bundle), text)
+        decoded = json.loads(outcome.text)
+        return {"value": decoded} if outcome.ok else dict(decoded)
+
+    with rehearsal.left_as_found():
+        yield run
+
+
+def test_the_rehearsal_runs_as_it_is_meant_to() -> None:
+    before = set(sys.modules)
+    endings = rehearsal.rehearse(2)
+    assert {name: outcome.ok for name, outcome in endings.items()} == {
+        "asyncio": True, "generation": True, "failure": False, "syntax": False,
+    }  # fmt: skip
+    assert json.loads(endings["asyncio"].text) == {"texts": ["0", "2"], "count": 2}
+    assert json.loads(endings["failure"].text)["message"] == "KeyError: 'missing'"
+    assert json.loads(endings["syntax"].text)["code"] == "program.syntax"
+    assert set(sys.modules) == before
+
+
+def test_modules_are_found_beside_the_entry_and_from_the_top(run: Run) -> None:
+    files = {
+        "src/main.py": "import beside, shared.deep\ndef main(): return [beside.x, shared.deep.y, __name__]",
+        "src/beside.py": "x = 1",
+        "shared/deep.py": "y = 2",
+    }
+    assert run(files, entry="src/main.py") == {"value": [1, 2, "main"]}
+
+
+def test_an_entry_in_a_package_can_import_from_it(run: Run) -> None:
+    files = {
+        "app/__init__.py": "",
+        "app/main.py": "from . import words\nfrom .words import w\ndef main(): return [w, __name__, words.__package__]",
+        "app/words.py": "w = 'w'",
+    }
+    assert run(files, entry="app/main.py") == {"value": ["w", "app.main", "app"]}
+
+
+def test_sources_can_be_inspected(run: Run) -> None:
+    program = "import inspect\ndef main(): return inspect.getsource(main)"
+    assert run(program) == {"value": "def main(): return inspect.getsource(main)\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "arguments", "message"),
+    [
+        ({"other.py": ""}, {}, "no Python file 'main.py'"),
+        ({"main.py": "main = 1"}, {}, "defines no function `main`"),
+        ({"main.py": "def main(): pass", "json/__init__.py": ""}, {}, "hide the module 'json'"),
+        ({"main.py": "def main(): pass"}, "[1]", "have to be a JSON object, not list"),
+        ({"main.py": "def main(): pass"}, "{", "are not JSON"),
+        ({"main.py": "def main(): pass"}, {"x": 1}, "no parameter 'x'"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(run: Run, files: dict[str, str], arguments: Any, message: str) -> None:
+    error = run(files, arguments)
+    assert error["code"] == "client.invalid"
+    assert message in error["message"]
+    assert "traceback" not in error["detail"]
+
+
+def test_an_invalid_request_of_the_program_itself_has_its_place(run: Run) -> None:
+    error = run("import inferd\ndef main(): raise inferd.InvalidRequest('no', field=object())")
+    assert error["code"] == "client.invalid"
+    assert 'File "main.py", line 2, in main' in error["detail"]["traceback"]
+    assert error["detail"]["field"].startswith("<object")
+
+
+def test_a_cause_keeps_its_own_lines(run: Run) -> None:
+    program = """
+def inner():
+    raise KeyError("a")
+def main():
+    try:
+        inner()
+    except KeyError as error:
+        raise ValueError("b") from error
+"""
+    trace = run(program)["detail"]["traceback"]
+    assert trace.index("KeyError: 'a'") < trace.index("direct cause") < trace.index("ValueError: b")
+    assert trace.count('File "main.py"') == 3
+    assert "sandbox/runner" not in trace
+
+
+def test_a_syntax_error_in_text_that_the_program_compiles_is_an_ordinary_error(run: Run) -> None:
+    error = run("def main(): eval('1 +')")
+    assert error["code"] == "program"
+    assert error["detail"]["exception"] == "SyntaxError"
+
+
+def test_a_syntax_error_in_an_imported_file_is_its(run: Run) -> None:
+    error = run({"main.py": "import other\ndef main(): pass", "other.py": "\nx ="})
+    assert error["code"] == "program.syntax"
+    assert error["message"].startswith("other.py:2: ")
+    assert 'File "main.py", line 1' in error["detail"]["traceback"]
+
+
+def test_a_long_traceback_is_cut_in_the_middle(run: Run) -> None:
+    error = run("def main(): raise ValueError('a' * 100_000 + 'z' * 100_000)")
+    assert len(error["detail"]["traceback"]) < 70_000
+    assert "[...]" in error["detail"]["traceback"]
+
+
+@pytest.mark.parametrize(
+    ("leave", "outcome"),
+    [
+        ("sys.exit()", {"value": None}),
+        ("sys.exit(0)", {"value": None}),
+        ("sys.exit('bye')", "the program exited with 'bye'"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("raise asyncio.CancelledError", "asyncio.exceptions.CancelledError"),
+        ("raise ExceptionGroup('two', [ValueError(1), KeyError(2)])", "ExceptionGroup: two (2 sub-exceptions)"),
+        ("raise ExceptionGroup('one', [ExceptionGroup('x', [ValueError(1)])])", "ValueError: 1"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_other_ways_out(run: Run, kind: str, leave: str, outcome: Any) -> None:
+    ended = run(f"import asyncio, sys\n{kind} main(): {leave}")
+    if isinstance(outcome, dict):
+        assert ended == outcome
+    else:
+        assert (ended["code"], ended["message"]) == ("program", outcome)
+
+
+def test_tasks_that_are_left_are_cancelled_and_may_clean_up(run: Run) -> None:
+    program = """
+import asyncio
+seen = []
+async def forever():
+    try:
+        await asyncio.sleep(1000)
+    finally:
+        seen.append("cleaned")
+async def main():
+    asyncio.create_task(forever())
+    await asyncio.sleep(0)
+    return seen
+"""
+    assert run(program) == {"value": []}
+    assert run(program.replace("return seen", "raise ValueError(seen)"))["message"] == "ValueError: []"
+
+
+def test_a_deadlock_is_an_error(run: Run) -> None:
+    error = run("import asyncio\nasync def main(): await asyncio.Future()")
+    assert error["detail"]["exception"].endswith("Deadlock")
+    assert "wait for ever" in error["message"]

@@ -1,0 +1,42 @@
+"""The limits of a run: each is hit exactly where it stands, and says its name, its value and what raises it."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferd_runtime.sandbox.messages import Limits
+from inferd_runtime.sandbox.meter import RAISE_WITH, Meter, exceeded
+
+LIMITS = Limits(wall_s=10, cpu_s=2, memory_mb=64, output_bytes=100)
+
+
+def test_clocks_are_charged_from_the_start_of_the_run() -> None:
+    meter = Meter(LIMITS, wall=1000.0, cpu=50.0)
+    assert meter.check(1009.9, 51.9) is None
+    assert meter.wall_left(1004.0) == 6.0
+    assert meter.wall_left(2000.0) == 0.0
+
+
+@pytest.mark.parametrize(("wall", "cpu", "limit"), [(1010.0, 50.0, "wall_s"), (1000.0, 52.0, "cpu_s")])
+def test_a_clock_at_its_limit_is_over(wall: float, cpu: float, limit: str) -> None:
+    error = Meter(LIMITS, 1000.0, 50.0).check(wall, cpu)
+    assert error is not None
+    assert error.detail == {"limit": limit, "value": getattr(LIMITS, limit), "raise_with": RAISE_WITH[limit]}
+    assert f"{getattr(LIMITS, limit)} s" in error.message
+
+
+def test_output_is_allowed_up_to_the_limit_and_not_beyond() -> None:
+    meter = Meter(LIMITS, 0, 0)
+    assert meter.write(60) == (60, None)
+    allowed, error = meter.write(60)
+    assert allowed == 40
+    assert error is not None
+    assert error.detail["limit"] == "output_bytes"
+    allowed, error = meter.write(1)
+    assert (allowed, error is None) == (0, False)
+
+
+def test_every_limit_has_a_way_to_raise_it() -> None:
+    assert set(RAISE_WITH) == set(Limits.__struct_fields__)
+    for limit in RAISE_WITH:
+        assert limit in exceeded(limit, "too much", 1).detail["raise_with"]

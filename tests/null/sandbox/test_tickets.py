@@ -1,0 +1,112 @@
+"""The ticket desk: every answer is fetched once, none reaches a closed ticket, messages come in order and are never lost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferd_runtime.sandbox.tickets import MAX_OPEN, TicketDesk
+
+
+def taken(desk: TicketDesk) -> list[Any]:
+    answers = desk.take()
+    return [] if answers is None else json.loads(answers)
+
+
+def test_answers_are_fetched_together_and_once() -> None:
+    desk = TicketDesk()
+    first, second = desk.open_engine(), desk.open_engine()
+    assert not desk.has_answers
+    desk.settle(second, False, b'{"code":"limit"}')
+    desk.settle(first, True, b"{}")
+    assert desk.has_answers
+    assert taken(desk) == [[second, 0, {"code": "limit"}], [first, 1, {}]]
+    assert taken(desk) == []
+
+
+def test_tickets_are_never_used_twice_and_never_zero() -> None:
+    desk = TicketDesk()
+    tickets = []
+    for _ in range(10):
+        ticket = desk.open_engine()
+        desk.settle(ticket, True, b"{}")
+        desk.take()
+        tickets.append(ticket)
+    assert len(set(tickets)) == 10
+    assert 0 not in tickets
+
+
+def test_an_answer_after_a_cancel_is_dropped() -> None:
+    desk = TicketDesk()
+    ticket = desk.open_engine()
+    assert desk.cancel(ticket)
+    desk.settle(ticket, True, b"{}")
+    assert taken(desk) == []
+    assert not desk.cancel(ticket)
+
+
+def test_a_second_answer_is_dropped() -> None:
+    desk = TicketDesk()
+    ticket = desk.open_engine()
+    desk.settle(ticket, True, b'{"a":1}')
+    desk.settle(ticket, True, b'{"a":2}')
+    assert taken(desk) == [[ticket, 1, {"a": 1}]]
+
+
+def test_an_answered_ticket_needs_no_cancel_in_the_engine() -> None:
+    desk = TicketDesk()
+    ticket = desk.answered(False, b"{}")
+    assert not desk.cancel(ticket)
+    assert taken(desk) == []
+
+
+def test_messages_go_to_readers_in_order() -> None:
+    desk = TicketDesk()
+    desk.deliver(b"1")
+    first, second = desk.open_receive(), desk.open_receive()
+    desk.deliver(b"2")
+    desk.deliver(b"3")
+    assert taken(desk) == [[first, 1, {"message": 1}], [second, 1, {"message": 2}]]
+    assert desk.unread == 1
+
+
+def test_a_message_for_a_cancelled_reader_goes_to_the_next() -> None:
+    desk = TicketDesk()
+    gone, answered = desk.open_receive(), desk.open_receive()
+    assert not desk.cancel(gone)
+    desk.deliver(b'"a"')
+    assert not desk.cancel(answered)  # answered, but not fetched: the message must not be lost
+    later = desk.open_receive()
+    assert taken(desk) == [[later, 1, {"message": "a"}]]
+
+
+def test_a_run_has_so_many_operations_open() -> None:
+    desk = TicketDesk()
+    tickets = [desk.open_engine() for _ in range(MAX_OPEN)]
+    assert desk.full
+    desk.settle(tickets[0], True, b"{}")
+    assert not desk.full
+
+
+@given(st.lists(st.sampled_from(["receive", "deliver", "cancel", "take"]), max_size=60))
+def test_every_message_is_read_once_and_in_order_whatever_happens(actions: list[str]) -> None:
+    desk = TicketDesk()
+    readers: list[int] = []
+    read: list[int] = []
+    sent = 0
+    for action in [*actions, *(["receive"] * len(actions)), "take"]:
+        if action == "receive":
+            readers.append(desk.open_receive())
+        elif action == "deliver":
+            desk.deliver(b"%d" % sent)
+            sent += 1
+        elif action == "cancel" and readers:
+            desk.cancel(readers.pop())
+        elif action == "take":
+            answers = taken(desk)
+            read.extend(sorted(answer["message"] for _, _, answer in answers))
+            readers = [reader for reader in readers if reader not in {ticket for ticket, _, _ in answers}]
+    assert read == list(range(sent))
