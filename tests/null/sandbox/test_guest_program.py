@@ -170,8 +170,8 @@ async def main():
     await asyncio.sleep(0)
     return seen
 """
-    assert run(program) == {"value": []}
-    assert run(program.replace("return seen", "raise ValueError(seen)"))["message"] == "ValueError: []"
+    assert run(program) == {"value": ["cleaned"]}
+    assert run(program.replace("return seen", "raise ValueError(seen)"))["message"] == "ValueError: ['cleaned']"
 
 
 def test_a_deadlock_is_an_error(run: Run) -> None:

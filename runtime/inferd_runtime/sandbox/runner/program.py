@@ -102,7 +102,8 @@ def load(program: Program) -> Callable[..., Any]:
     if program.entry not in program.sources:
         raise InvalidRequest(f"the bundle has no Python file {program.entry!r} to start from")
     for path, text in program.sources.items():
-        linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+        lines = text if text.endswith("\n") else f"{text}\n"
+        linecache.cache[path] = (len(text), None, lines.splitlines(keepends=True), path)
     name, root = _module_name(program)
     roots = list(dict.fromkeys([root, ""]))
     _refuse_hiding(program, roots)
