@@ -54,10 +54,7 @@ TABLE = (
     "Teo Marchetti,29,Tamsin,teo.marchetti@tamsin.example\n"
     "Ingrid Solberg,63,Varnes,ingrid.solberg@varnes.example"
 )
-PROSE = (
-    "The with statement is used to wrap the execution of a block with methods defined by a context manager. "
-    "This allows common patterns to be encapsulated for convenient reuse. "
-)
+PROSE = "The statement raises an exception if the value cannot be converted. Otherwise, it returns"
 
 
 def prompts() -> list[Prompt]:

@@ -10,7 +10,7 @@ from inferd import Context, Sampler
 
 
 async def main(
-    prompt: str = "Name three primary colors.",
+    prompt: str = "Hi",
     system: str = "",
     max_tokens: int = 256,
     temperature: float = 0.6,
