@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,7 +132,7 @@ def test_the_same_program_gives_the_same_result_in_both_ways(inferd: CommandLine
 
 
 def test_the_examples_drive_the_server_from_a_script(inferd: CommandLine, server: dict[str, Any]) -> None:
-    token = (Path(inferd.environment["XDG_STATE_HOME"]) / "inferd" / "token").read_text().strip()
+    token = Path(server["token_file"]).read_text().strip()
     url = server["url"].replace("http://", "ws://")
     for example, words in (("stream_chat.py", ["Repeat: a b c", "And again."]), ("custom_speculator.py", [])):
         command = [sys.executable, str(ROOT / "examples" / example), "--url", url, "--token", token, *words]
@@ -205,31 +204,52 @@ def test_an_unknown_model_is_refused_by_name(inferd: CommandLine) -> None:
 
 
 TOGETHER = """
-from inferd import Context, Sampler
+from inferd import Context, Regex, Sampler, session
 
 async def main(prompt: str) -> str:
-    return await Context().append(prompt).generate(Sampler.argmax(), max_tokens=200).collect_text()
+    endless = Regex("[a-z ]{900}")
+    ctx = await Context().append(prompt).flush()
+    await session.send("ready")
+    await session.receive()
+    return await ctx.generate(Sampler.argmax(), max_tokens=100, constrain=endless).collect_text()
 """
 
 
-def engine_steps(inferd: CommandLine, server: dict[str, Any]) -> int:
-    token = (Path(inferd.environment["XDG_STATE_HOME"]) / "inferd" / "token").read_text().strip()
-    page = httpx.get(f"{server['url']}/metrics", headers={"Authorization": f"Bearer {token}"}).text
-    return int(re.search(r"^inferd_engine_steps_total (\d+)$", page, re.M)[1])  # type: ignore[index]
+@pytest.fixture
+def api(inferd: CommandLine, server: dict[str, Any]) -> Iterator[httpx.Client]:
+    token = Path(server["token_file"]).read_text().strip()
+    with httpx.Client(base_url=server["url"], headers={"Authorization": f"Bearer {token}"}, timeout=60) as client:
+        yield client
 
 
-def test_two_programs_at_once_share_one_batch(inferd: CommandLine, server: dict[str, Any], launch: Any) -> None:
-    """Together they take fewer engine steps than one after the other."""
-    command = launch(TOGETHER)
-    start = engine_steps(inferd, server)
-    for prompt in ("def one(", "import os"):
-        inferd.json(*command, "--prompt", prompt)
-    alone = engine_steps(inferd, server) - start
-    both = [inferd.start(*command, "--prompt", prompt, "--json") for prompt in ("def one(", "import os")]
-    for process in both:
-        process.communicate(timeout=60)
-        assert process.returncode == 0
-    assert engine_steps(inferd, server) - start - alone < alone
+def engine_steps(api: httpx.Client) -> int:
+    (line,) = [line for line in api.get("/metrics").text.splitlines() if line.startswith("inferd_engine_steps_total ")]
+    return int(line.split()[1])
+
+
+def steps_of(api: httpx.Client, program: str, prompts: Sequence[str]) -> tuple[int, list[str]]:
+    """Launch the program once per prompt, let all of them generate at the same time; engine steps and results."""
+    runs = [api.post("/v1/runs", json={"program": program, "arguments": {"prompt": p}}).json()["id"] for p in prompts]
+    for run in runs:
+        with api.stream("GET", f"/v1/runs/{run}/events") as events:
+            assert any(json.loads(line).get("message") == "ready" for line in events.iter_lines())
+    before = engine_steps(api)
+    for run in runs:
+        api.post(f"/v1/runs/{run}/messages", json={"message": "go"})
+    for run in runs:
+        api.get(f"/v1/runs/{run}/events")
+    return engine_steps(api) - before, [api.get(f"/v1/runs/{run}").json()["result"] for run in runs]
+
+
+def test_two_programs_at_once_share_one_batch(inferd: CommandLine, launch: Any, api: httpx.Client) -> None:
+    """Together they take fewer engine steps than one after the other, and give the same results."""
+    _, program = launch(TOGETHER)
+    prompts = ("def one(", "import os")
+    (first, one), (second, other) = [steps_of(api, program, [prompt]) for prompt in prompts]
+    both, results = steps_of(api, program, prompts)
+    assert results == one + other
+    assert min(first, second) > 50
+    assert both < first + second
 
 
 def test_a_killed_engine_ends_the_run_and_the_server_goes_on(
