@@ -31,7 +31,7 @@ from inferd_runtime.sandbox.tickets import MAX_OPEN, TicketDesk
 from inferd_runtime.session.link import EngineLink, LinkReply
 
 FOR_EVER_MS = 0xFFFFFFFF
-MAX_POLL_MS = 60_000
+MAX_POLL_SECONDS = 60.0
 MAX_ARGUMENTS = 16 << 20
 STREAMS = frozenset({"stdout", "stderr"})
 DONE = b"{}"
@@ -184,4 +184,4 @@ class GuestCalls:
 
 def _poll_ms(seconds: float) -> int:
     """Rounded up, so that a poll does not end just before its time."""
-    return min(math.ceil(seconds * 1e3), MAX_POLL_MS) if seconds > 0 else 0
+    return math.ceil(min(seconds, MAX_POLL_SECONDS) * 1e3) if seconds > 0 else 0

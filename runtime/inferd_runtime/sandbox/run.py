@@ -17,6 +17,7 @@ from inferd_runtime.sandbox.engine_settings import MIB, WASM_STACK_BYTES
 from inferd_runtime.sandbox.inbox import Inbox
 from inferd_runtime.sandbox.messages import Finished, Launch, Limits, RunUsage, Started
 from inferd_runtime.sandbox.meter import exceeded
+from inferd_runtime.sandbox.threads import ThreadPool
 from inferd_runtime.sandbox.wasm import DoesNotFit, Guest, GuestTrap, LoadedRunner
 from inferd_runtime.session.link import EngineLink
 
@@ -52,20 +53,21 @@ class Run:
         self._engine = engine
         self._report = report
         self.inbox = Inbox()
-        self._thread = threading.Thread(target=self._main, name=launch.run, daemon=True)
+        self._over = threading.Event()
 
-    def start(self) -> None:
-        """Start the run's thread; if there cannot be one more, the run is over at once."""
+    def start(self, threads: ThreadPool) -> None:
+        """Start the run in a thread of its own; if there cannot be one more, the run is over at once."""
         try:
-            self._thread.start()
+            threads.run(self._main)
         except RuntimeError as error:
+            self._over.set()
             self.inbox.close()
             unavailable = Unavailable(f"the sandbox worker cannot start another thread: {error}")
             self._report(Finished(self._launch.run, RunUsage(), error=unavailable.to_wire()))
 
     def join(self, timeout: float) -> None:
-        """Wait until the thread has ended, at most ``timeout`` seconds."""
-        self._thread.join(timeout)
+        """Wait until the run has reported its end, at most ``timeout`` seconds."""
+        self._over.wait(timeout)
 
     def _main(self) -> None:
         try:
@@ -74,7 +76,9 @@ class Run:
             trace = "".join(traceback.format_exception(error))
             info = InternalError(f"the sandbox failed: {error!r}", traceback=trace).to_wire()
             finished = Finished(self._launch.run, RunUsage(), error=info)
+        self.inbox.close()
         self._report(finished)
+        self._over.set()
 
     def _connected(self) -> Finished:
         link = EngineLink(self._engine.context, self._engine.endpoint, SESSION + self._launch.run)
@@ -86,7 +90,6 @@ class Run:
             return self._finished(end, calls, _close_session(link, calls.session_replies, self.inbox.error))
         finally:
             link.close()
-            self.inbox.close()
 
     def _finished(self, end: GuestEnd, calls: GuestCalls, used: Usage) -> Finished:
         meter = calls.meter
@@ -104,7 +107,7 @@ class Run:
     def _execute(self, calls: GuestCalls) -> GuestEnd:
         limits = self._launch.limits
         try:
-            guest = self._runner.start(calls, limits.memory_mb * MIB)
+            guest = self._runner.start(limits.memory_mb * MIB)
         except DoesNotFit as error:
             too_little = f"the sandbox itself needs more than {limits.memory_mb} MiB: {error}"
             return GuestEnd(None, exceeded("memory_mb", too_little, limits.memory_mb).to_wire(), 0)
@@ -118,7 +121,7 @@ class Run:
         limits = self._launch.limits
         bundle = msgspec.json.encode(self._launch.bundle).decode()
         try:
-            ok, text = guest.run(bundle, self._launch.arguments)
+            ok, text = guest.run(calls, bundle, self._launch.arguments)
         except GuestTrap as trap:
             size = len(guest.memory())
             return GuestEnd(None, self.inbox.error or explain_trap(str(trap), size, limits).to_wire(), size)

@@ -15,7 +15,8 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,6 +31,7 @@ from inferd_runtime.sandbox.linear_memory import MemoryAccess, data_addresses, r
 from inferd_runtime.sandbox.spares import Spares
 
 WARM_UP_BYTES = 256 * MIB
+ADDRESS_SPACE = 1 << 32
 CLOCK = "wasi:clocks/monotonic-clock@"
 
 
@@ -111,16 +113,20 @@ class Guest:
         self._instance = instance
         self._memory_limit = memory_limit
 
-    def run(self, bundle: str, arguments: str) -> tuple[bool, str]:
-        """Run a program: whether it went well, and the JSON of its result or error. Raises GuestTrap."""
+    def run(self, calls: HostCalls, bundle: str, arguments: str) -> tuple[bool, str]:
+        """Run a program whose calls go to ``calls``: whether it went well, and the JSON of its result or error.
+
+        Raises GuestTrap.
+        """
         store = self._instance.store
         function = self._instance.handle.get_func(store, self._runner.export)
         assert function is not None
         store.set_epoch_deadline(1)
-        try:
-            result = function(store, bundle, arguments)
-        except WasmtimeError as error:
-            raise GuestTrap(str(error)) from None
+        with self._runner.answering(calls):
+            try:
+                result = function(store, bundle, arguments)
+            except WasmtimeError as error:
+                raise GuestTrap(str(error)) from None
         return result.tag == "ok", result.payload
 
     def memory(self) -> range:
@@ -153,23 +159,22 @@ class LoadedRunner:
         assert export is not None
         self.export = export
 
-    def start(self, calls: HostCalls, memory_limit: int) -> Guest:
-        """A guest whose calls go to ``calls``; it has to run in this thread. ``memory_limit`` in bytes. Raises DoesNotFit."""
+    def start(self, memory_limit: int) -> Guest:
+        """A guest that may have ``memory_limit`` bytes. Raises DoesNotFit."""
         instance = self._spares.take()
         if memory_limit < len(instance.memory):
             self.discard(instance)
             raise DoesNotFit(f"it needs {len(instance.memory) / MIB:.0f} MiB")
-        self._calls.current = calls
         instance.store.set_limits(memory_size=memory_limit)
-        return Guest(self, instance, memory_limit)
+        return Guest(self, instance, min(memory_limit, ADDRESS_SPACE))
 
     def warm_up(self, calls: HostCalls, bundle: str, arguments: str, spares: int) -> None:
         """Run a program to see what every program needs, then keep ``spares`` instances that have it.
 
         Raises GuestTrap if the program does not end well.
         """
-        guest = self.start(calls, WARM_UP_BYTES)
-        ok, text = guest.run(bundle, arguments)
+        guest = self.start(WARM_UP_BYTES)
+        ok, text = guest.run(calls, bundle, arguments)
         if not ok:
             raise GuestTrap(text)
         written = written_pages(guest.memory())
@@ -203,6 +208,15 @@ class LoadedRunner:
         with self._lock:
             instance.store.close()
             self._live.discard(-1 if instance.address is None else instance.address)
+
+    @contextmanager
+    def answering(self, calls: HostCalls) -> Iterator[None]:
+        """Inside, the calls of the guest that runs in this thread go to ``calls``."""
+        self._calls.current = calls
+        try:
+            yield
+        finally:
+            self._calls.current = None
 
     def tick(self) -> None:
         """Let every guest that computes call ``tick``."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import sys
 import threading
 import time
@@ -36,6 +37,7 @@ from inferd_runtime.sandbox.messages import (
 )
 from inferd_runtime.sandbox.outbox import Outbox
 from inferd_runtime.sandbox.run import EngineAddress, Run
+from inferd_runtime.sandbox.threads import ThreadPool
 from inferd_runtime.sandbox.warm_up import warm_up
 from inferd_runtime.sandbox.wasm import LoadedRunner
 
@@ -55,11 +57,13 @@ class Worker:
         self._outbox = Outbox()
         self._decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
         self._busy = threading.Event()
+        self._threads = ThreadPool()
         self._closing = False
 
     def serve(self) -> None:
         """Work until told to shut down, then end all runs and report them."""
         EpochTicker(self._runner.tick, self._busy).start()
+        self._threads.prepare()
         poller = zmq.Poller()
         poller.register(self._control, zmq.POLLIN)
         poller.register(self._outbox.pipe.fileno(), zmq.POLLIN)
@@ -100,7 +104,7 @@ class Worker:
         run = Run(launch, self._runner, self._engine, self._outbox.put)
         self._runs[launch.run] = run
         self._busy.set()
-        run.start()
+        run.start(self._threads)
 
     def _report(self) -> None:
         for message in self._outbox.take():
@@ -130,6 +134,8 @@ def main(arguments: list[str]) -> None:
         parser.add_argument(name, required=True)
     options = parser.parse_args(arguments)
     threading.stack_size(THREAD_STACK_BYTES)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a run takes about five files
     context: zmq.Context[Any] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
     control: zmq.Socket[bytes] = context.socket(zmq.DEALER)

@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from inferd.protocol import InternalError, Unavailable
@@ -155,6 +156,22 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
             time.sleep(0.01)
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_a_step_that_fails_says_what_it_printed() -> None:
+    with pytest.raises(InternalError, match=r"it stumbles failed with exit code 1:") as raised:
+        component._run(Step("nonsense", "It stumbles", 1.0), [], lambda progress: None)
+    assert "componentize FOLDER TARGET" in raised.value.detail["output"]
+
+
+def test_a_build_that_is_interrupted_leaves_no_process() -> None:
+    def interrupt(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    children = set(psutil.Process().children())
+    with pytest.raises(KeyboardInterrupt):
+        component._run(Step("nonsense", "It is stopped", 1.0), [], interrupt)
+    assert set(psutil.Process().children()) <= children
 
 
 def _hold(path: Path, waited: list[bool]) -> None:

@@ -107,7 +107,12 @@ class Gateway:
         """Wait until the program has written ``text``."""
         end = time.monotonic() + DEADLINE
         while text not in self.text(run):
+            assert not self.ended(run), self.messages[run]
             self._receive(end)
+
+    def ended(self, run: str) -> bool:
+        """Whether the run's end has been reported."""
+        return any(isinstance(message, Finished) for message in self.messages[run])
 
     def wait_for(self, run: str, kind: type[Any]) -> Any:
         """The first message of that kind about the run."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -429,3 +432,10 @@ def test_limits_below_the_runner_are_refused(gateway: Gateway) -> None:
     error = gateway.error("def main(): pass", Limits(memory_mb=8))
     assert error.code == "limit"
     assert error.detail["limit"] == "memory_mb"
+
+
+def test_the_build_command_prints_where_the_runner_is(runner: Path) -> None:
+    command = [sys.executable, "-W", "error", "-m", "inferd_runtime.sandbox.build"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith(str(runner))
+    assert done.stderr == ""

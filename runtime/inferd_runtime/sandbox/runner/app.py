@@ -1,4 +1,8 @@
-"""The component's export, and what happens while it is built: all of this module's top level is done once and snapshotted."""
+"""The component's export, and what happens while it is built: all of this module's top level is done once and snapshotted.
+
+What is snapshotted is the same in every run: the seed of ``hash`` for strings too, so sets of them have the same order in each.
+Random numbers are not: componentize-py seeds them anew in each instance.
+"""
 
 from __future__ import annotations
 
