@@ -16,6 +16,7 @@ COMMON: dict[str, Any] = {
 }  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
+    "qwen2": {},
     "qwen3": {},
     "mistral": {"sliding_window": 12},
     "gemma2": {"sliding_window": 12, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 5.0},

@@ -14,7 +14,10 @@ from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.engine.plan import Planned, Work, prepare
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
+from inferd_runtime.models import fused
+from inferd_runtime.models.fused import fuse
 from inferd_runtime.models.loading import attach
+from inferd_runtime.models.passes import PlainPass
 
 TOLERANCE = 1e-4
 
@@ -22,11 +25,14 @@ TOLERANCE = 1e-4
 class Bench:
     """One model behind the driver, beside an untouched copy of it."""
 
-    def __init__(self, family: str) -> None:
+    def __init__(self, family: str, fast: bool) -> None:
         self.plain = make(family)
         served = copy.deepcopy(self.plain)
-        shape = attach(served, family)
-        self.driver = TorchDriver(served, shape, vocab_size=VOCAB, max_context=256, pages=128, page_size=4)
+        probed = attach(served, family)
+        run = fuse(served, probed.kv, probed.rules) if fast else PlainPass(served)
+        assert run is not None, f"{family} has no fused pass"
+        like = next(served.parameters())
+        self.driver = TorchDriver(run, like, probed.kv, vocab_size=VOCAB, max_context=256, pages=128, page_size=4)
         self.pool = PagePool(self.driver.pages, self.driver.page_size)
 
     def feed(self, parts: list[tuple[PageTable, list[int]]]) -> list[np.ndarray]:
@@ -43,9 +49,12 @@ class Bench:
             return self.plain(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].numpy()
 
 
-@pytest.fixture(scope="module", params=list(FAMILIES))
+WAYS = [(family, False) for family in FAMILIES] + [(family, True) for family in FAMILIES if family in fused.FAMILIES]
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=[f"{family}-{'fused' if fast else 'plain'}" for family, fast in WAYS])
 def bench(request: pytest.FixtureRequest) -> Bench:
-    return Bench(request.param)
+    return Bench(*request.param)
 
 
 def random_tokens(count: int, seed: int) -> list[int]:

@@ -31,6 +31,15 @@ class UnsupportedAttention(Exception):
     """A layer asks for something that this attention does not do."""
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionRule:
+    """How one layer attends: score scale (None: width ** -0.5), sliding window in tokens, soft-cap of the scores."""
+
+    scaling: float | None
+    window: int | None
+    softcap: float | None
+
+
 @dataclass(slots=True)
 class Group:
     """Sequences that attend together, padded to one width.
@@ -75,7 +84,6 @@ class StepLayout:
     slots: Tensor
     groups: Sequence[Group]
     order: Tensor | None
-    called: set[int] = field(default_factory=set)
 
 
 def lay_out(batch: Batch, keys: Sequence[Tensor], values: Sequence[Tensor], page_size: int) -> StepLayout:
@@ -156,23 +164,24 @@ def paged_attention(
     """
     layout: StepLayout = kwargs.pop(LAYOUT)
     check_arguments(attention_mask, kwargs)
-    scaling, window, softcap = kwargs.get("scaling"), kwargs.get("sliding_window"), kwargs.get("softcap")
+    rule = AttentionRule(kwargs.get("scaling"), kwargs.get("sliding_window"), kwargs.get("softcap"))
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    layout.called.add(layer)
+    return attend(layout, layer, query, key[0].transpose(0, 1), value[0].transpose(0, 1), rule), None
+
+
+def attend(layout: StepLayout, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
+    """Write this step's k [T, Hkv, D] and v [T, Hkv, Dv], then attend with q [1, H, T, D]: [1, T, H, Dv]."""
     keys, values = layout.keys[layer], layout.values[layer]
-    keys.view(-1, *keys.shape[2:]).index_copy_(0, layout.slots, key[0].transpose(0, 1))
-    values.view(-1, *values.shape[2:]).index_copy_(0, layout.slots, value[0].transpose(0, 1))
-    parts = [_attend(group, query, keys, values, scaling, window, softcap) for group in layout.groups]
+    keys.view(-1, *keys.shape[2:]).index_copy_(0, layout.slots, key)
+    values.view(-1, *values.shape[2:]).index_copy_(0, layout.slots, value)
+    parts = [_attend(group, query, keys, values, rule) for group in layout.groups]
     if layout.order is None:
-        return parts[0], None
+        return parts[0]
     flat = torch.cat([part.reshape(-1, *part.shape[2:]) for part in parts])
-    return flat.index_select(0, layout.order)[None], None
+    return flat.index_select(0, layout.order)[None]
 
 
-def _attend(
-    group: Group, query: Tensor, keys: Tensor, values: Tensor,
-    scaling: float | None, window: int | None, softcap: float | None,
-) -> Tensor:  # fmt: skip
+def _attend(group: Group, query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
     """One group's attention: [B, q, H, Dv]. Grouped query heads become more queries of their key head."""
     k, v = _read(group, keys), _read(group, values)
     batch, width = group.rows.shape
@@ -182,10 +191,10 @@ def _attend(
     else:
         q = query[0].index_select(1, group.rows.reshape(-1)).view(heads, batch, width, -1).transpose(0, 1)
     q = q.reshape(batch, shared, heads // shared * width, -1)
-    mask = group.mask(window)
+    mask = group.mask(rule.window)
     if mask is not None and heads != shared:
         mask = mask.repeat(1, 1, heads // shared, 1)
-    out = _softmax_attention(q, k, v, mask, scaling, softcap)
+    out = _softmax_attention(q, k, v, mask, rule)
     return out.view(batch, heads, width, -1).transpose(1, 2)
 
 
@@ -199,13 +208,11 @@ def _read(group: Group, cache: Tensor) -> Tensor:
     return flat[:, : group.length].transpose(1, 2)
 
 
-def _softmax_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None, softcap: float | None
-) -> Tensor:
-    if softcap is None:
-        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
-    scores = torch.matmul(q, k.transpose(2, 3)) * (q.shape[-1] ** -0.5 if scaling is None else scaling)
-    scores = torch.tanh(scores / softcap) * softcap
+def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: AttentionRule) -> Tensor:
+    if rule.softcap is None:
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=rule.scaling)
+    scores = torch.matmul(q, k.transpose(2, 3)) * (q.shape[-1] ** -0.5 if rule.scaling is None else rule.scaling)
+    scores = torch.tanh(scores / rule.softcap) * rule.softcap
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     return torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype), v)

@@ -13,12 +13,27 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from inferd.protocol import InvalidRequest, NotFound
-from inferd_runtime.models.attention import LAYOUT, NAME, UnsupportedAttention, check_arguments, paged_attention
+from inferd_runtime.models.attention import (
+    LAYOUT,
+    NAME,
+    AttentionRule,
+    UnsupportedAttention,
+    check_arguments,
+    paged_attention,
+)
 from inferd_runtime.models.shape import KvShape
 from inferd_runtime.models.tokenizer import HubTokenizer
 
 EMBEDDED = {"tiny": "tiny/target", "tiny-draft": "tiny/draft"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What the probe learned: the KV shape, and how each layer attends."""
+
+    kv: KvShape
+    rules: tuple[AttentionRule, ...]
 
 
 @dataclass(frozen=True)
@@ -28,7 +43,7 @@ class LoadedModel:
     name: str
     module: nn.Module
     tokenizer: HubTokenizer
-    kv: KvShape
+    probe: Probed
     vocab_size: int
     max_context: int
     fingerprint: str
@@ -59,7 +74,7 @@ def load(name: str, *, device: str = "cpu", dtype: str = "") -> LoadedModel:
         name=name,
         module=module,
         tokenizer=HubTokenizer(tokenizer, eos_tokens(module.generation_config, tokenizer)),
-        kv=attach(module, name),
+        probe=attach(module, name),
         vocab_size=int(module.get_output_embeddings().weight.shape[0]),
         max_context=int(getattr(text_config, "max_position_embeddings", 0) or text_config.n_positions),
         fingerprint=fingerprint(config.to_dict(), module),
@@ -83,7 +98,7 @@ def eos_tokens(generation: GenerationConfig | None, tokenizer: Any) -> tuple[int
     return tuple(sorted(int(token) for token in ids if token is not None))
 
 
-def attach(module: nn.Module, name: str) -> KvShape:
+def attach(module: nn.Module, name: str) -> Probed:
     """Switch the model to paged attention and make sure that every layer really uses it.
 
     Some families ignore the setting without a word, so a probe records which layers call and what they bring. Raises
@@ -105,7 +120,9 @@ def attach(module: nn.Module, name: str) -> KvShape:
     if silent or config.is_encoder_decoder:
         raise InvalidRequest(f"model {name!r} cannot be served: layers {silent} do not use the attention interface")
     module.set_attn_implementation(NAME)  # type: ignore[operator]
-    return KvShape(tuple(probe.keys[i] for i in range(layers)), tuple(probe.values[i] for i in range(layers)))
+    order = range(layers)
+    kv = KvShape(tuple(probe.keys[i] for i in order), tuple(probe.values[i] for i in order))
+    return Probed(kv, tuple(probe.rules[i] for i in order))
 
 
 class _Probe:
@@ -114,6 +131,7 @@ class _Probe:
     def __init__(self) -> None:
         self.keys: dict[int, tuple[int, int]] = {}
         self.values: dict[int, tuple[int, int]] = {}
+        self.rules: dict[int, AttentionRule] = {}
 
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
@@ -124,6 +142,7 @@ class _Probe:
         layer = int(module.layer_idx)  # type: ignore[arg-type]
         self.keys[layer] = (int(key.shape[1]), int(key.shape[3]))
         self.values[layer] = (int(value.shape[1]), int(value.shape[3]))
+        self.rules[layer] = AttentionRule(kwargs.get("scaling"), kwargs.get("sliding_window"), kwargs.get("softcap"))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
 

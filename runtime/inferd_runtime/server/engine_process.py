@@ -24,7 +24,10 @@ IDLE_MS = 1000
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What one engine process serves, and where. ``threads`` 0 and ``pages`` 0 choose by the model's size."""
+    """What one engine process serves, and where. ``threads`` 0 and ``pages`` 0 choose by the model's size.
+
+    ``plain``: run transformers' own modules even where there is a fused pass. ``check``: re-add page ownership when idle.
+    """
 
     endpoint: str
     model: str = "tiny"
@@ -34,6 +37,7 @@ class EngineSettings:
     pages: int = 0
     page_size: int = 16
     token_budget: int = 512
+    plain: bool = False
     check: bool = False
 
 
@@ -42,15 +46,20 @@ def serve_model(settings: EngineSettings) -> ServedModel:
     import torch
 
     from inferd_runtime.engine.drivers.torch_driver import TorchDriver
+    from inferd_runtime.models.fused import fuse
     from inferd_runtime.models.loading import load
+    from inferd_runtime.models.passes import PlainPass
     from inferd_runtime.models.sizing import default_pages, default_threads
 
     torch.set_num_threads(settings.threads or 1)
     loaded = load(settings.model, device=settings.device, dtype=settings.dtype)
     torch.set_num_threads(settings.threads or default_threads(loaded.module))
-    pages = settings.pages or default_pages(loaded.kv, loaded.module, loaded.max_context, settings.page_size)
+    kv = loaded.probe.kv
+    pages = settings.pages or default_pages(kv, loaded.module, loaded.max_context, settings.page_size)
+    fused = None if settings.plain else fuse(loaded.module, kv, loaded.probe.rules)
+    like = next(loaded.module.parameters())
     driver = TorchDriver(
-        loaded.module, loaded.kv, vocab_size=loaded.vocab_size, max_context=loaded.max_context,
+        fused or PlainPass(loaded.module), like, kv, vocab_size=loaded.vocab_size, max_context=loaded.max_context,
         pages=pages, page_size=settings.page_size,
     )  # fmt: skip
     table = TokenTable.from_tokenizer_json(
@@ -107,6 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="")
     for name, value in (("threads", 0), ("pages", 0), ("page-size", 16), ("token-budget", 512)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--plain", action="store_true", help="run transformers' own modules, never the fused pass")
     parser.add_argument("--check", action="store_true", help="re-add page ownership whenever the engine is idle")
     try:
         run(EngineSettings(**vars(parser.parse_args(argv))))

@@ -1,0 +1,162 @@
+"""The fast way through Llama-shaped models: the same arithmetic as transformers' modules in a quarter of the operations.
+
+At small batch sizes a forward pass in eager PyTorch is bound by the number of operations it issues, not by arithmetic. Here
+q, k, v and gate, up are one matrix product each, residuals ride on the products, and RMS norms and rotations are single
+operations. The plain twin is :class:`~inferd_runtime.models.passes.PlainPass`; :func:`fuse` compares the two on random tokens
+before it trusts itself, and says no to every model that it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, rms_norm, silu
+
+from inferd_runtime.models.attention import AttentionRule, StepLayout, attend, lay_out
+from inferd_runtime.models.batch import Batch, Span
+from inferd_runtime.models.passes import ModelPass, PlainPass
+from inferd_runtime.models.shape import KvShape
+
+FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+PROBE_TOKENS = 12
+TOLERANCE = 2e-4
+
+
+@dataclass(frozen=True, slots=True)
+class FusedLayer:
+    """One decoder layer's weights. Products are [out, in]; ``head_norm`` [Hq + Hkv, D] scales q and k where they are normed."""
+
+    rule: AttentionRule
+    query_heads: int
+    key_heads: int
+    width: int
+    eps: float
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    head_norm: Tensor | None
+    out: Tensor
+    post_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+    def run(self, hidden: Tensor, cos: Tensor, sin: Tensor, layout: StepLayout, index: int) -> Tensor:
+        """hidden [T, E] -> [T, E]; cos and sin [T, 1, D], the sign of the rotation in sin."""
+        hidden = torch.addmm(hidden, self._attention(hidden, cos, sin, layout, index), self.out.t())
+        normed = rms_norm(hidden, self.post_norm.shape, self.post_norm, self.eps)
+        gate, up = linear(normed, self.gate_up).chunk(2, dim=-1)
+        return torch.addmm(hidden, silu(gate).mul_(up), self.down.t())
+
+    def _attention(self, hidden: Tensor, cos: Tensor, sin: Tensor, layout: StepLayout, index: int) -> Tensor:
+        normed = rms_norm(hidden, self.input_norm.shape, self.input_norm, self.eps)
+        heads = linear(normed, self.qkv, self.qkv_bias).view(len(hidden), -1, self.width)
+        turned = self.query_heads + self.key_heads
+        qk = heads[:, :turned]
+        if self.head_norm is not None:
+            qk = rms_norm(qk, (self.width,), None, self.eps) * self.head_norm
+        qk = torch.addcmul(qk * cos, qk.roll(self.width // 2, -1), sin)
+        query = qk[:, : self.query_heads].transpose(0, 1)[None]
+        return attend(layout, index, query, qk[:, self.query_heads :], heads[:, turned:], self.rule).reshape(
+            len(hidden), -1
+        )
+
+
+class FusedPass:
+    """A whole decoder. Weights are shared with the module, so that both ways stay usable and memory is used once."""
+
+    def __init__(self, module: nn.Module, layers: Sequence[FusedLayer]) -> None:
+        model: Any = module
+        self._embedding: Tensor = model.model.embed_tokens.weight
+        self._rotary: nn.Module = model.model.rotary_emb
+        self._layers = layers
+        self._norm: Tensor = model.model.norm.weight
+        self._eps = layers[0].eps
+        self._head: Tensor = model.lm_head.weight
+
+    def __call__(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
+        """See :class:`~inferd_runtime.models.passes.ModelPass`."""
+        hidden = self._embedding[tokens]
+        cos, sin = self._rotary(hidden[None], positions[None])
+        cos, sin = cos[0][:, None], sin[0][:, None].clone()
+        sin[..., : sin.shape[-1] // 2].neg_()
+        for index, layer in enumerate(self._layers):
+            hidden = layer.run(hidden, cos, sin, layout, index)
+        return linear(rms_norm(hidden[rows], self._norm.shape, self._norm, self._eps), self._head)
+
+
+def fuse(module: nn.Module, kv: KvShape, rules: Sequence[AttentionRule]) -> ModelPass | None:
+    """The fused pass of a model that is known here and gives the same logits; None otherwise."""
+    config: Any = module.config
+    if config.model_type not in FAMILIES or config.hidden_act != "silu" or any(rule.softcap for rule in rules):
+        return None
+    model: Any = module
+    first = model.model.layers[0]
+    if any(
+        part.bias is not None
+        for part in (first.mlp.gate_proj, first.mlp.down_proj, first.self_attn.o_proj, model.lm_head)
+    ):
+        return None
+    layers = [_fuse_layer(layer, rule) for layer, rule in zip(model.model.layers, rules, strict=True)]
+    fused = FusedPass(module, layers)
+    return fused if agree(fused, PlainPass(module), kv, model.lm_head.weight) else None
+
+
+def _fuse_layer(layer: Any, rule: AttentionRule) -> FusedLayer:
+    attention, width = layer.self_attn, int(layer.self_attn.head_dim)
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    query_heads, key_heads = (projection.out_features // width for projection in projections[:2])
+    biases = [projection.bias for projection in projections]
+    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    return FusedLayer(
+        rule=rule,
+        query_heads=query_heads,
+        key_heads=key_heads,
+        width=width,
+        eps=float(layer.input_layernorm.variance_epsilon),
+        input_norm=layer.input_layernorm.weight,
+        qkv=_joined(projections),
+        qkv_bias=None if biases[0] is None else torch.cat(biases),
+        head_norm=None if norms[0] is None else _head_norm(norms, (query_heads, key_heads)),
+        out=attention.o_proj.weight,
+        post_norm=layer.post_attention_layernorm.weight,
+        gate_up=_joined((layer.mlp.gate_proj, layer.mlp.up_proj)),
+        down=layer.mlp.down_proj.weight,
+    )
+
+
+def _joined(projections: Sequence[Any]) -> Tensor:
+    """The weights one below the other; the modules' own weights become views of it, so that nothing is held twice."""
+    joined = torch.cat([projection.weight.data for projection in projections])
+    first = 0
+    for projection in projections:
+        projection.weight.data = joined[first : first + projection.out_features]
+        first += projection.out_features
+    return joined
+
+
+def _head_norm(norms: Sequence[Any], heads: Sequence[int]) -> Tensor:
+    return torch.cat([norm.weight.data.expand(count, -1) for norm, count in zip(norms, heads, strict=True)])
+
+
+@torch.inference_mode()
+def agree(one: ModelPass, other: ModelPass, kv: KvShape, like: Tensor) -> bool:
+    """Whether two passes give the same logits on random tokens, to a tolerance relative to the largest one."""
+    tokens = torch.randint(like.shape[0], (PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(PROBE_TOKENS)
+    batch = Batch(
+        tokens.numpy(), positions.numpy(), positions.numpy(), positions.numpy(), [Span(0, PROBE_TOKENS, 0, [0])], []
+    )  # fmt: skip
+    keys, values = ([_page(*shape, like) for shape in shapes] for shapes in (kv.keys, kv.values))
+    layout = lay_out(batch, keys, values, PROBE_TOKENS)
+    tokens, positions = tokens.to(like.device), positions.to(like.device)
+    first, second = (run(tokens, positions, layout, positions).float() for run in (one, other))
+    scale = float(second.abs().max()) * (1 if like.dtype == torch.float32 else 100)
+    return bool((first - second).abs().max() <= TOLERANCE * max(scale, 1.0))
+
+
+def _page(heads: int, width: int, like: Tensor) -> Tensor:
+    return torch.zeros(1, PROBE_TOKENS, heads, width, dtype=like.dtype, device=like.device)
