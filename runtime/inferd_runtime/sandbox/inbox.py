@@ -68,8 +68,9 @@ class Inbox:
     def end(self, error: ErrorInfo) -> None:
         """The run has to end; the first reason counts."""
         with self._lock:
-            if self.error is None:
-                self.error = error
+            if self.error is not None:
+                return
+            self.error = error
         self._pipe.wake()
 
     def deliver(self, message: bytes) -> None:

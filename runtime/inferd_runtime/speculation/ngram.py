@@ -52,16 +52,17 @@ class NgramIndex:
 class NgramDrafter:
     """Lookup with a draft length that follows success.
 
-    A draft that is accepted whole doubles the next one; one that fails cuts it to what would have been right. Short
-    matches (n < 5) that keep failing are paused, twice as long each time up to 32 steps; a long match is always tried.
+    Long matches (n >= 5) start with whole drafts, short ones with half, and each keeps a length of its own: a draft that
+    is accepted whole doubles it, one that fails cuts it to what would have been right. Short matches that keep failing
+    are paused, twice as long each time up to 32 steps; a long match is always tried.
     """
 
     def __init__(self, max_draft: int = MAX_DRAFT) -> None:
         self._index = NgramIndex()
         self._unseen: list[Sequence[int]] = []
         self._max_draft = max_draft
-        self._length = max_draft // 2
-        self._order = 0
+        self._lengths = {True: max_draft, False: max(2, max_draft // 2)}
+        self._strong = False
         self._pause = 1
         self._wait = 0
 
@@ -74,20 +75,19 @@ class NgramDrafter:
         for tokens in self._unseen:
             self._index.extend(tokens)
         self._unseen.clear()
-        draft, self._order = self._index.lookup(min(limit, self._length))
-        if self._order < STRONG_MATCH and self._wait > 0:
+        draft, order = self._index.lookup(min(limit, self._max_draft))
+        self._strong = order >= STRONG_MATCH
+        if not self._strong and self._wait > 0:
             self._wait -= 1
             return ()
-        return draft
+        return draft[: self._lengths[self._strong]]
 
     def feedback(self, proposed: int, accepted: int) -> None:
         """Adapt length and pause."""
-        if accepted == proposed:
-            self._length = min(self._max_draft, 2 * max(self._length, 1))
-        else:
-            self._length = max(2, accepted + 1)
+        length = 2 * self._lengths[self._strong] if accepted == proposed else accepted + 1
+        self._lengths[self._strong] = max(2, min(self._max_draft, length))
         if accepted:
             self._pause, self._wait = 1, 0
-        elif self._order < STRONG_MATCH:
+        elif not self._strong:
             self._wait = self._pause
             self._pause = min(32, 2 * self._pause)

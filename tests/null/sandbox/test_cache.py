@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 
 from inferd.protocol import InternalError, Unavailable
@@ -164,14 +165,21 @@ def test_a_step_that_fails_says_what_it_printed() -> None:
     assert "componentize FOLDER TARGET" in raised.value.detail["output"]
 
 
-def test_a_build_that_is_interrupted_leaves_no_process() -> None:
+def test_a_build_that_is_interrupted_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    children: list[subprocess.Popen[bytes]] = []
+
+    class Recorded(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            children.append(self)
+
     def interrupt(progress: Progress) -> None:
         raise KeyboardInterrupt
 
-    children = set(psutil.Process().children())
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
     with pytest.raises(KeyboardInterrupt):
         component._run(Step("nonsense", "It is stopped", 1.0), [], interrupt)
-    assert set(psutil.Process().children()) <= children
+    assert [child.returncode is not None for child in children] == [True]
 
 
 def _hold(path: Path, waited: list[bool]) -> None:

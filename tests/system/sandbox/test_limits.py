@@ -196,6 +196,18 @@ def test_one_of_many_runs_dies_and_the_others_do_not_notice(gateway: Gateway) ->
             assert json.loads(finished.result or "") == [number, 20 * number]
 
 
+def test_runs_that_were_stopped_leave_nothing_to_the_next_ones(gateway: Gateway) -> None:
+    for _ in range(5):
+        stopped = [gateway.launch(BLOCKERS["time.sleep"]) for _ in range(8)]
+        for run in stopped:
+            gateway.wait_text(run, "begun")
+            gateway.cancel(run, Cancelled("enough").to_wire())
+        for run in stopped:
+            gateway.wait(run)
+        following = [gateway.launch("def main(): return 'well'") for _ in range(8)]
+        assert [gateway.wait(run).result for run in following] == ['"well"'] * 8
+
+
 def test_an_engine_that_refuses_the_session_ends_the_run(gateway: Gateway, engine: FakeEngine) -> None:
     engine.refuse_sessions = True
     try:
