@@ -1,4 +1,8 @@
-"""The four kinds of prompts that the benchmarks share. None of them is in the toy model's training data."""
+"""The four kinds of prompts that the benchmarks share. None of them is in the toy model's training data.
+
+The copy prompt is made of plain sentences, which the toy model repeats without error: what is measured is how fast
+copying goes, not whether a toy can do it.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,8 @@ class Prompt:
 
 
 COPY_TEXT = (
-    "The ferry Marigold left Port Ellery at 06:45 with 212 passengers, 31 bicycles and a crate of live lobsters. "
-    "Captain Odessa Brandt noted light wind from the north, two knots, and a clear sky over Tamsin Point. "
-    "At 07:10 the second engine was stopped for nine minutes to replace a fuel filter, part 7731-K."
+    "The ferry left the port at noon. The captain noted a light wind. The second engine was stopped for a while. "
+    "The crew replaced a filter. The passengers waited on the deck."
 )
 CODE_TEXT = '''def moving_average(values, width):
     """Return the averages of all windows of the given width."""
