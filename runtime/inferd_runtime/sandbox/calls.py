@@ -150,7 +150,7 @@ class GuestCalls:
                     self._receive_reply()
                 else:
                     self._receive_mail()
-            ready = self._poller.poll(0)
+            ready = self._poller.poll(0) if self._desk.expects else []
 
     def _receive_reply(self) -> None:
         reply = self._link.receive()

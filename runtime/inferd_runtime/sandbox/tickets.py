@@ -34,6 +34,11 @@ class TicketDesk:
         return len(self._open) >= MAX_OPEN
 
     @property
+    def expects(self) -> bool:
+        """Whether an operation is open."""
+        return bool(self._open)
+
+    @property
     def has_answers(self) -> bool:
         """Whether :meth:`take` would return something."""
         return bool(self._answers)

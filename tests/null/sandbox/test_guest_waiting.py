@@ -88,6 +88,40 @@ def test_a_value_that_json_cannot_hold_is_refused_before_it_is_sent(message: Any
     assert host.submitted == []
 
 
+def test_a_lone_call_blocks_right_there_and_a_second_task_goes_first() -> None:
+    host = PlayedHost(length_of)
+    order: list[str] = []
+
+    async def other() -> None:
+        order.append(f"other after {len(host.waits)} waits")
+
+    async def main(transport: GuestTransport) -> None:
+        await transport.call(Tokenize("a"))
+        order.append(f"first after {len(host.waits)} waits")
+        task = asyncio.ensure_future(other())
+        await transport.call(Tokenize("b"))
+        await task
+
+    play(host, main)
+    assert order == ["first after 1 waits", "other after 1 waits"]
+    assert host.waits[0] == FOR_EVER
+
+
+def test_a_timer_goes_off_while_a_call_blocks() -> None:
+    host = PlayedHost(length_of, delay=1)
+    fired: list[float] = []
+
+    async def main(transport: GuestTransport) -> Tokens:
+        asyncio.get_running_loop().call_later(0.01, fired.append, time.monotonic())
+        reply = await transport.call(Tokenize("abc"))
+        assert fired
+        assert isinstance(reply, Tokens)
+        return reply
+
+    assert play(host, main) == Tokens([3])
+    assert 0 < host.waits[0] <= 11
+
+
 def test_many_calls_are_in_flight_at_once() -> None:
     host = PlayedHost(length_of, delay=3)
 
@@ -144,9 +178,11 @@ def test_a_sleep_goes_on_settling_answers() -> None:
     completions = Completions(host, lambda: None)
 
     async def main() -> bool:
-        _, future = completions.submit("model.tokenize", '{"text":""}')
+        call = asyncio.ensure_future(completions.answer(completions.submit("model.tokenize", '{"text":""}'), 0.0))
+        await asyncio.sleep(0)
         completions.sleep(0.005)
-        return future.done()
+        await asyncio.sleep(0)
+        return call.done()
 
     assert run_to_end(GuestEventLoop(completions), main())
 

@@ -44,24 +44,39 @@ class Completions:
     def __init__(self, host: Host, before_wait: Callable[[], None]) -> None:
         self._host = host
         self._before_wait = before_wait
-        self._open: dict[int, asyncio.Future[Answer]] = {}
+        self._open: dict[int, asyncio.Future[Answer] | None] = {}
+        self._early: dict[int, Answer] = {}
 
     @property
     def pending(self) -> bool:
         """Whether an operation is in flight."""
         return bool(self._open)
 
-    def submit(self, op: str, arguments: str) -> tuple[int, asyncio.Future[Answer]]:
-        """Start an operation; the future gets whether it went well, and its reply or error."""
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    def submit(self, op: str, arguments: str) -> int:
+        """Start an operation; returns its ticket."""
         ticket = self._host.submit(op, arguments)
-        self._open[ticket] = future
-        return ticket, future
+        self._open[ticket] = None
+        return ticket
 
-    def cancel(self, ticket: int) -> None:
-        """Drop an operation; nothing happens if it has finished."""
-        if self._open.pop(ticket, None) is not None:
-            self._host.cancel(ticket)
+    async def answer(self, ticket: int, quiet: float | None) -> Answer:
+        """Wait for an operation: whether it went well, and its reply or error. Cancelling this drops the operation.
+
+        ``quiet``: seconds in which the event loop has nothing else to do (``None``: for ever). Where that is not 0, this blocks
+        right here: a future and a round of the event loop would cost a third more, and nobody else has a use for the time.
+        """
+        if quiet is None or quiet > 0:
+            self.wait(quiet)
+        early = self._early.pop(ticket, None)
+        if early is not None:
+            return early
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._open[ticket] = future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if self._open.pop(ticket, None) is not None:
+                self._host.cancel(ticket)
+            raise
 
     def wait(self, seconds: float | None) -> None:
         """Block until something has finished, or for ``seconds`` (``None``: for ever); sets the futures that it is due to."""
@@ -70,7 +85,7 @@ class Completions:
         if finished != "[]":
             answers, _ = _SCAN(finished, 0)
             for ticket, ok, answer in answers:
-                self._settle(ticket, bool(ok), answer)
+                self._settle(ticket, (bool(ok), answer))
 
     def sleep(self, seconds: float) -> None:
         """Block for ``seconds``. Operations go on finishing meanwhile."""
@@ -81,10 +96,14 @@ class Completions:
             if left <= 0:
                 return
 
-    def _settle(self, ticket: int, ok: bool, answer: dict[str, Any]) -> None:
-        future = self._open.pop(ticket, None)
-        if future is not None and not future.done() and not future.get_loop().is_closed():
-            future.set_result((ok, answer))
+    def _settle(self, ticket: int, answer: Answer) -> None:
+        if ticket not in self._open:  # dropped meanwhile
+            return
+        future = self._open.pop(ticket)
+        if future is None:
+            self._early[ticket] = answer
+        elif not future.done() and not future.get_loop().is_closed():
+            future.set_result(answer)
 
 
 def _milliseconds(seconds: float | None) -> int:

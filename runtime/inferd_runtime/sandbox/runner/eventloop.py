@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,15 +40,34 @@ class _Selector:
 class GuestEventLoop(asyncio.BaseEventLoop):
     """Timers, tasks, futures and operations; no files, sockets, signals, threads or processes: those raise."""
 
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
+    _stopping: bool
+
     def __init__(self, completions: Completions) -> None:
         super().__init__()
         self._selector = _Selector(completions)
+
+    def quiet_seconds(self) -> float | None:
+        """How long there is nothing to run but the task that asks: 0 if there is something now, None if there is no end."""
+        if self._ready or self._stopping:
+            return 0.0
+        if self._scheduled:
+            return max(self._scheduled[0].when() - self.time(), 0.0)
+        return None
 
     def _process_events(self, event_list: Sequence[Any]) -> None:
         """Called by BaseEventLoop with what the selector returned, which is nothing."""
 
     def _write_to_self(self) -> None:
         """Called by ``call_soon_threadsafe`` to wake a loop that blocks in another thread: there is none."""
+
+
+def running_loop() -> GuestEventLoop:
+    """The loop that runs the calling task."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, GuestEventLoop)
+    return loop
 
 
 def run_to_end(loop: asyncio.AbstractEventLoop, main: Any) -> Any:

@@ -14,8 +14,10 @@ UNWANTED = frozenset(
 """Modules of the standard library that open windows, print when imported, test it, or install things."""
 
 LARGEST_GAP = 4 << 20
+"""Bytes that no gap in the heap has, so that a block of them comes from its end."""
 SMALLEST_GAP = sys.getsizeof(object())
 MOST_FILLERS = 1 << 18
+"""More than there are: a bound, in case the allocator does not work as this expects."""
 
 
 def standard_library() -> dict[str, str]:
@@ -62,6 +64,7 @@ def _fill_gaps() -> list[object]:
             count += 1
         else:
             size -= max(size // 16 & -8, 8)
+    del fillers[count:]
     return fillers
 
 

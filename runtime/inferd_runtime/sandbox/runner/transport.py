@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 from typing import Any
 
 from inferd.protocol import ErrorInfo, InvalidRequest, reply_from_plain
 from inferd_runtime.sandbox.runner.completions import Completions
+from inferd_runtime.sandbox.runner.eventloop import running_loop
 
 
 class GuestTransport:
@@ -19,12 +19,8 @@ class GuestTransport:
 
     async def call(self, request: Any) -> Any:
         """Send a request and wait for its reply; see :class:`inferd.transport.Transport`."""
-        ticket, future = self._completions.submit(type(request).op, _encode(request))
-        try:
-            ok, answer = await future
-        except asyncio.CancelledError:
-            self._completions.cancel(ticket)
-            raise
+        ticket = self._completions.submit(type(request).op, _encode(request))
+        ok, answer = await self._completions.answer(ticket, running_loop().quiet_seconds())
         if not ok:
             raise ErrorInfo(**answer).to_exception()
         return reply_from_plain(type(request).reply, answer)
