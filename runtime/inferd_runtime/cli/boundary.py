@@ -54,11 +54,14 @@ def exit_code(error: ErrorInfo) -> int:
 
 
 def error_text(error: ErrorInfo) -> str:
-    """An error for people: a program's own traceback where there is one, else the message, and what raises a limit."""
-    trace = error.detail.get("traceback")
-    if trace:
-        return str(trace).rstrip()
-    text = f"error: {error.message}"
+    """An error for people: a program's own traceback where there is one, the message, and what raises a limit.
+
+    The traceback of a program's own exception ends with its message; another error says what it was behind it.
+    """
+    trace = str(error.detail.get("traceback") or "").rstrip()
+    if trace and error.code.startswith("program"):
+        return trace
+    text = f"{trace}\nerror: {error.message}".lstrip()
     if error.code == "limit" and error.detail.get("raise_with"):
         text += f"\n       raise it with {error.detail['raise_with']}"
     if error.detail.get("usage"):

@@ -11,7 +11,7 @@ from typing import Any
 
 from inferd.interface import coerce_arguments, to_result
 from inferd.protocol import InvalidRequest, ProgramError
-from inferd.transport import use_transport
+from inferd.transport import restore_transport, use_transport
 from inferd_runtime.sandbox.runner import failure
 from inferd_runtime.sandbox.runner.completions import Completions, Host
 from inferd_runtime.sandbox.runner.eventloop import GuestEventLoop, run_to_end
@@ -56,10 +56,13 @@ class Runner:
         return outcome
 
     def _run(self, program: Program, arguments: dict[str, Any]) -> str:
-        use_transport(GuestTransport(self.completions))
-        main = load(program)
-        value = self._call(main, coerce_arguments(main, arguments))
-        return _encode(to_result(value))
+        before = use_transport(GuestTransport(self.completions))
+        try:
+            main = load(program)
+            value = self._call(main, coerce_arguments(main, arguments))
+            return _encode(to_result(value))
+        finally:
+            restore_transport(before)
 
     def _call(self, main: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         value = main(**arguments)
