@@ -44,6 +44,7 @@ class EngineSettings:
 def serve_model(settings: EngineSettings) -> ServedModel:
     """Load the model and build its engine. Raises InferdError."""
     import torch
+    from transformers.utils.logging import disable_progress_bar
 
     from inferd_runtime.engine.drivers.torch_driver import TorchDriver
     from inferd_runtime.models.fused import fuse
@@ -51,6 +52,7 @@ def serve_model(settings: EngineSettings) -> ServedModel:
     from inferd_runtime.models.passes import PlainPass
     from inferd_runtime.models.sizing import default_pages, default_threads
 
+    disable_progress_bar()
     torch.set_num_threads(settings.threads or 1)
     loaded = load(settings.model, device=settings.device, dtype=settings.dtype)
     torch.set_num_threads(settings.threads or default_threads(loaded.module))
