@@ -52,7 +52,7 @@ def serve_model(settings: EngineSettings) -> ServedModel:
     from inferd_runtime.models.passes import PlainPass
     from inferd_runtime.models.sizing import default_pages, default_threads
 
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(settings.threads or 1)
     loaded = load(settings.model, device=settings.device, dtype=settings.dtype)
     torch.set_num_threads(settings.threads or default_threads(loaded.module))
