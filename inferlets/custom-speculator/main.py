@@ -54,7 +54,7 @@ class NgramSpeculator(Speculator):
 
 
 async def main(
-    prompt: str = "Repeat three times: the quick brown fox jumps over the lazy dog.",
+    prompt: str = "Repeat the text.\nThe ferry left the port at noon. The captain noted a light wind. The crew waited on the deck.",
     max_tokens: int = 128,
     max_draft: int = 8,
 ) -> str:
