@@ -54,7 +54,8 @@ class NgramSpeculator(Speculator):
 
 
 async def main(
-    prompt: str = "Repeat the text.\nThe ferry left the port at noon. The captain noted a light wind. The crew waited on the deck.",
+    prompt: str = "Repeat the text.\nThe ferry left the port at noon. The captain noted a light wind. "
+    "The second engine was stopped for a while.",
     max_tokens: int = 128,
     max_draft: int = 8,
 ) -> str:
