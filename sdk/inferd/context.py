@@ -104,9 +104,8 @@ class Context:
         """
         _count("length", length)
         context = await self._handle.settle()
-        before, was_open = self._handle.length, self._handle.open_turn
         await self._handle.call(TruncateContext(context, length))
-        self._handle.restore_turn(before, was_open)
+        self._handle.restore_turn()
         return self
 
     async def tokens(self, start: int = 0) -> list[int]:

@@ -39,6 +39,7 @@ class Handle:
         self._id = None if state is None else state.context
         self._length = 0 if state is None else state.length
         self._open_turn = open_turn
+        self._open_at: list[int] = [self._length] if open_turn else []
         self._parts: list[Part] = []
         self._occupant: Delivery | None = None
         self._released = False
@@ -121,11 +122,14 @@ class Handle:
 
     def _adopt(self, state: ContextState) -> Handle:
         """The handle of a copy of this context."""
-        return Handle(self.port, self._model, state, self._open_turn)
+        copy = Handle(self.port, self._model, state, self._open_turn)
+        copy._open_at = list(self._open_at)
+        return copy
 
-    def restore_turn(self, length: int, was_open: bool) -> None:
-        """After a truncate that took nothing away, the last turn is as open as it was."""
-        self._open_turn = was_open and self._length == length
+    def restore_turn(self) -> None:
+        """After a truncate, the last turn is as open as it was when the context had this length."""
+        self._open_at = [length for length in self._open_at if length <= self._length]
+        self._open_turn = self._length in self._open_at
 
     @property
     def open_turn(self) -> bool:
@@ -182,6 +186,8 @@ class Handle:
         still_open, parts, self._parts = self._turn_is_open(), self._parts, []
         self._learn(await self.transport.call(AppendContext(ident, parts)))
         self._open_turn = still_open
+        if still_open:
+            self._open_at.append(self._length)
 
     def _learn(self, reply: object) -> None:
         if isinstance(reply, ContextState) and reply.context == self._id:

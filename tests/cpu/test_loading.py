@@ -78,3 +78,12 @@ def test_the_probe_sees_every_layers_rule() -> None:
     assert {rule.window for rule in probed.rules} == {12, None}
     assert {rule.softcap for rule in probed.rules} == {5.0}
     assert probed.kv.keys == ((2, 8),) * 3
+
+
+def test_a_template_that_refuses_a_message_is_an_invalid_request(folder: Path) -> None:
+    """Templates of some families refuse system messages; that must reach the program and nobody else."""
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('no system messages') }}")
+    session = DirectSession(serve_model(EngineSettings(endpoint="", model=str(folder), threads=1)))
+    with pytest.raises(InvalidRequest, match="no system messages"):
+        session.chat("be brief", "hello")
+    session.close()

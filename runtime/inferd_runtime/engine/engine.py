@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from inferd.protocol import InferdError, InternalError
+from inferd_runtime.engine.boundary import job_boundary
 from inferd_runtime.engine.context import Context, ContextSet
 from inferd_runtime.engine.plan import Driver, Job, Planned, Verified, prepare
 from inferd_runtime.engine.sampling import Logits, draw
@@ -49,12 +50,10 @@ class Engine:
 def commit(plan: Sequence[Planned], logits: Logits) -> None:
     """Verify every job's rows and hand the outcome over. A job that cannot take its outcome fails alone."""
     for item, rows in split_rows(plan, logits):
-        done = verify(item, rows)
-        item.table.advance(len(item.work.tokens) - len(item.work.draft) + done.accepted)
-        try:
+        with job_boundary(item.job):
+            done = verify(item, rows)
+            item.table.advance(len(item.work.tokens) - len(item.work.draft) + done.accepted)
             item.job.commit(done)
-        except InferdError as error:
-            item.job.fail(error)
 
 
 def split_rows(plan: Sequence[Planned], logits: Logits) -> Iterator[tuple[Planned, Logits]]:

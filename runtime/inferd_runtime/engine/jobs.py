@@ -114,8 +114,6 @@ class ForwardPass(_ContextJob):
 
     def _row(self, index: int, logits: Logits) -> RowResult:
         token = draw(logits, self._sampler, self._base + index + 1)
-        if self._top == 0:
-            return RowResult(index, token)
         logprobs = log_softmax(logits)
         best = np.argsort(-logprobs, kind="stable")[: self._top]
         entropy = -float((np.exp(logprobs) * logprobs).sum())

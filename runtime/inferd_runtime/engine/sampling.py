@@ -62,8 +62,11 @@ def draw(logits: Logits, sampler: RowSampler, position: int, mask: Masks | None 
 
 def candidates(logits: Logits, sampler: RowSampler) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """The tokens that top_k, top_p and min_p leave, with their scaled logits (float64). Ties at a bound stay in."""
-    scores = logits.astype(np.float64) / sampler.temperature
-    keep = np.isfinite(scores)
+    scores = logits.astype(np.float64)
+    # Relative to the largest, so that no temperature can overflow the best token away.
+    with np.errstate(over="ignore"):
+        scores = (scores - scores.max()) / sampler.temperature
+    keep = scores > -np.inf
     if 0 < sampler.top_k < int(keep.sum()):
         keep &= scores >= np.partition(scores, -sampler.top_k)[-sampler.top_k]
     tokens = np.flatnonzero(keep)

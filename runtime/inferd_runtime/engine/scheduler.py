@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from inferd.protocol import InferdError, LimitExceeded
+from inferd.protocol import LimitExceeded
+from inferd_runtime.engine.boundary import job_boundary
 from inferd_runtime.engine.context import ContextSet
 from inferd_runtime.engine.plan import Job, Planned
 
@@ -31,14 +32,15 @@ class Scheduler:
 
     def plan(self) -> list[Planned]:
         """The next step's work with its pages reserved; empty when nobody wants anything."""
-        self._jobs = [job for job in self._jobs if not job.finished()]
-        ready = [job for job in self._in_turn() if job.ready()]
-        ready.sort(key=lambda job: job.context.pending > 1)
-        plan = self._fill(ready)
-        if plan or not any(not job.finished() for job in ready):
-            return plan
-        self._make_room(next(job for job in self._jobs if job in ready and not job.finished()))
-        return self.plan()
+        while True:
+            self._jobs = [job for job in self._jobs if not job.finished()]
+            ready = [job for job in self._in_turn() if job.ready()]
+            ready.sort(key=lambda job: job.context.pending > 1)
+            plan = self._fill(ready)
+            stuck = [job for job in self._jobs if job in ready and not job.finished()]
+            if plan or not stuck:
+                return plan
+            self._make_room(stuck[0])
 
     def _fill(self, ready: list[Job]) -> list[Planned]:
         plan: list[Planned] = []
@@ -65,16 +67,14 @@ class Scheduler:
         half-computed prompts cannot block each other.
         """
         table = job.context.table
-        try:
+        with job_boundary(job):
             if table.shortage(job.context.pending):
                 return None
             work = job.work(budget, True)
             if work.draft and table.shortage(len(work.tokens)):
                 work = job.work(budget, False)
             return Planned(job, work, table, table.reserve(len(work.tokens)))
-        except InferdError as error:
-            job.fail(error)
-            return None
+        return None
 
     def _make_room(self, stuck: Job) -> None:
         """Nobody fits. Another context gives its pages up and is recomputed later; when there is none, ``stuck`` fails."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
@@ -35,7 +36,10 @@ class HubTokenizer:
         """The chat template's text for the messages, with the assistant's cue if asked for."""
         if not self.template:
             raise InvalidRequest("this model has no chat template: use append() with text or tokens")
-        return str(self._hub.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=cue))
+        try:
+            return str(self._hub.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=cue))
+        except TemplateError as error:
+            raise InvalidRequest(f"this model's chat template refuses the messages: {error}") from error
 
     def encode(self, text: str, *, special: bool = False, start: bool = False) -> list[int]:
         """Text to ids. ``special``: read special tokens as such. ``start``: add what the tokenizer puts before a text."""

@@ -57,6 +57,8 @@ class SessionHub:
             self._dispatch(identity, ticket, frames[1].decode("utf-8", "replace"), frames[2], frames[3], respond)
         except p.InferdError as error:
             respond(error)
+        except Exception as error:  # noqa: BLE001 - the boundary of one request: the engine serves others, too
+            respond(p.InternalError(f"the engine failed on this request: {error!r}"))
 
     def close_all(self, prefix: bytes = b"") -> None:
         """Close every session whose identity starts with ``prefix``."""

@@ -24,7 +24,27 @@ class OpenContext:
     def __init__(self, model: ServedModel, context: Context, turn: transcript.Turn) -> None:
         self.model = model
         self.context = context
-        self.turn = turn
+        self._turns = [(0, turn)]
+
+    @property
+    def turn(self) -> transcript.Turn:
+        """Where the conversation stands at the end of the context."""
+        return self._turns[-1][1]
+
+    def stand_at(self, turn: transcript.Turn) -> None:
+        """Note where the conversation stands now."""
+        self._turns.append((len(self.context.tokens), turn))
+
+    def truncate(self, length: int) -> None:
+        """Cut the context; the conversation stands where it stood then."""
+        self.context.truncate(length)
+        self._turns = [self._turns[0], *(mark for mark in self._turns[1:] if mark[0] <= length)]
+
+    def fork(self) -> OpenContext:
+        """A copy that stands at the same place, and knows the earlier ones."""
+        child = OpenContext(self.model, self.context.fork(), self._turns[0][1])
+        child._turns = list(self._turns)
+        return child
 
 
 class Session:
@@ -123,7 +143,7 @@ class Session:
         last = entry.context.tokens[-1] if entry.context.tokens else None
         tokens, turn = transcript.render(request.parts, entry.turn, last, entry.model.tokenizer)
         entry.context.append(tokens)
-        entry.turn = turn
+        entry.stand_at(turn)
         respond(self._state(request.context))
 
     def _flush(self, ticket: int, request: p.FlushContext, respond: Respond) -> None:
@@ -136,13 +156,11 @@ class Session:
     def _fork(self, ticket: int, request: p.ForkContext, respond: Respond) -> None:
         entry = self._free(request.context)
         self._check_room()
-        respond(self._open(OpenContext(entry.model, entry.context.fork(), entry.turn)))
+        respond(self._open(entry.fork()))
 
     def _truncate(self, ticket: int, request: p.TruncateContext, respond: Respond) -> None:
         entry = self._free(request.context)
-        entry.context.truncate(request.length)
-        if request.length == 0:
-            entry.turn = transcript.Turn()
+        entry.truncate(request.length)
         respond(self._state(request.context))
 
     def _tokens(self, ticket: int, request: p.ContextTokens, respond: Respond) -> None:
@@ -244,6 +262,8 @@ class Session:
     def _close_generation(self, ticket: int, request: p.CloseGenerate, respond: Respond) -> None:
         opened = self._generation(request.generation)
         opened.generation.close(request.keep)
+        if opened.generation.listener is not None:
+            opened.generation.listener()
         del self._generations[request.generation]
         self._add(opened)
         handle = next((h for h, entry in self._contexts.items() if entry.context is opened.generation.context), None)

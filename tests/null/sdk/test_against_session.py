@@ -221,3 +221,20 @@ def test_contexts_that_were_dropped_do_not_pile_up() -> None:
             assert len(transport.direct.session.owned_tables()) <= 2
 
     run(program)
+
+
+def test_truncating_to_a_user_message_cues_the_next_answer_again() -> None:
+    """A retry gets the same prompt as the first try did."""
+
+    async def program() -> None:
+        ctx = Context().user("hello")
+        await ctx.flush()
+        length = ctx.length
+        first = await ctx.generate(Sampler.argmax(), max_tokens=4).collect_tokens()
+        prompt = (await ctx.tokens())[: -len(first)]
+        await ctx.truncate(length)
+        again = await ctx.generate(Sampler.argmax(), max_tokens=4).collect_tokens()
+        assert (await ctx.tokens())[: -len(again)] == prompt
+        assert again == first
+
+    run(program)

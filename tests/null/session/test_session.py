@@ -268,3 +268,49 @@ def test_usage_adds_up(caller: DirectSession) -> None:
     assert usage.prompt_tokens == len("hello")
     assert usage.steps + usage.accepted >= usage.tokens
     assert usage.accepted <= usage.drafted
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-30])
+def test_a_vanishing_temperature_is_argmax(caller: DirectSession, temperature: float) -> None:
+    expected = run(caller, caller.text(PROMPT), max_tokens=8)
+    sampling = p.Sampling(temperature=temperature, seed=1)
+    assert run(caller, caller.text(PROMPT), max_tokens=8, sampling=sampling) == expected
+
+
+def test_many_forks_under_pressure_do_not_exhaust_the_stack() -> None:
+    """Evicting a fork frees nothing while its sibling holds the same pages, so many are evicted in one plan."""
+    caller = connect(pages=20)
+    context = caller.text("x" * 40)
+    caller.call(p.FlushContext(context))
+    for _ in range(1500):
+        caller.call(p.ForkContext(context))
+    assert len(run(caller, caller.text("y" * 60), max_tokens=4)[0]) == 4
+    caller.close()
+
+
+def test_truncating_to_an_earlier_turn_stands_where_it_stood(caller: DirectSession) -> None:
+    context = caller.context(p.Part("message", "user", "u"))
+    length = len(caller.tokens(context))
+    caller.call(p.AppendContext(context, [p.Part("cue")]))
+    cued = caller.tokens(context)
+    run(caller, context, max_tokens=3)
+    caller.call(p.TruncateContext(context, length))
+    caller.call(p.AppendContext(context, [p.Part("cue")]))
+    assert caller.tokens(context) == cued
+
+
+def test_a_bug_in_one_request_is_that_requests_error(caller: DirectSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = caller.call(p.StartGenerate(caller.text("other"), max_tokens=3)).generation
+    broken = caller.call(p.StartGenerate(caller.text(PROMPT), max_tokens=3)).generation
+    opened = caller.session._generations[broken]
+    monkeypatch.setattr(opened.generation, "commit", lambda done: 1 / 0)
+    with pytest.raises(p.InternalError, match="ZeroDivisionError"):
+        caller.call(p.NextSteps(broken))
+    assert caller.call(p.NextSteps(other)).steps
+
+
+def test_closing_answers_who_waits_for_steps(caller: DirectSession) -> None:
+    generation = caller.call(p.StartGenerate(caller.text(PROMPT), program_speculation=True)).generation
+    _, waiting = caller.submit(p.NextSteps(generation))
+    caller.call(p.CloseGenerate(generation))
+    assert waiting[0].finish == "closed"
