@@ -178,10 +178,11 @@ class Session:
         return self._state(self._next_handle)
 
     def _check_room(self) -> None:
-        if len(self._contexts) >= MAX_HANDLES:
+        if max(len(self._contexts), len(self._generations)) >= MAX_HANDLES:
             raise p.LimitExceeded(
-                f"a session may hold {MAX_HANDLES} contexts; release some", limit="contexts", value=MAX_HANDLES
-            )
+                f"a session may hold {MAX_HANDLES} contexts and as many generations; release or close some",
+                limit="handles", value=MAX_HANDLES,
+            )  # fmt: skip
 
     def _context(self, handle: int) -> OpenContext:
         if handle not in self._contexts:
@@ -233,6 +234,7 @@ class Session:
 
     def _start(self, ticket: int, request: p.StartGenerate, respond: Respond) -> None:
         entry = self._free(request.context)
+        self._check_room()
         prompt = list(entry.context.tokens)
         opened = generating.start(request, entry.model, entry.context, self._sampler(request.sampling, entry))
         self._next_handle += 1

@@ -314,3 +314,15 @@ def test_closing_answers_who_waits_for_steps(caller: DirectSession) -> None:
     _, waiting = caller.submit(p.NextSteps(generation))
     caller.call(p.CloseGenerate(generation))
     assert waiting[0].finish == "closed"
+
+
+def test_handles_are_bounded(caller: DirectSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferd_runtime.session.session.MAX_HANDLES", 2)
+    context = caller.text(PROMPT)
+    for _ in range(2):
+        generation = caller.call(p.StartGenerate(context, max_tokens=1)).generation
+        caller.call(p.NextSteps(generation))
+    with pytest.raises(p.LimitExceeded, match="2 contexts and as many generations"):
+        caller.call(p.StartGenerate(context, max_tokens=1))
+    caller.call(p.CloseGenerate(generation))
+    caller.call(p.StartGenerate(context, max_tokens=1))
