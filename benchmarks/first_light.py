@@ -96,6 +96,7 @@ def compare(
         print(f"  {name:<14}{figure(values)} tok/s")
     print(f"  ours / transformers {figure(single)}     on / off {figure(gain)}")
     figures[f"{prompt.kind}_on_vs_off"] = round(statistics.median(gain), 3)
+    figures |= {f"{prompt.kind}_{name}_tok_s": round(figure(values).median, 1) for name, values in samples.items()}
     return single
 
 

@@ -131,11 +131,6 @@ class Handle:
         self._open_at = [length for length in self._open_at if length <= self._length]
         self._open_turn = self._length in self._open_at
 
-    @property
-    def open_turn(self) -> bool:
-        """Whether what was sent ends with a system or user message."""
-        return self._open_turn
-
     def __del__(self) -> None:
         # A context that nobody can reach any more is released with the next one that is made.
         if self._id is not None:

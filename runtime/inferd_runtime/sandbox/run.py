@@ -19,10 +19,9 @@ from inferd_runtime.sandbox.messages import Finished, Launch, Limits, RunUsage, 
 from inferd_runtime.sandbox.meter import exceeded
 from inferd_runtime.sandbox.threads import ThreadPool
 from inferd_runtime.sandbox.wasm import DoesNotFit, Guest, GuestTrap, LoadedRunner
-from inferd_runtime.session.link import EngineLink
+from inferd_runtime.session.link import RUN_SESSION, EngineLink
 
 CLOSE_SECONDS = 2.0
-SESSION = "run/"
 NEARLY_FULL = 0.9
 """A guest that dies with this much of its memory used has most likely run out of it."""
 
@@ -81,7 +80,7 @@ class Run:
         self._over.set()
 
     def _connected(self) -> Finished:
-        link = EngineLink(self._engine.context, self._engine.endpoint, SESSION + self._launch.run)
+        link = EngineLink(self._engine.context, self._engine.endpoint, RUN_SESSION + self._launch.run)
         try:
             link.socket.setsockopt(zmq.SNDTIMEO, 0)  # an engine that takes nothing must not block this thread
             link.open(self._launch.tenant, self._launch.bundle.name)

@@ -35,6 +35,7 @@ from inferd_runtime.server.metrics import RunTotals
 from inferd_runtime.server.pool import PoolSettings, WorkerPool
 from inferd_runtime.server.rundir import run_directory
 from inferd_runtime.server.runs import EventBuffer, Run, RunStore
+from inferd_runtime.session.link import RUN_SESSION
 
 GRACE_SECONDS = 5.0
 """How long a worker may take to end a run before the worker itself is killed."""
@@ -42,8 +43,6 @@ QUEUE_SECONDS = 60.0
 TICK_SECONDS = 0.25
 DRAIN_SECONDS = 3.0
 MAX_UNDELIVERED = 256
-RUN_SESSION = "run/"
-"""A run's session at the engine is called this and its id; so the worker calls it."""
 log = logging.getLogger("inferd.runtime")
 
 

@@ -60,10 +60,10 @@ class SessionHub:
         except Exception as error:  # noqa: BLE001 - the boundary of one request: the engine serves others, too
             respond(p.InternalError(f"the engine failed on this request: {error!r}"))
 
-    def close_all(self, prefix: bytes = b"") -> None:
-        """Close every session whose identity starts with ``prefix``."""
-        for identity in [name for name in self._sessions if name.startswith(prefix)]:
-            self._sessions.pop(identity).close()
+    def close_all(self) -> None:
+        """Close every session."""
+        while self._sessions:
+            self._sessions.popitem()[1].close()
 
     def held_pages(self) -> list[list[int]]:
         """The page tables of all sessions, for the pool's integrity check."""

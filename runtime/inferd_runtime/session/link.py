@@ -25,6 +25,8 @@ OPEN = "session.open"
 CLOSE = "session.close"
 CANCEL = "cancel"
 STATS = "engine.stats"
+RUN_SESSION = "run/"
+"""A run's session is called this and the run's id: its worker opens it, the gateway closes it when the worker died."""
 PRIVATE_OPERATIONS = frozenset({OPEN, CLOSE, CANCEL, STATS})
 
 
