@@ -1,0 +1,118 @@
+"""The error tree, by whose fault it is. ``code`` is the wire name; a subclass narrows its parent's code with a dot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+
+class InferdError(Exception):
+    """Base of every error that the runtime reports. ``detail`` holds JSON values only."""
+
+    code: ClassVar[str] = "error"
+
+    def __init__(self, message: str, **detail: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.detail: dict[str, Any] = detail
+
+    def to_wire(self) -> ErrorInfo:
+        """The error as it is sent."""
+        return ErrorInfo(code=self.code, message=self.message, detail=self.detail)
+
+
+class ProgramError(InferdError):
+    """The program's own fault: it raised, or it returned something that cannot be sent. ``detail["traceback"]``."""
+
+    code = "program"
+
+
+class ProgramSyntaxError(ProgramError):
+    """The program's source does not compile."""
+
+    code = "program.syntax"
+
+
+class ClientError(InferdError):
+    """The caller asked for something that cannot be done as asked."""
+
+    code = "client"
+
+
+class InvalidRequest(ClientError):
+    """An argument is out of range, of the wrong type, or not supported; the message names it."""
+
+    code = "client.invalid"
+
+
+class NotFound(ClientError):
+    """No model, program, run or handle of that name."""
+
+    code = "client.not_found"
+
+
+class Unauthorized(ClientError):
+    """The token is missing or wrong."""
+
+    code = "client.unauthorized"
+
+
+class ConstraintError(ClientError):
+    """The schema, pattern or grammar is invalid or cannot be enforced; ``detail["pointer"]`` where it is known."""
+
+    code = "client.constraint"
+
+
+class LimitExceeded(InferdError):
+    """A limit was hit. ``detail`` names the limit, its value, and what raises it."""
+
+    code = "limit"
+
+    def __init__(self, message: str, *, limit: str = "", value: float | None = None, raise_with: str = "") -> None:
+        super().__init__(message, limit=limit, value=value, raise_with=raise_with)
+
+
+class Cancelled(InferdError):
+    """Somebody stopped the run."""
+
+    code = "cancelled"
+
+
+class Unavailable(InferdError):
+    """A process that the work needs is gone or not ready; the same call may succeed later."""
+
+    code = "unavailable"
+
+
+class InternalError(InferdError):
+    """A bug in the runtime."""
+
+    code = "internal"
+
+
+ERRORS: dict[str, type[InferdError]] = {
+    cls.code: cls
+    for cls in (
+        ProgramError, ProgramSyntaxError, ClientError, InvalidRequest, NotFound, Unauthorized, ConstraintError,
+        LimitExceeded, Cancelled, Unavailable, InternalError,
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ErrorInfo:
+    """An error on the wire."""
+
+    code: str
+    message: str
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    def to_exception(self) -> InferdError:
+        """The exception to raise; an unknown code falls back to the nearest parent that is known."""
+        code = self.code
+        while code not in ERRORS and "." in code:
+            code = code.rpartition(".")[0]
+        cls = ERRORS.get(code, InternalError)
+        error = cls(self.message)
+        error.detail = dict(self.detail)
+        return error
