@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from inferd.errors import (
+from inferd.errors import (  # isort: skip
     # Re-exported: whoever speaks the protocol needs its errors, too.
     ERRORS as ERRORS,
     Cancelled as Cancelled,
