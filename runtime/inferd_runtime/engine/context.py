@@ -19,9 +19,9 @@ class ContextSet:
         self.max_length = max_length
         self._live: dict[int, Context] = {}
 
-    def create(self) -> Context:
-        """An empty root context."""
-        context = Context(self)
+    def create(self, tenant: str) -> Context:
+        """An empty root context of a tenant."""
+        context = Context(self, tenant)
         self._live[id(context)] = context
         return context
 
@@ -53,8 +53,9 @@ class Context:
     ``user`` is what works on the context right now; while it is set, nothing else may change it.
     """
 
-    def __init__(self, family: ContextSet) -> None:
+    def __init__(self, family: ContextSet, tenant: str) -> None:
         self._family = family
+        self.tenant = tenant
         self.max_length = family.max_length
         self.tokens: list[int] = []
         self.table = PageTable(family.pool)
@@ -90,11 +91,11 @@ class Context:
         del self.tokens[length:]
         self.table.truncate(min(length, self.table.length))
 
-    def fork(self) -> Context:
-        """A copy that shares computed pages and draws different noise."""
-        child = Context(self._family)
-        child.tokens = list(self.tokens)
-        child.table = self.table.fork()
+    def fork(self, length: int | None = None) -> Context:
+        """A copy of the first ``length`` tokens (None: all) that shares computed pages and draws different noise."""
+        child = Context(self._family, self.tenant)
+        child.tokens = self.tokens[:length]
+        child.table = self.table.fork(length)
         self._forks += 1
         child.lineage = mix(mix(self.lineage) + self._forks)
         self._family.adopt(child)

@@ -23,9 +23,9 @@ class Engine:
         self.scheduler = Scheduler(self.contexts, token_budget=token_budget)
         self.steps = 0
 
-    def create_context(self) -> Context:
-        """An empty root context."""
-        return self.contexts.create()
+    def create_context(self, tenant: str = "") -> Context:
+        """An empty root context of a tenant."""
+        return self.contexts.create(tenant)
 
     def submit(self, job: Job) -> None:
         """Let a job take part from the next step on."""

@@ -109,6 +109,11 @@ class Generation:
 
     # -- The caller's side ----------------------------------------------------------------------------------------
 
+    @property
+    def delivered_length(self) -> int:
+        """How many tokens the context would keep if it were closed now."""
+        return min(self._start + self._emitted, len(self.context.tokens))
+
     def allow(self) -> None:
         """Let a paced generation run its next step."""
         self._allowed = True

@@ -13,7 +13,7 @@ from inferd.protocol import InferdError
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.sampling import Logits, Masks, RowSampler
 from inferd_runtime.kv.table import PageCopy, PageTable
-from inferd_runtime.models.batch import Batch, Span
+from inferd_runtime.models.batch import Batch, PageData, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +80,29 @@ class Verified:
 
 
 class Driver(Protocol):
-    """The seam to the device. Holds the weights and the KV tensors."""
+    """The seam to the device. Holds the weights and the KV tensors.
+
+    ``page_bytes``: bytes of one page over all layers. ``kv_layout`` names what those bytes mean (dtype, page size, heads and
+    widths per layer): pages move between drivers of one layout only.
+    """
 
     vocab_size: int
     page_size: int
     pages: int
     max_context: int
+    page_bytes: int
+    kv_layout: str
 
     def forward(self, batch: Batch) -> Logits:
         """Copy ``batch.copies``, write K and V of every token, and return float32[R, V] logits of the wanted rows."""
+        ...
+
+    def read_pages(self, pages: Sequence[int]) -> PageData:
+        """The K and V of whole pages, uint8[len(pages), page_bytes] on the host. The caller owns the copy."""
+        ...
+
+    def write_pages(self, pages: Sequence[int], data: PageData) -> None:
+        """Put back what :meth:`read_pages` returned, into pages that the caller owns alone. Exact to the bit."""
         ...
 
 

@@ -74,11 +74,14 @@ class PageTable:
             self._pool.release(self.pages[keep:])
             del self.pages[keep:]
 
-    def fork(self) -> PageTable:
-        """A table that shares what is computed. Costs one counter per page; the shared tail is copied on first write."""
+    def fork(self, length: int | None = None) -> PageTable:
+        """A table that shares what is computed of the first ``length`` tokens (None: all of it).
+
+        Costs one counter per page; the shared tail is copied on first write, by whoever writes first.
+        """
         child = PageTable(self._pool)
-        child.pages = self.pages[: -(-self.length // self._pool.page_size)]
-        child.length = self.length
+        child.length = self.length if length is None else min(length, self.length)
+        child.pages = self.pages[: -(-child.length // self._pool.page_size)]
         self._pool.share(child.pages)
         return child
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from inferd_runtime.kv.table import PageCopy
 
 Ids = npt.NDArray[np.int64]
+PageData = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 
@@ -15,3 +16,7 @@ class KvShape:
     def bytes_per_token(self, item_size: int) -> int:
         """Bytes that one token's K and V take in all layers."""
         return sum(heads * width for heads, width in (*self.keys, *self.values)) * item_size
+
+    def digest(self) -> str:
+        """A short name of the shape, for telling whose pages fit whose."""
+        return hashlib.sha256(repr((self.keys, self.values)).encode()).hexdigest()[:12]

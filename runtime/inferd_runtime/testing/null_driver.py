@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from inferd_runtime.engine.noise import mix
 from inferd_runtime.engine.sampling import Logits
-from inferd_runtime.models.batch import Batch, Ids, Span
+from inferd_runtime.models.batch import Batch, Ids, PageData, Span
 
 
 class NullDriver:
@@ -24,6 +26,8 @@ class NullDriver:
         self.pages = pages
         self.page_size = page_size
         self.max_context = max_context
+        self.page_bytes = page_size * 8
+        self.kv_layout = f"null/int64/{page_size}"
         self.steps = 0
         self._order = order
         self._scale = scale
@@ -39,6 +43,14 @@ class NullDriver:
         spans = {row: span for span in batch.spans for row in range(span.first, span.first + span.count)}
         rows = [self._row(spans[row], int(batch.positions[row])) for row in batch.logit_rows.tolist()]
         return np.stack(rows) if rows else np.empty((0, self.vocab_size), np.float32)
+
+    def read_pages(self, pages: Sequence[int]) -> PageData:
+        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        return self._memory[list(pages)].view(np.uint8).reshape(len(pages), self.page_bytes)
+
+    def write_pages(self, pages: Sequence[int], data: PageData) -> None:
+        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        self._memory[list(pages)] = data.reshape(len(pages), self.page_bytes).view(np.int64)
 
     def _row(self, span: Span, position: int) -> Logits:
         return self.logits(self._history(span, position).tolist())

@@ -302,7 +302,7 @@ def test_truncating_to_an_earlier_turn_stands_where_it_stood(caller: DirectSessi
 def test_a_bug_in_one_request_is_that_requests_error(caller: DirectSession, monkeypatch: pytest.MonkeyPatch) -> None:
     other = caller.call(p.StartGenerate(caller.text("other"), max_tokens=3)).generation
     broken = caller.call(p.StartGenerate(caller.text(PROMPT), max_tokens=3)).generation
-    opened = caller.session._generations[broken]
+    opened = caller.session._state.generations[broken]
     monkeypatch.setattr(opened.generation, "commit", lambda done: 1 / 0)
     with pytest.raises(p.InternalError, match="ZeroDivisionError"):
         caller.call(p.NextSteps(broken))
@@ -317,7 +317,7 @@ def test_closing_answers_who_waits_for_steps(caller: DirectSession) -> None:
 
 
 def test_handles_are_bounded(caller: DirectSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferd_runtime.session.session.MAX_HANDLES", 2)
+    monkeypatch.setattr("inferd_runtime.session.state.MAX_HANDLES", 2)
     context = caller.text(PROMPT)
     for _ in range(2):
         generation = caller.call(p.StartGenerate(context, max_tokens=1)).generation

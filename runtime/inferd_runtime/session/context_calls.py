@@ -1,0 +1,70 @@
+"""``context.*``: making, filling, forking, cutting and releasing contexts."""
+
+from __future__ import annotations
+
+from inferd import protocol as p
+from inferd_runtime.engine.generation import Generation
+from inferd_runtime.session import transcript
+from inferd_runtime.session.state import Call, OpenContext, SessionState
+
+
+def create(state: SessionState, call: Call) -> None:
+    """An empty context."""
+    request: p.CreateContext = call.request
+    model = state.model(request.model)
+    context = model.engine.create_context(state.tenant)
+    call.respond(state.open_context(OpenContext(model, context, transcript.Turn())))
+
+
+def append(state: SessionState, call: Call) -> None:
+    """Add parts without computing them."""
+    request: p.AppendContext = call.request
+    entry = state.free_context(request.context)
+    last = entry.context.tokens[-1] if entry.context.tokens else None
+    tokens, turn = transcript.render(request.parts, entry.turn, last, entry.model.tokenizer)
+    entry.context.append(tokens)
+    entry.stand_at(turn)
+    call.respond(state.context_state(request.context))
+
+
+def fork(state: SessionState, call: Call) -> None:
+    """A copy. While a generation runs, it holds what was delivered so far, and the generation goes on."""
+    request: p.ForkContext = call.request
+    state.check_room()
+    entry = state.context(request.context)
+    user = entry.context.user
+    if isinstance(user, Generation):
+        call.respond(state.open_context(entry.fork(user.delivered_length)))
+        return
+    call.respond(state.open_context(state.free_context(request.context).fork()))
+
+
+def truncate(state: SessionState, call: Call) -> None:
+    """Keep the first tokens."""
+    request: p.TruncateContext = call.request
+    state.free_context(request.context).truncate(request.length)
+    call.respond(state.context_state(request.context))
+
+
+def tokens(state: SessionState, call: Call) -> None:
+    """The token ids that a context holds."""
+    request: p.ContextTokens = call.request
+    call.respond(p.Tokens(state.context(request.context).context.tokens[max(0, request.start) :]))
+
+
+def release(state: SessionState, call: Call) -> None:
+    """Give a context back."""
+    request: p.ReleaseContext = call.request
+    state.free_context(request.context)
+    state.drop_context(request.context)
+    call.respond(p.Done())
+
+
+HANDLERS = {
+    p.CreateContext: create,
+    p.AppendContext: append,
+    p.ForkContext: fork,
+    p.TruncateContext: truncate,
+    p.ContextTokens: tokens,
+    p.ReleaseContext: release,
+}

@@ -1,0 +1,59 @@
+"""``generate.*``: starting a generation, waiting for its steps, closing it."""
+
+from __future__ import annotations
+
+from inferd import protocol as p
+from inferd_runtime.session import generating
+from inferd_runtime.session.pass_calls import row_sampler
+from inferd_runtime.session.state import Call, SessionState
+
+
+def start(state: SessionState, call: Call) -> None:
+    """Put a generation into the batch."""
+    request: p.StartGenerate = call.request
+    entry = state.free_context(request.context)
+    state.check_room()
+    prompt = list(entry.context.tokens)
+    opened = generating.start(request, entry.model, entry.context, row_sampler(request.sampling, entry))
+    handle = state.open_generation(opened)
+    state.count(p.Usage(prompt_tokens=len(prompt)))
+    call.respond(p.Generation(handle, len(prompt), prompt if request.program_speculation else []))
+
+
+def next_steps(state: SessionState, call: Call) -> None:
+    """Answer with the finished steps as soon as there is one."""
+    request: p.NextSteps = call.request
+    opened = state.generation(request.generation)
+    opened.request_steps(request)
+
+    def deliver() -> None:
+        reply = opened.finished_steps()
+        if reply is not None:
+            state.waiting.pop(call.ticket, None)
+            opened.generation.listener = None
+            call.respond(reply)
+
+    def stop() -> None:
+        opened.generation.listener = None
+        call.respond(p.Cancelled("the operation was cancelled"))
+
+    state.waiting[call.ticket] = stop
+    opened.generation.listener = deliver
+    deliver()
+
+
+def close(state: SessionState, call: Call) -> None:
+    """End a generation and tell what its context holds now."""
+    request: p.CloseGenerate = call.request
+    opened = state.generation(request.generation)
+    opened.generation.close(request.keep)
+    if opened.generation.listener is not None:
+        opened.generation.listener()
+    del state.generations[request.generation]
+    state.count(opened.usage())
+    context = opened.generation.context
+    handle = next((handle for handle, entry in state.contexts.items() if entry.context is context), None)
+    call.respond(state.context_state(handle) if handle is not None else p.ContextState(0, 0, 0))
+
+
+HANDLERS = {p.StartGenerate: start, p.NextSteps: next_steps, p.CloseGenerate: close}

@@ -1,0 +1,36 @@
+"""``model.*``: which models there are, and their tokenizers."""
+
+from __future__ import annotations
+
+from inferd import protocol as p
+from inferd_runtime.session.state import Call, SessionState
+
+
+def list_models(state: SessionState, call: Call) -> None:
+    """Answer with every model; the first is the default."""
+    call.respond(p.Models([model.info for model in state.models.values()]))
+
+
+def tokenize(state: SessionState, call: Call) -> None:
+    """Text to token ids."""
+    request: p.Tokenize = call.request
+    tokenizer = state.model(request.model).tokenizer
+    call.respond(p.Tokens(tokenizer.encode(request.text, special=request.special)))
+
+
+def detokenize(state: SessionState, call: Call) -> None:
+    """Token ids to text. Raises InvalidRequest for an id outside the vocabulary."""
+    request: p.Detokenize = call.request
+    model = state.model(request.model)
+    for token in request.tokens:
+        if not 0 <= token < model.info.vocab_size:
+            raise p.InvalidRequest(f"token id {token} is outside the vocabulary of {model.info.vocab_size}")
+    call.respond(p.Text(model.tokenizer.decode(request.tokens, special=request.special)))
+
+
+def usage(state: SessionState, call: Call) -> None:
+    """What the session has used so far."""
+    call.respond(state.usage())
+
+
+HANDLERS = {p.ListModels: list_models, p.Tokenize: tokenize, p.Detokenize: detokenize, p.GetUsage: usage}

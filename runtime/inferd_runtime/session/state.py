@@ -1,0 +1,151 @@
+"""What one session holds: its open contexts and generations, what waits for an answer, and what it has used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inferd import protocol as p
+from inferd_runtime.engine.context import Context
+from inferd_runtime.engine.generation import Generation
+from inferd_runtime.session import transcript
+from inferd_runtime.session.generating import OpenGeneration, add_usage
+from inferd_runtime.session.host import ServedModel
+
+Respond = Callable[[Any], None]
+MAX_HANDLES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request and the way back: ``respond`` gets a reply dataclass or an InferdError, now or after later steps."""
+
+    ticket: int
+    request: Any
+    respond: Respond
+
+
+class OpenContext:
+    """A context handle: the engine's context, its model, and where the conversation stands."""
+
+    def __init__(self, model: ServedModel, context: Context, turn: transcript.Turn) -> None:
+        self.model = model
+        self.context = context
+        self._turns = [(0, turn)]
+
+    @property
+    def turn(self) -> transcript.Turn:
+        """Where the conversation stands at the end of the context."""
+        return self._turns[-1][1]
+
+    def stand_at(self, turn: transcript.Turn) -> None:
+        """Note where the conversation stands now."""
+        self._turns.append((len(self.context.tokens), turn))
+
+    def truncate(self, length: int) -> None:
+        """Cut the context; the conversation stands where it stood then."""
+        self.context.truncate(length)
+        self._turns = [self._turns[0], *(mark for mark in self._turns[1:] if mark[0] <= length)]
+
+    def fork(self, length: int | None = None) -> OpenContext:
+        """A copy of the first ``length`` tokens (None: all) that stands at the same place, and knows the earlier ones."""
+        child = OpenContext(self.model, self.context.fork(length), self._turns[0][1])
+        child._turns = [mark for mark in self._turns if mark[0] <= len(child.context.tokens)]
+        return child
+
+
+class SessionState:
+    """The handles of one session. They are numbers that mean nothing outside of it."""
+
+    def __init__(self, models: Mapping[str, ServedModel], tenant: str) -> None:
+        self.tenant = tenant
+        self.models = models
+        self.contexts: dict[int, OpenContext] = {}
+        self.generations: dict[int, OpenGeneration] = {}
+        self.waiting: dict[int, Callable[[], None]] = {}
+        self._usage = p.Usage()
+        self._last_handle = 0
+
+    def model(self, name: str) -> ServedModel:
+        """The model of that name; "" is the default one. Raises NotFound, which names those that are served."""
+        if not name:
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            raise p.NotFound(f"no model {name!r} is served; there is {', '.join(self.models)}")
+        return self.models[name]
+
+    # -- Contexts -------------------------------------------------------------------------------------------------
+
+    def open_context(self, entry: OpenContext) -> p.ContextState:
+        """Give a context a handle. Raises LimitExceeded when the session holds too many; the context is released then."""
+        try:
+            self.check_room()
+        except p.LimitExceeded:
+            entry.context.release()
+            raise
+        self._last_handle += 1
+        self.contexts[self._last_handle] = entry
+        return self.context_state(self._last_handle)
+
+    def context(self, handle: int) -> OpenContext:
+        """The context of a handle. Raises NotFound."""
+        if handle not in self.contexts:
+            raise p.NotFound(f"context {handle} does not exist or was released")
+        return self.contexts[handle]
+
+    def free_context(self, handle: int) -> OpenContext:
+        """The context, once a generation that has finished on it is closed. InvalidRequest while anything works on it."""
+        entry = self.context(handle)
+        user = entry.context.user
+        if isinstance(user, Generation) and user.finished() and not user.outbox:
+            user.close()
+        if entry.context.user is not None:
+            raise p.InvalidRequest("the context is in use: close its generation or wait for its operation first")
+        return entry
+
+    def context_state(self, handle: int) -> p.ContextState:
+        """What is told about a context."""
+        context = self.contexts[handle].context
+        return p.ContextState(handle, len(context.tokens), context.pending)
+
+    def drop_context(self, handle: int) -> None:
+        """Forget a handle and release its context."""
+        entry = self.contexts.pop(handle)
+        if entry.context.user is None:
+            entry.context.release()
+
+    # -- Generations ----------------------------------------------------------------------------------------------
+
+    def open_generation(self, opened: OpenGeneration) -> int:
+        """Give a generation a handle."""
+        self._last_handle += 1
+        self.generations[self._last_handle] = opened
+        return self._last_handle
+
+    def generation(self, handle: int) -> OpenGeneration:
+        """The generation of a handle. Raises NotFound."""
+        if handle not in self.generations:
+            raise p.NotFound(f"generation {handle} does not exist or was closed")
+        return self.generations[handle]
+
+    def check_room(self) -> None:
+        """Raise LimitExceeded when the session holds as many handles as it may."""
+        if max(len(self.contexts), len(self.generations)) >= MAX_HANDLES:
+            raise p.LimitExceeded(
+                f"a session may hold {MAX_HANDLES} contexts and as many generations; release or close some",
+                limit="handles", value=MAX_HANDLES,
+            )  # fmt: skip
+
+    # -- Usage ----------------------------------------------------------------------------------------------------
+
+    def count(self, used: p.Usage) -> None:
+        """Add to what the session has used."""
+        self._usage = add_usage(self._usage, used)
+
+    def usage(self) -> p.Usage:
+        """What the session has used, its open generations included."""
+        total = self._usage
+        for opened in self.generations.values():
+            total = add_usage(total, opened.usage())
+        return total
