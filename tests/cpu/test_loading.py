@@ -63,16 +63,6 @@ def test_a_family_that_ignores_the_attention_setting_is_refused_by_name() -> Non
         attach(AutoModelForCausalLM.from_config(config).eval(), "my-bloom")
 
 
-def test_sinks_are_refused_until_they_are_supported() -> None:
-    settings = {
-        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 97, "num_local_experts": 2, "num_experts_per_tok": 1,
-    }  # fmt: skip
-    config: Any = AutoConfig.for_model("gpt_oss", **settings)
-    with pytest.raises(InvalidRequest, match="s_aux"):
-        attach(AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval(), "gpt-oss")
-
-
 def test_the_probe_sees_every_layers_rule() -> None:
     probed = attach(make("gemma2"), "gemma2")
     assert {rule.window for rule in probed.rules} == {12, None}

@@ -21,23 +21,24 @@ from inferd_runtime.models.batch import Batch, Span
 NAME = "inferd_paged"
 LAYOUT = "inferd_layout"
 SHORT = 64
-KNOWN = frozenset(
-    # The first three are applied; the others do not change an inference pass without padding.
-    ("scaling", "sliding_window", "softcap", "dropout", "is_causal", "position_ids", "use_cache", "cache_position")
-)
-
-
-class UnsupportedAttention(Exception):
-    """A layer asks for something that this attention does not do."""
+RULE = "inferd_rule"
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
-    """How one layer attends: score scale (None: width ** -0.5), sliding window in tokens, soft-cap of the scores."""
+    """How one layer attends.
+
+    ``scaling`` multiplies the scores (None: query width ** -0.5). ``window``: a query sees that many tokens back, itself
+    included. ``softcap``: scores become softcap * tanh(score / softcap). ``chunk``: a query sees only keys of its own block
+    of that many positions, counted from position 0. ``sinks`` [H], in the model's dtype: one learned logit per query head
+    that joins the softmax's denominator and carries no value.
+    """
 
     scaling: float | None
     window: int | None
     softcap: float | None
+    chunk: int | None = None
+    sinks: Tensor | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True)
@@ -56,22 +57,24 @@ class Group:
     causal_only: bool
     first: int
     inplace: tuple[int, int] | None
-    masks: dict[int | None, Tensor | None] = field(default_factory=dict)
+    masks: dict[tuple[int | None, int | None], Tensor | None] = field(default_factory=dict)
 
-    def mask(self, window: int | None) -> Tensor | None:
-        """bool[B, 1, q, L]: which keys each query sees; None where it sees all of them. Computed once per window."""
-        if window not in self.masks:
-            self.masks[window] = self._build_mask(window)
-        return self.masks[window]
+    def mask(self, window: int | None, chunk: int | None = None) -> Tensor | None:
+        """bool[B, 1, q, L]: which keys each query sees; None where it sees all. Computed once per window and chunk."""
+        if (window, chunk) not in self.masks:
+            self.masks[window, chunk] = self._build_mask(window, chunk)
+        return self.masks[window, chunk]
 
-    def _build_mask(self, window: int | None) -> Tensor | None:
-        if self.causal_only and window is None:
+    def _build_mask(self, window: int | None, chunk: int | None) -> Tensor | None:
+        if self.causal_only and window is None and chunk is None:
             return None
         keys = torch.arange(self.length, device=self.positions.device)
         queries = self.positions[:, None, :, None]
         seen = keys <= queries
         if window is not None:
             seen &= keys > queries - window
+        if chunk is not None:
+            seen &= keys // chunk == queries // chunk
         return seen
 
 
@@ -145,28 +148,17 @@ def _row_order(groups: Sequence[Group], batch: Batch) -> Tensor | None:
     return order
 
 
-def check_arguments(attention_mask: Tensor | None, kwargs: dict[str, Any]) -> None:
-    """Raise UnsupportedAttention for an argument that would change the result and is not known here."""
-    unknown = sorted(name for name, given in kwargs.items() if given is not None and name not in KNOWN)
-    if attention_mask is not None:
-        unknown.append("attention_mask")
-    if unknown:
-        raise UnsupportedAttention(f"attention arguments {', '.join(unknown)} are not supported")
-
-
 def paged_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """transformers' attention contract: q [1, H, T, D], k and v [1, Hkv, T, D] -> ([1, T, H, Dv], None).
 
-    Raises UnsupportedAttention for an argument that would change the result and is not known here.
+    How the layer attends is what the probe found out and left on the module; the arguments here were checked there.
     """
-    layout: StepLayout = kwargs.pop(LAYOUT)
-    check_arguments(attention_mask, kwargs)
-    rule = AttentionRule(kwargs.get("scaling"), kwargs.get("sliding_window"), kwargs.get("softcap"))
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    return attend(layout, layer, query, key[0].transpose(0, 1), value[0].transpose(0, 1), rule), None
+    rule: AttentionRule = getattr(module, RULE)
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    return attend(kwargs[LAYOUT], layer, query, key[0].transpose(0, 1), value[0].transpose(0, 1), rule), None
 
 
 def attend(layout: StepLayout, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
@@ -191,7 +183,7 @@ def _attend(group: Group, query: Tensor, keys: Tensor, values: Tensor, rule: Att
     else:
         q = query[0].index_select(1, group.rows.reshape(-1)).view(heads, batch, width, -1).transpose(0, 1)
     q = q.reshape(batch, shared, heads // shared * width, -1)
-    mask = group.mask(rule.window)
+    mask = group.mask(rule.window, rule.chunk)
     if mask is not None and heads != shared:
         mask = mask.repeat(1, 1, heads // shared, 1)
     out = _softmax_attention(q, k, v, mask, rule)
@@ -209,10 +201,22 @@ def _read(group: Group, cache: Tensor) -> Tensor:
 
 
 def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: AttentionRule) -> Tensor:
-    if rule.softcap is None:
+    if rule.softcap is None and rule.sinks is None:
         return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=rule.scaling)
     scores = torch.matmul(q, k.transpose(2, 3)) * (q.shape[-1] ** -0.5 if rule.scaling is None else rule.scaling)
-    scores = torch.tanh(scores / rule.softcap) * rule.softcap
+    if rule.softcap is not None:
+        scores = torch.tanh(scores / rule.softcap) * rule.softcap
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
-    return torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype), v)
+    if rule.sinks is not None:
+        scores = torch.cat([scores, _sink_column(rule.sinks, scores)], dim=-1)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32)[..., : k.shape[2]]
+    return torch.matmul(weights.to(v.dtype), v)
+
+
+def _sink_column(sinks: Tensor, scores: Tensor) -> Tensor:
+    """sinks [H] as one more column of scores [B, Hkv, H / Hkv * q, L], whose rows run over the head's group, then q."""
+    batch, shared, rows, _ = scores.shape
+    group = len(sinks) // shared
+    column = sinks.to(scores.dtype).view(1, shared, group, 1).expand(batch, -1, -1, rows // group)
+    return column.reshape(batch, shared, rows, 1)
