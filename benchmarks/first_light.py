@@ -26,6 +26,7 @@ from program_latency import measure
 from prompts import Prompt, prompts
 
 from inferd_runtime.config import Settings
+from inferd_runtime.models.options import read_models
 from inferd_runtime.sandbox.component import ensure_runner
 
 ROUNDS = 5
@@ -113,7 +114,9 @@ def check_same_tokens(engine: EngineArm, plain: TransformersArm, prompt: Prompt)
 def latency(model: str, quick: bool) -> dict[str, float]:
     """Start of a new program and round trip of a guest's call."""
     ensure_runner()
-    starts, trips = asyncio.run(measure(Settings(model=model), 60 if quick else 300, 300 if quick else 2000))
+    starts, trips = asyncio.run(
+        measure(Settings(model=read_models(model)), 60 if quick else 300, 300 if quick else 2000)
+    )
     figures = {
         "start_p50_ms": round(percentile(starts, 0.5), 2),
         "start_p99_ms": round(percentile(starts, 0.99), 2),

@@ -2,6 +2,8 @@
 
 The environment name of a setting is its name in capitals after ``INFERD_``; the file is TOML with the same names at the top
 level. It is the one that ``--config`` or ``INFERD_CONFIG`` names, else ``inferd/config.toml`` under ``$XDG_CONFIG_HOME``.
+Several models are ``--model`` several times, a list (of texts, or of tables with ``name`` and options) in the file, and
+separated by ``;`` in the environment.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.models.options import ModelOptions, read_models
 from inferd_runtime.sandbox.messages import Limits
 
 CONFIG_FILE = "config.toml"
@@ -32,14 +35,17 @@ LIMIT_FLAGS = {
 class Settings:
     """Everything that can be set. Times in seconds, memory in MiB, other sizes in bytes.
 
+    ``model``: what to serve, the default model first; ``device``, ``dtype`` ("": float32 on the CPU, elsewhere the
+    checkpoint's own) and ``pages`` hold for each model that says nothing else.
     ``url`` is where a client looks for a server; without it, where this user's own server says it is, else ``host`` and
     ``port``. ``wall_s`` to ``output_bytes`` are what a run may use when nobody says otherwise; ``max_*`` what anybody may ask for
     over the network. ``token``: who holds it is the tenant ``default``; without one, ``serve`` makes one and keeps it in
     ``state_dir``. ``tokens_file``: lines of ``token tenant``.
     """
 
-    model: str = "tiny"
+    model: tuple[ModelOptions, ...] = (ModelOptions("tiny"),)
     device: str = "cpu"
+    dtype: str = ""
     threads: int | None = None
     pages: int | None = None
     host: str = "127.0.0.1"
@@ -67,6 +73,12 @@ class Settings:
     keep_runs: int = 1000
     keep_event_bytes: int = 64 << 20
     run_event_bytes: int = 1 << 20
+
+    @property
+    def models(self) -> tuple[ModelOptions, ...]:
+        """The models with what they leave to the other settings."""
+        defaults = ModelOptions("", self.dtype, self.device, self.pages or 0)
+        return tuple(model.over(defaults) for model in self.model)
 
     @property
     def limits(self) -> Limits:
@@ -151,6 +163,11 @@ def _convert(place: str, value: Any, kind: Any) -> Any:
         if not isinstance(value, (str, Path)):
             raise InvalidRequest(f"{place}: expected a path, got {value!r}")
         return Path(value)
+    if kind == tuple[ModelOptions, ...]:
+        try:
+            return read_models(value)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{place}: {error.message}") from None
     try:
         return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -164,6 +181,8 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if isinstance(value, (int, float)) and value <= 0:
             raise InvalidRequest(f"{name} must be positive, got {value}")
+    for model in settings.models:
+        model.checked()
     if not 0 <= settings.port <= 65535:
         raise InvalidRequest(f"port must be in 0..65535, got {settings.port}")
     if settings.max_workers < settings.workers:

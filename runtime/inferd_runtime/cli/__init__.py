@@ -19,7 +19,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "ps": ("remote", "list a server's runs"),
     "logs": ("remote", "show what a run printed"),
     "stop": ("remote", "cancel a run"),
-    "models": ("remote", "list a server's models"),
+    "models": ("models", "list a server's models; models fit NAME: whether a model fits this machine"),
     "build-runner": ("build", "build the sandbox's Python component now, not at the first run"),
 }
 """Each verb's module in this package and its line in the overview."""

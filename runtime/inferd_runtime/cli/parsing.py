@@ -16,8 +16,10 @@ SETTING_NAMES = tuple(field.name for field in dataclasses.fields(Settings))
 CLIENT_SETTINGS = ("url", "token", "state_dir", "host", "port")
 LIMIT_SETTINGS = tuple(LIMIT_FLAGS)
 HELP = {
-    "model": "tiny (the embedded one), a folder, or a name on the hub",
-    "device": "cpu or cuda",
+    "model": "tiny (embedded), a folder, or a name on the hub, with options of its own: tiny,dtype=bfloat16,pages=64; "
+    "several models: give it several times, the first is the default",
+    "device": "cpu, cuda or cuda:N",
+    "dtype": "float32, bfloat16 or float16",
     "threads": "threads of the engine",
     "pages": "pages of the KV cache",
     "url": "the server's address",
@@ -49,8 +51,9 @@ def add_settings(parser: argparse.ArgumentParser, names: Iterable[str], taken: f
     for name in names:
         if flag_of(name).removeprefix("--").replace("-", "_") not in taken:
             group.add_argument(
-                flag_of(name), dest=f"setting_{name}", default=None, metavar="VALUE", help=HELP.get(name)
-            )
+                flag_of(name), dest=f"setting_{name}", default=None, metavar="VALUE", help=HELP.get(name),
+                action="append" if name == "model" else "store",
+            )  # fmt: skip
     if "config" not in taken:
         group.add_argument("--config", dest="config_file", type=Path, metavar="FILE", help="a TOML file with settings")
 

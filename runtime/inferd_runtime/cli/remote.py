@@ -1,4 +1,4 @@
-"""The verbs that ask a server one thing: ``upload``, ``ps``, ``logs``, ``stop``, ``models``."""
+"""The verbs that ask a server one thing: ``upload``, ``ps``, ``logs``, ``stop``."""
 
 from __future__ import annotations
 
@@ -100,19 +100,6 @@ def stop(argv: list[str]) -> int:
         print_json(answer)
     else:
         print(f"{answer['id']}  {answer['state']}")
-    return 0
-
-
-def models(argv: list[str]) -> int:
-    """List the models that a server serves; the first is the default."""
-    parser = _parser("models", "List the models that are served; the first is the default.", "print {models: [...]}")
-    parsed = parser.parse_args(argv)
-    answer = Server.of(settings_of(parsed)).get("/v1/models")
-    if parsed.as_json:
-        print_json(answer)
-        return 0
-    rows = [(model["name"], str(model["vocab_size"]), str(model["max_context"])) for model in answer["models"]]
-    print_table(("MODEL", "VOCABULARY", "CONTEXT"), rows)
     return 0
 
 

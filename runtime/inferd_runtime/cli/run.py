@@ -20,7 +20,7 @@ from inferd_runtime.cli.run_screen import RunScreen
 from inferd_runtime.server.bundles import Program, make_program, read_sources, with_limits
 from inferd_runtime.server.runtime import open_runtime
 
-SETTINGS = ("model", "device", "threads", "pages", *LIMIT_SETTINGS)
+SETTINGS = ("model", "device", "dtype", "threads", "pages", *LIMIT_SETTINGS)
 JSON_HELP = "print one JSON object {result, usage} and nothing else; what the program prints goes to stderr"
 
 
@@ -58,7 +58,7 @@ async def _execute(command: ProgramCommand, program: Program) -> int:
     screen = RunScreen(command.as_json)
     settings = replace(command.settings, workers=1, max_workers=1)
     async with AsyncExitStack() as stack:
-        with notice(f"Loading {settings.model}"):
+        with notice(f"Loading {', '.join(model.name for model in settings.model)}"):
             runtime = await stack.enter_async_context(open_runtime(settings, spare=0))
         run = runtime.launch(program, arguments, limits=limits)
         async for event in run.follow():

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-
-from inferd_runtime.models.shape import KvShape
+if TYPE_CHECKING:
+    from torch import nn
 
 SMALL_MODEL = 30_000_000
 KV_SHARE = 0.5
 CPU_KV_BYTES = 1 << 30
 STREAMS = 64
+LEAST_PAGES = 16
 
 
 def default_threads(module: nn.Module) -> int:
@@ -21,11 +21,12 @@ def default_threads(module: nn.Module) -> int:
     return 1 if parameters < SMALL_MODEL else max(1, (os.cpu_count() or 2) - 1)
 
 
-def default_pages(shape: KvShape, module: nn.Module, max_context: int, page_size: int) -> int:
-    """Enough for STREAMS full contexts, within half of the device's free memory (1 GiB on the CPU)."""
-    first = next(module.parameters())
-    budget = CPU_KV_BYTES
-    if first.device.type == "cuda":
-        budget = int(torch.cuda.mem_get_info(first.device)[0] * KV_SHARE)
-    page_bytes = shape.bytes_per_token(first.element_size()) * page_size
-    return max(16, min(STREAMS * -(-max_context // page_size), budget // page_bytes))
+def kv_budget(device: str, free: int) -> int:
+    """Bytes for the KV pages of a device with ``free`` bytes: half of them, at most 1 GiB on the CPU."""
+    budget = int(free * KV_SHARE)
+    return min(budget, CPU_KV_BYTES) if device == "cpu" else budget
+
+
+def default_pages(page_bytes: int, max_context: int, page_size: int, budget: int) -> int:
+    """Enough for STREAMS full contexts, within ``budget`` bytes, but never fewer than LEAST_PAGES."""
+    return max(LEAST_PAGES, min(STREAMS * -(-max_context // page_size), budget // page_bytes))

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
+import msgspec
 import zmq.asyncio
 
-from inferd.protocol import InferdError, ListModels, Models, Unavailable
+from inferd.protocol import ErrorInfo, InferdError, ListModels, Models, Unavailable
 from inferd_runtime.server.background import background_tasks
 from inferd_runtime.server.backoff import Backoff
 from inferd_runtime.server.engine_session import EngineSession, engine_channel
@@ -39,6 +40,14 @@ class EngineUp:
         return self.child.exited
 
 
+def told_error(printed: str) -> InferdError | None:
+    """The error that an engine ended with: the last line that it printed, as JSON. None if that is something else."""
+    try:
+        return msgspec.json.decode(printed.rpartition("\n")[2], type=ErrorInfo).to_exception()
+    except msgspec.MsgspecError:
+        return None
+
+
 class EngineSupervisor:
     """``command`` makes the child's command line from the endpoint; ``on_lost`` hears of every engine that died."""
 
@@ -59,7 +68,7 @@ class EngineSupervisor:
         self._numbers = itertools.count(1)
         self._up: EngineUp | None = None
         self._failure: Unavailable | None = None
-        self._start_error: Unavailable | None = None
+        self._start_error: InferdError | None = None
         self._changed = anyio.Event()
 
     @property
@@ -84,7 +93,9 @@ class EngineSupervisor:
             await anyio.sleep(backoff.next(lived))
 
     async def wait_up(self) -> EngineUp:
-        """Wait until an engine answers. Raises Unavailable with what it printed if it dies before that."""
+        """Wait until an engine answers. Raises the error that it ended with if it dies before that, or Unavailable with
+        what it printed.
+        """
         while self._up is None:
             if self._start_error is not None:
                 raise self._start_error
@@ -145,7 +156,9 @@ class EngineSupervisor:
         level = logging.WARNING if self._up is None else logging.ERROR  # who waits for the start hears of it anyway
         log.log(level, "%s\n%s", message, printed)
         error = Unavailable(message, process="engine", pid=pid)
-        self._start_error = Unavailable(f"{message}\n{printed}".strip(), process="engine", pid=pid)
+        self._start_error = told_error(printed) or Unavailable(
+            f"{message}\n{printed}".strip(), process="engine", pid=pid
+        )
         up, self._up, self._failure = self._up, None, error
         if up is not None:
             up.session.lose(error)

@@ -8,15 +8,21 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import zmq
 
 from inferd.protocol import InferdError, ModelInfo
 from inferd_grammar import GrammarCompiler, TokenTable
 from inferd_runtime.engine.engine import Engine
+from inferd_runtime.models.fit import Placed, check_fit, divide_pages
+from inferd_runtime.models.options import ModelOptions, read_models
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.session.hub import SessionHub
+
+if TYPE_CHECKING:
+    from inferd_runtime.models.loading import LoadedModel
 
 MESSAGES_PER_STEP = 256
 IDLE_MS = 1000
@@ -24,8 +30,9 @@ IDLE_MS = 1000
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What one engine process serves, and where. ``threads`` 0 and ``pages`` 0 choose by the model's size.
+    """How one engine process serves, and where; ``model`` to ``dtype`` and ``pages`` hold for models that say nothing else.
 
+    ``threads`` 0 and ``pages`` 0 choose by the models' sizes, ``dtype`` "" as :func:`~inferd_runtime.models.loading.load`.
     ``plain``: run transformers' own modules even where there is a fused pass. ``check``: re-add page ownership when idle.
     """
 
@@ -42,22 +49,41 @@ class EngineSettings:
 
 
 def serve_model(settings: EngineSettings) -> ServedModel:
-    """Load the model and build its engine. Raises InferdError."""
+    """Load the model of ``settings`` and build its engine. Raises InferdError."""
+    return serve_models(settings, (ModelOptions(settings.model),))[0]
+
+
+def serve_models(settings: EngineSettings, models: Sequence[ModelOptions]) -> list[ServedModel]:
+    """Load models and build their engines. What a model does not say itself, ``settings`` say.
+
+    Raises InferdError; LimitExceeded before any weight is read when the models do not fit together.
+    """
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from inferd_runtime.engine.drivers.torch_driver import TorchDriver
-    from inferd_runtime.models.fused import fuse
+    from inferd_runtime.models.inspection import available_bytes, check_device, measure
     from inferd_runtime.models.loading import load
-    from inferd_runtime.models.passes import PlainPass
-    from inferd_runtime.models.sizing import default_pages, default_threads
+    from inferd_runtime.models.sizing import default_threads
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(settings.threads or 1)
-    loaded = load(settings.model, device=settings.device, dtype=settings.dtype)
-    torch.set_num_threads(settings.threads or default_threads(loaded.module))
+    defaults = ModelOptions("", settings.dtype, settings.device, settings.pages)
+    chosen = [model.over(defaults).checked() for model in models]
+    placed = [Placed(measure(model), check_device(model.device), model.pages) for model in chosen]
+    check_fit(placed, available_bytes, settings.page_size)
+    loaded = [load(model.name, device=model.device, dtype=model.dtype) for model in chosen]
+    torch.set_num_threads(settings.threads or max(default_threads(model.module) for model in loaded))
+    pages = divide_pages(placed, available_bytes, settings.page_size)
+    return [_build(settings, model, count) for model, count in zip(loaded, pages, strict=True)]
+
+
+def _build(settings: EngineSettings, loaded: LoadedModel, pages: int) -> ServedModel:
+    """The engine, page pool and grammar compiler of a loaded model."""
+    from inferd_runtime.engine.drivers.torch_driver import TorchDriver
+    from inferd_runtime.models.fused import fuse
+    from inferd_runtime.models.passes import PlainPass
+
     kv = loaded.probe.kv
-    pages = settings.pages or default_pages(kv, loaded.module, loaded.max_context, settings.page_size)
     fused = None if settings.plain else fuse(loaded.module, kv, loaded.probe.rules)
     like = next(loaded.module.parameters())
     driver = TorchDriver(
@@ -68,15 +94,15 @@ def serve_model(settings: EngineSettings) -> ServedModel:
         loaded.tokenizer.json, vocab_size=loaded.vocab_size, eos_ids=loaded.tokenizer.eos_tokens
     )
     info = ModelInfo(
-        settings.model, loaded.vocab_size, loaded.max_context, settings.page_size,
+        loaded.name, loaded.vocab_size, loaded.max_context, settings.page_size,
         list(loaded.tokenizer.eos_tokens), loaded.fingerprint,
     )  # fmt: skip
     engine = Engine(driver, token_budget=settings.token_budget)
     return ServedModel(info, engine, loaded.tokenizer, GrammarCompiler(table))
 
 
-def run(settings: EngineSettings) -> None:
-    """Bind, load, serve until SIGTERM or SIGINT."""
+def run(settings: EngineSettings, models: Sequence[ModelOptions]) -> None:
+    """Bind, load, serve until SIGTERM or SIGINT. The first model is the default one."""
     context: zmq.Context[Any] = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 0)
@@ -84,19 +110,27 @@ def run(settings: EngineSettings) -> None:
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _frame: stopping.append(received))
-    model = serve_model(settings)
-    hub = SessionHub({model.info.name: model}, lambda identity, frames: socket.send_multipart([identity, *frames]))
+    served = serve_models(settings, models)
+    by_name = {model.info.name: model for model in served}
+    hub = SessionHub(by_name, lambda identity, frames: socket.send_multipart([identity, *frames]))
     busy = False
     parent = os.getppid()
     while not stopping and os.getppid() == parent:
         if socket.poll(0 if busy else IDLE_MS):
             receive(socket, hub)
-        busy = model.engine.step()
+        busy = step(served)
         if settings.check and not busy:
-            model.engine.pool.check_integrity(hub.held_pages())
+            for model in served:
+                model.engine.pool.check_integrity(hub.held_pages(model))
     hub.close_all()
     socket.close()
     context.term()
+
+
+def step(models: Sequence[ServedModel]) -> bool:
+    """One step of every model's engine. False when nobody wanted anything of any of them."""
+    progressed = [model.engine.step() for model in models]
+    return any(progressed)
 
 
 def receive(socket: zmq.Socket[bytes], hub: SessionHub) -> None:
@@ -110,20 +144,25 @@ def receive(socket: zmq.Socket[bytes], hub: SessionHub) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``python -m inferd_runtime.server.engine_process --endpoint ipc://... --model tiny``."""
+    """``python -m inferd_runtime.server.engine_process --endpoint ipc://... --model tiny``.
+
+    An error ends it with exit code 2, and is the last line that it prints, as JSON: the supervisor reads it.
+    """
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--endpoint", required=True)
-    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--model", action="append", metavar="NAME[,OPTION=VALUE]", help="may be given several times")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="")
     for name, value in (("threads", 0), ("pages", 0), ("page-size", 16), ("token-budget", 512)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--plain", action="store_true", help="run transformers' own modules, never the fused pass")
     parser.add_argument("--check", action="store_true", help="re-add page ownership whenever the engine is idle")
+    options = vars(parser.parse_args(argv))
     try:
-        run(EngineSettings(**vars(parser.parse_args(argv))))
+        models = read_models(options.pop("model") or ["tiny"])
+        run(EngineSettings(**options), models)
     except InferdError as error:
-        print(error.message, file=sys.stderr)
+        print(msgspec.json.encode(error.to_wire()).decode(), file=sys.stderr)
         return 2
     return 0
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from inferd_runtime.server.runs import Ending
+from inferd_runtime.session.link import ModelStats
 
 TEXT_FORMAT = "text/plain; version=0.0.4"
 
@@ -35,13 +36,25 @@ class RunTotals:
             yield from _line(name, "counter", value)
 
 
-def render(totals: RunTotals, gauges: dict[str, int], counters: dict[str, int]) -> str:
-    """The whole page."""
+def render(
+    totals: RunTotals, gauges: dict[str, int], counters: dict[str, int], models: Sequence[ModelStats] = ()
+) -> str:
+    """The whole page. ``models``: figures of each model's engine, labelled with its name."""
     lines = list(totals.lines())
     for kind, values in (("gauge", gauges), ("counter", counters)):
         for name, value in values.items():
             lines += _line(name, kind, value)
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *_model_lines(models), ""])
+
+
+def _model_lines(models: Sequence[ModelStats]) -> Iterator[str]:
+    names = {"steps": "inferd_model_steps_total", "jobs": "inferd_model_jobs"}
+    names |= {"pages": "inferd_model_kv_pages", "pages_free": "inferd_model_kv_pages_free"}
+    for field, name in names.items() if models else ():
+        yield f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"
+        for model in models:
+            label = model.name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+            yield f'{name}{{model="{label}"}} {getattr(model, field)}'
 
 
 def _line(name: str, kind: str, value: int) -> list[str]:

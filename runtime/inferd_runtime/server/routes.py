@@ -29,7 +29,7 @@ from inferd_runtime.server.requests import (
 from inferd_runtime.server.runs import Run
 from inferd_runtime.server.runtime import Runtime
 from inferd_runtime.server.script_session import script_session
-from inferd_runtime.session.link import EngineStats, GetEngineStats
+from inferd_runtime.session.link import EngineStats, GetEngineStats, ModelStats
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,14 @@ class Api:
             "inferd_worker_restarts_total": runtime.fleet.restarts,
             "inferd_engine_restarts_total": runtime.engine.restarts,
         }
+        models: list[ModelStats] = []
         if runtime.engine.pid is not None:
             stats = await runtime.engine.call(GetEngineStats(), EngineStats)
             restarts["inferd_engine_steps_total"] = stats.steps
             gauges |= {"inferd_engine_sessions": stats.sessions, "inferd_engine_jobs": stats.jobs}
             gauges |= {"inferd_kv_pages": stats.pages, "inferd_kv_pages_free": stats.pages_free}
-        return Response(render(runtime.totals, gauges, restarts), media_type=TEXT_FORMAT)
+            models = stats.models
+        return Response(render(runtime.totals, gauges, restarts, models), media_type=TEXT_FORMAT)
 
     async def models(self, request: Request) -> Response:
         """The models that are served; the first is the default."""

@@ -59,9 +59,8 @@ class Commands:
 
 def default_commands(settings: Settings) -> Commands:
     """The real engine and the real sandbox worker."""
-    options = {"--model": settings.model, "--device": settings.device}
-    options |= {f"--{name}": str(getattr(settings, name)) for name in ("threads", "pages") if getattr(settings, name)}
-    flags = [part for option in options.items() for part in option]
+    flags = [part for model in settings.models for part in ("--model", str(model))]
+    flags += ["--threads", str(settings.threads)] if settings.threads else []
 
     def engine(endpoint: str) -> list[str]:
         return ["inferd_runtime.server.engine_process", "--endpoint", endpoint, *flags]
@@ -160,7 +159,9 @@ class Runtime:
         self.fleet.apply()
 
     async def wait_ready(self) -> None:
-        """Wait until launches work. Raises Unavailable, with what it printed, when engine or worker does not come up."""
+        """Wait until launches work. Raises what the engine ended with, or Unavailable with what engine or worker printed,
+        when one does not come up.
+        """
         await self.fleet.wait_ready()
         await self.engine.wait_up()
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from inferd import protocol as p
+from inferd_runtime.engine.engine import Engine
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.session.link import (
     CANCEL,
@@ -20,11 +21,16 @@ from inferd_runtime.session.link import (
     STATS,
     TICKET,
     EngineStats,
+    ModelStats,
     OpenSession,
 )
 from inferd_runtime.session.session import Session
 
 Send = Callable[[bytes, list[bytes]], None]
+
+
+def _model_stats(name: str, engine: Engine) -> ModelStats:
+    return ModelStats(name, engine.steps, engine.scheduler.jobs, engine.pool.size, engine.pool.available)
 
 
 class SessionHub:
@@ -65,19 +71,20 @@ class SessionHub:
         while self._sessions:
             self._sessions.popitem()[1].close()
 
-    def held_pages(self) -> list[list[int]]:
-        """The page tables of all sessions, for the pool's integrity check."""
-        return [pages for session in self._sessions.values() for pages in session.owned_tables()]
+    def held_pages(self, model: ServedModel) -> list[list[int]]:
+        """The page tables of all sessions on one model, for its pool's integrity check."""
+        return [pages for session in self._sessions.values() for pages in session.owned_tables(model)]
 
     def stats(self) -> EngineStats:
-        """Totals over the engines of all models."""
-        engines = [model.engine for model in self._models.values()]
+        """Each model's engine, and totals over all of them."""
+        models = [_model_stats(name, model.engine) for name, model in self._models.items()]
         return EngineStats(
-            steps=sum(engine.steps for engine in engines),
-            jobs=sum(engine.scheduler.jobs for engine in engines),
+            steps=sum(model.steps for model in models),
+            jobs=sum(model.jobs for model in models),
             sessions=len(self._sessions),
-            pages=sum(engine.pool.size for engine in engines),
-            pages_free=sum(engine.pool.available for engine in engines),
+            pages=sum(model.pages for model in models),
+            pages_free=sum(model.pages_free for model in models),
+            models=models,
         )
 
     def _dispatch(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import msgspec
@@ -46,14 +46,28 @@ class GetEngineStats:
 
 
 @dataclass(frozen=True)
+class ModelStats:
+    """One model's share of :class:`EngineStats`."""
+
+    name: str
+    steps: int
+    jobs: int
+    pages: int
+    pages_free: int
+
+
+@dataclass(frozen=True)
 class EngineStats:
-    """What the engine has done and holds: the answer to ``engine.stats``, for operators and never for a program."""
+    """What the engines of all models have done and hold together, and each of them: the answer to ``engine.stats``, for
+    operators and never for a program.
+    """
 
     steps: int
     jobs: int
     sessions: int
     pages: int
     pages_free: int
+    models: list[ModelStats] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

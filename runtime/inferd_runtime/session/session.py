@@ -57,6 +57,7 @@ class Session:
             self._state.drop_context(handle)
         return self._state.usage()
 
-    def owned_tables(self) -> list[list[int]]:
-        """The pages of every open context, for the pool's integrity check."""
-        return [entry.context.table.pages for entry in self._state.contexts.values()]
+    def owned_tables(self, model: ServedModel | None = None) -> list[list[int]]:
+        """The pages of every open context (of one model, if given), for the pool's integrity check."""
+        entries = self._state.contexts.values()
+        return [entry.context.table.pages for entry in entries if model in (None, entry.model)]

@@ -21,7 +21,7 @@ def config(tmp_path: Path, text: str) -> Path:
 def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(tmp_path: Path) -> None:
     path = config(tmp_path, 'port = 1\nmodel = "file"\nworkers = 2\n')
     settings = resolve(Sources({"port": "3"}, {"INFERD_PORT": "2", "INFERD_MODEL": "env"}, path))
-    assert (settings.port, settings.model, settings.workers, settings.host) == (3, "env", 2, "127.0.0.1")
+    assert (settings.port, settings.model[0].name, settings.workers, settings.host) == (3, "env", 2, "127.0.0.1")
 
 
 def test_flags_that_were_not_given_change_nothing() -> None:

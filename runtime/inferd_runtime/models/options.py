@@ -1,0 +1,101 @@
+"""Which models to serve and how each one: ``NAME[,dtype=...][,device=...][,pages=...]``. No torch here."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inferd.protocol import InvalidRequest
+
+DTYPES = ("float32", "bfloat16", "float16")
+DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """A model to serve. "" and 0 leave the choice to :meth:`over`'s defaults, and behind them to the runtime."""
+
+    name: str
+    dtype: str = ""
+    device: str = ""
+    pages: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> ModelOptions:
+        """Read ``NAME[,key=value]``. Raises InvalidRequest that names the part that is wrong."""
+        name, *parts = text.split(",")
+        pairs = [part.partition("=") for part in parts]
+        for key, equals, _ in pairs:
+            if not equals:
+                raise InvalidRequest(f"model {text!r}: expected key=value behind the comma, got {key!r}")
+        twice = [key for key, count in Counter(["name", *(key for key, _, _ in pairs)]).items() if count > 1]
+        if twice:
+            raise InvalidRequest(f"model {text!r}: {twice[0]} is given twice")
+        return cls.of({"name": name, **{key: value for key, _, value in pairs}})
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> ModelOptions:
+        """From a table with a ``name``. Raises InvalidRequest that names the key that is wrong."""
+        name = str(values.get("name", ""))
+        if not name or "," in name:
+            raise InvalidRequest(f"a model's name must not be empty or contain a comma, got {name!r}")
+        names = [field.name for field in dataclasses.fields(cls)]
+        unknown = [key for key in values if key not in names]
+        if unknown:
+            raise InvalidRequest(f"model {name!r} has no option {unknown[0]!r}; there are {', '.join(names[1:])}")
+        pages = _positive(name, values["pages"]) if "pages" in values else 0
+        return cls(name, str(values.get("dtype", "")), str(values.get("device", "")), pages).checked()
+
+    def over(self, defaults: ModelOptions) -> ModelOptions:
+        """With what is not said taken from ``defaults``."""
+        return ModelOptions(
+            self.name, self.dtype or defaults.dtype, self.device or defaults.device, self.pages or defaults.pages
+        )
+
+    def checked(self) -> ModelOptions:
+        """Itself. Raises InvalidRequest for a dtype or device that does not exist anywhere."""
+        if self.dtype and self.dtype not in DTYPES:
+            raise InvalidRequest(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if self.device and not DEVICE.fullmatch(self.device):
+            raise InvalidRequest(f"device {self.device!r} is not one of cpu, cuda, cuda:N")
+        return self
+
+    def __str__(self) -> str:
+        """The text that :meth:`parse` reads."""
+        options = (("dtype", self.dtype), ("device", self.device), ("pages", self.pages))
+        return ",".join([self.name, *(f"{key}={value}" for key, value in options if value)])
+
+
+def _positive(name: str, value: Any) -> int:
+    if not re.fullmatch(r"[1-9]\d*", str(value)):
+        raise InvalidRequest(f"model {name!r}: pages must be a positive whole number, got {value!r}")
+    return int(value)
+
+
+def read_models(value: Any) -> tuple[ModelOptions, ...]:
+    """Models from a setting: one text with ``;`` between models, or a list of texts and tables.
+
+    Raises InvalidRequest that names what is wrong, and the model that is there twice.
+    """
+    entries = value.split(";") if isinstance(value, str) else value
+    if not isinstance(entries, Sequence) or not entries:
+        raise InvalidRequest(f"expected a model or a list of models, got {value!r}")
+    models = tuple(_read_model(entry) for entry in entries)
+    for name, count in Counter(model.name for model in models).items():
+        if count > 1:
+            raise InvalidRequest(f"model {name!r} is given twice")
+    return models
+
+
+def _read_model(entry: Any) -> ModelOptions:
+    if isinstance(entry, ModelOptions):
+        return entry
+    if isinstance(entry, str):
+        return ModelOptions.parse(entry.strip())
+    if isinstance(entry, Mapping):
+        return ModelOptions.of(entry)
+    raise InvalidRequest(f"expected a model's name or its table, got {entry!r}")

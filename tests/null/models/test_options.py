@@ -1,0 +1,106 @@
+"""Which models to serve: how they are written, what wins, and what is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferd.protocol import InvalidRequest
+from inferd_runtime.config import Sources, resolve
+from inferd_runtime.models.options import DTYPES, ModelOptions, read_models
+from inferd_runtime.server.runtime import default_commands
+
+OPTIONS = st.builds(
+    ModelOptions,
+    name=st.text(st.characters(exclude_characters=",;", codec="ascii", categories=["L", "N", "P"]), min_size=1),
+    dtype=st.sampled_from(["", *DTYPES]),
+    device=st.sampled_from(["", "cpu", "cuda", "cuda:3"]),
+    pages=st.integers(0, 10**6),
+)
+
+
+@given(OPTIONS)
+def test_what_is_written_is_read_back(options: ModelOptions) -> None:
+    assert ModelOptions.parse(str(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "must not be empty"),
+        (",dtype=float32", "must not be empty"),
+        ("tiny,", "key=value"),
+        ("tiny,bfloat16", "'bfloat16'"),
+        ("tiny,dtyp=bfloat16", "no option 'dtyp'"),
+        ("tiny,name=other", "name is given twice"),
+        ("tiny,dtype=float12", "'float12' is not one of float32, bfloat16, float16"),
+        ("tiny,device=tpu", "'tpu' is not one of cpu, cuda, cuda:N"),
+        ("tiny,device=cuda:x", "cuda:x"),
+        ("tiny,pages=0", "pages must be a positive whole number, got '0'"),
+        ("tiny,pages=-4", "'-4'"),
+        ("tiny,pages=1,pages=2", "pages is given twice"),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, named: str) -> None:
+    with pytest.raises(InvalidRequest, match=named):
+        ModelOptions.parse(text)
+
+
+@pytest.mark.parametrize(
+    "value", [3, [], "", [4], {"name": "tiny"}, [{"nmae": "tiny"}], [{"name": "tiny", "pages": True}]]
+)
+def test_what_is_no_list_of_models_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        read_models(value)
+
+
+def test_a_model_given_twice_is_refused_by_name() -> None:
+    with pytest.raises(InvalidRequest, match="'tiny' is given twice"):
+        read_models(["tiny", "tiny-draft", "tiny,dtype=bfloat16"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "text"),
+    [
+        ({"model": ["a,dtype=bfloat16", "b,pages=7"]}, {"INFERD_MODEL": "no"}, 'model = "no"'),
+        ({}, {"INFERD_MODEL": "a,dtype=bfloat16;b,pages=7"}, 'model = "no"'),
+        ({}, {}, 'model = ["a,dtype=bfloat16", "b,pages=7"]'),
+        ({}, {}, '[[model]]\nname = "a"\ndtype = "bfloat16"\n[[model]]\nname = "b"\npages = 7\n'),
+    ],
+)
+def test_several_models_from_every_source(
+    tmp_path: Path, flags: dict[str, Any], environment: dict[str, str], text: str
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    settings = resolve(Sources(flags, environment, path))
+    assert settings.model == (ModelOptions("a", dtype="bfloat16"), ModelOptions("b", pages=7))
+
+
+def test_a_models_own_options_win_over_those_of_all() -> None:
+    flags = {"model": ["a,dtype=bfloat16,pages=3", "b,device=cuda:1"], "dtype": "float16", "pages": "9", "threads": "2"}
+    settings = resolve(Sources(flags))
+    assert settings.models == (ModelOptions("a", "bfloat16", "cpu", 3), ModelOptions("b", "float16", "cuda:1", 9))
+    assert default_commands(settings).engine("ipc://x")[3:] == [
+        *("--model", "a,dtype=bfloat16,device=cpu,pages=3"),
+        *("--model", "b,dtype=float16,device=cuda:1,pages=9"),
+        *("--threads", "2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "named"),
+    [
+        ({"dtype": "int8"}, {}, "int8"),
+        ({"device": "gpu"}, {}, "gpu"),
+        ({"model": ["a", "a"]}, {}, "--model: model 'a' is given twice"),
+        ({}, {"INFERD_MODEL": "a,b"}, "INFERD_MODEL: "),
+    ],
+)
+def test_settings_refuse_by_name(flags: dict[str, Any], environment: dict[str, str], named: str) -> None:
+    with pytest.raises(InvalidRequest, match=named):
+        resolve(Sources(flags, environment))
