@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from families import make
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from inferd.protocol import InvalidRequest, NotFound
@@ -49,6 +52,92 @@ def test_both_passes_serve_the_embedded_model(plain: bool) -> None:
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no-such-folder"):
         load(str(tmp_path / "no-such-folder"))
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A copy of the embedded draft model, to be damaged."""
+    return Path(shutil.copytree(resolve("tiny-draft"), tmp_path / "tiny"))
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    edit(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("removed", "reason"),
+    [("config.json", "no config.json"), ("model.safetensors", "model.safetensors"), ("tokenizer*", "no tokenizer")],
+)
+def test_a_missing_part_is_named(tiny: Path, removed: str, reason: str) -> None:
+    """Without its files transformers makes up an empty tokenizer, which would serve nonsense."""
+    for path in tiny.glob(removed):
+        path.unlink()
+    with pytest.raises(NotFound, match=reason):
+        load(str(tiny))
+
+
+CODE = {"AutoConfig": "configuration_martian.MartianConfig", "AutoModelForCausalLM": "modeling_martian.Martian"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_type": "martian"}, "'martian' is not known to transformers"),
+        ({"model_type": ""}, "names no model_type"),
+        ({"model_type": "martian", "auto_map": CODE}, "code from its own repository, which is never run"),
+        ({"model_type": "bart", "is_encoder_decoder": True}, "encoder-decoder"),
+        ({"model_type": "vit"}, "vit is not a text decoder"),
+        ({"hidden_size": "wide"}, "not valid.*hidden_size"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "GPTQ"),
+        ({"hidden_size": 64}, "do not fit"),
+        ({"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}, r"lacks 11 weights: model\.layers\.2.*, \.\.\."),
+    ],
+)
+def test_a_configuration_that_cannot_be_served_is_refused(tiny: Path, changes: dict[str, Any], reason: str) -> None:
+    for name in ("configuration_martian.py", "modeling_martian.py"):
+        (tiny / name).write_text("raise SystemExit('code of the checkpoint was run')")
+    edit_config(tiny, **changes)
+    with pytest.raises(InvalidRequest, match=reason):
+        load(str(tiny))
+
+
+def test_a_checkpoint_that_lacks_a_weight_is_refused(tiny: Path) -> None:
+    """transformers fills missing weights with random numbers and says so in a log line."""
+    edit_weights(tiny, lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"))
+    with pytest.raises(InvalidRequest, match=r"lacks 1 weights: model.layers.1.mlp.up_proj.weight$"):
+        load(str(tiny))
+
+
+def test_a_damaged_checkpoint_is_refused(tiny: Path) -> None:
+    whole = (tiny / "model.safetensors").read_bytes()
+    (tiny / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InvalidRequest, match="weights"):
+        load(str(tiny))
+
+
+def test_a_tokenizer_wider_than_the_embedding_is_refused(tiny: Path) -> None:
+    def narrow(weights: dict[str, torch.Tensor]) -> None:
+        weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"][:4000].clone()
+
+    edit_weights(tiny, narrow)
+    edit_config(tiny, vocab_size=4000)
+    with pytest.raises(InvalidRequest, match="ids up to 4095, its embedding has 4000 rows"):
+        load(str(tiny))
+
+
+def test_longrope_is_served_up_to_its_original_length(tiny: Path) -> None:
+    """Behind that length the rotation of all earlier keys changes, and these are cached."""
+    factors = [1.0 + i / 10 for i in range(32)]
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": factors, "long_factor": factors}
+    edit_config(tiny, rope_parameters={**rope, "original_max_position_embeddings": 512})
+    assert load(str(tiny)).max_context == 512
 
 
 def test_an_unknown_dtype_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Loading a model from a local transformers folder or a hub id, and the probe that decides whether it can be served."""
+"""Loading a model from a local transformers folder or a hub id, up to the point where it is known to be served exactly."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
-from inferd.protocol import InvalidRequest, NotFound
+from inferd.protocol import InvalidRequest
+from inferd_runtime.models.checkpoint import check_vocabulary, read_config, read_tokenizer, read_weights
 from inferd_runtime.models.probe import Probed, attach
 from inferd_runtime.models.tokenizer import HubTokenizer
 
@@ -43,23 +44,21 @@ def resolve(name: str) -> str:
 def load(name: str, *, device: str = "cpu", dtype: str = "") -> LoadedModel:
     """Load weights and tokenizer. ``dtype`` "" is float32 on the CPU and the checkpoint's own elsewhere.
 
-    Raises NotFound when there is no such folder or hub model, InvalidRequest naming the reason when it cannot be served.
+    Raises NotFound when there is no such folder or hub model or a part of it is not there, InvalidRequest naming the reason
+    when it cannot be served.
     """
-    source = resolve(name)
-    try:
-        config = AutoConfig.from_pretrained(source)
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        module: Any = AutoModelForCausalLM.from_pretrained(source, dtype=_dtype(dtype, device))
-    except (OSError, ValueError) as error:
-        raise NotFound(f"model {name!r} cannot be loaded: {error}") from error
-    module = module.to(device).eval()
+    source, number = resolve(name), _dtype(dtype, device)
+    config = read_config(name, source)
+    tokenizer = read_tokenizer(name, source)
+    module: Any = read_weights(name, source, config, number).to(device).eval()
+    vocab_size = check_vocabulary(name, tokenizer, module)
     probed = attach(module, name)
     return LoadedModel(
         name=name,
         module=module,
         tokenizer=HubTokenizer(tokenizer, eos_tokens(module.generation_config, tokenizer)),
         probe=probed,
-        vocab_size=int(module.get_output_embeddings().weight.shape[0]),
+        vocab_size=vocab_size,
         max_context=probed.context,
         fingerprint=fingerprint(config.to_dict(), module),
     )

@@ -24,9 +24,9 @@ from inferd_runtime.models.shape import KvShape
 PROBE = NAME + "_probe"
 APPLIED = frozenset(("scaling", "softcap", "s_aux"))
 # The mask tells the window; the rest changes nothing in an inference pass without padding.
+OUTPUTS = ("output_attentions", "output_router_logits", "logits_to_keep")
 HARMLESS = frozenset(
-    ("sliding_window", "dropout", "is_causal", "position_ids", "use_cache", "cache_position")
-    + ("output_attentions", "output_router_logits", "logits_to_keep")
+    ("sliding_window", "dropout", "is_causal", "position_ids", "use_cache", "cache_position", *OUTPUTS)
 )
 
 

@@ -1,0 +1,115 @@
+"""What a model's folder or hub page holds, read with the errors that its user needs. Code of a checkpoint is never run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers.models.auto import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+
+from inferd.protocol import InvalidRequest, NotFound
+
+SHOWN = 3
+
+
+def read_config(name: str, source: str) -> Any:
+    """The configuration of a text decoder that transformers knows.
+
+    Raises NotFound when there is no such folder, hub model or config.json, InvalidRequest that names the reason otherwise.
+    """
+    _check_folder(name, source)
+    with _reported(name, "its configuration cannot be read"):
+        raw, _ = PreTrainedConfig.get_config_dict(source)
+    family = str(raw.get("model_type", ""))
+    if family not in CONFIG_MAPPING:
+        raise InvalidRequest(f"model {name!r} cannot be served: {_unknown(family, 'auto_map' in raw)}")
+    with _reported(name, "its configuration is not valid"):
+        config = CONFIG_MAPPING[family].from_pretrained(source)
+    if config.is_encoder_decoder:
+        raise InvalidRequest(f"model {name!r} cannot be served: {family} is an encoder-decoder model")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise InvalidRequest(f"model {name!r} cannot be served: {family} is not a text decoder")
+    return config
+
+
+def _check_folder(name: str, source: str) -> None:
+    """A path is not a hub id: say what is missing on this machine without asking the network."""
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        if source.startswith((".", "/", "~")) or source.count("/") > 1:
+            raise NotFound(f"model {name!r} cannot be loaded: there is no such folder")
+    elif not (folder / "config.json").is_file():
+        raise NotFound(f"model {name!r} cannot be loaded: the folder has no config.json")
+
+
+def _unknown(family: str, own_code: bool) -> str:
+    if own_code:
+        return f"model type {family!r} needs code from its own repository, which is never run"
+    if not family:
+        return "its config.json names no model_type"
+    return f"model type {family!r} is not known to transformers {transformers.__version__}"
+
+
+@contextmanager
+def _reported(name: str, what: str) -> Iterator[None]:
+    """Turn what transformers raises for a checkpoint into NotFound (a file that is not there) or InvalidRequest."""
+    try:
+        yield
+    except OSError as error:
+        raise NotFound(f"model {name!r} cannot be loaded: {error}") from error
+    except (
+        ImportError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, StrictDataclassError,
+    ) as error:  # fmt: skip
+        raise InvalidRequest(f"model {name!r} cannot be loaded: {what}: {error}") from error
+
+
+def read_tokenizer(name: str, source: str) -> Any:
+    """The tokenizer. Raises NotFound when there is none: transformers makes an empty one up for many families."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ImportError, KeyError, TypeError, ValueError) as error:
+        raise NotFound(f"model {name!r} cannot be loaded: it has no tokenizer that can be read: {error}") from error
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise NotFound(f"model {name!r} cannot be loaded: it has no tokenizer files")
+    return tokenizer
+
+
+def read_weights(name: str, source: str, config: Any, dtype: torch.dtype | str) -> nn.Module:
+    """The model with all its weights, on the CPU.
+
+    Raises NotFound when there are none, InvalidRequest when some are missing (transformers fills them with random numbers),
+    of another shape, or damaged.
+    """
+    loader: Any = AutoModelForCausalLM
+    with _reported(name, "its weights do not fit its configuration"):
+        module, info = loader.from_pretrained(
+            source, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
+        )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        shown = ", ".join(missing[:SHOWN]) + (", ..." if len(missing) > SHOWN else "")
+        raise InvalidRequest(f"model {name!r} cannot be loaded: its checkpoint lacks {len(missing)} weights: {shown}")
+    loaded: nn.Module = module
+    return loaded
+
+
+def check_vocabulary(name: str, tokenizer: Any, module: Any) -> int:
+    """The width of the logits. Raises InvalidRequest when the tokenizer makes ids that the model has no row for."""
+    output = module.get_output_embeddings()
+    if output is None:
+        raise InvalidRequest(f"model {name!r} cannot be served: it has no output embedding")
+    rows = int(module.get_input_embeddings().weight.shape[0])
+    highest = max(tokenizer.get_vocab().values())
+    if highest >= rows:
+        raise InvalidRequest(
+            f"model {name!r} cannot be served: its tokenizer makes ids up to {highest}, its embedding has {rows} rows"
+        )
+    return int(output.weight.shape[0])
