@@ -1,0 +1,18 @@
+"""Many numbers as one string: float32, little-endian, base64. Lists of floats are slow to carry, and JSON has no infinity."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Sequence
+
+
+def pack_floats(values: Sequence[float]) -> str:
+    """The numbers, rounded to float32, as text."""
+    return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+
+
+def unpack_floats(packed: str) -> list[float]:
+    """The numbers that :func:`pack_floats` was given, as float32 holds them."""
+    data = base64.b64decode(packed)
+    return list(struct.unpack(f"<{len(data) // 4}f", data))

@@ -1,0 +1,138 @@
+"""What a program can ask about a row of ``forward``: ``await ctx.forward(tokens, probes=[Entropy(), Logprob(42)])``.
+
+Every probe sees the row's logits after the pass's ``bias`` and ``mask``; log-probabilities are natural logarithms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from inferd.errors import InvalidRequest
+from inferd.floats import unpack_floats
+from inferd.tokens import checked_tokens
+
+# -- As the wire carries them -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Probe:
+    """``kind``: logits | distribution (``temperature``, ``k``) | logprobs (``tokens``) | entropy."""
+
+    kind: str
+    temperature: float = 1.0
+    k: int = 0
+    tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What one probe found in one row: :attr:`values`, of ``tokens`` where it speaks of some tokens only."""
+
+    packed: str
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def values(self) -> list[float]:
+        """The numbers: logits, probabilities, log-probabilities, or one entropy."""
+        return unpack_floats(self.packed)
+
+    @property
+    def value(self) -> float:
+        """The first number, for probes that give one (Entropy, Logprob)."""
+        return self.values[0]
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token of a prompt: its log-probability given all before it, and its ``rank`` (1 is the most likely).
+
+    ``top_tokens`` are the most likely ones at its place, with their log-probabilities. The first token of a context has
+    nothing before it: ``logprob`` is None and ``rank`` 0.
+    """
+
+    token: int
+    logprob: float | None = None
+    rank: int = 0
+    top_tokens: list[int] = field(default_factory=list)
+    top_logprobs: list[float] = field(default_factory=list)
+
+
+# -- As a program asks for them ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Logits:
+    """The logits of the whole vocabulary, one per token id; ``-inf`` where the mask forbids a token."""
+
+    def to_wire(self) -> Probe:
+        """The request."""
+        return Probe("logits")
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """The ``k`` most likely tokens with their probabilities at ``temperature``, the most likely first.
+
+    ``k == 0`` gives every token that has a probability above 0. Probabilities are those of the whole vocabulary: they do
+    not add up to 1 where ``k`` cuts. Raises InvalidRequest for a temperature that is not above 0 or a negative ``k``.
+    """
+
+    temperature: float = 1.0
+    k: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.temperature, bool) or not isinstance(self.temperature, (int, float)):
+            raise InvalidRequest(f"temperature must be a number, not {self.temperature!r}")
+        if not 0 < self.temperature < math.inf:
+            raise InvalidRequest(f"temperature must be finite and above 0, not {self.temperature!r}")
+        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 0:
+            raise InvalidRequest(f"k must be a whole number of at least 0, not {self.k!r}")
+
+    def to_wire(self) -> Probe:
+        """The request."""
+        return Probe("distribution", float(self.temperature), self.k)
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """The log-probability of one token. Raises InvalidRequest for what is no token id."""
+
+    token: int
+
+    def __post_init__(self) -> None:
+        checked_tokens("token", [self.token])
+
+    def to_wire(self) -> Probe:
+        """The request."""
+        return Probe("logprobs", tokens=[self.token])
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """The log-probabilities of some tokens, in their order. Raises InvalidRequest for what is no list of token ids."""
+
+    tokens: Iterable[int]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", tuple(checked_tokens("tokens", self.tokens)))
+        if not self.tokens:
+            raise InvalidRequest("tokens must name at least one token")
+
+    def to_wire(self) -> Probe:
+        """The request."""
+        return Probe("logprobs", tokens=list(self.tokens))
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """The entropy of the distribution (temperature 1) in nats."""
+
+    def to_wire(self) -> Probe:
+        """The request."""
+        return Probe("entropy")
+
+
+RowProbe: TypeAlias = Logits | Distribution | Logprob | Logprobs | Entropy
