@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.engine.plan import Planned, Work, prepare
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
-from inferd_runtime.models import fused
+from inferd_runtime.models import fused, products
 from inferd_runtime.models.fused import fuse
 from inferd_runtime.models.loading import attach
 from inferd_runtime.models.passes import PlainPass
@@ -25,11 +26,11 @@ TOLERANCE = 1e-4
 class Bench:
     """One model behind the driver, beside an untouched copy of it."""
 
-    def __init__(self, family: str, fast: bool) -> None:
+    def __init__(self, family: str, way: str) -> None:
         self.plain = make(family)
         served = copy.deepcopy(self.plain)
         probed = attach(served, family)
-        run = fuse(served, probed.kv, probed.rules) if fast else PlainPass(served)
+        run = PlainPass(served) if way == "plain" else fuse(served, probed.kv, probed.rules)
         assert run is not None, f"{family} has no fused pass"
         like = next(served.parameters())
         self.driver = TorchDriver(run, like, probed.kv, vocab_size=VOCAB, max_context=256, pages=128, page_size=4)
@@ -49,12 +50,17 @@ class Bench:
             return self.plain(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].numpy()
 
 
-WAYS = [(family, False) for family in FAMILIES] + [(family, True) for family in FAMILIES if family in fused.FAMILIES]
+FAST = [family for family in FAMILIES if family in fused.FAMILIES]
+WAYS = [(family, "plain") for family in FAMILIES] + [(family, way) for family in FAST for way in ("fused", "packed")]
 
 
-@pytest.fixture(scope="module", params=WAYS, ids=[f"{family}-{'fused' if fast else 'plain'}" for family, fast in WAYS])
-def bench(request: pytest.FixtureRequest) -> Bench:
-    return Bench(*request.param)
+@pytest.fixture(scope="module", params=WAYS, ids=[f"{family}-{way}" for family, way in WAYS])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """``packed``: every product of the fused pass is packed, small as it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param[1] == "packed":
+            patch.setattr(products, "PACKED_FROM", 0)
+        yield Bench(*request.param)
 
 
 def random_tokens(count: int, seed: int) -> list[int]:

@@ -3,22 +3,25 @@
 At small batch sizes a forward pass in eager PyTorch is bound by the number of operations it issues, not by arithmetic. Here
 q, k, v and gate, up are one matrix product each, residuals ride on the products, and RMS norms and rotations are single
 operations. The plain twin is :class:`~inferd_runtime.models.passes.PlainPass`; :func:`fuse` compares the two on random tokens
-before it trusts itself, and says no to every model that it does not know.
+before it trusts itself, and says no to every model that it does not know. On the CPU, large float32 weights are packed then
+(:mod:`~inferd_runtime.models.products`), and the modules let go of them: they cannot run by themselves any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import rms_norm, silu
 
 from inferd_runtime.models.attention import AttentionRule, StepLayout, attend, lay_out
 from inferd_runtime.models.batch import Batch, Span
 from inferd_runtime.models.passes import ModelPass, PlainPass
+from inferd_runtime.models.products import DenseProduct, Product, pack
 from inferd_runtime.models.shape import KvShape
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -28,7 +31,7 @@ TOLERANCE = 2e-4
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """One decoder layer's weights. Products are [out, in]; ``head_norm`` [Hq + Hkv, D] scales q and k where they are normed."""
+    """One decoder layer's weights; ``head_norm`` [Hq + Hkv, D] scales q and k where they are normed."""
 
     rule: AttentionRule
     query_heads: int
@@ -36,24 +39,23 @@ class FusedLayer:
     width: int
     eps: float
     input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Product
     head_norm: Tensor | None
-    out: Tensor
+    out: Product
     post_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Product
+    down: Product
 
     def run(self, hidden: Tensor, cos: Tensor, sin: Tensor, layout: StepLayout, index: int) -> Tensor:
         """hidden [T, E] -> [T, E]; cos and sin [T, 1, D], the sign of the rotation in sin."""
-        hidden = torch.addmm(hidden, self._attention(hidden, cos, sin, layout, index), self.out.t())
+        hidden = self.out.onto(self._attention(hidden, cos, sin, layout, index), hidden)
         normed = rms_norm(hidden, self.post_norm.shape, self.post_norm, self.eps)
-        gate, up = linear(normed, self.gate_up).chunk(2, dim=-1)
-        return torch.addmm(hidden, silu(gate).mul_(up), self.down.t())
+        gate, up = self.gate_up(normed).chunk(2, dim=-1)
+        return self.down.onto(silu(gate).mul_(up), hidden)
 
     def _attention(self, hidden: Tensor, cos: Tensor, sin: Tensor, layout: StepLayout, index: int) -> Tensor:
         normed = rms_norm(hidden, self.input_norm.shape, self.input_norm, self.eps)
-        heads = linear(normed, self.qkv, self.qkv_bias).view(len(hidden), -1, self.width)
+        heads = self.qkv(normed).view(len(hidden), -1, self.width)
         turned = self.query_heads + self.key_heads
         qk = heads[:, :turned]
         if self.head_norm is not None:
@@ -66,16 +68,27 @@ class FusedLayer:
 
 
 class FusedPass:
-    """A whole decoder. Weights are shared with the module, so that both ways stay usable and memory is used once."""
+    """A whole decoder. Weights are shared with the module; ``head`` [V, E] gives the logits."""
 
-    def __init__(self, module: nn.Module, layers: Sequence[FusedLayer]) -> None:
+    def __init__(self, module: nn.Module, layers: Sequence[FusedLayer], head: Product) -> None:
         model: Any = module
         self._embedding: Tensor = model.model.embed_tokens.weight
         self._rotary: nn.Module = model.model.rotary_emb
         self._layers = layers
         self._norm: Tensor = model.model.norm.weight
         self._eps = layers[0].eps
-        self._head: Tensor = model.lm_head.weight
+        self._head = head
+
+    @property
+    def depth(self) -> int:
+        """How many layers there are."""
+        return len(self._layers)
+
+    def with_layers(self, change: Callable[[int, FusedLayer], FusedLayer]) -> FusedPass:
+        """The same decoder over the layers that ``change(index, layer)`` gives."""
+        other = copy(self)
+        other._layers = [change(index, layer) for index, layer in enumerate(self._layers)]
+        return other
 
     def __call__(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.ModelPass`."""
@@ -85,7 +98,12 @@ class FusedPass:
         sin[..., : sin.shape[-1] // 2].neg_()
         for index, layer in enumerate(self._layers):
             hidden = layer.run(hidden, cos, sin, layout, index)
-        return linear(rms_norm(hidden[rows], self._norm.shape, self._norm, self._eps), self._head)
+        if layout.hidden_rows is not None:
+            layout.hidden = self._final(hidden[layout.hidden_rows])
+        return self._head(self._final(hidden[rows]))
+
+    def _final(self, hidden: Tensor) -> Tensor:
+        return rms_norm(hidden, self._norm.shape, self._norm, self._eps)
 
 
 def fuse(module: nn.Module, kv: KvShape, rules: Sequence[AttentionRule]) -> ModelPass | None:
@@ -101,8 +119,11 @@ def fuse(module: nn.Module, kv: KvShape, rules: Sequence[AttentionRule]) -> Mode
     ):
         return None
     layers = [_fuse_layer(layer, rule) for layer, rule in zip(model.model.layers, rules, strict=True)]
-    fused = FusedPass(module, layers)
-    return fused if agree(fused, PlainPass(module), kv, model.lm_head.weight) else None
+    fused = FusedPass(module, layers, DenseProduct(model.lm_head.weight))
+    if not agree(fused, PlainPass(module), kv, model.lm_head.weight):
+        return None
+    packed = [_pack_layer(fused, layer) for fused, layer in zip(layers, model.model.layers, strict=True)]
+    return FusedPass(module, packed, _pack_head(model))
 
 
 def _fuse_layer(layer: Any, rule: AttentionRule) -> FusedLayer:
@@ -118,14 +139,40 @@ def _fuse_layer(layer: Any, rule: AttentionRule) -> FusedLayer:
         width=width,
         eps=float(layer.input_layernorm.variance_epsilon),
         input_norm=layer.input_layernorm.weight,
-        qkv=_joined(projections),
-        qkv_bias=None if biases[0] is None else torch.cat(biases),
+        qkv=DenseProduct(_joined(projections), None if biases[0] is None else torch.cat(biases)),
         head_norm=None if norms[0] is None else _head_norm(norms, (query_heads, key_heads)),
-        out=attention.o_proj.weight,
+        out=DenseProduct(attention.o_proj.weight),
         post_norm=layer.post_attention_layernorm.weight,
-        gate_up=_joined((layer.mlp.gate_proj, layer.mlp.up_proj)),
-        down=layer.mlp.down_proj.weight,
+        gate_up=DenseProduct(_joined((layer.mlp.gate_proj, layer.mlp.up_proj))),
+        down=DenseProduct(layer.mlp.down_proj.weight),
     )
+
+
+def _pack_layer(fused: FusedLayer, layer: Any) -> FusedLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+    return replace(
+        fused,
+        qkv=_packed(fused.qkv, (attention.q_proj, attention.k_proj, attention.v_proj)),
+        out=_packed(fused.out, (attention.o_proj,)),
+        gate_up=_packed(fused.gate_up, (mlp.gate_proj, mlp.up_proj)),
+        down=_packed(fused.down, (mlp.down_proj,)),
+    )
+
+
+def _packed(product: Product, owners: Sequence[Any]) -> Product:
+    """The product with its weight packed where that helps; its owners then let go of theirs, so that it is held once."""
+    packed = pack(product.weight, product.bias) if isinstance(product, DenseProduct) else None
+    if packed is None:
+        return product
+    for owner in owners:
+        owner.weight.data = owner.weight.data.new_empty(0)
+    return packed
+
+
+def _pack_head(model: Any) -> Product:
+    """The head. One that is tied to the embedding is held twice, because the embedding is read row by row."""
+    tied = model.lm_head.weight is model.model.embed_tokens.weight
+    return _packed(DenseProduct(model.lm_head.weight), () if tied else (model.lm_head,))
 
 
 def _joined(projections: Sequence[Any]) -> Tensor:
