@@ -63,6 +63,18 @@ class ConstraintError(ClientError):
     code = "client.constraint"
 
 
+class SnapshotDamaged(ClientError):
+    """The bytes of a saved or exported context are not what was written. A snapshot can still be deleted by name."""
+
+    code = "client.snapshot_damaged"
+
+
+class SnapshotForeign(ClientError):
+    """A saved or exported context is of a model that is not served, or of another format; the message names both."""
+
+    code = "client.snapshot_foreign"
+
+
 class LimitExceeded(InferdError):
     """A limit was hit. ``detail`` names the limit, its value, and what raises it."""
 
@@ -94,7 +106,7 @@ ERRORS: dict[str, type[InferdError]] = {
     cls.code: cls
     for cls in (
         ProgramError, ProgramSyntaxError, ClientError, InvalidRequest, NotFound, Unauthorized, ConstraintError,
-        LimitExceeded, Cancelled, Unavailable, InternalError,
+        SnapshotDamaged, SnapshotForeign, LimitExceeded, Cancelled, Unavailable, InternalError,
     )
 }  # fmt: skip
 

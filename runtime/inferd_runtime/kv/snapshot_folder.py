@@ -1,0 +1,302 @@
+"""Snapshots on disk: a file each, and one SQLite table that says whose they are. Blocking calls, for one thread.
+
+A snapshot is written to a file that nothing names, synced, renamed, and entered into the table in the same transaction; a
+crash leaves the old state or the new one. Several processes may share the folder: each holds its lock shared, and what a
+crash left behind is cleared away by a process that finds itself alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from inferd.protocol import InvalidRequest, LimitExceeded, NotFound, SavedContext, SnapshotDamaged, Unavailable
+from inferd_runtime.kv import snapshot_format
+from inferd_runtime.kv.snapshot_format import Snapshot
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS snapshots (
+    tenant TEXT NOT NULL, name TEXT NOT NULL, file TEXT NOT NULL UNIQUE, model TEXT NOT NULL,
+    length INTEGER NOT NULL, bytes INTEGER NOT NULL, created REAL NOT NULL,
+    PRIMARY KEY (tenant, name)
+) STRICT;
+"""
+FORMAT = 1
+DATABASE, LOCK = "snapshots.sqlite", "lock"
+SUFFIX, UNFINISHED = ".safetensors", ".part"
+NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}", re.ASCII)
+BLOCK = 4096
+"""What the smallest file takes; quotas count in these."""
+HEADROOM = 2 * BLOCK
+"""For a snapshot's header, before it is written."""
+log = logging.getLogger("inferd.snapshots")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table. ``file`` is relative to the folder."""
+
+    tenant: str
+    name: str
+    file: str
+    model: str
+    length: int
+    bytes: int
+    created: float
+
+    @property
+    def told(self) -> SavedContext:
+        """What its owner is told about it."""
+        return SavedContext(self.name, self.model, self.length, self.bytes, self.created)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A snapshot that nobody else can get any more. Ends with :meth:`SnapshotFolder.finish_take`."""
+
+    snapshot: Snapshot
+    row: Row
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidRequest for what no snapshot can be called."""
+    if not NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"a snapshot's name is 1 to 128 of the characters A-Z a-z 0-9 . _ : / -, not {name[:200]!r}"
+        )
+
+
+class SnapshotFolder:
+    """All tenants' snapshots under one folder, at most ``quota`` bytes for each tenant.
+
+    Every method may raise Unavailable when the disk does not do what it should. Nothing is made before the first call.
+    """
+
+    def __init__(self, folder: Path, quota: int) -> None:
+        self._folder = folder
+        self._quota = quota
+        self._lock: int | None = None
+        self._opened: sqlite3.Connection | None = None
+
+    def close(self) -> None:
+        """Close the table, until the next call opens it again."""
+        if self._opened is not None:
+            self._opened.close()
+        if self._lock is not None:
+            os.close(self._lock)
+        self._opened = self._lock = None
+
+    def clean(self) -> None:
+        """Clear away what a crash left behind, if there is a folder and nobody else uses it."""
+        with disk_errors():
+            if self._folder.is_dir():
+                self._db()
+
+    def save(self, tenant: str, name: str, snapshot: Snapshot, *, overwrite: bool) -> SavedContext:
+        """Keep a snapshot.
+
+        Raises InvalidRequest for a name that cannot be or that is in use, LimitExceeded past the tenant's quota.
+        """
+        check_name(name)
+        with disk_errors():
+            self._check_room(tenant, name, snapshot.nbytes + HEADROOM, overwrite)
+            file = f"{_tenant_folder(tenant)}/{secrets.token_hex(16)}{SUFFIX}"
+            path = self._folder / file
+            part = path.with_suffix(UNFINISHED)
+            try:
+                size = self._write(snapshot, part)
+                row = Row(tenant, name, file, snapshot.facts.model, len(snapshot.tokens), size, time.time())
+                self._enter(row, part, overwrite)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+        return row.told
+
+    def load(self, tenant: str, name: str) -> Snapshot:
+        """Read a snapshot. Raises NotFound, SnapshotDamaged, SnapshotForeign."""
+        with disk_errors():
+            return self._read(self._row(tenant, name))
+
+    def take(self, tenant: str, name: str, check: Callable[[Snapshot], None]) -> Taken:
+        """Read a snapshot and withdraw it; one that cannot be read, or that ``check`` raises on, stays."""
+        with disk_errors():
+            row = self._row(tenant, name)
+            snapshot = self._read(row)
+            check(snapshot)
+            with self._transaction() as db:
+                if not db.execute("DELETE FROM snapshots WHERE file = ?", (row.file,)).rowcount:
+                    raise _unknown(name)
+            return Taken(snapshot, row)
+
+    def finish_take(self, taken: Taken, *, used: bool) -> None:
+        """Delete the file; or, if the snapshot was not ``used``, put it back, unless its name is in use again."""
+        row = taken.row
+        with disk_errors():
+            if not used:
+                with self._transaction() as db:
+                    used = not self._insert(db, row, "IGNORE")
+            if used:
+                (self._folder / row.file).unlink(missing_ok=True)
+
+    def delete(self, tenant: str, name: str) -> None:
+        """Delete a snapshot without looking into it. Raises NotFound."""
+        with disk_errors():
+            row = self._row(tenant, name)
+            with self._transaction() as db:
+                if not db.execute("DELETE FROM snapshots WHERE file = ?", (row.file,)).rowcount:
+                    raise _unknown(name)
+            (self._folder / row.file).unlink(missing_ok=True)
+
+    def saved(self, tenant: str) -> list[SavedContext]:
+        """A tenant's snapshots, by name."""
+        with disk_errors():
+            rows = self._db().execute("SELECT * FROM snapshots WHERE tenant = ? ORDER BY name", (tenant,))
+            return [Row(*row).told for row in rows]
+
+    # -- Rows -----------------------------------------------------------------------------------------------------
+
+    def _row(self, tenant: str, name: str) -> Row:
+        check_name(name)
+        row = self._find(self._db(), tenant, name)
+        if row is None:
+            raise _unknown(name)
+        return row
+
+    def _find(self, db: sqlite3.Connection, tenant: str, name: str) -> Row | None:
+        found = db.execute("SELECT * FROM snapshots WHERE tenant = ? AND name = ?", (tenant, name)).fetchone()
+        return None if found is None else Row(*found)
+
+    def _insert(self, db: sqlite3.Connection, row: Row, conflict: str) -> bool:
+        values = (row.tenant, row.name, row.file, row.model, row.length, row.bytes, row.created)
+        return bool(db.execute(f"INSERT OR {conflict} INTO snapshots VALUES (?, ?, ?, ?, ?, ?, ?)", values).rowcount)
+
+    def _enter(self, row: Row, part: Path, overwrite: bool) -> None:
+        """Rename the file and enter its row, together; the file that had the name before goes."""
+        with self._transaction() as db:
+            old = self._check_room(row.tenant, row.name, row.bytes, overwrite)
+            part.replace(self._folder / row.file)
+            _sync(part.parent)
+            _sync(self._folder)
+            self._insert(db, row, "REPLACE")
+        if old is not None:
+            (self._folder / old.file).unlink(missing_ok=True)
+
+    def _check_room(self, tenant: str, name: str, size: int, overwrite: bool) -> Row | None:
+        """The row that will be replaced, if there is one. Raises InvalidRequest or LimitExceeded."""
+        db = self._db()
+        old = self._find(db, tenant, name)
+        if old is not None and not overwrite:
+            raise InvalidRequest(f"there is a snapshot {name!r} already; delete it, or save with overwrite=True")
+        sizes = db.execute("SELECT bytes FROM snapshots WHERE tenant = ? AND name != ?", (tenant, name))
+        if sum(_blocks(row[0]) for row in sizes) + _blocks(size) > self._quota:
+            raise LimitExceeded(
+                f"the snapshots would take more than the {self._quota} bytes that a tenant may use; delete some",
+                limit="snapshot_bytes", value=self._quota, raise_with="--snapshot-bytes of the server",
+            )  # fmt: skip
+        return old
+
+    # -- Files ----------------------------------------------------------------------------------------------------
+
+    def _write(self, snapshot: Snapshot, path: Path) -> int:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        snapshot_format.write(snapshot, path)
+        _sync(path)
+        return path.stat().st_size
+
+    def _read(self, row: Row) -> Snapshot:
+        try:
+            data = (self._folder / row.file).read_bytes()
+        except FileNotFoundError:
+            if self._find(self._db(), row.tenant, row.name) is None:
+                raise _unknown(row.name) from None  # another process has just deleted it
+            raise SnapshotDamaged(f"the file of snapshot {row.name!r} is gone") from None
+        return snapshot_format.decode(data)
+
+    # -- The table ------------------------------------------------------------------------------------------------
+
+    def _db(self) -> sqlite3.Connection:
+        if self._opened is None:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            alone = _try_lock(self._lock)
+            self._opened = _open_table(self._folder / DATABASE)
+            if alone:
+                self._clean(self._opened)
+            fcntl.flock(self._lock, fcntl.LOCK_SH)
+        return self._opened
+
+    def _clean(self, db: sqlite3.Connection) -> None:
+        """Delete rows without a file and files without a row."""
+        rows = {row[0] for row in db.execute("SELECT file FROM snapshots")}
+        files = {str(path.relative_to(self._folder)) for path in self._folder.glob("*/*") if path.is_file()}
+        for file in rows - files:
+            log.warning("the snapshot file %s is gone", file)
+            db.execute("DELETE FROM snapshots WHERE file = ?", (file,))
+        for file in files - rows:
+            (self._folder / file).unlink(missing_ok=True)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._db() as db:  # commits, or rolls back what an exception interrupted
+            db.execute("BEGIN IMMEDIATE")
+            yield db
+
+
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """What the disk refuses becomes Unavailable."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        raise Unavailable(f"the folder of the snapshots cannot be used: {error}") from error
+
+
+def _open_table(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+    found = db.execute("PRAGMA user_version").fetchone()[0]
+    if found not in (0, FORMAT):
+        db.close()
+        raise Unavailable(f"{path} has format {found}; this version of inferd reads format {FORMAT}")
+    db.execute("PRAGMA journal_mode=WAL")
+    db.executescript(SCHEMA)
+    db.execute(f"PRAGMA user_version={FORMAT}")
+    return db
+
+
+def _try_lock(lock: int) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _tenant_folder(tenant: str) -> str:
+    """A name that says nothing of the tenant's and cannot lead out of the folder."""
+    return hashlib.sha256(tenant.encode()).hexdigest()[:32]
+
+
+def _blocks(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"there is no snapshot {name!r}")

@@ -1,0 +1,93 @@
+"""The store of snapshots as the engine's thread sees it: it hands work to a disk thread and hears of the outcome later."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from inferd.protocol import InferdError, InternalError, LimitExceeded
+from inferd_runtime.kv.snapshot_folder import SnapshotFolder
+
+T = TypeVar("T")
+MAX_WAITING_BYTES = 2 << 30
+
+
+class SnapshotStore:
+    """Runs work on a :class:`SnapshotFolder` in a thread of its own, one piece after the other.
+
+    :meth:`submit`, :meth:`poll` and :meth:`close` belong to one thread, which polls :meth:`fileno` together with its other
+    sources and then calls :meth:`poll`. At most ``max_waiting`` bytes wait to be written.
+    """
+
+    def __init__(self, folder: Path, quota: int, *, max_waiting: int = MAX_WAITING_BYTES) -> None:
+        self._folder = SnapshotFolder(folder, quota)
+        self._max_waiting = max_waiting
+        self._waiting = 0
+        self._thread = ThreadPoolExecutor(1, "snapshots")
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._finished: deque[tuple[Future[Any], int, Callable[[Any], None]]] = deque()
+        self._thread.submit(self._folder.clean)
+
+    def submit(
+        self, work: Callable[[SnapshotFolder], T], done: Callable[[T | InferdError], None], *, nbytes: int = 0
+    ) -> Future[T]:
+        """Do ``work`` behind what was submitted before; :meth:`poll` then calls ``done`` with its result or error.
+
+        ``done`` must not raise, and is not called for work that was cancelled before it began. ``nbytes``: memory that the
+        work holds until it is done. Raises LimitExceeded when too much waits already.
+        """
+        if self._waiting and self._waiting + nbytes > self._max_waiting:
+            raise LimitExceeded(
+                f"{self._waiting} bytes of snapshots wait to be written", limit="waiting_snapshot_bytes",
+                value=self._max_waiting, raise_with="waiting for some of them",
+            )  # fmt: skip
+        self._waiting += nbytes
+        future = self._thread.submit(work, self._folder)
+        future.add_done_callback(lambda ended: self._end(ended, nbytes, done))
+        return future
+
+    def _end(self, future: Future[Any], nbytes: int, done: Callable[[Any], None]) -> None:
+        self._finished.append((future, nbytes, done))
+        os.eventfd_write(self._event, 1)
+
+    def fileno(self) -> int:
+        """Readable when :meth:`poll` has something to do."""
+        return self._event
+
+    def wait(self, seconds: float) -> None:
+        """Wait until there is something to do, for callers that poll nothing else."""
+        select.select([self._event], [], [], seconds)
+
+    def poll(self) -> bool:
+        """Tell what has ended. False when nothing has."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._event)
+        progressed = bool(self._finished)
+        while self._finished:
+            future, nbytes, done = self._finished.popleft()
+            self._waiting -= nbytes
+            if not future.cancelled():
+                done(_outcome(future))
+        return progressed
+
+    def close(self) -> None:
+        """Finish what was submitted, tell it, and close the folder."""
+        self._thread.shutdown()
+        self.poll()
+        self._folder.close()
+        os.close(self._event)
+
+
+def _outcome(future: Future[T]) -> T | InferdError:
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, InferdError):
+        return error
+    return InternalError(f"the snapshot store failed: {error!r}")

@@ -1,0 +1,389 @@
+"""Snapshots as bytes and on disk: what comes back is what was saved, or a typed error."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferd.protocol import (
+    InferdError,
+    InternalError,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    SnapshotDamaged,
+    SnapshotForeign,
+    Unavailable,
+)
+from inferd_runtime.kv.snapshot_folder import BLOCK, SnapshotFolder
+from inferd_runtime.kv.snapshot_format import Facts, Snapshot, TurnMark, decode, encode
+from inferd_runtime.kv.snapshots import SnapshotStore
+
+PAGE, PAGE_BYTES = 4, 24
+
+
+def make(tokens: int = 9, computed: int = 6, **changes: Any) -> Snapshot:
+    values: dict[str, Any] = {
+        "model": "m", "fingerprint": "f", "kv_layout": "l", "page_size": PAGE, "computed": computed,
+        "lineage": (1 << 64) - 1, "forks": 3, "turns": (TurnMark(0, True, False, False),),
+    }  # fmt: skip
+    pages = np.random.default_rng(0).integers(0, 256, (-(-computed // PAGE), PAGE_BYTES), np.uint8)
+    return Snapshot(Facts(**{**values, **changes}), list(range(tokens)), pages)
+
+
+def same(one: Snapshot, other: Snapshot) -> bool:
+    return (one.facts, one.tokens) == (other.facts, other.tokens) and np.array_equal(one.pages, other.pages)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[SnapshotFolder]:
+    folder = SnapshotFolder(tmp_path / "snapshots", 1 << 20)
+    yield folder
+    folder.close()
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return [path for path in (tmp_path / "snapshots").glob("*/*") if path.is_file()]
+
+
+# -- The format --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tokens", "computed"), [(0, 0), (1, 0), (4, 4), (9, 6)])
+def test_bytes_come_back_as_they_were(tokens: int, computed: int) -> None:
+    snapshot = make(tokens, computed)
+    assert same(decode(encode(snapshot)), snapshot)
+
+
+def test_the_bytes_are_a_safetensors_file() -> None:
+    snapshot = make()
+    tensors = safetensors.numpy.load(encode(snapshot))
+    assert tensors["tokens"].tolist() == snapshot.tokens
+    assert np.array_equal(tensors["pages"], snapshot.pages)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_changed_bytes_are_refused_or_mean_the_same(data: st.DataObject) -> None:
+    snapshot = make()
+    good = bytearray(encode(snapshot))
+    match data.draw(st.sampled_from(["flip", "cut", "grow", "splice"])):
+        case "flip":
+            at = data.draw(st.integers(0, len(good) - 1))
+            good[at] ^= data.draw(st.integers(1, 255))
+        case "cut":
+            del good[data.draw(st.integers(0, len(good) - 1)) :]
+        case "grow":
+            good += data.draw(st.binary(min_size=1, max_size=9))
+        case "splice":
+            at = data.draw(st.integers(0, len(good) - 1))
+            good[at : at + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=9))
+    try:
+        read = decode(bytes(good))
+    except (SnapshotDamaged, SnapshotForeign):
+        return
+    assert same(read, snapshot)
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_refused(data: bytes) -> None:
+    with pytest.raises(SnapshotDamaged):
+        decode(data)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"computed": 10}, {"computed": -1}, {"computed": 1}, {"page_size": 0}, {"page_size": -4}, {"lineage": -1},
+        {"lineage": 1 << 64}, {"forks": -1}, {"turns": ()}, {"turns": (TurnMark(1, True, False, False),)},
+        {"turns": (TurnMark(0, True, False, False), TurnMark(10, False, False, False))}, {"irregular_from": 10},
+    ],
+)  # fmt: skip
+def test_facts_that_contradict_the_rest_are_refused_whatever_the_checksum_says(changes: dict[str, Any]) -> None:
+    forged = make()
+    forged = Snapshot(msgspec.structs.replace(forged.facts, **changes), forged.tokens, forged.pages)
+    with pytest.raises(SnapshotDamaged, match=r"contradicts|cannot be read"):
+        decode(encode(forged))
+
+
+def test_another_format_is_named() -> None:
+    data = encode(make()).replace(rb"{\"format\":1,", rb"{\"format\":7,")
+    with pytest.raises(SnapshotForeign, match="format 7; this version of inferd reads format 1"):
+        decode(data)
+
+
+# -- The folder --------------------------------------------------------------------------------------------------------
+
+
+def test_snapshots_survive_the_process(folder: SnapshotFolder, tmp_path: Path) -> None:
+    told = folder.save("ann", "a", make(), overwrite=False)
+    assert (told.name, told.model, told.length) == ("a", "m", 9)
+    folder.close()
+    again = SnapshotFolder(tmp_path / "snapshots", 1 << 20)
+    assert same(again.load("ann", "a"), make())
+    assert again.saved("ann") == [told]
+    assert told.bytes == files(tmp_path)[0].stat().st_size
+    again.close()
+
+
+def test_tenants_do_not_see_each_other(folder: SnapshotFolder) -> None:
+    folder.save("ann", "a", make(tokens=7), overwrite=False)
+    folder.save("bob", "a", make(tokens=8), overwrite=False)
+    assert len(folder.load("ann", "a").tokens) == 7
+    folder.delete("bob", "a")
+    assert [saved.name for saved in folder.saved("ann")] == ["a"]
+    assert folder.saved("bob") == []
+    for forbidden in (folder.load, folder.delete):
+        with pytest.raises(NotFound, match="there is no snapshot 'a'"):
+            forbidden("bob", "a")
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "a b", "ä", "a\n", "a\0b", "a'; --"])
+def test_names_outside_the_alphabet_are_refused(folder: SnapshotFolder, name: str) -> None:
+    with pytest.raises(InvalidRequest, match="1 to 128 of the characters"):
+        folder.save("ann", name, make(), overwrite=False)
+    with pytest.raises(InvalidRequest, match="1 to 128 of the characters"):
+        folder.load("ann", name)
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/", "..", "x" * 128, "a/b:c.d-e_f"])
+def test_a_name_is_never_a_path(folder: SnapshotFolder, tmp_path: Path, name: str) -> None:
+    folder.save("../ann", name, make(), overwrite=False)
+    assert same(folder.load("../ann", name), make())
+    assert len(files(tmp_path)) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"snapshots"}
+
+
+def test_a_name_in_use_is_overwritten_only_when_asked(folder: SnapshotFolder, tmp_path: Path) -> None:
+    folder.save("ann", "a", make(tokens=7), overwrite=False)
+    with pytest.raises(InvalidRequest, match="overwrite=True"):
+        folder.save("ann", "a", make(tokens=8), overwrite=False)
+    assert len(folder.load("ann", "a").tokens) == 7
+    folder.save("ann", "a", make(tokens=8), overwrite=True)
+    assert len(folder.load("ann", "a").tokens) == 8
+    assert len(files(tmp_path)) == 1
+
+
+def test_a_tenant_has_a_quota_of_bytes(tmp_path: Path) -> None:
+    folder = SnapshotFolder(tmp_path / "snapshots", 4 * BLOCK)
+    for name in ("a", "b"):
+        folder.save("ann", name, make(), overwrite=False)
+    with pytest.raises(LimitExceeded) as caught:
+        folder.save("ann", "c", make(), overwrite=False)
+    assert (caught.value.detail["limit"], caught.value.detail["value"]) == ("snapshot_bytes", 4 * BLOCK)
+    folder.save("ann", "a", make(), overwrite=True)
+    folder.save("bob", "c", make(), overwrite=False)
+    folder.delete("ann", "b")
+    folder.save("ann", "c", make(), overwrite=False)
+    assert len(files(tmp_path)) == 3
+    folder.close()
+
+
+def test_a_damaged_snapshot_can_be_deleted_and_overwritten(folder: SnapshotFolder, tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        folder.save("ann", name, make(), overwrite=False)
+    for path in files(tmp_path):
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    for forbidden in (folder.load, lambda tenant, name: folder.take(tenant, name, lambda _: None)):
+        with pytest.raises(SnapshotDamaged, match="checksum"):
+            forbidden("ann", "a")
+    folder.delete("ann", "a")
+    folder.save("ann", "b", make(), overwrite=True)
+    assert same(folder.load("ann", "b"), make())
+    assert [saved.name for saved in folder.saved("ann")] == ["b", "c"]
+    for path in files(tmp_path):
+        path.unlink()
+    with pytest.raises(SnapshotDamaged, match="is gone"):
+        folder.load("ann", "c")
+    folder.delete("ann", "c")
+
+
+def test_what_a_crash_left_behind_is_cleared_away(tmp_path: Path) -> None:
+    first = SnapshotFolder(tmp_path / "snapshots", 1 << 20)
+    for name in ("kept", "lost"):
+        first.save("ann", name, make(), overwrite=False)
+    lost = sqlite3.connect(tmp_path / "snapshots" / "snapshots.sqlite").execute(
+        "SELECT file FROM snapshots WHERE name='lost'"
+    )
+    (tmp_path / "snapshots" / lost.fetchone()[0]).unlink()
+    (kept,) = files(tmp_path)
+    orphans = [kept.with_name("0.safetensors"), kept.with_name("1.part")]
+    for orphan in orphans:
+        orphan.write_bytes(b"x")
+    beside = SnapshotFolder(tmp_path / "snapshots", 1 << 20)
+    beside.clean()
+    assert all(orphan.exists() for orphan in orphans)  # another process may be about to name them
+    beside.close()
+    first.close()
+    alone = SnapshotFolder(tmp_path / "snapshots", 1 << 20)
+    alone.clean()
+    assert files(tmp_path) == [kept]
+    assert [saved.name for saved in alone.saved("ann")] == ["kept"]
+    alone.close()
+
+
+def test_nothing_is_made_before_it_is_needed(folder: SnapshotFolder, tmp_path: Path) -> None:
+    folder.clean()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_take_that_was_not_used_puts_the_snapshot_back(folder: SnapshotFolder, tmp_path: Path) -> None:
+    folder.save("ann", "a", make(), overwrite=False)
+    taken = folder.take("ann", "a", lambda _: None)
+    with pytest.raises(NotFound):
+        folder.take("ann", "a", lambda _: None)
+    folder.finish_take(taken, used=False)
+    assert same(folder.load("ann", "a"), make())
+    taken = folder.take("ann", "a", lambda _: None)
+    folder.save("ann", "a", make(tokens=8), overwrite=False)
+    folder.finish_take(taken, used=False)
+    assert len(folder.load("ann", "a").tokens) == 8
+    assert len(files(tmp_path)) == 1
+
+
+def test_a_take_that_is_refused_leaves_the_snapshot(folder: SnapshotFolder) -> None:
+    def refuse(_: Snapshot) -> None:
+        raise SnapshotForeign("no")
+
+    folder.save("ann", "a", make(), overwrite=False)
+    with pytest.raises(SnapshotForeign):
+        folder.take("ann", "a", refuse)
+    assert same(folder.load("ann", "a"), make())
+
+
+def test_of_several_processes_exactly_one_takes_a_snapshot(tmp_path: Path) -> None:
+    folders = [SnapshotFolder(tmp_path / "snapshots", 1 << 20) for _ in range(4)]
+    folders[0].save("ann", "a", make(), overwrite=False)
+    read = threading.Barrier(len(folders))
+    outcomes: list[str] = []
+
+    def take(folder: SnapshotFolder) -> None:
+        try:
+            folder.take("ann", "a", lambda _: read.wait(10) and None)
+            outcomes.append("won")
+        except NotFound:
+            outcomes.append("lost")
+
+    threads = [threading.Thread(target=take, args=(folder,)) for folder in folders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["lost", "lost", "lost", "won"]
+    for folder in folders:
+        folder.close()
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    folder = SnapshotFolder(tmp_path / "snapshots", 1 << 20)
+    folder.save("ann", "a", make(tokens=7), overwrite=False)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(Unavailable, match="No space left on device"):
+        folder.save("ann", "a", make(), overwrite=True)
+    monkeypatch.undo()
+    assert len(files(tmp_path)) == 1
+    assert len(folder.load("ann", "a").tokens) == 7
+    folder.close()
+
+
+def test_a_folder_that_cannot_be_made_is_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    folder = SnapshotFolder(tmp_path / "file" / "snapshots", 1 << 20)
+    with pytest.raises(Unavailable, match="Not a directory"):
+        folder.save("ann", "a", make(), overwrite=False)
+    folder.close()
+
+
+# -- The thread --------------------------------------------------------------------------------------------------------
+
+
+class Told:
+    """What a store's work came to, in order."""
+
+    def __init__(self, store: SnapshotStore) -> None:
+        self.store = store
+        self.outcomes: list[Any] = []
+
+    def of(self, work: Callable[[SnapshotFolder], Any], **options: Any) -> Any:
+        self.store.submit(work, self.outcomes.append, **options)
+        return self.next()
+
+    def next(self) -> Any:
+        while not self.outcomes:
+            self.store.wait(10)
+            assert self.store.poll()
+        return self.outcomes.pop(0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SnapshotStore]:
+    store = SnapshotStore(tmp_path / "snapshots", 1 << 20, max_waiting=100)
+    yield store
+    store.close()
+
+
+def test_work_is_done_in_order_and_told_in_the_callers_thread(store: SnapshotStore) -> None:
+    threads: list[int] = []
+    outcomes: list[Any] = []
+    for number in range(3):
+        store.submit(lambda _, n=number: threads.append(threading.get_ident()) or n, outcomes.append)  # type: ignore[misc]
+    while len(outcomes) < 3:
+        store.wait(10)
+        store.poll()
+    assert outcomes == [0, 1, 2]
+    assert threading.get_ident() not in threads
+    assert not store.poll()
+
+
+def test_errors_are_told_and_a_bug_is_named(store: SnapshotStore) -> None:
+    told = Told(store)
+    assert isinstance(told.of(lambda folder: folder.load("ann", "a")), NotFound)
+    bug = told.of(lambda _: 1 // 0)
+    assert isinstance(bug, InternalError)
+    assert "ZeroDivisionError" in bug.message
+
+
+def test_bytes_that_wait_are_bounded(store: SnapshotStore) -> None:
+    hold, told = threading.Event(), Told(store)
+    store.submit(lambda _: hold.wait(10), told.outcomes.append, nbytes=80)
+    with pytest.raises(LimitExceeded) as caught:
+        store.submit(lambda _: None, told.outcomes.append, nbytes=21)
+    assert caught.value.detail["limit"] == "waiting_snapshot_bytes"
+    hold.set()
+    assert told.next() is True
+    assert told.of(lambda _: 5, nbytes=1000) == 5
+
+
+def test_work_that_was_cancelled_before_it_began_is_not_told(store: SnapshotStore) -> None:
+    hold, told = threading.Event(), Told(store)
+    store.submit(lambda _: hold.wait(10), told.outcomes.append)
+    later = store.submit(lambda _: 7, told.outcomes.append, nbytes=50)
+    assert later.cancel()
+    hold.set()
+    assert told.next() is True
+    assert told.of(lambda _: 8, nbytes=100) == 8
+
+
+def test_closing_finishes_what_was_submitted(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path / "snapshots", 1 << 20)
+    outcomes: list[Any] = []
+    store.submit(lambda folder: folder.save("ann", "a", make(), overwrite=False), outcomes.append)
+    store.close()
+    assert not isinstance(outcomes[0], InferdError)
+    assert len(files(tmp_path)) == 1
