@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from inferd.protocol import InvalidRequest, LimitExceeded
 from inferd_runtime.engine.noise import mix
-from inferd_runtime.kv.pool import PagePool
+from inferd_runtime.engine.parking import Parked, ParkingSpace
+from inferd_runtime.engine.positions import Positions
+from inferd_runtime.engine.tenants import Accounts
+from inferd_runtime.kv.account import Account, QuotaExceeded
+from inferd_runtime.kv.pool import PagePool, PoolExhausted
 from inferd_runtime.kv.table import PageTable
+from inferd_runtime.models.batch import Seen
 
 
 class ContextSet:
     """Every live context of one engine, in order of creation, over one page pool."""
 
-    def __init__(self, pool: PagePool, *, vocab_size: int, max_length: int) -> None:
+    def __init__(
+        self, pool: PagePool, parking: ParkingSpace, accounts: Accounts, *, vocab_size: int, max_length: int
+    ) -> None:
         self.pool = pool
+        self.parking = parking
         self.vocab_size = vocab_size
         self.max_length = max_length
+        self._accounts = accounts
         self._live: dict[int, Context] = {}
 
     def create(self, tenant: str) -> Context:
         """An empty root context of a tenant."""
-        context = Context(self, tenant)
+        context = Context(self, self._accounts.of(tenant))
         self._live[id(context)] = context
         return context
 
@@ -33,39 +42,93 @@ class ContextSet:
         """A released context holds nothing any more."""
         self._live.pop(id(context), None)
 
-    def evict_for(self, needy: Context) -> bool:
-        """Take the pages of one other context; it is recomputed when it is used next. False when nobody else has any.
+    def __iter__(self) -> Iterator[Context]:
+        return iter(self._live.values())
 
-        The victim is deterministic: contexts that nothing works on before the others, the youngest first.
+    def park_another(self, needy: Context, *, idle: bool) -> bool:
+        """Move one other context out of the cache; it comes back when it is used next. False when there is none.
+
+        The victim is deterministic: of the tenant that holds most pages, a context that nothing works on before the
+        others, the youngest first. ``idle`` leaves alone those that something works on.
         """
-        others = [context for context in self._live.values() if context is not needy and context.table.pages]
-        if not others:
+        held: dict[str, int] = {}
+        for context in self:
+            held[context.tenant] = held.get(context.tenant, 0) + len(context.table.pages)
+        victim: Context | None = None
+        for context in self:
+            if context is needy or not context.can_park() or (idle and context.user is not None):
+                continue
+            if victim is None or _rank(context, held) >= _rank(victim, held):
+                victim = context
+        if victim is None:
             return False
-        idle = [context for context in others if context.user is None]
-        (idle or others)[-1].table.release()
+        victim.park()
         return True
+
+    def check_integrity(self) -> None:
+        """Re-add pages and accounts. Raises AssertionError when something leaks."""
+        self.pool.check_integrity([context.table.pages for context in self])
+        for account in self._accounts:
+            mine = [context for context in self if context.account is account]
+            held = len({page for context in mine for page in context.table.pages})
+            parked = sum(context.parked.charged for context in mine if context.parked is not None)
+            assert account.used == held + parked, f"{account} is charged wrongly: {held} pages held, {parked} parked"
+
+
+def _rank(context: Context, held: dict[str, int]) -> tuple[int, str, bool]:
+    return held[context.tenant], context.tenant, context.user is None
 
 
 class Context:
-    """``tokens[: table.length]`` are in the KV cache, the rest is pending.
+    """``tokens[: computed]`` are in the KV cache or parked on the host, the rest is pending.
 
     ``lineage`` keys the sampling noise: 0 for a root, different for every fork, so that siblings with one seed differ.
-    ``user`` is what works on the context right now; while it is set, nothing else may change it.
+    ``user`` is what works on the context right now; while it is set, nothing else may change it. From ``irregular_from``
+    on (None: nowhere) the KV does not follow from the tokens alone: it cannot be recomputed, and is not shared by prefix.
     """
 
-    def __init__(self, family: ContextSet, tenant: str) -> None:
+    def __init__(self, family: ContextSet, account: Account) -> None:
         self._family = family
-        self.tenant = tenant
-        self.max_length = family.max_length
+        self.account = account
+        self.adapter = ""
+        self.positions = Positions()
+        self.rows_from: int | None = None
         self.tokens: list[int] = []
-        self.table = PageTable(family.pool)
+        self.table = PageTable(family.pool, account, (account.tenant, ""))
+        self.parked: Parked | None = None
         self.lineage = 0
+        self.irregular_from: int | None = None
         self.user: object | None = None
-        self._forks = 0
+        self.reused = 0
+        self.forks = 0
+
+    @property
+    def max_length(self) -> int:
+        """How many tokens it may hold: neither an index nor a position goes beyond the model's."""
+        return self.model_length - max(0, self.positions.shift)
+
+    @property
+    def model_length(self) -> int:
+        """How many positions the model knows."""
+        return self._family.max_length
+
+    @property
+    def tenant(self) -> str:
+        """Whom the context belongs to."""
+        return self.account.tenant
+
+    @property
+    def computed(self) -> int:
+        """Tokens whose K and V exist."""
+        if self.parked is not None:
+            return self.parked.length if self.parked.data is not None else 0
+        return self.table.length
 
     @property
     def pending(self) -> int:
         """Tokens that are not computed yet."""
+        if self.parked is not None:
+            return len(self.tokens) - self.computed
         return len(self.tokens) - self.table.length
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -80,29 +143,163 @@ class Context:
 
     def check_tokens(self, tokens: Sequence[int]) -> None:
         """Raise InvalidRequest for an id outside the vocabulary."""
-        for token in tokens:
-            if not 0 <= token < self._family.vocab_size:
-                raise InvalidRequest(f"token id {token} is outside the vocabulary of {self._family.vocab_size}")
+        if tokens and not (min(tokens) >= 0 and max(tokens) < self._family.vocab_size):
+            wrong = next(token for token in tokens if not 0 <= token < self._family.vocab_size)
+            raise InvalidRequest(f"token id {wrong} is outside the vocabulary of {self._family.vocab_size}")
+
+    # -- Cutting and copying --------------------------------------------------------------------------------------
 
     def truncate(self, length: int) -> None:
         """Keep the first ``length`` tokens, computed or not. Raises InvalidRequest when there are fewer."""
         if not 0 <= length <= len(self.tokens):
             raise InvalidRequest(f"cannot truncate to {length} tokens: the context holds {len(self.tokens)}")
         del self.tokens[length:]
-        self.table.truncate(min(length, self.table.length))
+        self.positions.truncate(length)
+        self.uncompute(length)
+        if self.irregular_from is not None and length <= self.irregular_from:
+            self.irregular_from = None
+            self.table.root = (self.tenant, self.adapter)
+
+    def uncompute(self, length: int) -> None:
+        """Keep the K and V of at most ``length`` tokens; the tokens behind become pending again."""
+        if self.parked is not None:
+            self.parked.length = min(length, self.parked.length)
+        elif length < self.table.length:
+            self.table.truncate(length)
 
     def fork(self, length: int | None = None) -> Context:
-        """A copy of the first ``length`` tokens (None: all) that shares computed pages and draws different noise."""
-        child = Context(self._family, self.tenant)
+        """A copy of the first ``length`` tokens (None: all) that shares computed pages and draws different noise.
+
+        Raises LimitExceeded when the context is parked and the tenant's account has no room for a second copy.
+        """
+        child = Context(self._family, self.account)
+        child.adapter = self.adapter
         child.tokens = self.tokens[:length]
+        child.positions = self.positions.copy(len(child.tokens))
+        if self.parked is not None:
+            child.parked = self._copy_parked(len(child.tokens))
         child.table = self.table.fork(length)
-        self._forks += 1
-        child.lineage = mix(mix(self.lineage) + self._forks)
+        if self.irregular_from is not None and self.irregular_from < len(child.tokens):
+            child.irregular_from = self.irregular_from
+        else:
+            child.table.root = (self.tenant, self.adapter)
+        self.forks += 1
+        child.lineage = mix(mix(self.lineage) + self.forks)
         self._family.adopt(child)
         return child
 
+    def _copy_parked(self, length: int) -> Parked:
+        assert self.parked is not None
+        if self.account.short(self.parked.charged):
+            raise quota_error(self.account, self.parked.charged)
+        self.account.charge(self.parked.charged)
+        data = self._family.parking.copy(self.parked)
+        return Parked(min(length, self.parked.length), self.parked.charged, data)
+
     def release(self) -> None:
         """Give the pages back and forget the tokens."""
-        self.table.release()
+        self.drop_computed()
         self.tokens = []
         self._family.forget(self)
+
+    # -- What the KV depends on beside the tokens -----------------------------------------------------------------
+
+    def use_adapter(self, adapter: str) -> None:
+        """Compute with this adapter from now on; what another one computed does not count any more.
+
+        Raises InvalidRequest when what is there cannot be recomputed.
+        """
+        if adapter == self.adapter:
+            return
+        if self.irregular_from is not None:
+            raise InvalidRequest("the adapter of a context with explicit positions or attention masks cannot change")
+        self.drop_computed()
+        self.adapter = adapter
+        self.table.root = (self.tenant, adapter)
+
+    def mark_irregular(self, start: int) -> None:
+        """From token ``start`` on, the K and V will not follow from the tokens alone."""
+        if self.irregular_from is None:
+            self.irregular_from = start
+            self.table.root = None
+
+    def place(self, start: int, positions: Sequence[int], visible: Sequence[Seen]) -> None:
+        """The tokens from ``start`` on, all pending, stand and see as given; empty is the rule."""
+        self.positions.place(start, positions)
+        self.positions.restrict(start, visible)
+        first = self.positions.irregular_from
+        if first is not None:
+            self.mark_irregular(first)
+
+    def reuse_prefix(self) -> None:
+        """Take over pages that hold the next pending tokens already. The last token stays pending: its logits are wanted,
+        and so do those from ``rows_from`` on, where that is set.
+
+        Raises LimitExceeded when the tenant's account has no room.
+        """
+        try:
+            limit = len(self.tokens) - 1
+            self.reused += self.table.reuse(self.tokens, limit if self.rows_from is None else min(limit, self.rows_from))
+        except QuotaExceeded:
+            raise quota_error(self.account, 1) from None
+
+    # -- Leaving the cache and coming back ------------------------------------------------------------------------
+
+    def can_park(self) -> bool:
+        """Whether it holds pages, and can do without them for a while."""
+        if not self.table.pages:
+            return False
+        return self.irregular_from is None or self._family.parking.fits(len(self.table.pages))
+
+    def park(self) -> None:
+        """Give the pages up: their content moves to the host, or is recomputed later where there is no room."""
+        self.table.trim()
+        before, length = self.account.used, self.table.length
+        data = self._family.parking.store(self.table.pages)
+        self.table.release()
+        charged = before - self.account.used
+        self.account.used += charged
+        self.parked = Parked(length, charged, data)
+
+    def pages_wanted(self, extra: int) -> int:
+        """How many pages it takes to come back into the cache and feed ``extra`` tokens."""
+        if self.parked is None:
+            return self.table.wanted(extra)
+        return -(-(self.computed + extra) // self._family.pool.page_size)
+
+    def over_quota(self, pages: int) -> bool:
+        """Whether the tenant's account has no room for them."""
+        return self.account.short(pages - (self.parked.charged if self.parked is not None else 0))
+
+    def unpark(self) -> None:
+        """Come back into the cache. Raises PoolExhausted or QuotaExceeded and stays outside when there is no room."""
+        parked = self.parked
+        if parked is None:
+            return
+        self.account.refund(parked.charged)
+        try:
+            if parked.data is not None and parked.length:
+                self.table.reserve(parked.length)
+                self._family.parking.load(parked, self.table.pages)
+                self.table.advance(parked.length)
+        except (PoolExhausted, QuotaExceeded):
+            self.account.used += parked.charged
+            raise
+        self._family.parking.discard(parked)
+        self.parked = None
+
+    def drop_computed(self) -> None:
+        """Forget all K and V; the tokens become pending."""
+        self.table.release()
+        if self.parked is not None:
+            self.account.refund(self.parked.charged)
+            self._family.parking.discard(self.parked)
+            self.parked = None
+
+
+def quota_error(account: Account, pages: int) -> LimitExceeded:
+    """The tenant's pages are used up."""
+    return LimitExceeded(
+        f"tenant {account.tenant!r} may hold {account.quota} KV pages and holds {account.used}; {pages} more are needed",
+        limit="tenant_kv_pages", value=account.quota, raise_with="releasing contexts, or a higher quota of the tenant",
+    )  # fmt: skip

@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from inferd.protocol import InferdError, InternalError
-from inferd_runtime.engine.boundary import job_boundary
+from inferd_runtime.engine.boundary import JobBoundary
 from inferd_runtime.engine.context import Context, ContextSet
+from inferd_runtime.engine.fairness import StepCost
+from inferd_runtime.engine.parking import ParkingSpace
 from inferd_runtime.engine.plan import Driver, Job, Planned, Verified, prepare
 from inferd_runtime.engine.sampling import Logits, draw
 from inferd_runtime.engine.scheduler import Scheduler
+from inferd_runtime.engine.tenants import Accounts, Tenancy
 from inferd_runtime.kv.pool import PagePool
+from inferd_runtime.models.batch import Outputs, Rows
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """``token_budget``: tokens per step. ``swap_bytes``: host memory for pages of contexts that had to leave the cache."""
+
+    token_budget: int = 512
+    swap_bytes: int = 256 << 20
+    tenancy: Tenancy = field(default_factory=Tenancy)
+    cost: StepCost = field(default_factory=StepCost)
 
 
 class Engine:
     """One model on one device: its page pool, its jobs, and the loop that serves them. Owned by one thread."""
 
-    def __init__(self, driver: Driver, *, token_budget: int = 512) -> None:
+    def __init__(self, driver: Driver, options: EngineOptions | None = None) -> None:
+        options = options or EngineOptions()
+        accounts = Accounts(options.tenancy)
         self.driver = driver
         self.pool = PagePool(driver.pages, driver.page_size)
-        self.contexts = ContextSet(self.pool, vocab_size=driver.vocab_size, max_length=driver.max_context)
-        self.scheduler = Scheduler(self.contexts, token_budget=token_budget)
+        self.parking = ParkingSpace(driver, options.swap_bytes)
+        self.contexts = ContextSet(
+            self.pool, self.parking, accounts, vocab_size=driver.vocab_size, max_length=driver.max_context
+        )
+        self.scheduler = Scheduler(self.contexts, accounts, token_budget=options.token_budget, cost=options.cost)
         self.steps = 0
 
     def create_context(self, tenant: str = "") -> Context:
@@ -31,6 +51,10 @@ class Engine:
         """Let a job take part from the next step on."""
         self.scheduler.add(job)
 
+    def check_integrity(self) -> None:
+        """Re-add who holds which page. Raises AssertionError when one leaks."""
+        self.contexts.check_integrity()
+
     def step(self) -> bool:
         """Run one step. False when nobody wanted anything."""
         plan = self.scheduler.plan()
@@ -39,29 +63,35 @@ class Engine:
         self.steps += 1
         batch = prepare(plan, self.driver.page_size)
         try:
-            logits = self.driver.forward(batch)
+            outputs = self.driver.forward(batch)
         except Exception as error:  # noqa: BLE001 - the device boundary: the step's jobs fail, the engine goes on
             abandon(plan, InternalError(f"the forward pass failed: {error!r}"))
             return True
-        commit(plan, logits)
+        commit(plan, outputs)
         return True
 
 
-def commit(plan: Sequence[Planned], logits: Logits) -> None:
+def commit(plan: Sequence[Planned], outputs: Outputs) -> None:
     """Verify every job's rows and hand the outcome over. A job that cannot take its outcome fails alone."""
-    for item, rows in split_rows(plan, logits):
-        with job_boundary(item.job):
+    for item, rows, hidden in split_rows(plan, outputs):
+        with JobBoundary(item.job):
             done = verify(item, rows)
+            if hidden is not None:
+                done = done._replace(hidden=hidden)
             item.table.advance(len(item.work.tokens) - len(item.work.draft) + done.accepted)
             item.job.commit(done)
+            item.table.publish(item.job.context.tokens)
 
 
-def split_rows(plan: Sequence[Planned], logits: Logits) -> Iterator[tuple[Planned, Logits]]:
-    """Each planned job with its share of the logits, float32[rows, V]."""
-    first = 0
+def split_rows(plan: Sequence[Planned], outputs: Outputs) -> Iterator[tuple[Planned, Logits, Rows | None]]:
+    """Each planned job with its share of the logits, float32[rows, V], and of the hidden states, float32[hidden, E]."""
+    logits, hidden = outputs
+    first = taken = 0
     for item in plan:
-        yield item, logits[first : first + item.work.rows]
-        first += item.work.rows
+        rows, states = item.work.rows, item.work.hidden
+        yield item, logits[first : first + rows], hidden[taken : taken + states] if states else None
+        first += rows
+        taken += states
 
 
 def verify(item: Planned, logits: Logits) -> Verified:

@@ -19,7 +19,10 @@ RUN_AHEAD = 16
 
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
-    """What a generation needs to know, resolved before it starts. ``paced``: every step waits for :meth:`allow`."""
+    """What a generation needs to know, resolved before it starts. ``paced``: every step waits for :meth:`allow`.
+
+    ``priority`` (-3 to 3): each step up doubles its share among the tenant's own work.
+    """
 
     sampler: RowSampler
     max_tokens: int
@@ -27,6 +30,7 @@ class GenerationSpec:
     grammar: GrammarCursor | None = None
     drafter: Drafter | None = None
     paced: bool = False
+    priority: int = 0
 
 
 @dataclass(slots=True)
@@ -49,6 +53,7 @@ class Generation:
     def __init__(self, context: Context, spec: GenerationSpec, text: TextAssembler) -> None:
         check_start(context, spec)
         self.context = context
+        self.priority = spec.priority
         self.spec = spec
         self.outbox: deque[Step] = deque()
         self.finish = ""
@@ -59,10 +64,11 @@ class Generation:
         self._start = len(context.tokens)
         self._emitted = 0
         self._allowed = not spec.paced
+        self._plain = spec.drafter is None and spec.grammar is None
         context.user = self
         if context.pending == 0:
             # The last token's logits are wanted, so it is computed once more.
-            context.table.truncate(len(context.tokens) - 1)
+            context.uncompute(len(context.tokens) - 1)
         if spec.drafter is not None:
             spec.drafter.observe(list(context.tokens))
 
@@ -80,6 +86,8 @@ class Generation:
         """A prefill chunk, or the pending tokens with a draft behind them and a mask per sampled row."""
         context = self.context
         pending = context.tokens[context.table.length :]
+        if self._plain:
+            return Work(pending, 1, (), None, self.spec.sampler) if len(pending) <= budget else Work(pending[:budget])
         if len(pending) > budget:
             return Work(pending[:budget])
         draft = self._draft(min(budget - len(pending), self._room() - 1)) if drafts else []

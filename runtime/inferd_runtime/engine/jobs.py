@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-
-import numpy as np
+from dataclasses import dataclass
 
 from inferd.protocol import InferdError, InvalidRequest, RowResult
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.plan import Verified, Work
+from inferd_runtime.engine.probes import Reading, RowEdit, entropy, top_logprobs
 from inferd_runtime.engine.sampling import Logits, RowSampler, draw, log_softmax
+from inferd_runtime.models.batch import Seen
+
+ROWS_PER_STEP = 64
+"""Rows of logits that one program's pass brings to the host in one step: the vocabulary may be large."""
 
 
-class _ContextJob:
-    """What both jobs share: they own the context until they end, well or not, and then say so once."""
+class ContextJob:
+    """What these jobs share: they own the context until they end, well or not, and then say so once."""
 
     def __init__(self, context: Context) -> None:
         if context.user is not None:
             raise InvalidRequest("the context is in use by another operation")
         context.user = self
         self.context = context
+        self.priority = 0
         self.error: InferdError | None = None
         self.listener: Callable[[], None] | None = None
         self._ended = False
@@ -41,12 +46,13 @@ class _ContextJob:
     def _end(self) -> None:
         self._ended = True
         self.context.user = None
+        self.context.rows_from = None
         self.context.table.trim()
         if self.listener is not None:
             self.listener()
 
 
-class Prefill(_ContextJob):
+class Prefill(ContextJob):
     """Computes all pending tokens but the last."""
 
     def ready(self) -> bool:
@@ -67,44 +73,77 @@ class Prefill(_ContextJob):
         self.settle()
 
 
-class ForwardPass(_ContextJob):
-    """Appends tokens, computes everything pending, and keeps the results of the rows asked for."""
+@dataclass(frozen=True, slots=True)
+class RowSpec:
+    """What a forward pass does with each row asked for: edit its logits, draw a token, name the ``top`` ones, probe."""
+
+    sampler: RowSampler
+    edit: RowEdit
+    top: int = 0
+    readings: Sequence[Reading] = ()
+
+    def read(self, index: int, position: int, logits: Logits) -> RowResult:
+        """The result of one row, float32[V]; the token is drawn for the absolute ``position``."""
+        logits = self.edit.apply(logits)
+        logprobs = log_softmax(logits)
+        tokens, likely = top_logprobs(logprobs, self.top)
+        found = [reading.read(logits, logprobs) for reading in self.readings]
+        return RowResult(index, draw(logits, self.sampler, position), tokens, likely, entropy(logprobs), found)
+
+
+class ForwardPass(ContextJob):
+    """Appends tokens, computes everything pending, and keeps the results of the rows asked for.
+
+    ``positions`` (one per token; empty: behind the token before) and ``visible`` (bool[length of the context behind the
+    tokens] per token; empty: all up to itself) stay with the context.
+    """
 
     def __init__(
-        self, context: Context, tokens: Sequence[int], at: Sequence[int], sampler: RowSampler, top: int
+        self,
+        context: Context,
+        tokens: Sequence[int],
+        at: Sequence[int],
+        rows: RowSpec,
+        *,
+        positions: Sequence[int] = (),
+        visible: Sequence[Seen] = (),
     ) -> None:
         if not tokens:
             raise InvalidRequest("forward needs at least one token")
         for index in at:
             if not 0 <= index < len(tokens):
                 raise InvalidRequest(f"forward: row {index} is outside the {len(tokens)} tokens given")
-        if top < 0:
-            raise InvalidRequest(f"forward: top = {top} is negative")
         super().__init__(context)
         self._base = len(context.tokens)
+        self._at = list(at) or [len(tokens) - 1]
+        self._wanted = sorted({self._base + index for index in self._at})
+        self._rows = rows
+        self.results: dict[int, RowResult] = {}
         try:
+            check_placement(context, len(tokens), positions, visible)
             context.append(tokens)
         except InferdError:
             context.user = None
             raise
-        self._at = list(at) or [len(tokens) - 1]
-        self._sampler = sampler
-        self._top = top
-        self.results: dict[int, RowResult] = {}
+        context.place(self._base, positions, visible)
+        context.rows_from = self._wanted[0]
 
     def work(self, budget: int, drafts: bool) -> Work:
-        """The next chunk; logits from the first row that was asked for on."""
-        chunk = self.context.tokens[self.context.table.length :][:budget]
-        behind = self.context.table.length + len(chunk) - (self._base + min(self._at))
-        return Work(chunk, min(len(chunk), max(0, behind)))
+        """The next chunk; logits from the next row that was asked for on."""
+        start = self.context.table.length
+        first = next((index for index in self._wanted if index >= start), len(self.context.tokens))
+        end = min(len(self.context.tokens), start + budget, first + ROWS_PER_STEP)
+        return Work(self.context.tokens[start:end], max(0, end - first))
 
     def commit(self, done: Verified) -> None:
         """Keep what the rows hold; end when nothing is pending."""
-        logits = done.logits
-        first = self.context.table.length - done.work.rows - self._base
-        for index in self._at:
-            if logits is not None and first <= index < first + done.work.rows:
-                self.results[index] = self._row(index, logits[index - first])
+        assert done.logits is not None
+        end = self.context.table.length
+        first = end - done.work.rows
+        for index in self._wanted:
+            if first <= index < end:
+                at = index - self._base
+                self.results[at] = self._rows.read(at, index + 1, done.logits[index - first])
         if self.context.pending == 0:
             self._end()
 
@@ -112,9 +151,23 @@ class ForwardPass(_ContextJob):
         """The results in the order asked for."""
         return [self.results[index] for index in self._at]
 
-    def _row(self, index: int, logits: Logits) -> RowResult:
-        token = draw(logits, self._sampler, self._base + index + 1)
-        logprobs = log_softmax(logits)
-        best = np.argsort(-logprobs, kind="stable")[: self._top]
-        entropy = -float((np.exp(logprobs) * logprobs).sum())
-        return RowResult(index, token, best.tolist(), logprobs[best].tolist(), entropy)
+
+def check_placement(context: Context, count: int, positions: Sequence[int], visible: Sequence[Seen]) -> None:
+    """Refuse positions and visibility of ``count`` tokens behind a context that cannot be. Raises InvalidRequest."""
+    if positions and len(positions) != count:
+        raise InvalidRequest(f"positions: {len(positions)} of them for {count} tokens")
+    for at, position in enumerate(positions):
+        if not 0 <= position < context.model_length:
+            raise InvalidRequest(
+                f"positions[{at}] = {position} is outside 0 to {context.model_length - 1}, the model's context"
+            )
+    if visible and len(visible) != count:
+        raise InvalidRequest(f"attention_mask: {len(visible)} rows for {count} tokens")
+    start, length = len(context.tokens), len(context.tokens) + count
+    for at, row in enumerate(visible):
+        if len(row) != length:
+            raise InvalidRequest(f"attention_mask[{at}] speaks of {len(row)} tokens; the context holds {length} then")
+        if row[start + at + 1 :].any():
+            raise InvalidRequest(f"attention_mask[{at}] lets a token see what stands behind it")
+        if not row[start + at]:
+            raise InvalidRequest(f"attention_mask[{at}] does not let the token see itself")

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from inferd.protocol import InferdError
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.sampling import Logits, Masks, RowSampler
 from inferd_runtime.kv.table import PageCopy, PageTable
-from inferd_runtime.models.batch import Batch, PageData, Span
+from inferd_runtime.models.batch import NO_ROWS, Batch, Ids, Outputs, PageData, Placement, Rows, Span
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """What a job asks of this step: feed ``tokens`` behind its table, sample the last ``rows`` of them.
 
     The last ``len(draft)`` tokens are guesses; ``masks`` (int32[rows, words]) are the grammar's, one per sampled row.
+    ``hidden``: the last that many tokens' final hidden states are wanted, too. ``placement`` where the tokens do not all
+    stand at their index and see all before; the scheduler fills in the context's own where a job leaves it out.
     """
 
     tokens: Sequence[int]
@@ -28,12 +28,15 @@ class Work:
     draft: Sequence[int] = ()
     masks: Masks | None = None
     sampler: RowSampler | None = None
+    hidden: int = 0
+    placement: Placement | None = None
 
 
 class Job(Protocol):
     """Something that wants rows in the batch. All methods are synchronous and called between forwards."""
 
     context: Context
+    priority: int
 
     def ready(self) -> bool:
         """Whether it wants anything now."""
@@ -56,34 +59,35 @@ class Job(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A job's work with the pages it needs reserved."""
+class Planned(NamedTuple):
+    """A job's work with the pages it needs reserved, and the key of the adapter that computes it ("": none)."""
 
     job: Job
     work: Work
     table: PageTable
     copies: Sequence[PageCopy]
+    adapter: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(NamedTuple):
     """A job's outcome: ``tokens`` are the accepted draft plus the first sample that is not the draft's.
 
-    ``logits`` (float32[rows, V], a view that dies with the step) for jobs that probe.
+    ``logits`` (float32[rows, V]) and ``hidden`` (float32[hidden, E]), views that die with the step, for jobs that probe.
     """
 
     work: Work
     tokens: Sequence[int]
     accepted: int
     logits: Logits | None = None
+    hidden: Rows | None = None
 
 
 class Driver(Protocol):
     """The seam to the device. Holds the weights and the KV tensors.
 
     ``page_bytes``: bytes of one page over all layers. ``kv_layout`` names what those bytes mean (dtype, page size, heads and
-    widths per layer): pages move between drivers of one layout only.
+    widths per layer): pages move between drivers of one layout only. A page is one part per entry of ``token_bytes``, each
+    ``page_size`` rows of so many bytes, a row per token.
     """
 
     vocab_size: int
@@ -91,10 +95,11 @@ class Driver(Protocol):
     pages: int
     max_context: int
     page_bytes: int
+    token_bytes: Sequence[int]
     kv_layout: str
 
-    def forward(self, batch: Batch) -> Logits:
-        """Copy ``batch.copies``, write K and V of every token, and return float32[R, V] logits of the wanted rows."""
+    def forward(self, batch: Batch) -> Outputs:
+        """Copy ``batch.copies``, write K and V of every token, and return what the wanted rows bring, on the host."""
         ...
 
     def read_pages(self, pages: Sequence[int]) -> PageData:
@@ -108,25 +113,56 @@ class Driver(Protocol):
 
 def prepare(plan: Sequence[Planned], page_size: int) -> Batch:
     """Lay a plan out as one ragged batch."""
-    tokens: list[int] = []
-    positions: list[npt.NDArray[Any]] = []
-    slots: list[npt.NDArray[Any]] = []
-    rows: list[int] = []
-    spans: list[Span] = []
-    for item in plan:
-        count, start, first = len(item.work.tokens), item.table.length, len(tokens)
-        where = np.arange(start, start + count)
-        pages = np.asarray(item.table.pages[start // page_size : (start + count - 1) // page_size + 1], np.int64)
-        positions.append(where)
-        slots.append(pages[where // page_size - start // page_size] * page_size + where % page_size)
-        tokens.extend(item.work.tokens)
-        rows.extend(range(len(tokens) - item.work.rows, len(tokens)))
-        spans.append(Span(first, count, start, item.table.pages))
+    counts = [len(item.work.tokens) for item in plan]
+    starts = [item.table.length for item in plan]
+    ends = list(accumulate(counts))
+    spans = [
+        Span(end - count, count, start, item.table.pages, item.adapter)
+        for item, count, start, end in zip(plan, counts, starts, ends, strict=True)
+    ]
+    index = np.arange(ends[-1]) + np.repeat(np.subtract(starts, ends) + counts, counts)
+    placements = {
+        span.first: item.work.placement for item, span in zip(plan, spans, strict=True) if item.work.placement is not None
+    }
+    hidden = [item.work.hidden for item in plan]
     return Batch(
-        tokens=np.asarray(tokens, np.int64),
-        positions=np.concatenate(positions),
-        slots=np.concatenate(slots),
-        logit_rows=np.asarray(rows, np.int64),
+        tokens=np.fromiter((token for item in plan for token in item.work.tokens), np.int64, ends[-1]),
+        positions=_placed(index, spans, placements) if placements else index,
+        slots=_slots(spans, index, page_size),
+        logit_rows=_last_rows([item.work.rows for item in plan], ends),
         spans=spans,
         copies=[copy for item in plan for copy in item.copies],
+        hidden_rows=_last_rows(hidden, ends) if any(hidden) else NO_ROWS,
+        placements=placements,
     )
+
+
+def _placed(index: Ids, spans: Sequence[Span], placements: Mapping[int, Placement]) -> Ids:
+    """The position of every token: its index in the cache, where its sequence has no placement."""
+    positions = index.copy()
+    for span in spans:
+        if span.first in placements:
+            positions[span.first : span.first + span.count] = placements[span.first].positions[span.start :]
+    return positions
+
+
+def _slots(spans: Sequence[Span], positions: Ids, page_size: int) -> Ids:
+    """Where each token's K and V go. Pages of all spans stand behind each other, from each span's first written one on."""
+    written: list[int] = []
+    bases: list[int] = []
+    for _, count, start, pages, _ in spans:
+        first = start // page_size
+        bases.append(len(written) - first)
+        if count == 1:
+            written.append(pages[first])
+        else:
+            written.extend(pages[first : (start + count - 1) // page_size + 1])
+    where = positions // page_size + np.repeat(bases, [span.count for span in spans])
+    return np.asarray(np.asarray(written, np.int64)[where] * page_size + positions % page_size)
+
+
+def _last_rows(rows: Sequence[int], ends: Sequence[int]) -> Ids:
+    """The last ``rows[i]`` batch rows before each ``ends[i]``."""
+    if max(rows) == min(rows) == 1:
+        return np.asarray(ends, np.int64) - 1
+    return np.asarray([row for count, end in zip(rows, ends, strict=True) for row in range(end - count, end)], np.int64)

@@ -2,86 +2,155 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from inferd.protocol import LimitExceeded
-from inferd_runtime.engine.boundary import job_boundary
-from inferd_runtime.engine.context import ContextSet
+from inferd_runtime.engine.boundary import JobBoundary
+from inferd_runtime.engine.context import Context, ContextSet, quota_error
+from inferd_runtime.engine.fairness import FairClock, Flow, FlowKey, StepCost
 from inferd_runtime.engine.plan import Job, Planned
+from inferd_runtime.engine.tenants import Accounts
+
+
+class Ready(NamedTuple):
+    """What wants to run of one flow: ``short`` work (decode rows, draft chains) and ``long`` (prefill)."""
+
+    flow: Flow[Job]
+    short: list[Job]
+    long: list[Job]
 
 
 class Scheduler:
     """Continuous batching under a token budget.
 
-    Short work (decode rows, draft chains) goes before prefill, so that a long prompt fills what is left of the budget and
-    never stalls the streams that run. Each step starts one place further in the queue, so that nobody starves.
+    Weighted fair queueing (:mod:`~inferd_runtime.engine.fairness`) says who may run. Among those, short work goes before
+    prefill, so that a long prompt fills what is left of the budget and never stalls the streams that run.
     """
 
-    def __init__(self, contexts: ContextSet, *, token_budget: int) -> None:
+    def __init__(self, contexts: ContextSet, accounts: Accounts, *, token_budget: int, cost: StepCost) -> None:
         self._contexts = contexts
         self._budget = token_budget
-        self._jobs: list[Job] = []
-        self._turn = 0
+        self._flows: dict[FlowKey, Flow[Job]] = {}
+        self._clock: FairClock[Job] = FairClock(accounts.weight, cost)
 
     @property
     def jobs(self) -> int:
         """Jobs that are not finished."""
-        return len(self._jobs)
+        return sum(len(flow.jobs) for flow in self._flows.values())
 
     def add(self, job: Job) -> None:
         """Let a job take part from the next step on."""
-        self._jobs.append(job)
+        key = FlowKey(job.context.tenant, job.priority)
+        flow = self._flows.get(key)
+        if flow is None:
+            flow = self._flows[key] = Flow(key)
+        flow.jobs.append(job)
 
     def plan(self) -> list[Planned]:
         """The next step's work with its pages reserved; empty when nobody wants anything."""
         while True:
-            self._jobs = [job for job in self._jobs if not job.finished()]
-            ready = [job for job in self._in_turn() if job.ready()]
-            ready.sort(key=lambda job: job.context.pending > 1)
-            plan = self._fill(ready)
-            stuck = [job for job in self._jobs if job in ready and not job.finished()]
-            if plan or not stuck:
+            ready = self._ready()
+            if not ready:
+                return []
+            flows = [entry.flow for entry in ready.values()]
+            plan = self._fill([ready[flow.key] for flow in self._clock.eligible(flows)])
+            if not plan and len(ready) > 1:
+                plan = self._fill(list(ready.values()))
+            if plan:
+                self._charge(flows, plan)
                 return plan
-            self._make_room(stuck[0])
+            self._make_room(ready)
 
-    def _fill(self, ready: list[Job]) -> list[Planned]:
+    def _ready(self) -> dict[FlowKey, Ready]:
+        """The flows that want something; what has finished leaves them."""
+        found: dict[FlowKey, Ready] = {}
+        for flow in self._flows.values():
+            if not flow.jobs:
+                continue
+            flow.jobs = [job for job in flow.jobs if not job.finished()]
+            short: list[Job] = []
+            long: list[Job] = []
+            for job in flow.in_turn():
+                if job.ready():
+                    (short if job.context.pending <= 1 else long).append(job)
+            if short or long:
+                found[flow.key] = Ready(flow, short, long)
+        return found
+
+    def _fill(self, ready: Sequence[Ready]) -> list[Planned]:
         plan: list[Planned] = []
         left = self._budget
-        for job in ready:
-            if left == 0:
-                break
-            planned = self._reserve(job, left)
-            if planned is not None:
-                plan.append(planned)
-                left -= len(planned.work.tokens)
+        for jobs in (*(entry.short for entry in ready), *(entry.long for entry in ready)):
+            for job in jobs:
+                if left == 0:
+                    return plan
+                with JobBoundary(job):
+                    planned = self._reserve(job, left)
+                    if planned is not None:
+                        plan.append(planned)
+                        left -= len(planned.work.tokens)
         return plan
-
-    def _in_turn(self) -> list[Job]:
-        if not self._jobs:
-            return []
-        self._turn = (self._turn + 1) % len(self._jobs)
-        return self._jobs[self._turn :] + self._jobs[: self._turn]
 
     def _reserve(self, job: Job, budget: int) -> Planned | None:
         """The job's work with pages under it, or None when they are short.
 
         A draft never competes for pages: it goes first. A job enters only when all of its pending tokens fit, so that two
-        half-computed prompts cannot block each other.
+        half-computed prompts cannot block each other. Raises LimitExceeded at the tenant's quota.
         """
-        table = job.context.table
-        with job_boundary(job):
-            if table.shortage(job.context.pending):
-                return None
-            work = job.work(budget, True)
-            if work.draft and table.shortage(len(work.tokens)):
-                work = job.work(budget, False)
-            return Planned(job, work, table, table.reserve(len(work.tokens)))
-        return None
+        context, table = job.context, job.context.table
+        if context.parked is not None and not self._bring_back(context):
+            return None
+        before = table.length
+        if context.pending > self._contexts.pool.page_size:
+            context.reuse_prefix()
+        if not table.has_room(context.pending) and not self._find_room(context):
+            # What cannot run holds nothing, or it would be in the way of what can.
+            context.uncompute(before)
+            return None
+        work = job.work(budget, True)
+        if work.draft and not self._fits(context, len(work.tokens)):
+            work = job.work(budget, False)
+        return Planned(job, work, table, table.reserve(len(work.tokens)))
 
-    def _make_room(self, stuck: Job) -> None:
-        """Nobody fits. Another context gives its pages up and is recomputed later; when there is none, ``stuck`` fails."""
-        if self._contexts.evict_for(stuck.context):
+    def _bring_back(self, context: Context) -> bool:
+        """Get a parked context back into the cache. False when there is no room for it and all that it has pending."""
+        if context.computed and not self._find_room(context):
+            return False
+        context.unpark()
+        return True
+
+    def _find_room(self, context: Context) -> bool:
+        """Whether all that is pending fits; contexts that nothing works on leave the cache for it."""
+        pool, wanted = self._contexts.pool, context.pages_wanted(context.pending)
+        if context.over_quota(wanted):
+            raise quota_error(context.account, wanted)
+        while wanted > pool.available:
+            if not self._contexts.park_another(context, idle=True):
+                return False
+        return True
+
+    def _fits(self, context: Context, tokens: int) -> bool:
+        """Whether that many tokens fit without anybody leaving."""
+        wanted = context.pages_wanted(tokens)
+        return wanted <= self._contexts.pool.available and not context.over_quota(wanted)
+
+    def _charge(self, flows: Sequence[Flow[Job]], plan: Sequence[Planned]) -> None:
+        if len(flows) == 1:
+            return
+        served: dict[FlowKey, int] = {}
+        for job, work, _, _, _ in plan:
+            key = FlowKey(job.context.tenant, job.priority)
+            served[key] = served.get(key, 0) + len(work.tokens)
+        self._clock.charge(flows, served)
+
+    def _make_room(self, ready: dict[FlowKey, Ready]) -> None:
+        """Nobody fits. Another context leaves the cache, though something works on it; when there is none, one job fails."""
+        stuck = [job for entry in ready.values() for job in (*entry.short, *entry.long) if not job.finished()]
+        if not stuck or self._contexts.park_another(stuck[0].context, idle=False):
             return
         pool = self._contexts.pool
-        stuck.fail(
+        stuck[0].fail(
             LimitExceeded(
                 f"the KV cache is full: {pool.size} pages of {pool.page_size} tokens, {pool.available} free",
                 limit="kv_pages", value=pool.size, raise_with="--pages",

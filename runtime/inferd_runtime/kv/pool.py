@@ -6,6 +6,9 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from inferd_runtime.kv.account import Account
+from inferd_runtime.kv.prefix import PrefixIndex
+
 
 class PoolExhausted(Exception):
     """Fewer pages are free than were asked for; nothing was taken."""
@@ -14,8 +17,10 @@ class PoolExhausted(Exception):
 class PagePool:
     """``pages`` pages of ``page_size`` tokens with reference counts.
 
-    A page is owned by the tables that count it; it returns to the free list when the last one lets go. The lowest free
-    page is handed out first, so that a lone stream tends to hold one contiguous range, which attention can read in place.
+    A page is in one of three states. *Held*: counted by at least one table, charged to one account. *Kept*: counted by
+    none, but its content stands in the prefix index; it is handed out when no free page is left, the longest unused first.
+    *Free*: neither. The lowest free page is handed out first, so that a lone stream tends to hold one contiguous range,
+    which attention can read in place.
     """
 
     def __init__(self, pages: int, page_size: int) -> None:
@@ -23,22 +28,43 @@ class PagePool:
             raise ValueError(f"a pool needs at least one page of one token, not {pages} of {page_size}")
         self.size = pages
         self.page_size = page_size
+        self.index = PrefixIndex()
         self._free = list(range(pages))
+        self._kept: dict[int, None] = {}
         self._counts = [0] * pages
+        self._accounts: list[Account | None] = [None] * pages
 
     @property
     def available(self) -> int:
-        """Pages that are free."""
-        return len(self._free)
+        """Pages that can be handed out: free ones and kept ones."""
+        return len(self._free) + len(self._kept)
 
-    def take(self, count: int) -> list[int]:
-        """Hand out ``count`` pages with one reference each. Raises PoolExhausted and takes none if there are fewer."""
-        if count > len(self._free):
-            raise PoolExhausted(f"{count} KV pages wanted, {len(self._free)} of {self.size} free")
-        pages = [heapq.heappop(self._free) for _ in range(count)]
+    @property
+    def kept(self) -> int:
+        """Pages that nobody holds but whose content can still be found."""
+        return len(self._kept)
+
+    def take(self, count: int, account: Account) -> list[int]:
+        """Hand out ``count`` pages with one reference each.
+
+        Raises PoolExhausted or QuotaExceeded and takes none when there are fewer or the account has no room.
+        """
+        if count == 0:
+            return []
+        if count > self.available:
+            raise PoolExhausted(f"{count} KV pages wanted, {self.available} of {self.size} free")
+        account.charge(count)
+        pages = [heapq.heappop(self._free) if self._free else self._oldest_kept() for _ in range(count)]
         for page in pages:
             self._counts[page] = 1
+            self._accounts[page] = account
         return pages
+
+    def _oldest_kept(self) -> int:
+        page = next(iter(self._kept))
+        del self._kept[page]
+        self.index.forget(page)
+        return page
 
     def share(self, pages: Iterable[int]) -> None:
         """Add one reference to each page. The pages must be held already."""
@@ -47,24 +73,56 @@ class PagePool:
                 raise ValueError(f"page {page} is free and cannot be shared")
             self._counts[page] += 1
 
-    def release(self, pages: Iterable[int]) -> None:
-        """Drop one reference from each page; those without any become free."""
+    def adopt(self, pages: Sequence[int], account: Account) -> None:
+        """Add one reference to each page, held or kept. Raises QuotaExceeded and adds none when the account has no room."""
+        account.charge(sum(self._counts[page] == 0 for page in pages))
         for page in pages:
+            if self._counts[page] == 0:
+                del self._kept[page]
+                self._accounts[page] = account
+            self._counts[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Drop one reference from each page; those without any become kept or free.
+
+        The last page is let go first: what stands deeper in the prefix tree is of less use to others.
+        """
+        for page in reversed(pages):
             if self._counts[page] == 0:
                 raise ValueError(f"page {page} is released twice")
             self._counts[page] -= 1
             if self._counts[page] == 0:
-                heapq.heappush(self._free, page)
+                self._drop(page)
+
+    def _drop(self, page: int) -> None:
+        account, self._accounts[page] = self._accounts[page], None
+        assert account is not None
+        account.refund(1)
+        if page in self.index:
+            self._kept[page] = None
+        else:
+            heapq.heappush(self._free, page)
 
     def is_shared(self, page: int) -> bool:
         """Whether more than one table holds the page."""
         return self._counts[page] > 1
+
+    def forget_kept(self) -> None:
+        """Free every kept page: nothing of what was computed can be found any more."""
+        while self._kept:
+            heapq.heappush(self._free, self._oldest_kept())
 
     def check_integrity(self, owners: Iterable[Sequence[int]]) -> None:
         """Re-add who holds what. Raises AssertionError when a page leaks or a count is off."""
         held = Counter(page for pages in owners for page in pages)
         for page, count in enumerate(self._counts):
             assert held[page] == count, f"page {page}: {count} references counted, {held[page]} found"
+            assert (self._accounts[page] is None) == (count == 0), f"page {page} is charged wrongly"
         free = set(self._free)
         assert len(free) == len(self._free), "a page is free twice"
-        assert free == {page for page, count in enumerate(self._counts) if count == 0}, "free list and counts disagree"
+        assert not free & self._kept.keys(), "a page is free and kept"
+        unheld = {page for page, count in enumerate(self._counts) if count == 0}
+        assert free | self._kept.keys() == unheld, "free list and counts disagree"
+        assert all(page in self.index for page in self._kept), "a kept page cannot be found"
+        assert not any(page in self.index for page in free), "a free page can be found"
+        self.index.check_integrity()

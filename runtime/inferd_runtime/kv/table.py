@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+from inferd_runtime.kv.account import Account
 from inferd_runtime.kv.pool import PagePool
 
 
@@ -18,41 +20,59 @@ class PageTable:
     """The pages of one context.
 
     Owner ranges: pages ``[0, ceil(length / page_size))`` hold computed tokens and may be shared; pages behind them are
-    reserved, exclusively ours, and hold nothing that counts.
+    reserved, exclusively ours, and hold nothing that counts. ``chain[i]`` stands in the prefix index for pages ``0..i``;
+    it covers full pages only and never more than are computed. ``root`` is what comes before the first page there; None
+    keeps the table out of the index.
     """
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, account: Account | None = None, root: Hashable | None = None) -> None:
         self._pool = pool
+        self._account = Account() if account is None else account
+        self.root = root
         self.pages: list[int] = []
+        self.chain: list[int] = []
         self.length = 0
 
     def reserve(self, extra: int) -> list[PageCopy]:
         """Make room to write ``extra`` tokens behind ``length``.
 
-        Afterwards every page that will be written is exclusively ours. Returns the copies to make first. Raises
-        PoolExhausted and changes nothing when the pool is short.
+        Afterwards every page that will be written is exclusively ours and cannot be found by others. Returns the copies to
+        make first. Raises PoolExhausted or QuotaExceeded and changes nothing when there is no room.
         """
+        size = self._pool.page_size
+        tail = self.length // size
+        if tail >= len(self.pages):
+            self.pages.extend(self._pool.take(self._missing(extra), self._account))
+            return []
+        if not self._pool.is_shared(self.pages[tail]):
+            missing = self._missing(extra)
+            if missing:
+                self.pages.extend(self._pool.take(missing, self._account))
+            if self.length % size:
+                self._pool.index.forget(self.pages[tail])
+            return []
+        taken = self._pool.take(self._missing(extra) + 1, self._account)
+        copy = PageCopy(self.pages[tail], taken[0])
+        self._pool.release([self.pages[tail]])
+        self.pages[tail] = taken[0]
+        self.pages.extend(taken[1:])
+        return [copy]
+
+    def has_room(self, extra: int) -> bool:
+        """Whether :meth:`reserve` would take no page."""
+        size = self._pool.page_size
+        if self.length + extra > len(self.pages) * size:
+            return False
+        return not self.length % size or not self._pool.is_shared(self.pages[self.length // size])
+
+    def wanted(self, extra: int) -> int:
+        """How many pages :meth:`reserve` would take."""
         tail = self.length // self._pool.page_size
-        taken = self._pool.take(self._wanted(extra))
-        copies = []
-        if self._tail_is_shared():
-            copies.append(PageCopy(self.pages[tail], taken[0]))
-            self._pool.release([self.pages[tail]])
-            self.pages[tail] = taken.pop(0)
-        self.pages.extend(taken)
-        return copies
+        shared = tail < len(self.pages) and self._pool.is_shared(self.pages[tail])
+        return self._missing(extra) + shared
 
-    def shortage(self, extra: int) -> bool:
-        """Whether :meth:`reserve` would fail."""
-        return self._wanted(extra) > self._pool.available
-
-    def _wanted(self, extra: int) -> int:
-        missing = -(-(self.length + extra) // self._pool.page_size) - len(self.pages)
-        return max(0, missing) + self._tail_is_shared()
-
-    def _tail_is_shared(self) -> bool:
-        tail = self.length // self._pool.page_size
-        return tail < len(self.pages) and self._pool.is_shared(self.pages[tail])
+    def _missing(self, extra: int) -> int:
+        return max(0, -(-(self.length + extra) // self._pool.page_size) - len(self.pages))
 
     def advance(self, count: int) -> None:
         """Count ``count`` freshly written tokens as computed."""
@@ -60,11 +80,48 @@ class PageTable:
             raise ValueError(f"{count} tokens were not reserved")
         self.length += count
 
+    def publish(self, tokens: Sequence[int]) -> None:
+        """Enter the pages that are full now into the prefix index. ``tokens`` are the context's, from its beginning."""
+        size = self._pool.page_size
+        if self.root is None or self.length // size <= len(self.chain):
+            return
+        for at in range(len(self.chain), self.length // size):
+            content = tuple(tokens[at * size : (at + 1) * size])
+            self.chain.append(self._pool.index.add(self._before(), content, self.pages[at]))
+
+    def reuse(self, tokens: Sequence[int], limit: int) -> int:
+        """Take over full pages of the prefix index that hold what follows ``length``, up to ``limit`` tokens in all.
+
+        Returns how many tokens need not be computed. Raises QuotaExceeded and changes nothing when there is no room.
+        """
+        size = self._pool.page_size
+        if self.root is None or len(self.chain) * size != self.length:
+            return 0
+        before, found = self._before(), []
+        for start in range(self.length, limit - size + 1, size):
+            node = self._pool.index.find(before, tuple(tokens[start : start + size]))
+            if node is None:
+                break
+            found.append(node)
+            before = node.ident
+        if found:
+            self._pool.adopt([node.page for node in found], self._account)
+            self.trim()
+            self.pages.extend(node.page for node in found)
+            self.chain.extend(node.ident for node in found)
+            self.length += len(found) * size
+        return len(found) * size
+
+    def _before(self) -> Hashable:
+        return self.chain[-1] if self.chain else self.root
+
     def truncate(self, length: int) -> None:
         """Keep the first ``length`` computed tokens; pages behind them go back to the pool."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot keep {length} of {self.length} computed tokens")
         self.length = length
+        if len(self.chain) * self._pool.page_size > length:
+            del self.chain[length // self._pool.page_size :]
         self.trim()
 
     def trim(self) -> None:
@@ -79,9 +136,10 @@ class PageTable:
 
         Costs one counter per page; the shared tail is copied on first write, by whoever writes first.
         """
-        child = PageTable(self._pool)
+        child = PageTable(self._pool, self._account, self.root)
         child.length = self.length if length is None else min(length, self.length)
         child.pages = self.pages[: -(-child.length // self._pool.page_size)]
+        child.chain = self.chain[: child.length // self._pool.page_size]
         self._pool.share(child.pages)
         return child
 
@@ -89,4 +147,5 @@ class PageTable:
         """Give every page back. The table is empty afterwards and may be filled again."""
         self._pool.release(self.pages)
         self.pages = []
+        self.chain = []
         self.length = 0

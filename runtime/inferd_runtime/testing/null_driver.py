@@ -8,13 +8,17 @@ import numpy as np
 
 from inferd_runtime.engine.noise import mix
 from inferd_runtime.engine.sampling import Logits
-from inferd_runtime.models.batch import Batch, Ids, PageData, Span
+from inferd_runtime.models.adapter_files import AdapterFiles, AdapterSize, LoraConfig
+from inferd_runtime.models.batch import Batch, Ids, Outputs, PageData, Rows, Span
+
+HIDDEN = 8
+MOVED = 1_000_003
 
 
 class NullDriver:
     """Logits are a pseudo-random function of the last ``order`` tokens as the page tables show them, and of ``seed``.
 
-    A stale page, a wrong slot or a wrong position therefore changes the output, as it would with a real model. ``scale``
+    A stale page, a wrong slot or a wrong position therefore changes the output, as it would with a real model, and so does the adapter that any of them was computed with. ``scale``
     spreads the logits: large is confident, small is noisy.
     """
 
@@ -26,23 +30,38 @@ class NullDriver:
         self.pages = pages
         self.page_size = page_size
         self.max_context = max_context
+        self.token_bytes = (8,)
         self.page_bytes = page_size * 8
         self.kv_layout = f"null/int64/{page_size}"
         self.steps = 0
+        self.tokens_fed = 0
         self._order = order
         self._scale = scale
         self._seed = seed
+        self._adapters: dict[str, int] = {}
         self._memory = np.full((pages, page_size), -1, np.int64)
 
-    def forward(self, batch: Batch) -> Logits:
-        """float32[R, V] logits of the wanted rows."""
+    def forward(self, batch: Batch) -> Outputs:
+        """Logits float32[R, V] and hidden states float32[H, HIDDEN] of the wanted rows."""
         self.steps += 1
+        self.tokens_fed += len(batch.tokens)
         for copy in batch.copies:
             self._memory[copy.target] = self._memory[copy.source]
-        self._memory.reshape(-1)[batch.slots] = batch.tokens
+        self._memory.reshape(-1)[batch.slots] = batch.tokens + self._offsets(batch)
         spans = {row: span for span in batch.spans for row in range(span.first, span.first + span.count)}
-        rows = [self._row(spans[row], int(batch.positions[row])) for row in batch.logit_rows.tolist()]
-        return np.stack(rows) if rows else np.empty((0, self.vocab_size), np.float32)
+        logits = [self.logits(self._history(spans[row], row, batch)) for row in batch.logit_rows.tolist()]
+        hidden = [self.hidden(self._history(spans[row], row, batch)) for row in batch.hidden_rows.tolist()]
+        return Outputs(_stacked(logits, self.vocab_size), _stacked(hidden, HIDDEN))
+
+    def load_adapter(self, key: str, files: AdapterFiles) -> AdapterSize:
+        """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`. The weights may be any bytes."""
+        config = LoraConfig.parse(files)
+        self._adapters[key] = int(files.digest(), 16) >> 2
+        return AdapterSize(config.max_rank, len(files.weights))
+
+    def unload_adapter(self, key: str) -> None:
+        """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`."""
+        del self._adapters[key]
 
     def read_pages(self, pages: Sequence[int]) -> PageData:
         """See :class:`~inferd_runtime.engine.plan.Driver`."""
@@ -52,18 +71,38 @@ class NullDriver:
         """See :class:`~inferd_runtime.engine.plan.Driver`."""
         self._memory[list(pages)] = data.reshape(len(pages), self.page_bytes).view(np.int64)
 
-    def _row(self, span: Span, position: int) -> Logits:
-        return self.logits(self._history(span, position).tolist())
+    def _offsets(self, batch: Batch) -> Ids:
+        """What the adapters add to the token ids that are kept: whatever reads them back notices another adapter."""
+        if not any(span.adapter for span in batch.spans):
+            return np.zeros(1, np.int64)
+        each = [self._adapters[span.adapter] if span.adapter else 0 for span in batch.spans]
+        return np.repeat(np.asarray(each, np.int64), [span.count for span in batch.spans])
 
-    def _history(self, span: Span, position: int) -> Ids:
-        where = np.arange(max(0, position + 1 - self._order), position + 1)
+    def _history(self, span: Span, row: int, batch: Batch) -> list[int]:
+        """The last ``order`` tokens that the row sees; a position that is not their number changes the last one."""
+        index = span.start + row - span.first
+        placement = batch.placements.get(span.first)
+        seen = np.arange(index + 1) if placement is None else np.flatnonzero(placement.visible[row - span.first])
+        where = seen[-self._order :]
         pages = np.asarray(span.pages, np.int64)[where // self.page_size]
-        return np.asarray(self._memory[pages, where % self.page_size])
+        tokens: list[int] = self._memory[pages, where % self.page_size].tolist()
+        tokens[-1] += (int(batch.positions[row]) + 1 - len(seen)) * MOVED
+        return tokens
 
     def logits(self, history: list[int]) -> Logits:
         """float32[V] logits behind ``history``, of which only the last ``order`` tokens count."""
+        return (self._generator(history, 0).standard_normal(self.vocab_size) * self._scale).astype(np.float32)
+
+    def hidden(self, history: list[int]) -> Rows:
+        """float32[HIDDEN], the final hidden state behind ``history``, of which only the last ``order`` tokens count."""
+        return self._generator(history, 1).standard_normal(HIDDEN).astype(np.float32)
+
+    def _generator(self, history: list[int], stream: int) -> np.random.Generator:
         key = self._seed
         for token in history[-self._order :]:
             key = mix(key * 31 + token + 7)
-        generator = np.random.Generator(np.random.SFC64(key))
-        return (generator.standard_normal(self.vocab_size) * self._scale).astype(np.float32)
+        return np.random.Generator(np.random.SFC64(key if stream == 0 else mix(key + stream)))
+
+
+def _stacked(rows: Sequence[Rows], width: int) -> Rows:
+    return np.stack(rows) if rows else np.empty((0, width), np.float32)

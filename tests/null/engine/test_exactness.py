@@ -12,7 +12,7 @@ import pytest
 
 from inferd.protocol import Sampling
 from inferd_grammar import GrammarCompiler, Regex, TokenTable
-from inferd_runtime.engine.engine import Engine
+from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.generation import Generation, GenerationSpec
 from inferd_runtime.engine.grammar import GrammarCursor
 from inferd_runtime.engine.noise import gumbel
@@ -68,7 +68,7 @@ def generate(
     driver: NullDriver, prompt: list[int], sampling: Sampling, seed: int, drafter: Drafter | None,
     cursor: GrammarCursor | None = None, max_tokens: int = 40,
 ) -> tuple[list[int], Generation]:  # fmt: skip
-    engine = Engine(driver, token_budget=16)
+    engine = Engine(driver, EngineOptions(token_budget=16))
     context = engine.create_context()
     context.append(prompt)
     sampler = RowSampler.resolve(sampling, seed=seed, lineage=0)

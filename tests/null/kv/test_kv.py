@@ -1,4 +1,4 @@
-"""The page pool and page tables against a plain list model, driven at random."""
+"""The page pool, page tables and the prefix index against a plain list model, driven at random."""
 
 from __future__ import annotations
 
@@ -9,59 +9,89 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from inferd_runtime.kv.account import Account, QuotaExceeded
 from inferd_runtime.kv.pool import PagePool, PoolExhausted
+from inferd_runtime.kv.prefix import PrefixIndex
 from inferd_runtime.kv.table import PageTable
 
 PAGE = 4
+PAGES = 24
+
+
+def kv(root: str, tokens: list[int]) -> int:
+    """What stands for the K and V of the last token: it depends on everything before, as in a model."""
+    return hash((root, tuple(tokens)))
 
 
 class Tables(RuleBasedStateMachine):
-    """Each table's memory, read through its pages, must equal a plain list; no page may leak or be written when shared."""
+    """Each table's memory, read through its pages, must be what its own tokens give; no page may leak or be overwritten.
+
+    Two tenants, few different tokens: many prefixes coincide, and what is found must have been computed from the same
+    tokens for the same tenant.
+    """
 
     tables = Bundle("tables")
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = PagePool(24, PAGE)
-        self.memory: dict[int, list[int]] = {page: [-1] * PAGE for page in range(24)}
-        self.models: dict[int, tuple[PageTable, list[int]]] = {}
-        self.stamp = 0
+        self.pool = PagePool(PAGES, PAGE)
+        self.memory: dict[int, list[int]] = {page: [-1] * PAGE for page in range(PAGES)}
+        self.accounts = {"a": Account("a", quota=20), "b": Account("b")}
+        self.models: dict[int, tuple[PageTable, str, list[int]]] = {}
 
-    @rule(target=tables)
-    def create(self) -> PageTable:
-        table = PageTable(self.pool)
-        self.models[id(table)] = (table, [])
+    @rule(target=tables, tenant=st.sampled_from("ab"))
+    def create(self, tenant: str) -> PageTable:
+        table = PageTable(self.pool, self.accounts[tenant], (tenant, ""))
+        self.models[id(table)] = (table, tenant, [])
         return table
 
-    @rule(table=tables, count=st.integers(1, 9), kept=st.integers(0, 9))
-    def write(self, table: PageTable, count: int, kept: int) -> None:
-        before = (list(table.pages), table.length)
-        if table.shortage(count):
-            with pytest.raises(PoolExhausted):
-                table.reserve(count)
-            assert before == (table.pages, table.length)
+    @rule(table=tables, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=9), kept=st.integers(0, 9))
+    def write(self, table: PageTable, tokens: list[int], kept: int) -> None:
+        _, tenant, model = self.models[id(table)]
+        before = (list(table.pages), table.length, list(table.chain))
+        wanted = table.wanted(len(tokens))
+        if wanted > self.pool.available or self.accounts[tenant].short(wanted):
+            with pytest.raises((PoolExhausted, QuotaExceeded)):
+                table.reserve(len(tokens))
+            assert before == (table.pages, table.length, table.chain)
             return
-        for copy in table.reserve(count):
+        available = self.pool.available
+        for copy in table.reserve(len(tokens)):
             self.memory[copy.target] = list(self.memory[copy.source])
-        model = self.models[id(table)][1]
-        for at in range(table.length, table.length + count):
-            self.stamp += 1
-            self.memory[table.pages[at // PAGE]][at % PAGE] = self.stamp
-            if at < table.length + min(kept, count):
-                model.append(self.stamp)
-        table.advance(min(kept, count))
+        assert self.pool.available == available - wanted
+        for at, _ in enumerate(tokens, start=table.length):
+            written = model + tokens[: at + 1 - table.length]
+            self.memory[table.pages[at // PAGE]][at % PAGE] = kv(tenant, written)
+        model.extend(tokens[:kept])
+        table.advance(min(kept, len(tokens)))
+        table.publish(model)
 
-    @rule(target=tables, table=tables)
-    def fork(self, table: PageTable) -> PageTable:
-        child = table.fork()
-        self.models[id(child)] = (child, list(self.models[id(table)][1]))
+    @rule(table=tables, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20))
+    def reuse(self, table: PageTable, tokens: list[int]) -> None:
+        _, _, model = self.models[id(table)]
+        wanted = model + tokens
+        before = table.length
+        try:
+            found = table.reuse(wanted, len(wanted) - 1)
+        except QuotaExceeded:
+            assert table.length == before
+            return
+        assert table.length == before + found < len(wanted)
+        model.extend(tokens[:found])
+
+    @rule(target=tables, table=tables, share=st.floats(0, 1))
+    def fork(self, table: PageTable, share: float) -> PageTable:
+        length = int(table.length * share)
+        child = table.fork(length)
+        _, tenant, model = self.models[id(table)]
+        self.models[id(child)] = (child, tenant, model[:length])
         return child
 
     @rule(table=tables, share=st.floats(0, 1))
     def truncate(self, table: PageTable, share: float) -> None:
         length = int(table.length * share)
         table.truncate(length)
-        del self.models[id(table)][1][length:]
+        del self.models[id(table)][2][length:]
 
     @rule(table=consumes(tables))
     def release(self, table: PageTable) -> None:
@@ -70,22 +100,34 @@ class Tables(RuleBasedStateMachine):
 
     @invariant()
     def contents_are_right(self) -> None:
-        for table, model in self.models.values():
+        for table, tenant, model in self.models.values():
             read = [self.memory[table.pages[at // PAGE]][at % PAGE] for at in range(table.length)]
-            assert read == model
+            assert read == [kv(tenant, model[: at + 1]) for at in range(table.length)]
 
     @invariant()
     def nothing_leaks(self) -> None:
-        self.pool.check_integrity([table.pages for table, _ in self.models.values()])
+        self.pool.check_integrity([table.pages for table, _, _ in self.models.values()])
+        for name, account in self.accounts.items():
+            mine = {page for table, tenant, _ in self.models.values() if tenant == name for page in table.pages}
+            assert account.used == len(mine)
 
 
 TestTables: Any = Tables.TestCase
-TestTables.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestTables.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+def filled(pool: PagePool, tokens: list[int], root: object = "t") -> PageTable:
+    """A table that has computed the tokens."""
+    table = PageTable(pool, Account(), root)
+    table.reserve(len(tokens))
+    table.advance(len(tokens))
+    table.publish(tokens)
+    return table
 
 
 def test_a_page_cannot_be_released_twice() -> None:
     pool = PagePool(2, PAGE)
-    pages = pool.take(1)
+    pages = pool.take(1, Account())
     pool.release(pages)
     with pytest.raises(ValueError, match="twice"):
         pool.release(pages)
@@ -94,12 +136,74 @@ def test_a_page_cannot_be_released_twice() -> None:
 
 
 def test_a_failed_take_takes_nothing() -> None:
-    pool = PagePool(3, PAGE)
+    pool, account = PagePool(3, PAGE), Account()
     with pytest.raises(PoolExhausted, match="4 KV pages wanted, 3 of 3 free"):
-        pool.take(4)
+        pool.take(4, account)
+    assert (pool.available, account.used) == (3, 0)
+    with pytest.raises(QuotaExceeded, match="2 more KV pages wanted, 0 of 1 used"):
+        pool.take(2, Account("t", quota=1))
     assert pool.available == 3
 
 
 def test_truncate_cannot_lengthen() -> None:
     with pytest.raises(ValueError, match="cannot keep"):
         PageTable(PagePool(1, PAGE)).truncate(1)
+
+
+def test_a_prefix_outlives_the_table_that_computed_it() -> None:
+    pool, tokens = PagePool(8, PAGE), list(range(10))
+    filled(pool, tokens).release()
+    assert (pool.available, pool.kept) == (8, 2)
+    table = PageTable(pool, Account(), "t")
+    assert table.reuse([*tokens, 11], 10) == 8
+    assert (table.length, pool.kept) == (8, 0)
+
+
+def test_another_root_finds_nothing() -> None:
+    pool, tokens = PagePool(8, PAGE), list(range(9))
+    filled(pool, tokens)
+    for root in ("other", None):
+        assert PageTable(pool, Account(), root).reuse(tokens, 8) == 0
+
+
+def test_kept_pages_are_handed_out_deepest_first_and_only_when_none_is_free() -> None:
+    pool, tokens = PagePool(4, PAGE), list(range(12))
+    filled(pool, tokens).release()
+    assert pool.kept == 3
+    fresh = pool.take(1, Account())
+    assert pool.kept == 3
+    pool.take(1, Account())
+    assert PageTable(pool, Account(), "t").reuse(tokens, 12) == 8
+    assert fresh == [3]
+
+
+def test_writing_behind_a_truncated_page_takes_it_out_of_the_index() -> None:
+    pool, tokens = PagePool(8, PAGE), list(range(8))
+    table = filled(pool, tokens)
+    table.truncate(6)
+    other = PageTable(pool, Account(), "t")
+    assert other.reuse([*tokens, 9], 8) == 8, "nothing is overwritten yet"
+    other.release()
+    table.reserve(1)
+    assert other.reuse([*tokens, 9], 8) == 4
+
+
+def test_truncate_gives_one_page_back_for_each_that_it_leaves_whatever_the_length() -> None:
+    pool = PagePool(64, PAGE)
+    table = filled(pool, list(range(200)))
+    for length in (199, 197, 100, 3, 0):
+        table.truncate(length)
+        assert pool.available == 64 - -(-length // PAGE)
+
+
+def test_the_index_never_takes_one_page_for_two_contents() -> None:
+    index = PrefixIndex()
+    first = index.add("t", (1, 2), 0)
+    assert index.add("t", (1, 2), 5) == first
+    assert 5 not in index
+    index.forget(5)
+    assert index.find("t", (1, 2)) is not None
+    index.forget(0)
+    assert index.find("t", (1, 2)) is None
+    assert index.add("t", (1, 2), 0) != first, "an ident is never used again"
+    index.check_integrity()

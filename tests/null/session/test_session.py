@@ -167,7 +167,6 @@ def test_a_context_in_use_refuses_everything_else(caller: DirectSession) -> None
     generation = caller.call(p.StartGenerate(context)).generation
     for request in (
         p.StartGenerate(context),
-        p.ForkContext(context),
         p.TruncateContext(context, 1),
         p.ReleaseContext(context),
     ):
@@ -177,6 +176,22 @@ def test_a_context_in_use_refuses_everything_else(caller: DirectSession) -> None
     caller.call(p.ReleaseContext(context))
     with pytest.raises(p.NotFound):
         caller.call(p.ForkContext(context))
+
+
+def test_a_fork_in_mid_generation_holds_what_was_delivered_and_the_generation_goes_on(caller: DirectSession) -> None:
+    context = caller.text(PROMPT)
+    whole = run(caller, caller.text(PROMPT), max_tokens=30)[0]
+    generation = caller.call(p.StartGenerate(context, max_tokens=30)).generation
+    delivered = [token for step in caller.call(p.NextSteps(generation)).steps for token in step.tokens]
+    fork = caller.call(p.ForkContext(context)).context
+    assert caller.tokens(fork) == [*PROMPT.encode(), *delivered]
+    tokens = list(delivered)
+    reply = p.Steps([])
+    while not reply.finish:
+        reply = caller.call(p.NextSteps(generation))
+        tokens += [token for step in reply.steps for token in step.tokens]
+    assert tokens == whole
+    assert delivered + run(caller, fork, max_tokens=30 - len(delivered))[0] == whole
 
 
 def test_generation_stops_at_the_end_of_the_context(caller: DirectSession) -> None:

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inferd_runtime.engine.sampling import Logits
+from inferd.protocol import InvalidRequest
+from inferd_runtime.models.adapter_files import AdapterFiles, AdapterSize
 from inferd_runtime.models.attention import lay_out
-from inferd_runtime.models.batch import Batch, PageData
+from inferd_runtime.models.batch import Batch, Outputs, PageData, Rows
+from inferd_runtime.models.lora_bank import LoraBank
 from inferd_runtime.models.passes import ModelPass
 from inferd_runtime.models.shape import KvShape
 
@@ -18,7 +20,8 @@ from inferd_runtime.models.shape import KvShape
 class TorchDriver:
     """Holds the model and its KV tensors, one pair per layer: [pages, page_size, kv heads, width].
 
-    ``run`` is the way through the model: transformers' modules with our attention, or the fused twin of them.
+    ``run`` is the way through the model: transformers' modules with our attention, or the fused twin of them. ``adapters``
+    (None: there are never any) belong to the same one.
     """
 
     def __init__(
@@ -31,17 +34,31 @@ class TorchDriver:
         max_context: int,
         pages: int,
         page_size: int = 16,
+        adapters: LoraBank | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.max_context = max_context
         self.pages = pages
         self.page_size = page_size
         self._run = run
+        self._adapters = adapters
         self._device = like.device
         self._keys = [self._cache(heads, width, like.dtype) for heads, width in shape.keys]
         self._values = [self._cache(heads, width, like.dtype) for heads, width in shape.values]
-        self.page_bytes = shape.bytes_per_token(like.element_size()) * page_size
+        self.token_bytes = [cache[0, 0].numel() * cache.element_size() for cache in self._caches()]
+        self.page_bytes = sum(self.token_bytes) * page_size
         self.kv_layout = f"{str(like.dtype).removeprefix('torch.')}/{page_size}/{shape.digest()}"
+
+    def load_adapter(self, key: str, files: AdapterFiles) -> AdapterSize:
+        """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`."""
+        if self._adapters is None:
+            raise InvalidRequest("this model is served without adapters")
+        return self._adapters.load(key, files)
+
+    def unload_adapter(self, key: str) -> None:
+        """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`."""
+        if self._adapters is not None:
+            self._adapters.unload(key)
 
     @torch.inference_mode()
     def read_pages(self, pages: Sequence[int]) -> PageData:
@@ -70,17 +87,23 @@ class TorchDriver:
         return torch.zeros(self.pages, self.page_size, heads, width, dtype=dtype, device=self._device)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch) -> Logits:
-        """Run one ragged batch. Returns float32[R, V] on the host, R the number of wanted rows (it may be 0)."""
+    def forward(self, batch: Batch) -> Outputs:
+        """Run one ragged batch. Logits are float32[R, V] on the host, R the number of wanted rows (it may be 0)."""
         for copy in batch.copies:
             for cache in self._caches():
                 cache[copy.target].copy_(cache[copy.source])
         rows = torch.from_numpy(batch.logit_rows).to(self._device)
-        logits = self._run(
+        layout = lay_out(batch, self._keys, self._values, self.page_size)
+        run = self._adapters.select(batch.spans) if self._adapters is not None else None
+        logits = (run or self._run)(
             torch.from_numpy(batch.tokens).to(self._device),
             torch.from_numpy(batch.positions).to(self._device),
-            lay_out(batch, self._keys, self._values, self.page_size),
+            layout,
             rows if len(rows) else rows.new_zeros(1),
         )
-        host: Logits = logits[: len(rows)].float().cpu().numpy()
-        return np.ascontiguousarray(host)
+        hidden = logits.new_empty(0, 0) if layout.hidden is None else layout.hidden
+        return Outputs(_to_host(logits[: len(rows)]), _to_host(hidden))
+
+
+def _to_host(rows: Tensor) -> Rows:
+    return np.ascontiguousarray(rows.float().cpu().numpy())

@@ -1,0 +1,171 @@
+"""Which adapters there are, whose they are, and until when the device keeps them. No tensors here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from inferd.protocol import InvalidRequest, LimitExceeded, NotFound
+from inferd_runtime.engine.uploads import Uploads
+from inferd_runtime.models.adapter_files import AdapterFiles, AdapterSize, LoraConfig
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class AdapterDevice(Protocol):
+    """The part of a driver that holds adapters."""
+
+    def load_adapter(self, key: str, files: AdapterFiles) -> AdapterSize:
+        """Read an adapter and keep it under ``key``, which is new. Raises InvalidRequest that names what does not fit."""
+        ...
+
+    def unload_adapter(self, key: str) -> None:
+        """Forget the adapter of ``key``. No batch may name it any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLimits:
+    """What one tenant may load; the operator's own adapters are not limited.
+
+    ``bytes``: of one adapter's files, and of all uploads that are not loaded yet. ``count``: adapters at a time, those that
+    are dropped and still in use included.
+    """
+
+    rank: int = 256
+    bytes: int = 256 << 20
+    count: int = 8
+
+
+@dataclass(slots=True)
+class LoadedAdapter:
+    """An adapter on the device. ``tenant`` None: the operator's, for everybody. ``users``: the leases on it.
+
+    ``key`` names tenant, name and content: the KV that it computed is valid under that key and no other.
+    """
+
+    name: str
+    tenant: str | None
+    key: str
+    size: AdapterSize
+    users: int = 0
+    dropped: bool = False
+
+
+class AdapterLease:
+    """The right to compute with the adapter of ``key`` ("": none); while it is held, the device keeps the weights."""
+
+    def __init__(self, family: AdapterSet, adapter: LoadedAdapter | None) -> None:
+        self._family = family
+        self._adapter = adapter
+        self.key = "" if adapter is None else adapter.key
+        if adapter is not None:
+            adapter.users += 1
+
+    def release(self) -> None:
+        """Give it back. A second call does nothing."""
+        adapter, self._adapter = self._adapter, None
+        if adapter is not None:
+            adapter.users -= 1
+            self._family.sweep(adapter)
+
+
+class AdapterSet:
+    """The adapters of one model. A tenant sees its own and the operator's, and nothing of the others'."""
+
+    def __init__(self, device: AdapterDevice, limits: AdapterLimits | None = None) -> None:
+        self.limits = limits or AdapterLimits()
+        self.uploads = Uploads(self.limits.bytes)
+        self._device = device
+        self._named: dict[tuple[str | None, str], LoadedAdapter] = {}
+        self._leaving: list[LoadedAdapter] = []
+
+    def load(self, tenant: str | None, name: str, files: AdapterFiles) -> LoadedAdapter:
+        """Load an adapter, for a tenant or (None) for everybody. It replaces one of that name when its content differs.
+
+        Raises InvalidRequest that names what is wrong, LimitExceeded above a limit; then all stays as it was.
+        """
+        if not NAME.fullmatch(name):
+            raise InvalidRequest(f"adapter name {name!r}: letters, digits, '.', '_' and '-', at most 64")
+        if tenant is not None:
+            self._check_limits(tenant, name, files)
+        content = f"{name}@{files.digest()}"
+        key = content if tenant is None else f"{tenant}/{content}"
+        present = self._present(key)
+        if present is None:
+            present = LoadedAdapter(name, tenant, key, self._device.load_adapter(key, files))
+        self._forget(self._named.get((tenant, name)), unless=present)
+        present.dropped = False
+        if present in self._leaving:
+            self._leaving.remove(present)
+        self._named[tenant, name] = present
+        return present
+
+    def list(self, tenant: str) -> Sequence[LoadedAdapter]:
+        """The operator's adapters, then the tenant's own, each in order of loading."""
+        mine = [adapter for (owner, _), adapter in self._named.items() if owner == tenant]
+        return [adapter for (owner, _), adapter in self._named.items() if owner is None] + mine
+
+    def lease(self, tenant: str, name: str) -> AdapterLease:
+        """The right to compute with an adapter ("": with none). Raises NotFound that names those that the tenant sees."""
+        return AdapterLease(self, self._find(tenant, name) if name else None)
+
+    def drop(self, tenant: str, name: str) -> None:
+        """Take a tenant's adapter away: the name is gone at once, the weights when the last lease on them is.
+
+        Raises NotFound, and InvalidRequest for one of the operator's.
+        """
+        adapter = self._find(tenant, name)
+        if adapter.tenant is None:
+            raise InvalidRequest(f"adapter {name!r} belongs to the server: only its operator can drop it")
+        self._forget(adapter)
+
+    def sweep(self, adapter: LoadedAdapter) -> None:
+        """A lease was given back: unload a dropped adapter that nobody uses."""
+        if adapter.dropped and not adapter.users:
+            self._leaving.remove(adapter)
+            self._device.unload_adapter(adapter.key)
+
+    def _find(self, tenant: str, name: str) -> LoadedAdapter:
+        adapter = self._named.get((None, name)) or self._named.get((tenant, name))
+        if adapter is None:
+            there = ", ".join(adapter.name for adapter in self.list(tenant)) or "none"
+            raise NotFound(f"no adapter {name!r} is loaded; there is {there}")
+        return adapter
+
+    def _present(self, key: str) -> LoadedAdapter | None:
+        return next((adapter for adapter in (*self._named.values(), *self._leaving) if adapter.key == key), None)
+
+    def _forget(self, adapter: LoadedAdapter | None, unless: LoadedAdapter | None = None) -> None:
+        if adapter is None or adapter is unless:
+            return
+        del self._named[adapter.tenant, adapter.name]
+        adapter.dropped = True
+        self._leaving.append(adapter)
+        self.sweep(adapter)
+
+    def _check_limits(self, tenant: str, name: str, files: AdapterFiles) -> None:
+        if (None, name) in self._named:
+            raise InvalidRequest(f"adapter name {name!r} is taken by the server")
+        self.check_bytes(len(files.config) + len(files.weights))
+        rank = LoraConfig.parse(files).max_rank
+        if rank > self.limits.rank:
+            raise LimitExceeded(
+                f"the adapter has rank {rank}, {self.limits.rank} is allowed", limit="adapter_rank", value=self.limits.rank
+            )
+        others = [owner for owner, other in self._named if owner == tenant and other != name]
+        held = len(others) + sum(adapter.tenant == tenant for adapter in self._leaving)
+        if held >= self.limits.count:
+            raise LimitExceeded(
+                f"{held} adapters are loaded or still in use; drop some", limit="adapters", value=self.limits.count
+            )
+
+    def check_bytes(self, size: int) -> None:
+        """Raise LimitExceeded for files that are too large."""
+        if size > self.limits.bytes:
+            raise LimitExceeded(
+                f"the adapter takes {size} bytes, {self.limits.bytes} are allowed",
+                limit="adapter_bytes", value=self.limits.bytes,
+            )  # fmt: skip

@@ -1,0 +1,150 @@
+"""Contexts out of the engine and back: what a snapshot takes from a context, and how much of it a new one gets.
+
+:func:`export_kv` and :func:`import_kv` are the seam for moving a context between engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from inferd.protocol import InvalidRequest, LimitExceeded, ModelInfo, SnapshotDamaged, SnapshotForeign
+from inferd_runtime.engine.context import Context
+from inferd_runtime.engine.engine import Engine
+from inferd_runtime.engine.plan import Driver
+from inferd_runtime.kv import snapshot_format
+from inferd_runtime.kv.snapshot_format import Facts, Snapshot, TurnMark
+from inferd_runtime.models.batch import PageData
+
+START = (TurnMark(0, True, False, False),)
+
+
+class Restored(NamedTuple):
+    """A context that was read back, and how many of its computed tokens did not have to be computed again."""
+
+    context: Context
+    restored: int
+
+
+def export_kv(engine: Engine, model: ModelInfo, context: Context, turns: Sequence[TurnMark] = START) -> bytes:
+    """A context as bytes, in the format of a snapshot's file. Raises as :func:`capture`."""
+    return snapshot_format.encode(capture(engine, model, context, turns))
+
+
+def import_kv(engine: Engine, model: ModelInfo, tenant: str, data: bytes) -> Restored:
+    """A context out of bytes that anybody may have made.
+
+    What they say is checked before the device sees it, but that the KV is what the model computes cannot be: so it is never
+    found by prefix, and counts for this context and its forks alone. Raises SnapshotDamaged, SnapshotForeign, and what
+    :func:`restore` raises.
+    """
+    snapshot = snapshot_format.decode(data)
+    check_model(snapshot, model)
+    return restore(engine, tenant, snapshot, trusted=False)
+
+
+def capture(engine: Engine, model: ModelInfo, context: Context, turns: Sequence[TurnMark]) -> Snapshot:
+    """A copy of a context that does not change with it. Raises InvalidRequest for one that could not be restored."""
+    if context.positions.irregular_from is not None:
+        raise InvalidRequest("a context with explicit positions or attention masks cannot be saved or exported")
+    facts = Facts(
+        model=model.name,
+        fingerprint=model.fingerprint,
+        kv_layout=engine.driver.kv_layout,
+        page_size=engine.pool.page_size,
+        computed=context.computed,
+        lineage=context.lineage,
+        forks=context.forks,
+        turns=tuple(turns),
+        adapter=context.adapter,
+        irregular_from=context.irregular_from,
+    )
+    return Snapshot(facts, list(context.tokens), _read_pages(engine.driver, context))
+
+
+def check_model(snapshot: Snapshot, model: ModelInfo) -> None:
+    """Raise SnapshotForeign for a snapshot of other weights."""
+    if snapshot.facts.fingerprint != model.fingerprint:
+        raise SnapshotForeign(
+            f"the snapshot is of model {snapshot.facts.model!r} with fingerprint {snapshot.facts.fingerprint!r}, "
+            f"not of {model.name!r} with {model.fingerprint!r}"
+        )
+
+
+def restore(engine: Engine, tenant: str, snapshot: Snapshot, *, trusted: bool = True) -> Restored:
+    """A new context that starts as the snapshot, of a model with the same fingerprint.
+
+    KV of another layout, and what finds no room in the cache after idle contexts have left it, is computed again when the
+    context is used. KV that cannot be computed again comes back whole, or SnapshotForeign or LimitExceeded says why not.
+    ``trusted``: the KV was computed here. Raises InvalidRequest for tokens outside of the vocabulary, LimitExceeded for more
+    than the model's context holds.
+    """
+    context = engine.create_context(tenant)
+    try:
+        context.append(snapshot.tokens)
+        context.use_adapter(snapshot.facts.adapter)
+        context.lineage, context.forks = snapshot.facts.lineage, snapshot.facts.forks
+        return Restored(context, _restore_pages(engine, context, snapshot, trusted))
+    except BaseException:
+        context.release()
+        raise
+
+
+def _read_pages(driver: Driver, context: Context) -> PageData:
+    """The pages that hold computed tokens. What others left behind the last of them stays here."""
+    count = -(-context.computed // driver.page_size)
+    if context.parked is not None and context.parked.data is not None:
+        pages = context.parked.data[:count].copy()
+    else:
+        pages = driver.read_pages(context.table.pages[:count])
+    used = context.computed - (count - 1) * driver.page_size
+    first = 0
+    for size in driver.token_bytes if count else ():
+        end = first + size * driver.page_size
+        pages[-1, first + size * used : end] = 0
+        first = end
+    return pages
+
+
+def _restore_pages(engine: Engine, context: Context, snapshot: Snapshot, trusted: bool) -> int:
+    facts, driver = snapshot.facts, engine.driver
+    fits = facts.kv_layout == driver.kv_layout and facts.page_size == driver.page_size
+    if fits and len(snapshot.pages) and snapshot.pages.shape[1] != driver.page_bytes:
+        raise SnapshotDamaged("the snapshot is damaged: its pages have another size than its layout says")
+    length = min(facts.computed, _make_room(engine, context, len(snapshot.pages)) * driver.page_size) if fits else 0
+    irregular = facts.irregular_from
+    if irregular is not None and irregular < facts.computed and length < facts.computed:
+        raise _lost(engine, snapshot, fits)
+    if length:
+        context.table.reserve(length)
+        driver.write_pages(context.table.pages, np.ascontiguousarray(snapshot.pages[: len(context.table.pages)]))
+        context.table.advance(length)
+    if length and not trusted:
+        context.mark_irregular(0)
+    elif irregular is not None:
+        context.mark_irregular(irregular)
+    return length
+
+
+def _make_room(engine: Engine, context: Context, pages: int) -> int:
+    """How many of so many pages the context may take, after idle contexts have left the cache for them."""
+    account = context.account
+    allowed = min(pages, account.quota - account.used) if account.quota else pages
+    while engine.pool.available < allowed and engine.contexts.park_another(context, idle=True):
+        pass
+    return max(0, min(allowed, engine.pool.available))
+
+
+def _lost(engine: Engine, snapshot: Snapshot, fits: bool) -> SnapshotForeign | LimitExceeded:
+    """Why KV that cannot be computed again does not come back."""
+    if not fits:
+        return SnapshotForeign(
+            f"the snapshot's KV has layout {snapshot.facts.kv_layout!r}, this engine's {engine.driver.kv_layout!r}, and it "
+            "cannot be computed again"
+        )
+    return LimitExceeded(
+        f"the snapshot's KV cannot be computed again, and there is no room for its {len(snapshot.pages)} pages",
+        limit="kv_pages", value=engine.pool.size, raise_with="--pages of the server, or a higher quota of the tenant",
+    )  # fmt: skip

@@ -1,0 +1,35 @@
+"""A tenant's account of KV pages: what it holds, wherever it is held, and how much it may hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class QuotaExceeded(Exception):
+    """The tenant would hold more pages than it may; nothing was taken."""
+
+
+@dataclass(slots=True)
+class Account:
+    """``used`` pages of ``quota`` (0: no limit). A page that several tables of the tenant share counts once.
+
+    Pages of a context that was moved out of the cache count on, so that pressure by others cannot make room for more.
+    """
+
+    tenant: str = ""
+    quota: int = 0
+    used: int = 0
+
+    def charge(self, pages: int) -> None:
+        """Count pages. Raises QuotaExceeded and counts none when there are too many."""
+        if self.short(pages):
+            raise QuotaExceeded(f"{pages} more KV pages wanted, {self.used} of {self.quota} used")
+        self.used += pages
+
+    def short(self, pages: int) -> bool:
+        """Whether :meth:`charge` would fail."""
+        return bool(self.quota) and self.used + pages > self.quota
+
+    def refund(self, pages: int) -> None:
+        """Count pages no more."""
+        self.used -= pages

@@ -1,0 +1,184 @@
+"""Who runs when: weighted fair queueing over tenants and priorities, in a machine where a row costs time."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from inferd.protocol import Sampling
+from inferd_runtime.engine.context import Context
+from inferd_runtime.engine.engine import Engine, EngineOptions
+from inferd_runtime.engine.fairness import StepCost
+from inferd_runtime.engine.generation import Generation, GenerationSpec
+from inferd_runtime.engine.plan import Planned, prepare
+from inferd_runtime.engine.sampling import RowSampler
+from inferd_runtime.engine.tenants import Tenancy, TenantLimits
+from inferd_runtime.engine.text import TextAssembler
+from inferd_runtime.testing.null_driver import NullDriver
+
+GREEDY = RowSampler.resolve(Sampling(), seed=0, lineage=0)
+
+
+class Machine:
+    """An engine whose clock counts token times: ``fixed`` per step and one per token."""
+
+    def __init__(self, fixed: float, weights: dict[str, float] | None = None) -> None:
+        named = {tenant: TenantLimits(weight=weight) for tenant, weight in (weights or {}).items()}
+        options = EngineOptions(64, tenancy=Tenancy(named=named), cost=StepCost(fixed))
+        self.engine = Engine(NullDriver(vocab_size=16, pages=4096, max_context=2000), options)
+        self.fixed = fixed
+        self.now = 0.0
+        self.served: Counter[str] = Counter()
+
+    def start(self, tenant: str, prompt: int = 1, priority: int = 0, max_tokens: int = 1500) -> Generation:
+        """A greedy generation of a tenant."""
+        context = self.engine.create_context(tenant)
+        context.append([1 + len(self.served) % 3] * prompt)
+        spec = GenerationSpec(GREEDY, max_tokens, frozenset(), priority=priority)
+        generation = Generation(context, spec, TextAssembler(str, ()))
+        self.engine.submit(generation)
+        return generation
+
+    def run(self, until: float, generations: list[Generation]) -> None:
+        """Step until that time; every step's tokens are counted by tenant and priority, and taken."""
+        while self.now < until:
+            before = {id(g): len(g.context.tokens) for g in generations}
+            fed = self._step()
+            self.now += self.fixed + fed
+            for generation in generations:
+                generation.take()
+                made = len(generation.context.tokens) - before[id(generation)]
+                self.served[f"{generation.context.tenant}{generation.priority:+d}"] += made
+
+    def _step(self) -> int:
+        driver = self.engine.driver
+        assert isinstance(driver, NullDriver)
+        before = driver.tokens_fed
+        assert self.engine.step()
+        return driver.tokens_fed - before
+
+
+@pytest.mark.parametrize("fixed", [1.0, 8.0, 200.0])
+def test_a_lone_stream_beside_fifty_is_slowed_by_at_most_twice_its_fair_share(fixed: float) -> None:
+    """Two tenants: the fair share of each is half of the machine, so the lone stream may take four times as long at most."""
+    alone = Machine(fixed)
+    one = alone.start("one")
+    alone.run(200 * (fixed + 1), [one])
+    crowded = Machine(fixed)
+    many = [crowded.start("many") for _ in range(50)]
+    crowded.run(20 * (fixed + 50), many)
+    crowded.now = 0.0
+    one = crowded.start("one")
+    crowded.run(200 * (fixed + 1), [*many, one])
+    slower = alone.served["one+0"] / crowded.served["one+0"]
+    assert slower <= 2 * 2
+    assert slower <= 2.2, "and in fact it gets its half"
+    assert crowded.served["many+0"] > crowded.served["one+0"], "the fifty get the rest"
+
+
+def test_time_is_shared_by_weight() -> None:
+    machine = Machine(4.0, {"heavy": 3.0})
+    jobs = [machine.start(tenant) for tenant in ("heavy", "light") for _ in range(40)]
+    machine.run(30_000.0, jobs)
+    assert machine.served["heavy+0"] / machine.served["light+0"] == pytest.approx(3.0, rel=0.1)
+
+
+def test_a_priority_doubles_the_share_inside_a_tenant_and_takes_nothing_from_others() -> None:
+    machine = Machine(4.0)
+    jobs = [machine.start("a", priority=priority) for priority in (0, 1) for _ in range(40)]
+    jobs += [machine.start("b") for _ in range(40)]
+    machine.run(40_000.0, jobs)
+    served = machine.served
+    assert served["a+1"] / served["a+0"] == pytest.approx(2.0, rel=0.1)
+    assert (served["a+1"] + served["a+0"]) / served["b+0"] == pytest.approx(1.0, rel=0.1)
+
+
+def test_everybody_runs_in_every_step_where_rows_cost_nothing() -> None:
+    machine = Machine(1000.0)
+    jobs = [machine.start(tenant) for tenant in ("a",) * 30 + ("b",)]
+    machine.run(50 * 1031.0, jobs)
+    assert machine.served["b+0"] >= 48
+
+
+def test_a_long_prompt_of_one_tenant_does_not_stall_the_stream_of_another() -> None:
+    machine = Machine(8.0)
+    stream = machine.start("stream")
+    machine.run(90.0, [stream])
+    before = machine.served["stream+0"]
+    prefill = machine.start("prefill", prompt=1900, max_tokens=1)
+    start = machine.now
+    while prefill.context.pending > 1 and not prefill.finished():
+        machine.run(machine.now + 1, [stream, prefill])
+    tokens = machine.served["stream+0"] - before
+    assert (machine.now - start) / tokens <= 2.2 * 9, "twice as long per token as alone"
+
+
+def test_nobody_saves_up_time_while_away() -> None:
+    machine = Machine(4.0)
+    busy = [machine.start("busy") for _ in range(40)]
+    late = [machine.start("late") for _ in range(40)]
+    machine.run(2_000.0, [*busy, *late])
+    for generation in late:
+        generation.close()
+    machine.run(10_000.0, busy)
+    late = [machine.start("late") for _ in range(40)]
+    machine.served.clear()
+    machine.run(20_000.0, [*busy, *late])
+    assert machine.served["late+0"] / machine.served["busy+0"] == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_tenant_cannot_forget_its_debt_by_leaving() -> None:
+    """Fifty short generations one after the other weigh as much as long ones."""
+    machine = Machine(4.0)
+    steady = [machine.start("steady") for _ in range(10)]
+    for _ in range(200):
+        burst = [machine.start("burst", max_tokens=1) for _ in range(50)]
+        while not all(generation.finished() for generation in burst):
+            machine.run(machine.now + 1, [*steady, *burst])
+        for generation in burst:
+            generation.take()
+            generation.close()
+            generation.context.release()
+    assert machine.served["burst+0"] / machine.served["steady+0"] <= 1.3
+
+
+def test_every_job_gets_its_turn_where_the_budget_is_smaller_than_the_queue() -> None:
+    machine = Machine(4.0)
+    jobs = [machine.start("t") for _ in range(150)]
+    for _ in range(150):
+        machine.run(machine.now + 1, jobs)
+    lengths = [len(job.context.tokens) for job in jobs]
+    assert max(lengths) - min(lengths) <= 2
+
+
+def test_planning_leaves_pages_as_a_plain_layout_would() -> None:
+    """The vectorised layout against the obvious one, with chunks, drafts and single rows in one batch."""
+    generator = random.Random(5)
+    engine = Engine(NullDriver(vocab_size=16, pages=512, page_size=4, max_context=2000), EngineOptions(48))
+    contexts: list[Context] = []
+    for number in range(12):
+        context = engine.create_context()
+        context.append([number] * generator.randint(1, 30))
+        spec = GenerationSpec(GREEDY, 40, frozenset())
+        engine.submit(Generation(context, spec, TextAssembler(str, ())))
+        contexts.append(context)
+    for _ in range(15):
+        plan = engine.scheduler.plan()
+        batch = prepare(plan, 4)
+        expected = [row for item in plan for row in plain_rows(item)]
+        assert list(zip(batch.tokens, batch.positions, batch.slots, strict=True)) == expected
+        last = [span.first + span.count for span in batch.spans]
+        rows = [end - item.work.rows + i for item, end in zip(plan, last, strict=True) for i in range(item.work.rows)]
+        assert batch.logit_rows.tolist() == rows
+        engine.step()
+
+
+def plain_rows(item: Planned) -> list[tuple[int, int, int]]:
+    """(token, position, slot) of one planned job, one by one."""
+    rows = []
+    for offset, token in enumerate(item.work.tokens):
+        at = item.table.length + offset
+        rows.append((token, at, item.table.pages[at // 4] * 4 + at % 4))
+    return rows
