@@ -81,7 +81,7 @@ def test_a_lone_stream_beside_fifty_is_slowed_by_at_most_twice_its_fair_share(fi
 def test_time_is_shared_by_weight() -> None:
     machine = Machine(4.0, {"heavy": 3.0})
     jobs = [machine.start(tenant) for tenant in ("heavy", "light") for _ in range(40)]
-    machine.run(30_000.0, jobs)
+    machine.run(15_000.0, jobs)
     assert machine.served["heavy+0"] / machine.served["light+0"] == pytest.approx(3.0, rel=0.1)
 
 
@@ -89,7 +89,7 @@ def test_a_priority_doubles_the_share_inside_a_tenant_and_takes_nothing_from_oth
     machine = Machine(4.0)
     jobs = [machine.start("a", priority=priority) for priority in (0, 1) for _ in range(40)]
     jobs += [machine.start("b") for _ in range(40)]
-    machine.run(40_000.0, jobs)
+    machine.run(15_000.0, jobs)
     served = machine.served
     assert served["a+1"] / served["a+0"] == pytest.approx(2.0, rel=0.1)
     assert (served["a+1"] + served["a+0"]) / served["b+0"] == pytest.approx(1.0, rel=0.1)
@@ -130,7 +130,7 @@ def test_nobody_saves_up_time_while_away() -> None:
 
 
 def test_a_tenant_cannot_forget_its_debt_by_leaving() -> None:
-    """Fifty short generations one after the other weigh as much as long ones."""
+    """Bursts of fifty beside ten streams that stay: without a debt they would get five times as much."""
     machine = Machine(4.0)
     steady = [machine.start("steady") for _ in range(10)]
     for _ in range(200):
@@ -141,7 +141,7 @@ def test_a_tenant_cannot_forget_its_debt_by_leaving() -> None:
             generation.take()
             generation.close()
             generation.context.release()
-    assert machine.served["burst+0"] / machine.served["steady+0"] <= 1.3
+    assert machine.served["burst+0"] / machine.served["steady+0"] <= 1.5
 
 
 def test_every_job_gets_its_turn_where_the_budget_is_smaller_than_the_queue() -> None:
