@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM
 
-from inferd.protocol import InvalidRequest, NotFound
+from inferd.protocol import InvalidRequest
+from inferd_runtime.models.checkpoint import read_config
 from inferd_runtime.models.fit import ModelSize
 from inferd_runtime.models.loading import DTYPES, resolve
 from inferd_runtime.models.memory import available_host_bytes
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.probe import context_length
+from inferd_runtime.models.reach import UnsupportedAttention
 from inferd_runtime.models.shape import KvShape
 from inferd_runtime.models.sizing import STREAMS
 
@@ -33,13 +35,11 @@ def measure(options: ModelOptions) -> ModelSize:
     served here.
     """
     name, device = options.name, check_device(options.device or "cpu")
-    try:
-        config: Any = AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
-        dtype = _dtype(options.dtype, device, config)
-        with torch.device("meta"):
-            module: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)  # type: ignore[no-untyped-call]
-    except (OSError, ValueError) as error:
-        raise NotFound(f"model {name!r} cannot be loaded: {error}") from error
+    config = read_config(name, resolve(name))
+    dtype = _dtype(options.dtype, device, config)
+    with torch.device("meta"):
+        loader: Any = AutoModelForCausalLM
+        module = loader.from_config(config, dtype=dtype, trust_remote_code=False)
     kv, source = kv_shape(module)
     return ModelSize(
         name=name,
@@ -49,8 +49,15 @@ def measure(options: ModelOptions) -> ModelSize:
         kv_token_bytes=kv.bytes_per_token(dtype.itemsize),
         kv_source=source,
         step_bytes=_step_bytes(module, dtype.itemsize),
-        max_context=context_length(config),
+        max_context=_max_context(name, config),
     )
+
+
+def _max_context(name: str, config: Any) -> int:
+    try:
+        return context_length(config)
+    except UnsupportedAttention as error:
+        raise InvalidRequest(f"model {name!r} cannot be served: {error}") from error
 
 
 def _dtype(name: str, device: str, config: Any) -> torch.dtype:
@@ -66,13 +73,13 @@ def tensor_bytes(module: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in (*module.parameters(), *module.buffers()))
 
 
-def _step_bytes(module: nn.Module, item_size: int) -> int:
+def _step_bytes(module: Any, item_size: int) -> int:
     """A bound on one step's activations: a few of the widest rows per token of the budget, and the streams' logits."""
-    ends = [module.get_input_embeddings().weight, module.get_output_embeddings().weight]  # type: ignore[operator]
-    inner = [weight for weight in module.parameters() if weight.dim() > 1 and not any(weight is end for end in ends)]
-    widest = max((max(weight.shape[-2:]) for weight in inner), default=0)
-    logits = STREAMS * int(ends[1].shape[0]) * (item_size + FLOAT32_BYTES)
-    return STEP_TOKENS * LIVE_ACTIVATIONS * int(widest) * item_size + logits
+    vocabulary = int(module.get_input_embeddings().weight.shape[0])
+    shapes = [weight.shape[-2:] for weight in module.parameters() if weight.dim() > 1]
+    widest = max((max(shape) for shape in shapes if vocabulary not in shape), default=0)
+    logits = STREAMS * vocabulary * (item_size + FLOAT32_BYTES)
+    return STEP_TOKENS * LIVE_ACTIVATIONS * widest * item_size + logits
 
 
 def kv_shape(module: Any) -> tuple[KvShape, str]:
@@ -87,6 +94,7 @@ def kv_shape(module: Any) -> tuple[KvShape, str]:
     layers = range(int(text.num_hidden_layers))
     try:
         module.set_attn_implementation(RECORDER)
+        module.set_experts_implementation("batched_mm")  # the other ways read which expert was chosen
         at = torch.arange(2, device="meta")[None]
         with torch.inference_mode():
             module(input_ids=at, position_ids=at, use_cache=False)
