@@ -41,6 +41,7 @@ class Plan:
     constrain: OutputConstraint | None
     speculator: Speculator | None
     system_speculation: bool
+    adapter: str = ""
 
     def request(self, context: int) -> StartGenerate:
         """The operation that starts it."""
@@ -52,6 +53,7 @@ class Plan:
             constraint=None if self.constrain is None else self.constrain.constraint,
             system_speculation=self.system_speculation,
             program_speculation=self.speculator is not None,
+            adapter=self.adapter,
         )
 
 
@@ -173,6 +175,11 @@ class Delivery:
     def delivered(self) -> int:
         """How many tokens were handed out."""
         return self._ledger.delivered
+
+    @property
+    def running(self) -> bool:
+        """Whether it goes on: the runtime knows it, and more may be delivered."""
+        return self._running is not None and not (self._over or self._left or self._running.shaken or self.finish)
 
     @property
     def length(self) -> int:

@@ -153,7 +153,9 @@ class AdapterSet:
         rank = LoraConfig.parse(files).max_rank
         if rank > self.limits.rank:
             raise LimitExceeded(
-                f"the adapter has rank {rank}, {self.limits.rank} is allowed", limit="adapter_rank", value=self.limits.rank
+                f"the adapter has rank {rank}, {self.limits.rank} is allowed",
+                limit="adapter_rank",
+                value=self.limits.rank,
             )
         others = [owner for owner, other in self._named if owner == tenant and other != name]
         held = len(others) + sum(adapter.tenant == tenant for adapter in self._leaving)

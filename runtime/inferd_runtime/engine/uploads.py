@@ -27,7 +27,9 @@ class Uploads:
         if len(data) + sum(len(other) for owner, other in self._files.values() if owner == tenant) > self._limit:
             self.discard(number)
             raise LimitExceeded(
-                f"uploads that are not loaded yet may take {self._limit} bytes", limit="adapter_bytes", value=self._limit
+                f"uploads that are not loaded yet may take {self._limit} bytes",
+                limit="adapter_bytes",
+                value=self._limit,
             )
         file += data
         return len(file)

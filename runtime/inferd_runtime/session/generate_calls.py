@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inferd import protocol as p
 from inferd_runtime.session import generating
+from inferd_runtime.session.adapting import leased
 from inferd_runtime.session.pass_calls import row_sampler
 from inferd_runtime.session.state import Call, SessionState
 
@@ -14,7 +15,9 @@ def start(state: SessionState, call: Call) -> None:
     entry = state.free_context(request.context)
     state.check_room()
     prompt = list(entry.context.tokens)
-    opened = generating.start(request, entry.model, entry.context, row_sampler(request.sampling, entry))
+    sampler = row_sampler(request.sampling, entry)
+    with leased(state, entry, request.adapter) as lease:
+        opened = generating.start(request, entry.model, entry.context, sampler, lease)
     handle = state.open_generation(opened)
     state.count(p.Usage(prompt_tokens=len(prompt)))
     call.respond(p.Generation(handle, len(prompt), prompt if request.program_speculation else []))
@@ -46,7 +49,7 @@ def close(state: SessionState, call: Call) -> None:
     """End a generation and tell what its context holds now."""
     request: p.CloseGenerate = call.request
     opened = state.generation(request.generation)
-    opened.generation.close(request.keep)
+    opened.close(request.keep)
     if opened.generation.listener is not None:
         opened.generation.listener()
     del state.generations[request.generation]

@@ -6,6 +6,7 @@ import dataclasses
 
 from inferd import protocol as p
 from inferd_grammar import AnyJson, Choice, Compiled, Constraint, GrammarError, JsonSchema, Regex
+from inferd_runtime.engine.adapters import AdapterLease
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.generation import Generation, GenerationSpec
 from inferd_runtime.engine.grammar import GrammarCursor
@@ -17,10 +18,11 @@ from inferd_runtime.speculation.ngram import MAX_DRAFT, NgramDrafter
 
 
 class OpenGeneration:
-    """A generation handle. ``offered`` takes the drafts of a program's own speculator."""
+    """A generation handle. ``offered`` takes the drafts of a program's own speculator; ``lease`` keeps its adapter."""
 
-    def __init__(self, generation: Generation, offered: OfferedDraft | None) -> None:
+    def __init__(self, generation: Generation, offered: OfferedDraft | None, lease: AdapterLease) -> None:
         self.generation = generation
+        self._lease = lease
         self._offered = offered
 
     def request_steps(self, request: p.NextSteps) -> None:
@@ -49,9 +51,10 @@ class OpenGeneration:
         counters = self.generation.counters
         return p.Usage(0, counters.tokens, counters.steps, counters.drafted, counters.accepted)
 
-    def close(self) -> None:
-        """Give the context back."""
-        self.generation.close()
+    def close(self, keep: int = -1) -> None:
+        """Give the context back with the first ``keep`` generated tokens (-1: all that were taken)."""
+        self.generation.close(keep)
+        self._lease.release()
 
 
 def check_draft(request: p.NextSteps, position: int, context: Context) -> None:
@@ -64,8 +67,10 @@ def check_draft(request: p.NextSteps, position: int, context: Context) -> None:
     context.check_tokens(request.draft)
 
 
-def start(request: p.StartGenerate, model: ServedModel, context: Context, sampler: RowSampler) -> OpenGeneration:
-    """Check the request, build the generation and put it into the batch."""
+def start(
+    request: p.StartGenerate, model: ServedModel, context: Context, sampler: RowSampler, lease: AdapterLease
+) -> OpenGeneration:
+    """Check the request, build the generation and put it into the batch. ``lease`` is the caller's if this raises."""
     if request.system_speculation and request.program_speculation:
         raise p.InvalidRequest("system_speculation and program_speculation (speculator=) exclude each other")
     if any(not stop for stop in request.stop):
@@ -82,7 +87,7 @@ def start(request: p.StartGenerate, model: ServedModel, context: Context, sample
     )
     generation = Generation(context, spec, TextAssembler(model.tokenizer.stream(), request.stop))
     model.engine.submit(generation)
-    return OpenGeneration(generation, offered)
+    return OpenGeneration(generation, offered, lease)
 
 
 def _cursor(constraint: p.Constraint, model: ServedModel) -> GrammarCursor:

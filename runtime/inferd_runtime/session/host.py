@@ -7,6 +7,7 @@ from typing import Protocol
 
 from inferd.protocol import ModelInfo
 from inferd_grammar import GrammarCompiler
+from inferd_runtime.engine.adapters import AdapterSet
 from inferd_runtime.engine.engine import Engine
 from inferd_runtime.engine.text import TextTokenizer
 from inferd_runtime.models.chat import ChatTemplate
@@ -18,9 +19,10 @@ class ChatTokenizer(TextTokenizer, ChatTemplate, Protocol):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """One model with its engine, tokenizer and grammar compiler."""
+    """One model with its engine, tokenizer, grammar compiler and LoRA adapters."""
 
     info: ModelInfo
     engine: Engine
     tokenizer: ChatTokenizer
     grammars: GrammarCompiler
+    adapters: AdapterSet

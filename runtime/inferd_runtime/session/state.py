@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from inferd import protocol as p
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.generation import Generation
+from inferd_runtime.engine.uploads import Uploads
+from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session import transcript
 from inferd_runtime.session.generating import OpenGeneration, add_usage
 from inferd_runtime.session.host import ServedModel
@@ -29,10 +31,15 @@ class Call:
 class OpenContext:
     """A context handle: the engine's context, its model, and where the conversation stands."""
 
-    def __init__(self, model: ServedModel, context: Context, turn: transcript.Turn) -> None:
+    def __init__(self, model: ServedModel, context: Context, *turns: tuple[int, transcript.Turn]) -> None:
         self.model = model
         self.context = context
-        self._turns = [(0, turn)]
+        self._turns = list(turns) or [(0, transcript.Turn())]
+
+    @property
+    def turns(self) -> Sequence[tuple[int, transcript.Turn]]:
+        """Where the conversation stood at which lengths, the last of each length only."""
+        return list(dict(self._turns).items())
 
     @property
     def turn(self) -> transcript.Turn:
@@ -50,20 +57,23 @@ class OpenContext:
 
     def fork(self, length: int | None = None) -> OpenContext:
         """A copy of the first ``length`` tokens (None: all) that stands at the same place, and knows the earlier ones."""
-        child = OpenContext(self.model, self.context.fork(length), self._turns[0][1])
-        child._turns = [mark for mark in self._turns if mark[0] <= len(child.context.tokens)]
-        return child
+        child = self.context.fork(length)
+        return OpenContext(self.model, child, *(mark for mark in self._turns if mark[0] <= len(child.tokens)))
 
 
 class SessionState:
     """The handles of one session. They are numbers that mean nothing outside of it."""
 
-    def __init__(self, models: Mapping[str, ServedModel], tenant: str) -> None:
+    def __init__(
+        self, models: Mapping[str, ServedModel], tenant: str, snapshots: SnapshotStore | None = None
+    ) -> None:
         self.tenant = tenant
         self.models = models
+        self.snapshots = snapshots
         self.contexts: dict[int, OpenContext] = {}
         self.generations: dict[int, OpenGeneration] = {}
         self.waiting: dict[int, Callable[[], None]] = {}
+        self.uploads: set[tuple[Uploads, int]] = set()
         self._usage = p.Usage()
         self._last_handle = 0
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from inferd.protocol import ModelInfo
 from inferd_grammar import GrammarCompiler, TokenTable
-from inferd_runtime.engine.engine import Engine
+from inferd_runtime.engine.adapters import AdapterSet
+from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
 from inferd_runtime.testing.null_driver import NullDriver
@@ -15,4 +16,5 @@ def null_model(name: str = "null", *, driver: NullDriver | None = None, token_bu
     driver = driver or NullDriver(vocab_size=VOCAB_SIZE)
     table = TokenTable.from_tokenizer_json(ByteTokenizer.tokenizer_json(), vocab_size=VOCAB_SIZE, eos_ids=[END])
     info = ModelInfo(name, VOCAB_SIZE, driver.max_context, driver.page_size, [END], "null")
-    return ServedModel(info, Engine(driver, token_budget=token_budget), ByteTokenizer(), GrammarCompiler(table))
+    engine = Engine(driver, EngineOptions(token_budget=token_budget))
+    return ServedModel(info, engine, ByteTokenizer(), GrammarCompiler(table), AdapterSet(driver))
