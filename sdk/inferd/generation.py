@@ -26,7 +26,7 @@ class Generator(Generic[T]):
     The loop may be left at any point, by ``break`` or by an exception: the context then holds exactly the tokens of
     the steps that were delivered. The context does this itself before its next operation; ``await
     generator.aclose()`` or ``async with generator:`` does it at once. While a generation runs, it owns its context:
-    any operation on the context ends the generation, and iterating it further raises InvalidRequest.
+    any operation on the context but ``fork`` ends the generation, and iterating it further raises InvalidRequest.
     """
 
     def __init__(self, handle: Handle, plan: Plan) -> None:

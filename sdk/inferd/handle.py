@@ -115,9 +115,17 @@ class Handle:
         self._length = length
 
     async def fork(self) -> Handle:
-        """The handle of a copy of this context, which holds what was buffered too."""
+        """The handle of a copy of this context, which holds what was buffered too.
+
+        A generation that runs goes on; the copy holds what it has delivered.
+        """
         await self.port.release_abandoned()
-        context = await self.settle()
+        async with self._lock:
+            self.check()
+            occupant = self._occupant
+            if occupant is not None and occupant.running and not self._parts:
+                return self._adopt(await self.transport.call(ForkContext(await self._create(), occupant.length)))
+            context = await self._settle()
         return self._adopt(await self.call(ForkContext(context), keeps_turn=True))
 
     def _adopt(self, state: ContextState) -> Handle:

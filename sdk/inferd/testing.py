@@ -84,7 +84,7 @@ class FakeRuntime:
             p.CreateContext: self._create,
             p.AppendContext: self._append,
             p.FlushContext: lambda request: self._state(self._free(request.context)),
-            p.ForkContext: lambda request: self._open(list(self._tokens(request.context))),
+            p.ForkContext: self._fork,
             p.TruncateContext: self._truncate,
             p.ContextTokens: lambda request: p.Tokens(self._tokens(request.context)[request.start :]),
             p.ReleaseContext: self._release,
@@ -129,6 +129,14 @@ class FakeRuntime:
         tokens = self._tokens(request.context)
         tokens += [token for part in request.parts for token in render(part)]
         return self._state(request.context)
+
+    def _fork(self, request: p.ForkContext) -> p.ContextState:
+        if request.context not in self.contexts:
+            raise p.NotFound(f"no context {request.context}")
+        tokens = self.contexts[request.context]
+        if not -1 <= request.length <= len(tokens):
+            raise p.InvalidRequest(f"length {request.length} is above {len(tokens)}")
+        return self._open(tokens[: request.length] if request.length >= 0 else list(tokens))
 
     def _truncate(self, request: p.TruncateContext) -> p.ContextState:
         tokens = self._tokens(request.context)

@@ -13,7 +13,7 @@ def create(state: SessionState, call: Call) -> None:
     request: p.CreateContext = call.request
     model = state.model(request.model)
     context = model.engine.create_context(state.tenant)
-    call.respond(state.open_context(OpenContext(model, context, transcript.Turn())))
+    call.respond(state.open_context(OpenContext(model, context)))
 
 
 def append(state: SessionState, call: Call) -> None:
@@ -28,15 +28,17 @@ def append(state: SessionState, call: Call) -> None:
 
 
 def fork(state: SessionState, call: Call) -> None:
-    """A copy. While a generation runs, it holds what was delivered so far, and the generation goes on."""
+    """A copy. While a generation runs, it holds what was delivered so far at most, and the generation goes on."""
     request: p.ForkContext = call.request
     state.check_room()
     entry = state.context(request.context)
     user = entry.context.user
-    if isinstance(user, Generation):
-        call.respond(state.open_context(entry.fork(user.delivered_length)))
-        return
-    call.respond(state.open_context(state.free_context(request.context).fork()))
+    if not isinstance(user, Generation):
+        entry = state.free_context(request.context)
+    held = user.delivered_length if isinstance(user, Generation) else len(entry.context.tokens)
+    if not -1 <= request.length <= held:
+        raise p.InvalidRequest(f"cannot fork {request.length} tokens: the context holds {held}")
+    call.respond(state.open_context(entry.fork(held if request.length < 0 else request.length)))
 
 
 def truncate(state: SessionState, call: Call) -> None:

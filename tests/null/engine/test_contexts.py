@@ -15,7 +15,7 @@ from inferd.protocol import InvalidRequest, LimitExceeded, Sampling
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.generation import Generation, GenerationSpec
-from inferd_runtime.engine.jobs import ForwardPass, Prefill
+from inferd_runtime.engine.jobs import ForwardPass, Prefill, RowSpec
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.engine.tenants import Tenancy, TenantLimits
 from inferd_runtime.engine.text import TextAssembler
@@ -110,7 +110,7 @@ class Contexts(RuleBasedStateMachine):
         if context.user is not None or len(context.tokens) + len(tokens) > 60:
             return
         model = self.models[id(context)][1]
-        job = ForwardPass(context, tokens, [], GREEDY, 0)
+        job = ForwardPass(context, tokens, [], RowSpec(GREEDY))
         self.engine.submit(job)
         while not job.finished():
             assert self.engine.step()

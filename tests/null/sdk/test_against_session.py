@@ -134,6 +134,26 @@ def test_leaving_early_keeps_what_was_delivered(leave_after: int, speculation: s
     run(program)
 
 
+@pytest.mark.parametrize("speculation", [False, True])
+def test_a_fork_in_the_loop_holds_what_was_delivered_and_the_loop_goes_on(speculation: bool) -> None:
+    async def program() -> None:
+        whole = await Context().append("abc").generate(Sampler.argmax(), max_tokens=24).collect_tokens()
+        ctx = Context().append("abc")
+        delivered, forks = list[int](), list[tuple[int, Context]]()
+        async for step in ctx.generate(Sampler.argmax(), max_tokens=24, system_speculation=speculation):
+            delivered += step.tokens
+            forks.append((len(delivered), await ctx.fork()))
+        assert delivered == whole
+        for length, fork in forks:
+            assert await fork.tokens() == [*b"abc", *whole[:length]]
+            if length < 24:
+                rest = fork.generate(Sampler.argmax(), max_tokens=24 - length)
+                assert await rest.collect_tokens() == whole[length:]
+            await fork.release()
+
+    run(program)
+
+
 async def _fresh(text: str, count: int) -> list[int]:
     return await Context().append(text).generate(SEEDED, max_tokens=count).collect_tokens()
 

@@ -169,11 +169,23 @@ async def test_changing_the_context_in_the_loop_ends_the_generation() -> None:
         assert await ctx.tokens() == list(b"paq")
         generator = ctx.generate(GREEDY)
         async for _ in generator:
-            fork = await ctx.fork()
+            await ctx.truncate(2)
             with pytest.raises(InvalidRequest, match="ended the generation"):
                 await anext(generator)
             break
-        assert await fork.tokens() == list(b"paqx")
+        assert await ctx.tokens() == list(b"pa")
+
+
+async def test_forking_in_the_loop_copies_what_was_delivered_and_ends_nothing() -> None:
+    with FakeRuntime(["abcdef"], steps=[2], replies=[3]) as runtime:
+        ctx = Context().user("u")
+        text, lengths = "", []
+        async for step in ctx.generate(GREEDY):
+            text += step.text
+            lengths.append((await ctx.fork()).length)
+        assert text == "abcdef"
+        assert lengths == [6, 8, 10], "steps that came but were not delivered yet are not in the copy"
+        assert len(runtime.of_kind(StartGenerate)) == 1
 
 
 async def test_a_new_generation_ends_the_one_that_was_left() -> None:
