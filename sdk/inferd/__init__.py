@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from inferd import session
+from inferd.adapter import Adapter
 from inferd.context import Context
 from inferd.generation import Generator
 from inferd.model import Model, Tokenizer
+from inferd.probes import Distribution, Entropy, Logits, Logprob, Logprobs, TokenLogprob
 from inferd.protocol import (
     Cancelled,
     ClientError,
@@ -22,6 +24,8 @@ from inferd.protocol import (
     NotFound,
     ProgramError,
     ProgramSyntaxError,
+    SnapshotDamaged,
+    SnapshotForeign,
     Step,
     Unauthorized,
     Unavailable,
@@ -34,26 +38,35 @@ if TYPE_CHECKING:
     from inferd.client import Connection
 
 __all__ = [
+    "Adapter",
     "AnyJson",
     "Cancelled",
     "Choice",
     "ClientError",
     "ConstraintError",
     "Context",
+    "Distribution",
+    "Entropy",
     "Generator",
     "InferdError",
     "InternalError",
     "InvalidRequest",
     "JsonSchema",
     "LimitExceeded",
+    "Logits",
+    "Logprob",
+    "Logprobs",
     "Model",
     "NotFound",
     "ProgramError",
     "ProgramSyntaxError",
     "Regex",
     "Sampler",
+    "SnapshotDamaged",
+    "SnapshotForeign",
     "Speculator",
     "Step",
+    "TokenLogprob",
     "Tokenizer",
     "Unauthorized",
     "Unavailable",

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
+from inferd.adapter import Adapter, adapter_name
 from inferd.delivery import Plan
 from inferd.generation import Generator
 from inferd.handle import Handle, port_in_force
 from inferd.model import Model
+from inferd.passes import attention_runs, checked_bias, checked_mask, checked_positions, checked_rows, wire_probes
+from inferd.probes import RowProbe, TokenLogprob
 from inferd.protocol import (
     ContextTokens,
     FlushContext,
     Forward,
     InvalidRequest,
     Part,
+    PromptLogprobs,
     Rows,
+    TokenLogprobs,
     TruncateContext,
 )
 from inferd.sampling import Sampler
@@ -85,16 +91,21 @@ class Context:
         """Whether the context was released."""
         return self._handle.released
 
-    async def flush(self) -> Context:
+    async def flush(self, adapter: str | Adapter | None = None) -> Context:
         """Compute what was added (but for the last token, which the next generation computes), and return the
-        context.
+        context. ``adapter``: the LoRA adapter that the next generation will use.
         """
+        request = FlushContext(0, adapter_name(adapter))
         context = await self._handle.settle()
-        await self._handle.call(FlushContext(context), keeps_turn=True)
+        await self._handle.call(replace(request, context=context), keeps_turn=True)
         return self
 
     async def fork(self) -> Context:
-        """A second context that holds the same tokens and shares what is computed. Release both."""
+        """A second context that holds the same tokens and shares what is computed. Release both.
+
+        While a generation runs on this context, the second one holds what was delivered so far, and the generation
+        goes on.
+        """
         return Context._of(await self._handle.fork())
 
     async def truncate(self, length: int) -> Context:
@@ -120,23 +131,78 @@ class Context:
         await self._handle.release()
 
     async def forward(
-        self, tokens: Sequence[int], at: Sequence[int] = (), sampler: Sampler | None = None, top: int = 0
+        self,
+        tokens: Sequence[int],
+        at: Sequence[int] = (),
+        sampler: Sampler | None = None,
+        top: int = 0,
+        *,
+        probes: Sequence[RowProbe] = (),
+        mask: Iterable[int] | None = None,
+        bias: Mapping[int, float] | None = None,
+        attention_mask: Sequence[Sequence[bool]] | None = None,
+        positions: Sequence[int] | None = None,
+        adapter: str | Adapter | None = None,
     ) -> Rows:
         """Append ``tokens``, compute everything pending, and look at the rows ``at``.
 
         ``at`` are indices into ``tokens``; empty means the last one. Each :class:`~inferd.protocol.RowResult` holds
         the token that ``sampler`` (argmax by default) draws after that row, the entropy of the distribution in
-        nats, and the ``top`` most likely tokens with their log-probabilities. The drawn tokens are not appended.
-        ``Rows.length`` is the context's new length. Raises InvalidRequest, which names the argument, for an index
-        that is not in ``tokens``.
+        nats, the ``top`` most likely tokens with their log-probabilities, and a result per probe, in the order of
+        ``probes`` (:class:`~inferd.Logits`, :class:`~inferd.Distribution`, :class:`~inferd.Logprob`,
+        :class:`~inferd.Logprobs`, :class:`~inferd.Entropy`). The drawn tokens are not appended.
+
+        ``mask``: the token ids that are allowed; ``bias``: numbers added to the logits of some tokens. Everything
+        in a row speaks of the logits after bias and mask.
+
+        ``attention_mask``: one row of bools per token, over all tokens of the context (:attr:`length` of them once
+        it is flushed) and ``tokens`` behind them: which of them it attends to. A token must see itself and may
+        see nothing behind itself. None: all before. ``positions``: where each token stands for the model's
+        position encoding; None: behind the token before. A sliding window counts positions. What is appended
+        later sees everything before it and stands behind the last position given here. ``adapter``: as in
+        :meth:`generate`.
+
+        ``Rows.length`` is the context's new length. Raises InvalidRequest, which names the argument, for what is out of
+        range, and LimitExceeded for more probed numbers than one reply carries.
         """
-        ids, rows = checked_tokens("tokens", tokens), _rows(at, len(tokens))
+        ids, rows = checked_tokens("tokens", tokens), checked_rows(at, len(tokens))
         _count("top", top)
-        sampling = _sampler(Sampler.argmax() if sampler is None else sampler).sampling
+        bias_tokens, bias_values = checked_bias(bias)
+        asked = Forward(
+            0,
+            ids,
+            rows,
+            _sampler(Sampler.argmax() if sampler is None else sampler).sampling,
+            top,
+            wire_probes(probes),
+            checked_mask(mask),
+            bias_tokens,
+            bias_values,
+            attention_runs(attention_mask, len(ids)),
+            checked_positions(positions, len(ids)),
+            adapter_name(adapter),
+        )
         context = await self._handle.settle()
-        reply: Rows = await self._handle.call(Forward(context, ids, rows, sampling, top))
+        reply: Rows = await self._handle.call(replace(asked, context=context))
         self._handle.learn_length(reply.length)
         return reply
+
+    async def prompt_logprobs(
+        self, tokens: Sequence[int], top: int = 0, *, adapter: str | Adapter | None = None
+    ) -> list[TokenLogprob]:
+        """Append ``tokens`` and tell how likely each one was, given all before it.
+
+        One :class:`~inferd.TokenLogprob` per token: log-probability, rank, and the ``top`` most likely tokens at its
+        place. The first token of an empty context has nothing before it and so no log-probability. The prompt may be as
+        long as a context. ``adapter``: as in :meth:`generate`. Raises InvalidRequest for what is no token id, and
+        LimitExceeded for more numbers than one reply carries.
+        """
+        ids = checked_tokens("tokens", tokens)
+        _count("top", top)
+        context = await self._handle.settle()
+        reply: TokenLogprobs = await self._handle.call(PromptLogprobs(context, ids, top, adapter_name(adapter)))
+        self._handle.learn_length(reply.length)
+        return reply.tokens
 
     @overload
     def generate(
@@ -148,6 +214,7 @@ class Context:
         constrain: JsonSchema[T],
         speculator: Speculator | None = ...,
         system_speculation: bool = ...,
+        adapter: str | Adapter | None = ...,
     ) -> Generator[T]: ...
 
     @overload
@@ -160,6 +227,7 @@ class Context:
         constrain: OutputConstraint | None = ...,
         speculator: Speculator | None = ...,
         system_speculation: bool = ...,
+        adapter: str | Adapter | None = ...,
     ) -> Generator[Any]: ...
 
     def generate(
@@ -171,6 +239,7 @@ class Context:
         constrain: OutputConstraint | None = None,
         speculator: Speculator | None = None,
         system_speculation: bool = False,
+        adapter: str | Adapter | None = None,
     ) -> Generator[Any]:
         """Generate after the context's last token; what is delivered becomes part of the context.
 
@@ -181,8 +250,9 @@ class Context:
         part of the output. ``constrain``: the output matches a :class:`~inferd.JsonSchema`, :class:`~inferd.Regex`,
         :class:`~inferd.AnyJson` or :class:`~inferd.Choice`. ``system_speculation``: the runtime drafts tokens ahead
         by itself. ``speculator``: the program drafts, see :class:`~inferd.Speculator`. Neither changes which text
-        comes, only how fast; they exclude each other. Raises InvalidRequest, which names the argument, for one that
-        is out of range, and ValueError for both kinds of speculation at once.
+        comes, only how fast; they exclude each other. ``adapter``: compute with this LoRA adapter, the context's earlier
+        tokens too: those that were computed without it, or with another, are computed again. Raises InvalidRequest,
+        which names the argument, for one that is out of range, and ValueError for both kinds of speculation at once.
         """
         if speculator is not None and system_speculation:
             raise ValueError("speculator= and system_speculation=True exclude each other: pass one of them")
@@ -196,6 +266,7 @@ class Context:
             constrain=_constrain(constrain),
             speculator=_speculator(speculator),
             system_speculation=_flag("system_speculation", system_speculation),
+            adapter=adapter_name(adapter),
         )
         return Generator(self._handle, plan)
 
@@ -267,10 +338,3 @@ def _speculator(speculator: Speculator | None) -> Speculator | None:
     if speculator is not None and not isinstance(speculator, Speculator):
         raise InvalidRequest(f"speculator must be an instance of a Speculator subclass, not {speculator!r}")
     return speculator
-
-
-def _rows(at: Sequence[int], count: int) -> list[int]:
-    rows = checked_tokens("at", at)
-    if any(row >= count for row in rows):
-        raise InvalidRequest(f"at must hold indices below {count}, the number of tokens, not {rows}")
-    return rows

@@ -5,10 +5,14 @@ from __future__ import annotations
 import builtins
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, overload
 
-from inferd.protocol import Detokenize, InvalidRequest, ListModels, ModelInfo, NotFound, Tokenize
+from inferd.floats import unpack_floats
+from inferd.protocol import Detokenize, Embed, Embeddings, InvalidRequest, ListModels, ModelInfo, NotFound, Tokenize
 from inferd.tokens import checked_tokens
 from inferd.transport import Transport, current_transport
+
+Vector: TypeAlias = list[float]
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,46 @@ class Model:
         served = ", ".join(model.name for model in models)
         raise NotFound(f"no model {name!r}; served: {served or 'none'}")
 
+    @overload
+    async def embed(
+        self, inputs: Sequence[str] | Sequence[Sequence[int]], *, pooling: Literal["none"], normalize: bool = ...
+    ) -> builtins.list[builtins.list[Vector]]: ...
+
+    @overload
+    async def embed(
+        self,
+        inputs: Sequence[str] | Sequence[Sequence[int]],
+        *,
+        pooling: Literal["mean", "last", "cls"] = ...,
+        normalize: bool = ...,
+    ) -> builtins.list[Vector]: ...
+
+    async def embed(
+        self,
+        inputs: Sequence[str] | Sequence[Sequence[int]],
+        *,
+        pooling: Literal["mean", "last", "cls", "none"] = "mean",
+        normalize: bool = True,
+    ) -> builtins.list[Vector] | builtins.list[builtins.list[Vector]]:
+        """A vector per text, or per list of token ids: the model's hidden states after its final norm.
+
+        ``pooling``: the ``mean`` over all tokens, the ``last`` token's, the first one's (``cls``), or ``none``: a list
+        with every token's. ``normalize`` scales each vector to length 1. The attention stays causal, as the model was
+        trained: a token's state knows what stands before it only, and so ``cls`` knows the first token alone. Texts
+        begin as a context does, with the token that opens a text where the model has one.
+
+        Raises InvalidRequest, which names the argument, for empty or mixed inputs, and LimitExceeded for inputs longer
+        than the model's context or more numbers than one reply carries.
+        """
+        if pooling not in ("mean", "last", "cls", "none"):
+            raise InvalidRequest(f"pooling must be mean, last, cls or none, not {pooling!r}")
+        if not isinstance(normalize, bool):
+            raise InvalidRequest(f"normalize must be True or False, not {normalize!r}")
+        texts, tokens = _inputs(inputs)
+        reply: Embeddings = await self.tokenizer.transport.call(Embed(texts, tokens, pooling, normalize, self.name))
+        vectors = [_vectors(unpack_floats(packed), reply.size) for packed in reply.packed]
+        return vectors if pooling == "none" else [each[0] for each in vectors]
+
     @property
     def name(self) -> str:
         """Its name, as ``Context(model)`` takes it."""
@@ -95,3 +139,23 @@ class Model:
     def fingerprint(self) -> str:
         """A hash of the weights and the tokenizer."""
         return self.info.fingerprint
+
+
+def _inputs(inputs: Sequence[Any]) -> tuple[list[str], list[list[int]]]:
+    """Texts, or lists of token ids. Raises InvalidRequest for anything else, and for both at once."""
+    if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Sequence) or not inputs:
+        raise InvalidRequest("inputs must be a list of texts, or a list of lists of token ids, and hold at least one")
+    texts: list[str] = []
+    tokens: list[list[int]] = []
+    for at, each in enumerate(inputs):
+        if isinstance(each, str):
+            texts.append(each)
+        else:
+            tokens.append(checked_tokens(f"inputs[{at}]", each))
+    if texts and tokens:
+        raise InvalidRequest("inputs must be all texts or all lists of token ids")
+    return texts, tokens
+
+
+def _vectors(values: Vector, size: int) -> list[Vector]:
+    return [values[at : at + size] for at in range(0, len(values), size)]

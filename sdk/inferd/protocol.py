@@ -7,11 +7,20 @@ runtime's ``session`` package, one method in the SDK.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
+from inferd.adapter_operations import (  # isort: skip
+    AdapterInfo as AdapterInfo,
+    Adapters as Adapters,
+    DropAdapter as DropAdapter,
+    ListAdapters as ListAdapters,
+    LoadAdapter as LoadAdapter,
+    Upload as Upload,
+    UploadAdapter as UploadAdapter,
+)
 from inferd.errors import (  # isort: skip
     # Re-exported: whoever speaks the protocol needs its errors, too.
     ERRORS as ERRORS,
@@ -26,8 +35,34 @@ from inferd.errors import (  # isort: skip
     NotFound as NotFound,
     ProgramError as ProgramError,
     ProgramSyntaxError as ProgramSyntaxError,
+    SnapshotDamaged as SnapshotDamaged,
+    SnapshotForeign as SnapshotForeign,
     Unauthorized as Unauthorized,
     Unavailable as Unavailable,
+)
+from inferd.operations import (  # isort: skip
+    OPERATIONS as OPERATIONS,
+    Done as Done,
+    operation as operation,
+)
+from inferd.probes import (  # isort: skip
+    Probe as Probe,
+    ProbeResult as ProbeResult,
+    TokenLogprob as TokenLogprob,
+)
+from inferd.saved import (  # isort: skip
+    MAX_EXPORT_BYTES as MAX_EXPORT_BYTES,
+    DeleteSaved as DeleteSaved,
+    ExportContext as ExportContext,
+    Exported as Exported,
+    ImportContext as ImportContext,
+    ListSaved as ListSaved,
+    Opened as Opened,
+    OpenSaved as OpenSaved,
+    SaveContext as SaveContext,
+    SavedContext as SavedContext,
+    SavedContexts as SavedContexts,
+    TakeSaved as TakeSaved,
 )
 
 PROTOCOL_VERSION = 1
@@ -97,23 +132,21 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class RowResult:
-    """A probed row of ``forward``: the sampled token, and the most likely tokens with their log-probabilities."""
+    """A probed row of ``forward``: the sampled token, the most likely tokens with their log-probabilities, the entropy
+    in nats, and what each probe found, in the order of the request.
+    """
 
     index: int
     token: int
     top_tokens: list[int] = field(default_factory=list)
     top_logprobs: list[float] = field(default_factory=list)
     entropy: float = 0.0
+    probes: list[ProbeResult] = field(default_factory=list)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Replies.
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Done:
-    """Nothing to say but that it is done."""
 
 
 @dataclass(frozen=True)
@@ -165,10 +198,26 @@ class Steps:
 
 @dataclass(frozen=True)
 class Rows:
-    """The probed rows of a forward pass, in the order asked for."""
+    """The probed rows of a forward pass, in the order asked for, and the context's new length."""
 
     rows: list[RowResult]
     length: int
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """One entry per token, and the context's new length."""
+
+    tokens: list[TokenLogprob]
+    length: int
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """One entry per input: vectors of ``size`` numbers, packed behind each other as in ``floats.py``."""
+
+    size: int
+    packed: list[str]
 
 
 @dataclass(frozen=True)
@@ -190,23 +239,8 @@ class Usage:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Requests. ``op`` is the wire name, ``reply`` the type of the answer.
+# Requests. ``op`` is the wire name, ``reply`` the type of the answer. Those about snapshots stand in ``saved.py``.
 # ---------------------------------------------------------------------------------------------------------------------
-
-OPERATIONS: dict[str, type[Any]] = {}
-R = TypeVar("R")
-
-
-def operation(op: str, reply: type[Any]) -> Callable[[type[R]], type[R]]:
-    """Register a request dataclass under its wire name."""
-
-    def register(cls: type[R]) -> type[R]:
-        cls.op = op  # type: ignore[attr-defined]
-        cls.reply = reply  # type: ignore[attr-defined]
-        OPERATIONS[op] = cls
-        return cls
-
-    return register
 
 
 @operation("model.list", Models)
@@ -255,17 +289,22 @@ class AppendContext:
 @operation("context.flush", ContextState)
 @dataclass(frozen=True)
 class FlushContext:
-    """Compute what is pending, but for the last token, whose logits the next generation needs."""
+    """Compute what is pending, but for the last token, whose logits the next generation needs. ``adapter``: as there."""
 
     context: int
+    adapter: str = ""
 
 
 @operation("context.fork", ContextState)
 @dataclass(frozen=True)
 class ForkContext:
-    """A copy that shares the pages computed so far."""
+    """A copy of the first ``length`` tokens (-1: all) that shares what is computed of them.
+
+    While a generation runs on the context, "all" is what it has delivered, and it goes on undisturbed.
+    """
 
     context: int
+    length: int = -1
 
 
 @operation("context.truncate", ContextState)
@@ -299,7 +338,13 @@ class ReleaseContext:
 class Forward:
     """Append ``tokens``, compute everything pending, and answer for the rows ``at`` (indices into ``tokens``).
 
-    An empty ``at`` means the last token. ``top`` asks for that many most likely tokens with log-probabilities.
+    An empty ``at`` means the last token. ``top`` asks for that many most likely tokens with log-probabilities, ``probes``
+    for more. ``mask`` (allowed token ids; None: all) and the bias, added to the logits of ``bias_tokens``, come before
+    sampler and probes.
+
+    ``attention_mask``: per token, which tokens of the context it attends to, as run lengths over the whole context
+    behind the last token given: hidden, seen, hidden, ... Empty means all up to itself. ``positions``: per token, where
+    it stands for the model's position encoding; empty means behind the token before. ``adapter``: as in ``generate.start``.
     """
 
     context: int
@@ -307,6 +352,43 @@ class Forward:
     at: list[int] = field(default_factory=list)
     sampling: Sampling = field(default_factory=Sampling)
     top: int = 0
+    probes: list[Probe] = field(default_factory=list)
+    mask: list[int] | None = None
+    bias_tokens: list[int] = field(default_factory=list)
+    bias_values: list[float] = field(default_factory=list)
+    attention_mask: list[list[int]] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    adapter: str = ""
+
+
+@operation("prompt_logprobs", TokenLogprobs)
+@dataclass(frozen=True)
+class PromptLogprobs:
+    """Append ``tokens`` and tell each one's log-probability given all before it, with the ``top`` most likely ones.
+
+    The last token stays pending. ``adapter``: as in ``generate.start``.
+    """
+
+    context: int
+    tokens: list[int]
+    top: int = 0
+    adapter: str = ""
+
+
+@operation("model.embed", Embeddings)
+@dataclass(frozen=True)
+class Embed:
+    """Final hidden states of ``texts`` or of ``tokens`` (one of them). ``pooling``: mean | last | cls | none.
+
+    ``adapter``: as in ``generate.start``.
+    """
+
+    texts: list[str] = field(default_factory=list)
+    tokens: list[list[int]] = field(default_factory=list)
+    pooling: str = "mean"
+    normalize: bool = True
+    model: str = ""
+    adapter: str = ""
 
 
 @operation("generate.start", Generation)
@@ -314,7 +396,8 @@ class Forward:
 class StartGenerate:
     """Start generating at the end of a context, which belongs to the generation until it is closed.
 
-    ``program_speculation``: every ``generate.next`` brings a draft of the program's own speculator.
+    ``program_speculation``: every ``generate.next`` brings a draft of the program's own speculator. ``adapter``: the LoRA
+    adapter to compute with, "" is none; tokens that were computed with another one are computed again.
     """
 
     context: int
@@ -324,6 +407,7 @@ class StartGenerate:
     constraint: Constraint | None = None
     system_speculation: bool = False
     program_speculation: bool = False
+    adapter: str = ""
 
 
 @operation("generate.next", Steps)
@@ -383,9 +467,14 @@ def to_plain(value: Any) -> Any:
 
 LISTS_OF: dict[tuple[str, str], type[Any]] = {
     ("Models", "models"): ModelInfo,
+    ("Adapters", "adapters"): AdapterInfo,
     ("Steps", "steps"): Step,
     ("Rows", "rows"): RowResult,
+    ("RowResult", "probes"): ProbeResult,
+    ("TokenLogprobs", "tokens"): TokenLogprob,
+    ("SavedContexts", "saved"): SavedContext,
 }
+BYTES_OF = frozenset({("Exported", "data")})
 
 
 def reply_from_plain(cls: type[Any], data: dict[str, Any]) -> Any:
@@ -396,4 +485,6 @@ def reply_from_plain(cls: type[Any], data: dict[str, Any]) -> Any:
         item = LISTS_OF.get((cls.__name__, key))
         if item is not None:
             values[key] = [reply_from_plain(item, entry) for entry in value]
+        elif (cls.__name__, key) in BYTES_OF and isinstance(value, str):
+            values[key] = base64.b64decode(value)  # as JSON carries bytes
     return cls(**values)

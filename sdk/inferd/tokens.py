@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from inferd.protocol import InvalidRequest
+from inferd.errors import InvalidRequest
 
 
 def checked_tokens(name: str, values: Iterable[int]) -> list[int]:

@@ -39,7 +39,7 @@ class Bench:
     def feed(self, parts: list[tuple[PageTable, list[int]]]) -> list[np.ndarray]:
         """Run one batch; every row's logits, part by part."""
         plan = [Planned(None, Work(tokens, len(tokens)), table, table.reserve(len(tokens))) for table, tokens in parts]  # type: ignore[arg-type]
-        rows = self.driver.forward(prepare(plan, self.driver.page_size))
+        rows = self.driver.forward(prepare(plan, self.driver.page_size)).logits
         split = np.split(rows, np.cumsum([len(tokens) for _, tokens in parts])[:-1])
         for table, tokens in parts:
             table.advance(len(tokens))
@@ -113,5 +113,5 @@ def test_rejected_drafts_and_forks_leave_no_trace(bench: Bench) -> None:
 def test_no_wanted_rows_gives_no_logits(bench: Bench) -> None:
     table = PageTable(bench.pool)
     plan = [Planned(None, Work([5, 6, 7]), table, table.reserve(3))]  # type: ignore[arg-type]
-    assert bench.driver.forward(prepare(plan, bench.driver.page_size)).shape == (0, VOCAB)
+    assert bench.driver.forward(prepare(plan, bench.driver.page_size)).logits.shape == (0, VOCAB)
     table.release()

@@ -78,13 +78,14 @@ class RowSpec:
     """What a forward pass does with each row asked for: edit its logits, draw a token, name the ``top`` ones, probe."""
 
     sampler: RowSampler
-    edit: RowEdit
+    edit: RowEdit | None = None
     top: int = 0
     readings: Sequence[Reading] = ()
 
     def read(self, index: int, position: int, logits: Logits) -> RowResult:
         """The result of one row, float32[V]; the token is drawn for the absolute ``position``."""
-        logits = self.edit.apply(logits)
+        if self.edit is not None:
+            logits = self.edit.apply(logits)
         logprobs = log_softmax(logits)
         tokens, likely = top_logprobs(logprobs, self.top)
         found = [reading.read(logits, logprobs) for reading in self.readings]

@@ -184,7 +184,7 @@ def top_logprobs(logprobs: npt.NDArray[np.float64], k: int) -> tuple[list[int], 
 def entropy(logprobs: npt.NDArray[np.float64]) -> float:
     """In nats; impossible tokens add nothing."""
     possible = logprobs[logprobs > -np.inf]
-    return -float((np.exp(possible) * possible).sum())
+    return 0.0 - float((np.exp(possible) * possible).sum())
 
 
 def token_logprob(logits: Logits, token: int, top: int) -> TokenLogprob:
@@ -194,6 +194,6 @@ def token_logprob(logits: Logits, token: int, top: int) -> TokenLogprob:
     return TokenLogprob(token, float(logprobs[token]), rank, *top_logprobs(logprobs, top))
 
 
-def pack(values: npt.NDArray[np.floating]) -> str:  # type: ignore[type-arg]
+def pack(values: npt.NDArray[np.floating]) -> str:
     """Numbers as the wire carries them, see ``inferd/floats.py``."""
     return base64.b64encode(np.ascontiguousarray(values, np.dtype("<f4")).tobytes()).decode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -13,7 +13,10 @@ class ModelPass(Protocol):
     """One forward pass from token ids to logits."""
 
     def __call__(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
-        """``tokens`` and ``positions`` int64[T], ``rows`` int64[R]: the logits [R, V] of those rows."""
+        """``tokens`` and ``positions`` int64[T], ``rows`` int64[R]: the logits [R, V] of those rows.
+
+        Leaves hidden states in ``layout.hidden`` where ``layout.hidden_rows`` asks for them.
+        """
         ...
 
 
@@ -21,10 +24,24 @@ class PlainPass:
     """Runs the model as transformers wrote it."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        self._model: Any = model
 
     def __call__(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
         """See :class:`ModelPass`."""
+        if layout.hidden_rows is None:
+            return self._logits(tokens, positions, layout, rows)
+
+        def keep(module: nn.Module, inputs: object, output: Any) -> None:
+            layout.hidden = output[0][0, layout.hidden_rows]
+
+        # The base model's output is what its final norm gives; the head comes behind.
+        watch = self._model.base_model.register_forward_hook(keep)
+        try:
+            return self._logits(tokens, positions, layout, rows)
+        finally:
+            watch.remove()
+
+    def _logits(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
         output = self._model(
             input_ids=tokens[None],
             position_ids=positions[None],

@@ -1,23 +1,34 @@
-"""``context.flush`` and ``forward``: work in the batch that is not a generation."""
+"""``context.flush``, ``forward`` and ``prompt_logprobs``: work in the batch that is not a generation."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from inferd import protocol as p
-from inferd_runtime.engine.jobs import ForwardPass, Prefill
+from inferd_runtime.engine.adapters import AdapterLease
+from inferd_runtime.engine.jobs import ContextJob, ForwardPass, Prefill, RowSpec
+from inferd_runtime.engine.probes import RowEdit, resolve_all
 from inferd_runtime.engine.sampling import RowSampler
+from inferd_runtime.engine.scoring import PromptScoring
+from inferd_runtime.models.batch import Seen
+from inferd_runtime.session.adapting import leased
 from inferd_runtime.session.state import Call, OpenContext, SessionState
+
+MAX_MASK = 1 << 24
+"""Entries of one attention mask: 16 MiB of bools."""
 
 
 def flush(state: SessionState, call: Call) -> None:
     """Compute what is pending, but for the last token."""
     request: p.FlushContext = call.request
     entry = state.free_context(request.context)
-    job = Prefill(entry.context)
-    await_job(state, call, job, lambda: state.context_state(request.context))
+    with leased(state, entry, request.adapter) as lease:
+        job = Prefill(entry.context)
+        await_job(state, call, job, lambda: state.context_state(request.context), lease)
     job.settle()
     entry.model.engine.submit(job)
 
@@ -26,16 +37,55 @@ def forward(state: SessionState, call: Call) -> None:
     """A program's own forward pass."""
     request: p.Forward = call.request
     entry = state.free_context(request.context)
-    sampler = row_sampler(request.sampling, entry)
-    job = ForwardPass(entry.context, request.tokens, request.at, sampler, request.top)
-    await_job(state, call, job, lambda: p.Rows(job.rows(), len(entry.context.tokens)))
+    rows = row_spec(request, entry)
+    visible = visibility(request.attention_mask, len(entry.context.tokens) + len(request.tokens))
+    with leased(state, entry, request.adapter) as lease:
+        job = ForwardPass(entry.context, request.tokens, request.at, rows, positions=request.positions, visible=visible)
+        await_job(state, call, job, lambda: p.Rows(job.rows(), len(entry.context.tokens)), lease)
     entry.model.engine.submit(job)
 
 
-def await_job(state: SessionState, call: Call, job: Prefill | ForwardPass, reply: Callable[[], Any]) -> None:
-    """Answer when the job ends: ``reply()``, or its error. A cancel ends it."""
+def prompt_logprobs(state: SessionState, call: Call) -> None:
+    """How likely each token of a text is."""
+    request: p.PromptLogprobs = call.request
+    entry = state.free_context(request.context)
+    with leased(state, entry, request.adapter) as lease:
+        job = PromptScoring(entry.context, request.tokens, request.top)
+        await_job(state, call, job, lambda: p.TokenLogprobs(job.scores(), len(entry.context.tokens)), lease)
+    job.settle()
+    entry.model.engine.submit(job)
+
+
+def row_spec(request: p.Forward, entry: OpenContext) -> RowSpec:
+    """What the request wants of each row. Raises InvalidRequest or LimitExceeded that names what is out of range."""
+    vocab_size = entry.model.engine.driver.vocab_size
+    if request.top < 0:
+        raise p.InvalidRequest(f"forward: top = {request.top} is negative")
+    edit = RowEdit.resolve(request.mask, request.bias_tokens, request.bias_values, vocab_size)
+    readings = resolve_all(request.probes, len(request.at) or 1, request.top, vocab_size)
+    return RowSpec(row_sampler(request.sampling, entry), edit, request.top, readings)
+
+
+def visibility(rows: Sequence[Sequence[int]], length: int) -> list[Seen]:
+    """Run lengths (hidden, seen, hidden, ...) as bool[length] per row. Raises InvalidRequest or LimitExceeded."""
+    if len(rows) * length > MAX_MASK:
+        raise p.LimitExceeded(
+            f"attention_mask: {len(rows)} rows over {length} tokens; {MAX_MASK} entries are allowed",
+            limit="attention_mask", value=MAX_MASK, raise_with="several calls",
+        )  # fmt: skip
+    for at, runs in enumerate(rows):
+        if min(runs, default=0) < 0 or sum(runs) != length:
+            raise p.InvalidRequest(
+                f"attention_mask[{at}] speaks of {sum(runs)} tokens; with those given the context holds {length}"
+            )
+    return [np.repeat(np.arange(len(runs)) % 2 == 1, runs) for runs in rows]
+
+
+def await_job(state: SessionState, call: Call, job: ContextJob, reply: Callable[[], Any], lease: AdapterLease) -> None:
+    """Answer when the job ends: ``reply()``, or its error, and give the adapter back. A cancel ends it."""
 
     def ended() -> None:
+        lease.release()
         state.waiting.pop(call.ticket, None)
         call.respond(job.error if job.error is not None else reply())
 
@@ -49,4 +99,4 @@ def row_sampler(sampling: p.Sampling, entry: OpenContext) -> RowSampler:
     return RowSampler.resolve(sampling, seed=seed, lineage=entry.context.lineage)
 
 
-HANDLERS = {p.FlushContext: flush, p.Forward: forward}
+HANDLERS = {p.FlushContext: flush, p.Forward: forward, p.PromptLogprobs: prompt_logprobs}

@@ -6,25 +6,43 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from inferd import protocol as p
-from inferd_runtime.session import context_calls, generate_calls, model_calls, pass_calls
+from inferd_runtime.kv.snapshots import SnapshotStore
+from inferd_runtime.session import (
+    adapter_calls,
+    context_calls,
+    embed_calls,
+    generate_calls,
+    model_calls,
+    pass_calls,
+    snapshot_calls,
+)
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.session.state import Call, Respond, SessionState
 
 Handler = Callable[[SessionState, Call], None]
 HANDLERS: Mapping[type[Any], Handler] = {
     **model_calls.HANDLERS,
+    **adapter_calls.HANDLERS,
     **context_calls.HANDLERS,
     **pass_calls.HANDLERS,
+    **embed_calls.HANDLERS,
     **generate_calls.HANDLERS,
+    **snapshot_calls.HANDLERS,
 }
 
 
 class Session:
     """Turns requests into engine calls, one handler per operation. Closing it releases everything that it opened."""
 
-    def __init__(self, models: Mapping[str, ServedModel], tenant: str, label: str = "") -> None:
+    def __init__(
+        self,
+        models: Mapping[str, ServedModel],
+        tenant: str,
+        label: str = "",
+        snapshots: SnapshotStore | None = None,
+    ) -> None:
         self.label = label
-        self._state = SessionState(models, tenant)
+        self._state = SessionState(models, tenant, snapshots)
 
     @property
     def tenant(self) -> str:
@@ -55,6 +73,8 @@ class Session:
             generation.close()
         for handle in list(self._state.contexts):
             self._state.drop_context(handle)
+        for uploads, number in self._state.uploads:
+            uploads.discard(number)
         return self._state.usage()
 
     def owned_tables(self, model: ServedModel | None = None) -> list[list[int]]:

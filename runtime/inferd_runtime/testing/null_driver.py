@@ -18,8 +18,8 @@ MOVED = 1_000_003
 class NullDriver:
     """Logits are a pseudo-random function of the last ``order`` tokens as the page tables show them, and of ``seed``.
 
-    A stale page, a wrong slot or a wrong position therefore changes the output, as it would with a real model, and so does the adapter that any of them was computed with. ``scale``
-    spreads the logits: large is confident, small is noisy.
+    A stale page, a wrong slot or a wrong position therefore changes the output, as it would with a real model, and so does
+    the adapter that one of the tokens was computed with. ``scale`` spreads the logits: large is confident, small is noisy.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class NullDriver:
         self.pages = pages
         self.page_size = page_size
         self.max_context = max_context
-        self.token_bytes = (8,)
+        self.token_bytes: Sequence[int] = (8,)
         self.page_bytes = page_size * 8
         self.kv_layout = f"null/int64/{page_size}"
         self.steps = 0

@@ -45,7 +45,7 @@ class TorchDriver:
         self._device = like.device
         self._keys = [self._cache(heads, width, like.dtype) for heads, width in shape.keys]
         self._values = [self._cache(heads, width, like.dtype) for heads, width in shape.values]
-        self.token_bytes = [cache[0, 0].numel() * cache.element_size() for cache in self._caches()]
+        self.token_bytes: Sequence[int] = [cache[0, 0].numel() * cache.element_size() for cache in self._caches()]
         self.page_bytes = sum(self.token_bytes) * page_size
         self.kv_layout = f"{str(like.dtype).removeprefix('torch.')}/{page_size}/{shape.digest()}"
 
