@@ -18,10 +18,15 @@ from typing import Any, get_type_hints
 import msgspec
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.models.adapter_options import AdapterOptions, read_adapters
 from inferd_runtime.models.options import ModelOptions, read_models
 from inferd_runtime.sandbox.messages import Limits
 
 CONFIG_FILE = "config.toml"
+READERS: Mapping[Any, Callable[[Any], Any]] = {
+    tuple[ModelOptions, ...]: read_models,
+    tuple[AdapterOptions, ...]: read_adapters,
+}
 LIMIT_FLAGS = {
     "wall_s": "--limit-wall",
     "cpu_s": "--limit-cpu",
@@ -36,7 +41,7 @@ class Settings:
     """Everything that can be set. Times in seconds, memory in MiB, other sizes in bytes.
 
     ``model``: what to serve, the default model first; ``device``, ``dtype`` ("": float32 on the CPU, elsewhere the
-    checkpoint's own) and ``pages`` hold for each model that says nothing else.
+    checkpoint's own) and ``pages`` hold for each model that says nothing else. ``adapter``: the LoRA adapters of every tenant.
     ``url`` is where a client looks for a server; without it, where this user's own server says it is, else ``host`` and
     ``port``. ``wall_s`` to ``output_bytes`` are what a run may use when nobody says otherwise; ``max_*`` what anybody may ask for
     over the network. ``token``: who holds it is the tenant ``default``; without one, ``serve`` makes one and keeps it in
@@ -48,6 +53,7 @@ class Settings:
     dtype: str = ""
     threads: int | None = None
     pages: int | None = None
+    adapter: tuple[AdapterOptions, ...] = ()
     host: str = "127.0.0.1"
     port: int = 7070
     url: str | None = None
@@ -70,6 +76,9 @@ class Settings:
     max_memory_mb: int = 1024
     max_output_bytes: int = 64 << 20
     max_body_bytes: int = 4 << 20
+    max_adapters: int = 8
+    max_adapter_bytes: int = 256 << 20
+    max_adapter_rank: int = 256
     keep_runs: int = 1000
     keep_event_bytes: int = 64 << 20
     run_event_bytes: int = 1 << 20
@@ -163,9 +172,9 @@ def _convert(place: str, value: Any, kind: Any) -> Any:
         if not isinstance(value, (str, Path)):
             raise InvalidRequest(f"{place}: expected a path, got {value!r}")
         return Path(value)
-    if kind == tuple[ModelOptions, ...]:
+    if kind in READERS:
         try:
-            return read_models(value)
+            return READERS[kind](value)
         except InvalidRequest as error:
             raise InvalidRequest(f"{place}: {error.message}") from None
     try:

@@ -22,6 +22,7 @@ HELP = {
     "dtype": "float32, bfloat16 or float16",
     "threads": "threads of the engine",
     "pages": "pages of the KV cache",
+    "adapter": "NAME=FOLDER[,model=MODEL]: a LoRA adapter in PEFT's format for every tenant; may be given several times",
     "url": "the server's address",
     "token": "the access token",
     "wall_s": "seconds that the run may take",
@@ -52,7 +53,7 @@ def add_settings(parser: argparse.ArgumentParser, names: Iterable[str], taken: f
         if flag_of(name).removeprefix("--").replace("-", "_") not in taken:
             group.add_argument(
                 flag_of(name), dest=f"setting_{name}", default=None, metavar="VALUE", help=HELP.get(name),
-                action="append" if name == "model" else "store",
+                action="append" if name in ("model", "adapter") else "store",
             )  # fmt: skip
     if "config" not in taken:
         group.add_argument("--config", dest="config_file", type=Path, metavar="FILE", help="a TOML file with settings")

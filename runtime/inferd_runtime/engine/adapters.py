@@ -156,12 +156,16 @@ class AdapterSet:
                 f"the adapter has rank {rank}, {self.limits.rank} is allowed",
                 limit="adapter_rank",
                 value=self.limits.rank,
+                raise_with="--max-adapter-rank",
             )
         others = [owner for owner, other in self._named if owner == tenant and other != name]
         held = len(others) + sum(adapter.tenant == tenant for adapter in self._leaving)
         if held >= self.limits.count:
             raise LimitExceeded(
-                f"{held} adapters are loaded or still in use; drop some", limit="adapters", value=self.limits.count
+                f"{held} adapters are loaded or still in use; drop some",
+                limit="adapters",
+                value=self.limits.count,
+                raise_with="--max-adapters",
             )
 
     def check_bytes(self, size: int) -> None:
@@ -169,5 +173,5 @@ class AdapterSet:
         if size > self.limits.bytes:
             raise LimitExceeded(
                 f"the adapter takes {size} bytes, {self.limits.bytes} are allowed",
-                limit="adapter_bytes", value=self.limits.bytes,
+                limit="adapter_bytes", value=self.limits.bytes, raise_with="--max-adapter-bytes",
             )  # fmt: skip

@@ -30,6 +30,7 @@ class Uploads:
                 f"uploads that are not loaded yet may take {self._limit} bytes",
                 limit="adapter_bytes",
                 value=self._limit,
+                raise_with="--max-adapter-bytes",
             )
         file += data
         return len(file)

@@ -7,15 +7,18 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
 
-from inferd.protocol import InferdError, ModelInfo
+from inferd.protocol import InferdError, InvalidRequest, ModelInfo, NotFound
 from inferd_grammar import GrammarCompiler, TokenTable
-from inferd_runtime.engine.engine import Engine
+from inferd_runtime.engine.adapters import AdapterLimits, AdapterSet
+from inferd_runtime.engine.engine import Engine, EngineOptions
+from inferd_runtime.models.adapter_files import AdapterFiles
+from inferd_runtime.models.adapter_options import AdapterOptions, read_adapters
 from inferd_runtime.models.fit import Placed, check_fit, divide_pages
 from inferd_runtime.models.options import ModelOptions, read_models
 from inferd_runtime.session.host import ServedModel
@@ -46,6 +49,8 @@ class EngineSettings:
     token_budget: int = 512
     plain: bool = False
     check: bool = False
+    adapters: tuple[AdapterOptions, ...] = ()
+    adapter_limits: AdapterLimits = field(default_factory=AdapterLimits)
 
 
 def serve_model(settings: EngineSettings) -> ServedModel:
@@ -74,21 +79,25 @@ def serve_models(settings: EngineSettings, models: Sequence[ModelOptions]) -> li
     loaded = [load(model.name, device=model.device, dtype=model.dtype) for model in chosen]
     torch.set_num_threads(settings.threads or max(default_threads(model.module) for model in loaded))
     pages = divide_pages(placed, available_bytes, settings.page_size)
-    return [_build(settings, model, count) for model, count in zip(loaded, pages, strict=True)]
+    served = [_build(settings, model, count) for model, count in zip(loaded, pages, strict=True)]
+    load_adapters(settings.adapters, served)
+    return served
 
 
 def _build(settings: EngineSettings, loaded: LoadedModel, pages: int) -> ServedModel:
     """The engine, page pool and grammar compiler of a loaded model."""
     from inferd_runtime.engine.drivers.torch_driver import TorchDriver
     from inferd_runtime.models.fused import fuse
+    from inferd_runtime.models.lora_bank import LoraBank
     from inferd_runtime.models.passes import PlainPass
 
     kv = loaded.probe.kv
     fused = None if settings.plain else fuse(loaded.module, kv, loaded.probe.rules)
+    run = fused or PlainPass(loaded.module)
     like = next(loaded.module.parameters())
     driver = TorchDriver(
-        fused or PlainPass(loaded.module), like, kv, vocab_size=loaded.vocab_size, max_context=loaded.max_context,
-        pages=pages, page_size=settings.page_size,
+        run, like, kv, vocab_size=loaded.vocab_size, max_context=loaded.max_context,
+        pages=pages, page_size=settings.page_size, adapters=LoraBank(run, loaded.module, kv),
     )  # fmt: skip
     table = TokenTable.from_tokenizer_json(
         loaded.tokenizer.json, vocab_size=loaded.vocab_size, eos_ids=loaded.tokenizer.eos_tokens
@@ -97,8 +106,21 @@ def _build(settings: EngineSettings, loaded: LoadedModel, pages: int) -> ServedM
         loaded.name, loaded.vocab_size, loaded.max_context, settings.page_size,
         list(loaded.tokenizer.eos_tokens), loaded.fingerprint,
     )  # fmt: skip
-    engine = Engine(driver, token_budget=settings.token_budget)
-    return ServedModel(info, engine, loaded.tokenizer, GrammarCompiler(table))
+    engine = Engine(driver, EngineOptions(token_budget=settings.token_budget))
+    adapters = AdapterSet(driver, settings.adapter_limits)
+    return ServedModel(info, engine, loaded.tokenizer, GrammarCompiler(table), adapters)
+
+
+def load_adapters(adapters: Sequence[AdapterOptions], models: Sequence[ServedModel]) -> None:
+    """Load the operator's adapters. Raises InferdError that names the adapter."""
+    for adapter in adapters:
+        model = next((model for model in models if adapter.model in ("", model.info.name)), None)
+        if model is None:
+            raise NotFound(f"adapter {adapter.name!r}: no model {adapter.model!r} is served")
+        try:
+            model.adapters.load(None, adapter.name, AdapterFiles.read(adapter.folder))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"adapter {adapter.name!r}: {error.message}") from error
 
 
 def run(settings: EngineSettings, models: Sequence[ModelOptions]) -> None:
@@ -157,10 +179,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--plain", action="store_true", help="run transformers' own modules, never the fused pass")
     parser.add_argument("--check", action="store_true", help="re-add page ownership whenever the engine is idle")
+    parser.add_argument("--adapter", action="append", metavar="NAME=FOLDER[,model=MODEL]", help="as --model")
+    for name, value in (("adapters", 8), ("adapter-bytes", 256 << 20), ("adapter-rank", 256)):
+        parser.add_argument(f"--max-{name}", type=int, default=value)
     options = vars(parser.parse_args(argv))
     try:
         models = read_models(options.pop("model") or ["tiny"])
-        run(EngineSettings(**options), models)
+        adapters = read_adapters(options.pop("adapter") or [])
+        limits = AdapterLimits(*(options.pop(f"max_adapter{name}") for name in ("_rank", "_bytes", "s")))
+        run(EngineSettings(**options, adapters=adapters, adapter_limits=limits), models)
     except InferdError as error:
         print(msgspec.json.encode(error.to_wire()).decode(), file=sys.stderr)
         return 2

@@ -24,7 +24,7 @@ import zmq
 import zmq.asyncio
 
 from inferd.protocol import Cancelled, ErrorInfo, LimitExceeded, Models, Unavailable
-from inferd_runtime.config import LIMIT_FLAGS, Settings
+from inferd_runtime.config import LIMIT_FLAGS, Settings, flag_of
 from inferd_runtime.sandbox.messages import Cancel, Deliver, Finished, Launch, Limits, Output, Sent, Started
 from inferd_runtime.server.background import background_tasks
 from inferd_runtime.server.bundles import Program
@@ -61,6 +61,9 @@ def default_commands(settings: Settings) -> Commands:
     """The real engine and the real sandbox worker."""
     flags = [part for model in settings.models for part in ("--model", str(model))]
     flags += ["--threads", str(settings.threads)] if settings.threads else []
+    flags += [part for adapter in settings.adapter for part in ("--adapter", str(adapter))]
+    limits = ("max_adapters", "max_adapter_bytes", "max_adapter_rank")
+    flags += [part for name in limits for part in (flag_of(name), str(getattr(settings, name)))]
 
     def engine(endpoint: str) -> list[str]:
         return ["inferd_runtime.server.engine_process", "--endpoint", endpoint, *flags]
