@@ -6,6 +6,7 @@ what is left. The draw depends on the row's logits, mask, sampler, key and posit
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,28 +70,29 @@ def candidates(logits: Logits, sampler: RowSampler) -> tuple[npt.NDArray[np.int6
     keep = scores > -np.inf
     if 0 < sampler.top_k < int(keep.sum()):
         keep &= scores >= np.partition(scores, -sampler.top_k)[-sampler.top_k]
+    if sampler.min_p > 0:
+        # A share of the largest probability, which stands at 0 here: neither top_p nor the sum can move that bound.
+        keep &= scores >= math.log(sampler.min_p)
     tokens = np.flatnonzero(keep)
     scores = scores[tokens]
-    if sampler.top_p < 1 or sampler.min_p > 0:
-        fine = _nucleus(scores, sampler.top_p, sampler.min_p)
+    if sampler.top_p < 1:
+        fine = _nucleus(scores, sampler.top_p)
         tokens, scores = tokens[fine], scores[fine]
     return tokens, scores
 
 
-def _nucleus(scores: npt.NDArray[np.float64], top_p: float, min_p: float) -> npt.NDArray[np.bool_]:
-    """Which scores are inside top_p's nucleus and above min_p of the most likely one.
+def _nucleus(scores: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.bool_]:
+    """Which scores (the largest is 0) belong to the most likely tokens that reach ``top_p`` together.
 
-    min_p looks at the distribution that top_p left, but as it compares with the largest probability only, its bound is
-    the same before and after.
+    What is less likely than the missing share divided by the number of tokens cannot be needed, as all of it together is
+    less than that share: so only the rest, usually a few, is sorted.
     """
-    probabilities = np.exp(scores - scores.max())
-    probabilities /= probabilities.sum()
-    fine: npt.NDArray[np.bool_] = probabilities >= min_p * probabilities.max()
-    if top_p < 1:
-        ordered = np.sort(probabilities)[::-1]
-        reached = int(np.searchsorted(np.cumsum(ordered), top_p))
-        fine &= probabilities >= ordered[min(reached, ordered.size - 1)]
-    return fine
+    probabilities = np.exp(scores)
+    total = float(probabilities.sum())
+    likely = probabilities[probabilities >= (1 - top_p) * total / probabilities.size]
+    ordered = np.sort(likely)[::-1]
+    reached = int(np.searchsorted(np.cumsum(ordered), top_p * total))
+    return np.asarray(probabilities >= ordered[min(reached, ordered.size - 1)])
 
 
 def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:

@@ -121,9 +121,7 @@ class Contexts(RuleBasedStateMachine):
     @rule(context=contexts, max_tokens=st.integers(1, 12), drafts=st.booleans(), priority=st.integers(-1, 1))
     def generate(self, context: Context, max_tokens: int, drafts: bool, priority: int) -> None:
         if context.user is None and 0 < len(context.tokens) < 60:
-            self.running[id(context)] = start(
-                self.engine, context, max_tokens, drafts=drafts, priority=priority
-            )
+            self.running[id(context)] = start(self.engine, context, max_tokens, drafts=drafts, priority=priority)
 
     @rule(steps=st.integers(1, 6))
     def step(self, steps: int) -> None:
