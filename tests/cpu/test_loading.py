@@ -97,7 +97,10 @@ CODE = {"AutoConfig": "configuration_martian.MartianConfig", "AutoModelForCausal
         ({"hidden_size": "wide"}, "not valid.*hidden_size"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "GPTQ"),
         ({"hidden_size": 64}, "do not fit"),
-        ({"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}, r"lacks 11 weights: model\.layers\.2.*, \.\.\."),
+        (
+            {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3},
+            r"lacks 11 weights: model\.layers\.2.*, \.\.\.",
+        ),
     ],
 )
 def test_a_configuration_that_cannot_be_served_is_refused(tiny: Path, changes: dict[str, Any], reason: str) -> None:

@@ -53,7 +53,8 @@ def context_length(config: Any) -> int:
     """How many positions a model has, in tokens. Raises InvalidRequest when its configuration does not say.
 
     LongRoPE changes the rotation of every earlier key once a text passes the original length, which cached keys cannot
-    follow: such a model is served up to that length.
+    follow: such a model is served up to that length. Where queries are scaled by a position that the model counts by itself
+    (Llama 4's temperature tuning), up to the first one that is scaled.
     """
     text = config.get_text_config()
     length = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
@@ -63,6 +64,8 @@ def context_length(config: Any) -> int:
     for part in (rope, *(part for part in rope.values() if isinstance(part, dict))):
         if part.get("rope_type") == "longrope":
             length = min(length, int(part.get("original_max_position_embeddings") or length))
+    if getattr(text, "attn_temperature_tuning", False):
+        length = min(length, int(text.floor_scale) - 1)
     return length
 
 

@@ -1,0 +1,230 @@
+"""Every family of ``family_table.py`` as a tiny random checkpoint: loaded as users load it, compared with transformers.
+
+``python tests/cpu/test_families.py > docs/models.md`` writes the page anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from family_table import REFUSED, SERVED, VOCAB, Refused, Served
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from inferd.protocol import InvalidRequest
+from inferd_runtime.engine.drivers.torch_driver import TorchDriver
+from inferd_runtime.models.attention import RULE
+from inferd_runtime.models.batch import Batch, Span
+from inferd_runtime.models.loading import LoadedModel, load
+from inferd_runtime.models.passes import PlainPass
+from inferd_runtime.models.probe import attach
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE_NAME = "docs/models.md"
+TOLERANCE = 1e-4
+PAGE_SIZE = 4
+TABLES = (range(0, 20, 2), range(1, 20, 2))
+STEPS = [(13, 0), (11, 5), (1, 9), *[(1, 1)] * 9]
+"""Tokens of two sequences per step: prefill in chunks, one alone, both ragged, then decoding together."""
+RULE_FIELDS = {"window": "window", "chunks": "chunk", "soft-cap": "softcap", "sinks": "sinks"}
+
+
+def make(family: str, entry: Served | Refused) -> Any:
+    """A random float32 model with weights so large that logits differ."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **{**entry.base, **entry.settings})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, 0.2)
+        else:
+            parameter.data.add_(torch.randn_like(parameter) * (1.0 if "sink" in name else 0.1))
+    return model
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Some families add special tokens of their own, for which the models have rows, too."""
+    words = {f"w{number}": number for number in range(VOCAB - 7)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, "w0")))
+
+
+def features(loaded: LoadedModel) -> set[str]:
+    """What the probe found that a plain transformer does not have."""
+    kv, rules, config = loaded.probe.kv, loaded.probe.rules, loaded.module.config
+    found = {name for name, field in RULE_FIELDS.items() if any(getattr(rule, field) is not None for rule in rules)}
+    if any(heads < config.num_attention_heads for heads, _ in kv.keys):
+        found.add("GQA")
+    if any(key[1] != value[1] for key, value in zip(kv.keys, kv.values, strict=True)):
+        found.add("value width")
+    if any("expert" in name for name, _ in loaded.module.named_parameters()):
+        found.add("MoE")
+    return found
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(3, VOCAB), k=count)
+
+
+TEXTS = tuple(random_tokens(sum(counts), seed) for seed, counts in enumerate(zip(*STEPS, strict=True)))
+
+
+def batches() -> Iterator[Batch]:
+    """The steps as ragged batches over scattered pages; every row's logits are wanted."""
+    done = [0, 0]
+    for counts in STEPS:
+        spans, tokens, positions, slots = [], [], [], []
+        for i, count in enumerate(counts):
+            if count:
+                at = range(done[i], done[i] + count)
+                spans.append(Span(len(tokens), count, done[i], list(TABLES[i])[: at[-1] // PAGE_SIZE + 1]))
+                tokens += TEXTS[i][done[i] : done[i] + count]
+                positions += at
+                slots += [TABLES[i][p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in at]
+                done[i] += count
+        arrays = [np.array(ids, dtype=np.int64) for ids in (tokens, positions, slots, range(len(tokens)))]
+        yield Batch(*arrays, spans=spans, copies=[])
+
+
+def served_logits(loaded: LoadedModel) -> list[np.ndarray]:
+    """Both texts' logits [T, V] through the driver."""
+    driver = TorchDriver(
+        PlainPass(loaded.module), next(loaded.module.parameters()), loaded.probe.kv, vocab_size=loaded.vocab_size,
+        max_context=loaded.max_context, pages=20, page_size=PAGE_SIZE,
+    )  # fmt: skip
+    got: list[list[np.ndarray]] = [[], []]
+    for batch, counts in zip(batches(), STEPS, strict=True):
+        rows = driver.forward(batch).logits
+        for i, part in enumerate(np.split(rows, [counts[0]])):
+            got[i].append(part)
+    return [np.concatenate(parts) for parts in got]
+
+
+def own_logits(model: Any, tokens: list[int]) -> np.ndarray:
+    """transformers' logits [T, V] with the family's own attention."""
+    with torch.inference_mode():
+        logits: np.ndarray = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+    return logits
+
+
+def distance(got: list[np.ndarray], expected: list[np.ndarray]) -> float:
+    return max(float(np.abs(a - b).max()) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("family", SERVED)
+def test_a_family_gives_the_logits_of_transformers(
+    family: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    entry = SERVED[family]
+    model = make(family, entry)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load(str(tmp_path))
+    assert features(loaded) == set(entry.features)
+
+    expected = [own_logits(model, text) for text in TEXTS]
+    assert distance(served_logits(loaded), expected) < TOLERANCE
+    check_that_it_shows(model, expected)
+    for feature in set(entry.features) & RULE_FIELDS.keys():
+        assert distance(without(loaded, RULE_FIELDS[feature]), expected) > 100 * TOLERANCE, feature
+
+
+def check_that_it_shows(model: Any, expected: list[np.ndarray]) -> None:
+    """Logits that are all alike, or that do not depend on earlier tokens, would prove nothing."""
+    assert expected[0].std(axis=-1).min() > 0.1
+    changed = list(TEXTS[0])
+    changed[-6] = 2 if changed[-6] != 2 else 3
+    assert np.abs(own_logits(model, changed)[-1] - expected[0][-1]).max() > 100 * TOLERANCE
+
+
+def without(loaded: LoadedModel, field: str) -> list[np.ndarray]:
+    """The served logits when one part of every layer's rule is left out."""
+    layers = [(module, getattr(module, RULE)) for module in loaded.module.modules() if hasattr(module, RULE)]
+    for module, rule in layers:
+        setattr(module, RULE, dataclasses.replace(rule, **{field: None}))
+    got = served_logits(loaded)
+    for module, rule in layers:
+        setattr(module, RULE, rule)
+    return got
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_a_family_that_cannot_be_served_is_refused_with_the_reason(family: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        attach(make(family, REFUSED[family]), f"my-{family}")
+    assert refused.value.message.startswith(f"model 'my-{family}' cannot be served: ")
+    assert REFUSED[family].reason in refused.value.message
+
+
+def render() -> str:
+    """The page, from the tables above."""
+    lines = [INTRODUCTION.format(served=len(SERVED), refused=len(REFUSED)), "## Served", ""]
+    lines += ["| `model_type` | what the probe finds | result | note |", "|---|---|---|---|"]
+    for family in sorted(SERVED):
+        entry = SERVED[family]
+        lines.append(f"| `{family}` | {', '.join(entry.features) or '-'} | exact | {entry.note} |")
+    lines += ["", "## Refused", "", "| `model_type` | reason, in the words of the error |", "|---|---|"]
+    lines += [f"| `{family}` | {REFUSED[family].reason} |" for family in sorted(REFUSED)]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_is_what_the_tables_say() -> None:
+    assert (ROOT / PAGE_NAME).read_text() == render(), f"python {Path(__file__).relative_to(ROOT)} > {PAGE_NAME}"
+
+
+INTRODUCTION = """\
+# Models
+
+This page is generated: `python tests/cpu/test_families.py > docs/models.md`. A test holds it to the tables in
+`tests/cpu/family_table.py`, and each line of the two tables below is a test of its own.
+
+## How a model is loaded
+
+`--model` takes a local folder in transformers' format (`config.json`, safetensors, `tokenizer.json`), a hub id, or the name of
+an embedded model (`tiny`, `tiny-draft`). The modules are transformers' own; only their attention is replaced, through its
+`AttentionInterface`. Code from a model's repository is never run. What is not there (folder, weights, tokenizer) is
+`NotFound`; what cannot be served is `InvalidRequest` with the reason: an unknown `model_type`, an encoder-decoder, weights that
+the checkpoint lacks (transformers would fill them with random numbers) or that have another shape, a tokenizer wider than the
+embedding.
+
+The dtype is float32 on the CPU and the checkpoint's own on other devices, unless the model's options say float32, bfloat16 or
+float16. The device is the CPU unless they say otherwise.
+
+## What the probe does
+
+A family that is new to this page is not trusted, and a family that is on it is probed all the same:
+
+1. The model runs once on three tokens and once on one, with a stand-in for the attention. Every layer must call it, exactly
+   once, with the same shapes and settings both times. Arguments that would change the result and are not applied refuse the
+   model. Applied are the score scale, the soft-cap and the sinks (GPT-OSS: one learned logit per head in the softmax's
+   denominator).
+2. Windows and chunks are read off the mask function that the model gives to transformers, at far positions, too. That is the
+   mask of transformers' own eager attention; a mask of any other form refuses the model.
+3. Two sequences of 24 and 9 random tokens run through the paged attention in ragged steps, and their logits are compared with
+   the model's own eager attention: within 0.1 % of their spread in float32, and 10 % for most rows in bfloat16 and float16.
+   This finds state beside attention (convolutions, recurrences) and positions that a model counts by itself. It costs four
+   short passes.
+
+LongRoPE models are served up to their original length, behind which the rotation of cached keys would change; Llama 4 up to
+the first position whose queries are scaled (8,191). Of MLA models, keys and values are cached in full width, not as latents.
+
+## How to read the tables
+
+{served} families are served, {refused} are tried and refused. "Exact": a tiny random checkpoint, loaded from its folder as users
+load it, gives transformers' logits to 1e-4 in float32: a prefill in chunks and decode steps over scattered pages, two sequences
+of different length in one batch. Where there is a window, a chunk, a soft-cap or sinks, leaving it out must change the logits.
+
+**GQA**: fewer key heads than query heads. **window**, **chunks**: a layer sees the last tokens, or its own block of tokens.
+**soft-cap**: of the attention scores. **value width**: values are of another width than keys (MLA). **MoE**: experts.
+"""
+
+if __name__ == "__main__":
+    print(render(), end="")
