@@ -10,7 +10,7 @@ from torch import Tensor
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.models.adapter_files import AdapterFiles, AdapterSize
-from inferd_runtime.models.attention import lay_out
+from inferd_runtime.models.attention import Scratch, lay_out
 from inferd_runtime.models.batch import Batch, Outputs, PageData, Rows
 from inferd_runtime.models.lora_bank import LoraBank
 from inferd_runtime.models.passes import ModelPass
@@ -43,6 +43,7 @@ class TorchDriver:
         self._run = run
         self._adapters = adapters
         self._device = like.device
+        self._scratch = Scratch()
         self._keys = [self._cache(heads, width, like.dtype) for heads, width in shape.keys]
         self._values = [self._cache(heads, width, like.dtype) for heads, width in shape.values]
         self.token_bytes: Sequence[int] = [cache[0, 0].numel() * cache.element_size() for cache in self._caches()]
@@ -93,7 +94,7 @@ class TorchDriver:
             for cache in self._caches():
                 cache[copy.target].copy_(cache[copy.source])
         rows = torch.from_numpy(batch.logit_rows).to(self._device)
-        layout = lay_out(batch, self._keys, self._values, self.page_size)
+        layout = lay_out(batch, self._keys, self._values, self.page_size, self._scratch)
         run = self._adapters.select(batch.spans) if self._adapters is not None else None
         logits = (run or self._run)(
             torch.from_numpy(batch.tokens).to(self._device),
