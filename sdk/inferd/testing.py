@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from inferd import protocol as p
+from inferd.fake_rows import STATE_SIZE, FakeRows, embed
 from inferd.transport import restore_transport, use_transport
 
 EOS = 256
@@ -24,6 +25,7 @@ ROLES = {"system": 257, "user": 258, "assistant": 259}
 END_OF_TURN = 260
 VOCAB_SIZE = 261
 MAX_CONTEXT = 1 << 16
+ROWS = FakeRows(VOCAB_SIZE, EOS)
 MODEL = p.ModelInfo("fake", VOCAB_SIZE, MAX_CONTEXT, 16, [EOS], "0" * 16)
 
 
@@ -53,7 +55,9 @@ class FakeRuntime:
     step, and ``replies`` the steps of each reply, both used round and round. A program's own drafts are verified
     against the text.
 
-    Constraints and sampling are recorded, not applied: the text is what you say. ``requests`` holds every request in
+    Constraints and sampling are recorded, not applied: the text is what you say. Rows of ``forward`` come from a model that
+    likes the end of text a little better than all other tokens, with mask, bias and probes applied; where tokens stand and
+    what they see is recorded only. ``requests`` holds every request in
     order. ``failures`` maps an operation's name to errors, raised one at a time. ``inbox`` is what ``session.receive``
     brings, ``outbox`` what ``session.send`` took. Handles that do not exist raise NotFound, a context that is generated
     on refuses every other operation, as in the runtime.
@@ -89,6 +93,8 @@ class FakeRuntime:
             p.ContextTokens: lambda request: p.Tokens(self._tokens(request.context)[request.start :]),
             p.ReleaseContext: self._release,
             p.Forward: self._forward,
+            p.PromptLogprobs: self._prompt_logprobs,
+            p.Embed: self._embed,
             p.StartGenerate: self._start,
             p.NextSteps: self._next,
             p.CloseGenerate: self._close,
@@ -152,8 +158,17 @@ class FakeRuntime:
     def _forward(self, request: p.Forward) -> p.Rows:
         tokens = self._tokens(request.context)
         tokens += request.tokens
-        rows = [p.RowResult(index, EOS) for index in request.at or [len(request.tokens) - 1]]
-        return p.Rows(rows, len(tokens))
+        return p.Rows(ROWS.results(request), len(tokens))
+
+    def _prompt_logprobs(self, request: p.PromptLogprobs) -> p.TokenLogprobs:
+        tokens = self._tokens(request.context)
+        scores = ROWS.scores(request.tokens, request.top, first=not tokens)
+        tokens += request.tokens
+        return p.TokenLogprobs(scores, len(tokens))
+
+    def _embed(self, request: p.Embed) -> p.Embeddings:
+        inputs = [*(list(text.encode()) for text in request.texts), *request.tokens]
+        return p.Embeddings(STATE_SIZE, [embed(each, request.pooling, request.normalize) for each in inputs])
 
     def _start(self, request: p.StartGenerate) -> p.Generation:
         tokens = self._tokens(request.context)
