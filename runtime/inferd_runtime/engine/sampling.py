@@ -70,13 +70,13 @@ def candidates(logits: Logits, sampler: RowSampler) -> tuple[npt.NDArray[np.int6
     keep = scores > -np.inf
     if 0 < sampler.top_k < int(keep.sum()):
         keep &= scores >= np.partition(scores, -sampler.top_k)[-sampler.top_k]
-    if sampler.min_p > 0:
-        # A share of the largest probability, which stands at 0 here: neither top_p nor the sum can move that bound.
-        keep &= scores >= math.log(sampler.min_p)
     tokens = np.flatnonzero(keep)
     scores = scores[tokens]
-    if sampler.top_p < 1:
-        fine = _nucleus(scores, sampler.top_p)
+    if sampler.top_p < 1 or sampler.min_p > 0:
+        fine = _nucleus(scores, sampler.top_p) if sampler.top_p < 1 else scores <= 0
+        if sampler.min_p > 0:
+            # A share of the largest probability, which stands at 0 here.
+            fine &= scores >= math.log(sampler.min_p)
         tokens, scores = tokens[fine], scores[fine]
     return tokens, scores
 
