@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.cli import VERBS
 from inferd_runtime.config import Sources, resolve
 from inferd_runtime.models.options import DTYPES, ModelOptions, read_models
 from inferd_runtime.server.runtime import default_commands
@@ -85,7 +88,7 @@ def test_a_models_own_options_win_over_those_of_all() -> None:
     flags = {"model": ["a,dtype=bfloat16,pages=3", "b,device=cuda:1"], "dtype": "float16", "pages": "9", "threads": "2"}
     settings = resolve(Sources(flags))
     assert settings.models == (ModelOptions("a", "bfloat16", "cpu", 3), ModelOptions("b", "float16", "cuda:1", 9))
-    assert default_commands(settings).engine("ipc://x")[3:] == [
+    assert default_commands(settings).engine("ipc://x")[3:9] == [
         *("--model", "a,dtype=bfloat16,device=cpu,pages=3"),
         *("--model", "b,dtype=float16,device=cuda:1,pages=9"),
         *("--threads", "2"),
@@ -104,3 +107,10 @@ def test_a_models_own_options_win_over_those_of_all() -> None:
 def test_settings_refuse_by_name(flags: dict[str, Any], environment: dict[str, str], named: str) -> None:
     with pytest.raises(InvalidRequest, match=named):
         resolve(Sources(flags, environment))
+
+
+def test_the_command_line_starts_without_torch() -> None:
+    """Importing it takes seconds, and only ``models fit`` needs it in this process."""
+    verbs = ", ".join(sorted({f"inferd_runtime.cli.{module}" for module, _ in VERBS.values()}))
+    code = f"import sys, {verbs}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
