@@ -111,7 +111,7 @@ class Scheduler:
         work = job.work(budget, True)
         if work.draft and not self._fits(context, len(work.tokens)):
             work = job.work(budget, False)
-        return Planned(job, work, table, table.reserve(len(work.tokens)))
+        return Planned(job, work, table, table.reserve(len(work.tokens)), context.adapter)
 
     def _bring_back(self, context: Context) -> bool:
         """Get a parked context back into the cache. False when there is no room for it and all that it has pending."""

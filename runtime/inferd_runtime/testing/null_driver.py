@@ -38,7 +38,7 @@ class NullDriver:
         self._order = order
         self._scale = scale
         self._seed = seed
-        self._adapters: dict[str, int] = {}
+        self.adapters: dict[str, int] = {}
         self._memory = np.full((pages, page_size), -1, np.int64)
 
     def forward(self, batch: Batch) -> Outputs:
@@ -56,12 +56,12 @@ class NullDriver:
     def load_adapter(self, key: str, files: AdapterFiles) -> AdapterSize:
         """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`. The weights may be any bytes."""
         config = LoraConfig.parse(files)
-        self._adapters[key] = int(files.digest(), 16) >> 2
+        self.adapters[key] = int(files.digest(), 16) >> 2
         return AdapterSize(config.max_rank, len(files.weights))
 
     def unload_adapter(self, key: str) -> None:
         """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`."""
-        del self._adapters[key]
+        del self.adapters[key]
 
     def read_pages(self, pages: Sequence[int]) -> PageData:
         """See :class:`~inferd_runtime.engine.plan.Driver`."""
@@ -75,7 +75,7 @@ class NullDriver:
         """What the adapters add to the token ids that are kept: whatever reads them back notices another adapter."""
         if not any(span.adapter for span in batch.spans):
             return np.zeros(1, np.int64)
-        each = [self._adapters[span.adapter] if span.adapter else 0 for span in batch.spans]
+        each = [self.adapters[span.adapter] if span.adapter else 0 for span in batch.spans]
         return np.repeat(np.asarray(each, np.int64), [span.count for span in batch.spans])
 
     def _history(self, span: Span, row: int, batch: Batch) -> list[int]:
