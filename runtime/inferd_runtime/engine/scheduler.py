@@ -111,6 +111,8 @@ class Scheduler:
         work = job.work(budget, True)
         if work.draft and not self._fits(context, len(work.tokens)):
             work = job.work(budget, False)
+        if context.irregular_from is not None and work.placement is None:
+            work = work._replace(placement=context.positions.placement(table.length, len(work.tokens)))
         return Planned(job, work, table, table.reserve(len(work.tokens)), context.adapter)
 
     def _bring_back(self, context: Context) -> bool:
