@@ -45,7 +45,9 @@ class Settings:
     ``url`` is where a client looks for a server; without it, where this user's own server says it is, else ``host`` and
     ``port``. ``wall_s`` to ``output_bytes`` are what a run may use when nobody says otherwise; ``max_*`` what anybody may ask for
     over the network. ``token``: who holds it is the tenant ``default``; without one, ``serve`` makes one and keeps it in
-    ``state_dir``. ``tokens_file``: lines of ``token tenant``.
+    ``state_dir``. ``tokens_file``: lines of ``token tenant [kv_pages=N] [weight=W]``. ``tenant_pages``: pages of the KV cache
+    that a tenant may hold when its line says nothing; ``swap_mb``: host memory for contexts that had to leave the cache
+    (0: they are recomputed). ``check``: look for leaked pages whenever the engine is idle.
     """
 
     model: tuple[ModelOptions, ...] = (ModelOptions("tiny"),)
@@ -53,6 +55,11 @@ class Settings:
     dtype: str = ""
     threads: int | None = None
     pages: int | None = None
+    page_size: int = 16
+    token_budget: int = 512
+    swap_mb: int = 256
+    tenant_pages: int | None = None
+    check: bool = False
     adapter: tuple[AdapterOptions, ...] = ()
     host: str = "127.0.0.1"
     port: int = 7070
@@ -185,13 +192,15 @@ def _convert(place: str, value: Any, kind: Any) -> Any:
 
 def _check(settings: Settings) -> None:
     """Refuse what no runtime can hold."""
-    positive = [f.name for f in dataclasses.fields(Settings) if f.name not in ("port",)]
+    positive = [f.name for f in dataclasses.fields(Settings) if f.name not in ("port", "swap_mb", "check")]
     for name in positive:
         value = getattr(settings, name)
         if isinstance(value, (int, float)) and value <= 0:
             raise InvalidRequest(f"{name} must be positive, got {value}")
     for model in settings.models:
         model.checked()
+    if settings.swap_mb < 0:
+        raise InvalidRequest(f"swap_mb must not be negative, got {settings.swap_mb}")
     if not 0 <= settings.port <= 65535:
         raise InvalidRequest(f"port must be in 0..65535, got {settings.port}")
     if settings.max_workers < settings.workers:

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,7 +17,9 @@ import zmq
 from inferd.protocol import InferdError, InvalidRequest, ModelInfo, NotFound
 from inferd_grammar import GrammarCompiler, TokenTable
 from inferd_runtime.engine.adapters import AdapterLimits, AdapterSet
+from inferd_runtime.engine.costs import measure_cost
 from inferd_runtime.engine.engine import Engine, EngineOptions
+from inferd_runtime.engine.tenants import Tenancy
 from inferd_runtime.models.adapter_files import AdapterFiles
 from inferd_runtime.models.adapter_options import AdapterOptions, read_adapters
 from inferd_runtime.models.fit import Placed, check_fit, divide_pages
@@ -47,6 +50,8 @@ class EngineSettings:
     pages: int = 0
     page_size: int = 16
     token_budget: int = 512
+    swap_mb: int = 256
+    tenancy: Tenancy = field(default_factory=Tenancy)
     plain: bool = False
     check: bool = False
     adapters: tuple[AdapterOptions, ...] = ()
@@ -106,7 +111,8 @@ def _build(settings: EngineSettings, loaded: LoadedModel, pages: int) -> ServedM
         loaded.name, loaded.vocab_size, loaded.max_context, settings.page_size,
         list(loaded.tokenizer.eos_tokens), loaded.fingerprint,
     )  # fmt: skip
-    engine = Engine(driver, EngineOptions(token_budget=settings.token_budget))
+    options = EngineOptions(settings.token_budget, settings.swap_mb << 20, settings.tenancy, measure_cost(driver))
+    engine = Engine(driver, options)
     adapters = AdapterSet(driver, settings.adapter_limits)
     return ServedModel(info, engine, loaded.tokenizer, GrammarCompiler(table), adapters)
 
@@ -144,6 +150,7 @@ def run(settings: EngineSettings, models: Sequence[ModelOptions]) -> None:
         if settings.check and not busy:
             for model in served:
                 model.engine.pool.check_integrity(hub.held_pages(model))
+                model.engine.check_integrity()
     hub.close_all()
     socket.close()
     context.term()
@@ -175,8 +182,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", action="append", metavar="NAME[,OPTION=VALUE]", help="may be given several times")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="")
-    for name, value in (("threads", 0), ("pages", 0), ("page-size", 16), ("token-budget", 512)):
+    for name, value in (("threads", 0), ("pages", 0), ("page-size", 16), ("token-budget", 512), ("swap-mb", 256)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--tenancy", type=partial(msgspec.json.decode, type=Tenancy), default=Tenancy(), help="JSON")
     parser.add_argument("--plain", action="store_true", help="run transformers' own modules, never the fused pass")
     parser.add_argument("--check", action="store_true", help="re-add page ownership whenever the engine is idle")
     parser.add_argument("--adapter", action="append", metavar="NAME=FOLDER[,model=MODEL]", help="as --model")

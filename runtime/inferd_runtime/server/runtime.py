@@ -20,12 +20,14 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import msgspec
 import zmq
 import zmq.asyncio
 
 from inferd.protocol import Cancelled, ErrorInfo, LimitExceeded, Models, Unavailable
 from inferd_runtime.config import LIMIT_FLAGS, Settings, flag_of
 from inferd_runtime.sandbox.messages import Cancel, Deliver, Finished, Launch, Limits, Output, Sent, Started
+from inferd_runtime.server.auth import load_tenancy
 from inferd_runtime.server.background import background_tasks
 from inferd_runtime.server.bundles import Program
 from inferd_runtime.server.engine import EngineSupervisor
@@ -64,6 +66,11 @@ def default_commands(settings: Settings) -> Commands:
     flags += [part for adapter in settings.adapter for part in ("--adapter", str(adapter))]
     limits = ("max_adapters", "max_adapter_bytes", "max_adapter_rank")
     flags += [part for name in limits for part in (flag_of(name), str(getattr(settings, name)))]
+
+    for name in ("page_size", "token_budget", "swap_mb"):
+        flags += [flag_of(name), str(getattr(settings, name))]
+    flags += ["--tenancy", msgspec.json.encode(load_tenancy(settings)).decode()]
+    flags += ["--check"] if settings.check else []
 
     def engine(endpoint: str) -> list[str]:
         return ["inferd_runtime.server.engine_process", "--endpoint", endpoint, *flags]

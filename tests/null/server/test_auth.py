@@ -8,7 +8,8 @@ import pytest
 
 from inferd.protocol import InvalidRequest, Unauthorized
 from inferd_runtime.config import Settings
-from inferd_runtime.server.auth import Tokens, kept_token, load_tokens, read_tokens
+from inferd_runtime.engine.tenants import TenantLimits
+from inferd_runtime.server.auth import Tokens, kept_token, load_tenancy, load_tokens, read_tokens
 
 
 def test_a_token_means_its_tenant() -> None:
@@ -58,3 +59,23 @@ def test_a_bad_tokens_file_is_refused_with_its_line(tmp_path: Path, text: str) -
 def test_a_tokens_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot be read"):
         read_tokens(tmp_path / "nix")
+
+
+def test_a_tenants_line_may_say_its_quota_and_its_weight(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("one ann kv_pages=64 weight=2.5\ntwo bob weight=3\nthree cy\nfour ann\n")
+    tenancy = load_tenancy(Settings(tokens_file=file, tenant_pages=10, state_dir=tmp_path))
+    assert tenancy.limits("ann") == TenantLimits(64, 2.5)
+    assert tenancy.limits("bob") == TenantLimits(10, 3.0)
+    assert tenancy.limits("cy") == tenancy.limits("nobody") == TenantLimits(10, 1.0)
+    assert load_tenancy(Settings(state_dir=tmp_path)).limits("ann") == TenantLimits()
+
+
+@pytest.mark.parametrize(
+    "option", ["kv_pages=0", "kv_pages=-1", "kv_pages=1.5", "weight=0", "weight=nan", "pages=3", "x"]
+)
+def test_a_tenants_wrong_option_is_refused_with_its_line(tmp_path: Path, option: str) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(f"# comment\none ann {option}\n")
+    with pytest.raises(InvalidRequest, match="line 2: expected kv_pages=N or weight=W"):
+        read_tokens(file)
