@@ -6,10 +6,11 @@ import copy
 import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -63,15 +64,15 @@ def make_adapter(model: nn.Module, targets: Sequence[str], seed: int, **fields: 
 
 def merged(model: nn.Module, files: AdapterFiles) -> nn.Module:
     """A copy of the model with W + scaling * B A as weights, in float64 arithmetic."""
-    from safetensors.torch import load
-
     config, tensors, whole = json.loads(files.config), load(files.weights), copy.deepcopy(model)
     for key, down in tensors.items():
         if not key.endswith(".lora_A.weight"):
             continue
         name = key.removeprefix(PREFIX).removesuffix(".lora_A.weight")
         up = tensors[key.replace("lora_A", "lora_B")]
-        alpha = next((a for end, a in (config.get("alpha_pattern") or {}).items() if name.endswith(end)), config["lora_alpha"])
+        alpha = next(
+            (a for end, a in (config.get("alpha_pattern") or {}).items() if name.endswith(end)), config["lora_alpha"]
+        )
         scaling = alpha / (math.sqrt(len(down)) if config.get("use_rslora") else len(down))
         change = scaling * up.double() @ down.double()
         module = whole.get_submodule(name)
@@ -79,3 +80,10 @@ def merged(model: nn.Module, files: AdapterFiles) -> nn.Module:
         assert isinstance(weight, Tensor)
         weight.data += (change.t() if isinstance(module, Conv1D) else change).to(weight.dtype)
     return whole
+
+
+def write_adapter(folder: Path, files: AdapterFiles) -> None:
+    """Write both files."""
+    folder.mkdir()
+    (folder / "adapter_config.json").write_bytes(files.config)
+    (folder / "adapter_model.safetensors").write_bytes(files.weights)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from families import VOCAB, make
-from lora_files import make_adapter, merged
-from torch import nn
+from lora_files import files_of, make_adapter, make_config, make_tensors, merged
+from safetensors.torch import load
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.engine.plan import Planned, Work, prepare
 from inferd_runtime.kv.pool import PagePool
@@ -110,3 +115,185 @@ def test_an_adapter_equals_the_merged_weights(kind: str) -> None:
     assert np.abs(expected - bench.expected(None, TOKENS)).max() > 0.1, "the adapter changes nothing"
     assert np.abs(got - expected).max() < TOLERANCE
     assert np.abs(bench.alone("", TOKENS) - bench.expected(None, TOKENS)).max() < TOLERANCE
+
+
+OPTIONS = {
+    "rslora": {"use_rslora": True, "lora_alpha": 3},
+    "patterns": {"rank_pattern": {"k_proj": 2}, "alpha_pattern": {"layers.1.self_attn.q_proj": 11}},
+    "fan_in_fan_out": {"fan_in_fan_out": True},
+    "regular expressions": {
+        "target_modules": r".*\.(q_proj|k_proj|v_proj|o_proj)",
+        "exclude_modules": r".*\.gate_proj",
+    },
+    "some layers": {"layers_to_transform": [0, 1, 2], "exclude_modules": ["down_proj"]},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_options_mean_what_they_mean_in_peft(options: str) -> None:
+    bench = Bench(make("llama"))
+    files = make_adapter(bench.plain, ATTENTION, seed=2, **OPTIONS[options])
+    size = bench.driver.load_adapter("a", files)
+    assert size.rank == 4
+    assert size.bytes == sum(4 * part.numel() for part in load(files.weights).values())
+    expected = bench.expected(files, TOKENS)
+    assert np.abs(bench.alone("a", TOKENS) - expected).max() < TOLERANCE
+    assert np.abs(expected - bench.expected(None, TOKENS)).max() > 0.1
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_three_adapters_and_none_in_one_ragged_batch_equal_each_alone(fast: bool) -> None:
+    """Prefill chunks and decode rows of texts with different adapters share each batch, shuffled anew every step."""
+    bench = Bench(make("qwen3"), fast=fast)
+    files = {
+        "a": make_adapter(bench.plain, ALL, seed=1),
+        "b": make_adapter(bench.plain, ("q_proj", "down_proj"), seed=2, r=1),
+        "c": make_adapter(bench.plain, ATTENTION, seed=3, r=7, use_rslora=True),
+    }
+    for key, each in files.items():
+        bench.driver.load_adapter(key, each)
+    order = random.Random(4)
+    texts = [(key, order.choices(range(3, VOCAB), k=order.randrange(9, 40))) for key in ("a", "", "b", "a", "c", "")]
+    tables = [PageTable(bench.pool) for _ in texts]
+    got: list[list[np.ndarray]] = [[] for _ in texts]
+    while live := [i for i, (_, text) in enumerate(texts) if tables[i].length < len(text)]:
+        order.shuffle(live)
+        parts = [(texts[i][0], tables[i], texts[i][1][tables[i].length :][: order.choice((1, 1, 5, 17))]) for i in live]
+        for i, rows in zip(live, bench.feed(parts), strict=True):
+            got[i].append(rows)
+    for (key, text), rows, table in zip(texts, got, tables, strict=True):
+        table.release()
+        assert np.abs(np.concatenate(rows) - bench.expected(files.get(key), text)).max() < TOLERANCE, key
+    bench.pool.check_integrity([])
+
+
+def test_an_unloaded_adapter_leaves_no_trace() -> None:
+    bench = Bench(make("llama"))
+    before = bench.alone("", TOKENS)
+    bench.driver.load_adapter("a", make_adapter(bench.plain, ALL, seed=1))
+    bench.alone("a", TOKENS)
+    bench.driver.unload_adapter("a")
+    assert (bench.alone("", TOKENS) == before).all()
+    assert not any(module._forward_hooks for module in bench.driver._run._model.modules())  # type: ignore[attr-defined]
+
+
+def test_a_bfloat16_adapter_is_served_in_the_models_dtype() -> None:
+    bench = Bench(make("llama"))
+    tensors = {key: part.bfloat16() for key, part in make_tensors(bench.plain, ATTENTION, seed=1).items()}
+    files = files_of(make_config(ATTENTION), tensors)
+    bench.driver.load_adapter("a", files)
+    assert np.abs(bench.alone("a", TOKENS) - bench.expected(files, TOKENS)).max() < TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench(make("llama"))
+
+
+REFUSED_OPTIONS = {
+    "peft_type 'IA3'": {"peft_type": "IA3"},
+    "use_dora": {"use_dora": True},
+    "bias 'all'": {"bias": "all"},
+    "modules_to_save": {"modules_to_save": ["lm_head"]},
+    "init_lora_weights 'pissa'": {"init_lora_weights": "pissa"},
+    "target_parameters": {"target_parameters": ["mlp.experts.gate_up_proj"]},
+    "trainable_token_indices": {"trainable_token_indices": [1]},
+    "layer_replication": {"layer_replication": [[0, 2]]},
+    "lora_bias": {"lora_bias": True},
+    "some_new_option": {"some_new_option": 3},
+    "target_modules names no module": {"target_modules": []},
+    r"Expected `int` >= 1 - at `\$.r`": {"r": 0},
+    "lora_alpha": {"lora_alpha": "much"},
+    "is no regular expression": {"target_modules": "(q_proj"},
+    "'model.layers.0.mlp.up_proj', and there are no weights": {"target_modules": [*ATTENTION, "up_proj"]},
+    "'lm_head', and there are no weights": {"target_modules": [*ATTENTION, "lm_head"]},
+    "which target_modules does not name": {"target_modules": ["q_proj", "k_proj", "v_proj"]},
+    "this model and rank need": {"r": 5},
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED_OPTIONS)
+def test_what_is_not_supported_is_refused_by_name(bench: Bench, reason: str) -> None:
+    tensors = make_tensors(bench.plain, ATTENTION, seed=1)
+    with pytest.raises(InvalidRequest, match=reason):
+        bench.driver.load_adapter(
+            "bad", files_of(make_config(**{"targets": ATTENTION, **REFUSED_OPTIONS[reason]}), tensors)
+        )
+
+
+Q = "base_model.model.model.layers.1.self_attn.q_proj"
+HEAD = "base_model.model.lm_head"
+
+
+def without(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
+    return {name: part for name, part in tensors.items() if name != key}
+
+
+REFUSED_TENSORS: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
+    "q_proj.lora_B.weight' is missing": lambda t: without(t, f"{Q}.lora_B.weight"),
+    "q_proj.lora_A.weight' is missing": lambda t: without(t, f"{Q}.lora_A.weight"),
+    r"is \[4, 33\], this model and rank need \[4, 32\]": lambda t: {**t, f"{Q}.lora_A.weight": torch.ones(4, 33)},
+    r"is \[4\], this model and rank need": lambda t: {**t, f"{Q}.lora_A.weight": torch.ones(4)},
+    "'model.layers.1.self_attn.q_proj' are not finite": lambda t: {
+        **t, f"{Q}.lora_A.weight": torch.full((4, 32), float("nan"))
+    },
+    "q_proj' are not finite": lambda t: {**t, f"{Q}.lora_B.weight": torch.full((32, 4), float("inf"))},
+    "torch.int8, which is not supported": lambda t: {**t, f"{Q}.lora_A.weight": torch.ones(4, 32, dtype=torch.int8)},
+    "lora_magnitude_vector.weight' is not supported": lambda t: {**t, f"{Q}.lora_magnitude_vector.weight": torch.ones(4)},
+    "lora_embedding_A' is not supported": lambda t: {**t, "base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(4)},
+    "'classifier.weight' is not supported": lambda t: {**t, "classifier.weight": torch.ones(4)},
+    "'model.layers.9.self_attn.q_proj': this model has no such": lambda t: {
+        **t, f"{Q}.lora_A.weight".replace("1", "9", 1): torch.ones(4, 32)
+    },
+    "'lm_head': LoRA is not supported": lambda t: {
+        **t, f"{HEAD}.lora_A.weight": torch.ones(4, 32), f"{HEAD}.lora_B.weight": torch.ones(VOCAB, 4)
+    },
+    "holds no weights": lambda t: {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", REFUSED_TENSORS)
+def test_weights_that_do_not_fit_are_refused_by_name(bench: Bench, reason: str) -> None:
+    tensors = REFUSED_TENSORS[reason](make_tensors(bench.plain, ATTENTION, seed=1))
+    with pytest.raises(InvalidRequest, match=reason):
+        bench.driver.load_adapter("bad", files_of(make_config(ATTENTION), tensors))
+
+
+@pytest.mark.parametrize("part", ["gate", "experts"])
+def test_routers_and_experts_are_refused_by_name(part: str) -> None:
+    bench = Bench(make_special("deepseek_v3"))
+    name = f"base_model.model.model.layers.1.mlp.{part}"
+    tensors = {f"{name}.lora_A.weight": torch.ones(4, 32), f"{name}.lora_B.weight": torch.ones(4, 4)}
+    with pytest.raises(InvalidRequest, match=rf"'model.layers.1.mlp.{part}': this model has no such linear module"):
+        bench.driver.load_adapter("bad", files_of(make_config((part,)), tensors))
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x04pickle", b"\xff" * 64, b"\x08\0\0\0\0\0\0\0{}      more"])
+def test_bytes_that_are_no_safetensors(bench: Bench, data: bytes) -> None:
+    with pytest.raises(InvalidRequest, match=r"adapter_model\.safetensors"):
+        bench.driver.load_adapter("bad", AdapterFiles(json.dumps(make_config(ATTENTION)).encode(), data))
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'{"r": 8}', b"[" * 100000])
+def test_configurations_that_are_none(bench: Bench, data: bytes) -> None:
+    with pytest.raises(InvalidRequest, match=r"adapter_config\.json"):
+        bench.driver.load_adapter("bad", AdapterFiles(data, b""))
+
+
+def test_a_strangers_regular_expression_is_not_evaluated(bench: Bench) -> None:
+    tensors = make_tensors(bench.plain, ATTENTION, seed=1)
+    for options in ({"targets": "(a+)+$"}, {"alpha_pattern": {"(a+)+b": 3}}, {"rank_pattern": {".*q_proj": 4}}):
+        files = files_of(make_config(**{"targets": ATTENTION, **options}), tensors, trusted=False)
+        with pytest.raises(InvalidRequest, match=r"is a regular expression; name the modules instead"):
+            bench.driver.load_adapter("bad", files)
+
+
+def test_a_folder_without_safetensors_is_never_unpickled(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="there is no adapter_config"):
+        AdapterFiles.read(tmp_path)
+    (tmp_path / "adapter_config.json").write_text(json.dumps(make_config(ATTENTION)))
+    with pytest.raises(InvalidRequest, match=r"has no adapter_model\.safetensors$"):
+        AdapterFiles.read(tmp_path)
+    (tmp_path / "adapter_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(InvalidRequest, match="is a pickle"):
+        AdapterFiles.read(tmp_path)
