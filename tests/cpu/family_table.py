@@ -67,6 +67,7 @@ SERVED: dict[str, Served] = {
     "aria_text": Served({**LLAMA, "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1}, ("GQA", "MoE")),
     "axk1": Served({**MLA, **ROUTED}, ("value width", "MoE"), "MLA"),
     "beam": Served(SLIDING, ("GQA", "window")),
+    "bert": Served({"intermediate_size": 48, "is_decoder": True}, (), "with `is_decoder` in its configuration"),
     "biogpt": Served({"intermediate_size": 48}, (), "learned positions"),
     "bitnet": Served(LLAMA, ("GQA",), "weights unpacked"),
     "cohere": Served({**LLAMA, "logit_scale": 1.0}, ("GQA",), "parallel residual, scaled logits"),
@@ -253,7 +254,7 @@ SERVED: dict[str, Served] = {
 
 IGNORED = "do not use the attention interface"
 UNREACHED = "does not get the keyword arguments of the forward pass"
-STATE = "it carries state beside attention"
+STATE = "it carries state beside attention, or counts positions by itself"
 MAMBA: dict[str, Any] = {
     "mamba_n_heads": 4,
     "mamba_d_head": 16,
@@ -271,7 +272,9 @@ DELTA: dict[str, Any] = {
 }
 REFUSED: dict[str, Refused] = {
     "bamba": Refused({**LLAMA, **MAMBA, "attn_layer_indices": [1]}, f"layers 0, 2 (BambaMixer) {IGNORED}"),
-    "bert": Refused({"intermediate_size": 48}, "its mask is neither causal, nor a sliding window, nor chunks"),
+    "bert": Refused(
+        {"intermediate_size": 48, "is_decoder": False}, "its mask is neither causal, nor a sliding window, nor chunks"
+    ),
     "bloom": Refused(
         {}, f"(BloomAttention) {IGNORED}", {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 3, "n_head": 4}
     ),
@@ -319,6 +322,7 @@ REFUSED: dict[str, Refused] = {
     "qwen3_5_text": Refused(DELTA, f"layers 0, 1 (Qwen3_5GatedDeltaNet) {IGNORED}"),
     "qwen3_next": Refused({**DELTA, **SHARED}, f"layers 0, 1 (Qwen3NextGatedDeltaNet) {IGNORED}"),
     "recurrent_gemma": Refused(LLAMA, f"layers 0, 1 {IGNORED}"),
+    "roberta": Refused({"intermediate_size": 48, "is_decoder": True}, STATE),
     "rwkv": Refused({}, IGNORED),
     "stablelm": Refused(LLAMA, UNREACHED),
     "xglm": Refused(

@@ -164,7 +164,7 @@ class _StandIn:
             raise UnsupportedAttention(f"{who} does not get the keyword arguments of the forward pass")
         try:
             reach = self._reach(attention_mask)
-            _check_arguments(kwargs)
+            _check_arguments(kwargs, query.shape[1])
         except UnsupportedAttention as error:
             raise UnsupportedAttention(f"{who}: {error}") from error
         rule = AttentionRule(
@@ -189,7 +189,7 @@ def _shape(states: Tensor) -> tuple[int, int]:
     return int(states.shape[1]), int(states.shape[3])
 
 
-def _check_arguments(kwargs: dict[str, Any]) -> None:
+def _check_arguments(kwargs: dict[str, Any], heads: int) -> None:
     """Raise UnsupportedAttention for an argument that would change the result and is not applied here."""
     given = {name: argument for name, argument in kwargs.items() if argument is not None}
     unknown = sorted(given.keys() - APPLIED - HARMLESS)
@@ -200,3 +200,6 @@ def _check_arguments(kwargs: dict[str, Any]) -> None:
     for name in ("scaling", "softcap"):
         if not isinstance(given.get(name, 1.0), int | float):
             raise UnsupportedAttention(f"{name} is not a plain number")
+    sinks = given.get("s_aux")
+    if sinks is not None and sinks.shape != (heads,):
+        raise UnsupportedAttention(f"s_aux of shape {list(sinks.shape)} is not one logit per head")

@@ -16,6 +16,7 @@ from inferd.protocol import InvalidRequest
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 NEAR = 8
+SPREAD = 64
 
 
 class UnsupportedAttention(InvalidRequest):
@@ -56,10 +57,11 @@ def _candidates(function: MaskFunction, edge: int, context: int, device: torch.d
 
 
 def _rows(reach: Reach, edge: int, last: int) -> list[int]:
-    """Queries near the start, near every place where the reach bends, and near the end."""
+    """Queries near every place where the reach bends, and some all over the context."""
     size = reach.window or reach.chunk or 0
     bends = (0, size, 2 * size, edge, last // 2, last)
-    return sorted({row for bend in bends for row in range(bend - 2, bend + NEAR) if 0 <= row <= last})
+    near = {row for bend in bends for row in range(bend - 2, bend + NEAR) if 0 <= row <= last}
+    return sorted(near.union(range(0, last, last // SPREAD + 1)))
 
 
 def _seen(function: MaskFunction, query: int, device: torch.device) -> Tensor:

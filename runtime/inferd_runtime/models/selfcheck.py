@@ -49,11 +49,14 @@ class Trial:
 
     @torch.inference_mode()
     def _own_logits(self) -> Tensor:
-        """float32[2, TOKENS, V]. Eager attention, because other implementations leave out what they do not know."""
+        """float32[2, TOKENS, V].
+
+        Eager attention, because other implementations leave out what they do not know; and no positions, because a family
+        may count them otherwise than from 0 (RoBERTa).
+        """
         self._model.set_attn_implementation("eager")
         tokens = torch.from_numpy(self._tokens).to(self._like.device)
-        at = torch.arange(TOKENS, device=tokens.device).expand(2, -1)
-        logits: Tensor = self._model(input_ids=tokens, position_ids=at, use_cache=False).logits
+        logits: Tensor = self._model(input_ids=tokens, use_cache=False).logits
         return logits.float()
 
     @torch.inference_mode()
