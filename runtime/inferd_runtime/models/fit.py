@@ -137,6 +137,10 @@ class Placed:
     device: str
     pages: int = 0
 
+    def with_kv(self, token_bytes: int) -> Placed:
+        """The same with the KV bytes per token that the loaded model has."""
+        return dataclasses.replace(self, size=dataclasses.replace(self.size, kv_token_bytes=token_bytes))
+
 
 def check_fit(models: Sequence[Placed], available: Callable[[str], int], page_size: int) -> None:
     """Refuse models that do not fit their devices together. ``available(device)``: bytes before any of them is loaded.

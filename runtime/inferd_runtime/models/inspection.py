@@ -98,7 +98,7 @@ def kv_shape(module: Any) -> tuple[KvShape, str]:
         at = torch.arange(2, device="meta")[None]
         with torch.inference_mode():
             module(input_ids=at, position_ids=at, use_cache=False)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
         recorder.keys.clear()  # its code reads values, which are not there
     if set(recorder.keys) >= set(layers):
         order = sorted(recorder.keys)

@@ -83,10 +83,16 @@ def serve_models(settings: EngineSettings, models: Sequence[ModelOptions]) -> li
     check_fit(placed, available_bytes, settings.page_size)
     loaded = [load(model.name, device=model.device, dtype=model.dtype) for model in chosen]
     torch.set_num_threads(settings.threads or max(default_threads(model.module) for model in loaded))
+    placed = [model.with_kv(_kv_token_bytes(probed)) for model, probed in zip(placed, loaded, strict=True)]
     pages = divide_pages(placed, available_bytes, settings.page_size)
     served = [_build(settings, model, count) for model, count in zip(loaded, pages, strict=True)]
     load_adapters(settings.adapters, served)
     return served
+
+
+def _kv_token_bytes(loaded: LoadedModel) -> int:
+    """One token's keys and values in all layers, as the probe saw them; the estimate may have had to guess."""
+    return loaded.probe.kv.bytes_per_token(next(loaded.module.parameters()).element_size())
 
 
 def _build(settings: EngineSettings, loaded: LoadedModel, pages: int) -> ServedModel:
