@@ -215,6 +215,7 @@ class Context:
         speculator: Speculator | None = ...,
         system_speculation: bool = ...,
         adapter: str | Adapter | None = ...,
+        priority: int = ...,
     ) -> Generator[T]: ...
 
     @overload
@@ -228,6 +229,7 @@ class Context:
         speculator: Speculator | None = ...,
         system_speculation: bool = ...,
         adapter: str | Adapter | None = ...,
+        priority: int = ...,
     ) -> Generator[Any]: ...
 
     def generate(
@@ -240,6 +242,7 @@ class Context:
         speculator: Speculator | None = None,
         system_speculation: bool = False,
         adapter: str | Adapter | None = None,
+        priority: int = 0,
     ) -> Generator[Any]:
         """Generate after the context's last token; what is delivered becomes part of the context.
 
@@ -251,8 +254,10 @@ class Context:
         :class:`~inferd.AnyJson` or :class:`~inferd.Choice`. ``system_speculation``: the runtime drafts tokens ahead
         by itself. ``speculator``: the program drafts, see :class:`~inferd.Speculator`. Neither changes which text
         comes, only how fast; they exclude each other. ``adapter``: compute with this LoRA adapter, the context's earlier
-        tokens too: those that were computed without it, or with another, are computed again. Raises InvalidRequest,
-        which names the argument, for one that is out of range, and ValueError for both kinds of speculation at once.
+        tokens too: those that were computed without it, or with another, are computed again.
+        ``priority``, from -3 to 3: each step up doubles its share of what your tenant gets; other tenants notice nothing.
+        Raises InvalidRequest, which names the argument, for one that is out of range, and ValueError for both kinds of
+        speculation at once.
         """
         if speculator is not None and system_speculation:
             raise ValueError("speculator= and system_speculation=True exclude each other: pass one of them")
@@ -267,6 +272,7 @@ class Context:
             speculator=_speculator(speculator),
             system_speculation=_flag("system_speculation", system_speculation),
             adapter=adapter_name(adapter),
+            priority=_priority(priority),
         )
         return Generator(self._handle, plan)
 
@@ -306,6 +312,12 @@ def _text(name: str, value: str) -> str:
 def _count(name: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise InvalidRequest(f"{name} must be a whole number of at least 0, not {value!r}")
+
+
+def _priority(value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not -3 <= value <= 3:
+        raise InvalidRequest(f"priority must be a whole number from -3 to 3, not {value!r}")
+    return value
 
 
 def _flag(name: str, value: bool) -> bool:

@@ -42,6 +42,7 @@ class Plan:
     speculator: Speculator | None
     system_speculation: bool
     adapter: str = ""
+    priority: int = 0
 
     def request(self, context: int) -> StartGenerate:
         """The operation that starts it."""
@@ -54,6 +55,7 @@ class Plan:
             system_speculation=self.system_speculation,
             program_speculation=self.speculator is not None,
             adapter=self.adapter,
+            priority=self.priority,
         )
 
 

@@ -397,7 +397,8 @@ class StartGenerate:
     """Start generating at the end of a context, which belongs to the generation until it is closed.
 
     ``program_speculation``: every ``generate.next`` brings a draft of the program's own speculator. ``adapter``: the LoRA
-    adapter to compute with, "" is none; tokens that were computed with another one are computed again.
+    adapter to compute with, "" is none; tokens that were computed with another one are computed again. ``priority``, from
+    -3 to 3: each step up doubles its share of what the tenant gets.
     """
 
     context: int
@@ -408,6 +409,7 @@ class StartGenerate:
     system_speculation: bool = False
     program_speculation: bool = False
     adapter: str = ""
+    priority: int = 0
 
 
 @operation("generate.next", Steps)

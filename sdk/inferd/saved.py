@@ -66,7 +66,7 @@ class SaveContext:
 
 @operation("context.open", Opened)
 @dataclass(frozen=True)
-class OpenContext:
+class OpenSaved:
     """A new context that starts as a copy of a snapshot."""
 
     name: str
@@ -74,7 +74,7 @@ class OpenContext:
 
 @operation("context.take", Opened)
 @dataclass(frozen=True)
-class TakeContext:
+class TakeSaved:
     """As ``context.open``, and the snapshot is gone afterwards. Of several takers exactly one gets it."""
 
     name: str

@@ -8,6 +8,7 @@ from inferd import protocol as p
 from inferd_grammar import AnyJson, Choice, Compiled, Constraint, GrammarError, JsonSchema, Regex
 from inferd_runtime.engine.adapters import AdapterLease
 from inferd_runtime.engine.context import Context
+from inferd_runtime.engine.fairness import MAX_PRIORITY
 from inferd_runtime.engine.generation import Generation, GenerationSpec
 from inferd_runtime.engine.grammar import GrammarCursor
 from inferd_runtime.engine.sampling import RowSampler
@@ -75,6 +76,8 @@ def start(
         raise p.InvalidRequest("system_speculation and program_speculation (speculator=) exclude each other")
     if any(not stop for stop in request.stop):
         raise p.InvalidRequest("stop: an empty string would stop at once")
+    if abs(request.priority) > MAX_PRIORITY:
+        raise p.InvalidRequest(f"priority = {request.priority} is outside -{MAX_PRIORITY} to {MAX_PRIORITY}")
     offered = OfferedDraft() if request.program_speculation else None
     drafter: Drafter | None = NgramDrafter(MAX_DRAFT) if request.system_speculation else offered
     spec = GenerationSpec(
@@ -84,6 +87,7 @@ def start(
         grammar=None if request.constraint is None else _cursor(request.constraint, model),
         drafter=drafter,
         paced=request.program_speculation,
+        priority=request.priority,
     )
     generation = Generation(context, spec, TextAssembler(model.tokenizer.stream(), request.stop))
     model.engine.submit(generation)

@@ -135,6 +135,7 @@ def test_a_programs_draft_is_verified_and_never_changes_the_output(caller: Direc
         (p.StartGenerate(1, constraint=p.Constraint("json_schema", '{"type": 5}')), p.ConstraintError, "type"),
         (p.StartGenerate(1, constraint=p.Constraint("lark", "x")), p.InvalidRequest, "lark"),
         (p.StartGenerate(1, stop=[""]), p.InvalidRequest, "stop"),
+        (p.StartGenerate(1, priority=4), p.InvalidRequest, "priority = 4"),
         (p.StartGenerate(1, system_speculation=True, program_speculation=True), p.InvalidRequest, "system_speculation"),
         (p.StartGenerate(9), p.NotFound, "context 9"),
         (p.NextSteps(9), p.NotFound, "generation 9"),
