@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -70,6 +71,15 @@ def test_random_models_are_as_large_as_estimated(family: str, dtype: str, tmp_pa
 def test_no_weights_are_needed_nor_touched(tmp_path: Path) -> None:
     shutil.copy(Path(resolve("tiny")) / "config.json", tmp_path)
     assert measure(ModelOptions(str(tmp_path))).parameters == measure(ModelOptions("tiny")).parameters
+
+
+def test_a_quantized_checkpoint_is_called_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = json.loads((Path(resolve("tiny")) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
+    assert measure(ModelOptions(str(tmp_path))) == dataclasses.replace(
+        measure(ModelOptions("tiny")), name=str(tmp_path), quantized="fp8"
+    )
+    assert "as if not quantized: fp8" in fit(capsys, str(tmp_path))[1]
 
 
 def test_a_model_whose_layers_keep_to_themselves_counts_by_its_configuration() -> None:

@@ -95,6 +95,7 @@ def _as_json(estimate: Fit) -> dict[str, Any]:
         "model": size.name, "fits": estimate.fits, "device": estimate.device, "dtype": size.dtype,
         "parameters": size.parameters, "weight_bytes": size.weight_bytes, "step_bytes": size.step_bytes,
         "kv_token_bytes": size.kv_token_bytes, "kv_source": size.kv_source, "max_context": size.max_context,
+        "quantized": size.quantized,
         "available_bytes": estimate.available, "needs_bytes": estimate.needs, "page_size": estimate.asked.page_size,
         "pages": estimate.pages, "contexts": estimate.contexts, "advice": estimate.advice,
     }  # fmt: skip
@@ -107,7 +108,10 @@ def _show(estimate: Fit) -> None:
     context = asked.context or size.max_context
     rows = [
         ("parameters", f"{size.parameters:,}"),
-        ("weights", readable(size.weight_bytes)),
+        (
+            "weights",
+            readable(size.weight_bytes) + (f" (as if not quantized: {size.quantized})" if size.quantized else ""),
+        ),
         ("activations", f"{readable(size.step_bytes)} (a bound on the widest step)"),
         ("KV per token", f"{readable(size.kv_token_bytes)} ({KV_SOURCES[size.kv_source]})"),
         ("available", readable(estimate.available)),

@@ -21,6 +21,7 @@ class ModelSize:
 
     ``kv_token_bytes``: one token's keys and values in all layers. ``kv_source``: "layers" when every layer's own shapes were
     seen, "config" when they are the configuration's heads and width. ``step_bytes``: activations of the widest step.
+    ``quantized``: the method of a quantized checkpoint, whose weights are counted as if they were not.
     """
 
     name: str
@@ -31,6 +32,7 @@ class ModelSize:
     kv_source: str
     step_bytes: int
     max_context: int
+    quantized: str = ""
 
 
 @dataclass(frozen=True)
@@ -145,14 +147,15 @@ class Placed:
 def check_fit(models: Sequence[Placed], available: Callable[[str], int], page_size: int) -> None:
     """Refuse models that do not fit their devices together. ``available(device)``: bytes before any of them is loaded.
 
-    Raises LimitExceeded that names the first model that does not fit beside those before it.
+    Raises LimitExceeded that names the first model that does not fit beside those before it. A quantized model is never
+    refused: how small it will be is not known.
     """
     taken: dict[str, list[Fit]] = {}
     for model in models:
         before = taken.setdefault(model.device, [])
         room = available(model.device) - sum(fit.needs for fit in before)
         fit = Fit(model.size, model.device, Asked(pages=model.pages, page_size=page_size), room)
-        if not fit.fits:
+        if not fit.fits and not model.size.quantized:
             raise _refusal(fit, [other.model.name for other in before])
         before.append(fit)
 

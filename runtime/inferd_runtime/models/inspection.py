@@ -50,7 +50,14 @@ def measure(options: ModelOptions) -> ModelSize:
         kv_source=source,
         step_bytes=_step_bytes(module, dtype.itemsize),
         max_context=_max_context(name, config),
+        quantized=_quantized(config),
     )
+
+
+def _quantized(config: Any) -> str:
+    """The method of a quantized checkpoint, "" of any other."""
+    found = getattr(config, "quantization_config", None) or {}
+    return str(found.get("quant_method", "unknown")) if found else ""
 
 
 def _max_context(name: str, config: Any) -> int:

@@ -91,6 +91,10 @@ def test_a_model_that_does_not_fit_is_refused_with_what_would() -> None:
     assert caught.value.detail == {"limit": "memory", "value": GIB, "raise_with": "--dtype bfloat16"}
 
 
+def test_a_quantized_model_is_not_refused_because_its_size_is_not_known() -> None:
+    check_fit([Placed(dataclasses.replace(SIZE, quantized="fp8"), "cpu")], lambda device: 0, 16)
+
+
 def test_pages_beyond_memory_are_refused_by_name() -> None:
     with pytest.raises(LimitExceeded, match="for 999999 KV pages") as caught:
         check_fit([Placed(SIZE, "cpu", 999_999)], lambda device: 2 * GIB, 16)
