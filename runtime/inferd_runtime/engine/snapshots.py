@@ -41,7 +41,7 @@ def import_kv(engine: Engine, model: ModelInfo, tenant: str, data: bytes) -> Res
     :func:`restore` raises.
     """
     snapshot = snapshot_format.decode(data)
-    check_model(snapshot, model)
+    find_model(snapshot, [model])
     return restore(engine, tenant, snapshot, trusted=False)
 
 
@@ -64,13 +64,16 @@ def capture(engine: Engine, model: ModelInfo, context: Context, turns: Sequence[
     return Snapshot(facts, list(context.tokens), _read_pages(engine.driver, context))
 
 
-def check_model(snapshot: Snapshot, model: ModelInfo) -> None:
-    """Raise SnapshotForeign for a snapshot of other weights."""
-    if snapshot.facts.fingerprint != model.fingerprint:
+def find_model(snapshot: Snapshot, served: Sequence[ModelInfo]) -> ModelInfo:
+    """The model with the snapshot's weights; of several, the one of its name. Raises SnapshotForeign, which names all."""
+    facts = snapshot.facts
+    same = [model for model in served if model.fingerprint == facts.fingerprint]
+    if not same:
+        there = ", ".join(f"{model.name!r} with {model.fingerprint!r}" for model in served)
         raise SnapshotForeign(
-            f"the snapshot is of model {snapshot.facts.model!r} with fingerprint {snapshot.facts.fingerprint!r}, "
-            f"not of {model.name!r} with {model.fingerprint!r}"
+            f"the snapshot is of model {facts.model!r} with fingerprint {facts.fingerprint!r}; served: {there}"
         )
+    return max(same, key=lambda model: model.name == facts.model)
 
 
 def restore(engine: Engine, tenant: str, snapshot: Snapshot, *, trusted: bool = True) -> Restored:
@@ -125,6 +128,7 @@ def _restore_pages(engine: Engine, context: Context, snapshot: Snapshot, trusted
         context.mark_irregular(0)
     elif irregular is not None:
         context.mark_irregular(irregular)
+    context.table.publish(context.tokens)  # now: a fork has to inherit where its shared pages stand in the index
     return length
 
 

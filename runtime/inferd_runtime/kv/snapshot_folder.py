@@ -128,7 +128,7 @@ class SnapshotFolder:
         with disk_errors():
             return self._read(self._row(tenant, name))
 
-    def take(self, tenant: str, name: str, check: Callable[[Snapshot], None]) -> Taken:
+    def take(self, tenant: str, name: str, check: Callable[[Snapshot], object]) -> Taken:
         """Read a snapshot and withdraw it; one that cannot be read, or that ``check`` raises on, stays."""
         with disk_errors():
             row = self._row(tenant, name)

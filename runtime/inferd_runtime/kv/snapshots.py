@@ -16,6 +16,7 @@ from inferd_runtime.kv.snapshot_folder import SnapshotFolder
 
 T = TypeVar("T")
 MAX_WAITING_BYTES = 2 << 30
+CLOSE_SECONDS = 1.0
 
 
 class SnapshotStore:
@@ -29,6 +30,7 @@ class SnapshotStore:
         self._folder = SnapshotFolder(folder, quota)
         self._max_waiting = max_waiting
         self._waiting = 0
+        self._open = 0
         self._thread = ThreadPoolExecutor(1, "snapshots")
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._finished: deque[tuple[Future[Any], int, Callable[[Any], None]]] = deque()
@@ -48,6 +50,7 @@ class SnapshotStore:
                 value=self._max_waiting, raise_with="waiting for some of them",
             )  # fmt: skip
         self._waiting += nbytes
+        self._open += 1
         future = self._thread.submit(work, self._folder)
         future.add_done_callback(lambda ended: self._end(ended, nbytes, done))
         return future
@@ -72,14 +75,17 @@ class SnapshotStore:
         while self._finished:
             future, nbytes, done = self._finished.popleft()
             self._waiting -= nbytes
+            self._open -= 1
             if not future.cancelled():
                 done(_outcome(future))
         return progressed
 
     def close(self) -> None:
         """Finish what was submitted, tell it, and close the folder."""
+        while self._open:
+            self.wait(CLOSE_SECONDS)
+            self.poll()
         self._thread.shutdown()
-        self.poll()
         self._folder.close()
         os.close(self._event)
 

@@ -64,9 +64,7 @@ class OpenContext:
 class SessionState:
     """The handles of one session. They are numbers that mean nothing outside of it."""
 
-    def __init__(
-        self, models: Mapping[str, ServedModel], tenant: str, snapshots: SnapshotStore | None = None
-    ) -> None:
+    def __init__(self, models: Mapping[str, ServedModel], tenant: str, snapshots: SnapshotStore | None = None) -> None:
         self.tenant = tenant
         self.models = models
         self.snapshots = snapshots

@@ -12,14 +12,18 @@ from inferd_runtime.models import chat
 from inferd_runtime.session.host import ChatTokenizer
 
 ROLES = ("system", "user", "assistant")
+ASKING_ROLES = ("system", "user")
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """``empty``: nothing there yet. ``answering``: a cue opened an assistant turn that nothing has closed."""
+    """``empty``: nothing there yet. ``answering``: a cue opened an assistant turn that nothing has closed. ``asked``: a
+    system or user message came last, so the assistant is to speak.
+    """
 
     empty: bool = True
     answering: bool = False
+    asked: bool = False
 
 
 def check_part(part: Part) -> None:
@@ -42,10 +46,10 @@ def render(
             before = tokens[-1] if tokens else last_token
             tokens += _close_answer(turn, before, tokenizer)
             tokens += tokenizer.encode(_chat_text(chunk, turn, tokenizer), special=True)
-            turn = Turn(empty=False, answering=chunk[-1].kind == "cue")
+            turn = Turn(False, answering=chunk[-1].kind == "cue", asked=chunk[-1].role in ASKING_ROLES)
         else:
             tokens += _raw(chunk, turn, tokenizer)
-            turn = replace(turn, empty=turn.empty and not tokens)
+            turn = replace(turn, empty=turn.empty and not tokens, asked=False)
     return tokens, turn
 
 

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferd import protocol as p
+from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.session.session import Session
+
+DISK_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,10 @@ class Generated:
 class DirectSession:
     """Protocol requests as plain calls, for tests, tools and benchmarks."""
 
-    def __init__(self, model: ServedModel, *, tenant: str = "direct") -> None:
+    def __init__(self, model: ServedModel, *, tenant: str = "direct", snapshots: SnapshotStore | None = None) -> None:
         self.engine = model.engine
-        self.session = Session({model.info.name: model}, tenant)
+        self.session = Session({model.info.name: model}, tenant, snapshots=snapshots)
+        self._snapshots = snapshots
         self._ticket = 0
 
     def submit(self, request: Any) -> tuple[int, list[Any]]:
@@ -45,12 +49,19 @@ class DirectSession:
         """The reply, after as many engine steps as it takes. Raises the InferdError that was answered."""
         _, replies = self.submit(request)
         while not replies:
-            progressed = self.engine.step()
+            progressed = self.engine.step() or bool(replies) or self._poll_snapshots()
             assert progressed or replies, f"{request} is never answered"
         assert len(replies) == 1
         if isinstance(replies[0], p.InferdError):
             raise replies[0]
         return replies[0]
+
+    def _poll_snapshots(self) -> bool:
+        """Wait for the disk thread, if there is one; the request may wait for it."""
+        if self._snapshots is None:
+            return False
+        self._snapshots.wait(DISK_SECONDS)
+        return self._snapshots.poll()
 
     def context(self, *parts: p.Part) -> int:
         """A new context that holds the parts."""

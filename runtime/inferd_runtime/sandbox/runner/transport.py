@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 from typing import Any
@@ -26,14 +27,16 @@ class GuestTransport:
         return reply_from_plain(type(request).reply, answer)
 
 
-def _fields(value: object) -> dict[str, Any]:
-    """A dataclass as a dict: with this the C encoder does what ``to_plain`` does."""
+def _plain(value: object) -> Any:
+    """A dataclass as a dict, bytes as base64: with this the C encoder does what ``to_plain`` does."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
     if not dataclasses.is_dataclass(value):
         raise TypeError(f"{type(value).__name__} is not a JSON value")
     return vars(value)
 
 
-_ENCODE = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=_fields).encode
+_ENCODE = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=_plain).encode
 
 
 def _encode(request: Any) -> str:
