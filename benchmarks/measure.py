@@ -51,6 +51,14 @@ def read_bandwidth(megabytes: int = 64, rounds: int = 5) -> float:
     return (megabytes << 20) / best
 
 
+def matmul_rate(size: int = 1024, rounds: int = 5) -> float:
+    """Floating-point operations per second of a large float32 matrix product with torch's current threads."""
+    left, right = torch.ones(size, size), torch.ones(size, size)
+    torch.mm(left, right)
+    best = min(_timed(lambda: torch.mm(left, right)) for _ in range(rounds))
+    return 2 * size**3 / best
+
+
 def _timed(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
