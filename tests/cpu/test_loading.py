@@ -12,9 +12,13 @@ import pytest
 import torch
 from families import make
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from inferd.protocol import InvalidRequest, NotFound
+from inferd_runtime.models.checkpoint import read_tokenizer
 from inferd_runtime.models.loading import attach, load, resolve
 from inferd_runtime.server.engine_process import EngineSettings, serve_model
 from inferd_runtime.testing.direct import DirectSession
@@ -133,6 +137,16 @@ def test_a_tokenizer_wider_than_the_embedding_is_refused(tiny: Path) -> None:
     edit_config(tiny, vocab_size=4000)
     with pytest.raises(InvalidRequest, match="ids up to 4095, its embedding has 4000 rows"):
         load(str(tiny))
+
+
+def test_the_tokenizer_is_the_one_that_is_written_down(tiny: Path) -> None:
+    """transformers gives a Qwen 2 model its family's tokenizer rules, whatever its tokenizer.json says."""
+    words = {word: number for number, word in enumerate(("?", "Hello", "world", "it", "x"))}
+    tokenizer = Tokenizer(WordLevel(words, "?"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save(str(tiny / "tokenizer.json"))
+    edit_config(tiny, model_type="qwen2", layer_types=["full_attention"] * 2)
+    assert read_tokenizer("my-model", str(tiny)).encode("world Hello x world") == [2, 1, 4, 2]
 
 
 def test_longrope_is_served_up_to_its_original_length(tiny: Path) -> None:

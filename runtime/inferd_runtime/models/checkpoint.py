@@ -9,15 +9,18 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
+from tokenizers import Tokenizer
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
 from inferd.protocol import InvalidRequest, NotFound
 
 SHOWN = 3
+SAMPLE = "Hello world,  it's 2024!\n\ndef f(x1):\n    return x1 + 3.14  # naïve 東京\n"
 
 
 def read_config(name: str, source: str) -> Any:
@@ -72,14 +75,31 @@ def _reported(name: str, what: str) -> Iterator[None]:
 
 
 def read_tokenizer(name: str, source: str) -> Any:
-    """The tokenizer. Raises NotFound when there is none: transformers makes an empty one up for many families."""
+    """The tokenizer, as its tokenizer.json says where there is one.
+
+    Some families' classes rebuild it from its vocabulary by rules of their own, which give other tokens when the model was
+    trained with another tokenizer than its family. Raises NotFound when there is none: transformers makes an empty one up
+    for many families.
+    """
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        if not _as_written(tokenizer, source):
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
     except (OSError, ImportError, KeyError, TypeError, ValueError) as error:
         raise NotFound(f"model {name!r} cannot be loaded: it has no tokenizer that can be read: {error}") from error
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise NotFound(f"model {name!r} cannot be loaded: it has no tokenizer files")
     return tokenizer
+
+
+def _as_written(tokenizer: Any, source: str) -> bool:
+    """Whether a text gets the tokens of the tokenizer.json."""
+    local = Path(source, "tokenizer.json")
+    path = local if Path(source).is_dir() else try_to_load_from_cache(source, local.name)
+    if not isinstance(path, str | Path) or not Path(path).is_file():
+        return True
+    written = Tokenizer.from_file(str(path)).encode(SAMPLE, add_special_tokens=False).ids
+    return bool(tokenizer.encode(SAMPLE, add_special_tokens=False) == written)
 
 
 def read_weights(name: str, source: str, config: Any, dtype: torch.dtype | str) -> nn.Module:

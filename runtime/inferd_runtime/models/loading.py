@@ -38,7 +38,7 @@ def resolve(name: str) -> str:
     """The folder of an embedded model; any other name (a folder, a hub id) as it is."""
     if name in EMBEDDED:
         return str(Path(__file__).parent / EMBEDDED[name])
-    return name
+    return str(Path(name).expanduser()) if name.startswith("~") else name
 
 
 def load(name: str, *, device: str = "cpu", dtype: str = "") -> LoadedModel:
