@@ -1,0 +1,453 @@
+"""``forward``, ``prompt_logprobs`` and ``model.embed`` on an engine without maths: sharing, refusals, no page left behind."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from inferd import protocol as p
+from inferd.floats import unpack_floats
+from inferd.passes import attention_runs
+from inferd_runtime.engine import probes
+from inferd_runtime.engine.jobs import ROWS_PER_STEP
+from inferd_runtime.session import embed_calls, pass_calls
+from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
+from inferd_runtime.testing.direct import DirectSession
+from inferd_runtime.testing.null_driver import HIDDEN, NullDriver
+from inferd_runtime.testing.served import null_model
+
+ENTROPY = p.Probe("entropy")
+BRANCHES = [[True, False, False], [False, True, False], [True, False, True]]
+
+
+def connect(*, token_budget: int = 64, **settings: Any) -> DirectSession:
+    driver = NullDriver(vocab_size=VOCAB_SIZE, **settings)
+    return DirectSession(null_model(driver=driver, token_budget=token_budget))
+
+
+@pytest.fixture
+def caller() -> Iterator[DirectSession]:
+    caller = connect()
+    yield caller
+    caller.engine.check_integrity()
+    caller.close()
+
+
+def driver_of(caller: DirectSession) -> NullDriver:
+    driver = caller.engine.driver
+    assert isinstance(driver, NullDriver)
+    return driver
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    scores = logits.astype(np.float64)
+    return np.asarray(scores - scores.max() - np.log(np.exp(scores - scores.max()).sum()))
+
+
+def tree(base: int, rows: Sequence[Sequence[bool]] = BRANCHES) -> list[list[int]]:
+    return attention_runs([[*[True] * base, *row] for row in rows], len(rows))
+
+
+def logits_of(row: p.RowResult) -> list[float]:
+    return row.probes[0].values
+
+
+# -- What rows bring --------------------------------------------------------------------------------------------------
+
+
+def test_probes_read_the_rows_logits(caller: DirectSession) -> None:
+    asked = [p.Probe("logits"), p.Probe("distribution", 0.5, 3), p.Probe("logprobs", tokens=[9, 0]), ENTROPY]
+    row = caller.call(p.Forward(caller.text("a"), [*b"bc"], at=[0], top=2, probes=asked)).rows[0]
+    raw = driver_of(caller).logits([*b"ab"])
+    logits, distribution, logprobs, entropy = row.probes
+    assert logits.values == raw.tolist()
+    expected = log_softmax(raw)
+    assert logprobs.tokens == [9, 0]
+    assert logprobs.values == pytest.approx(expected[[9, 0]].tolist())
+    assert entropy.value == pytest.approx(-float((np.exp(expected) * expected).sum()))
+    cold = np.exp(log_softmax(raw / 0.5))
+    assert distribution.tokens == np.argsort(-cold)[:3].tolist()
+    assert distribution.values == pytest.approx(np.sort(cold)[:-4:-1].tolist())
+    assert row.top_tokens == distribution.tokens[:2]
+
+
+def test_a_distribution_without_k_is_everything_that_is_possible(caller: DirectSession) -> None:
+    request = p.Forward(caller.text("a"), [5], mask=[3, 1, 2], probes=[p.Probe("distribution")])
+    (found,) = caller.call(request).rows[0].probes
+    assert sorted(found.tokens) == [1, 2, 3]
+    assert sum(found.values) == pytest.approx(1)
+    assert found.values == sorted(found.values, reverse=True)
+
+
+def test_a_vanishing_temperature_is_certain(caller: DirectSession) -> None:
+    request = p.Forward(caller.text("a"), [5], probes=[p.Probe("distribution", 5e-324)])
+    row = caller.call(request).rows[0]
+    assert (row.probes[0].tokens, row.probes[0].values) == ([row.token], [1.0])
+
+
+def test_mask_and_bias_hold_for_every_draw(caller: DirectSession) -> None:
+    for seed in range(12):
+        context = caller.text("draw")
+        sampling = p.Sampling(temperature=2.0, seed=seed)
+        rows = caller.call(p.Forward(context, [1, 2], at=[0, 1], sampling=sampling, mask=[3, 4, 5], top=9)).rows
+        assert {row.token for row in rows} <= {3, 4, 5}
+        assert all(sorted(row.top_tokens) == [3, 4, 5] for row in rows)
+        forced = p.Forward(context, [1], sampling=sampling, bias_tokens=[7], bias_values=[99.0])
+        assert caller.call(forced).rows[0].token == 7
+        caller.call(p.ReleaseContext(context))
+
+
+def test_replies_survive_json(caller: DirectSession) -> None:
+    request = p.Forward(caller.text("a"), [5], mask=[3], top=1, probes=[p.Probe("logits"), ENTROPY], at=[0])
+    decoded = msgspec.json.decode(json.dumps(p.to_plain(request)), type=p.Forward)
+    assert decoded == request
+    reply = caller.call(decoded)
+    assert p.reply_from_plain(p.Rows, json.loads(msgspec.json.encode(reply))) == reply
+    values = logits_of(reply.rows[0])
+    assert (min(values), values[3]) == (-math.inf, max(values))
+    assert reply.rows[0].probes[1].value == 0
+
+
+def test_rows_far_apart_cost_few_rows_of_logits() -> None:
+    """Only chunks with wanted rows bring logits, and few at a time."""
+    caller = connect(token_budget=500)
+    widest = 0
+    forward = driver_of(caller).forward
+
+    def watch(batch: Any) -> Any:
+        nonlocal widest
+        widest = max(widest, len(batch.logit_rows))
+        return forward(batch)
+
+    driver_of(caller).forward = watch  # type: ignore[method-assign]
+    tokens = [at % 11 for at in range(300)]
+    rows = caller.call(p.Forward(caller.text("a"), tokens, at=[299, 5], probes=[p.Probe("logits")])).rows
+    for row, end in zip(rows, (300, 6), strict=True):
+        assert logits_of(row) == driver_of(caller).logits(tokens[:end]).tolist()
+    assert widest == ROWS_PER_STEP
+    caller.close()
+
+
+def test_rows_are_computed_even_where_another_context_has_computed_the_tokens(caller: DirectSession) -> None:
+    text = [*b"a prompt that two contexts share"]
+    first = caller.call(p.Forward(caller.context(), text, at=[0, 9, 31]))
+    caller.call(p.FlushContext(caller.context(p.Part("tokens", tokens=text))))
+    assert caller.call(p.Forward(caller.context(), text, at=[0, 9, 31])) == first
+    scores = [caller.call(p.PromptLogprobs(caller.context(), text)) for _ in range(2)]
+    assert scores[0] == scores[1]
+    embedded = [caller.call(p.Embed(tokens=[text])) for _ in range(2)]
+    assert embedded[0] == embedded[1]
+
+
+# -- Where tokens stand and what they see -----------------------------------------------------------------------------
+
+
+def test_a_tree_equals_its_branches(caller: DirectSession) -> None:
+    context = caller.text("prompt")
+    request = p.Forward(
+        context, [*b"xyz"], at=[0, 1, 2], probes=[p.Probe("logits")], attention_mask=tree(6), positions=[6, 6, 7]
+    )
+    rows = caller.call(request).rows
+    for row, chain in zip(rows, ("promptx", "prompty", "promptxz"), strict=True):
+        assert logits_of(row) == driver_of(caller).logits([*chain.encode()]).tolist()
+
+
+def generated_after_a_tree(caller: DirectSession, recompute: bool) -> list[int]:
+    context = caller.text("prompt")
+    caller.call(p.Forward(context, [*b"xyz"], attention_mask=tree(6), positions=[6, 6, 7]))
+    if recompute:
+        caller.session._state.contexts[context].context.uncompute(0)
+    return caller.generate(context, max_tokens=9).tokens
+
+
+def test_a_tree_can_be_computed_again(caller: DirectSession) -> None:
+    tokens = generated_after_a_tree(caller, recompute=True)
+    assert tokens == generated_after_a_tree(caller, recompute=False)
+    assert tokens != caller.generate(caller.text("promptxyz"), max_tokens=9).tokens
+
+
+def test_a_tree_survives_pressure() -> None:
+    """Others need its pages in between; it comes back from the host."""
+    straight = connect(pages=64, token_budget=5)
+    expected = generated_after_a_tree(straight, recompute=False)
+    straight.close()
+    caller = connect(pages=10, token_budget=5)
+    context = caller.text("prompt")
+    caller.call(p.Forward(context, [*b"xyz"], attention_mask=tree(6), positions=[6, 6, 7]))
+    for text in ("another long text, longer than most", "and one more long text"):
+        caller.call(p.ReleaseContext(filled(caller, text)))
+    assert caller.engine.parking.swapped > 0
+    assert caller.generate(context, max_tokens=9).tokens == expected
+    caller.engine.check_integrity()
+    caller.close()
+
+
+def filled(caller: DirectSession, text: str) -> int:
+    context = caller.text(text)
+    caller.generate(context, max_tokens=3)
+    return context
+
+
+def test_cutting_a_tree_off_leaves_no_trace(caller: DirectSession) -> None:
+    context = caller.text("prompt")
+    caller.call(p.Forward(context, [*b"xyz"], attention_mask=tree(6), positions=[6, 6, 7]))
+    fork = caller.call(p.ForkContext(context)).context
+    caller.call(p.TruncateContext(context, 6))
+    plain = caller.generate(caller.text("prompt"), max_tokens=9).tokens
+    assert caller.generate(context, max_tokens=9).tokens == plain
+    assert caller.tokens(fork) == [*b"promptxyz"]
+    assert caller.generate(fork, max_tokens=9).tokens == generated_after_a_tree(caller, recompute=False)
+
+
+def test_what_follows_stands_behind_the_last_position(caller: DirectSession) -> None:
+    one, other = caller.text("ab"), caller.text("ab")
+    caller.call(p.Forward(one, [*b"cd"], positions=[10, 11]))
+    rows = caller.call(p.Forward(one, [*b"ef"], at=[0, 1])).rows
+    same = caller.call(p.Forward(other, [*b"cdef"], at=[2, 3], positions=[10, 11, 12, 13])).rows
+    assert [row.entropy for row in rows] == [row.entropy for row in same]
+    unmoved = caller.call(p.Forward(caller.text("ab"), [*b"cdef"], at=[2, 3])).rows
+    assert [row.entropy for row in rows] != [row.entropy for row in unmoved]
+
+
+def test_no_position_goes_beyond_the_models(caller: DirectSession) -> None:
+    context = caller.text("ab")
+    caller.call(p.Forward(context, [5], positions=[508]))
+    generated = caller.generate(context, max_tokens=50)
+    assert (len(generated.tokens), generated.finish) == (3, "length")
+    with pytest.raises(p.LimitExceeded, match="context"):
+        caller.call(p.AppendContext(context, [p.Part("text", text="x")]))
+    caller.call(p.TruncateContext(context, 2))
+    assert caller.generate(context, max_tokens=50) == caller.generate(caller.text("ab"), max_tokens=50)
+
+
+# -- Sharing the batch ------------------------------------------------------------------------------------------------
+
+
+def test_passes_share_the_batch_and_change_no_generation() -> None:
+    caller = connect(token_budget=40, pages=512)
+    texts = [f"stream {at}" for at in range(5)]
+    sampling = p.Sampling(temperature=1.0, seed=3)
+    alone = [caller.generate(caller.text(text), max_tokens=30, sampling=sampling).tokens for text in texts]
+    contexts = [caller.text(text) for text in texts]
+    handles = [caller.call(p.StartGenerate(context, sampling, 30)).generation for context in contexts]
+    before = caller.engine.steps
+    tickets = [caller.submit(request)[1] for request in mixed_requests(caller)]
+    while not all(tickets):
+        assert caller.engine.step()
+    assert caller.engine.steps - before < 25
+    assert not any(isinstance(reply, p.InferdError) for replies in tickets for reply in replies)
+    tokens: list[list[int]] = [[] for _ in handles]
+    for at, handle in enumerate(handles):
+        while not (reply := caller.call(p.NextSteps(handle))).finish:
+            tokens[at] += [token for step in reply.steps for token in step.tokens]
+        tokens[at] += [token for step in reply.steps for token in step.tokens]
+    assert tokens == alone
+    caller.engine.check_integrity()
+    caller.close()
+
+
+def mixed_requests(caller: DirectSession) -> Iterator[Any]:
+    for at in range(3):
+        yield p.Forward(caller.text(f"tree {at}"), [*b"xyz"], attention_mask=tree(6), positions=[6, 6, 7 + at])
+        yield p.Forward(caller.text("masked"), [*b"abcdefgh"], at=[1, 7], mask=[1, 2, 3], probes=[ENTROPY])
+        yield p.PromptLogprobs(caller.text("score"), [at] * 60, top=2)
+        yield p.Embed(texts=[f"embed me {at}", "and me"])
+
+
+# -- Prompt log-probabilities -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("budget", "pages"), [(64, 256), (5, 256), (64, 8)])
+def test_prompt_logprobs_are_those_of_forward(budget: int, pages: int) -> None:
+    caller = connect(token_budget=budget, pages=pages)
+    tokens = [at % 7 for at in range(26)]
+    reply = caller.call(p.PromptLogprobs(caller.context(), tokens, top=2))
+    assert reply.tokens[0] == p.TokenLogprob(tokens[0])
+    for at, score in enumerate(reply.tokens[1:], start=1):
+        expected = log_softmax(driver_of(caller).logits(tokens[:at]))
+        assert score.logprob == pytest.approx(expected[tokens[at]])
+        assert score.rank == 1 + int((expected > expected[tokens[at]]).sum())
+        assert score.top_tokens == np.argsort(-expected)[:2].tolist()
+    caller.close()
+
+
+def test_prompt_logprobs_continue_a_context_and_leave_it_ready(caller: DirectSession) -> None:
+    context = caller.text("ab")
+    caller.call(p.Forward(context, [*b"c"]))
+    reply = caller.call(p.PromptLogprobs(context, [*b"de"]))
+    assert reply.length == 5
+    for score, history in zip(reply.tokens, ("abc", "abcd"), strict=True):
+        expected = log_softmax(driver_of(caller).logits([*history.encode()]))
+        assert score.logprob == pytest.approx(expected[score.token])
+    assert caller.generate(context, max_tokens=5) == caller.generate(caller.text("abcde"), max_tokens=5)
+    single = caller.call(p.PromptLogprobs(caller.context(), [9]))
+    assert (single.tokens, single.length) == ([p.TokenLogprob(9)], 1)
+
+
+def test_a_cancelled_scoring_frees_the_context(caller: DirectSession) -> None:
+    context = caller.context()
+    ticket, replies = caller.submit(p.PromptLogprobs(context, [3] * 200))
+    caller.engine.step()
+    caller.session.cancel(ticket)
+    assert isinstance(replies[0], p.Cancelled)
+    assert caller.call(p.FlushContext(context)).length == 200
+
+
+# -- Embeddings -------------------------------------------------------------------------------------------------------
+
+
+def vectors(reply: p.Embeddings) -> list[np.ndarray]:
+    return [np.array(unpack_floats(packed)).reshape(-1, reply.size) for packed in reply.packed]
+
+
+def states_of(caller: DirectSession, tokens: list[int]) -> np.ndarray:
+    return np.stack([driver_of(caller).hidden(tokens[: at + 1]) for at in range(len(tokens))]).astype(np.float64)
+
+
+@pytest.mark.parametrize("budget", [64, 3])
+def test_embeddings_are_pooled_states(budget: int) -> None:
+    caller = connect(token_budget=budget, pages=24)
+    texts = ["a", "a longer text", "words"]
+    for pooling, pool in {
+        "mean": lambda states: states.mean(0, keepdims=True),
+        "last": lambda states: states[-1:],
+        "cls": lambda states: states[:1],
+        "none": lambda states: states,
+    }.items():
+        raw = caller.call(p.Embed(texts=texts, pooling=pooling, normalize=False))
+        unit = caller.call(p.Embed(tokens=[[*text.encode()] for text in texts], pooling=pooling))
+        assert raw.size == HIDDEN
+        for text, got, scaled in zip(texts, vectors(raw), vectors(unit), strict=True):
+            expected = pool(states_of(caller, [*text.encode()]))
+            assert got == pytest.approx(expected, abs=1e-6)
+            assert scaled == pytest.approx(expected / np.linalg.norm(expected, axis=1, keepdims=True), abs=1e-6)
+    assert caller.call(p.GetUsage()).prompt_tokens == 8 * sum(map(len, texts))
+    caller.engine.check_integrity()
+    caller.close()
+
+
+def test_a_failing_or_cancelled_embedding_gives_everything_back(caller: DirectSession) -> None:
+    with pytest.raises(p.LimitExceeded, match="512"):
+        caller.call(p.Embed(texts=["short", "x" * 600]))
+    with pytest.raises(p.InvalidRequest, match="no token"):
+        caller.call(p.Embed(tokens=[[1], []]))
+    ticket, replies = caller.submit(p.Embed(texts=["x" * 300, "y" * 300]))
+    caller.engine.step()
+    caller.engine.check_integrity()
+    caller.session.cancel(ticket)
+    assert isinstance(replies[0], p.Cancelled)
+    assert not caller.engine.step()
+    _, replies = caller.submit(p.Embed(texts=["z" * 300]))
+    caller.engine.step()
+    caller.session.close()
+    assert isinstance(replies[0], p.Cancelled)
+    assert list(caller.engine.contexts) == []
+
+
+def test_an_embedding_that_cannot_fit_names_the_limit() -> None:
+    caller = connect(pages=6)
+    with pytest.raises(p.LimitExceeded, match="KV cache is full"):
+        caller.call(p.Embed(texts=["x" * 200, "y"]))
+    assert list(caller.engine.contexts) == []
+    caller.close()
+
+
+# -- Refusals ---------------------------------------------------------------------------------------------------------
+
+BAD: list[tuple[Any, type[Exception], str]] = [
+    (p.Forward(1, [1], mask=[VOCAB_SIZE]), p.InvalidRequest, f"mask: token id {VOCAB_SIZE}"),
+    (p.Forward(1, [1], mask=[-1]), p.InvalidRequest, "mask: token id -1"),
+    (p.Forward(1, [1], mask=[]), p.InvalidRequest, "mask: no token"),
+    (p.Forward(1, [1], bias_tokens=[VOCAB_SIZE], bias_values=[1.0]), p.InvalidRequest, "bias: token id"),
+    (p.Forward(1, [1], bias_tokens=[1], bias_values=[]), p.InvalidRequest, "bias: 1 tokens but 0"),
+    (p.Forward(1, [1], bias_tokens=[1], bias_values=[math.nan]), p.InvalidRequest, "bias: nan"),
+    (p.Forward(1, [1], bias_tokens=[1, 1], bias_values=[1.0, 2.0]), p.InvalidRequest, "twice"),
+    (p.Forward(1, [1], top=-1), p.InvalidRequest, "top = -1"),
+    (p.Forward(1, [1], probes=[p.Probe("attention")]), p.InvalidRequest, "attention"),
+    (p.Forward(1, [1], probes=[p.Probe("distribution", 0.0)]), p.InvalidRequest, "temperature = 0"),
+    (p.Forward(1, [1], probes=[p.Probe("distribution", math.inf)]), p.InvalidRequest, "temperature = inf"),
+    (p.Forward(1, [1], probes=[p.Probe("distribution", k=VOCAB_SIZE + 1)]), p.InvalidRequest, "k = "),
+    (p.Forward(1, [1], probes=[p.Probe("distribution", k=-1)]), p.InvalidRequest, "k = -1"),
+    (p.Forward(1, [1], probes=[p.Probe("logprobs", tokens=[VOCAB_SIZE])]), p.InvalidRequest, "logprobs: token id"),
+    (p.Forward(1, [1], probes=[p.Probe("logprobs")]), p.InvalidRequest, "no token"),
+    (p.Forward(1, [1], probes=[ENTROPY] * 33), p.LimitExceeded, "33 probes"),
+    (p.Forward(1, [1, 2], attention_mask=[[0, 5]]), p.InvalidRequest, "speaks of 5 tokens"),
+    (p.Forward(1, [1, 2], attention_mask=[[0, 7]]), p.InvalidRequest, "1 rows for 2 tokens"),
+    (p.Forward(1, [1], attention_mask=[[0, 7, -1]]), p.InvalidRequest, "speaks of 6 tokens"),
+    (p.Forward(1, [1, 2], attention_mask=[[0, 7], [0, 7]]), p.InvalidRequest, "behind it"),
+    (p.Forward(1, [1], attention_mask=[[0, 5, 1]]), p.InvalidRequest, "see itself"),
+    (p.Forward(1, [1], attention_mask=[[6]]), p.InvalidRequest, "see itself"),
+    (p.Forward(1, [1], positions=[-1]), p.InvalidRequest, r"positions\[0\] = -1"),
+    (p.Forward(1, [1], positions=[512]), p.InvalidRequest, "0 to 511"),
+    (p.Forward(1, [1], positions=[5, 6]), p.InvalidRequest, "2 of them for 1"),
+    (p.PromptLogprobs(1, []), p.InvalidRequest, "at least one token"),
+    (p.PromptLogprobs(1, [1], top=-1), p.InvalidRequest, "top = -1"),
+    (p.PromptLogprobs(1, [VOCAB_SIZE]), p.InvalidRequest, str(VOCAB_SIZE)),
+    (p.PromptLogprobs(1, [1] * 600), p.LimitExceeded, "512"),
+    (p.Embed(), p.InvalidRequest, "texts or tokens"),
+    (p.Embed(["a"], [[1]]), p.InvalidRequest, "not both"),
+    (p.Embed(["a"], pooling="max"), p.InvalidRequest, "max"),
+    (p.Embed(["a"], model="gpt-9"), p.NotFound, "gpt-9"),
+    (p.Embed(["a"], adapter="nobody"), p.NotFound, "nobody"),
+    (p.Embed(tokens=[[VOCAB_SIZE]]), p.InvalidRequest, str(VOCAB_SIZE)),
+]
+
+
+@pytest.mark.parametrize(("request_", "error", "says"), BAD, ids=[f"{each[0].op}: {each[2]}" for each in BAD])
+def test_bad_requests_name_what_is_wrong_and_change_nothing(
+    caller: DirectSession, request_: Any, error: type[Exception], says: str
+) -> None:
+    context = caller.text("hello")
+    with pytest.raises(error, match=says):
+        caller.call(request_)
+    assert caller.tokens(context) == [*b"hello"]
+    assert caller.session._state.contexts[context].context.irregular_from is None
+    assert len(list(caller.engine.contexts)) == 1
+    assert caller.generate(context, max_tokens=2).tokens
+
+
+def test_replies_are_bounded(caller: DirectSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "MAX_NUMBERS", 3 * VOCAB_SIZE)
+    context = caller.text("hello")
+    three = p.Forward(context, [1, 2, 3], at=[0, 1, 2], probes=[p.Probe("logits")])
+    assert len(caller.call(three).rows) == 3
+    too_much = [
+        p.Forward(context, [1, 2, 3], at=[0, 1, 2], probes=[p.Probe("logits"), ENTROPY]),
+        p.Forward(context, [1, 2], at=[0, 1], probes=[p.Probe("distribution")]),
+        p.Forward(context, [1, 2, 3], at=[0, 1, 2], top=VOCAB_SIZE),
+        p.PromptLogprobs(context, [1] * 10, top=100),
+        p.Embed(texts=["x" * 200], pooling="none"),
+        p.Embed(texts=["x"] * 100),
+    ]
+    for request in too_much:
+        with pytest.raises(p.LimitExceeded, match="numbers") as caught:
+            caller.call(request)
+        assert caught.value.detail["limit"] == "reply_numbers"
+    assert caller.call(p.ContextTokens(context)).tokens == [*b"hello", 1, 2, 3]
+    caller.engine.check_integrity()
+
+
+def test_masks_and_inputs_are_bounded(caller: DirectSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pass_calls, "MAX_MASK", 10)
+    with pytest.raises(p.LimitExceeded, match="attention_mask"):
+        caller.call(p.Forward(caller.text("hello"), [1, 2], attention_mask=[[0, 6, 1], [0, 7]]))
+    monkeypatch.setattr(embed_calls, "MAX_INPUTS", 2)
+    with pytest.raises(p.LimitExceeded, match="3 inputs"):
+        caller.call(p.Embed(texts=["a", "b", "c"]))
+
+
+def test_another_operation_on_the_context_waits_for_its_turn(caller: DirectSession) -> None:
+    context = caller.text("hello")
+    _, replies = caller.submit(p.Forward(context, [1, 2]))
+    for request in (p.PromptLogprobs(context, [1]), p.Forward(context, [1]), p.StartGenerate(context)):
+        with pytest.raises(p.InvalidRequest, match="in use"):
+            caller.call(request)
+    while not replies:
+        caller.engine.step()
+    assert caller.call(p.PromptLogprobs(context, [1])).length == 8
