@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from inferd.operations import Done, operation
 
-UPLOAD_CHUNK_BYTES = 1 << 20
+UPLOAD_CHUNK_BYTES = 1 << 19
 """How many bytes the SDK puts into one ``adapter.upload``."""
 
 

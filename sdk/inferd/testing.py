@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -59,8 +60,9 @@ class FakeRuntime:
     likes the end of text a little better than all other tokens, with mask, bias and probes applied; where tokens stand and
     what they see is recorded only. ``requests`` holds every request in
     order. ``failures`` maps an operation's name to errors, raised one at a time. ``inbox`` is what ``session.receive``
-    brings, ``outbox`` what ``session.send`` took. Handles that do not exist raise NotFound, a context that is generated
-    on refuses every other operation, as in the runtime.
+    brings, ``outbox`` what ``session.send`` took. ``adapters`` are the LoRA adapters by name; they change nothing.
+    Handles that do not exist raise NotFound, a context that is generated on refuses every other operation, as in the
+    runtime.
     """
 
     def __init__(
@@ -75,6 +77,8 @@ class FakeRuntime:
         self.inbox: deque[Any] = deque()
         self.outbox: list[Any] = []
         self.contexts: dict[int, list[int]] = {}
+        self.adapters: dict[str, p.AdapterInfo] = {}
+        self._uploads: dict[int, int] = {}
         self._restore: list[Any] = []
         self._outputs = outputs if callable(outputs) else _in_order(outputs)
         self._steps = tuple(steps)
@@ -100,6 +104,10 @@ class FakeRuntime:
             p.CloseGenerate: self._close,
             p.SendMessage: self._send,
             p.ReceiveMessage: self._receive,
+            p.UploadAdapter: self._upload_adapter,
+            p.LoadAdapter: self._load_adapter,
+            p.ListAdapters: lambda _: p.Adapters(list(self.adapters.values())),
+            p.DropAdapter: self._drop_adapter,
         }
 
     def __enter__(self) -> Self:
@@ -120,6 +128,8 @@ class FakeRuntime:
             raise failures.popleft()
         if type(request) not in self._handlers:
             raise p.InvalidRequest(f"the fake runtime does not answer {request.op}")
+        if getattr(request, "adapter", "") not in ("", *self.adapters):
+            raise p.NotFound(f"no adapter {request.adapter!r}")
         return self._handlers[type(request)](request)
 
     def of_kind(self, kind: type[Any]) -> list[Any]:
@@ -238,6 +248,22 @@ class FakeRuntime:
         if not self.inbox:
             raise p.Unavailable("nobody sends anything")
         return p.Received(self.inbox.popleft())
+
+    def _upload_adapter(self, request: p.UploadAdapter) -> p.Upload:
+        number = request.upload or next(self._handles)
+        self._uploads[number] = self._uploads.get(number, 0) + len(request.data)
+        return p.Upload(number, self._uploads[number])
+
+    def _load_adapter(self, request: p.LoadAdapter) -> p.AdapterInfo:
+        size = self._uploads.pop(request.upload)
+        rank = int(json.loads(request.config).get("r", 8))
+        self.adapters[request.name] = p.AdapterInfo(request.name, MODEL.name, rank, size, shared=False)
+        return self.adapters[request.name]
+
+    def _drop_adapter(self, request: p.DropAdapter) -> p.Done:
+        if self.adapters.pop(request.name, None) is None:
+            raise p.NotFound(f"no adapter {request.name!r}")
+        return p.Done()
 
     def _open(self, tokens: list[int]) -> p.ContextState:
         handle = next(self._handles)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd import (
+    Adapter,
     Choice,
     ConstraintError,
     Context,
@@ -256,5 +257,22 @@ def test_truncating_to_a_user_message_cues_the_next_answer_again() -> None:
         again = await ctx.generate(Sampler.argmax(), max_tokens=4).collect_tokens()
         assert (await ctx.tokens())[: -len(again)] == prompt
         assert again == first
+
+    run(program)
+
+
+def test_adapters_are_loaded_and_chosen_per_generation() -> None:
+    async def program() -> None:
+        texts = []
+        config = '{"peft_type": "LORA", "target_modules": ["q_proj"]}'
+        for weights in (b"one", bytes(range(256)) * 5000):
+            adapter = await Adapter.load_bytes(config, weights, name="mine")
+            assert [(each.name, each.bytes, each.rank) for each in await Adapter.list()] == [("mine", len(weights), 8)]
+            texts.append(await Context().user("u").generate(SEEDED, adapter=adapter, max_tokens=20).collect_tokens())
+        await adapter.drop()
+        texts.append(await Context().user("u").generate(SEEDED, max_tokens=20).collect_tokens())
+        assert len({tuple(text) for text in texts}) == 3
+        with pytest.raises(NotFound, match="no adapter 'mine'"):
+            await Context().user("u").generate(SEEDED, adapter="mine").collect_text()
 
     run(program)
