@@ -72,7 +72,12 @@ class Model:
 
     @overload
     async def embed(
-        self, inputs: Sequence[str] | Sequence[Sequence[int]], *, pooling: Literal["none"], normalize: bool = ...
+        self,
+        inputs: Sequence[str] | Sequence[Sequence[int]],
+        *,
+        pooling: Literal["none"],
+        normalize: bool = ...,
+        adapter: str = ...,
     ) -> builtins.list[builtins.list[Vector]]: ...
 
     @overload
@@ -82,6 +87,7 @@ class Model:
         *,
         pooling: Literal["mean", "last", "cls"] = ...,
         normalize: bool = ...,
+        adapter: str = ...,
     ) -> builtins.list[Vector]: ...
 
     async def embed(
@@ -90,13 +96,15 @@ class Model:
         *,
         pooling: Literal["mean", "last", "cls", "none"] = "mean",
         normalize: bool = True,
+        adapter: str = "",
     ) -> builtins.list[Vector] | builtins.list[builtins.list[Vector]]:
         """A vector per text, or per list of token ids: the model's hidden states after its final norm.
 
         ``pooling``: the ``mean`` over all tokens, the ``last`` token's, the first one's (``cls``), or ``none``: a list
         with every token's. ``normalize`` scales each vector to length 1. The attention stays causal, as the model was
         trained: a token's state knows what stands before it only, and so ``cls`` knows the first token alone. Texts
-        begin as a context does, with the token that opens a text where the model has one.
+        begin as a context does, with the token that opens a text where the model has one. ``adapter`` is the name of a
+        loaded LoRA adapter to compute with.
 
         Raises InvalidRequest, which names the argument, for empty or mixed inputs, and LimitExceeded for inputs longer
         than the model's context or more numbers than one reply carries.
@@ -105,8 +113,11 @@ class Model:
             raise InvalidRequest(f"pooling must be mean, last, cls or none, not {pooling!r}")
         if not isinstance(normalize, bool):
             raise InvalidRequest(f"normalize must be True or False, not {normalize!r}")
+        if not isinstance(adapter, str):
+            raise InvalidRequest(f"adapter must be the name of an adapter, not {adapter!r}")
         texts, tokens = _inputs(inputs)
-        reply: Embeddings = await self.tokenizer.transport.call(Embed(texts, tokens, pooling, normalize, self.name))
+        request = Embed(texts, tokens, pooling, normalize, self.name, adapter)
+        reply: Embeddings = await self.tokenizer.transport.call(request)
         vectors = [_vectors(unpack_floats(packed), reply.size) for packed in reply.packed]
         return vectors if pooling == "none" else [each[0] for each in vectors]
 

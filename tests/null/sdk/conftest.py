@@ -68,7 +68,7 @@ class Wire:
 
 def _typed(request: Any) -> Any:
     """Nested dataclasses that a real runtime's decoder would have built."""
-    from inferd.protocol import Constraint, Part, Sampling
+    from inferd.protocol import Constraint, Part, Probe, Sampling
 
     changes: dict[str, Any] = {}
     if getattr(request, "parts", None):
@@ -77,6 +77,8 @@ def _typed(request: Any) -> Any:
         changes["sampling"] = Sampling(**request.sampling)
     if getattr(request, "constraint", None):
         changes["constraint"] = Constraint(**request.constraint)
+    if getattr(request, "probes", None):
+        changes["probes"] = [Probe(**probe) for probe in request.probes]
     return type(request)(**{**vars(request), **changes})
 
 

@@ -18,16 +18,19 @@ from inferd import (
     Choice,
     ConstraintError,
     Context,
+    Distribution,
+    Entropy,
     InvalidRequest,
     JsonSchema,
     LimitExceeded,
+    Logprob,
     Model,
     NotFound,
     Regex,
     Sampler,
     Speculator,
 )
-from inferd.protocol import OPERATIONS, reply_from_plain
+from inferd.protocol import OPERATIONS, RowResult, reply_from_plain
 from inferd.transport import current_transport, restore_transport, use_transport
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.served import null_model
@@ -274,5 +277,34 @@ def test_adapters_are_loaded_and_chosen_per_generation() -> None:
         assert len({tuple(text) for text in texts}) == 3
         with pytest.raises(NotFound, match="no adapter 'mine'"):
             await Context().user("u").generate(SEEDED, adapter="mine").collect_text()
+
+    run(program)
+
+
+def test_a_programs_own_passes() -> None:
+    """Choosing between continuations, a tree of drafts, and vectors: the answers of both sides' arithmetic agree."""
+
+    async def program() -> None:
+        async with Context().append("say ") as ctx:
+            await ctx.flush()
+            fork = await ctx.fork()
+            scores = await fork.prompt_logprobs(list(b"yes"), top=2)
+            rows = (await ctx.forward(list(b"ye"), at=[0, 1], probes=[Logprob(ord("e")), Entropy()])).rows
+            assert scores[1].logprob == pytest.approx(rows[0].probes[0].value, abs=1e-5)
+            assert rows[1].probes[1].value == pytest.approx(rows[1].entropy, abs=1e-5)
+            seen = [[True] * 6 + tail for tail in ([True, False, False], [False, True, False], [True, False, True])]
+            tree = (await ctx.forward(list(b"sab"), at=[0, 1, 2], attention_mask=seen, positions=[6, 6, 7])).rows
+            masked = (await fork.forward(list(b"b"), top=3, probes=[Distribution(k=3)], mask=range(10))).rows[0]
+            assert masked.probes[0].tokens == masked.top_tokens
+            assert max(masked.top_tokens) < 10
+            assert tree[2].entropy == (await branch(b"say yesb")).entropy
+            assert tree[1].entropy == (await branch(b"say yea")).entropy
+            assert ctx.length == 9
+        one, other = await (await Model.load()).embed(["alike", "alike"])
+        assert one == other
+        assert sum(value * value for value in one) == pytest.approx(1)
+
+    async def branch(text: bytes) -> RowResult:
+        return (await Context().forward(list(text))).rows[0]
 
     run(program)
