@@ -60,6 +60,10 @@ class Refused:
     base: dict[str, Any] = field(default_factory=lambda: BASE)
 
 
+VISION: dict[str, Any] = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
 SERVED: dict[str, Served] = {
     "afmoe": Served({**SLIDING, **EXPERTS, "num_dense_layers": 1}, ("GQA", "window", "MoE"), "gated attention"),
     "apertus": Served(LLAMA, ("GQA",)),
@@ -251,6 +255,23 @@ SERVED: dict[str, Served] = {
     "hy_v3": Served({**HEADS, **EXPERTS}, ("GQA", "MoE")),
     "kolibri1": Served({**SLIDING, **EXPERTS}, ("GQA", "window", "MoE")),
 }
+
+# The text halves of models that see and hear; their configurations hold that of the text model.
+TEXT_ONLY = "text only"
+SERVED |= {
+    "gemma3": Served(
+        {"text_config": {**BASE, **SERVED["gemma3_text"].settings}, "vision_config": VISION, "mm_tokens_per_image": 4},
+        SERVED["gemma3_text"].features, TEXT_ONLY, base={"image_token_index": 0},
+    ),
+    "gemma4": Served(
+        {"text_config": {**BASE, **SERVED["gemma4_text"].settings}, "vision_config": None, "audio_config": None},
+        SERVED["gemma4_text"].features, TEXT_ONLY, base={"image_token_id": 0},
+    ),
+    "llama4": Served(
+        {"text_config": {**BASE, **SERVED["llama4_text"].settings}, "vision_config": VISION},
+        SERVED["llama4_text"].features, TEXT_ONLY, base={},
+    ),
+}  # fmt: skip
 
 IGNORED = "do not use the attention interface"
 UNREACHED = "does not get the keyword arguments of the forward pass"

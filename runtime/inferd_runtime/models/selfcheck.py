@@ -33,7 +33,7 @@ STEPS = (((0, 15), (0, 0)), ((15, 23), (0, 8)), ((23, 24), (8, 9)))
 # Placeholders of images and sounds stand at the end of a vocabulary.
 TEXT_TOKENS = 1000
 EXACT = 1e-3
-ROUNDED = 0.1
+ROUNDED = 0.2
 
 
 class Trial:
