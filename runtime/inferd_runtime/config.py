@@ -47,7 +47,8 @@ class Settings:
     over the network. ``token``: who holds it is the tenant ``default``; without one, ``serve`` makes one and keeps it in
     ``state_dir``. ``tokens_file``: lines of ``token tenant [kv_pages=N] [weight=W]``. ``tenant_pages``: pages of the KV cache
     that a tenant may hold when its line says nothing; ``swap_mb``: host memory for contexts that had to leave the cache
-    (0: they are recomputed). ``check``: look for leaked pages whenever the engine is idle.
+    (0: they are recomputed). ``check``: look for leaked pages whenever the engine is idle. ``snapshot_bytes``: what each
+    tenant's saved contexts may take in ``data_dir``.
     """
 
     model: tuple[ModelOptions, ...] = (ModelOptions("tiny"),)
@@ -67,6 +68,7 @@ class Settings:
     token: str | None = None
     tokens_file: Path | None = None
     data_dir: Path = Path("~/.local/share/inferd")
+    snapshot_bytes: int = 10 << 30
     state_dir: Path = Path("~/.local/state/inferd")
     workers: int = 1
     max_workers: int = 4

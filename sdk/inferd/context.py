@@ -8,6 +8,17 @@ from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from inferd.adapter import Adapter, adapter_name
+from inferd.arguments import (
+    checked_constraint,
+    checked_count,
+    checked_flag,
+    checked_priority,
+    checked_sampler,
+    checked_speculator,
+    checked_stop,
+    checked_text,
+    model_name,
+)
 from inferd.delivery import Plan
 from inferd.generation import Generator
 from inferd.handle import Handle, port_in_force
@@ -15,13 +26,23 @@ from inferd.model import Model
 from inferd.passes import attention_runs, checked_bias, checked_mask, checked_positions, checked_rows, wire_probes
 from inferd.probes import RowProbe, TokenLogprob
 from inferd.protocol import (
+    MAX_EXPORT_BYTES,
     ContextTokens,
+    DeleteSaved,
+    ExportContext,
     FlushContext,
     Forward,
+    ImportContext,
     InvalidRequest,
+    LimitExceeded,
+    ListSaved,
+    OpenSaved,
     Part,
     PromptLogprobs,
     Rows,
+    SaveContext,
+    SavedContext,
+    TakeSaved,
     TokenLogprobs,
     TruncateContext,
 )
@@ -29,6 +50,7 @@ from inferd.sampling import Sampler
 from inferd.schema import JsonSchema, OutputConstraint
 from inferd.speculation import Speculator
 from inferd.tokens import checked_tokens
+from inferd.transport import current_transport
 
 T = TypeVar("T")
 MAX_TOKENS = 256
@@ -54,19 +76,19 @@ class Context:
     """
 
     def __init__(self, model: str | Model | None = None) -> None:
-        self._handle = Handle(port_in_force(), _model_name(model))
+        self._handle = Handle(port_in_force(), model_name(model))
 
     def system(self, text: str) -> Context:
         """Add a system message, in the model's chat format."""
-        return self._add(Part("message", role="system", text=_text("text", text)))
+        return self._add(Part("message", role="system", text=checked_text("text", text)))
 
     def user(self, text: str) -> Context:
         """Add a user message, in the model's chat format. ``generate`` then starts the assistant's turn by itself."""
-        return self._add(Part("message", role="user", text=_text("text", text)))
+        return self._add(Part("message", role="user", text=checked_text("text", text)))
 
     def assistant(self, text: str) -> Context:
         """Add a whole assistant message, in the model's chat format, as if the model had said it."""
-        return self._add(Part("message", role="assistant", text=_text("text", text)))
+        return self._add(Part("message", role="assistant", text=checked_text("text", text)))
 
     def cue(self) -> Context:
         """Start the assistant's turn: what is appended or generated next is its beginning.
@@ -113,7 +135,7 @@ class Context:
 
         Raises InvalidRequest for a negative length; the runtime refuses one above what the context holds.
         """
-        _count("length", length)
+        checked_count("length", length)
         context = await self._handle.settle()
         await self._handle.call(TruncateContext(context, length))
         self._handle.restore_turn()
@@ -121,7 +143,7 @@ class Context:
 
     async def tokens(self, start: int = 0) -> list[int]:
         """The token ids that the context holds, from index ``start``, with what is buffered."""
-        _count("start", start)
+        checked_count("start", start)
         context = await self._handle.settle()
         reply = await self._handle.call(ContextTokens(context, start), keeps_turn=True)
         return list(reply.tokens)
@@ -129,6 +151,70 @@ class Context:
     async def release(self) -> None:
         """Give the context's memory back. A second call does nothing."""
         await self._handle.release()
+
+    # -- Snapshots ------------------------------------------------------------------------------------------------
+
+    @property
+    def restored(self) -> int:
+        """Of an opened context: how many tokens' KV was read back."""
+        return self._handle.restored
+
+    @property
+    def recomputed(self) -> int:
+        """Of an opened context: how many tokens that were computed when it was saved have to be computed again."""
+        return self._handle.recomputed
+
+    async def save(self, name: str, *, overwrite: bool = False) -> SavedContext:
+        """Keep a copy of the context under ``name``, for :meth:`open`; it survives a restart of the runtime.
+
+        The context stays as it is and can be used at once. Names are the tenant's: 1 to 128 of the characters
+        ``A-Z a-z 0-9 . _ : / -``. Raises InvalidRequest for another name, for one in use unless ``overwrite``, and for a
+        context with explicit positions or attention masks; LimitExceeded past the tenant's bytes.
+        """
+        request = SaveContext(0, checked_text("name", name), checked_flag("overwrite", overwrite))
+        context = await self._handle.settle()
+        saved: SavedContext = await self._handle.call(replace(request, context=context), keeps_turn=True)
+        return saved
+
+    @classmethod
+    async def open(cls, name: str) -> Context:
+        """A new context that starts as the saved one: its conversation, its KV, and with a seed its next tokens.
+
+        Raises NotFound, SnapshotDamaged, and SnapshotForeign when no model with these weights is served.
+        """
+        return cls._of(await Handle.opened(OpenSaved(checked_text("name", name))))
+
+    @classmethod
+    async def take(cls, name: str) -> Context:
+        """As :meth:`open`, and delete what was saved. Of several that take one name, exactly one gets it."""
+        return cls._of(await Handle.opened(TakeSaved(checked_text("name", name))))
+
+    @staticmethod
+    async def delete(name: str) -> None:
+        """Delete what was saved under ``name``, damaged or not. Raises NotFound."""
+        await current_transport().call(DeleteSaved(checked_text("name", name)))
+
+    @staticmethod
+    async def saved() -> list[SavedContext]:
+        """What the tenant has saved, by name."""
+        return list((await current_transport().call(ListSaved())).saved)
+
+    async def export(self) -> bytes:
+        """The context as bytes, KV included. Raises LimitExceeded above 8 MiB, and InvalidRequest as :meth:`save`."""
+        context = await self._handle.settle()
+        data: bytes = (await self._handle.call(ExportContext(context), keeps_turn=True)).data
+        return data
+
+    @classmethod
+    async def from_bytes(cls, data: bytes) -> Context:
+        """A new context out of the bytes of :meth:`export`. What they say is checked, but nobody can know whether their
+        KV was computed by the model: pass only bytes that you trust.
+        """
+        if not isinstance(data, bytes):
+            raise InvalidRequest(f"data must be bytes, not {type(data).__name__}")
+        if len(data) > MAX_EXPORT_BYTES:
+            raise LimitExceeded(f"data takes {len(data)} bytes", limit="export_bytes", value=MAX_EXPORT_BYTES)
+        return cls._of(await Handle.opened(ImportContext(data)))
 
     async def forward(
         self,
@@ -166,13 +252,13 @@ class Context:
         range, and LimitExceeded for more probed numbers than one reply carries.
         """
         ids, rows = checked_tokens("tokens", tokens), checked_rows(at, len(tokens))
-        _count("top", top)
+        checked_count("top", top)
         bias_tokens, bias_values = checked_bias(bias)
         asked = Forward(
             0,
             ids,
             rows,
-            _sampler(Sampler.argmax() if sampler is None else sampler).sampling,
+            checked_sampler(Sampler.argmax() if sampler is None else sampler).sampling,
             top,
             wire_probes(probes),
             checked_mask(mask),
@@ -198,7 +284,7 @@ class Context:
         LimitExceeded for more numbers than one reply carries.
         """
         ids = checked_tokens("tokens", tokens)
-        _count("top", top)
+        checked_count("top", top)
         context = await self._handle.settle()
         reply: TokenLogprobs = await self._handle.call(PromptLogprobs(context, ids, top, adapter_name(adapter)))
         self._handle.learn_length(reply.length)
@@ -265,14 +351,14 @@ class Context:
             raise InvalidRequest(f"max_tokens must be a whole number of at least 1, not {max_tokens!r}")
         self._handle.check()
         plan = Plan(
-            sampling=_sampler(sampler).sampling,
+            sampling=checked_sampler(sampler).sampling,
             max_tokens=max_tokens,
-            stop=_stop(stop),
-            constrain=_constrain(constrain),
-            speculator=_speculator(speculator),
-            system_speculation=_flag("system_speculation", system_speculation),
+            stop=checked_stop(stop),
+            constrain=checked_constraint(constrain),
+            speculator=checked_speculator(speculator),
+            system_speculation=checked_flag("system_speculation", system_speculation),
             adapter=adapter_name(adapter),
-            priority=_priority(priority),
+            priority=checked_priority(priority),
         )
         return Generator(self._handle, plan)
 
@@ -293,60 +379,3 @@ class Context:
     def _add(self, part: Part) -> Context:
         self._handle.add(part)
         return self
-
-
-def _model_name(model: str | Model | None) -> str:
-    if model is None:
-        return ""
-    if isinstance(model, Model):
-        return model.name
-    return _text("model", model)
-
-
-def _text(name: str, value: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidRequest(f"{name} must be a string, not {type(value).__name__}")
-    return value
-
-
-def _count(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidRequest(f"{name} must be a whole number of at least 0, not {value!r}")
-
-
-def _priority(value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not -3 <= value <= 3:
-        raise InvalidRequest(f"priority must be a whole number from -3 to 3, not {value!r}")
-    return value
-
-
-def _flag(name: str, value: bool) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidRequest(f"{name} must be True or False, not {value!r}")
-    return value
-
-
-def _sampler(sampler: Sampler) -> Sampler:
-    if not isinstance(sampler, Sampler):
-        raise InvalidRequest(f"sampler must be a Sampler, such as Sampler.argmax(), not {sampler!r}")
-    return sampler
-
-
-def _stop(stop: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(stop, str) or not isinstance(stop, Sequence):
-        raise InvalidRequest(f"stop must be a list of strings, not {stop!r}")
-    if not all(isinstance(text, str) and text for text in stop):
-        raise InvalidRequest(f"stop must hold strings that are not empty, not {list(stop)!r}")
-    return tuple(stop)
-
-
-def _constrain(constrain: OutputConstraint | None) -> OutputConstraint | None:
-    if constrain is not None and not isinstance(constrain, OutputConstraint):
-        raise InvalidRequest(f"constrain must be a JsonSchema, Regex, AnyJson or Choice, not {constrain!r}")
-    return constrain
-
-
-def _speculator(speculator: Speculator | None) -> Speculator | None:
-    if speculator is not None and not isinstance(speculator, Speculator):
-        raise InvalidRequest(f"speculator must be an instance of a Speculator subclass, not {speculator!r}")
-    return speculator

@@ -11,9 +11,13 @@ from inferd.protocol import (
     ContextState,
     CreateContext,
     ForkContext,
+    ImportContext,
     InvalidRequest,
+    Opened,
+    OpenSaved,
     Part,
     ReleaseContext,
+    TakeSaved,
     Unavailable,
 )
 from inferd.transport import Port, Transport, current_port
@@ -43,7 +47,21 @@ class Handle:
         self._parts: list[Part] = []
         self._occupant: Delivery | None = None
         self._released = False
+        self.restored = 0
+        self.recomputed = 0
         self._lock = asyncio.Lock()
+
+    @classmethod
+    async def opened(cls, request: OpenSaved | TakeSaved | ImportContext) -> Handle:
+        """The handle of a context that comes out of a snapshot."""
+        port = current_port()
+        await port.release_abandoned()
+        reply: Opened = await port.transport.call(request)
+        handle = cls(port, state=ContextState(reply.context, reply.length, reply.pending))
+        handle.restored, handle.recomputed = reply.restored, reply.recomputed
+        handle._open_at = list(reply.open_turns)
+        handle.restore_turn()
+        return handle
 
     @property
     def length(self) -> int:

@@ -61,6 +61,7 @@ class FakeRuntime:
     what they see is recorded only. ``requests`` holds every request in
     order. ``failures`` maps an operation's name to errors, raised one at a time. ``inbox`` is what ``session.receive``
     brings, ``outbox`` what ``session.send`` took. ``adapters`` are the LoRA adapters by name; they change nothing.
+    ``saved`` are the tokens of saved contexts, by name.
     Handles that do not exist raise NotFound, a context that is generated on refuses every other operation, as in the
     runtime.
     """
@@ -77,6 +78,7 @@ class FakeRuntime:
         self.inbox: deque[Any] = deque()
         self.outbox: list[Any] = []
         self.contexts: dict[int, list[int]] = {}
+        self.saved: dict[str, list[int]] = {}
         self.adapters: dict[str, p.AdapterInfo] = {}
         self._uploads: dict[int, int] = {}
         self._restore: list[Any] = []
@@ -108,6 +110,13 @@ class FakeRuntime:
             p.LoadAdapter: self._load_adapter,
             p.ListAdapters: lambda _: p.Adapters(list(self.adapters.values())),
             p.DropAdapter: self._drop_adapter,
+            p.SaveContext: self._save,
+            p.OpenSaved: lambda request: self._opened(self._find_saved(request.name)),
+            p.TakeSaved: self._take,
+            p.DeleteSaved: self._delete,
+            p.ListSaved: lambda _: p.SavedContexts([_told(*item) for item in sorted(self.saved.items())]),
+            p.ExportContext: lambda request: p.Exported(json.dumps(self._tokens(request.context)).encode()),
+            p.ImportContext: self._import,
         }
 
     def __enter__(self) -> Self:
@@ -265,6 +274,38 @@ class FakeRuntime:
             raise p.NotFound(f"no adapter {request.name!r}")
         return p.Done()
 
+    def _save(self, request: p.SaveContext) -> p.SavedContext:
+        if request.name in self.saved and not request.overwrite:
+            raise p.InvalidRequest(f"there is a snapshot {request.name!r} already")
+        self.saved[request.name] = list(self._tokens(request.context))
+        return _told(request.name, self.saved[request.name])
+
+    def _find_saved(self, name: str) -> list[int]:
+        if name not in self.saved:
+            raise p.NotFound(f"there is no snapshot {name!r}")
+        return list(self.saved[name])
+
+    def _take(self, request: p.TakeSaved) -> p.Opened:
+        opened = self._opened(self._find_saved(request.name))
+        del self.saved[request.name]
+        return opened
+
+    def _delete(self, request: p.DeleteSaved) -> p.Done:
+        self._find_saved(request.name)
+        del self.saved[request.name]
+        return p.Done()
+
+    def _import(self, request: p.ImportContext) -> p.Opened:
+        try:
+            return self._opened([int(token) for token in json.loads(request.data)])
+        except (ValueError, TypeError):
+            raise p.SnapshotDamaged("the snapshot is damaged") from None
+
+    def _opened(self, tokens: list[int]) -> p.Opened:
+        state = self._open(tokens)
+        asked = [state.length] if _ends_with_question(tokens) else []
+        return p.Opened(state.context, state.length, state.pending, state.length - state.pending, 0, asked)
+
     def _open(self, tokens: list[int]) -> p.ContextState:
         handle = next(self._handles)
         self.contexts[handle] = tokens
@@ -306,6 +347,16 @@ def render(part: p.Part) -> list[int]:
 def decode(tokens: Sequence[int]) -> str:
     """The text of fake tokens, without those of the chat format."""
     return bytes(token for token in tokens if token < EOS).decode(errors="replace")
+
+
+def _told(name: str, tokens: list[int]) -> p.SavedContext:
+    return p.SavedContext(name, MODEL.name, len(tokens), 4 * len(tokens), 0.0)
+
+
+def _ends_with_question(tokens: list[int]) -> bool:
+    """Whether a system or user message comes last."""
+    roles = [token for token in tokens if token in ROLES.values()]
+    return tokens[-1:] == [END_OF_TURN] and roles[-1] != ROLES["assistant"]
 
 
 def _in_order(outputs: Sequence[str]) -> Callable[[list[int]], str]:

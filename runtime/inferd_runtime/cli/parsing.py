@@ -27,6 +27,8 @@ HELP = {
     "swap_mb": "MiB of host memory for contexts that had to leave the cache; 0: they are computed again",
     "tenant_pages": "pages that a tenant may hold, where the tokens file says nothing else",
     "tokens_file": "lines of `token tenant [kv_pages=N] [weight=W]`",
+    "data_dir": "where uploaded programs and saved contexts are kept",
+    "snapshot_bytes": "bytes that a tenant's saved contexts may take on disk",
     "check": "true: look for leaked pages whenever the engine is idle",
     "adapter": "NAME=FOLDER[,model=MODEL]: a LoRA adapter in PEFT's format for every tenant; may be given several times",
     "url": "the server's address",

@@ -33,7 +33,7 @@ CREATE TABLE IF NOT EXISTS snapshots (
 ) STRICT;
 """
 FORMAT = 1
-DATABASE, LOCK = "snapshots.sqlite", "lock"
+DATABASE, LOCK = "snapshots.sqlite3", "lock"
 SUFFIX, UNFINISHED = ".safetensors", ".part"
 NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}", re.ASCII)
 BLOCK = 4096

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +21,7 @@ from inferd_runtime.engine.adapters import AdapterLimits, AdapterSet
 from inferd_runtime.engine.costs import measure_cost
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.tenants import Tenancy
+from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.models.adapter_files import AdapterFiles
 from inferd_runtime.models.adapter_options import AdapterOptions, read_adapters
 from inferd_runtime.models.fit import Placed, check_fit, divide_pages
@@ -40,6 +42,7 @@ class EngineSettings:
 
     ``threads`` 0 and ``pages`` 0 choose by the models' sizes, ``dtype`` "" as :func:`~inferd_runtime.models.loading.load`.
     ``plain``: run transformers' own modules even where there is a fused pass. ``check``: re-add page ownership when idle.
+    ``snapshots``: the folder for saved contexts, at most ``snapshot_bytes`` of each tenant; "" keeps none.
     """
 
     endpoint: str
@@ -54,6 +57,8 @@ class EngineSettings:
     tenancy: Tenancy = field(default_factory=Tenancy)
     plain: bool = False
     check: bool = False
+    snapshots: str = ""
+    snapshot_bytes: int = 10 << 30
     adapters: tuple[AdapterOptions, ...] = ()
     adapter_limits: AdapterLimits = field(default_factory=AdapterLimits)
 
@@ -146,18 +151,27 @@ def run(settings: EngineSettings, models: Sequence[ModelOptions]) -> None:
         signal.signal(number, lambda received, _frame: stopping.append(received))
     served = serve_models(settings, models)
     by_name = {model.info.name: model for model in served}
-    hub = SessionHub(by_name, lambda identity, frames: socket.send_multipart([identity, *frames]))
+    store = SnapshotStore(Path(settings.snapshots), settings.snapshot_bytes) if settings.snapshots else None
+    hub = SessionHub(by_name, lambda identity, frames: socket.send_multipart([identity, *frames]), store)
+    poller = zmq.Poller()
+    for source in (socket, store):
+        if source is not None:
+            poller.register(source, zmq.POLLIN)
     busy = False
     parent = os.getppid()
     while not stopping and os.getppid() == parent:
-        if socket.poll(0 if busy else IDLE_MS):
+        if poller.poll(0 if busy else IDLE_MS):
             receive(socket, hub)
+        if store is not None:
+            store.poll()
         busy = step(served)
         if settings.check and not busy:
             for model in served:
                 model.engine.pool.check_integrity(hub.held_pages(model))
                 model.engine.check_integrity()
     hub.close_all()
+    if store is not None:
+        store.close()
     socket.close()
     context.term()
 
@@ -193,6 +207,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tenancy", type=partial(msgspec.json.decode, type=Tenancy), default=Tenancy(), help="JSON")
     parser.add_argument("--plain", action="store_true", help="run transformers' own modules, never the fused pass")
     parser.add_argument("--check", action="store_true", help="re-add page ownership whenever the engine is idle")
+    parser.add_argument(
+        "--snapshots", default="", metavar="DIR", help="where saved contexts are kept; without it, none are"
+    )
+    parser.add_argument("--snapshot-bytes", type=int, default=10 << 30, help="bytes of snapshots for each tenant")
     parser.add_argument("--adapter", action="append", metavar="NAME=FOLDER[,model=MODEL]", help="as --model")
     for name, value in (("adapters", 8), ("adapter-bytes", 256 << 20), ("adapter-rank", 256)):
         parser.add_argument(f"--max-{name}", type=int, default=value)

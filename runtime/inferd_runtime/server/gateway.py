@@ -20,7 +20,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.protocol import InferdError, InternalError, InvalidRequest, NotFound, Unavailable
+from inferd.protocol import MAX_EXPORT_BYTES, InferdError, InternalError, InvalidRequest, NotFound, Unavailable
 from inferd_runtime.config import Settings
 from inferd_runtime.server.auth import BearerAuth, Tokens, load_tokens
 from inferd_runtime.server.background import background_tasks
@@ -32,6 +32,7 @@ from inferd_runtime.server.runtime import Commands, Runtime, open_runtime
 REGISTRY_FILE = "programs.sqlite3"
 SERVER_FILE = "server.json"
 CLOSE_SECONDS = 5
+MAX_SCRIPT_MESSAGE = MAX_EXPORT_BYTES + (64 << 10)
 log = logging.getLogger("inferd.gateway")
 
 
@@ -106,7 +107,8 @@ async def open_gateway(settings: Settings, commands: Commands | None = None) -> 
 def _uvicorn_config(app: Starlette, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", server_header=False, ws="websockets-sansio",
-        ws_max_size=settings.max_body_bytes, timeout_graceful_shutdown=CLOSE_SECONDS, ws_per_message_deflate=False,
+        ws_max_size=max(settings.max_body_bytes, MAX_SCRIPT_MESSAGE), ws_per_message_deflate=False,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
     )  # fmt: skip
 
 

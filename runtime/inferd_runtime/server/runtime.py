@@ -45,6 +45,7 @@ QUEUE_SECONDS = 60.0
 TICK_SECONDS = 0.25
 DRAIN_SECONDS = 3.0
 MAX_UNDELIVERED = 256
+SNAPSHOT_FOLDER = "snapshots"
 log = logging.getLogger("inferd.runtime")
 
 
@@ -71,6 +72,7 @@ def default_commands(settings: Settings) -> Commands:
         flags += [flag_of(name), str(getattr(settings, name))]
     flags += ["--tenancy", msgspec.json.encode(load_tenancy(settings)).decode()]
     flags += ["--check"] if settings.check else []
+    flags += ["--snapshots", str(settings.data_dir / SNAPSHOT_FOLDER), "--snapshot-bytes", str(settings.snapshot_bytes)]
 
     def engine(endpoint: str) -> list[str]:
         return ["inferd_runtime.server.engine_process", "--endpoint", endpoint, *flags]

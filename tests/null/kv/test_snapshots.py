@@ -215,7 +215,7 @@ def test_what_a_crash_left_behind_is_cleared_away(tmp_path: Path) -> None:
     first = SnapshotFolder(tmp_path / "snapshots", 1 << 20)
     for name in ("kept", "lost"):
         first.save("ann", name, make(), overwrite=False)
-    lost = sqlite3.connect(tmp_path / "snapshots" / "snapshots.sqlite").execute(
+    lost = sqlite3.connect(tmp_path / "snapshots" / "snapshots.sqlite3").execute(
         "SELECT file FROM snapshots WHERE name='lost'"
     )
     (tmp_path / "snapshots" / lost.fetchone()[0]).unlink()
