@@ -25,6 +25,7 @@ class ContextSet:
         self.parking = parking
         self.vocab_size = vocab_size
         self.max_length = max_length
+        self.reused = 0
         self._accounts = accounts
         self._live: dict[int, Context] = {}
 
@@ -97,7 +98,6 @@ class Context:
         self.table = PageTable(family.pool, account, (account.tenant, ""))
         self.parked: Parked | None = None
         self.lineage = 0
-        self.irregular_from: int | None = None
         self.user: object | None = None
         self.reused = 0
         self.forks = 0
@@ -116,6 +116,11 @@ class Context:
     def tenant(self) -> str:
         """Whom the context belongs to."""
         return self.account.tenant
+
+    @property
+    def irregular_from(self) -> int | None:
+        """From which token on the K and V do not follow from the tokens alone."""
+        return self.table.private_from
 
     @property
     def computed(self) -> int:
@@ -157,8 +162,7 @@ class Context:
         self.positions.truncate(length)
         self.uncompute(length)
         if self.irregular_from is not None and length <= self.irregular_from:
-            self.irregular_from = None
-            self.table.root = (self.tenant, self.adapter)
+            self.table.private_from = None
 
     def uncompute(self, length: int) -> None:
         """Keep the K and V of at most ``length`` tokens; the tokens behind become pending again."""
@@ -179,10 +183,8 @@ class Context:
         if self.parked is not None:
             child.parked = self._copy_parked(len(child.tokens))
         child.table = self.table.fork(length)
-        if self.irregular_from is not None and self.irregular_from < len(child.tokens):
-            child.irregular_from = self.irregular_from
-        else:
-            child.table.root = (self.tenant, self.adapter)
+        if self.irregular_from is not None and self.irregular_from >= len(child.tokens):
+            child.table.private_from = None
         self.forks += 1
         child.lineage = mix(mix(self.lineage) + self.forks)
         self._family.adopt(child)
@@ -220,8 +222,7 @@ class Context:
     def mark_irregular(self, start: int) -> None:
         """From token ``start`` on, the K and V will not follow from the tokens alone."""
         if self.irregular_from is None:
-            self.irregular_from = start
-            self.table.root = None
+            self.table.private_from = start
 
     def place(self, start: int, positions: Sequence[int], visible: Sequence[Seen]) -> None:
         """The tokens from ``start`` on, all pending, stand and see as given; empty is the rule."""
@@ -231,17 +232,21 @@ class Context:
         if first is not None:
             self.mark_irregular(first)
 
-    def reuse_prefix(self) -> None:
-        """Take over pages that hold the next pending tokens already. The last token stays pending: its logits are wanted,
-        and so do those from ``rows_from`` on, where that is set.
+    def reuse_prefix(self) -> int:
+        """Take over pages that hold the next pending tokens already; how many tokens that saves.
 
-        Raises LimitExceeded when the tenant's account has no room.
+        The last token stays pending: its logits are wanted, and so do those from ``rows_from`` on, where that is set. Raises LimitExceeded when the tenant's account has no room.
         """
         try:
             limit = len(self.tokens) - 1
-            self.reused += self.table.reuse(self.tokens, limit if self.rows_from is None else min(limit, self.rows_from))
+            return self.table.reuse(self.tokens, limit if self.rows_from is None else min(limit, self.rows_from))
         except QuotaExceeded:
             raise quota_error(self.account, 1) from None
+
+    def count_reused(self, tokens: int) -> None:
+        """Note that this many tokens did not have to be computed."""
+        self.reused += tokens
+        self._family.reused += tokens
 
     # -- Leaving the cache and coming back ------------------------------------------------------------------------
 

@@ -122,7 +122,9 @@ def prepare(plan: Sequence[Planned], page_size: int) -> Batch:
     ]
     index = np.arange(ends[-1]) + np.repeat(np.subtract(starts, ends) + counts, counts)
     placements = {
-        span.first: item.work.placement for item, span in zip(plan, spans, strict=True) if item.work.placement is not None
+        span.first: item.work.placement
+        for item, span in zip(plan, spans, strict=True)
+        if item.work.placement is not None
     }
     hidden = [item.work.hidden for item in plan]
     return Batch(

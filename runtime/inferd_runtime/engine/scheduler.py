@@ -102,12 +102,13 @@ class Scheduler:
         if context.parked is not None and not self._bring_back(context):
             return None
         before = table.length
-        if context.pending > self._contexts.pool.page_size:
-            context.reuse_prefix()
+        reused = context.reuse_prefix() if context.pending > self._contexts.pool.page_size else 0
         if not table.has_room(context.pending) and not self._find_room(context):
             # What cannot run holds nothing, or it would be in the way of what can.
             context.uncompute(before)
             return None
+        if reused:
+            context.count_reused(reused)
         work = job.work(budget, True)
         if work.draft and not self._fits(context, len(work.tokens)):
             work = job.work(budget, False)

@@ -22,7 +22,7 @@ class PageTable:
     Owner ranges: pages ``[0, ceil(length / page_size))`` hold computed tokens and may be shared; pages behind them are
     reserved, exclusively ours, and hold nothing that counts. ``chain[i]`` stands in the prefix index for pages ``0..i``;
     it covers full pages only and never more than are computed. ``root`` is what comes before the first page there; None
-    keeps the table out of the index.
+    keeps the table out of the index. From token ``private_from`` on (None: nowhere) nothing is shared through it.
     """
 
     def __init__(self, pool: PagePool, account: Account | None = None, root: Hashable | None = None) -> None:
@@ -32,6 +32,7 @@ class PageTable:
         self.pages: list[int] = []
         self.chain: list[int] = []
         self.length = 0
+        self.private_from: int | None = None
 
     def reserve(self, extra: int) -> list[PageCopy]:
         """Make room to write ``extra`` tokens behind ``length``.
@@ -85,7 +86,7 @@ class PageTable:
         size = self._pool.page_size
         if self.root is None or self.length // size <= len(self.chain):
             return
-        for at in range(len(self.chain), self.length // size):
+        for at in range(len(self.chain), self._shareable(self.length) // size):
             content = tuple(tokens[at * size : (at + 1) * size])
             self.chain.append(self._pool.index.add(self._before(), content, self.pages[at]))
 
@@ -98,7 +99,7 @@ class PageTable:
         if self.root is None or len(self.chain) * size != self.length:
             return 0
         before, found = self._before(), []
-        for start in range(self.length, limit - size + 1, size):
+        for start in range(self.length, self._shareable(limit) - size + 1, size):
             node = self._pool.index.find(before, tuple(tokens[start : start + size]))
             if node is None:
                 break
@@ -111,6 +112,9 @@ class PageTable:
             self.chain.extend(node.ident for node in found)
             self.length += len(found) * size
         return len(found) * size
+
+    def _shareable(self, length: int) -> int:
+        return length if self.private_from is None else min(length, self.private_from)
 
     def _before(self) -> Hashable:
         return self.chain[-1] if self.chain else self.root
@@ -137,6 +141,7 @@ class PageTable:
         Costs one counter per page; the shared tail is copied on first write, by whoever writes first.
         """
         child = PageTable(self._pool, self._account, self.root)
+        child.private_from = self.private_from
         child.length = self.length if length is None else min(length, self.length)
         child.pages = self.pages[: -(-child.length // self._pool.page_size)]
         child.chain = self.chain[: child.length // self._pool.page_size]

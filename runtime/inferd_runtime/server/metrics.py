@@ -50,6 +50,8 @@ def render(
 def _model_lines(models: Sequence[ModelStats]) -> Iterator[str]:
     names = {"steps": "inferd_model_steps_total", "jobs": "inferd_model_jobs"}
     names |= {"pages": "inferd_model_kv_pages", "pages_free": "inferd_model_kv_pages_free"}
+    names |= {"reused_tokens": "inferd_model_prefix_reused_tokens_total"}
+    names |= {"swapped": "inferd_model_contexts_swapped_total", "recomputed": "inferd_model_contexts_recomputed_total"}
     for field, name in names.items() if models else ():
         yield f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"
         for model in models:

@@ -31,7 +31,10 @@ Send = Callable[[bytes, list[bytes]], None]
 
 
 def _model_stats(name: str, engine: Engine) -> ModelStats:
-    return ModelStats(name, engine.steps, engine.scheduler.jobs, engine.pool.size, engine.pool.available)
+    return ModelStats(
+        name, engine.steps, engine.scheduler.jobs, engine.pool.size, engine.pool.available,
+        engine.contexts.reused, engine.parking.swapped, engine.parking.dropped,
+    )  # fmt: skip
 
 
 class SessionHub:

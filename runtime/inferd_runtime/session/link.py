@@ -47,13 +47,20 @@ class GetEngineStats:
 
 @dataclass(frozen=True)
 class ModelStats:
-    """One model's share of :class:`EngineStats`."""
+    """One model's share of :class:`EngineStats`.
+
+    ``reused_tokens`` did not have to be computed, because their prefix was; ``swapped`` and ``recomputed`` count the contexts
+    that had to leave the cache, by how they come back.
+    """
 
     name: str
     steps: int
     jobs: int
     pages: int
     pages_free: int
+    reused_tokens: int = 0
+    swapped: int = 0
+    recomputed: int = 0
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,20 @@ def test_another_root_finds_nothing() -> None:
         assert PageTable(pool, Account(), root).reuse(tokens, 8) == 0
 
 
+def test_what_is_private_is_neither_entered_nor_taken_over() -> None:
+    pool, tokens = PagePool(16, PAGE), list(range(12))
+    private = PageTable(pool, Account(), "t")
+    private.private_from = 6
+    private.reserve(12)
+    private.advance(12)
+    private.publish(tokens)
+    assert len(pool.index) == 1
+    filled(pool, tokens)
+    other = PageTable(pool, Account(), "t")
+    other.private_from = 9
+    assert other.reuse(tokens, 12) == 8
+
+
 def test_kept_pages_are_handed_out_deepest_first_and_only_when_none_is_free() -> None:
     pool, tokens = PagePool(4, PAGE), list(range(12))
     filled(pool, tokens).release()

@@ -228,6 +228,8 @@ async def test_forward_validates_and_reports_the_length() -> None:
         ({"speculator": Speculator}, "^speculator must"),
         ({"system_speculation": 1}, "^system_speculation must"),
         ({"sampler": "argmax"}, "^sampler must"),
+        ({"priority": 4}, "^priority must"),
+        ({"priority": True}, "^priority must"),
     ],
 )
 async def test_generate_refuses_by_name(arguments: dict[str, Any], message: str) -> None:
