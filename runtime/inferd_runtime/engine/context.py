@@ -235,7 +235,8 @@ class Context:
     def reuse_prefix(self) -> int:
         """Take over pages that hold the next pending tokens already; how many tokens that saves.
 
-        The last token stays pending: its logits are wanted, and so do those from ``rows_from`` on, where that is set. Raises LimitExceeded when the tenant's account has no room.
+        The last token stays pending: its logits are wanted, and so do those from ``rows_from`` on, where that is set.
+        Raises LimitExceeded when the tenant's account has no room.
         """
         try:
             limit = len(self.tokens) - 1

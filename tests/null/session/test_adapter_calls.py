@@ -178,7 +178,8 @@ def test_loading_and_dropping_beside_other_generations(caller: DirectSession) ->
     load(caller, "a", b"first")
     expected = [fresh(caller, adapter, max_tokens=30) for adapter in ("a", "")]
     handles = [
-        caller.call(p.StartGenerate(caller.text(PROMPT), adapter=adapter, max_tokens=30)).generation for adapter in ("a", "")
+        caller.call(p.StartGenerate(caller.text(PROMPT), adapter=adapter, max_tokens=30)).generation
+        for adapter in ("a", "")
     ]
     got: list[list[int]] = [[], []]
     open_ones = {0, 1}
@@ -202,7 +203,13 @@ def test_speculation_changes_nothing_under_an_adapter(caller: DirectSession, con
     for sampling in (p.Sampling(), p.Sampling(temperature=0.8, top_p=0.9, seed=5)):
         runs = [
             fresh(
-                caller, "a", "abcabcabcabc", max_tokens=40, sampling=sampling, constraint=constraint, system_speculation=spec
+                caller,
+                "a",
+                "abcabcabcabc",
+                max_tokens=40,
+                sampling=sampling,
+                constraint=constraint,
+                system_speculation=spec,
             )
             for spec in (False, True)
         ]

@@ -163,6 +163,15 @@ def test_an_empty_context_cannot_generate(caller: DirectSession) -> None:
         caller.call(p.StartGenerate(context))
 
 
+def test_a_context_of_one_token_generates(caller: DirectSession) -> None:
+    context = caller.text("x")
+    assert len(run(caller, context, max_tokens=5)[0]) == 5
+    assert caller.call(p.TruncateContext(context, 0)).length == 0
+    with pytest.raises(p.InvalidRequest, match="empty"):
+        caller.call(p.StartGenerate(context))
+    caller.call(p.FlushContext(context))
+
+
 def test_a_context_in_use_refuses_everything_else(caller: DirectSession) -> None:
     context = caller.text(PROMPT)
     generation = caller.call(p.StartGenerate(context)).generation

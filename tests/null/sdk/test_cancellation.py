@@ -1,0 +1,91 @@
+"""A program that is cancelled, at every single point where it waits: nothing hangs, nothing leaks, its contexts go on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from inferd import Context, InferdError, Sampler
+from inferd.transport import restore_transport, use_transport
+from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
+from inferd_runtime.testing.direct import DirectSession
+from inferd_runtime.testing.null_driver import NullDriver
+from inferd_runtime.testing.served import null_model
+
+GREEDY = Sampler.argmax()
+
+
+class SteppedRuntime:
+    """A session whose engine makes one step in each turn of the event loop; a cancelled call cancels its request."""
+
+    def __init__(self) -> None:
+        driver = NullDriver(vocab_size=VOCAB_SIZE, pages=60, page_size=4)
+        self.direct = DirectSession(null_model(driver=driver, token_budget=8))
+
+    async def call(self, request: Any) -> Any:
+        ticket, replies = self.direct.submit(request)
+        try:
+            while not replies:
+                self.direct.engine.step()
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.direct.session.cancel(ticket)
+            assert len(replies) == 1, "a cancelled request is answered, too"
+            raise
+        await asyncio.sleep(0)
+        if isinstance(replies[0], InferdError):
+            raise replies[0]
+        return replies[0]
+
+
+async def program(contexts: list[Context]) -> None:
+    """Everything that a program awaits, in one go."""
+    ctx = Context().system("s").user("a longer question, more than one step")
+    contexts.append(ctx)
+    await ctx.flush()
+    contexts.append(await ctx.fork())
+    await ctx.forward([1, 2, 3], at=[0, 2])
+    async for _ in ctx.generate(GREEDY, max_tokens=6, system_speculation=True):
+        contexts.append(await ctx.fork())
+        if len(contexts) > 4:
+            break
+    await ctx.truncate(5)
+    await ctx.prompt_logprobs([5, 6, 7])
+    await contexts[1].user("more").generate(GREEDY, max_tokens=5, stop=["x"]).collect_text()
+    await contexts[1].release()
+
+
+async def cancelled_after(turns: int) -> bool:
+    """Run the program for that many turns of the loop, cancel it, and use on what it made. True if it had ended."""
+    contexts: list[Context] = []
+    task = asyncio.create_task(program(contexts))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    ended = task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    for context in contexts:
+        if not context.released:
+            before = await context.tokens()
+            made = await context.append("b").generate(GREEDY, max_tokens=3).collect_tokens()
+            assert (await context.tokens())[: len(before) + 1 + len(made)] == [*before, ord("b"), *made]
+            await context.release()
+    return ended
+
+
+def test_a_cancel_at_any_await_leaks_nothing_and_leaves_the_contexts_usable() -> None:
+    for turns in range(1000):
+        runtime = SteppedRuntime()
+        token = use_transport(runtime)
+        try:
+            ended = asyncio.run(cancelled_after(turns))
+        finally:
+            restore_transport(token)
+        runtime.direct.engine.check_integrity()
+        runtime.direct.close()
+        if ended:
+            assert turns >= 40, "the program has that many places to be cancelled at"
+            return
+    pytest.fail("the program never ended")
