@@ -109,6 +109,12 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
         measure(ModelOptions(str(tmp_path / "no-such-folder")))
 
 
+def test_a_model_without_attention_is_refused_by_name(tmp_path: Path) -> None:
+    AutoConfig.for_model("mamba", hidden_size=32, num_hidden_layers=2, vocab_size=97).save_pretrained(tmp_path)
+    with pytest.raises(InvalidRequest, match="cannot be served: its configuration names no"):
+        measure(ModelOptions(str(tmp_path)))
+
+
 def test_code_of_a_models_repository_is_never_run(tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: pass\n")
     config = {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}

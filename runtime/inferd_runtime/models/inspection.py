@@ -40,7 +40,11 @@ def measure(options: ModelOptions) -> ModelSize:
     with torch.device("meta"):
         loader: Any = AutoModelForCausalLM
         module = loader.from_config(config, dtype=dtype, trust_remote_code=False)
-    kv, source = kv_shape(module)
+    try:
+        kv, source = kv_shape(module)
+        max_context = context_length(config)
+    except UnsupportedAttention as error:
+        raise InvalidRequest(f"model {name!r} cannot be served: {error}") from error
     return ModelSize(
         name=name,
         dtype=str(dtype).removeprefix("torch."),
@@ -49,7 +53,7 @@ def measure(options: ModelOptions) -> ModelSize:
         kv_token_bytes=kv.bytes_per_token(dtype.itemsize),
         kv_source=source,
         step_bytes=_step_bytes(module, dtype.itemsize),
-        max_context=_max_context(name, config),
+        max_context=max_context,
         quantized=_quantized(config),
     )
 
@@ -58,13 +62,6 @@ def _quantized(config: Any) -> str:
     """The method of a quantized checkpoint, "" of any other."""
     found = getattr(config, "quantization_config", None) or {}
     return str(found.get("quant_method", "unknown")) if found else ""
-
-
-def _max_context(name: str, config: Any) -> int:
-    try:
-        return context_length(config)
-    except UnsupportedAttention as error:
-        raise InvalidRequest(f"model {name!r} cannot be served: {error}") from error
 
 
 def _dtype(name: str, device: str, config: Any) -> torch.dtype:
@@ -93,7 +90,8 @@ def kv_shape(module: Any) -> tuple[KvShape, str]:
     """The KV shape of a model on the meta device, and where it comes from (:attr:`ModelSize.kv_source`).
 
     Every layer's keys and values are seen in one pass without data. A model whose code needs data, or whose layers do not
-    attend through transformers' interface, counts with the heads and width of its configuration.
+    attend through transformers' interface, counts with the heads and width of its configuration. Raises UnsupportedAttention
+    when that names none.
     """
     recorder = _Recorder()
     AttentionInterface.register(RECORDER, recorder)
@@ -110,9 +108,16 @@ def kv_shape(module: Any) -> tuple[KvShape, str]:
     if set(recorder.keys) >= set(layers):
         order = sorted(recorder.keys)
         return KvShape(*(tuple(seen[layer] for layer in order) for seen in (recorder.keys, recorder.values))), "layers"
-    heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
-    width = int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
-    return KvShape(((heads, width),) * len(layers), ((heads, width),) * len(layers)), "config"
+    return KvShape((_configured(text),) * len(layers), (_configured(text),) * len(layers)), "config"
+
+
+def _configured(text: Any) -> tuple[int, int]:
+    """(heads, width) of keys and values by a configuration. Raises UnsupportedAttention when it names none."""
+    heads = getattr(text, "num_attention_heads", None)
+    if not isinstance(heads, int) or heads < 1:
+        raise UnsupportedAttention("its configuration names no attention heads")
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return int(getattr(text, "num_key_value_heads", None) or heads), int(width)
 
 
 class _Recorder:
