@@ -131,11 +131,11 @@ def test_a_damaged_checkpoint_is_refused(tiny: Path) -> None:
 
 def test_a_tokenizer_wider_than_the_embedding_is_refused(tiny: Path) -> None:
     def narrow(weights: dict[str, torch.Tensor]) -> None:
-        weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"][:4000].clone()
+        weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"][:4095].clone()
 
     edit_weights(tiny, narrow)
-    edit_config(tiny, vocab_size=4000)
-    with pytest.raises(InvalidRequest, match="ids up to 4095, its embedding has 4000 rows"):
+    edit_config(tiny, vocab_size=4095)
+    with pytest.raises(InvalidRequest, match="ids up to 4095, its embedding has 4095 rows"):
         load(str(tiny))
 
 

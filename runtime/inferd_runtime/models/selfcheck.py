@@ -81,8 +81,6 @@ class Trial:
 
     def _judge(self, got: Tensor, own: Tensor) -> None:
         """got and own [R, V]: every row must agree in float32, most of them in narrower types."""
-        if got.shape != own.shape:
-            raise UnsupportedAttention(f"it gives logits {list(got.shape)} where {list(own.shape)} were asked for")
         spread = (own - own.mean(-1, keepdim=True)).abs().amax(-1).clamp_min(1e-6)
         off = (got - own).abs().amax(-1) / spread
         exact = self._like.dtype == torch.float32
@@ -95,7 +93,10 @@ class Trial:
 
 
 def _batch(tokens: Ids, step: tuple[tuple[int, int], ...]) -> Batch:
-    """One ragged step: of each sequence the tokens from a to b. The rows are asked for in reverse."""
+    """One ragged step: of each sequence the tokens from a to b.
+
+    The rows are asked for in reverse, so that a model which gives them all, whatever was asked, is found.
+    """
     spans, first = [], 0
     for pages, (a, b) in zip(PAGES, step, strict=True):
         if b > a:
