@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 from families import VOCAB, make
+from family_table import SERVED
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from inferd import protocol as p
 from inferd.floats import unpack_floats
@@ -30,13 +32,16 @@ MAX_CONTEXT = 200
 # Grouped query heads (all), RoPE in both passes, a sliding window, soft-caps with a window, learned positions.
 WAYS = [("llama", False), ("llama", True), ("mistral", False), ("mistral", True), ("gemma2", False), ("gpt2", False)]
 TREE = [-1, 0, 0, 1, 1, 2, 3, 3]
+# Whose decoder is where others have none, learned sinks, K and V of different widths, blocks instead of windows.
+ODD = ["opt", "modernbert-decoder", "llama4_text", "gpt_oss", "deepseek_v3"]
+OTHERS = [pytest.param(family, marks=pytest.mark.long) for family in SERVED if family not in ODD]
 
 
 class Bench:
     """A session on one model behind the driver, beside an untouched copy of the model."""
 
-    def __init__(self, family: str, fast: bool, budget: int = 7) -> None:
-        self.plain: Any = make(family)
+    def __init__(self, family: str, fast: bool, budget: int = 7, model: Any = None) -> None:
+        self.plain: Any = model or make(family)
         served = copy.deepcopy(self.plain)
         probed = attach(served, family)
         run = fuse(served, probed.kv, probed.rules) if fast else PlainPass(served)
@@ -234,3 +239,41 @@ def test_embeddings_equal_pooled_last_hidden_states(bench: Bench, pooling: str) 
             got = torch.tensor(unpack_floats(packed)).view(-1, reply.size)
             assert got.shape == expected.shape
             assert far(got, expected) < TOLERANCE * max(1.0, float(expected.abs().max()))
+
+
+@torch.inference_mode()
+def outermost_states(model: Any, tokens: list[int]) -> Tensor:
+    """float32[T, E], the last hidden state of whichever module gave one last, wherever the model keeps its decoder."""
+    seen: list[Tensor] = []
+
+    def keep(module: Any, inputs: Any, output: Any) -> None:
+        if hasattr(output, "last_hidden_state"):
+            seen.append(output.last_hidden_state[0])
+
+    watched = [module.register_forward_hook(keep) for module in model.modules()]
+    model(input_ids=torch.tensor([tokens]), use_cache=False)
+    for watch in watched:
+        watch.remove()
+    return seen[-1]
+
+
+@pytest.mark.parametrize("family", [*ODD, *OTHERS])
+def test_every_family_gives_trees_and_hidden_states(family: str) -> None:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **{**SERVED[family].base, **SERVED[family].settings})
+    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, 0.2)
+    bench = Bench(family, False, model=model)
+    prompt, nodes = random_tokens(17, 3), random_tokens(len(TREE), 4)
+    rows, positions = tree_rows(17, TREE)
+    got = bench.forward(
+        bench.context(prompt), nodes, attention_mask=attention_runs(rows, len(TREE)), positions=positions
+    )
+    for at in range(len(TREE)):
+        assert far(got[at], bench.logprobs([*prompt, *(nodes[i] for i in path(at))])[-1]) < TOLERANCE
+    reply = bench.caller.call(p.Embed(tokens=[prompt], pooling="none", normalize=False))
+    states = torch.tensor(unpack_floats(reply.packed[0])).view(-1, reply.size)
+    assert far(states, outermost_states(model, prompt)) < TOLERANCE
+    bench.caller.close()

@@ -120,6 +120,8 @@ class Embedding(ContextJob):
     def commit(self, done: Verified) -> None:
         """Pool the chunk; end when nothing is pending."""
         if done.hidden is not None:
+            if len(done.hidden) < done.work.hidden:
+                raise InvalidRequest("embed: this model's hidden states cannot be read")
             self._spend(self._pooling.add(done.hidden))
             self._next = self.context.table.length
         if self.context.pending == 0:

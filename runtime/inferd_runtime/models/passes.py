@@ -32,14 +32,15 @@ class PlainPass:
             return self._logits(tokens, positions, layout, rows)
 
         def keep(module: nn.Module, inputs: object, output: Any) -> None:
-            layout.hidden = output[0][0, layout.hidden_rows]
+            if hasattr(output, "last_hidden_state"):
+                layout.hidden = output.last_hidden_state[0, layout.hidden_rows]
 
-        # The base model's output is what its final norm gives; the head comes behind.
-        watch = self._model.base_model.register_forward_hook(keep)
+        watched = [module.register_forward_hook(keep) for module in _decoders(self._model)]
         try:
             return self._logits(tokens, positions, layout, rows)
         finally:
-            watch.remove()
+            for watch in watched:
+                watch.remove()
 
     def _logits(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
         output = self._model(
@@ -51,3 +52,12 @@ class PlainPass:
         )
         logits: Tensor = output.logits[0]
         return logits
+
+
+def _decoders(model: Any) -> set[nn.Module]:
+    """The modules that may be the one between the embedding and the head; its output has passed the final norm.
+
+    Where transformers keeps it differs: some heads go around the base model, some base models are not where they say.
+    """
+    found = (model.base_model, model.get_decoder(), getattr(model, "model", None))
+    return {module for module in found if isinstance(module, nn.Module) and module is not model}
