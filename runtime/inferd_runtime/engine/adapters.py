@@ -162,7 +162,7 @@ class AdapterSet:
         held = len(others) + sum(adapter.tenant == tenant for adapter in self._leaving)
         if held >= self.limits.count:
             raise LimitExceeded(
-                f"{held} adapters are loaded or still in use; drop some",
+                f"adapters that are loaded or still in use: {held}; drop some",
                 limit="adapters",
                 value=self.limits.count,
                 raise_with="--max-adapters",

@@ -38,6 +38,8 @@ class LoraBank:
 
     def select(self, spans: Sequence[Span]) -> ModelPass | None:
         """The pass for a batch in which some sequences have an adapter; None when none has."""
+        if not self._loaded:
+            return None
         rows: dict[str, list[int]] = {}
         for span in spans:
             if span.adapter:

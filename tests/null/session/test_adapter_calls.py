@@ -228,7 +228,7 @@ def test_limits_of_a_tenant(model: ServedModel) -> None:
             load(caller, "a", **fields)
     load(caller, "a")
     load(caller, "b", b"other")
-    with pytest.raises(p.LimitExceeded, match="2 adapters are loaded"):
+    with pytest.raises(p.LimitExceeded, match="adapters that are loaded or still in use: 2"):
         load(caller, "c")
     load(caller, "b", b"replaced")
     generation = caller.call(p.StartGenerate(caller.text(PROMPT), adapter="a", max_tokens=3)).generation

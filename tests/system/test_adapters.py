@@ -1,0 +1,175 @@
+"""LoRA adapters in a real server: the operator's from the command line, a tenant's own from a script, both in a program."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import inferd
+import inferd_runtime.models
+from inferd import Adapter, Context, InvalidRequest, LimitExceeded, NotFound, Sampler
+from inferd_runtime.sandbox.component import ensure_runner
+
+PROMPT = "one two three one two three"
+PROGRAM = """
+from inferd import Adapter, Context, InvalidRequest, Sampler
+
+async def main(prompt: str) -> dict:
+    said = {}
+    for name in [None, *[adapter.name for adapter in await Adapter.list()]]:
+        said[name or ""] = await Context().append(prompt).generate(
+            Sampler.argmax(), max_tokens=8, adapter=name
+        ).collect_text()
+    try:
+        await Adapter.load_bytes("{}", b"weights", name="bad")
+    except InvalidRequest as error:
+        said["error"] = error.message
+    return said
+"""
+
+
+def write_adapter(folder: Path, seed: int, **options: Any) -> Path:
+    """A random adapter for the embedded model, on two modules of every layer."""
+    facts = json.loads((Path(inferd_runtime.models.__path__[0]) / "tiny" / "target" / "config.json").read_text())
+    width, inner = facts["hidden_size"], facts["intermediate_size"]
+    shapes = {
+        "self_attn.o_proj": (facts["num_attention_heads"] * facts["head_dim"], width),
+        "mlp.up_proj": (width, inner),
+    }
+    random = np.random.default_rng(seed)
+    tensors = {}
+    for layer in range(facts["num_hidden_layers"]):
+        for module, (inputs, outputs) in shapes.items():
+            key = f"base_model.model.model.layers.{layer}.{module}"
+            tensors[f"{key}.lora_A.weight"] = random.normal(0, 0.3, (4, inputs)).astype(np.float32)
+            tensors[f"{key}.lora_B.weight"] = random.normal(0, 0.3, (outputs, 4)).astype(np.float32)
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["o_proj", "up_proj"], **options}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    ensure_runner()
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def environment(home: Path) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("INFERD_", "XDG_"))}
+    cache = {key: os.environ[key] for key in ("INFERD_CACHE_DIR", "XDG_CACHE_HOME") if key in os.environ}
+    moved = {f"XDG_{kind}_HOME": str(home / kind.lower()) for kind in ("STATE", "DATA", "CONFIG")}
+    return {**kept, **cache, **moved, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def url(home: Path, environment: dict[str, str]) -> Iterator[str]:
+    """A server with one adapter of its own, and two tenants."""
+    (home / "tokens").write_text("token-of-ann ann\ntoken-of-bob bob\n")
+    house = write_adapter(home / "house", 1)
+    arguments = ["--port", "0", "--json", "--threads", "1", "--tokens-file", str(home / "tokens")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "inferd_runtime.cli", "serve", *arguments, "--adapter", f"house={house}", "--max-adapters", "1"],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        try:
+            assert "url" in json.loads(line), line
+            yield json.loads(line)["url"].replace("http", "ws", 1)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+
+
+async def say(adapter: str | Adapter | None = None) -> str:
+    async with Context().append(PROMPT) as ctx:
+        return await ctx.generate(Sampler.argmax(), max_tokens=8, adapter=adapter).collect_text()
+
+
+def test_a_script_generates_with_and_without(url: str, home: Path) -> None:
+    mine = write_adapter(home / "mine", 2)
+
+    async def as_ann() -> None:
+        async with inferd.connect(url, "token-of-ann"):
+            adapter = await Adapter.load(mine)
+            assert [(each.name, each.shared) for each in await Adapter.list()] == [("house", True), ("mine", False)]
+            said = [await say(each) for each in (None, "house", adapter)]
+            assert len(set(said)) == 3
+            again: dict[int, str] = {}
+
+            async def one(at: int, each: str | Adapter | None) -> None:
+                again[at] = await say(each)
+
+            async with anyio.create_task_group() as tasks:
+                for at, each in enumerate((None, "house", adapter)):
+                    tasks.start_soon(one, at, each)
+            assert [again[at] for at in range(3)] == said
+            with pytest.raises(LimitExceeded, match="loaded or still in use: 1") as caught:
+                await Adapter.load(mine, name="second")
+            assert caught.value.detail == {"limit": "adapters", "value": 1, "raise_with": "--max-adapters"}
+            with pytest.raises(InvalidRequest, match="belongs to the server"):
+                await (await Adapter.list())[0].drop()
+
+    async def as_bob() -> None:
+        async with inferd.connect(url, "token-of-bob"):
+            assert [each.name for each in await Adapter.list()] == ["house"]
+            with pytest.raises(NotFound):
+                await say("mine")
+
+    async def as_ann_again() -> None:
+        async with inferd.connect(url, "token-of-ann"):
+            await (await Adapter.list())[1].drop()
+            with pytest.raises(NotFound):
+                await say("mine")
+
+    for part in (as_ann, as_bob, as_ann_again):
+        anyio.run(part)
+
+
+def test_a_program_chooses_an_adapter(url: str, home: Path, environment: dict[str, str]) -> None:
+    (home / "program.py").write_text(PROGRAM)
+
+    def command(*arguments: str) -> Any:
+        whole = [sys.executable, "-m", "inferd_runtime.cli", *arguments, "--json"]
+        whose = {**environment, "INFERD_URL": url, "INFERD_TOKEN": "token-of-bob"}
+        done = subprocess.run(whole, env=whose, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr + done.stdout
+        return json.loads(done.stdout)
+
+    uploaded = command("upload", str(home / "program.py"))["id"]
+    said = command("launch", uploaded, "--prompt", PROMPT)["result"]
+
+    async def script() -> dict[str, str]:
+        async with inferd.connect(url, "token-of-bob"):
+            return {"": await say(), "house": await say("house")}
+
+    assert "peft_type" in said.pop("error")
+    assert said == anyio.run(script)
+    assert said[""] != said["house"]
+
+
+def test_a_server_does_not_start_with_a_bad_adapter(home: Path, environment: dict[str, str]) -> None:
+    bad = write_adapter(home / "bad", 3, use_dora=True)
+    for argument, reason in ((f"x={bad}", "adapter 'x': adapter_config.json: use_dora"), ("x", "expected NAME=FOLDER")):
+        done = subprocess.run(
+            [sys.executable, "-m", "inferd_runtime.cli", "serve", "--port", "0", "--threads", "1", "--adapter", argument],
+            env=environment, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode != 0
+        assert reason in done.stderr
+        assert "Traceback" not in done.stderr
