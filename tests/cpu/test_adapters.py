@@ -268,6 +268,14 @@ def test_routers_and_experts_are_refused_by_name(part: str) -> None:
         bench.driver.load_adapter("bad", files_of(make_config((part,)), tensors))
 
 
+def test_a_header_without_end_is_not_read(bench: Bench) -> None:
+    files = AdapterFiles(
+        json.dumps(make_config(ATTENTION)).encode(), (5 << 20).to_bytes(8, "little") + b"{" * (5 << 20)
+    )
+    with pytest.raises(InvalidRequest, match="its header takes more than 4194304 bytes"):
+        bench.driver.load_adapter("bad", files)
+
+
 @pytest.mark.parametrize("data", [b"", b"\x80\x04pickle", b"\xff" * 64, b"\x08\0\0\0\0\0\0\0{}      more"])
 def test_bytes_that_are_no_safetensors(bench: Bench, data: bytes) -> None:
     with pytest.raises(InvalidRequest, match=r"adapter_model\.safetensors"):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
@@ -88,6 +88,30 @@ class AdapterSize:
     bytes: int
 
 
+class Patterns(Generic[T]):
+    """Values by the ends of modules' paths. PEFT's rule: the first key that, as a regular expression, matches an end.
+
+    Plain names are looked up, however many there are; only other keys are tried one after another.
+    """
+
+    def __init__(self, values: Mapping[str, T]) -> None:
+        self.values = values
+        self._order = {key: at for at, key in enumerate(values)}
+        self.expressions = [key for key in values if not PLAIN_NAME.fullmatch(key)]
+
+    def find(self, module: str, default: T) -> T:
+        """The value for a module."""
+        found = [end for end in ends_of(module) if end in self._order]
+        found += [key for key in self.expressions if re.match(rf"(.*\.)?({key})$", module)]
+        return self.values[min(found, key=self._order.__getitem__)] if found else default
+
+
+def ends_of(module: str) -> set[str]:
+    """``a.b.c``, ``b.c`` and ``c``."""
+    parts = module.split(".")
+    return {".".join(parts[first:]) for first in range(len(parts))}
+
+
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
     """Which modules an adapter changes, and how much: ``scaling * B @ A`` is added to a module's weight."""
@@ -95,16 +119,16 @@ class LoraConfig:
     rank: int
     alpha: float
     rslora: bool
-    targets: str | tuple[str, ...]
-    excluded: str | tuple[str, ...]
+    targets: str | frozenset[str]
+    excluded: str | frozenset[str]
     layers: frozenset[int] | None
-    ranks: Mapping[str, int]
-    alphas: Mapping[str, float]
+    ranks: Patterns[int]
+    alphas: Patterns[float]
 
     @property
     def max_rank(self) -> int:
         """The largest rank that it names."""
-        return max(self.rank, *self.ranks.values()) if self.ranks else self.rank
+        return max([self.rank, *self.ranks.values.values()])
 
     @classmethod
     def parse(cls, files: AdapterFiles) -> LoraConfig:
@@ -122,8 +146,8 @@ class LoraConfig:
             targets=_names(fields.target_modules),
             excluded=_names(fields.exclude_modules),
             layers=_layers(fields.layers_to_transform),
-            ranks=fields.rank_pattern or {},
-            alphas=fields.alpha_pattern or {},
+            ranks=Patterns(fields.rank_pattern or {}),
+            alphas=Patterns(fields.alpha_pattern or {}),
         )
         config._check_patterns(files.trusted)
         return config
@@ -139,20 +163,20 @@ class LoraConfig:
 
     def rank_of(self, module: str) -> int:
         """The rank at a module."""
-        return _pattern_value(self.ranks, module, self.rank)
+        return self.ranks.find(module, self.rank)
 
     def scaling_of(self, module: str) -> float:
         """What B @ A is multiplied by at a module."""
-        rank, alpha = self.rank_of(module), _pattern_value(self.alphas, module, self.alpha)
+        rank, alpha = self.rank_of(module), self.alphas.find(module, self.alpha)
         return alpha / math.sqrt(rank) if self.rslora else alpha / rank
 
     def _check_patterns(self, trusted: bool) -> None:
         """Regular expressions of strangers are not evaluated: one that backtracks would stop the engine for everybody."""
         patterns = {"target_modules": self.targets, "exclude_modules": self.excluded}
-        patterns |= {f"a key of rank_pattern, {key!r},": key for key in self.ranks if not PLAIN_NAME.fullmatch(key)}
-        patterns |= {f"a key of alpha_pattern, {key!r},": key for key in self.alphas if not PLAIN_NAME.fullmatch(key)}
+        patterns |= {f"a key of rank_pattern, {key!r},": key for key in self.ranks.expressions}
+        patterns |= {f"a key of alpha_pattern, {key!r},": key for key in self.alphas.expressions}
         for name, text in patterns.items():
-            if not isinstance(text, str) or text in ("", ALL_LINEAR):
+            if isinstance(text, frozenset) or text in ("", ALL_LINEAR):
                 continue
             if not trusted:
                 raise InvalidRequest(f"{CONFIG}: {name} is a regular expression; name the modules instead")
@@ -180,8 +204,8 @@ def _check(fields: _Fields, raw: Mapping[str, Any]) -> None:
             raise InvalidRequest(f"{CONFIG}: lora_alpha {alpha} is not a finite number")
 
 
-def _names(value: Names) -> str | tuple[str, ...]:
-    return value if isinstance(value, str) else tuple(value or ())
+def _names(value: Names) -> str | frozenset[str]:
+    return value if isinstance(value, str) else frozenset(value or ())
 
 
 def _layers(value: int | list[int] | None) -> frozenset[int] | None:
@@ -190,13 +214,8 @@ def _layers(value: int | list[int] | None) -> frozenset[int] | None:
     return frozenset([value] if isinstance(value, int) else value)
 
 
-def _listed(names: str | tuple[str, ...], module: str) -> bool:
+def _listed(names: str | frozenset[str], module: str) -> bool:
     """PEFT's rule: a text is a regular expression for the whole path, a list holds paths or their ends."""
     if isinstance(names, str):
         return names == ALL_LINEAR or (bool(names) and re.fullmatch(names, module) is not None)
-    return any(module == name or module.endswith(f".{name}") for name in names)
-
-
-def _pattern_value(patterns: Mapping[str, T], module: str, default: T) -> T:
-    """PEFT's rule: the first pattern that matches the end of the path."""
-    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+    return not names.isdisjoint(ends_of(module))

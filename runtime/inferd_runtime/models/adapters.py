@@ -24,6 +24,8 @@ NOT_EVERY_ROW = (
 )
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 PROBE_TOKENS = 12
+MAX_HEADER_BYTES = 4 << 20
+"""Room for some ten thousand tensors: a file of millions of empty ones would hold the engine up."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -120,6 +122,8 @@ def read_lora(files: AdapterFiles, sites: Sites, like: Tensor) -> Lora:
     Raises InvalidRequest that names the option, the tensor or the module that does not fit.
     """
     config = LoraConfig.parse(files)
+    if int.from_bytes(files.weights[:8], "little") > MAX_HEADER_BYTES:
+        raise InvalidRequest(f"{WEIGHTS}: its header takes more than {MAX_HEADER_BYTES} bytes")
     try:
         tensors = load_tensors(files.weights)
     except SafetensorError as error:
