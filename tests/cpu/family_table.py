@@ -273,6 +273,7 @@ SERVED |= {
     ),
 }  # fmt: skip
 
+ALL = "layers 0, 1, 2"
 IGNORED = "do not use the attention interface"
 UNREACHED = "does not get the keyword arguments of the forward pass"
 STATE = "it carries state beside attention, or counts positions by itself"
@@ -294,61 +295,67 @@ DELTA: dict[str, Any] = {
 REFUSED: dict[str, Refused] = {
     "bamba": Refused({**LLAMA, **MAMBA, "attn_layer_indices": [1]}, f"layers 0, 2 (BambaMixer) {IGNORED}"),
     "bert": Refused(
-        {"intermediate_size": 48, "is_decoder": False}, "its mask is neither causal, nor a sliding window, nor chunks"
+        {"intermediate_size": 48, "is_decoder": False},
+        "layer 0 (BertSelfAttention): its mask is neither causal, nor a sliding window, nor chunks",
     ),
     "bloom": Refused(
-        {}, f"(BloomAttention) {IGNORED}", {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 3, "n_head": 4}
+        {}, f"{ALL} (BloomAttention) {IGNORED}", {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 3, "n_head": 4}
     ),
-    "codegen": Refused({"rotary_dim": 4}, f"(CodeGenAttention) {IGNORED}", GPT2),
+    "codegen": Refused({"rotary_dim": 4}, f"{ALL} (CodeGenAttention) {IGNORED}", GPT2),
     "deepseek_v32": Refused(
         {**MLA, **ROUTED, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 4},
-        "attention arguments indices are not supported",
+        "layer 0 (DeepseekV32Attention): attention arguments indices are not supported",
     ),
-    "diffllama": Refused(LLAMA, "attends twice"),
-    "doge": Refused(LLAMA, "it makes an attention_mask of its own"),
-    "falcon": Refused({}, f"(FalconAttention) {IGNORED}"),
+    "diffllama": Refused(LLAMA, "layer 0 (DiffLlamaAttention) attends twice, or shares its number with another layer"),
+    "doge": Refused(LLAMA, "layer 0 (DogeAttention): it makes an attention_mask of its own"),
+    "falcon": Refused({}, f"{ALL} (FalconAttention) {IGNORED}"),
     "falcon_h1": Refused({**LLAMA, **MAMBA, "mamba_d_ssm": 64}, STATE),
-    "falcon_mamba": Refused({"state_size": 8}, f"(FalconMambaMixer) {IGNORED}"),
+    "falcon_mamba": Refused({"state_size": 8}, f"{ALL} (FalconMambaMixer) {IGNORED}"),
     "gpt_neo": Refused(
         {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
-        IGNORED,
+        f"layers 0, 1 {IGNORED}",
         {"vocab_size": VOCAB, "hidden_size": 32},
     ),
-    "gptj": Refused({"rotary_dim": 4}, f"(GPTJAttention) {IGNORED}", GPT2),
+    "gptj": Refused({"rotary_dim": 4}, f"{ALL} (GPTJAttention) {IGNORED}", GPT2),
     "granitemoehybrid": Refused(
-        {**LLAMA, **MAMBA, **TWO_OF_FOUR, "layer_types": ["mamba", "attention", "mamba"]}, IGNORED
+        {**LLAMA, **MAMBA, **TWO_OF_FOUR, "layer_types": ["mamba", "attention", "mamba"]},
+        f"layers 0, 2 (GraniteMoeHybridMambaLayer) {IGNORED}",
     ),
     "inkling_text": Refused(
         {**SLIDING, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
-        "attention arguments position_bias are not supported",
+        "layer 0 (InklingAttention): attention arguments position_bias are not supported",
     ),
     "jamba": Refused(
         {**LLAMA, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 8},
-        f"(JambaMambaMixer) {IGNORED}",
+        f"layers 0, 2 (JambaMambaMixer) {IGNORED}",
     ),
     "lfm2": Refused(
         {**LLAMA, "layer_types": ["conv", "full_attention", "conv"]}, f"layers 0, 2 (Lfm2ShortConv) {IGNORED}"
     ),
-    "mamba": Refused({"state_size": 8}, f"(MambaMixer) {IGNORED}"),
-    "mamba2": Refused({"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 1}, f"(Mamba2Mixer) {IGNORED}"),
+    "mamba": Refused({"state_size": 8}, f"{ALL} (MambaMixer) {IGNORED}"),
+    "mamba2": Refused(
+        {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 1}, f"{ALL} (Mamba2Mixer) {IGNORED}"
+    ),
     "minimax": Refused(
         {**HEADS, **TWO_OF_FOUR, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
         f"layers 0, 2 (MiniMaxLightningAttention) {IGNORED}",
     ),
-    "mpt": Refused({}, f"(MptAttention) {IGNORED}", {"vocab_size": VOCAB, "d_model": 32, "n_layers": 3, "n_heads": 4}),
-    "nemotron": Refused(LLAMA, UNREACHED),
-    "nemotron_h": Refused({}, IGNORED),
-    "olmo_hybrid": Refused(LLAMA, f"(OlmoHybridGatedDeltaNet) {IGNORED}"),
-    "openai-gpt": Refused({}, IGNORED, GPT2),
+    "mpt": Refused(
+        {}, f"{ALL} (MptAttention) {IGNORED}", {"vocab_size": VOCAB, "d_model": 32, "n_layers": 3, "n_heads": 4}
+    ),
+    "nemotron": Refused(LLAMA, f"layer 0 (NemotronAttention) {UNREACHED}"),
+    "nemotron_h": Refused({}, f"layers 0, 1, 3 (NemotronHBlock, NemotronHMamba2Mixer) {IGNORED}"),
+    "olmo_hybrid": Refused(LLAMA, f"layers 0, 1 (OlmoHybridGatedDeltaNet) {IGNORED}"),
+    "openai-gpt": Refused({}, f"{ALL} {IGNORED}", GPT2),
     "qwen3_5_text": Refused(DELTA, f"layers 0, 1 (Qwen3_5GatedDeltaNet) {IGNORED}"),
     "qwen3_next": Refused({**DELTA, **SHARED}, f"layers 0, 1 (Qwen3NextGatedDeltaNet) {IGNORED}"),
     "recurrent_gemma": Refused(LLAMA, f"layers 0, 1 {IGNORED}"),
     "roberta": Refused({"intermediate_size": 48, "is_decoder": True}, STATE),
-    "rwkv": Refused({}, IGNORED),
-    "stablelm": Refused(LLAMA, UNREACHED),
+    "rwkv": Refused({}, f"{ALL} {IGNORED}"),
+    "stablelm": Refused(LLAMA, f"layer 0 (StableLmAttention) {UNREACHED}"),
     "xglm": Refused(
         {},
-        f"(XGLMAttention) {IGNORED}",
+        f"{ALL} (XGLMAttention) {IGNORED}",
         {"vocab_size": VOCAB, "d_model": 32, "num_layers": 3, "attention_heads": 4, "ffn_dim": 48},
     ),
     "zaya": Refused(HEADS, STATE),
