@@ -27,6 +27,7 @@ from inferd_runtime.models.fused import fuse
 from inferd_runtime.models.lora_bank import LoraBank
 from inferd_runtime.models.passes import ModelPass, PlainPass
 from inferd_runtime.models.probe import attach
+from inferd_runtime.models.products import can_pack
 
 TOLERANCE = 1e-4
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -40,7 +41,7 @@ class Bench:
 
     def __init__(self, model: nn.Module, *, fast: bool = False) -> None:
         self.plain = model
-        served = copy.deepcopy(model)
+        served = self.served = copy.deepcopy(model)
         probed = attach(served, "a model")
         run: ModelPass | None = fuse(served, probed.kv, probed.rules) if fast else PlainPass(served)
         assert run is not None
@@ -117,6 +118,22 @@ def test_an_adapter_equals_the_merged_weights(kind: str) -> None:
     assert np.abs(bench.alone("", TOKENS) - bench.expected(None, TOKENS)).max() < TOLERANCE
 
 
+def test_a_fused_model_whose_weights_are_packed_takes_adapters() -> None:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "llama", vocab_size=VOCAB, hidden_size=512, intermediate_size=1536, num_hidden_layers=2, num_attention_heads=8,
+        num_key_value_heads=4, head_dim=64, max_position_embeddings=64, pad_token_id=0,
+    )  # fmt: skip
+    bench = Bench(AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval(), fast=True)
+    if can_pack(torch.empty(3072, 512)):
+        assert any(part.weight.numel() == 0 for part in bench.served.modules() if isinstance(part, nn.Linear))
+    files = make_adapter(bench.plain, ALL, seed=1)
+    bench.driver.load_adapter("a", files)
+    expected = bench.expected(files, TOKENS)
+    assert np.abs(bench.alone("a", TOKENS) - expected).max() < TOLERANCE * max(1.0, np.abs(expected).max())
+    assert np.abs(bench.alone("", TOKENS) - bench.expected(None, TOKENS)).max() < TOLERANCE
+
+
 OPTIONS = {
     "rslora": {"use_rslora": True, "lora_alpha": 3},
     "patterns": {"rank_pattern": {"k_proj": 2}, "alpha_pattern": {"layers.1.self_attn.q_proj": 11}},
@@ -174,7 +191,7 @@ def test_an_unloaded_adapter_leaves_no_trace() -> None:
     bench.alone("a", TOKENS)
     bench.driver.unload_adapter("a")
     assert (bench.alone("", TOKENS) == before).all()
-    assert not any(module._forward_hooks for module in bench.driver._run._model.modules())  # type: ignore[attr-defined]
+    assert not any(module._forward_hooks for module in bench.served.modules())
 
 
 def test_a_bfloat16_adapter_is_served_in_the_models_dtype() -> None:
