@@ -11,18 +11,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from inferd.protocol import InvalidRequest, LimitExceeded, Sampling
+from inferd.protocol import InvalidRequest, LimitExceeded, ModelInfo, Sampling
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.generation import Generation, GenerationSpec
 from inferd_runtime.engine.jobs import ForwardPass, Prefill, RowSpec
 from inferd_runtime.engine.sampling import RowSampler
+from inferd_runtime.engine.snapshots import export_kv, restore
 from inferd_runtime.engine.tenants import Tenancy, TenantLimits
 from inferd_runtime.engine.text import TextAssembler
+from inferd_runtime.kv.snapshot_format import decode
 from inferd_runtime.speculation.ngram import NgramDrafter
 from inferd_runtime.testing.null_driver import NullDriver
 
 VOCAB = 6
+MODEL = ModelInfo("null", VOCAB, 60, 4, [], "null")
 ADAPTERS = {"": 0, "x": 1000}
 GREEDY = RowSampler.resolve(Sampling(), seed=0, lineage=0)
 
@@ -66,6 +69,7 @@ class Contexts(RuleBasedStateMachine):
     """Two tenants, a cache that is too small for what they want, and every event that a context can meet."""
 
     contexts = Bundle("contexts")
+    snapshots = Bundle("snapshots")
     swap_bytes = 1 << 20
 
     def __init__(self) -> None:
@@ -170,8 +174,27 @@ class Contexts(RuleBasedStateMachine):
 
     @rule(context=contexts, adapter=st.sampled_from(["", "x"]))
     def switch_adapter(self, context: Context, adapter: str) -> None:
-        if context.user is None:
+        if context.user is None and context.irregular_from is None:
             context.use_adapter(adapter)
+
+    @rule(target=snapshots, context=contexts)
+    def save(self, context: Context) -> bytes:
+        """Also in the middle of a generation: what it ran ahead belongs to the copy like any other token."""
+        return export_kv(self.engine, MODEL, context)
+
+    @rule(target=contexts, data=snapshots, tenant=st.sampled_from(["small", "large"]), trusted=st.booleans())
+    def open(self, data: bytes, tenant: str, trusted: bool) -> Context:
+        """Room is made for it as far as there is any; the rest is computed again."""
+        snapshot = decode(data)
+        try:
+            context, restored = restore(self.engine, tenant, snapshot, trusted=trusted)
+        except LimitExceeded:
+            assert snapshot.facts.irregular_from is not None
+            context, restored = self.engine.create_context(tenant), 0
+            context.append(snapshot.tokens)
+        assert context.computed == restored <= snapshot.facts.computed
+        self.models[id(context)] = (context, list(snapshot.tokens))
+        return context
 
     @rule(context=consumes(contexts))
     def release(self, context: Context) -> None:
