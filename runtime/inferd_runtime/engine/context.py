@@ -108,6 +108,11 @@ class Context:
         return self.model_length - max(0, self.positions.shift)
 
     @property
+    def vocab_size(self) -> int:
+        """How many token ids there are."""
+        return self._family.vocab_size
+
+    @property
     def model_length(self) -> int:
         """How many positions the model knows."""
         return self._family.max_length

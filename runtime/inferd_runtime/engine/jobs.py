@@ -12,8 +12,9 @@ from inferd_runtime.engine.probes import Reading, RowEdit, entropy, top_logprobs
 from inferd_runtime.engine.sampling import Logits, RowSampler, draw, log_softmax
 from inferd_runtime.models.batch import Seen
 
+LOGITS_PER_STEP = 1 << 20
 ROWS_PER_STEP = 64
-"""Rows of logits that one program's pass brings to the host in one step: the vocabulary may be large."""
+"""What one program's pass brings to the host in one step, so that a large vocabulary does not hold up the others."""
 
 
 class ContextJob:
@@ -133,7 +134,7 @@ class ForwardPass(ContextJob):
         """The next chunk; logits from the next row that was asked for on."""
         start = self.context.table.length
         first = next((index for index in self._wanted if index >= start), len(self.context.tokens))
-        end = min(len(self.context.tokens), start + budget, first + ROWS_PER_STEP)
+        end = min(len(self.context.tokens), start + budget, first + rows_per_step(self.context))
         return Work(self.context.tokens[start:end], max(0, end - first))
 
     def commit(self, done: Verified) -> None:
@@ -151,6 +152,11 @@ class ForwardPass(ContextJob):
     def rows(self) -> list[RowResult]:
         """The results in the order asked for."""
         return [self.results[index] for index in self._at]
+
+
+def rows_per_step(context: Context) -> int:
+    """How many rows of logits a pass on the context may ask for at once."""
+    return max(1, min(ROWS_PER_STEP, LOGITS_PER_STEP // context.vocab_size))
 
 
 def check_placement(context: Context, count: int, positions: Sequence[int], visible: Sequence[Seen]) -> None:

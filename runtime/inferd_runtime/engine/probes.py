@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inferd.protocol import InvalidRequest, LimitExceeded, Probe, ProbeResult, TokenLogprob
-from inferd_runtime.engine.sampling import Logits, log_softmax
+from inferd_runtime.engine.sampling import Logits
 from inferd_runtime.models.batch import Seen
 
 MAX_PROBES = 32
@@ -162,7 +162,7 @@ def check_numbers(numbers: int) -> None:
         )  # fmt: skip
 
 
-def most_likely(scores: npt.NDArray[np.float64], k: int) -> npt.NDArray[np.int64]:
+def most_likely(scores: npt.NDArray[np.floating], k: int) -> npt.NDArray[np.int64]:
     """The ``k`` largest entries, largest first; of equal ones the lower index first."""
     if k == 0:
         return np.empty(0, np.int64)
@@ -174,8 +174,8 @@ def most_likely(scores: npt.NDArray[np.float64], k: int) -> npt.NDArray[np.int64
     return np.asarray(candidates[np.argsort(-scores[candidates], kind="stable")][:k])
 
 
-def top_logprobs(logprobs: npt.NDArray[np.float64], k: int) -> tuple[list[int], list[float]]:
-    """The ``k`` most likely tokens that are possible at all, with their log-probabilities."""
+def top_logprobs(logprobs: npt.NDArray[np.floating], k: int) -> tuple[list[int], list[float]]:
+    """The ``k`` most likely tokens that are possible at all, with their log-probabilities (or what else ranks them)."""
     best = most_likely(logprobs, min(k, logprobs.size))
     best = best[logprobs[best] > -np.inf]
     return best.tolist(), logprobs[best].tolist()
@@ -183,15 +183,18 @@ def top_logprobs(logprobs: npt.NDArray[np.float64], k: int) -> tuple[list[int], 
 
 def entropy(logprobs: npt.NDArray[np.float64]) -> float:
     """In nats; impossible tokens add nothing."""
-    possible = logprobs[logprobs > -np.inf]
-    return 0.0 - float((np.exp(possible) * possible).sum())
+    probabilities = np.exp(logprobs)
+    return 0.0 - float(np.dot(probabilities, np.where(probabilities > 0, logprobs, 0.0)))
 
 
 def token_logprob(logits: Logits, token: int, top: int) -> TokenLogprob:
     """How likely ``token`` is by one row of logits, float32[V]. Equal logits share the best of their ranks."""
-    logprobs = log_softmax(logits)
+    # One pass in float32 with a float64 sum: a prompt has many rows, and each is as long as the vocabulary.
+    best = logits.max()
+    total = float(best) + math.log(np.exp(logits - best).sum(dtype=np.float64))
     rank = 1 + int(np.count_nonzero(logits > logits[token]))
-    return TokenLogprob(token, float(logprobs[token]), rank, *top_logprobs(logprobs, top))
+    tokens, scores = top_logprobs(logits, top)
+    return TokenLogprob(token, float(logits[token]) - total, rank, tokens, [score - total for score in scores])
 
 
 def pack(values: npt.NDArray[np.floating]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from inferd.protocol import InferdError, InvalidRequest, TokenLogprob
 from inferd_runtime.engine.context import Context
-from inferd_runtime.engine.jobs import ROWS_PER_STEP, ContextJob
+from inferd_runtime.engine.jobs import ContextJob, rows_per_step
 from inferd_runtime.engine.plan import Verified, Work
 from inferd_runtime.engine.probes import check_numbers, token_logprob
 
@@ -50,7 +50,7 @@ class PromptScoring(ContextJob):
         """The next chunk; logits from the row before the first new token on."""
         start, last = self.context.table.length, len(self.context.tokens) - 1
         first = max(self._first, start)
-        end = min(last, start + budget, first + ROWS_PER_STEP)
+        end = min(last, start + budget, first + rows_per_step(self.context))
         return Work(self.context.tokens[start:end], max(0, end - first))
 
     def commit(self, done: Verified) -> None:
