@@ -20,13 +20,15 @@ from torch.nn.functional import rms_norm, silu
 
 from inferd_runtime.models.attention import AttentionRule, StepLayout, attend, lay_out
 from inferd_runtime.models.batch import Batch, Span
+from inferd_runtime.models.huge_pages import use_huge_pages
 from inferd_runtime.models.passes import ModelPass, PlainPass
-from inferd_runtime.models.products import DenseProduct, Product, pack
+from inferd_runtime.models.products import DenseProduct, PackedProduct, Product, pack
 from inferd_runtime.models.shape import KvShape
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 PROBE_TOKENS = 12
 TOLERANCE = 2e-4
+HUGE_PAGES_FROM = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,10 @@ def fuse(module: nn.Module, kv: KvShape, rules: Sequence[AttentionRule]) -> Mode
     if not agree(fused, PlainPass(module), kv, model.lm_head.weight):
         return None
     packed = [_pack_layer(fused, layer) for fused, layer in zip(layers, model.model.layers, strict=True)]
-    return FusedPass(module, packed, _pack_head(model))
+    head = _pack_head(model)
+    if sum(product.bytes for layer in packed for product in _packed_products(layer)) >= HUGE_PAGES_FROM:
+        use_huge_pages()
+    return FusedPass(module, packed, head)
 
 
 def _fuse_layer(layer: Any, rule: AttentionRule) -> FusedLayer:
@@ -146,6 +151,11 @@ def _fuse_layer(layer: Any, rule: AttentionRule) -> FusedLayer:
         gate_up=DenseProduct(_joined((layer.mlp.gate_proj, layer.mlp.up_proj))),
         down=DenseProduct(layer.mlp.down_proj.weight),
     )
+
+
+def _packed_products(layer: FusedLayer) -> list[PackedProduct]:
+    products = (layer.qkv, layer.out, layer.gate_up, layer.down)
+    return [product for product in products if isinstance(product, PackedProduct)]
 
 
 def _pack_layer(fused: FusedLayer, layer: Any) -> FusedLayer:

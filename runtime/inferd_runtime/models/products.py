@@ -55,6 +55,7 @@ class PackedProduct:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PLANNED_ROWS)
         self._bias = bias
+        self.bytes = weight.numel() * weight.element_size()
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, rows: Tensor) -> Tensor:
