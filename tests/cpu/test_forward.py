@@ -176,6 +176,30 @@ def follow_a_branch(bench: Bench, context: int, prompt: list[int], nodes: list[i
         bench.caller.call(p.ReleaseContext(fork))
 
 
+def test_passes_in_the_same_batch_change_no_generation(bench: Bench) -> None:
+    contexts = [random_tokens(length, length) for length in (5, 30)]
+    alone = [bench.caller.generate(bench.context(tokens), max_tokens=15).tokens for tokens in contexts]
+    rows, positions = tree_rows(9, TREE)
+    waiting = [
+        bench.caller.submit(request)[1]
+        for request in (
+            p.Embed(tokens=[random_tokens(40, 8), random_tokens(3, 9)]),
+            p.PromptLogprobs(bench.context([]), random_tokens(60, 10)),
+            p.Forward(
+                bench.context(random_tokens(9, 11)),
+                random_tokens(len(TREE), 12),
+                attention_mask=attention_runs(rows, len(TREE)),
+                positions=positions,
+            ),
+        )
+    ]
+    together = bench.caller.together([bench.context(tokens) for tokens in contexts], max_tokens=15)
+    assert together == alone
+    while not all(waiting):
+        assert bench.caller.engine.step()
+    assert not any(isinstance(replies[0], p.InferdError) for replies in waiting)
+
+
 @pytest.mark.parametrize(("family", "fast"), [("llama", False), ("llama", True), ("gpt2", False)])
 def test_explicit_positions_equal_transformers_with_these_positions(family: str, fast: bool) -> None:
     bench = Bench(family, fast)

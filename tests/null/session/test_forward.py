@@ -172,6 +172,21 @@ def test_a_tree_can_be_computed_again(caller: DirectSession) -> None:
     assert tokens != caller.generate(caller.text("promptxyz"), max_tokens=9).tokens
 
 
+def test_drafts_behind_a_tree_change_nothing(caller: DirectSession) -> None:
+    def generated(**fields: Any) -> tuple[list[int], int]:
+        context = caller.text("abcabcabc")
+        caller.call(p.Forward(context, [*b"bab"], attention_mask=tree(9), positions=[9, 9, 10]))
+        hot = p.Sampling(temperature=1.0, seed=5)
+        answer = caller.generate(context, max_tokens=60, sampling=hot, **fields)
+        return answer.tokens, sum(step.drafted for step in answer.steps)
+
+    plain, drafted = generated()
+    assert drafted == 0
+    ahead, drafted = generated(system_speculation=True)
+    assert ahead == plain
+    assert drafted > 0
+
+
 def test_a_tree_survives_pressure() -> None:
     """Others need its pages in between; it comes back from the host."""
     straight = connect(pages=64, token_budget=5)
