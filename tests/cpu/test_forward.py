@@ -142,8 +142,8 @@ def tree_rows(base: int, parents: Sequence[int]) -> tuple[list[list[bool]], list
     return rows, positions
 
 
-def path(at: int) -> list[int]:
-    return [] if at < 0 else [*path(TREE[at]), at]
+def path(at: int, parents: Sequence[int] = TREE) -> list[int]:
+    return [] if at < 0 else [*path(parents[at], parents), at]
 
 
 @pytest.mark.parametrize("base", [0, 17])
@@ -157,6 +157,35 @@ def test_a_tree_equals_each_branch_as_its_own_chain(bench: Bench, base: int) -> 
     for at, chain in enumerate(chains):
         assert far(got[at], chain[-1]) < TOLERANCE
     follow_a_branch(bench, context, prompt, nodes)
+
+
+@pytest.mark.parametrize(("family", "fast"), [("llama", True), ("gemma2", False)])
+def test_trees_of_one_size_share_a_batch(family: str, fast: bool) -> None:
+    """And a chain of that size, in one step."""
+    bench = Bench(family, fast, budget=64)
+    parents = {0: TREE, 1: [-1, -1, 1, 1, 0, 4, 4, -1], 2: list(range(-1, len(TREE) - 1))}
+    prompts, nodes = (
+        [random_tokens(9, 20 + at) for at in parents],
+        [random_tokens(len(TREE), 30 + at) for at in parents],
+    )
+    waiting = []
+    for at, shape in parents.items():
+        rows, positions = tree_rows(9, shape)
+        waiting.append(
+            bench.caller.submit(
+                p.Forward(
+                    bench.context(prompts[at]), nodes[at], at=list(range(len(TREE))), probes=[p.Probe("logits")],
+                    attention_mask=attention_runs(rows, len(TREE)), positions=positions,
+                )
+            )[1]
+        )  # fmt: skip
+    assert bench.caller.engine.step()
+    for at, (replies,) in enumerate(waiting):
+        for node, row in enumerate(replies.rows):
+            branch = [nodes[at][i] for i in path(node, parents[at])]
+            got = torch.log_softmax(torch.tensor(row.probes[0].values), -1)
+            assert far(got, bench.logprobs([*prompts[at], *branch])[-1]) < TOLERANCE
+    bench.caller.close()
 
 
 def follow_a_branch(bench: Bench, context: int, prompt: list[int], nodes: list[int]) -> None:

@@ -145,6 +145,18 @@ def test_rows_are_computed_even_where_another_context_has_computed_the_tokens(ca
     assert embedded[0] == embedded[1]
 
 
+def test_a_context_shares_prompts_again_after_a_pass(caller: DirectSession) -> None:
+    text = [*b"a prompt that two contexts share"]
+    caller.call(p.FlushContext(caller.context(p.Part("tokens", tokens=text))))
+    context = caller.context()
+    caller.call(p.Forward(context, [1, 2, 3], at=[0]))
+    caller.call(p.TruncateContext(context, 0))
+    caller.call(p.AppendContext(context, [p.Part("tokens", tokens=text)]))
+    before = driver_of(caller).tokens_fed
+    caller.call(p.FlushContext(context))
+    assert driver_of(caller).tokens_fed - before < len(text) / 2
+
+
 # -- Where tokens stand and what they see -----------------------------------------------------------------------------
 
 
@@ -345,6 +357,20 @@ def test_embeddings_are_pooled_states(budget: int) -> None:
     assert caller.call(p.GetUsage()).prompt_tokens == 8 * sum(map(len, texts))
     caller.engine.check_integrity()
     caller.close()
+
+
+def test_passes_with_an_adapter_give_it_back(caller: DirectSession) -> None:
+    weights = caller.call(p.UploadAdapter(b"weights")).upload
+    caller.call(p.LoadAdapter("mine", json.dumps({"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"]}), weights))
+    for adapted, plain in (
+        (p.Embed(texts=["text"], adapter="mine"), p.Embed(texts=["text"])),
+        (p.PromptLogprobs(caller.context(), [1, 2, 3], adapter="mine"), p.PromptLogprobs(caller.context(), [1, 2, 3])),
+    ):
+        assert caller.call(adapted) != caller.call(plain)
+    with pytest.raises(p.InvalidRequest):
+        caller.call(p.Embed(tokens=[[]], adapter="mine"))
+    caller.call(p.DropAdapter("mine"))
+    assert driver_of(caller).adapters == {}
 
 
 def test_a_failing_or_cancelled_embedding_gives_everything_back(caller: DirectSession) -> None:
