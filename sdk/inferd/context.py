@@ -168,8 +168,8 @@ class Context:
         """Keep a copy of the context under ``name``, for :meth:`open`; it survives a restart of the runtime.
 
         The context stays as it is and can be used at once. Names are the tenant's: 1 to 128 of the characters
-        ``A-Z a-z 0-9 . _ : / -``. Raises InvalidRequest for another name, for one in use unless ``overwrite``, and for a
-        context with explicit positions or attention masks; LimitExceeded past the tenant's bytes.
+        ``A-Z a-z 0-9 . _ : / -``. Raises InvalidRequest for another name, and for one in use unless ``overwrite``;
+        LimitExceeded past the tenant's bytes.
         """
         request = SaveContext(0, checked_text("name", name), checked_flag("overwrite", overwrite))
         context = await self._handle.settle()
@@ -200,7 +200,7 @@ class Context:
         return list((await current_transport().call(ListSaved())).saved)
 
     async def export(self) -> bytes:
-        """The context as bytes, KV included. Raises LimitExceeded above 8 MiB, and InvalidRequest as :meth:`save`."""
+        """The context as bytes, KV included. Raises LimitExceeded above 8 MiB."""
         context = await self._handle.settle()
         data: bytes = (await self._handle.call(ExportContext(context), keeps_turn=True)).data
         return data

@@ -94,6 +94,35 @@ def test_another_process_goes_on_with_the_same_tokens(session: DirectSession, tm
     assert [int(word) for word in done.stdout.split()] == [0, *again(session, context)]
 
 
+def test_a_context_without_kv_is_saved_as_tokens(session: DirectSession) -> None:
+    context = session.chat(*PROMPT)
+    session.call(p.SaveContext(context, "a"))
+    opened = session.call(p.TakeSaved("a"))
+    assert (opened.restored, opened.recomputed, opened.pending) == (0, 0, opened.length)
+    assert again(session, opened.context) == again(session, context)
+
+
+def test_rows_that_hold_no_token_are_zero(session: DirectSession) -> None:
+    """Whatever another tenant's context left in the last page does not leave with this one's."""
+    other = session.text("x" * 400)
+    session.call(p.FlushContext(other))
+    session.call(p.ReleaseContext(other))
+    session.engine.pool.forget_kept()
+    context = session.text("y" * 60)
+    session.call(p.FlushContext(context))
+    snapshot = decode(session.call(p.ExportContext(context)).data)
+    driver = session.engine.driver
+    used = snapshot.facts.computed % driver.page_size
+    assert used
+    first = 0
+    for size in driver.token_bytes:
+        rows = snapshot.pages[-1, first : first + size * driver.page_size].reshape(driver.page_size, size)
+        assert rows[:used].any(axis=1).all()
+        assert not rows[used:].any()
+        first += size * driver.page_size
+    assert first == driver.page_bytes
+
+
 def test_other_pages_are_computed_again_with_the_same_tokens(
     session: DirectSession, models: Any, store: SnapshotStore
 ) -> None:

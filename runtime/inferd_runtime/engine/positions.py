@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,12 @@ class Positions:
     def shift(self) -> int:
         """Position minus index of whatever comes next."""
         return self._shifts[-1][1] if self._shifts else 0
+
+    def marks(self) -> Iterator[tuple[int, int | None, Packed | None]]:
+        """Each token with a mark, in order: its index, the shift that begins there, and its row of bits."""
+        shifts = dict(self._shifts)
+        for index in sorted({*shifts, *self._seen}):
+            yield index, shifts.get(index), self._seen.get(index)
 
     def place(self, start: int, positions: Sequence[int]) -> None:
         """Tokens from ``start`` on, the last of the context, stand at these positions."""

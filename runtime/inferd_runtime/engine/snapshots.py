@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import astuple
 
-from inferd.protocol import InvalidRequest, LimitExceeded, ModelInfo, SnapshotDamaged, SnapshotForeign
+from inferd.protocol import LimitExceeded, ModelInfo, SnapshotDamaged, SnapshotForeign
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.engine import Engine
+from inferd_runtime.engine.jobs import check_placement
 from inferd_runtime.engine.plan import Driver
 from inferd_runtime.kv import snapshot_format
-from inferd_runtime.kv.snapshot_format import Facts, Snapshot, TurnMark
+from inferd_runtime.kv.snapshot_format import Facts, PlaceMark, Snapshot, TurnMark
 from inferd_runtime.models.batch import PageData
 
 START = (TurnMark(0, True, False, False),)
@@ -29,7 +31,7 @@ class Restored(NamedTuple):
 
 
 def export_kv(engine: Engine, model: ModelInfo, context: Context, turns: Sequence[TurnMark] = START) -> bytes:
-    """A context as bytes, in the format of a snapshot's file. Raises as :func:`capture`."""
+    """A context as bytes, in the format of a snapshot's file."""
     return snapshot_format.encode(capture(engine, model, context, turns))
 
 
@@ -46,9 +48,7 @@ def import_kv(engine: Engine, model: ModelInfo, tenant: str, data: bytes) -> Res
 
 
 def capture(engine: Engine, model: ModelInfo, context: Context, turns: Sequence[TurnMark]) -> Snapshot:
-    """A copy of a context that does not change with it. Raises InvalidRequest for one that could not be restored."""
-    if context.positions.irregular_from is not None:
-        raise InvalidRequest("a context with explicit positions or attention masks cannot be saved or exported")
+    """A copy of a context that does not change with it."""
     facts = Facts(
         model=model.name,
         fingerprint=model.fingerprint,
@@ -60,6 +60,7 @@ def capture(engine: Engine, model: ModelInfo, context: Context, turns: Sequence[
         turns=tuple(turns),
         adapter=context.adapter,
         irregular_from=context.irregular_from,
+        places=tuple(_place_marks(context)),
     )
     return Snapshot(facts, list(context.tokens), _read_pages(engine.driver, context))
 
@@ -81,13 +82,13 @@ def restore(engine: Engine, tenant: str, snapshot: Snapshot, *, trusted: bool = 
 
     KV of another layout, and what finds no room in the cache after idle contexts have left it, is computed again when the
     context is used. KV that cannot be computed again comes back whole, or SnapshotForeign or LimitExceeded says why not.
-    ``trusted``: the KV was computed here. Raises InvalidRequest for tokens outside of the vocabulary, LimitExceeded for more
-    than the model's context holds.
+    ``trusted``: the KV was computed here. Raises InvalidRequest for tokens, positions or masks that the model cannot have,
+    LimitExceeded for more than its context holds.
     """
     context = engine.create_context(tenant)
     try:
-        context.append(snapshot.tokens)
         context.use_adapter(snapshot.facts.adapter)
+        _append(context, snapshot)
         context.lineage, context.forks = snapshot.facts.lineage, snapshot.facts.forks
         return Restored(context, _restore_pages(engine, context, snapshot, trusted))
     except BaseException:
@@ -95,16 +96,37 @@ def restore(engine: Engine, tenant: str, snapshot: Snapshot, *, trusted: bool = 
         raise
 
 
+def _place_marks(context: Context) -> Iterator[PlaceMark]:
+    for at, shift, seen in context.positions.marks():
+        yield PlaceMark(at, shift, None if seen is None else seen.tobytes())
+
+
+def _append(context: Context, snapshot: Snapshot) -> None:
+    """The tokens, and where they stand and what they see, checked as for a pass that brings them."""
+    done = 0
+    for at, shift, seen in map(astuple, snapshot.facts.places):
+        positions = [] if shift is None else [at + shift]
+        visible = [] if seen is None else [np.unpackbits(np.frombuffer(seen, np.uint8), count=at + 1).astype(bool)]
+        context.append(snapshot.tokens[done:at])
+        check_placement(context, 1, positions, visible)
+        context.append(snapshot.tokens[at : at + 1])
+        context.place(at, positions, visible)
+        done = at + 1
+    context.append(snapshot.tokens[done:])
+
+
 def _read_pages(driver: Driver, context: Context) -> PageData:
     """The pages that hold computed tokens. What others left behind the last of them stays here."""
     count = -(-context.computed // driver.page_size)
+    if not count:
+        return np.empty((0, driver.page_bytes), np.uint8)
     if context.parked is not None and context.parked.data is not None:
         pages = context.parked.data[:count].copy()
     else:
         pages = driver.read_pages(context.table.pages[:count])
     used = context.computed - (count - 1) * driver.page_size
     first = 0
-    for size in driver.token_bytes if count else ():
+    for size in driver.token_bytes:
         end = first + size * driver.page_size
         pages[-1, first + size * used : end] = 0
         first = end
@@ -117,17 +139,14 @@ def _restore_pages(engine: Engine, context: Context, snapshot: Snapshot, trusted
     if fits and len(snapshot.pages) and snapshot.pages.shape[1] != driver.page_bytes:
         raise SnapshotDamaged("the snapshot is damaged: its pages have another size than its layout says")
     length = min(facts.computed, _make_room(engine, context, len(snapshot.pages)) * driver.page_size) if fits else 0
-    irregular = facts.irregular_from
-    if irregular is not None and irregular < facts.computed and length < facts.computed:
+    if facts.irregular_from is not None and facts.irregular_from < facts.computed and length < facts.computed:
         raise _lost(engine, snapshot, fits)
     if length:
         context.table.reserve(length)
         driver.write_pages(context.table.pages, np.ascontiguousarray(snapshot.pages[: len(context.table.pages)]))
         context.table.advance(length)
-    if length and not trusted:
-        context.mark_irregular(0)
-    elif irregular is not None:
-        context.mark_irregular(irregular)
+    private = 0 if length and not trusted else facts.irregular_from
+    context.table.private_from = min((at for at in (private, context.irregular_from) if at is not None), default=None)
     context.table.publish(context.tokens)  # now: a fork has to inherit where its shared pages stand in the index
     return length
 

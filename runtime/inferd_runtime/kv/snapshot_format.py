@@ -36,11 +36,20 @@ class TurnMark(msgspec.Struct, frozen=True, array_like=True):
     asked: bool
 
 
+class PlaceMark(msgspec.Struct, frozen=True, array_like=True):
+    """Token ``at`` begins a shift of positions (None: it does not), and sees what its row of bits says (None: all before)."""
+
+    at: int
+    shift: int | None
+    seen: bytes | None
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a snapshot says beside tokens and KV.
 
     ``pages`` hold the KV of the first ``computed`` tokens in ``kv_layout``. ``lineage`` and ``forks`` key the sampling noise of
-    the context and of its next forks. From ``irregular_from`` on the KV does not follow from the tokens.
+    the context and of its next forks. From ``irregular_from`` on the KV does not follow from the tokens: because of ``places``,
+    or because nobody knows who computed it.
     """
 
     model: str
@@ -53,6 +62,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     turns: tuple[TurnMark, ...]
     adapter: str = ""
     irregular_from: int | None = None
+    places: tuple[PlaceMark, ...] = ()
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -156,12 +166,15 @@ def _tensor(tensors: dict[str, dict[str, Any]], name: str, kind: str, dtype: Any
 def _check(facts: Facts, tokens: int, pages: int) -> None:
     """What the checksum cannot say about bytes that somebody else encoded."""
     marks = [mark.at for mark in facts.turns]
+    places = [mark.at for mark in facts.places]
     wrong = [
         facts.page_size < 1,
         not 0 <= facts.computed <= tokens,
         facts.page_size > 0 and pages != -(-facts.computed // facts.page_size),
         not (0 <= facts.lineage < MAX_NOISE and 0 <= facts.forks < MAX_NOISE),
         marks[:1] != [0] or marks != sorted(marks) or marks[-1] > tokens,
+        places != sorted(set(places)) or any(not 0 <= at < tokens for at in places),
+        any(mark.seen is not None and len(mark.seen) != mark.at // 8 + 1 for mark in facts.places),
         facts.irregular_from is not None and not 0 <= facts.irregular_from <= tokens,
     ]
     if any(wrong):

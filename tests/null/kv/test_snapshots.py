@@ -27,7 +27,7 @@ from inferd.protocol import (
     Unavailable,
 )
 from inferd_runtime.kv.snapshot_folder import BLOCK, SnapshotFolder
-from inferd_runtime.kv.snapshot_format import Facts, Snapshot, TurnMark, decode, encode
+from inferd_runtime.kv.snapshot_format import Facts, PlaceMark, Snapshot, TurnMark, decode, encode
 from inferd_runtime.kv.snapshots import SnapshotStore
 
 PAGE, PAGE_BYTES = 4, 24
@@ -108,6 +108,8 @@ def test_noise_is_refused(data: bytes) -> None:
         {"computed": 10}, {"computed": -1}, {"computed": 1}, {"page_size": 0}, {"page_size": -4}, {"lineage": -1},
         {"lineage": 1 << 64}, {"forks": -1}, {"turns": ()}, {"turns": (TurnMark(1, True, False, False),)},
         {"turns": (TurnMark(0, True, False, False), TurnMark(10, False, False, False))}, {"irregular_from": 10},
+        {"places": (PlaceMark(9, 1, None),)}, {"places": (PlaceMark(-1, 1, None),)},
+        {"places": (PlaceMark(3, 1, None), PlaceMark(3, 2, None))}, {"places": (PlaceMark(8, None, b"x"),)},
     ],
 )  # fmt: skip
 def test_facts_that_contradict_the_rest_are_refused_whatever_the_checksum_says(changes: dict[str, Any]) -> None:

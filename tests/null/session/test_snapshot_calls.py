@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd import protocol as p
+from inferd.passes import attention_runs
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.tenants import Tenancy, TenantLimits
-from inferd_runtime.kv.snapshot_format import Snapshot, decode, encode
+from inferd_runtime.kv.snapshot_format import PlaceMark, Snapshot, decode, encode
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
 from inferd_runtime.testing.direct import DirectSession
@@ -244,6 +246,63 @@ def test_without_a_folder_everything_by_name_is_refused() -> None:
     session.close()
 
 
+def placed(session: DirectSession, first: int = 3) -> int:
+    """A context whose last tokens stand at positions of their own and do not see everything."""
+    context = session.text("abcdef"[:first])
+    masks = [[*[True] * first, True, False], [*[True] * first, False, True]]
+    mask = attention_runs(masks, 2)
+    session.call(p.Forward(context, [*b"xy"], attention_mask=mask, positions=[first, first]))
+    return context
+
+
+@pytest.mark.parametrize("first", [3, 6, 0])
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_positions_and_masks_come_back(connect: Connect, as_bytes: bool, first: int) -> None:
+    session, other = connect(order=9), connect(order=9)
+    context = placed(session, first)
+    if as_bytes:
+        opened = other.call(p.ImportContext(session.call(p.ExportContext(context)).data))
+    else:
+        session.call(p.SaveContext(context, "a"))
+        opened = other.call(p.OpenSaved("a"))
+    assert opened.recomputed == 0
+    data = other.call(p.ExportContext(opened.context)).data
+    assert decode(data).facts.places == decode(session.call(p.ExportContext(context)).data).facts.places != ()
+    for caller, which in ((session, context), (other, opened.context)):
+        caller.call(p.AppendContext(which, [p.Part("text", text="!")]))
+    assert continuation(other, opened.context) == continuation(session, context)
+    plain = [caller.generate(caller.text("abcdef"[:first] + "xy"), max_tokens=9).tokens for caller in (session, other)]
+    assert plain[0] == plain[1]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [PlaceMark(6, -7, None), PlaceMark(6, 512, None), PlaceMark(2, 506, None), PlaceMark(6, None, b"\x00")],
+    ids=["below", "above", "runs out", "blind"],
+)
+def test_forged_places_are_refused_as_in_a_pass(connect: Connect, place: PlaceMark) -> None:
+    session = connect()
+    made = decode(session.call(p.ExportContext(session.text("abcdefgh"))).data)
+    forgery = encode(Snapshot(msgspec.structs.replace(made.facts, places=(place,)), made.tokens, made.pages))
+    with pytest.raises((p.InvalidRequest, p.LimitExceeded)):
+        session.call(p.ImportContext(forgery))
+    session.engine.check_integrity()
+
+
+@pytest.mark.parametrize("irregular", [None, 0, 5, 8])
+@pytest.mark.parametrize("computed", [0, 8])
+def test_forged_places_do_not_make_pages_public(connect: Connect, computed: int, irregular: int | None) -> None:
+    session, honest = connect(order=9), connect(order=9)
+    expected = honest.generate(honest.text("abcdefgh"), max_tokens=9).tokens
+    made = decode(honest.call(p.ExportContext(honest.text("abcdefgh"))).data)
+    places = (PlaceMark(0, 3, None),)
+    facts = msgspec.structs.replace(made.facts, places=places, irregular_from=irregular, computed=computed)
+    pages = np.full((2, 32), 7, np.uint8)[: -(-computed // 4)]
+    imported = session.call(p.ImportContext(encode(Snapshot(facts, made.tokens, pages)))).context
+    session.generate(imported, max_tokens=9)
+    assert session.generate(session.text("abcdefgh"), max_tokens=9).tokens == expected
+
+
 # -- Pressure ----------------------------------------------------------------------------------------------------------
 
 
@@ -323,7 +382,7 @@ def forged(data: bytes) -> Snapshot:
 
 
 def test_forged_pages_are_never_found_by_prefix(connect: Connect) -> None:
-    honest, session = connect(), connect()
+    honest, session = connect(order=30), connect(order=30)
     context = honest.text(PROMPT)
     honest.call(p.FlushContext(context))
     data = encode(forged(honest.call(p.ExportContext(context)).data))
