@@ -194,6 +194,40 @@ def test_an_unloaded_adapter_leaves_no_trace() -> None:
     assert not any(module._forward_hooks for module in bench.served.modules())
 
 
+def hostile(model: nn.Module) -> AdapterFiles:
+    """Finite weights that overflow everything behind them."""
+    tensors = make_tensors(model, ALL, seed=1)
+    return files_of(make_config(ALL), {key: part * (1e30 if "lora_B" in key else 1) for key, part in tensors.items()})
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_what_a_hostile_adapter_leaves_in_the_cache_harms_nobody(fast: bool) -> None:
+    """Short texts read, masked, what the pages that they got held before."""
+    bench = Bench(make("llama"), fast=fast)
+    bench.driver.load_adapter("bad", hostile(bench.plain))
+    tables = [PageTable(bench.pool) for _ in range(8)]
+    bench.feed([("bad", table, [5] * 32) for table in tables])
+    assert not bench.pool.available
+    for table in tables:
+        table.release()
+    texts = [TOKENS[first : first + 5 + first % 3] for first in range(6)]
+    tables = [PageTable(bench.pool) for _ in texts]
+    bench.feed([("", table, text[:-1]) for table, text in zip(tables, texts, strict=True)])
+    got = bench.feed([("", table, text[-1:]) for table, text in zip(tables, texts, strict=True)])
+    for rows, text in zip(got, texts, strict=True):
+        assert np.abs(rows[0] - bench.expected(None, text)[-1]).max() < TOLERANCE
+
+
+def test_a_hostile_adapter_beside_others_spoils_its_own_rows_only() -> None:
+    bench = Bench(make("llama"))
+    bench.driver.load_adapter("bad", hostile(bench.plain))
+    tables = [PageTable(bench.pool) for _ in range(3)]
+    parts = [(key, table, TOKENS) for key, table in zip(("", "bad", ""), tables, strict=True)]
+    got = bench.feed(parts)
+    for rows in (got[0], got[2]):
+        assert np.abs(rows - bench.expected(None, TOKENS)).max() < TOLERANCE
+
+
 def test_a_bfloat16_adapter_is_served_in_the_models_dtype() -> None:
     bench = Bench(make("llama"))
     tensors = {key: part.bfloat16() for key, part in make_tensors(bench.plain, ATTENTION, seed=1).items()}

@@ -96,6 +96,7 @@ class TorchDriver:
         rows = torch.from_numpy(batch.logit_rows).to(self._device)
         layout = lay_out(batch, self._keys, self._values, self.page_size, self._scratch)
         run = self._adapters.select(batch.spans) if self._adapters is not None else None
+        layout.bounded = run is not None
         logits = (run or self._run)(
             torch.from_numpy(batch.tokens).to(self._device),
             torch.from_numpy(batch.positions).to(self._device),
