@@ -78,8 +78,11 @@ def test_probes_read_the_rows_logits(caller: DirectSession) -> None:
 
 
 def test_a_distribution_without_k_is_everything_that_is_possible(caller: DirectSession) -> None:
-    request = p.Forward(caller.text("a"), [5], mask=[3, 1, 2], probes=[p.Probe("distribution")])
-    (found,) = caller.call(request).rows[0].probes
+    request = p.Forward(
+        caller.text("a"), [5], mask=[3, 1, 2], probes=[p.Probe("distribution"), p.Probe("distribution", k=9)]
+    )
+    found, nine = caller.call(request).rows[0].probes
+    assert found == nine
     assert sorted(found.tokens) == [1, 2, 3]
     assert sum(found.values) == pytest.approx(1)
     assert found.values == sorted(found.values, reverse=True)
@@ -357,6 +360,25 @@ def test_embeddings_are_pooled_states(budget: int) -> None:
     assert caller.call(p.GetUsage()).prompt_tokens == 8 * sum(map(len, texts))
     caller.engine.check_integrity()
     caller.close()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last", "cls", "none"])
+def test_what_has_to_be_computed_again_counts_once(caller: DirectSession, pooling: str) -> None:
+    tokens = [at % 9 for at in range(200)]
+    straight = (
+        caller.call(p.Embed(tokens=[tokens], pooling=pooling)),
+        caller.call(p.PromptLogprobs(caller.context(), tokens)),
+    )
+    for request, expected in zip(
+        (p.Embed(tokens=[tokens], pooling=pooling), p.PromptLogprobs(caller.context(), tokens)), straight, strict=True
+    ):
+        _, replies = caller.submit(request)
+        caller.engine.step()
+        for context in caller.engine.contexts:
+            context.uncompute(0)
+        while not replies:
+            assert caller.engine.step()
+        assert replies == [expected]
 
 
 def test_passes_with_an_adapter_give_it_back(caller: DirectSession) -> None:
