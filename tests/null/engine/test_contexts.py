@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from inferd.protocol import InvalidRequest, LimitExceeded, ModelInfo, Sampling
 from inferd_runtime.engine.context import Context
@@ -18,7 +18,6 @@ from inferd_runtime.engine.generation import Generation, GenerationSpec
 from inferd_runtime.engine.jobs import ForwardPass, Prefill, RowSpec
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.engine.snapshots import export_kv, restore
-from inferd_runtime.engine.snapshots import export_kv, import_kv
 from inferd_runtime.engine.tenants import Tenancy, TenantLimits
 from inferd_runtime.engine.text import TextAssembler
 from inferd_runtime.kv.snapshot_format import decode
@@ -26,7 +25,6 @@ from inferd_runtime.speculation.ngram import NgramDrafter
 from inferd_runtime.testing.null_driver import NullDriver
 
 VOCAB = 6
-MODEL = ModelInfo("null", VOCAB, 60, 4, [], "null")
 MODEL = ModelInfo("null", VOCAB, 60, 4, [], "null")
 ADAPTERS = {"": 0, "x": 1000}
 GREEDY = RowSampler.resolve(Sampling(), seed=0, lineage=0)
@@ -82,7 +80,6 @@ class Contexts(RuleBasedStateMachine):
         self.engine = Engine(self.driver, EngineOptions(12, self.swap_bytes, tenancy))
         self.models: dict[int, tuple[Context, list[int]]] = {}
         self.running: dict[int, Generation] = {}
-        self.saved: Any = None
 
     @rule(target=contexts, tenant=st.sampled_from(["small", "large"]), tokens=st.lists(st.integers(0, 2), max_size=20))
     def create(self, tenant: str, tokens: list[int]) -> Context:
@@ -161,21 +158,6 @@ class Contexts(RuleBasedStateMachine):
             length = 0
         self.models[id(child)] = (child, self.models[id(context)][1][:length])
         return child
-
-    @rule(context=contexts)
-    def save(self, context: Context) -> None:
-        """The last one saved can be opened any number of times, also after the context is gone."""
-        if context.user is None:
-            tokens = list(self.models[id(context)][1])
-            self.saved = (context.tenant, export_kv(self.engine, MODEL, context), tokens)
-
-    @precondition(lambda self: self.saved is not None)
-    @rule(target=contexts)
-    def open(self) -> Context:
-        tenant, data, tokens = self.saved
-        context = import_kv(self.engine, MODEL, tenant, data).context
-        self.models[id(context)] = (context, list(tokens))
-        return context
 
     @rule(context=contexts, share=st.floats(0, 1))
     def truncate(self, context: Context, share: float) -> None:
