@@ -76,8 +76,9 @@ class AdapterFiles:
 
     def digest(self) -> str:
         """A hash of both files, 16 hexadecimal digits."""
-        size = len(self.config).to_bytes(8, "little")
-        return hashlib.sha256(size + self.config + self.weights).hexdigest()[:16]
+        digest = hashlib.sha256(len(self.config).to_bytes(8, "little") + self.config)
+        digest.update(self.weights)
+        return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

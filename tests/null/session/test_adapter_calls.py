@@ -296,3 +296,34 @@ def test_a_generation_that_does_not_start_keeps_nothing(caller: DirectSession) -
     assert isinstance(driver, NullDriver)
     assert not driver.adapters
     caller.close()
+
+
+def test_a_fork_shares_what_the_adapter_computed(caller: DirectSession) -> None:
+    driver = caller.engine.driver
+    assert isinstance(driver, NullDriver)
+    load(caller, "a")
+    context = caller.text(PROMPT)
+    caller.call(p.FlushContext(context, adapter="a"))
+    fork = caller.call(p.ForkContext(context)).context
+    fed = driver.tokens_fed
+    assert caller.generate(fork, adapter="a", max_tokens=1).tokens == fresh(caller, "a", max_tokens=1)
+    assert driver.tokens_fed - fed <= 2 * driver.page_size
+    caller.close()
+
+
+def test_whatever_ends_an_operation_gives_its_adapter_back(model: ServedModel) -> None:
+    driver = model.engine.driver
+    assert isinstance(driver, NullDriver)
+    for end in ("cancel", "close"):
+        caller = DirectSession(model)
+        load(caller, "a")
+        flush, replies = caller.submit(p.FlushContext(caller.text(PROMPT), adapter="a"))
+        if end == "cancel":
+            caller.session.cancel(flush)
+            assert isinstance(replies[0], p.Cancelled)
+        else:
+            caller.call(p.StartGenerate(caller.text("other"), adapter="a"))
+        caller.call(p.DropAdapter("a"))
+        assert bool(driver.adapters) == (end == "close")
+        caller.close()
+        assert not driver.adapters
