@@ -10,6 +10,7 @@ import pytest
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.config import Settings, Sources, resolve
+from inferd_runtime.server.runtime import default_commands
 
 
 def config(tmp_path: Path, text: str) -> Path:
@@ -79,3 +80,16 @@ def test_settings_cannot_be_changed_and_their_limits_agree() -> None:
         getattr(settings.limits, name) <= getattr(settings.max_limits, name)
         for name in settings.limits.__struct_fields__
     )
+
+
+def test_adapters_come_from_every_source_and_reach_the_engine(tmp_path: Path) -> None:
+    path = config(tmp_path, 'adapter = ["a=x", {name = "b", folder = "y", model = "tiny"}]\nmax_adapters = 3\n')
+    settings = resolve(Sources({}, {}, path))
+    assert [str(adapter) for adapter in settings.adapter] == ["a=x", "b=y,model=tiny"]
+    command = list(default_commands(settings).engine("ipc://x"))
+    assert [command[at + 1] for at, part in enumerate(command) if part == "--adapter"] == ["a=x", "b=y,model=tiny"]
+    assert command[command.index("--max-adapters") + 1] == "3"
+    assert [adapter.name for adapter in resolve(Sources({}, {"INFERD_ADAPTER": "c=z;d=w"}, path)).adapter] == ["c", "d"]
+    assert [adapter.name for adapter in resolve(Sources({"adapter": ["e=v"]}, {"INFERD_ADAPTER": "c=z"})).adapter] == ["e"]
+    with pytest.raises(InvalidRequest, match=r"--adapter: adapter 'e': expected NAME=FOLDER"):
+        resolve(Sources({"adapter": ["e"]}))
