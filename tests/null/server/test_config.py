@@ -90,6 +90,8 @@ def test_adapters_come_from_every_source_and_reach_the_engine(tmp_path: Path) ->
     assert [command[at + 1] for at, part in enumerate(command) if part == "--adapter"] == ["a=x", "b=y,model=tiny"]
     assert command[command.index("--max-adapters") + 1] == "3"
     assert [adapter.name for adapter in resolve(Sources({}, {"INFERD_ADAPTER": "c=z;d=w"}, path)).adapter] == ["c", "d"]
-    assert [adapter.name for adapter in resolve(Sources({"adapter": ["e=v"]}, {"INFERD_ADAPTER": "c=z"})).adapter] == ["e"]
+    assert [adapter.name for adapter in resolve(Sources({"adapter": ["e=v"]}, {"INFERD_ADAPTER": "c=z"})).adapter] == [
+        "e"
+    ]
     with pytest.raises(InvalidRequest, match=r"--adapter: adapter 'e': expected NAME=FOLDER"):
         resolve(Sources({"adapter": ["e"]}))
