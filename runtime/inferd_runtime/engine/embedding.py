@@ -103,8 +103,6 @@ class Embedding(ContextJob):
         self._pooling = pooling
         self._spend = spend
         try:
-            if not tokens:
-                raise InvalidRequest("embed: an input has no token")
             context.append(tokens)
         except InferdError:
             context.release()

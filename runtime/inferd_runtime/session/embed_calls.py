@@ -2,44 +2,67 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 from inferd import protocol as p
 from inferd_runtime.engine.adapters import AdapterLease
 from inferd_runtime.engine.embedding import Embedding, normalized, pooling_of
-from inferd_runtime.engine.probes import check_numbers, pack
+from inferd_runtime.engine.probes import check_numbers, check_vocabulary, pack
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.session.state import Call, SessionState
 
 MAX_INPUTS = 1024
+IN_FLIGHT_TOKENS = 4096
+"""Of one request: enough for full steps, and little beside what else is in the cache."""
 
 
 class EmbedRequest:
-    """The inputs of one request, in the batch together; answered when the last one ends, or the first one fails."""
+    """The inputs of one request, several at a time in the batch; answered when the last one ends, or the first one fails."""
 
-    def __init__(self, state: SessionState, call: Call, lease: AdapterLease) -> None:
+    def __init__(self, state: SessionState, call: Call, model: ServedModel, lease: AdapterLease) -> None:
         self._state = state
         self._call = call
+        self._model = model
         self._lease = lease
+        self._waiting: deque[Sequence[int]] = deque()
         self._jobs: list[Embedding] = []
+        self._in_flight = 0
+        self._running = 0
         self._numbers = 0
         self._answered = False
         state.waiting[call.ticket] = lambda: self.fail(p.Cancelled("the operation was cancelled"))
 
-    def run(self, model: ServedModel, inputs: Sequence[Sequence[int]], pooling: str) -> None:
-        """Put every input into the batch. Raises InvalidRequest or LimitExceeded, and then none is there."""
+    def run(self, inputs: Sequence[Sequence[int]]) -> None:
+        """Put the inputs into the batch, one after the other."""
+        self._waiting.extend(inputs)
+        self._feed()
+
+    def _feed(self) -> None:
         try:
-            for tokens in inputs:
-                context = model.engine.create_context(self._state.tenant)
-                context.use_adapter(self._lease.key)
-                job = Embedding(context, tokens, pooling_of(pooling), self._spend)
-                job.listener = self._ended
-                self._jobs.append(job)
+            while self._waiting and self._start(self._waiting[0]):
+                self._waiting.popleft()
         except p.InferdError as error:
             self.fail(error)
-            return
-        for job in self._jobs:
-            model.engine.submit(job)
+
+    def _start(self, tokens: Sequence[int]) -> bool:
+        """Let one more input take part. False when those that do are enough for now, or for the tenant's quota."""
+        engine = self._model.engine
+        context = engine.create_context(self._state.tenant)
+        wanted = self._in_flight + len(tokens)
+        pages = -(-wanted // engine.pool.page_size) + self._running
+        if self._running and (wanted > IN_FLIGHT_TOKENS or context.account.short(pages)):
+            context.release()
+            return False
+        context.use_adapter(self._lease.key)
+        job = Embedding(context, tokens, pooling_of(self._call.request.pooling), self._spend)
+        job.listener = partial(self._ended, job, len(tokens))
+        self._jobs.append(job)
+        self._in_flight = wanted
+        self._running += 1
+        engine.submit(job)
+        return True
 
     def fail(self, error: p.InferdError) -> None:
         """Answer with an error and end what still runs."""
@@ -51,13 +74,16 @@ class EmbedRequest:
         self._numbers += numbers
         check_numbers(self._numbers)
 
-    def _ended(self) -> None:
+    def _ended(self, job: Embedding, tokens: int) -> None:
+        self._in_flight -= tokens
+        self._running -= 1
         if self._answered:
             return
-        failed = next((job.error for job in self._jobs if job.error is not None), None)
-        if failed is not None:
-            self.fail(failed)
-        elif all(job.finished() for job in self._jobs):
+        if job.error is not None:
+            self.fail(job.error)
+            return
+        self._feed()
+        if not self._running and not self._answered:
             self._answer(self._reply())
 
     def _reply(self) -> p.Embeddings:
@@ -81,9 +107,10 @@ def embed(state: SessionState, call: Call) -> None:
     model = state.model(request.model)
     inputs = tokenized(request, model)
     pooling_of(request.pooling)
+    check_inputs(inputs, model)
     lease = model.adapters.lease(state.tenant, request.adapter)
     state.count(p.Usage(prompt_tokens=sum(len(tokens) for tokens in inputs)))
-    EmbedRequest(state, call, lease).run(model, inputs, request.pooling)
+    EmbedRequest(state, call, model, lease).run(inputs)
 
 
 def tokenized(request: p.Embed, model: ServedModel) -> list[list[int]]:
@@ -98,6 +125,20 @@ def tokenized(request: p.Embed, model: ServedModel) -> list[list[int]]:
     if request.tokens:
         return request.tokens
     return [model.tokenizer.encode(text, start=True) for text in request.texts]
+
+
+def check_inputs(inputs: Sequence[Sequence[int]], model: ServedModel) -> None:
+    """Raise InvalidRequest or LimitExceeded for an input that cannot be computed, before any of them is."""
+    longest = model.engine.driver.max_context
+    for at, tokens in enumerate(inputs):
+        if not tokens:
+            raise p.InvalidRequest(f"embed: input {at} has no token")
+        if len(tokens) > longest:
+            raise p.LimitExceeded(
+                f"embed: input {at} has {len(tokens)} tokens, the model's context holds {longest}",
+                limit="context_tokens", value=longest, raise_with="a model with a longer context",
+            )  # fmt: skip
+        check_vocabulary(f"embed: input {at}", tokens, model.engine.driver.vocab_size)
 
 
 HANDLERS = {p.Embed: embed}

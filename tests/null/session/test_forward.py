@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,9 @@ from inferd import protocol as p
 from inferd.floats import unpack_floats
 from inferd.passes import attention_runs
 from inferd_runtime.engine import probes
+from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.jobs import ROWS_PER_STEP
+from inferd_runtime.engine.tenants import Tenancy, TenantLimits
 from inferd_runtime.session import embed_calls, pass_calls
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
 from inferd_runtime.testing.direct import DirectSession
@@ -411,6 +414,30 @@ def test_a_failing_or_cancelled_embedding_gives_everything_back(caller: DirectSe
     caller.session.close()
     assert isinstance(replies[0], p.Cancelled)
     assert list(caller.engine.contexts) == []
+
+
+def test_many_embeddings_stay_inside_a_small_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other where all at once would not fit."""
+    driver = NullDriver(vocab_size=VOCAB_SIZE)
+    engine = Engine(driver, EngineOptions(64, tenancy=Tenancy(named={"direct": TenantLimits(kv_pages=12)})))
+    caller = DirectSession(dataclasses.replace(null_model(driver=driver), engine=engine))
+    texts = [f"{at} " * 12 for at in range(9)]
+    held = []
+    _, replies = caller.submit(p.Embed(texts=texts))
+    while not replies:
+        assert engine.step()
+        held.append(sum(len(context.table.pages) for context in engine.contexts))
+    assert max(held) <= 12
+    roomy = connect()
+    assert replies == [roomy.call(p.Embed(texts=texts))]
+    engine.check_integrity()
+    monkeypatch.setattr(embed_calls, "IN_FLIGHT_TOKENS", 30)
+    _, replies = roomy.submit(p.Embed(texts=texts))
+    assert len(list(roomy.engine.contexts)) == 1
+    while not replies:
+        assert roomy.engine.step()
+    assert replies == [caller.call(p.Embed(texts=texts))]
+    assert engine.steps > 0
 
 
 def test_an_embedding_that_cannot_fit_names_the_limit() -> None:
