@@ -1,4 +1,7 @@
-"""The same weights behind our engine, transformers' ``generate``, and its continuous batching ``generate_batch``."""
+"""The same weights behind our engine, transformers' ``generate``, and its continuous batching ``generate_batch``.
+
+Our engine puts large weights on huge pages; transformers' arms get them, too, so that memory is the same for all.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, Qwen3Config
@@ -22,6 +25,7 @@ from inferd_runtime.engine.plan import Driver, prepare
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.engine.text import TextAssembler
 from inferd_runtime.models.fused import fuse
+from inferd_runtime.models.huge_pages import use_huge_pages
 from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.passes import PlainPass
 from inferd_runtime.models.probe import attach
@@ -77,6 +81,13 @@ class Run:
         return sum(map(len, self.tokens)) / self.seconds
 
 
+class StagedStep(NamedTuple):
+    """One step: how many rows it fed, and seconds by stage."""
+
+    rows: int
+    seconds: list[float]
+
+
 class EngineArm:
     """Our engine in this process, one generation per prompt, without text: ``generate`` decodes none either."""
 
@@ -120,21 +131,22 @@ class EngineArm:
         return Run(tokens, seconds)
 
     def run_in_stages(self, prompts: Prompts, new_tokens: int) -> Run:
-        """The same with a clock between the stages; of decode steps only, which carry one row per prompt."""
+        """The same with a clock between the stages; times of full decode steps only, which carry one row per prompt."""
         generations = self.start(prompts, new_tokens)
         run = Run([[] for _ in prompts], 0.0, {name: [] for name in STAGES})
         start = time.perf_counter()
-        while (times := self.step_in_stages()) is not None:
+        while (step := self.step_in_stages()) is not None:
+            decoding = all(run.tokens)
             collect(generations, run.tokens)
-            if min(map(len, run.tokens)) > 1:
-                for name, seconds in zip(STAGES, times, strict=True):
+            if decoding and step.rows == len(prompts):
+                for name, seconds in zip(STAGES, step.seconds, strict=True):
                     run.stages[name].append(seconds)
         run.seconds = time.perf_counter() - start
         finish(generations)
         return run
 
-    def step_in_stages(self) -> list[float] | None:
-        """What :meth:`Engine.step` does; seconds by stage. None when nobody wanted anything."""
+    def step_in_stages(self) -> StagedStep | None:
+        """What :meth:`Engine.step` does. None when nobody wanted anything."""
         clock = [time.perf_counter()]
         plan = self.engine.scheduler.plan()
         if not plan:
@@ -151,7 +163,7 @@ class EngineArm:
             item.job.commit(done)
             item.table.publish(item.job.context.tokens)
         clock.append(time.perf_counter())
-        return [end - begin for begin, end in pairwise(clock)]
+        return StagedStep(len(batch.tokens), [end - begin for begin, end in pairwise(clock)])
 
 
 def collect(generations: Sequence[Generation], tokens: Sequence[list[int]]) -> None:
@@ -175,6 +187,7 @@ class GenerateArm:
 
     def __init__(self, model: Any) -> None:
         self._model = copy.deepcopy(model)
+        use_huge_pages()
 
     def run(self, prompts: Prompts, new_tokens: int) -> Run:
         """One prompt after the other."""
@@ -194,6 +207,7 @@ class GenerateBatchArm:
         logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
         self._model = copy.deepcopy(model)
         self._model.set_attn_implementation(attention)
+        use_huge_pages()
         # As many blocks as all requests can need, the same token budget as ours.
         blocks = streams * (-(-length // block) + 1)
         self._config = ContinuousBatchingConfig(page_size=block, num_blocks=blocks, max_batch_tokens=TOKEN_BUDGET)

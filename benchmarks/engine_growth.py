@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from engine_arms import EngineArm, Run, median_ms, random_model, random_prompts
+from engine_arms import TOKEN_BUDGET, EngineArm, Run, median_ms, random_model, random_prompts
 
 STREAMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
@@ -49,8 +49,13 @@ def growth_by_streams(arm: EngineArm, vocab_size: int) -> list[Point]:
     points = []
     for count in STREAMS:
         prompts = random_prompts(vocab_size, [PROMPT] * count, seed=count)
-        points.append(measured(count, arm.run_in_stages(prompts, STEPS)))
+        points.append(measured(count, arm.run_in_stages(prompts, STEPS + warm_steps(count, PROMPT))))
     return points
+
+
+def warm_steps(streams: int, prompt: int) -> int:
+    """Steps until the last of the prompts is computed, at most: half of the token budget is left for prompts."""
+    return streams * prompt // (TOKEN_BUDGET // 2)
 
 
 def growth_by_context() -> list[Point]:

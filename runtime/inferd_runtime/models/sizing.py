@@ -16,7 +16,11 @@ LEAST_PAGES = 16
 
 
 def default_threads(module: nn.Module) -> int:
-    """One thread for a small model, where more of them only wait for each other; else every core but one."""
+    """One thread for a small model, where more of them bring little; else every core but one.
+
+    Threads wait for the slowest of them in every product: with a thread on every core, a busy neighbour (the gateway, a
+    program) makes a step many times slower. Measured in docs/benchmarks.md; not at load, when the machine is still idle.
+    """
     parameters = sum(parameter.numel() for parameter in module.parameters())
     return 1 if parameters < SMALL_MODEL else max(1, (os.cpu_count() or 2) - 1)
 
