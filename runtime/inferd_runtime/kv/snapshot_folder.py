@@ -216,12 +216,11 @@ class SnapshotFolder:
 
     def _read(self, row: Row) -> Snapshot:
         try:
-            data = (self._folder / row.file).read_bytes()
+            return snapshot_format.read(self._folder / row.file)
         except FileNotFoundError:
             if self._find(self._db(), row.tenant, row.name) is None:
                 raise _unknown(row.name) from None  # another process has just deleted it
             raise SnapshotDamaged(f"the file of snapshot {row.name!r} is gone") from None
-        return snapshot_format.decode(data)
 
     # -- The table ------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ here is ever executed: the bytes may come from a stranger.
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,9 @@ import safetensors.numpy
 from inferd.protocol import SnapshotDamaged, SnapshotForeign
 
 FORMAT = 1
-KEY = "inferd"
-TOKENS, PAGES = "tokens", "pages"
 HEADER_LENGTH = 8
 MAX_NOISE = 1 << 64
+LARGEST = 1 << 31
 Pages = npt.NDArray[np.uint8]
 
 
@@ -78,6 +78,22 @@ class Snapshot(msgspec.Struct, frozen=True):
         return self.pages.nbytes + 4 * len(self.tokens)
 
 
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    inferd: str
+
+
+class _Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tokens: _Entry
+    pages: _Entry
+    metadata: _Metadata = msgspec.field(name="__metadata__")
+
+
 class _Version(msgspec.Struct, frozen=True):
     format: int
 
@@ -101,15 +117,29 @@ def write(snapshot: Snapshot, path: Path) -> None:
         raise OSError(str(error)) from error
 
 
+def read(path: Path) -> Snapshot:
+    """:func:`decode` a file. Raises OSError, too."""
+    data = np.empty(path.stat().st_size, np.uint8)
+    with path.open("rb") as file:
+        file.readinto(data.data)
+    return _decode(data)
+
+
 def decode(data: bytes) -> Snapshot:
     """Check and read a snapshot.
 
     Raises SnapshotDamaged for bytes that :func:`encode` did not make, SnapshotForeign for those of another format.
     """
-    tensors = _read_tensors(data)
-    header = _read_header(data)
-    tokens = _tensor(tensors, TOKENS, "I32", np.int32, 1)
-    pages = _tensor(tensors, PAGES, "U8", np.uint8, 2)
+    return _decode(np.frombuffer(data, np.uint8).copy())
+
+
+def _decode(data: Pages) -> Snapshot:
+    layout, body = _read_layout(data)
+    header = _read_header(layout)
+    tokens = _read_tensor(body, 0, layout.tokens, "I32", np.int32, 1)
+    pages = _read_tensor(body, tokens.nbytes, layout.pages, "U8", np.uint8, 2)
+    if tokens.nbytes + pages.nbytes != len(body):
+        raise SnapshotDamaged("the snapshot is damaged: its length is not what its header says")
     if header.checksum != _checksum(header.facts, tokens, pages):
         raise SnapshotDamaged("the snapshot is damaged: its checksum is wrong")
     _check(header.facts, len(tokens), len(pages))
@@ -117,13 +147,13 @@ def decode(data: bytes) -> Snapshot:
 
 
 def _tensors(snapshot: Snapshot) -> dict[str, npt.NDArray[Any]]:
-    return {TOKENS: np.asarray(snapshot.tokens, np.int32), PAGES: np.ascontiguousarray(snapshot.pages)}
+    return {"tokens": np.asarray(snapshot.tokens, np.int32), "pages": np.ascontiguousarray(snapshot.pages)}
 
 
 def _metadata(snapshot: Snapshot) -> dict[str, str]:
     tensors = _tensors(snapshot)
-    checksum = _checksum(snapshot.facts, tensors[TOKENS], tensors[PAGES])
-    return {KEY: msgspec.json.encode(_Header(format=FORMAT, checksum=checksum, facts=snapshot.facts)).decode()}
+    checksum = _checksum(snapshot.facts, tensors["tokens"], tensors["pages"])
+    return {"inferd": msgspec.json.encode(_Header(format=FORMAT, checksum=checksum, facts=snapshot.facts)).decode()}
 
 
 def _checksum(facts: Facts, tokens: npt.NDArray[Any], pages: npt.NDArray[Any]) -> str:
@@ -133,34 +163,35 @@ def _checksum(facts: Facts, tokens: npt.NDArray[Any], pages: npt.NDArray[Any]) -
     return digest.hexdigest()
 
 
-def _read_tensors(data: bytes) -> dict[str, dict[str, Any]]:
+def _read_layout(data: Pages) -> tuple[_Layout, Pages]:
+    """The safetensors header and what stands behind it. Read here, because the library would copy the tensors."""
+    start = HEADER_LENGTH + int.from_bytes(data[:HEADER_LENGTH].tobytes(), "little")
     try:
-        tensors = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
-    except safetensors.SafetensorError as error:
-        raise SnapshotDamaged(f"the snapshot is damaged: {error}") from None
-    if tensors.keys() != {TOKENS, PAGES}:
-        raise SnapshotDamaged("the snapshot is damaged: it does not hold tokens and pages")
-    return tensors
+        return msgspec.json.decode(data[HEADER_LENGTH:start].tobytes(), type=_Layout), data[start:]
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise SnapshotDamaged(f"the snapshot is damaged: it is no file of tokens and pages: {error}") from None
 
 
-def _read_header(data: bytes) -> _Header:
-    """The header, out of the safetensors header in front, whose length and form are checked already."""
-    end = HEADER_LENGTH + int.from_bytes(data[:HEADER_LENGTH], "little")
+def _read_header(layout: _Layout) -> _Header:
     try:
-        text = msgspec.json.decode(data[HEADER_LENGTH:end], type=dict[str, Any])["__metadata__"][KEY]
-        version = msgspec.json.decode(text, type=_Version).format
+        version = msgspec.json.decode(layout.metadata.inferd, type=_Version).format
         if version != FORMAT:
             raise SnapshotForeign(f"the snapshot has format {version}; this version of inferd reads format {FORMAT}")
-        return msgspec.json.decode(text, type=_Header)
-    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        return msgspec.json.decode(layout.metadata.inferd, type=_Header)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise SnapshotDamaged(f"the snapshot is damaged: its header cannot be read: {error}") from None
 
 
-def _tensor(tensors: dict[str, dict[str, Any]], name: str, kind: str, dtype: Any, rank: int) -> npt.NDArray[Any]:
-    found = tensors[name]
-    if found["dtype"] != kind or len(found["shape"]) != rank:
-        raise SnapshotDamaged(f"the snapshot is damaged: {name} is {found['dtype']}{found['shape']}")
-    return np.frombuffer(found["data"], dtype).reshape(found["shape"])
+def _read_tensor(body: Pages, first: int, entry: _Entry, kind: str, dtype: Any, rank: int) -> npt.NDArray[Any]:
+    """The tensor that has to stand at byte ``first``, as a view."""
+    size = math.prod(entry.shape) * np.dtype(dtype).itemsize
+    fits = len(entry.shape) == rank and all(0 <= count < LARGEST for count in entry.shape) and first + size <= len(body)
+    if not fits or entry.dtype != kind or entry.data_offsets != (first, first + size):
+        raise SnapshotDamaged(
+            f"the snapshot is damaged: a tensor is {entry.dtype}{entry.shape} at {entry.data_offsets}"
+        )
+    tensor: npt.NDArray[Any] = body[first : first + size].view(dtype).reshape(entry.shape)
+    return tensor
 
 
 def _check(facts: Facts, tokens: int, pages: int) -> None:

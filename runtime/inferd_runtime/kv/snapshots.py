@@ -63,9 +63,9 @@ class SnapshotStore:
         """Readable when :meth:`poll` has something to do."""
         return self._event
 
-    def wait(self, seconds: float) -> None:
-        """Wait until there is something to do, for callers that poll nothing else."""
-        select.select([self._event], [], [], seconds)
+    def wait(self, seconds: float) -> bool:
+        """Wait until there may be something to do, for callers that poll nothing else. False when the time is up."""
+        return bool(select.select([self._event], [], [], seconds)[0])
 
     def poll(self) -> bool:
         """Tell what has ended. False when nothing has."""

@@ -58,10 +58,10 @@ class DirectSession:
 
     def _poll_snapshots(self) -> bool:
         """Wait for the disk thread, if there is one; the request may wait for it."""
-        if self._snapshots is None:
+        if self._snapshots is None or not self._snapshots.wait(DISK_SECONDS):
             return False
-        self._snapshots.wait(DISK_SECONDS)
-        return self._snapshots.poll()
+        self._snapshots.poll()
+        return True
 
     def context(self, *parts: p.Part) -> int:
         """A new context that holds the parts."""

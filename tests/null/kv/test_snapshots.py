@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import threading
@@ -119,6 +120,26 @@ def test_facts_that_contradict_the_rest_are_refused_whatever_the_checksum_says(c
         decode(encode(forged))
 
 
+@pytest.mark.parametrize("shape", [[0, 1 << 70], [1 << 40, 0], [-1, -24], [48], [2, 24, 1], [24, 2]])
+def test_shapes_that_no_array_has_are_refused(shape: list[int]) -> None:
+    good = encode(make())
+    length = int.from_bytes(good[:8], "little")
+    header = json.loads(good[8 : 8 + length])
+    header["pages"]["shape"] = shape
+    text = json.dumps(header).encode()
+    with pytest.raises(SnapshotDamaged):
+        decode(len(text).to_bytes(8, "little") + text + good[8 + length :])
+
+
+@pytest.mark.parametrize("text", ["\\ud800", "\\u0000", "\\udfff\\ud800"])
+def test_strange_text_in_the_header_is_read_or_refused(text: str) -> None:
+    good = encode(make(adapter="ADAPTER"))
+    length = int.from_bytes(good[:8], "little")
+    header = good[8 : 8 + length].replace(b"ADAPTER", text.encode().replace(b"\\", b"\\\\"))
+    with pytest.raises(SnapshotDamaged):
+        decode(len(header).to_bytes(8, "little") + header + good[8 + length :])
+
+
 def test_another_format_is_named() -> None:
     data = encode(make()).replace(rb"{\"format\":1,", rb"{\"format\":7,")
     with pytest.raises(SnapshotForeign, match="format 7; this version of inferd reads format 1"):
@@ -202,6 +223,10 @@ def test_a_damaged_snapshot_can_be_deleted_and_overwritten(folder: SnapshotFolde
     for forbidden in (folder.load, lambda tenant, name: folder.take(tenant, name, lambda _: None)):
         with pytest.raises(SnapshotDamaged, match="checksum"):
             forbidden("ann", "a")
+    for path in files(tmp_path):
+        path.write_bytes(b"")
+    with pytest.raises(SnapshotDamaged):
+        folder.load("ann", "a")
     folder.delete("ann", "a")
     folder.save("ann", "b", make(), overwrite=True)
     assert same(folder.load("ann", "b"), make())
@@ -328,8 +353,8 @@ class Told:
 
     def next(self) -> Any:
         while not self.outcomes:
-            self.store.wait(10)
-            assert self.store.poll()
+            assert self.store.wait(10)
+            self.store.poll()
         return self.outcomes.pop(0)
 
 
