@@ -45,6 +45,12 @@ from inferd.operations import (  # isort: skip
     Done as Done,
     operation as operation,
 )
+from inferd.pass_operations import (  # isort: skip
+    Embed as Embed,
+    Embeddings as Embeddings,
+    PromptLogprobs as PromptLogprobs,
+    TokenLogprobs as TokenLogprobs,
+)
 from inferd.probes import (  # isort: skip
     Probe as Probe,
     ProbeResult as ProbeResult,
@@ -205,22 +211,6 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class TokenLogprobs:
-    """One entry per token, and the context's new length."""
-
-    tokens: list[TokenLogprob]
-    length: int
-
-
-@dataclass(frozen=True)
-class Embeddings:
-    """One entry per input: vectors of ``size`` numbers, packed behind each other as in ``floats.py``."""
-
-    size: int
-    packed: list[str]
-
-
-@dataclass(frozen=True)
 class Received:
     """A message from the other side of the session."""
 
@@ -358,36 +348,6 @@ class Forward:
     bias_values: list[float] = field(default_factory=list)
     attention_mask: list[list[int]] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
-    adapter: str = ""
-
-
-@operation("prompt_logprobs", TokenLogprobs)
-@dataclass(frozen=True)
-class PromptLogprobs:
-    """Append ``tokens`` and tell each one's log-probability given all before it, with the ``top`` most likely ones.
-
-    The last token stays pending. ``adapter``: as in ``generate.start``.
-    """
-
-    context: int
-    tokens: list[int]
-    top: int = 0
-    adapter: str = ""
-
-
-@operation("model.embed", Embeddings)
-@dataclass(frozen=True)
-class Embed:
-    """Final hidden states of ``texts`` or of ``tokens`` (one of them). ``pooling``: mean | last | cls | none.
-
-    ``adapter``: as in ``generate.start``.
-    """
-
-    texts: list[str] = field(default_factory=list)
-    tokens: list[list[int]] = field(default_factory=list)
-    pooling: str = "mean"
-    normalize: bool = True
-    model: str = ""
     adapter: str = ""
 
 
