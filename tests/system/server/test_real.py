@@ -40,6 +40,25 @@ async def main(prompt: str, max_tokens: int = 8) -> int:
         count += len(step.tokens)
     return count
 """
+SAVE = """
+from inferd import Context, Sampler
+
+async def main() -> str:
+    ctx = Context().system("Repeat the text.").user("Nine green boats.")
+    await (await ctx.flush()).save("boats")
+    copy = await Context.from_bytes(await ctx.export())
+    sampler = Sampler.multinomial(seed=3)
+    return "".join([await c.generate(sampler, max_tokens=12).collect_text() for c in (ctx, copy)])
+"""
+OPEN = """
+from inferd import Context, Sampler
+
+async def main() -> str:
+    ctx = await Context.open("boats")
+    assert ctx.recomputed == 0 < ctx.restored
+    text = await ctx.generate(Sampler.multinomial(seed=3), max_tokens=12).collect_text()
+    return text * 2
+"""
 PROMPT = json.dumps({"prompt": "Hello"})
 
 
@@ -81,6 +100,16 @@ async def test_a_program_generates_with_the_embedded_model(runtime: Runtime) -> 
 async def test_the_same_program_again_prints_the_same(runtime: Runtime) -> None:
     texts = [await printed(runtime.launch(program(GENERATE), PROMPT)) for _ in range(2)]
     assert texts[0] == texts[1]
+
+
+async def test_a_program_opens_what_another_saved(runtime: Runtime) -> None:
+    saved = await ended(runtime.launch(program(SAVE), "{}"))
+    opened = await ended(runtime.launch(program(OPEN), "{}"))
+    assert saved.error is opened.error is None, (saved.error, opened.error)
+    assert saved.result == opened.result != ""
+    stranger = await ended(runtime.launch(program(OPEN), "{}", "stranger"))
+    assert stranger.error is not None
+    assert stranger.error.code == "client.not_found"
 
 
 async def test_a_killed_engine_ends_its_runs_and_comes_back(runtime: Runtime) -> None:
