@@ -115,17 +115,19 @@ def _await(
 
     def done(result: Any) -> None:
         failed = isinstance(result, p.InferdError)
-        if state.waiting.pop(call.ticket, None) is not None:
+        if (
+            state.waiting.get(call.ticket) is stop
+        ):  # else it was cancelled, and the ticket may be another request's by now
+            del state.waiting[call.ticket]
             call.respond(result if failed else _guarded(reply, result))
         elif not failed:
             unwanted(result)
-
-    future = _store(state).submit(work, done, nbytes=nbytes)
 
     def stop() -> None:
         future.cancel()
         call.respond(p.Cancelled("the operation was cancelled"))
 
+    future = _store(state).submit(work, done, nbytes=nbytes)
     state.waiting[call.ticket] = stop
 
 

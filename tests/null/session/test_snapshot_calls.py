@@ -178,6 +178,18 @@ def test_a_take_that_is_cancelled_leaves_the_snapshot(connect: Connect, store: S
     assert len(replies) == 1
 
 
+def test_a_ticket_that_is_used_again_gets_its_own_answer(connect: Connect, store: SnapshotStore) -> None:
+    session = connect()
+    session.call(p.SaveContext(session.text(PROMPT), "a"))
+    first, second = [], []  # type: list[Any], list[Any]
+    session.session.handle(99, p.OpenSaved("a"), first.append)
+    store.wait(10)
+    session.session.cancel(99)
+    session.session.handle(99, p.ListSaved(), second.append)
+    session.call(p.ListSaved())
+    assert [type(reply) for reply in (*first, *second)] == [p.Cancelled, p.SavedContexts]
+
+
 def test_closing_a_session_while_it_takes_leaves_the_snapshot(connect: Connect) -> None:
     closing, other = connect(), connect()
     closing.call(p.SaveContext(closing.text(PROMPT), "a"))
