@@ -74,7 +74,7 @@ def main() -> None:
     figures |= null_rate() | plan_share(tiny)
     if not options.quick:
         growth(tiny, options.docs)
-        figures |= measure_case(Case("100M random", "_100m", random_model(), 32, 24), options.threads)
+        figures |= measure_case(Case("100M random", "_100m", random_model(), 64, 64), options.threads)
     else:
         print("\nleft out by --quick: the 100M model, the growth of work")
     print(json.dumps({"benchmark": "engine", "quick": options.quick, **figures}))
