@@ -181,7 +181,8 @@ def test_a_take_that_is_cancelled_leaves_the_snapshot(connect: Connect, store: S
 def test_a_ticket_that_is_used_again_gets_its_own_answer(connect: Connect, store: SnapshotStore) -> None:
     session = connect()
     session.call(p.SaveContext(session.text(PROMPT), "a"))
-    first, second = [], []  # type: list[Any], list[Any]
+    first: list[Any] = []
+    second: list[Any] = []
     session.session.handle(99, p.OpenSaved("a"), first.append)
     store.wait(10)
     session.session.cancel(99)
