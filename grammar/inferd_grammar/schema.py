@@ -19,7 +19,7 @@ from inferd_grammar.limits import CompileLimits
 _ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then")
 _ONE_MORE = ("unevaluatedItems", "unevaluatedProperties")
 _MANY = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
-_NAMED = ("dependentSchemas", "patternProperties", "properties")
+_NAMED = ("dependencies", "dependentSchemas", "patternProperties", "properties")
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _COUNTS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
 _NUMBERS = ("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf")
@@ -233,7 +233,9 @@ def _children(pointer: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, An
         if key in _MANY and isinstance(value, list):
             yield from ((f"{here}/{n}", item) for n, item in enumerate(value))
         elif key in _NAMED and isinstance(value, dict):
-            yield from ((f"{here}/{_escape(name)}", item) for name, item in value.items())
+            named = ((f"{here}/{_escape(name)}", item) for name, item in value.items())
+            # A dependency may be a list of names.
+            yield from ((place, item) for place, item in named if key != "dependencies" or not isinstance(item, list))
         elif key in _ONE or key in _ONE_MORE:
             yield here, value
 
@@ -241,8 +243,14 @@ def _children(pointer: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, An
 def _target(root: Any, schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """(pointer, value) that a `#/...` reference names, if it exists."""
     reference = schema.get("$ref")
-    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-        return
+    if isinstance(reference, str) and (found := resolve(root, reference)):
+        yield found
+
+
+def resolve(root: Any, reference: str) -> tuple[str, Any] | None:
+    """(pointer, value) that `#` or a `#/...` reference names in a document; None for others and for what is absent."""
+    if not (reference == "#" or reference.startswith("#/")):
+        return None
     pointer, value = unquote(reference[1:]), root
     for part in pointer.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
@@ -251,8 +259,8 @@ def _target(root: Any, schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
             value = value[int(key)]
         else:
-            return  # the library refuses it and names the pointer
-    yield pointer, value
+            return None  # the library refuses it and names the pointer
+    return pointer, value
 
 
 def _escape(key: str) -> str:

@@ -18,6 +18,7 @@ from inferd_grammar.backends.text import choice_pattern, one_line
 from inferd_grammar.constraints import AnyJson, Choice, Constraint, JsonSchema, Lark, Regex
 from inferd_grammar.errors import GrammarError, GrammarFailure
 from inferd_grammar.limits import CompileLimits
+from inferd_grammar.rewrites import rewrite
 from inferd_grammar.schema import find_keyword, iter_schemas, read_schema, require_regex, require_size, schema_text
 from inferd_grammar.tokens import TokenTable
 
@@ -129,7 +130,8 @@ def _grammar(constraint: Constraint, limits: CompileLimits) -> tuple[str, Any]:
     if isinstance(constraint, JsonSchema):
         text = schema_text(constraint.schema)
         schema = read_schema(text, limits)
-        return _json_grammar(text, schema), schema
+        changed = rewrite(schema).schema
+        return _json_grammar(text if changed is schema else schema_text(changed), changed), schema
     if isinstance(constraint, AnyJson):
         return _json_grammar("{}", {}), None
     if isinstance(constraint, Regex):

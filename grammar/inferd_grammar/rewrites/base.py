@@ -1,0 +1,88 @@
+"""What all rewrites share: schemas, the view of one schema object, and the translator they call for subschemas.
+
+Notation of the modules here: a rewrite is sound if every text that the result accepts, the original accepts. All are
+equivalences unless their text says that they are narrower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from inferd_grammar.errors import GrammarError
+
+Schema = bool | dict[str, Any]
+
+
+class CannotRewrite(GrammarError):
+    """A keyword has no sound rewrite here. Always carries the keyword's pointer."""
+
+
+@dataclass(frozen=True)
+class View:
+    """One schema object as draft 2020-12 would write it, with the pointers of the original.
+
+    Fields:
+        words: the keywords that count in the document's draft; legacy forms are converted, annotations are dropped.
+        pointer: JSON pointer of the object in the document.
+        names: original name of a keyword that was converted.
+    """
+
+    words: Mapping[str, Any]
+    pointer: str
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def at(self, key: str, *parts: str | int) -> str:
+        """Pointer of a keyword's value, or of a part of it."""
+        return "/".join([self.pointer, *(escape(str(part)) for part in (self.names.get(key, key), *parts))])
+
+    def without(self, *keys: str) -> View:
+        """The same view less some keywords."""
+        return View({key: value for key, value in self.words.items() if key not in keys}, self.pointer, self.names)
+
+
+class Translator(Protocol):
+    """Translates subschemas; given to each rewrite. Both methods raise CannotRewrite."""
+
+    def view(self, schema: Mapping[str, Any], pointer: str) -> View: ...
+
+    def resolve(self, reference: str) -> tuple[str, Any] | None:
+        """Pointer and schema of a `#/...` reference, or None if it names nothing."""
+
+    def positive(self, schema: Schema, pointer: str, kinds: frozenset[str] = ...) -> Schema:
+        """A schema that accepts what `schema` accepts, of values whose kind is in `kinds`."""
+
+    def negative(self, schema: Schema, pointer: str, kinds: frozenset[str] = ...) -> Schema:
+        """A schema that accepts what `schema` rejects, of values whose kind is in `kinds`."""
+
+    def negative_view(self, view: View, kinds: frozenset[str]) -> Schema:
+        """`negative` of a view that was put together by hand."""
+
+
+def any_of(options: list[Schema]) -> Schema:
+    """One schema for the union; a union of nothing is false."""
+    flat: list[Schema] = []
+    for option in options:
+        if option is True or option == {}:
+            return True
+        nested = option.get("anyOf") if isinstance(option, dict) and option.keys() == {"anyOf"} else [option]
+        flat += [item for item in nested or [] if item is not False and item not in flat]
+    if not flat:
+        return False
+    return flat[0] if len(flat) == 1 else {"anyOf": flat}
+
+
+def all_of(parts: list[Schema]) -> Schema:
+    """One schema for the intersection; an intersection of nothing is true."""
+    if any(part is False for part in parts):
+        return False
+    kept = [part for part in parts if part is not True and part != {}]
+    if not kept:
+        return True
+    return kept[0] if len(kept) == 1 else {"allOf": kept}
+
+
+def escape(key: str) -> str:
+    """A key as a part of a JSON pointer."""
+    return key.replace("~", "~0").replace("/", "~1")

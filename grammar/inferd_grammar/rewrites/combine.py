@@ -1,0 +1,105 @@
+"""`oneOf`, `not`, `if`, `dependencies`: what is left of each once complements exist.
+
+    oneOf [A, B]           = (A and not B) or (B and not A); `not` is left out where A and B are provably disjoint
+    not A                  = the complement of A
+    if A then B else C     = (A and B) or (not A and C)
+    dependencies {k: A}    = (k is absent) or (k is there, and A)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inferd_grammar.rewrites.base import Schema, Translator, View, all_of, any_of
+from inferd_grammar.rewrites.disjoint import disjoint, kinds_of, views_of
+from inferd_grammar.rewrites.kinds import Kinds
+
+DEPENDENCIES = ("dependencies", "dependentRequired", "dependentSchemas")
+
+
+def positive_one_of(view: View, kinds: Kinds, to: Translator) -> list[Schema]:
+    """One branch and none of those that are not provably disjoint from it."""
+    branches = view.words["oneOf"]
+    rivals = _rivals(view, to)
+    options = []
+    for n, branch in enumerate(branches):
+        within = kinds & kinds_of(branch, view.at("oneOf", n), to)
+        if not within:
+            continue
+        others = [to.negative(branches[m], view.at("oneOf", m), within) for m in rivals[n]]
+        options.append(all_of([to.positive(branch, view.at("oneOf", n), within), *others]))
+    return [any_of(options)]
+
+
+def negative_one_of(view: View, kinds: Kinds, to: Translator) -> list[Schema]:
+    """No branch at all, or two that are not disjoint."""
+    places = [(branch, view.at("oneOf", n)) for n, branch in enumerate(view.words["oneOf"])]
+    options = [all_of([to.negative(branch, place, kinds) for branch, place in places])]
+    for n, others in enumerate(_rivals(view, to)):
+        pairs = [m for m in others if m > n]
+        options += [all_of([to.positive(*places[n], kinds), to.positive(*places[m], kinds)]) for m in pairs]
+    return options
+
+
+def positive_if(view: View, kinds: Kinds, to: Translator) -> list[Schema]:
+    """`then` where `if` holds, `else` where its complement does."""
+    if not {"then", "else"} & view.words.keys():
+        return []
+    condition = view.words["if"], view.at("if")
+    met = all_of([to.positive(*condition, kinds), to.positive(view.words.get("then", True), view.at("then"), kinds)])
+    missed = all_of([to.negative(*condition, kinds), to.positive(view.words.get("else", True), view.at("else"), kinds)])
+    return [any_of([met, missed])]
+
+
+def negative_if(view: View, kinds: Kinds, to: Translator) -> list[Schema]:
+    """`if` without `then`, or neither `if` nor `else`."""
+    condition = view.words["if"], view.at("if")
+    options: list[Schema] = []
+    if "then" in view.words:
+        other = to.negative(view.words["then"], view.at("then"), kinds)
+        options.append(all_of([to.positive(*condition, kinds), other]))
+    if "else" in view.words:
+        other = to.negative(view.words["else"], view.at("else"), kinds)
+        options.append(all_of([to.negative(*condition, kinds), other]))
+    return options
+
+
+def positive_dependencies(key: str, view: View, to: Translator) -> list[Schema]:
+    """One union for each key that has a consequence."""
+    result = []
+    for name, wanted in view.words[key].items():
+        there = {"type": "object", "required": [name]}
+        met = all_of([there, _wanted(wanted, view.at(key, name), to)])
+        result.append(any_of([{"properties": {name: False}}, met]))
+    return result
+
+
+def negative_dependencies(key: str, view: View, to: Translator) -> list[Schema]:
+    """Some key is there and its consequence is not."""
+    result: list[Schema] = []
+    for name, wanted in view.words[key].items():
+        schema = {"required": wanted} if isinstance(wanted, list) else wanted
+        other = to.negative(schema, view.at(key, name), Kinds({"object"}))
+        result.append(all_of([{"type": "object", "required": [name]}, other]))
+    return result
+
+
+def _wanted(wanted: Any, pointer: str, to: Translator) -> Schema:
+    if isinstance(wanted, list):
+        return {"required": wanted} if wanted else True
+    return to.positive(wanted, pointer, Kinds({"object"}))
+
+
+def _rivals(view: View, to: Translator) -> list[list[int]]:
+    """For each branch the others that are not provably disjoint from it, what stands beside `oneOf` considered."""
+    beside = [view.without("oneOf")]
+    branches = [views_of(branch, view.at("oneOf", n), to) for n, branch in enumerate(view.words["oneOf"])]
+    result: list[list[int]] = [[] for _ in branches]
+    for n, left in enumerate(branches):
+        for m in range(n + 1, len(branches)):
+            right = branches[m]
+            if left is None or right is None or disjoint([*beside, *left], [*beside, *right], to):
+                continue
+            result[n].append(m)
+            result[m].append(n)
+    return result

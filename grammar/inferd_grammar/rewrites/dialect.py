@@ -1,0 +1,67 @@
+"""Drafts: which keywords count, and older forms of them as draft 2020-12 writes them.
+
+Sound: an ignored keyword constrains nothing in its draft, and each converted form has the same meaning in both.
+`dependencies` is kept in every draft: 2019-09 and later define it no more, but whoever writes it means it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from inferd_grammar.rewrites.base import View
+
+_DRAFTS = ("draft-04", "draft-06", "draft-07", "2019-09", "2020-12")
+_SINCE = {
+    "draft-06": ("const", "contains", "propertyNames"),
+    "draft-07": ("if", "then", "else"),
+    "2019-09": (
+        *("dependentRequired", "dependentSchemas", "maxContains", "minContains"),
+        *("unevaluatedItems", "unevaluatedProperties"),
+    ),
+    "2020-12": ("prefixItems", "$dynamicRef"),
+}
+_ALWAYS = (
+    *("$ref", "$recursiveRef", "additionalItems", "additionalProperties", "allOf", "anyOf", "dependencies", "enum"),
+    *("exclusiveMaximum", "exclusiveMinimum", "format", "items", "maxItems", "maxLength", "maxProperties", "maximum"),
+    *("minItems", "minLength", "minProperties", "minimum", "multipleOf", "not", "oneOf", "pattern"),
+    *("patternProperties", "properties", "required", "type", "uniqueItems"),
+)
+
+
+class Dialect:
+    """The draft that a document's `$schema` names; 2020-12 where it names none that is known."""
+
+    def __init__(self, root: Any) -> None:
+        name = root.get("$schema", "") if isinstance(root, dict) else ""
+        index = next((n for n, draft in enumerate(_DRAFTS) if draft in name), len(_DRAFTS) - 1)
+        self.draft = _DRAFTS[index]
+        self._known = {*_ALWAYS, *(word for draft in _DRAFTS[: index + 1] for word in _SINCE.get(draft, ()))}
+        self._reference_alone = index <= _DRAFTS.index("draft-07")
+
+    def view(self, schema: Mapping[str, Any], pointer: str) -> View:
+        """The keywords of one schema object that count, in 2020-12's form."""
+        words = {key: value for key, value in schema.items() if key in self._known}
+        if self._reference_alone and "$ref" in words:
+            return View({"$ref": words["$ref"]}, pointer)
+        for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+            if isinstance(words.get(exclusive), bool):
+                _convert_exclusive(words, bound, exclusive)
+        return View(words, pointer, _convert_items(words))
+
+
+def _convert_exclusive(words: dict[str, Any], bound: str, exclusive: str) -> None:
+    """Draft 4 writes `"exclusiveMinimum": true` beside `minimum`."""
+    if words.pop(exclusive) and bound in words:
+        words[exclusive] = words.pop(bound)
+
+
+def _convert_items(words: dict[str, Any]) -> dict[str, str]:
+    """Before 2020-12 a list in `items` stood for `prefixItems`, and `additionalItems` for `items` behind them."""
+    rest = words.pop("additionalItems", None)
+    if not isinstance(words.get("items"), list):
+        return {}
+    words["prefixItems"] = words.pop("items")
+    if rest is not None:
+        words["items"] = rest
+    return {"prefixItems": "items", "items": "additionalItems"}

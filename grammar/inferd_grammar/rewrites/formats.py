@@ -1,0 +1,58 @@
+"""`format`: what is enforced, what becomes a pattern, what is an annotation.
+
+The specification makes `format` an annotation unless a reader chooses to assert it. Formats that the backend enforces
+stay as they are. Of the other names that the specification defines, those that are regular become a pattern, which is
+narrower: some exotic valid texts are refused. Every other name, and `regex`, is an annotation and is dropped.
+"""
+
+from __future__ import annotations
+
+from inferd_grammar.rewrites.base import CannotRewrite, Schema, View
+
+ENFORCED = frozenset(("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"))
+_BEYOND_ASCII = r"\u00A0-\uD7FF\uF900-\uFDCF\uFDF0-\uFFEF"
+_POINTER = r"(?:\/(?:[^\/~]|~[01])*)*"
+
+
+def _reference(beyond: str, *, scheme: bool = False) -> str:
+    """RFC 3986 or 3987 reference: scheme (optional unless asked for), path, query, fragment; no IP in brackets."""
+    part = rf"a-zA-Z0-9\-._~@!$&'()*+,;={beyond}"
+    escaped = r"%[0-9a-fA-F]{2}"
+    first, char = rf"(?:[{part}]|{escaped})", rf"(?:[{part}:]|{escaped})"
+    path = rf"(?:\/{char}*)*"
+    tail = rf"(?:\?(?:{char}|[\/?])*)?(?:\#(?:{char}|[\/?])*)?"
+    absolute = rf"[a-zA-Z][a-zA-Z0-9+\-.]*:{char}*{path}"
+    return rf"^{absolute}{tail}$" if scheme else rf"^(?:{absolute}|{first}*{path}){tail}$"
+
+
+_LABEL = rf"[a-zA-Z0-9{_BEYOND_ASCII}](?:[a-zA-Z0-9\-{_BEYOND_ASCII}]{{0,61}}[a-zA-Z0-9{_BEYOND_ASCII}])?"
+_HOST = rf"{_LABEL}(?:\.{_LABEL})*"
+PATTERNS = {
+    "idn-email": rf"^[^\s@\"\\]+@{_HOST}$",
+    "idn-hostname": rf"^{_HOST}$",
+    "iri": _reference(_BEYOND_ASCII, scheme=True),
+    "iri-reference": _reference(_BEYOND_ASCII),
+    "json-pointer": f"^{_POINTER}$",
+    "relative-json-pointer": rf"^(?:0|[1-9][0-9]*)(?:\#|{_POINTER})$",
+    "uri-reference": _reference(""),
+    # RFC 6570: literals, and expressions with names, operators and modifiers.
+    "uri-template": r"^(?:[a-zA-Z0-9\-._~:\/?\#\[\]@!$&()*+,;=]|%[0-9a-fA-F]{2}"
+    r"|\{[+\#.\/;?&]?[a-zA-Z0-9_.]+(?::[1-9][0-9]{0,3}|\*)?(?:,[a-zA-Z0-9_.]+(?::[1-9][0-9]{0,3}|\*)?)*\})*$",
+}
+
+
+def positive(view: View) -> tuple[View, list[Schema]]:
+    """The view without a format the backend does not know, and the pattern that stands for it, if any."""
+    name = view.words.get("format")
+    if name is None or name in ENFORCED:
+        return view, []
+    pattern = PATTERNS.get(name)
+    return view.without("format"), [{"pattern": pattern}] if pattern else []
+
+
+def negative(view: View) -> list[Schema]:
+    """What fails the format: nothing for an annotation. Raises CannotRewrite for a format that is enforced."""
+    name = view.words["format"]
+    if name in ENFORCED or name in PATTERNS:
+        raise CannotRewrite(f"the complement of format {name!r} is not supported", view.at("format"))
+    return []

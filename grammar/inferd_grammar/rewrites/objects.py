@@ -1,0 +1,177 @@
+"""Objects: complements of `required` and `properties`, `propertyNames`, numbers of properties, patterns for all keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from math import comb
+from typing import Any
+
+from inferd_grammar.rewrites.base import CannotRewrite, Schema, Translator, View, all_of, any_of
+from inferd_grammar.rewrites.kinds import STRING, of_value
+from inferd_grammar.rewrites.strings import length_between, one_of
+
+_MAX_SUBSETS = 64
+EVERY_KEY = frozenset(("", ".*", "^.*$", "^.*", ".*$", "^", "$", "(.*)", "^(.*)$"))
+
+
+def negative_required(view: View) -> list[Schema]:
+    """Objects that lack one of the keys."""
+    return [{"type": "object", "properties": {key: False}} for key in view.words["required"]]
+
+
+def negative_properties(view: View, to: Translator) -> list[Schema]:
+    """Objects in which a listed property is there and fails its schema, or that have a key they must not have."""
+    options: list[Schema] = []
+    for key, schema in view.words.get("properties", {}).items():
+        other = to.negative(schema, view.at("properties", key))
+        if other is not False:
+            options.append({"type": "object", "required": [key], "properties": {key: other}})
+    for pattern in view.words.get("patternProperties", {}):
+        other = to.negative(view.words["patternProperties"][pattern], view.at("patternProperties", pattern))
+        if other is not False:
+            options += _some_key(view, "patternProperties", pattern)
+    if "additionalProperties" in view.words:
+        other = to.negative(view.words["additionalProperties"], view.at("additionalProperties"))
+        if other is not False:
+            options += _another_key(view, other)
+    return options
+
+
+def _some_key(view: View, *place: str) -> list[Schema]:
+    raise CannotRewrite("that some key matches a pattern has no rewrite", view.at(*place))
+
+
+def _another_key(view: View, value: Schema) -> list[Schema]:
+    """Objects with a key that is not listed; `value` must be true, or nothing may be listed but one more key."""
+    listed = list(view.words.get("properties", {}))
+    if value is not True or view.words.get("patternProperties") or 2 ** len(listed) > _MAX_SUBSETS:
+        raise CannotRewrite("that some other key is there has no rewrite", view.at("additionalProperties"))
+    return [_exactly(listed, kept, minProperties=len(kept) + 1) for kept in _subsets(listed)]
+
+
+def positive_names(view: View, to: Translator) -> list[Schema]:
+    """`propertyNames`: every key matches a pattern. A condition is a length, a pattern, a list, a union or `not`."""
+    return [_names(view.words["propertyNames"], view.at("propertyNames"), to)]
+
+
+def _names(schema: Any, pointer: str, to: Translator) -> Schema:
+    if isinstance(schema, bool):
+        return schema or {"maxProperties": 0}
+    view = to.view(schema, pointer)
+    parts = [_names_by(key, view, to) for key in view.words if key not in ("type", "minLength", "maxLength")]
+    if {"minLength", "maxLength"} & view.words.keys():
+        parts.append(_only(length_between(view.words.get("minLength", 0), view.words.get("maxLength"))))
+    if "string" not in (view.words.get("type", "string")):
+        parts.append({"maxProperties": 0})
+    return all_of(parts)
+
+
+def _names_by(key: str, view: View, to: Translator) -> Schema:
+    word = view.words[key]
+    if key == "pattern":
+        return _only(word)
+    if key in ("const", "enum"):
+        listed = [value for value in ([word] if key == "const" else word) if of_value(value) in STRING]
+        return _only(one_of(listed)) if listed else {"maxProperties": 0}
+    if key == "not":
+        return _forbidden_names(word, view.at("not"), to)
+    if key == "$ref" and (target := to.resolve(word)):
+        return _names(target[1], target[0], to)
+    if key == "allOf":
+        return all_of([_names(schema, view.at(key, n), to) for n, schema in enumerate(word)])
+    if key == "format":
+        raise CannotRewrite("format of property names is not supported", view.at(key))
+    raise CannotRewrite(f"{key} of property names is not supported", view.at(key))
+
+
+def _forbidden_names(schema: Any, pointer: str, to: Translator) -> Schema:
+    view = to.view(schema, pointer) if isinstance(schema, dict) else View({}, pointer)
+    words = {key: word for key, word in view.words.items() if (key, word) != ("type", "string")}
+    if words.keys() == {"pattern"}:
+        return {"patternProperties": {words["pattern"]: False}}
+    if words.keys() in ({"const"}, {"enum"}):
+        listed = words.get("enum", [words.get("const")])
+        return {"properties": {key: False for key in listed if isinstance(key, str)}}
+    raise CannotRewrite("this complement of property names is not supported", pointer)
+
+
+def _only(pattern: str) -> Schema:
+    """Objects whose keys all match."""
+    return {"patternProperties": {pattern: True}, "additionalProperties": False}
+
+
+def positive_counts(view: View) -> tuple[View, list[Schema]]:
+    """`minProperties` and `maxProperties` beside optional listed keys: which of those are there decides the rest.
+
+    The view less what was rewritten, and what stands for it. The backend counts only keys that are not listed.
+    """
+    listed = [key for key, schema in view.words.get("properties", {}).items() if schema is not False]
+    needed = list(view.words.get("required", []))
+    optional = [key for key in listed if key not in needed]
+    if not optional or not {"minProperties", "maxProperties"} & view.words.keys():
+        return view, []
+    low, high = int(view.words.get("minProperties", 0)), view.words.get("maxProperties")
+    closed = view.words.get("additionalProperties") is False and not view.words.get("patternProperties")
+    options = _closed(optional, len(set(needed)), low, high) if closed else _open(optional, low, high)
+    if options is None:
+        key = "minProperties" if low else "maxProperties"
+        raise CannotRewrite(f"{key} over {len(optional)} optional keys needs too many cases", view.at(key))
+    return view.without("minProperties", "maxProperties"), [any_of([*_not_objects(), *options])]
+
+
+def _closed(optional: list[str], needed: int, low: int, high: int | None) -> list[Schema] | None:
+    """No other keys: at least `low - needed` of the optional ones, none but some `high - needed` of them."""
+    least = max(low - needed, 0)
+    most = len(optional) if high is None else min(int(high) - needed, len(optional))
+    if most < least:
+        return []
+    if comb(len(optional), least) * comb(len(optional) - least, most - least) > _MAX_SUBSETS:
+        return None
+    return [
+        {"type": "object", "required": list(there), "properties": _absent(optional, (*there, *also))}
+        for there in combinations(optional, least)
+        for also in combinations([key for key in optional if key not in there], most - least)
+    ]
+
+
+def _open(optional: list[str], low: int, high: int | None) -> list[Schema] | None:
+    """Other keys may be there: one case for each set of optional ones that is, the backend counts what is left."""
+    if 2 ** len(optional) > _MAX_SUBSETS:
+        return None
+    counts: dict[str, Any] = {"minProperties": low} | ({} if high is None else {"maxProperties": int(high)})
+    return [_exactly(optional, there, **counts) for there in _subsets(optional)]
+
+
+def positive_patterns(view: View) -> View:
+    """A pattern that every key matches: its schema holds for each listed key, each other pattern, and all the rest."""
+    patterns = view.words.get("patternProperties", {})
+    every = [schema for pattern, schema in patterns.items() if pattern in EVERY_KEY]
+    if not every:
+        return view
+    rest = {pattern: schema for pattern, schema in patterns.items() if pattern not in EVERY_KEY}
+    words = {
+        **view.words,
+        "properties": {key: {"allOf": [schema, *every]} for key, schema in view.words.get("properties", {}).items()},
+        "patternProperties": {pattern: {"allOf": [schema, *every]} for pattern, schema in rest.items()},
+        "additionalProperties": every[0] if len(every) == 1 else {"allOf": every},
+    }
+    return View({key: word for key, word in words.items() if word != {}}, view.pointer, view.names)
+
+
+def _exactly(listed: list[str], kept: tuple[str, ...], **words: Any) -> Schema:
+    """Objects that have none of `listed` but for all of `kept`."""
+    return {"type": "object", "required": list(kept), "properties": _absent(listed, kept), **words}
+
+
+def _absent(listed: list[str], kept: tuple[str, ...]) -> dict[str, bool]:
+    return {key: False for key in listed if key not in kept}
+
+
+def _subsets(keys: list[str]) -> Iterator[tuple[str, ...]]:
+    for size in range(len(keys) + 1):
+        yield from combinations(keys, size)
+
+
+def _not_objects() -> list[Schema]:
+    return [{"type": ["null", "boolean", "number", "string", "array"]}]

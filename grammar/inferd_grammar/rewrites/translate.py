@@ -1,0 +1,245 @@
+"""The translator: a schema of any draft -> one of draft 2020-12 without the keywords that a token mask cannot hold.
+
+Negation is pushed inwards (De Morgan) until it meets a keyword that has a complement. Every `$ref` becomes one into
+fresh `$defs`, in two flavours, plain and complemented, so that recursive schemas stay recursive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from inferd_grammar.errors import GrammarError
+from inferd_grammar.rewrites import arrays, bounds, combine, formats, objects, values
+from inferd_grammar.rewrites.base import CannotRewrite, Schema, View, all_of, any_of
+from inferd_grammar.rewrites.dialect import Dialect
+from inferd_grammar.rewrites.disjoint import kinds_of_view
+from inferd_grammar.rewrites.kinds import ALL, ARRAY, NUMBER, OBJECT, STRING, Kinds, of_types, typed
+
+# Subschemas visited for one document: complements of complements can grow exponentially.
+_MAX_VISITS = 20_000
+_PLAIN = frozenset(
+    (
+        *("const", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "maxItems", "maxLength"),
+        *("maxProperties", "maximum", "minItems", "minLength", "minProperties", "minimum", "multipleOf", "pattern"),
+        *("required", "type"),
+    )
+)
+_UNSUPPORTED = ("$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties")
+
+
+class SchemaTranslator:
+    """Translates one document. `Translator` in `base.py` is what the rewrites see of it.
+
+    With `lenient`, an assertion that has no rewrite is left out where that only widens the schema, and its keyword and
+    pointer are noted in `dropped`.
+    """
+
+    def __init__(self, resolve: Callable[[str], tuple[str, Any] | None], root: Any, *, lenient: bool = False) -> None:
+        self.resolve = resolve
+        self.dropped: list[tuple[str, str]] = []
+        self._dialect = Dialect(root)
+        self._root = root
+        self._lenient = lenient
+        self._visits = 0
+        self._names: dict[tuple[str, Kinds | None], str] = {}
+        self._defs: dict[str, Schema] = {}
+        self._waiting: list[tuple[str, Any, str]] = []
+
+    def document(self) -> Schema:
+        """The whole document, translated. Raises CannotRewrite."""
+        result = self.positive(self._root, "")
+        while self._waiting:
+            name, schema, pointer = self._waiting.pop()
+            self._defs[name] = self.positive(schema, pointer)
+        if isinstance(result, bool) or not self._defs:
+            return result
+        return {**result, "$defs": self._defs}
+
+    def view(self, schema: Mapping[str, Any], pointer: str) -> View:
+        return self._dialect.view(schema, pointer)
+
+    def positive(self, schema: Schema, pointer: str, kinds: Kinds = ALL) -> Schema:
+        self._visit(pointer)
+        if isinstance(schema, bool):
+            return schema
+        view = objects.positive_patterns(self.view(schema, pointer))
+        within = kinds & kinds_of_view(view, self)
+        plain: dict[str, Any] = {}
+        parts: list[Schema] = []
+        view = self._attempt(view, parts, objects.positive_counts, "minProperties", "maxProperties")
+        view = self._attempt(view, parts, formats.positive, "format")
+        for key in view.words:
+            self._add(key, view, within, plain, parts)
+        return all_of([plain, *parts]) if "allOf" in plain or not parts else _merged(plain, parts)
+
+    def negative(self, schema: Schema, pointer: str, kinds: Kinds = ALL) -> Schema:
+        self._visit(pointer)
+        if isinstance(schema, bool):
+            return not schema
+        return self.negative_view(objects.positive_patterns(self.view(schema, pointer)), kinds)
+
+    def negative_view(self, view: View, kinds: Kinds) -> Schema:
+        own = of_types(view.words["type"]) if "type" in view.words else ALL
+        options = [typed(kinds - own, view.at("type"))] if kinds - own else []
+        inner = kinds & own
+        if ARRAY & inner and {"items", "prefixItems"} & view.words.keys():
+            options += arrays.negative_items(view, self)
+        if OBJECT & inner:
+            options += objects.negative_properties(view, self)
+        for key in view.words:
+            options += self._complement(key, view, inner)
+        return any_of(options)
+
+    def _visit(self, pointer: str) -> None:
+        self._visits += 1
+        if self._visits > _MAX_VISITS:
+            raise GrammarError(f"rewriting the schema takes more than {_MAX_VISITS} steps", pointer)
+
+    def _attempt(self, view: View, parts: list[Schema], rewrite: Callable[..., Any], *keys: str) -> View:
+        """Apply a rewrite that takes keywords out of the view."""
+        try:
+            view, more = rewrite(view)
+        except CannotRewrite as refusal:
+            self._drop(refusal, *(view.at(key) for key in keys if key in view.words))
+            return view.without(*keys)
+        parts += more
+        return view
+
+    def _add(self, key: str, view: View, kinds: Kinds, plain: dict[str, Any], parts: list[Schema]) -> None:
+        """Translate one keyword into `plain` or `parts`."""
+        names, defs, waiting = dict(self._names), dict(self._defs), list(self._waiting)
+        try:
+            if key in _PLAIN:
+                plain[key] = view.words[key]
+            elif key in _CHILDREN:
+                plain[key] = _CHILDREN[key](self, key, view, kinds)
+            elif key in _POSITIVE:
+                parts += _POSITIVE[key](self, key, view, kinds)
+            elif key in _UNSUPPORTED:
+                raise CannotRewrite(f"{key} is not supported", view.at(key))
+        except CannotRewrite as refusal:
+            self._names, self._defs, self._waiting = names, defs, waiting
+            self._drop(refusal, view.at(key))
+
+    def _drop(self, refusal: CannotRewrite, *pointers: str) -> None:
+        if not self._lenient:
+            raise refusal
+        self.dropped += [(pointer.rpartition("/")[2], pointer) for pointer in pointers]
+
+    def _reference(self, view: View, kinds: Kinds | None) -> Schema:
+        """A reference to a translated definition; complemented among `kinds` unless that is None."""
+        target = self.resolve(view.words["$ref"])
+        if target is None:
+            raise GrammarError(f"reference {view.words['$ref']!r} does not exist", view.at("$ref"))
+        pointer, schema = target
+        name = self._names.get((pointer, kinds))
+        if name is None:
+            name = self._names[pointer, kinds] = f"{'is' if kinds is None else 'not'}{len(self._names)}"
+            if kinds is None:
+                self._waiting.append((name, schema, pointer))
+            else:
+                self._defs[name] = self.negative(schema, pointer, kinds)
+        return {"$ref": f"#/$defs/{name}"}
+
+    def _complement(self, key: str, view: View, kinds: Kinds) -> list[Schema]:
+        """The complements of one keyword, each of them typed; nothing where the keyword does not matter."""
+        family = _FAMILY.get(key, ALL)
+        if key in _NEGATIVE and family & kinds:
+            return [_of_family(option, family, view) for option in _NEGATIVE[key](self, key, view, kinds)]
+        if key in _REFUSED and family & kinds:
+            raise CannotRewrite(f"the complement of {key} is not supported", view.at(key))
+        return []
+
+
+def _merged(plain: dict[str, Any], parts: list[Schema]) -> Schema:
+    """Keywords of one object, and the parts beside them in `allOf`."""
+    rest = all_of(parts)
+    if not plain or rest is False:
+        return rest
+    if rest is True:
+        return plain
+    return {**plain, "allOf": rest["allOf"] if rest.keys() == {"allOf"} else [rest]}
+
+
+def _of_family(option: Schema, family: Kinds, view: View) -> Schema:
+    if family == ALL or isinstance(option, bool) or "type" in option:
+        return option
+    return all_of([typed(family, view.pointer), option])
+
+
+def _one(to: SchemaTranslator, key: str, view: View, kinds: Kinds) -> Any:
+    return to.positive(view.words[key], view.at(key))
+
+
+def _many(to: SchemaTranslator, key: str, view: View, kinds: Kinds) -> Any:
+    return [to.positive(part, view.at(key, n)) for n, part in enumerate(view.words[key])]
+
+
+def _named(to: SchemaTranslator, key: str, view: View, kinds: Kinds) -> Any:
+    return {name: to.positive(part, view.at(key, name)) for name, part in view.words[key].items()}
+
+
+def _in_place(to: SchemaTranslator, key: str, view: View, kinds: Kinds) -> Any:
+    return [to.positive(part, view.at(key, n), kinds) for n, part in enumerate(view.words[key])]
+
+
+def _plain_reference(to: SchemaTranslator, key: str, view: View, kinds: Kinds) -> Any:
+    reference = to._reference(view, None)
+    assert isinstance(reference, dict)
+    return reference["$ref"]
+
+
+# Keywords whose value is translated in place.
+_CHILDREN: dict[str, Callable[[SchemaTranslator, str, View, Kinds], Any]] = {
+    "$ref": _plain_reference,
+    "additionalProperties": _one,
+    "items": _one,
+    "allOf": _in_place,
+    "anyOf": _in_place,
+    "prefixItems": _many,
+    "patternProperties": _named,
+    "properties": _named,
+}
+_Rule = Callable[[SchemaTranslator, str, View, Kinds], list[Schema]]
+# Keywords that become schemas which must hold beside the rest.
+_POSITIVE: dict[str, _Rule] = {
+    "contains": lambda to, key, view, kinds: arrays.positive_contains(view, to),
+    "if": lambda to, key, view, kinds: (
+        combine.positive_if(view, kinds, to) if {"then", "else"} & view.words.keys() else []
+    ),
+    "not": lambda to, key, view, kinds: [to.negative(view.words["not"], view.at("not"), kinds)],
+    "oneOf": lambda to, key, view, kinds: combine.positive_one_of(view, kinds, to),
+    "propertyNames": lambda to, key, view, kinds: objects.positive_names(view, to),
+    "uniqueItems": lambda to, key, view, kinds: arrays.positive_unique(view, to) if ARRAY & kinds else [],
+    **dict.fromkeys(combine.DEPENDENCIES, lambda to, key, view, kinds: combine.positive_dependencies(key, view, to)),
+}
+# Keywords that have a complement: schemas of which one must hold.
+_NEGATIVE: dict[str, _Rule] = {
+    **dict.fromkeys(bounds.FAMILIES, lambda to, key, view, kinds: bounds.negative(key, view, kinds)),
+    **dict.fromkeys(("const", "enum"), lambda to, key, view, kinds: values.negative(key, view, kinds, to)),
+    **dict.fromkeys(combine.DEPENDENCIES, lambda to, key, view, kinds: combine.negative_dependencies(key, view, to)),
+    "$ref": lambda to, key, view, kinds: [to._reference(view, kinds)],
+    "allOf": lambda to, key, view, kinds: [
+        to.negative(part, view.at(key, n), kinds) for n, part in enumerate(view.words[key])
+    ],
+    "anyOf": lambda to, key, view, kinds: [
+        all_of([to.negative(part, view.at(key, n), kinds) for n, part in enumerate(view.words[key])])
+    ],
+    "contains": lambda to, key, view, kinds: arrays.negative_contains(view, to),
+    "format": lambda to, key, view, kinds: formats.negative(view),
+    "if": lambda to, key, view, kinds: combine.negative_if(view, kinds, to),
+    "not": lambda to, key, view, kinds: [to.positive(view.words["not"], view.at("not"), kinds)],
+    "oneOf": lambda to, key, view, kinds: combine.negative_one_of(view, kinds, to),
+    "required": lambda to, key, view, kinds: objects.negative_required(view),
+}
+_FAMILY: dict[str, Kinds] = {
+    **bounds.FAMILIES,
+    **dict.fromkeys(("contains", "items", "prefixItems", "uniqueItems", "unevaluatedItems"), ARRAY),
+    **dict.fromkeys(("format", "pattern"), STRING),
+    **dict.fromkeys((*combine.DEPENDENCIES, "required", "properties", "patternProperties"), OBJECT),
+    **dict.fromkeys(("additionalProperties", "propertyNames", "unevaluatedProperties"), OBJECT),
+    "multipleOf": NUMBER,
+}
+# Keywords that have none.
+_REFUSED = ("multipleOf", "pattern", "propertyNames", "uniqueItems", *_UNSUPPORTED)
