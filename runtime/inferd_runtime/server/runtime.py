@@ -27,7 +27,6 @@ import zmq.asyncio
 from inferd.protocol import Cancelled, ErrorInfo, LimitExceeded, Models, Unavailable
 from inferd_runtime.config import LIMIT_FLAGS, Settings, flag_of
 from inferd_runtime.sandbox.messages import Cancel, Deliver, Finished, Launch, Limits, Output, Sent, Started
-from inferd_runtime.server.auth import load_tenancy
 from inferd_runtime.server.background import background_tasks
 from inferd_runtime.server.bundles import Program
 from inferd_runtime.server.engine import EngineSupervisor
@@ -37,6 +36,7 @@ from inferd_runtime.server.metrics import RunTotals
 from inferd_runtime.server.pool import PoolSettings, WorkerPool
 from inferd_runtime.server.rundir import run_directory
 from inferd_runtime.server.runs import EventBuffer, Run, RunStore
+from inferd_runtime.server.tokens_file import load_tenancy
 from inferd_runtime.session.link import RUN_SESSION
 
 GRACE_SECONDS = 5.0

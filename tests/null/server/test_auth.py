@@ -9,7 +9,8 @@ import pytest
 from inferd.protocol import InvalidRequest, Unauthorized
 from inferd_runtime.config import Settings
 from inferd_runtime.engine.tenants import TenantLimits
-from inferd_runtime.server.auth import Tokens, kept_token, load_tenancy, load_tokens, read_tokens
+from inferd_runtime.server.auth import Tokens, kept_token, load_tokens
+from inferd_runtime.server.tokens_file import load_tenancy, read_tokens
 
 
 def test_a_token_means_its_tenant() -> None:
