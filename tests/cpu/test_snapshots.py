@@ -14,7 +14,7 @@ import pytest
 
 from inferd import protocol as p
 from inferd_runtime.engine.snapshots import export_kv, import_kv
-from inferd_runtime.kv.snapshot_format import decode
+from inferd_runtime.kv.snapshot_format import decode, encode
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.server.engine_process import EngineSettings, serve_model
 from inferd_runtime.testing.direct import DirectSession
@@ -151,3 +151,16 @@ def test_engines_exchange_contexts_as_bytes(session: DirectSession, models: Any)
         import_kv(decode_on.engine, foreign, "ann", data)
     moved.context.release()
     decode_on.engine.check_integrity()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1e30])
+def test_imported_kv_cannot_spoil_the_pages_of_others(session: DirectSession, value: float) -> None:
+    """A page keeps its content when it is given back; what masked attention multiplies by zero must be finite."""
+    data = session.call(p.ExportContext(used(session))).data
+    snapshot = decode(data)
+    pages = snapshot.pages.copy()
+    pages.view(np.float32)[0, 77] = value
+    forged = encode(snapshot._replace(pages=pages))
+    with pytest.raises(p.SnapshotDamaged, match="no model computes"):
+        session.call(p.ImportContext(forged))
+    assert session.call(p.ImportContext(data)).restored > 0

@@ -106,6 +106,14 @@ class Driver(Protocol):
         """The K and V of whole pages, uint8[len(pages), page_bytes] on the host. The caller owns the copy."""
         ...
 
+    def bearable(self, data: PageData) -> bool:
+        """Whether pages that were not read here hold nothing that could spoil what others compute.
+
+        A page that is given back keeps its content, and the next holder's attention multiplies what it masks by zero: that
+        is only zero for finite numbers.
+        """
+        ...
+
     def write_pages(self, pages: Sequence[int], data: PageData) -> None:
         """Put back what :meth:`read_pages` returned, into pages that the caller owns alone. Exact to the bit."""
         ...

@@ -138,6 +138,8 @@ def _restore_pages(engine: Engine, context: Context, snapshot: Snapshot, trusted
     fits = facts.kv_layout == driver.kv_layout and facts.page_size == driver.page_size
     if fits and len(snapshot.pages) and snapshot.pages.shape[1] != driver.page_bytes:
         raise SnapshotDamaged("the snapshot is damaged: its pages have another size than its layout says")
+    if fits and not trusted and not driver.bearable(snapshot.pages):
+        raise SnapshotDamaged("the KV holds numbers that no model computes: not finite, or far too large")
     length = min(facts.computed, _make_room(engine, context, len(snapshot.pages)) * driver.page_size) if fits else 0
     if facts.irregular_from is not None and facts.irregular_from < facts.computed and length < facts.computed:
         raise _lost(engine, snapshot, fits)

@@ -67,6 +67,10 @@ class NullDriver:
         """See :class:`~inferd_runtime.engine.plan.Driver`."""
         return self._memory[list(pages)].view(np.uint8).reshape(len(pages), self.page_bytes)
 
+    def bearable(self, data: PageData) -> bool:
+        """See :class:`~inferd_runtime.engine.plan.Driver`. Token ids spoil nothing."""
+        return True
+
     def write_pages(self, pages: Sequence[int], data: PageData) -> None:
         """See :class:`~inferd_runtime.engine.plan.Driver`."""
         self._memory[list(pages)] = data.reshape(len(pages), self.page_bytes).view(np.int64)

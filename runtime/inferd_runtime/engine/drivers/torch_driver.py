@@ -10,7 +10,7 @@ from torch import Tensor
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.models.adapter_files import AdapterFiles, AdapterSize
-from inferd_runtime.models.attention import Scratch, lay_out
+from inferd_runtime.models.attention import BOUND, Scratch, lay_out
 from inferd_runtime.models.batch import Batch, Outputs, PageData, Rows
 from inferd_runtime.models.lora_bank import LoraBank
 from inferd_runtime.models.passes import ModelPass
@@ -68,6 +68,19 @@ class TorchDriver:
         parts = [cache.index_select(0, where).view(torch.uint8).reshape(len(pages), -1) for cache in self._caches()]
         host: PageData = torch.cat(parts, dim=1).cpu().numpy()
         return host
+
+    @torch.inference_mode()
+    def bearable(self, data: PageData) -> bool:
+        """Whether every number in pages from outside is finite and within what adapters may write, too."""
+        first = 0
+        for cache in self._caches():
+            size = cache[0].numel() * cache.element_size()
+            part = torch.from_numpy(np.ascontiguousarray(data[:, first : first + size])).view(cache.dtype)
+            # Not a number compares as false.
+            if not bool((part.abs() <= BOUND).all()):
+                return False
+            first += size
+        return True
 
     @torch.inference_mode()
     def write_pages(self, pages: Sequence[int], data: PageData) -> None:
