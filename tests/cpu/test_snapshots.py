@@ -14,7 +14,7 @@ import pytest
 
 from inferd import protocol as p
 from inferd_runtime.engine.snapshots import export_kv, import_kv
-from inferd_runtime.kv.snapshot_format import decode, encode
+from inferd_runtime.kv.snapshot_format import Snapshot, decode, encode
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.server.engine_process import EngineSettings, serve_model
 from inferd_runtime.testing.direct import DirectSession
@@ -160,7 +160,7 @@ def test_imported_kv_cannot_spoil_the_pages_of_others(session: DirectSession, va
     snapshot = decode(data)
     pages = snapshot.pages.copy()
     pages.view(np.float32)[0, 77] = value
-    forged = encode(snapshot._replace(pages=pages))
+    forged = encode(Snapshot(snapshot.facts, snapshot.tokens, pages))
     with pytest.raises(p.SnapshotDamaged, match="no model computes"):
         session.call(p.ImportContext(forged))
     assert session.call(p.ImportContext(data)).restored > 0
