@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from inferd.protocol import LimitExceeded
@@ -11,6 +11,9 @@ from inferd_runtime.engine.context import Context, ContextSet, quota_error
 from inferd_runtime.engine.fairness import FairClock, Flow, FlowKey, StepCost
 from inferd_runtime.engine.plan import Job, Planned
 from inferd_runtime.engine.tenants import Accounts
+
+PREFILL_SHARE = 8
+"""Where decode rows alone would fill the budget, one part in so many is prefill's."""
 
 
 class Ready(NamedTuple):
@@ -25,7 +28,8 @@ class Scheduler:
     """Continuous batching under a token budget.
 
     Weighted fair queueing (:mod:`~inferd_runtime.engine.fairness`) says who may run. Among those, short work goes before
-    prefill, so that a long prompt fills what is left of the budget and never stalls the streams that run.
+    prefill, so that a long prompt fills what is left of the budget and never stalls the streams that run; a part of the
+    budget is prefill's, so that streams never stall it either.
     """
 
     def __init__(self, contexts: ContextSet, accounts: Accounts, *, token_budget: int, cost: StepCost) -> None:
@@ -79,17 +83,23 @@ class Scheduler:
         return found
 
     def _fill(self, ready: Sequence[Ready]) -> list[Planned]:
+        """Short work first, then long work with what is left of the budget, of which a part is always kept for it."""
+        kept = max(1, self._budget // PREFILL_SHARE) if any(entry.long for entry in ready) else 0
+        plan = self._admit((job for entry in ready for job in entry.short), self._budget - kept)
+        left = self._budget - sum(len(planned.work.tokens) for planned in plan) if kept else 0
+        return plan + self._admit((job for entry in ready for job in entry.long), left)
+
+    def _admit(self, jobs: Iterable[Job], budget: int) -> list[Planned]:
+        """Work of the jobs in order, until so many tokens are planned."""
         plan: list[Planned] = []
-        left = self._budget
-        for jobs in (*(entry.short for entry in ready), *(entry.long for entry in ready)):
-            for job in jobs:
-                if left == 0:
-                    return plan
-                with JobBoundary(job):
-                    planned = self._reserve(job, left)
-                    if planned is not None:
-                        plan.append(planned)
-                        left -= len(planned.work.tokens)
+        for job in jobs:
+            if budget <= 0:
+                break
+            with JobBoundary(job):
+                planned = self._reserve(job, budget)
+                if planned is not None:
+                    plan.append(planned)
+                    budget -= len(planned.work.tokens)
         return plan
 
     def _reserve(self, job: Job, budget: int) -> Planned | None:

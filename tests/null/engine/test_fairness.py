@@ -153,6 +153,29 @@ def test_every_job_gets_its_turn_where_the_budget_is_smaller_than_the_queue() ->
     assert max(lengths) - min(lengths) <= 2
 
 
+def test_a_prompt_is_not_starved_by_streams_that_would_fill_every_step() -> None:
+    machine = Machine(4.0)
+    jobs = [machine.start("t") for _ in range(100)]
+    machine.run(500.0, jobs)
+    prompt = machine.start("t", prompt=240, max_tokens=1)
+    for _ in range(240 // (64 // 8) + 2):
+        machine.run(machine.now + 1, [*jobs, prompt])
+    assert prompt.finished()
+
+
+def test_a_budget_of_one_token_serves_everybody() -> None:
+    engine = Engine(NullDriver(vocab_size=16, pages=64, max_context=100), EngineOptions(1))
+    jobs = []
+    for prompt in (1, 20, 3):
+        context = engine.create_context()
+        context.append([2] * prompt)
+        jobs.append(Generation(context, GenerationSpec(GREEDY, 5, frozenset()), TextAssembler(str, ())))
+        engine.submit(jobs[-1])
+    for _ in range(60):
+        engine.step()
+    assert all(job.finish == "length" for job in jobs)
+
+
 def test_planning_leaves_pages_as_a_plain_layout_would() -> None:
     """The vectorised layout against the obvious one, with chunks, drafts and single rows in one batch."""
     generator = random.Random(5)
