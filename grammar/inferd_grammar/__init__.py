@@ -13,9 +13,11 @@ from inferd_grammar.errors import GrammarError, GrammarFailure
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.matcher import Matcher, walk
 from inferd_grammar.tokens import TokenTable
+from inferd_grammar.validation import Checked, Problem
 
 __all__ = [
     "AnyJson",
+    "Checked",
     "Choice",
     "CompileLimits",
     "Compiled",
@@ -26,6 +28,7 @@ __all__ = [
     "JsonSchema",
     "Lark",
     "Matcher",
+    "Problem",
     "Regex",
     "TokenTable",
     "walk",

@@ -17,8 +17,9 @@ from inferd_grammar.constraints import AnyJson, Choice, Constraint, JsonSchema, 
 from inferd_grammar.errors import GrammarError, GrammarFailure
 from inferd_grammar.limits import DEFAULT_LIMITS, CompileLimits
 from inferd_grammar.matcher import Core, GuardedMatcher, Matcher
-from inferd_grammar.schema import schema_text
+from inferd_grammar.schema import read_schema, schema_text
 from inferd_grammar.tokens import TokenTable
+from inferd_grammar.validation import Problem, SchemaValidator
 
 _BACKENDS = ("auto", "llguidance", "outlines")
 
@@ -36,13 +37,21 @@ class Backend(Protocol):
 class Compiled:
     """One constraint compiled for one tokenizer, its first mask computed. Thread-safe."""
 
-    def __init__(self, core: Core, table: TokenTable, backend: str) -> None:
+    def __init__(
+        self, core: Core, table: TokenTable, backend: str, validator: SchemaValidator | None = None
+    ) -> None:
         self.backend = backend
+        self.checked = core.checked  # (keyword, pointer) of what masks do not hold: `validate` does
+        self._validator = validator
         self._core = core
         self._table = table
         self._lock = threading.Lock()  # llguidance raises when two threads copy one matcher at once
         self._first = np.empty(table.words, dtype=np.int32)
         GuardedMatcher(core.copy(), table).fill(self._first)
+
+    def validate(self, text: str) -> Problem | None:
+        """What is wrong with a finished text. Always None but for `best_effort`: masks leave nothing to find."""
+        return None if self._validator is None else self._validator.problem(text)
 
     def matcher(self) -> Matcher:
         """A matcher at the start of the text: a copy of the template (microseconds), independent of all others."""
@@ -122,7 +131,7 @@ class GrammarCompiler:
     def _outcome(self, constraint: Constraint) -> Compiled | GrammarError:
         try:
             core = self._backend.compile(constraint, self.limits)
-            return Compiled(core, self.table, self._backend.name)
+            return Compiled(core, self.table, self._backend.name, _validator(constraint, self.limits))
         except GrammarFailure as failure:
             return GrammarError(f"the grammar has no first token: {failure.reason}")
         except GrammarError as error:
@@ -142,11 +151,17 @@ def _make_backend(name: str, table: TokenTable) -> Backend:
     raise GrammarError(f"unknown backend {name!r}; known: {', '.join(_BACKENDS)}")
 
 
+def _validator(constraint: Constraint, limits: CompileLimits) -> SchemaValidator | None:
+    if not isinstance(constraint, JsonSchema) or constraint.mode == "strict":
+        return None
+    return SchemaValidator(read_schema(schema_text(constraint.schema), limits))
+
+
 def _key(constraint: Constraint) -> tuple[str, ...]:
     """Equal keys mean equal grammars. Key order of a schema counts: it is the order of the output."""
     match constraint:
-        case JsonSchema(schema):
-            return ("json", schema_text(schema))
+        case JsonSchema(schema, mode):
+            return ("json", mode, schema_text(schema))
         case AnyJson():
             return ("any_json",)
         case Regex(pattern):

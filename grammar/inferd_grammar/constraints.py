@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
 class JsonSchema:
     """JSON text that is valid under `schema`: a schema as a mapping, as a bool, or as its JSON text.
 
-    The text is compact (no white space outside strings), keys come in schema order. Strict: a keyword that cannot be
-    enforced is refused at compile time.
+    The text is compact (no white space outside strings), keys come in schema order. With mode "strict" a keyword that
+    cannot be enforced is refused at compile time. With "best_effort" it is left out of the masks, named in
+    `Compiled.checked`, and the finished text must be given to `Compiled.validate`.
     """
 
     schema: Mapping[str, Any] | bool | str
+    mode: Literal["strict", "best_effort"] = "strict"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from inferd_grammar.errors import GrammarFailure
 from inferd_grammar.tokens import TokenTable
+from inferd_grammar.validation import Checked
 
 # Masks of the newest states are kept, so that a rollback after verification finds the one it lands on.
 _KEPT_MASKS = 8
@@ -68,6 +69,10 @@ class Core(Protocol):
 
     Every method checks the library for errors and raises GrammarFailure; once one did, all do.
     """
+
+    @property
+    def checked(self) -> tuple[Checked, ...]:
+        """What the constraint says and this recogniser does not hold; empty but for `best_effort`."""
 
     def fill(self, row: NDArray[np.int32], address: int) -> None:
         """Write the library's mask of legal text tokens to `row`; `address` is that of its first word."""

@@ -89,7 +89,7 @@ def find_keyword(root: Any, keys: Sequence[str], value: Any = None) -> str | Non
     for pointer, schema in iter_schemas(root):
         present = isinstance(schema, dict) and all(key in schema for key in keys)
         if present and (value is None or schema[keys[0]] == value):
-            return f"{pointer}/{_escape(keys[0])}"
+            return f"{pointer}/{escape(keys[0])}"
     return None
 
 
@@ -110,14 +110,15 @@ def _require_text_keys(value: Any) -> None:
 
 def _parse(text: str, limits: CompileLimits) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=_no_constant)
     except RecursionError as error:
         raise GrammarError(f"schema nests too deep to read; max_depth is {limits.max_depth}") from error
     except ValueError as error:
         raise GrammarError(f"schema is not JSON text: {error}") from error
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs, for `json.loads`. Raises ValueError if a key repeats."""
     result = dict(pairs)
     if len(result) != len(pairs):
         names = [name for name, _ in pairs]
@@ -139,7 +140,7 @@ def _check_caps(root: Any, limits: CompileLimits) -> None:
             raise GrammarError(f"schema nests deeper than max_depth {limits.max_depth}", pointer)
         if isinstance(value, dict):
             _check_object_caps(pointer, value, limits)
-            stack.extend((f"{pointer}/{_escape(key)}", item, depth + 1) for key, item in value.items())
+            stack.extend((f"{pointer}/{escape(key)}", item, depth + 1) for key, item in value.items())
         elif isinstance(value, list):
             stack.extend((f"{pointer}/{n}", item, depth + 1) for n, item in enumerate(value))
 
@@ -153,7 +154,7 @@ def _check_object_caps(pointer: str, value: Mapping[str, Any], limits: CompileLi
         require_regex(pattern, limits, f"{pointer}/pattern")
     if isinstance(patterns := value.get("patternProperties"), dict):
         for key in patterns:
-            require_regex(key, limits, f"{pointer}/patternProperties/{_escape(key)}")
+            require_regex(key, limits, f"{pointer}/patternProperties/{escape(key)}")
 
 
 def _check_keywords(schema: Any, pointer: str) -> None:
@@ -165,7 +166,7 @@ def _check_keywords(schema: Any, pointer: str) -> None:
         if key in _REFUSED:
             raise GrammarError(f"keyword {key!r} is not supported", f"{pointer}/{key}")
         if expected := _malformed(key, value):
-            raise GrammarError(f"{key!r} must be {expected}, not {_kind(value)}", f"{pointer}/{_escape(key)}")
+            raise GrammarError(f"{key!r} must be {expected}, not {_kind(value)}", f"{pointer}/{escape(key)}")
 
 
 def _malformed(key: str, value: Any) -> str | None:
@@ -229,11 +230,11 @@ def _scaled(value: int | float) -> int:
 
 def _children(pointer: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in schema.items():
-        here = f"{pointer}/{_escape(key)}"
+        here = f"{pointer}/{escape(key)}"
         if key in _MANY and isinstance(value, list):
             yield from ((f"{here}/{n}", item) for n, item in enumerate(value))
         elif key in _NAMED and isinstance(value, dict):
-            named = ((f"{here}/{_escape(name)}", item) for name, item in value.items())
+            named = ((f"{here}/{escape(name)}", item) for name, item in value.items())
             # A dependency may be a list of names.
             yield from ((place, item) for place, item in named if key != "dependencies" or not isinstance(item, list))
         elif key in _ONE or key in _ONE_MORE:
@@ -263,7 +264,8 @@ def resolve(root: Any, reference: str) -> tuple[str, Any] | None:
     return pointer, value
 
 
-def _escape(key: str) -> str:
+def escape(key: str) -> str:
+    """A key as a part of a JSON pointer (RFC 6901)."""
     return key.replace("~", "~0").replace("/", "~1")
 
 

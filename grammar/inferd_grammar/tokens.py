@@ -74,6 +74,22 @@ class TokenTable:
         digest = hashlib.sha256(f"{size}|{eos}|".encode() + text.encode()).hexdigest()
         return cls(size, eos, special, tokens, digest, text, bit_mask(legal, size), bit_mask(eos, size))
 
+    @classmethod
+    def of_bytes(cls) -> TokenTable:
+        """A vocabulary of the 256 bytes and one EOS (id 0), for tests and checks: any text has one encoding."""
+        chars = {byte: char for char, byte in _gpt2_bytes().items()}
+        vocabulary = {"<eos>": 0, **{chars[byte]: byte + 1 for byte in range(256)}}
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+        data = {
+            "version": "1.0",
+            "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+            "pre_tokenizer": level,
+            "decoder": level,
+            "added_tokens": [{"id": 0, "content": "<eos>", "special": True} | flags],
+        }
+        return cls.from_tokenizer_json(json.dumps(data), eos_ids=[0])
+
 
 def words_for(vocab_size: int) -> int:
     """int32 words that hold `vocab_size` bits."""

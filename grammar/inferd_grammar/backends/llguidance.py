@@ -18,9 +18,18 @@ from inferd_grammar.backends.text import choice_pattern, one_line
 from inferd_grammar.constraints import AnyJson, Choice, Constraint, JsonSchema, Lark, Regex
 from inferd_grammar.errors import GrammarError, GrammarFailure
 from inferd_grammar.limits import CompileLimits
-from inferd_grammar.rewrites import rewrite
-from inferd_grammar.schema import find_keyword, iter_schemas, read_schema, require_regex, require_size, schema_text
+from inferd_grammar.rewrites import KEYWORDS, rewrite
+from inferd_grammar.schema import (
+    escape,
+    find_keyword,
+    iter_schemas,
+    read_schema,
+    require_regex,
+    require_size,
+    schema_text,
+)
 from inferd_grammar.tokens import TokenTable
+from inferd_grammar.validation import Checked
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # exists in the stub only
@@ -35,6 +44,14 @@ _JSON_OPTIONS: JsonCompileOptions = {
 }
 # The default of 2,000 items compiles an object with 2,000 optional keys, then fails at its first key.
 _MAX_ITEMS_IN_ROW = 20_000
+# What the library leaves out, with or without a word, when it is told to be lenient.
+_LEFT_OUT = KEYWORDS - set(
+    (
+        *("$ref", "additionalItems", "additionalProperties", "allOf", "anyOf", "const", "enum", "exclusiveMaximum"),
+        *("exclusiveMinimum", "items", "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum"),
+        *("multipleOf", "pattern", "patternProperties", "prefixItems", "properties", "required", "type"),
+    )
+)
 _LARK_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
 _LARK_SPECIAL = re.compile(r"<[^<>\n]*>")
 _LARK_ATTRIBUTE = re.compile(r"\[[^\]\n]*\b(max_tokens|stop|temperature|capture)\b[^\]\n]*\]")
@@ -60,7 +77,23 @@ class LlguidanceBackend:
 
     def compile(self, constraint: Constraint, limits: CompileLimits) -> LlguidanceCore:
         """The recogniser at its start, first mask computed. Raises GrammarError."""
-        grammar, schema = _grammar(constraint, limits)
+        if isinstance(constraint, JsonSchema) and constraint.mode == "best_effort":
+            return self._compile_best_effort(constraint, limits)
+        return LlguidanceCore(self._start(*_grammar(constraint, limits)))
+
+    def _compile_best_effort(self, constraint: JsonSchema, limits: CompileLimits) -> LlguidanceCore:
+        """As tight a grammar as the library takes: rewritten with holes, else as it leaves things out, else any JSON."""
+        schema = read_schema(schema_text(constraint.schema), limits)
+        for attempt in (_tight, _loose):
+            try:
+                grammar, checked = attempt(schema)
+                return LlguidanceCore(self._start(grammar, schema, lenient=attempt is _loose), tuple(checked))
+            except GrammarError as error:
+                if "nsatisfiable" in error.reason or schema is False:
+                    raise  # these grammars are never narrower than the schema
+        return LlguidanceCore(self._start(_json_grammar("{}", {}), schema), tuple(_assertions(schema, KEYWORDS)))
+
+    def _start(self, grammar: str, schema: Any, *, lenient: bool = False) -> llguidance.LLMatcher:
         inner = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_parser_limits())
         # Some grammars compile and have no first token, e.g. {"$ref": "#"}.
         if inner.is_error():
@@ -69,16 +102,17 @@ class LlguidanceBackend:
         inner.compute_bitmask()
         if inner.is_error():
             raise GrammarError(f"llguidance finds no first token: {one_line(inner.get_error())}")
-        if warnings := inner.get_grammar_warnings():
+        if not lenient and (warnings := inner.get_grammar_warnings()):
             raise GrammarError(f"llguidance would not enforce this as written: {one_line('; '.join(warnings))}")
-        return LlguidanceCore(inner)
+        return inner
 
 
 class LlguidanceCore:
     """`Core` over one `LLMatcher`. The library records every text token, so its rollback is exact without EOS."""
 
-    def __init__(self, inner: llguidance.LLMatcher) -> None:
+    def __init__(self, inner: llguidance.LLMatcher, checked: tuple[Checked, ...] = ()) -> None:
         self._inner = inner
+        self.checked = checked
 
     def fill(self, row: NDArray[np.int32], address: int) -> None:
         self._inner.unsafe_compute_mask_ptr(address, row.nbytes)
@@ -113,7 +147,7 @@ class LlguidanceCore:
 
     def copy(self) -> LlguidanceCore:
         self._check()
-        return LlguidanceCore(self._inner.deep_copy())
+        return LlguidanceCore(self._inner.deep_copy(), self.checked)
 
     def _check(self) -> None:
         if self._inner.is_error():
@@ -155,6 +189,29 @@ def _json_grammar(text: str, schema: Any) -> str:
         return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)
     except ValueError as error:
         raise GrammarError(f"llguidance cannot read the schema: {one_line(str(error))}") from error
+
+
+def _tight(schema: Any) -> tuple[str, list[Checked]]:
+    """The rewritten schema less what has no rewrite."""
+    changed, dropped = rewrite(schema, lenient=True)
+    return _json_grammar(schema_text(changed), changed), [Checked(*place) for place in dropped]
+
+
+def _loose(schema: Any) -> tuple[str, list[Checked]]:
+    """The schema as it is; the library leaves out what it does not know."""
+    options = _JSON_OPTIONS | {"lenient": True, "coerce_one_of": True}
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(schema_text(schema), overrides=options)
+    return grammar, _assertions(schema, _LEFT_OUT)
+
+
+def _assertions(schema: Any, keywords: frozenset[str]) -> list[Checked]:
+    return [
+        Checked(key, f"{pointer}/{escape(key)}")
+        for pointer, item in iter_schemas(schema)
+        if isinstance(item, dict)
+        for key in item
+        if key in keywords
+    ]
 
 
 def _require_plain_lark(text: str) -> None:

@@ -67,6 +67,8 @@ class OutlinesBackend:
 class OutlinesCore:
     """`Core` over one `Index`: the states passed so far, one integer per token."""
 
+    checked = ()
+
     def __init__(self, index: Any, table: TokenTable, states: list[int]) -> None:
         self._index = index
         self._table = table

@@ -6,6 +6,7 @@ table.
 """
 
 from inferd_grammar.rewrites.base import CannotRewrite
+from inferd_grammar.rewrites.dialect import KEYWORDS
 from inferd_grammar.rewrites.rewrite import Rewritten, rewrite
 
-__all__ = ["CannotRewrite", "Rewritten", "rewrite"]
+__all__ = ["KEYWORDS", "CannotRewrite", "Rewritten", "rewrite"]

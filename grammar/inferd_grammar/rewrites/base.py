@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from inferd_grammar.errors import GrammarError
+from inferd_grammar.schema import escape
 
 Schema = bool | dict[str, Any]
 
@@ -50,6 +51,9 @@ class Translator(Protocol):
     def resolve(self, reference: str) -> tuple[str, Any] | None:
         """Pointer and schema of a `#/...` reference, or None if it names nothing."""
 
+    def names(self) -> list[str]:
+        """Every name that the document gives to a property, each once."""
+
     def positive(self, schema: Schema, pointer: str, kinds: frozenset[str] = ...) -> Schema:
         """A schema that accepts what `schema` accepts, of values whose kind is in `kinds`."""
 
@@ -81,8 +85,3 @@ def all_of(parts: list[Schema]) -> Schema:
     if not kept:
         return True
     return kept[0] if len(kept) == 1 else {"allOf": kept}
-
-
-def escape(key: str) -> str:
-    """A key as a part of a JSON pointer."""
-    return key.replace("~", "~0").replace("/", "~1")

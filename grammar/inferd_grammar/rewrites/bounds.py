@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from inferd_grammar.rewrites.base import Schema, View
-from inferd_grammar.rewrites.kinds import ARRAY, NUMBER, OBJECT, STRING, Kinds, typed
+from inferd_grammar.rewrites.kinds import ARRAY, NUMBER, OBJECT, STRING, Kinds, number_type
 
 _NUMBERS = {
     "exclusiveMaximum": "minimum",
@@ -32,9 +32,7 @@ def negative(key: str, view: View, kinds: Kinds) -> list[Schema]:
     """Numbers, or counts, on the other side of the bound."""
     value = view.words[key]
     if key in _NUMBERS:
-        kind = typed(kinds & NUMBER, view.at(key))
-        assert isinstance(kind, dict)
-        return [{**kind, _NUMBERS[key]: value}]
+        return [{"type": number_type(kinds), _NUMBERS[key]: value}]
     kind_name, opposite = _COUNTS[key]
     limit = int(value) + (1 if opposite.startswith("min") else -1)
     return [{"type": kind_name, opposite: limit}] if limit >= 0 else []

@@ -14,6 +14,8 @@ from inferd_grammar.rewrites.base import Schema, Translator, View, all_of, any_o
 from inferd_grammar.rewrites.disjoint import disjoint, kinds_of, views_of
 from inferd_grammar.rewrites.kinds import Kinds
 
+Place = tuple[Any, str]
+"""A subschema and its pointer."""
 DEPENDENCIES = ("dependencies", "dependentRequired", "dependentSchemas")
 
 
@@ -62,6 +64,42 @@ def negative_if(view: View, kinds: Kinds, to: Translator) -> list[Schema]:
         other = to.negative(view.words["else"], view.at("else"), kinds)
         options.append(all_of([to.negative(*condition, kinds), other]))
     return options
+
+
+def exclusive_cases(parts: list[Place], beside: View, to: Translator) -> list[Place]:
+    """Those members of an `allOf` that are `if` and `then` alone, if there are several and their conditions exclude
+    each other: then at most one of them matters, and they are so many cases instead of all combinations.
+    """
+    cases = [place for place in parts if _is_case(place, to)]
+    conditions = [_condition(place, to) for place in cases]
+    apart = all(
+        disjoint([beside, left], [beside, right], to)
+        for n, left in enumerate(conditions)
+        for right in conditions[n + 1 :]
+    )
+    return cases if len(cases) > 1 and apart else []
+
+
+def positive_cases(cases: list[Place], kinds: Kinds, to: Translator) -> Schema:
+    """One condition and its consequence, or none of the conditions."""
+    options = [
+        all_of([to.positive(part["if"], f"{at}/if", kinds), to.positive(part["then"], f"{at}/then", kinds)])
+        for part, at in cases
+    ]
+    return any_of([*options, all_of([to.negative(part["if"], f"{at}/if", kinds) for part, at in cases])])
+
+
+def _is_case(place: Place, to: Translator) -> bool:
+    part, pointer = place
+    return (
+        isinstance(part, dict)
+        and to.view(part, pointer).words.keys() == {"if", "then"}
+        and isinstance(part["if"], dict)
+    )
+
+
+def _condition(place: Place, to: Translator) -> View:
+    return to.view(place[0]["if"], f"{place[1]}/if")
 
 
 def positive_dependencies(key: str, view: View, to: Translator) -> list[Schema]:

@@ -27,6 +27,8 @@ _ALWAYS = (
     *("minItems", "minLength", "minProperties", "minimum", "multipleOf", "not", "oneOf", "pattern"),
     *("patternProperties", "properties", "required", "type", "uniqueItems"),
 )
+KEYWORDS = frozenset((*_ALWAYS, *(word for words in _SINCE.values() for word in words)))
+"""Every keyword of any draft that constrains a value."""
 
 
 class Dialect:

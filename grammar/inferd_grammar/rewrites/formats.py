@@ -51,7 +51,10 @@ def positive(view: View) -> tuple[View, list[Schema]]:
 
 
 def negative(view: View) -> list[Schema]:
-    """What fails the format: nothing for an annotation. Raises CannotRewrite for a format that is enforced."""
+    """What fails the format: nothing for an annotation. Raises CannotRewrite for a format that is enforced.
+
+    A reader who takes it for an annotation holds no string invalid, one who asserts it some: only nothing suits both.
+    """
     name = view.words["format"]
     if name in ENFORCED or name in PATTERNS:
         raise CannotRewrite(f"the complement of format {name!r} is not supported", view.at("format"))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from inferd_grammar.rewrites.base import CannotRewrite, Schema
+from inferd_grammar.rewrites.base import Schema
 
 Kinds = frozenset[str]
 
@@ -31,18 +31,25 @@ def of_value(value: Any) -> str:
     return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
 
 
-def typed(kinds: Kinds, pointer: str) -> Schema:
-    """The schema that lets exactly these kinds through. Raises CannotRewrite for fractions without integers."""
-    if kinds == ALL:
+def typed(kinds: Kinds, within: Kinds = ALL) -> Schema:
+    """The schema that lets exactly `kinds` through of the kinds `within`.
+
+    Fractions alone have no `type`; between multiples of one there are only such, see `multiples.py`. Callers that may
+    have them, with integers in `within`, add those gaps; here they are left out.
+    """
+    if kinds >= within:
         return True
-    if not kinds:
-        return False
-    if "fraction" in kinds and "integer" not in kinds:
-        raise CannotRewrite("numbers that are no integers cannot be told apart token by token", pointer)
-    names = [name for name in _ORDER if name in kinds and name != "fraction"]
-    if "fraction" in kinds:
-        names[names.index("integer")] = "number"
-    return {"type": names[0] if len(names) == 1 else names}
+    names = [name for name in _ORDER if name in kinds and name not in NUMBER]
+    if kinds & NUMBER == within & NUMBER and kinds & NUMBER:
+        names.append(number_type(kinds))
+    elif "integer" in kinds:
+        names.append("integer")
+    return {"type": names[0] if len(names) == 1 else names} if names else False
+
+
+def number_type(within: Kinds) -> str:
+    """`integer` where fractions cannot be, else `number`."""
+    return "number" if "fraction" in within else "integer"
 
 
 def canonical(value: Any) -> str:

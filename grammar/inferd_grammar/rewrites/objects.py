@@ -9,9 +9,12 @@ from typing import Any
 
 from inferd_grammar.rewrites.base import CannotRewrite, Schema, Translator, View, all_of, any_of
 from inferd_grammar.rewrites.kinds import STRING, of_value
+from inferd_grammar.rewrites.patterns import finds
+from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 from inferd_grammar.rewrites.strings import length_between, one_of
 
 _MAX_SUBSETS = 64
+_MAX_NAMES = 32
 EVERY_KEY = frozenset(("", ".*", "^.*$", "^.*", ".*$", "^", "$", "(.*)", "^(.*)$"))
 
 
@@ -20,34 +23,60 @@ def negative_required(view: View) -> list[Schema]:
     return [{"type": "object", "properties": {key: False}} for key in view.words["required"]]
 
 
-def negative_properties(view: View, to: Translator) -> list[Schema]:
-    """Objects in which a listed property is there and fails its schema, or that have a key they must not have."""
+def negative_properties(view: View, to: Translator, others: bool) -> list[Schema]:
+    """Objects in which a listed property is there and fails its schema, or that have a key they must not have.
+
+    Narrower: a property whose complement cannot be said is passed over if anything else (`others`) tells the object
+    apart.
+    """
     options: list[Schema] = []
+    refusals: list[CannotRewrite] = []
     for key, schema in view.words.get("properties", {}).items():
-        other = to.negative(schema, view.at("properties", key))
+        try:
+            other = to.negative(schema, view.at("properties", key))
+        except CannotRewrite as refusal:
+            refusals.append(refusal)
+            continue
         if other is not False:
-            options.append({"type": "object", "required": [key], "properties": {key: other}})
-    for pattern in view.words.get("patternProperties", {}):
-        other = to.negative(view.words["patternProperties"][pattern], view.at("patternProperties", pattern))
-        if other is not False:
-            options += _some_key(view, "patternProperties", pattern)
+            options.append(_with(key, other))
+    if refusals and not options and not others:
+        raise refusals[0]
+    for pattern, schema in view.words.get("patternProperties", {}).items():
+        other = to.negative(schema, view.at("patternProperties", pattern))
+        names = [name for name in to.names() if _finds(pattern, name) is True] if other is not False else []
+        if other is not False and not names:
+            raise CannotRewrite("that some key matches has no rewrite", view.at("patternProperties", pattern))
+        options += [_with(name, other) for name in names]
     if "additionalProperties" in view.words:
         other = to.negative(view.words["additionalProperties"], view.at("additionalProperties"))
-        if other is not False:
-            options += _another_key(view, other)
+        options += _another_key(view, other, to) if other is not False else []
     return options
 
 
-def _some_key(view: View, *place: str) -> list[Schema]:
-    raise CannotRewrite("that some key matches a pattern has no rewrite", view.at(*place))
+def _another_key(view: View, value: Schema, to: Translator) -> list[Schema]:
+    """Objects with a key that is not listed, and fails.
 
-
-def _another_key(view: View, value: Schema) -> list[Schema]:
-    """Objects with a key that is not listed; `value` must be true, or nothing may be listed but one more key."""
-    listed = list(view.words.get("properties", {}))
-    if value is not True or view.words.get("patternProperties") or 2 ** len(listed) > _MAX_SUBSETS:
+    Any key at all where few are listed; else narrower: one of the names that the document gives to properties.
+    """
+    listed, patterns = list(view.words.get("properties", {})), list(view.words.get("patternProperties", {}))
+    if value is True and not patterns and 2 ** len(listed) <= _MAX_NAMES:
+        return [_exactly(listed, kept, minProperties=len(kept) + 1) for kept in _subsets(listed)]
+    names = [n for n in to.names() if n not in listed and all(_finds(pattern, n) is False for pattern in patterns)]
+    if not 0 < len(names) <= _MAX_NAMES:
         raise CannotRewrite("that some other key is there has no rewrite", view.at("additionalProperties"))
-    return [_exactly(listed, kept, minProperties=len(kept) + 1) for kept in _subsets(listed)]
+    return [_with(name, value) for name in names]
+
+
+def _with(name: str, value: Schema) -> Schema:
+    return {"type": "object", "required": [name], "properties": {name: value}}
+
+
+def _finds(pattern: str, name: str) -> bool | None:
+    """Whether a pattern is found in a name; None for a pattern that is not understood."""
+    try:
+        return finds(pattern, name)
+    except NotUnderstood:
+        return None
 
 
 def positive_names(view: View, to: Translator) -> list[Schema]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from inferd_grammar.errors import GrammarError
@@ -35,13 +36,20 @@ def rewrite(root: Any, *, lenient: bool = False) -> Rewritten:
     refused. Raises GrammarError with the keyword's pointer.
     """
     places = list(iter_schemas(root))
-    if not any(_needs_rewrite(schema) for _, schema in places) or any(_moves_base(p, s) for p, s in places):
+    if not any(_needs_rewrite(schema) for _, schema in places) or _moves_base(places):
         return Rewritten(root, [])
-    translator = SchemaTranslator(lambda reference: resolve(root, reference), root, lenient=lenient)
+    names = list(dict.fromkeys(name for _, schema in places for name in _names(schema)))
+    translator = SchemaTranslator(root, lambda reference: resolve(root, reference), names, lenient=lenient)
     try:
         return Rewritten(translator.document(), translator.dropped)
     except RecursionError as error:
         raise GrammarError("the schema nests too deep to rewrite") from error
+
+
+def _names(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        yield from schema.get("properties", ())
+        yield from (name for name in schema.get("required", ()) if isinstance(name, str))
 
 
 def _needs_rewrite(schema: Any) -> bool:
@@ -53,10 +61,23 @@ def _needs_rewrite(schema: Any) -> bool:
     return bool(_TRIGGERS & schema.keys()) or (len(patterns or ()) > 1 and bool(EVERY_KEY & patterns.keys()))
 
 
-def _moves_base(pointer: str, schema: Any) -> bool:
-    if not isinstance(schema, dict):
-        return False
-    reference = schema.get("$ref", "#")
-    local = isinstance(reference, str) and (reference == "#" or reference.startswith("#/"))
-    named = bool(pointer) and any(isinstance(schema.get(key), str) for key in ("$id", "id"))
-    return named or not local or any(key in schema for key in _BASES)
+def _moves_base(places: list[tuple[str, Any]]) -> bool:
+    """Whether a reference means something else than its pointer into the document."""
+    schemas = [(pointer, schema) for pointer, schema in places if isinstance(schema, dict)]
+    bases = [p for p, schema in schemas if p and any(_is_base(schema.get(key)) for key in ("$id", "id"))]
+    for pointer, schema in schemas:
+        reference = schema.get("$ref")
+        if any(key in schema for key in _BASES) or "$ref" in schema and not _is_local(reference):
+            return True
+        if reference is not None and any(f"{pointer}/".startswith(f"{base}/") for base in bases):
+            return True
+    return False
+
+
+def _is_base(name: Any) -> bool:
+    """A fragment alone names a place, and leaves the base as it is."""
+    return isinstance(name, str) and not name.startswith("#")
+
+
+def _is_local(reference: Any) -> bool:
+    return isinstance(reference, str) and (reference == "#" or reference.startswith("#/"))

@@ -7,10 +7,11 @@ fresh `$defs`, in two flavours, plain and complemented, so that recursive schema
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any
 
 from inferd_grammar.errors import GrammarError
-from inferd_grammar.rewrites import arrays, bounds, combine, formats, objects, values
+from inferd_grammar.rewrites import arrays, bounds, combine, formats, multiples, objects, patterns, values
 from inferd_grammar.rewrites.base import CannotRewrite, Schema, View, all_of, any_of
 from inferd_grammar.rewrites.dialect import Dialect
 from inferd_grammar.rewrites.disjoint import kinds_of_view
@@ -35,7 +36,14 @@ class SchemaTranslator:
     pointer are noted in `dropped`.
     """
 
-    def __init__(self, resolve: Callable[[str], tuple[str, Any] | None], root: Any, *, lenient: bool = False) -> None:
+    def __init__(
+        self,
+        root: Any,
+        resolve: Callable[[str], tuple[str, Any] | None],
+        names: list[str],
+        *,
+        lenient: bool = False,
+    ) -> None:
         self.resolve = resolve
         self.dropped: list[tuple[str, str]] = []
         self._dialect = Dialect(root)
@@ -45,6 +53,7 @@ class SchemaTranslator:
         self._names: dict[tuple[str, Kinds | None], str] = {}
         self._defs: dict[str, Schema] = {}
         self._waiting: list[tuple[str, Any, str]] = []
+        self._property_names = names
 
     def document(self) -> Schema:
         """The whole document, translated. Raises CannotRewrite."""
@@ -55,6 +64,9 @@ class SchemaTranslator:
         if isinstance(result, bool) or not self._defs:
             return result
         return {**result, "$defs": self._defs}
+
+    def names(self) -> list[str]:
+        return self._property_names
 
     def view(self, schema: Mapping[str, Any], pointer: str) -> View:
         return self._dialect.view(schema, pointer)
@@ -81,14 +93,16 @@ class SchemaTranslator:
 
     def negative_view(self, view: View, kinds: Kinds) -> Schema:
         own = of_types(view.words["type"]) if "type" in view.words else ALL
-        options = [typed(kinds - own, view.at("type"))] if kinds - own else []
+        options = _other_kinds(kinds, own)
         inner = kinds & own
+        # Those that may be left out where something else is left come last.
+        for key in sorted(view.words, key=lambda key: key == "format"):
+            if key != "format" or not options:
+                options += self._complement(key, view, inner)
         if ARRAY & inner and {"items", "prefixItems"} & view.words.keys():
             options += arrays.negative_items(view, self)
         if OBJECT & inner:
-            options += objects.negative_properties(view, self)
-        for key in view.words:
-            options += self._complement(key, view, inner)
+            options += objects.negative_properties(view, self, bool(options))
         return any_of(options)
 
     def _visit(self, pointer: str) -> None:
@@ -152,6 +166,14 @@ class SchemaTranslator:
         return []
 
 
+def _other_kinds(kinds: Kinds, own: Kinds) -> list[Schema]:
+    """Values of a kind that `type` does not name."""
+    missing = kinds - own
+    options = [typed(missing, kinds)] if missing else []
+    apart = "fraction" in missing and "integer" in kinds - missing
+    return options + multiples.between(Decimal(1)) if apart else options
+
+
 def _merged(plain: dict[str, Any], parts: list[Schema]) -> Schema:
     """Keywords of one object, and the parts beside them in `allOf`."""
     rest = all_of(parts)
@@ -165,7 +187,7 @@ def _merged(plain: dict[str, Any], parts: list[Schema]) -> Schema:
 def _of_family(option: Schema, family: Kinds, view: View) -> Schema:
     if family == ALL or isinstance(option, bool) or "type" in option:
         return option
-    return all_of([typed(family, view.pointer), option])
+    return all_of([typed(family), option])
 
 
 def _one(to: SchemaTranslator, key: str, view: View, kinds: Kinds) -> Any:
@@ -184,6 +206,13 @@ def _in_place(to: SchemaTranslator, key: str, view: View, kinds: Kinds) -> Any:
     return [to.positive(part, view.at(key, n), kinds) for n, part in enumerate(view.words[key])]
 
 
+def _all_of(to: SchemaTranslator, key: str, view: View, kinds: Kinds) -> Any:
+    parts = [(part, view.at(key, n)) for n, part in enumerate(view.words[key])]
+    cases = combine.exclusive_cases(parts, view.without(key), to)
+    rest = [to.positive(part, place, kinds) for part, place in parts if (part, place) not in cases]
+    return rest + ([combine.positive_cases(cases, kinds, to)] if cases else [])
+
+
 def _plain_reference(to: SchemaTranslator, key: str, view: View, kinds: Kinds) -> Any:
     reference = to._reference(view, None)
     assert isinstance(reference, dict)
@@ -195,7 +224,7 @@ _CHILDREN: dict[str, Callable[[SchemaTranslator, str, View, Kinds], Any]] = {
     "$ref": _plain_reference,
     "additionalProperties": _one,
     "items": _one,
-    "allOf": _in_place,
+    "allOf": _all_of,
     "anyOf": _in_place,
     "prefixItems": _many,
     "patternProperties": _named,
@@ -229,8 +258,10 @@ _NEGATIVE: dict[str, _Rule] = {
     "contains": lambda to, key, view, kinds: arrays.negative_contains(view, to),
     "format": lambda to, key, view, kinds: formats.negative(view),
     "if": lambda to, key, view, kinds: combine.negative_if(view, kinds, to),
+    "multipleOf": lambda to, key, view, kinds: multiples.negative(view, kinds),
     "not": lambda to, key, view, kinds: [to.positive(view.words["not"], view.at("not"), kinds)],
     "oneOf": lambda to, key, view, kinds: combine.negative_one_of(view, kinds, to),
+    "pattern": lambda to, key, view, kinds: patterns.negative(view),
     "required": lambda to, key, view, kinds: objects.negative_required(view),
 }
 _FAMILY: dict[str, Kinds] = {
@@ -242,4 +273,4 @@ _FAMILY: dict[str, Kinds] = {
     "multipleOf": NUMBER,
 }
 # Keywords that have none.
-_REFUSED = ("multipleOf", "pattern", "propertyNames", "uniqueItems", *_UNSUPPORTED)
+_REFUSED = ("propertyNames", "uniqueItems", *_UNSUPPORTED)

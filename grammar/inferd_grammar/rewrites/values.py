@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from inferd_grammar.rewrites.base import CannotRewrite, Schema, Translator, View, all_of, any_of
-from inferd_grammar.rewrites.kinds import NUMBER, Kinds, canonical, of_value, typed
+from inferd_grammar.rewrites.kinds import NUMBER, Kinds, canonical, number_type, of_value, typed
 from inferd_grammar.rewrites.strings import none_of
 
 # Above this a float no longer tells whole numbers apart.
@@ -23,7 +23,7 @@ def negative(key: str, view: View, kinds: Kinds, to: Translator) -> list[Schema]
         by_kind.setdefault(of_value(value), []).append(value)
     numbers = [*by_kind.pop("integer", ()), *by_kind.pop("fraction", ())]
     free = kinds - by_kind.keys() - (NUMBER if numbers else Kinds())
-    options = [typed(free, view.at(key))]
+    options = [typed(free, kinds)] if free else []
     if numbers and kinds & NUMBER:
         options += _other_numbers(numbers, kinds & NUMBER, view.at(key))
     for kind, listed in by_kind.items():
@@ -48,8 +48,7 @@ def _other_numbers(values: list[Any], kinds: Kinds, pointer: str) -> list[Schema
     """The gaps between the numbers; whole numbers alone if `kinds` has no fractions."""
     if any(abs(value) > _EXACT for value in values):
         raise CannotRewrite("numbers above 2**53 have no exact complement", pointer)
-    kind = typed(kinds, pointer)
-    assert isinstance(kind, dict)
+    kind = {"type": number_type(kinds)}
     points = sorted({canonical(value): value for value in values}.values())
     gaps = [{**kind, "exclusiveMaximum": points[0]}, {**kind, "exclusiveMinimum": points[-1]}]
     for low, high in zip(points, points[1:], strict=False):

@@ -1,0 +1,35 @@
+"""Complements of `multipleOf` and of `integer`: the gaps between neighbouring multiples.
+
+Narrower: the gaps go on for ever, and only the 64 on each side of zero are written down. Numbers farther out are
+refused although valid.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from inferd_grammar.rewrites.base import Schema, View
+from inferd_grammar.rewrites.kinds import NUMBER, Kinds
+
+_GAPS = 64
+
+
+def negative(view: View, kinds: Kinds) -> list[Schema]:
+    """Numbers that are no multiple; whole ones alone if `kinds` has no fractions."""
+    step = Decimal(str(view.words["multipleOf"]))
+    return between(step, whole=not NUMBER <= kinds and "integer" in kinds)
+
+
+def between(step: Decimal, *, whole: bool = False) -> list[Schema]:
+    """Numbers that lie between two multiples of `step`."""
+    if whole and step == 1:
+        return []
+    kind = "integer" if whole else "number"
+    return [
+        {"type": kind, "exclusiveMinimum": _number(step * n), "exclusiveMaximum": _number(step * (n + 1))}
+        for n in range(-_GAPS, _GAPS)
+    ]
+
+
+def _number(value: Decimal) -> int | float:
+    return int(value) if value == int(value) else float(value)

@@ -1,0 +1,197 @@
+"""The complement of `pattern`, as another pattern: parse, determinise, swap the ends, and back by state elimination.
+
+Thompson's construction, the subset construction and the elimination of Brzozowski and McCluskey (1963), over classes of
+characters. Understood are literals, classes, groups, alternation, counts, and anchors at the ends of the whole pattern.
+Anything else is refused, and so is what grows too large.
+
+Narrower: where dialects of regular expressions differ on characters (what `.`, `$`, `\\w`, `\\d`, `\\s` mean for line
+ends and beyond ASCII), texts with such characters are left out of the complement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from inferd_grammar.rewrites.base import CannotRewrite, Schema, View
+from inferd_grammar.rewrites.regex_syntax import (
+    EVERYTHING,
+    Chars,
+    Node,
+    NotUnderstood,
+    intersection,
+    parse,
+    subtraction,
+    union,
+    write,
+)
+
+_MAX_STATES = 64
+_MAX_TEXT = 8_000
+
+
+def negative(view: View) -> list[Schema]:
+    """Strings that do not match. Raises CannotRewrite."""
+    try:
+        return [{"type": "string", "pattern": complement(view.words["pattern"])}]
+    except NotUnderstood as error:
+        raise CannotRewrite(f"the complement of this pattern is not supported: {error}", view.at("pattern")) from error
+
+
+def complement(pattern: str) -> str:
+    """A pattern, anchored, that matches what `pattern` finds nothing in. Raises NotUnderstood."""
+    node, doubtful = parse(pattern)
+    machine = _determinise(_Nfa.of(node), subtraction(EVERYTHING, doubtful))
+    text = _eliminate(machine)
+    return f"^(?:{text})$" if text is not None else "^[^\\s\\S]$"
+
+
+def finds(pattern: str, text: str) -> bool:
+    """Whether a pattern is found in a text, in time linear in both. Raises NotUnderstood."""
+    node, doubtful = parse(pattern)
+    if any(low <= ord(char) <= high for char in text for low, high in doubtful):
+        raise NotUnderstood("dialects differ on this text")
+    nfa = _Nfa.of(node)
+    states = nfa.closure([0])
+    for char in text:
+        code = ord(char)
+        states = nfa.closure(
+            {end for s in states for label, end in nfa.moves.get(s, ()) if any(a <= code <= b for a, b in label)}
+        )
+    return 1 in states
+
+
+@dataclass
+class _Nfa:
+    """States 0 (start) and 1 (end), silent moves and moves on characters."""
+
+    silent: dict[int, list[int]] = field(default_factory=dict)
+    moves: dict[int, list[tuple[Chars, int]]] = field(default_factory=dict)
+    size: int = 2
+
+    @classmethod
+    def of(cls, node: Node) -> _Nfa:
+        nfa = cls()
+        nfa._add(node, 0, 1)
+        return nfa
+
+    def _add(self, node: Node, start: int, end: int) -> None:
+        kind, parts = node
+        if kind == "chars":
+            self.moves.setdefault(start, []).append((parts, end))
+        elif kind == "either":
+            for part in parts:
+                self._add(part, start, end)
+        elif kind == "then":
+            for part in parts:
+                middle = self._new()
+                self._add(part, start, middle)
+                start = middle
+            self.silent.setdefault(start, []).append(end)
+        else:
+            self._loop(parts, start, end)
+
+    def _loop(self, part: Node, start: int, end: int) -> None:
+        inner, behind = self._new(), self._new()
+        self.silent.setdefault(start, []).append(inner)
+        self._add(part, inner, behind)
+        self.silent.setdefault(behind, []).append(inner)
+        self.silent.setdefault(inner, []).append(end)
+
+    def _new(self) -> int:
+        self.size += 1
+        if self.size > 4_000:
+            raise NotUnderstood("it is too large")
+        return self.size - 1
+
+    def closure(self, states: Iterable[int]) -> frozenset[int]:
+        """States that silent moves reach."""
+        seen, stack = set(states), list(states)
+        while stack:
+            for state in self.silent.get(stack.pop(), ()):
+                if state not in seen:
+                    seen.add(state)
+                    stack.append(state)
+        return frozenset(seen)
+
+
+@dataclass
+class _Machine:
+    """Deterministic and complete over its alphabet; `final` are the ends of the complement."""
+
+    moves: list[dict[int, Chars]]
+    final: set[int]
+
+
+def _determinise(nfa: _Nfa, alphabet: Chars) -> _Machine:
+    classes = _classes(nfa, alphabet)
+    first = nfa.closure([0])
+    numbers, queue, moves = {first: 0}, [first], list[dict[int, Chars]]()
+    while len(moves) < len(queue):
+        states = queue[len(moves)]
+        row: dict[int, Chars] = {}
+        for chars in classes:
+            after = nfa.closure(
+                {end for s in states for label, end in nfa.moves.get(s, ()) if intersection(label, chars)}
+            )
+            if after not in numbers:
+                numbers[after] = len(queue)
+                queue.append(after)
+                if len(queue) > _MAX_STATES:
+                    raise NotUnderstood("its automaton is too large")
+            target = numbers[after]
+            row[target] = union([row.get(target, ()), chars])
+        moves.append(row)
+    return _Machine(moves, {number for states, number in numbers.items() if 1 not in states})
+
+
+def _classes(nfa: _Nfa, alphabet: Chars) -> list[Chars]:
+    """The alphabet cut so that no label tells two characters of one class apart."""
+    classes = [alphabet]
+    for label in {label for moves in nfa.moves.values() for label, _ in moves}:
+        cut = [part for chars in classes for part in (intersection(chars, label), subtraction(chars, label))]
+        classes = [chars for chars in cut if chars]
+    return classes
+
+
+def _eliminate(machine: _Machine) -> str | None:
+    """The language of a machine as a regular expression; None if it is empty."""
+    start, end = -1, -2
+    edges: dict[tuple[int, int], str] = {
+        (state, target): write(chars) for state, row in enumerate(machine.moves) for target, chars in row.items()
+    }
+    edges[start, 0] = ""
+    edges |= {(state, end): "" for state in machine.final}
+    left = set(range(len(machine.moves)))
+    while left:
+        state = min(left, key=lambda s: _degree(edges, s))
+        left.remove(state)
+        _remove(edges, state)
+        if sum(map(len, edges.values())) > _MAX_TEXT * 4:
+            raise NotUnderstood("its complement is too large")
+    text = edges.get((start, end))
+    if text is not None and len(text) > _MAX_TEXT:
+        raise NotUnderstood("its complement is too large")
+    return text
+
+
+def _degree(edges: dict[tuple[int, int], str], state: int) -> int:
+    incoming = sum(b == state != a for a, b in edges)
+    return incoming * sum(a == state != b for a, b in edges)
+
+
+def _remove(edges: dict[tuple[int, int], str], state: int) -> None:
+    """Take a state out, leading its incoming edges straight to its outgoing ones."""
+    again = edges.pop((state, state), None)
+    loop = "" if again is None else f"(?:{again})*"
+    incoming = [(a, edges.pop((a, b))) for a, b in list(edges) if b == state]
+    outgoing = [(b, edges.pop((a, b))) for a, b in list(edges) if a == state]
+    for before, first in incoming:
+        for after, last in outgoing:
+            text = f"{_group(first)}{loop}{_group(last)}"
+            old = edges.get((before, after))
+            edges[before, after] = text if old is None else f"{old}|{text}"
+
+
+def _group(text: str) -> str:
+    return f"(?:{text})" if "|" in text else text

@@ -1,0 +1,167 @@
+"""Checking a finished text against its schema, for `best_effort`: what masks do not hold is found here.
+
+The validator is `jsonschema` in the draft that `$schema` names. `format` is an annotation (the backend's masks hold the
+formats they know), remote references are never fetched, keys that repeat are refused, and regular expressions are
+matched in linear time: Python's own can backtrack for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from inferd_grammar.errors import GrammarError
+from inferd_grammar.rewrites.patterns import finds
+from inferd_grammar.rewrites.regex_syntax import NotUnderstood
+from inferd_grammar.schema import escape, unique_keys
+
+_LATEST = "https://json-schema.org/draft/2020-12/schema"
+
+
+class Checked(NamedTuple):
+    """An assertion that masks do not hold: its keyword, and its JSON pointer in the schema."""
+
+    keyword: str
+    pointer: str
+
+
+class Problem(NamedTuple):
+    """Why a finished text is not valid.
+
+    Fields:
+        message: one line for a person (or for the model's next attempt).
+        keyword: the keyword that failed, or None where the text is not JSON.
+        schema_pointer: where that keyword stands in the schema.
+        pointer: the place in the text's value.
+    """
+
+    message: str
+    keyword: str | None = None
+    schema_pointer: str = ""
+    pointer: str = ""
+
+
+class SchemaValidator:
+    """Validates texts under one schema. Thread-safe."""
+
+    def __init__(self, schema: Any) -> None:
+        """`schema` has passed `read_schema`. Raises GrammarError if `jsonschema` is absent or refuses the schema."""
+        try:
+            import jsonschema
+            import referencing.exceptions
+        except ImportError as error:
+            raise GrammarError("best_effort needs the package jsonschema") from error
+        self._failures = (referencing.exceptions.Unresolvable, RecursionError, _Unsupported)
+        default = jsonschema.validators.validator_for({"$schema": _LATEST})
+        kind = jsonschema.validators.validator_for(schema, default=default)
+        try:
+            kind.check_schema(schema)
+        except jsonschema.SchemaError as error:
+            raise GrammarError(f"not a schema of its draft: {error.message}", _pointer(error.absolute_path)) from error
+        safe = jsonschema.validators.extend(
+            kind,
+            {
+                "pattern": _pattern,
+                "patternProperties": _pattern_properties,
+                "additionalProperties": _additional_properties,
+                "unevaluatedProperties": _refuse_patterns(kind.VALIDATORS.get("unevaluatedProperties")),
+            },
+        )
+        self._validator = safe(schema, registry=referencing.Registry())
+
+    def problem(self, text: str) -> Problem | None:
+        """The first error in a finished text, or None if it is valid."""
+        try:
+            value = json.loads(text, object_pairs_hook=unique_keys)
+        except (ValueError, RecursionError) as error:
+            return Problem(f"not JSON: {error}")
+        try:
+            error = next(self._validator.iter_errors(value), None)
+        except self._failures as failure:
+            return Problem(f"cannot be checked: {failure}")
+        if error is None:
+            return None
+        place = _pointer(error.absolute_schema_path)
+        return Problem(error.message, str(error.validator), place, _pointer(error.absolute_path))
+
+
+    def holds(self, schema: Any, value: Any) -> bool:
+        """Whether a value is valid under a part of the schema; False where that cannot be said."""
+        try:
+            return bool(self._validator.evolve(schema=schema).is_valid(value))
+        except self._failures:
+            return False
+
+
+class _Unsupported(Exception):
+    """A regular expression that cannot be matched in linear time here."""
+
+
+@lru_cache(maxsize=4096)
+def _search(pattern: str, text: str) -> bool:
+    try:
+        return finds(pattern, text)
+    except NotUnderstood:
+        return _search_by_library(pattern, text)
+
+
+def _search_by_library(pattern: str, text: str) -> bool:
+    """The grammar library's automaton over single bytes; it has no look-around and no back references either."""
+    import llguidance
+
+    tokenizer = llguidance.LLTokenizer("byte")
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern}))
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+    tokens = tokenizer.tokenize_str(json.dumps(text, ensure_ascii=False))
+    if matcher.is_error():
+        raise _Unsupported(f"the pattern {pattern!r} is not supported")
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def _pattern(validator: Any, pattern: str, value: Any, _schema: Any) -> Iterator[Any]:
+    from jsonschema import ValidationError
+
+    if isinstance(value, str) and not _search(pattern, value):
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, patterns: Any, value: Any, _schema: Any) -> Iterator[Any]:
+    if not isinstance(value, dict):
+        return
+    for pattern, schema in patterns.items():
+        for key, item in value.items():
+            if _search(pattern, key):
+                yield from validator.descend(item, schema, path=key, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, additional: Any, value: Any, schema: Any) -> Iterator[Any]:
+    from jsonschema import ValidationError
+
+    if not isinstance(value, dict):
+        return
+    listed, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    extra = [key for key in value if key not in listed and not any(_search(pattern, key) for pattern in patterns)]
+    if additional is False and extra:
+        yield ValidationError(f"additional properties are not allowed: {extra}")
+    elif isinstance(additional, dict):
+        for key in extra:
+            yield from validator.descend(value[key], additional, path=key)
+
+
+def _refuse_patterns(inner: Callable[..., Any] | None) -> Callable[..., Iterator[Any]]:
+    """`unevaluatedProperties` looks at patterns by Python's engine: not where there are any."""
+
+    def check(validator: Any, unevaluated: Any, value: Any, schema: Any) -> Iterator[Any]:
+        if inner is None:
+            return
+        if "patternProperties" in json.dumps(schema):
+            raise _Unsupported("unevaluatedProperties beside patternProperties is not supported")
+        yield from inner(validator, unevaluated, value, schema) or ()
+
+    return check
+
+
+def _pointer(path: Any) -> str:
+    return "".join(f"/{escape(str(part))}" for part in path)
