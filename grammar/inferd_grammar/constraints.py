@@ -43,11 +43,76 @@ class Choice:
 class Lark:
     """Text of a context-free grammar in llguidance's Lark variant, rule `start`.
 
-    Refused by name: references to special tokens (`<|name|>`, `<[id]>`) and the rule attributes `max_tokens`, `stop`,
-    `temperature`, `capture`.
+    Refused by name: references to special tokens (`<|name|>`, `<[id]>`), to other grammars (`@name`), `%llguidance`
+    options, and the rule attributes `max_tokens`, `stop`, `temperature`, `capture`.
     """
 
     text: str
 
 
-Constraint = JsonSchema | Regex | AnyJson | Choice | Lark
+@dataclass(frozen=True)
+class Gbnf:
+    """Text of a context-free grammar in llama.cpp's notation (an EBNF, `::=`), rule `root`."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Tag:
+    """One kind of tagged span: `begin`, then text of `content`, then `end`.
+
+    `begin` and `end` are plain text in which the names of special tokens stand for these tokens, as they do for the
+    tokenizer: `"<tool_call>\\n"` is one special token and a line feed where the tokenizer has that token, and twelve
+    characters where it has not.
+    """
+
+    begin: str
+    content: Constraint
+    end: str
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """Free text with tagged spans, e.g. tool calls: any text; where the `begin` of a tag is complete its content must
+    follow, then its `end`, then free text again. The text may end wherever it is free.
+
+    Refused: no tags, an empty `begin`, one `begin` inside another, a tagged text inside a tag.
+    """
+
+    tags: tuple[Tag, ...]
+
+
+@dataclass(frozen=True)
+class AllOf:
+    """Text that satisfies all `members` at once (intersection).
+
+    Regular expressions and choices are joined into one automaton, which knows its dead ends. Other kinds run side by
+    side: a token is legal if it is for each of them, so members that contradict each other further on lead to a state
+    without a legal token, reported as GrammarFailure when it is reached.
+    """
+
+    members: tuple[Constraint, ...]
+
+
+@dataclass(frozen=True)
+class Exact:
+    """`inner` with exact masks: every token whose bytes continue the text is legal, whatever the split.
+
+    Without it, forced bytes are masked to their canonical tokens, which is what a model expects to see.
+    """
+
+    inner: Constraint
+
+
+@dataclass(frozen=True)
+class Prefixed:
+    """`prefix`, then text of `inner` (any text for None), with exact masks: a token may cover the border.
+
+    For token healing: see `inferd_grammar.healing`.
+    """
+
+    prefix: str
+    inner: Constraint | None = None
+
+
+Constraint = JsonSchema | Regex | AnyJson | Choice | Lark | Gbnf | Tagged | AllOf | Exact | Prefixed
