@@ -8,7 +8,20 @@ Importable alone: numpy and one grammar library, no model, no torch.
 """
 
 from inferd_grammar.compiler import Compiled, GrammarCompiler
-from inferd_grammar.constraints import AnyJson, Choice, Constraint, JsonSchema, Lark, Regex
+from inferd_grammar.constraints import (
+    AllOf,
+    AnyJson,
+    Choice,
+    Constraint,
+    Exact,
+    Gbnf,
+    JsonSchema,
+    Lark,
+    Prefixed,
+    Regex,
+    Tag,
+    Tagged,
+)
 from inferd_grammar.errors import GrammarError, GrammarFailure
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.matcher import Matcher, walk
@@ -16,20 +29,26 @@ from inferd_grammar.tokens import TokenTable
 from inferd_grammar.validation import Checked, Problem
 
 __all__ = [
+    "AllOf",
     "AnyJson",
     "Checked",
     "Choice",
     "CompileLimits",
     "Compiled",
     "Constraint",
+    "Exact",
+    "Gbnf",
     "GrammarCompiler",
     "GrammarError",
     "GrammarFailure",
     "JsonSchema",
     "Lark",
     "Matcher",
+    "Prefixed",
     "Problem",
     "Regex",
+    "Tag",
+    "Tagged",
     "TokenTable",
     "walk",
 ]
