@@ -9,6 +9,7 @@ import numpy as np
 
 from inferd.protocol import ConstraintError, InternalError
 from inferd_grammar import GrammarFailure, Matcher, walk
+from inferd_grammar.tokens import bit_mask
 from inferd_runtime.engine.sampling import Masks
 
 
@@ -25,9 +26,8 @@ class GrammarCursor:
 
     def __init__(self, matcher: Matcher, words: int, eos_tokens: Sequence[int]) -> None:
         self._matcher = matcher
-        self._eos = tuple(eos_tokens)
         self._walked = 0
-        self._row: Masks = np.zeros((1, words), np.int32)
+        self._rest: Masks = ~bit_mask(eos_tokens, words * 32)
 
     def forced(self) -> list[int]:
         """Tokens that the grammar leaves no choice about, in its canonical split."""
@@ -37,7 +37,7 @@ class GrammarCursor:
 
     def masks(self, draft: Sequence[int]) -> Masks:
         """Walk the draft: int32[legal + 1, words], one mask per legal draft token and one for the bonus row."""
-        masks = np.empty((len(draft) + 1, self._row.shape[1]), np.int32)
+        masks = np.empty((len(draft) + 1, self._rest.shape[0]), np.int32)
         with _matcher_errors():
             self._return()
             self._walked = walk(self._matcher, draft, masks)
@@ -54,11 +54,12 @@ class GrammarCursor:
     def must_end(self) -> bool:
         """Whether end-of-text is the only legal token."""
         with _matcher_errors():
-            self._matcher.fill(self._row[0])
-        rest = self._row[0].view(np.uint32).copy()
-        for token in self._eos:
-            rest[token // 32] &= np.uint32(~(1 << (token % 32)) & 0xFFFFFFFF)
-        return not rest.any()
+            # Inside a text this is all there is to ask; the mask is only looked at where the text may end.
+            if not self._matcher.may_end():
+                return False
+            row = np.empty_like(self._rest)
+            self._matcher.fill(row)
+        return not np.bitwise_and(row, self._rest).any()
 
     def _return(self) -> None:
         """Undo a walk that was never verified (the step had no room for it)."""

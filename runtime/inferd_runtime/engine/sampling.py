@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from inferd.protocol import InvalidRequest, Sampling
+from inferd.protocol import ConstraintError, InvalidRequest, Sampling
 from inferd_runtime.engine.noise import MASK, gumbel, mix
 
 Logits = npt.NDArray[np.float32]
 Masks = npt.NDArray[np.int32]
+SPARSE = 8
+"""A mask with fewer words in use than one in so many is read word by word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +47,42 @@ class RowSampler:
         return cls(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, key)
 
 
-def allowed_tokens(mask: Masks, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """The bits of one mask row (int32[ceil(V / 32)], bit i of word w is token 32 w + i) as bool[V]."""
-    bits = np.unpackbits(mask.view(np.uint8), bitorder="little", count=vocab_size)
-    return np.asarray(bits.view(np.bool_))
+def allowed_tokens(mask: Masks, vocab_size: int) -> npt.NDArray[np.int64]:
+    """The tokens of one mask row (int32[ceil(V / 32)], bit i of word w is token 32 w + i), ascending; none past V."""
+    words = np.flatnonzero(mask)
+    if words.size * SPARSE > mask.size:
+        return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little", count=vocab_size).view(np.bool_))
+    bits = np.flatnonzero(np.unpackbits(mask[words].view(np.uint8), bitorder="little").view(np.bool_))
+    tokens = (words[bits >> 5] << 5) + (bits & 31)
+    return np.asarray(tokens[tokens < vocab_size])
 
 
 def draw(logits: Logits, sampler: RowSampler, position: int, mask: Masks | None = None) -> int:
-    """Sample the token at absolute ``position`` from one row of logits (float32[V])."""
+    """Sample the token at absolute ``position`` from one row of logits (float32[V]).
+
+    Raises ConstraintError when ``mask`` allows no token.
+    """
     if mask is not None:
-        logits = np.where(allowed_tokens(mask, logits.shape[0]), logits, np.float32(-np.inf))
+        return _draw_allowed(logits, sampler, position, mask)
     if sampler.temperature == 0:
         return int(np.argmax(logits))
     tokens, scores = candidates(logits, sampler)
+    return int(tokens[np.argmax(scores + gumbel(sampler.key, position, tokens))])
+
+
+def _draw_allowed(logits: Logits, sampler: RowSampler, position: int, mask: Masks) -> int:
+    """As :func:`draw` with -inf for what the mask forbids, without touching all of the vocabulary."""
+    if sampler.temperature == 0:
+        best = int(np.argmax(logits))
+        if int(mask[best >> 5]) >> (best & 31) & 1:
+            return best
+    allowed = allowed_tokens(mask, logits.shape[0])
+    if not allowed.size:
+        raise ConstraintError("the constraint leaves no token to go on with")
+    if sampler.temperature == 0:
+        return int(allowed[np.argmax(logits[allowed])])
+    places, scores = candidates(logits[allowed], sampler)
+    tokens = allowed[places]
     return int(tokens[np.argmax(scores + gumbel(sampler.key, position, tokens))])
 
 
