@@ -74,6 +74,10 @@ class Core(Protocol):
     def checked(self) -> tuple[Checked, ...]:
         """What the constraint says and this recogniser does not hold; empty but for `best_effort`."""
 
+    @property
+    def recipe(self) -> str | None:
+        """Text from which `Backend.rebuild` makes the same recogniser at its start; None: compile it again."""
+
     def fill(self, row: NDArray[np.int32], address: int) -> None:
         """Write the library's mask of legal text tokens to `row`; `address` is that of its first word."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import llguidance
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferd_grammar.backends.text import choice_pattern, one_line
-from inferd_grammar.constraints import AnyJson, Choice, Constraint, JsonSchema, Lark, Regex
+from inferd_grammar.constraints import AnyJson, Choice, Constraint, Exact, JsonSchema, Lark, Regex
 from inferd_grammar.errors import GrammarError, GrammarFailure
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.rewrites import KEYWORDS, rewrite
@@ -77,23 +78,35 @@ class LlguidanceBackend:
 
     def compile(self, constraint: Constraint, limits: CompileLimits) -> LlguidanceCore:
         """The recogniser at its start, first mask computed. Raises GrammarError."""
-        if isinstance(constraint, JsonSchema) and constraint.mode == "best_effort":
-            return self._compile_best_effort(constraint, limits)
-        return LlguidanceCore(self._start(*_grammar(constraint, limits)))
+        exact = isinstance(constraint, Exact)
+        inner = constraint.inner if isinstance(constraint, Exact) else constraint
+        if isinstance(inner, JsonSchema) and inner.mode == "best_effort":
+            return self._compile_best_effort(inner, limits, exact)
+        grammar, schema = _grammar(inner, limits)
+        return self._start(_unforced(grammar) if exact else grammar, schema)
 
-    def _compile_best_effort(self, constraint: JsonSchema, limits: CompileLimits) -> LlguidanceCore:
+    def rebuild(self, recipe: str) -> LlguidanceCore:
+        """The core that another process compiled, from its `recipe`. Raises GrammarError."""
+        grammar, checked = json.loads(recipe)
+        return self._start(grammar, None, lenient=True, checked=[Checked(*place) for place in checked])
+
+    def _compile_best_effort(self, constraint: JsonSchema, limits: CompileLimits, exact: bool) -> LlguidanceCore:
         """As tight a grammar as the library takes: rewritten with holes, else as it leaves things out, else any JSON."""
         schema = read_schema(schema_text(constraint.schema), limits)
         for attempt in (_tight, _loose):
             try:
                 grammar, checked = attempt(schema)
-                return LlguidanceCore(self._start(grammar, schema, lenient=attempt is _loose), tuple(checked))
+                grammar = _unforced(grammar) if exact else grammar
+                return self._start(grammar, schema, lenient=attempt is _loose, checked=checked)
             except GrammarError as error:
                 if "nsatisfiable" in error.reason or schema is False:
                     raise  # these grammars are never narrower than the schema
-        return LlguidanceCore(self._start(_json_grammar("{}", {}), schema), tuple(_assertions(schema, KEYWORDS)))
+        anything = _json_grammar("{}", {})
+        return self._start(_unforced(anything) if exact else anything, schema, checked=_assertions(schema, KEYWORDS))
 
-    def _start(self, grammar: str, schema: Any, *, lenient: bool = False) -> llguidance.LLMatcher:
+    def _start(
+        self, grammar: str, schema: Any, *, lenient: bool = False, checked: Sequence[Checked] = ()
+    ) -> LlguidanceCore:
         inner = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_parser_limits())
         # Some grammars compile and have no first token, e.g. {"$ref": "#"}.
         if inner.is_error():
@@ -104,15 +117,16 @@ class LlguidanceBackend:
             raise GrammarError(f"llguidance finds no first token: {one_line(inner.get_error())}")
         if not lenient and (warnings := inner.get_grammar_warnings()):
             raise GrammarError(f"llguidance would not enforce this as written: {one_line('; '.join(warnings))}")
-        return inner
+        return LlguidanceCore(inner, tuple(checked), json.dumps([grammar, checked]))
 
 
 class LlguidanceCore:
     """`Core` over one `LLMatcher`. The library records every text token, so its rollback is exact without EOS."""
 
-    def __init__(self, inner: llguidance.LLMatcher, checked: tuple[Checked, ...] = ()) -> None:
+    def __init__(self, inner: llguidance.LLMatcher, checked: tuple[Checked, ...], recipe: str) -> None:
         self._inner = inner
         self.checked = checked
+        self.recipe = recipe
 
     def fill(self, row: NDArray[np.int32], address: int) -> None:
         self._inner.unsafe_compute_mask_ptr(address, row.nbytes)
@@ -147,7 +161,7 @@ class LlguidanceCore:
 
     def copy(self) -> LlguidanceCore:
         self._check()
-        return LlguidanceCore(self._inner.deep_copy(), self.checked)
+        return LlguidanceCore(self._inner.deep_copy(), self.checked, self.recipe)
 
     def _check(self) -> None:
         if self._inner.is_error():
@@ -178,6 +192,14 @@ def _grammar(constraint: Constraint, limits: CompileLimits) -> tuple[str, Any]:
         _require_plain_lark(constraint.text)
         return llguidance.LLMatcher.grammar_from_lark(constraint.text), None
     raise GrammarError(f"{type(constraint).__name__} is no constraint of this backend")
+
+
+def _unforced(grammar: str) -> str:
+    """The same grammar with masks that leave the model any split of the text into tokens."""
+    if grammar.startswith("{"):
+        (part,) = json.loads(grammar)["grammars"]
+        grammar = part["lark_grammar"] or f"start: %json {json.dumps(part['json_schema'])}"
+    return f'%llguidance {{"no_forcing": true}}\n{grammar}'
 
 
 def _json_grammar(text: str, schema: Any) -> str:

@@ -63,11 +63,16 @@ class OutlinesBackend:
             raise GrammarError(f"outlines_core: {one_line(str(error))}") from error
         return OutlinesCore(index, self._table, [index.get_initial_state()])
 
+    def rebuild(self, recipe: str) -> OutlinesCore:
+        """Never asked for: this backend's cores have no recipe."""
+        raise GrammarError("outlines_core has no recipes")
+
 
 class OutlinesCore:
     """`Core` over one `Index`: the states passed so far, one integer per token."""
 
     checked = ()
+    recipe = None
 
     def __init__(self, index: Any, table: TokenTable, states: list[int]) -> None:
         self._index = index
