@@ -1,27 +1,31 @@
 """Constraint -> matcher: caps, backend choice, cache.
 
-Compiling runs in the caller's thread and cannot be interrupted; the caps in `CompileLimits` keep out what is known to
-hang. Compiling in a child process under a clock is not done yet: hostile grammars within the caps can still be slow.
+Compiling runs in the caller's thread and cannot be interrupted. The caps in `CompileLimits` keep out what is known to
+hang; for the rest, a compiler with `trials` compiles only what a child process has compiled within its limits before.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from concurrent.futures import CancelledError, Future
 from typing import Protocol
 
 import numpy as np
 
-from inferd_grammar.constraints import AnyJson, Choice, Constraint, JsonSchema, Lark, Regex
-from inferd_grammar.errors import GrammarError, GrammarFailure
+from inferd_grammar.cache import Key, OutcomeCache
+from inferd_grammar.constraints import AnyJson, Choice, Constraint, Exact, JsonSchema, Lark, Regex
+from inferd_grammar.errors import GrammarError, GrammarFailure, GrammarLimit
 from inferd_grammar.limits import DEFAULT_LIMITS, CompileLimits
 from inferd_grammar.matcher import Core, GuardedMatcher, Matcher
-from inferd_grammar.schema import read_schema, schema_text
+from inferd_grammar.schema import read_schema, require_size, schema_text
 from inferd_grammar.tokens import TokenTable
+from inferd_grammar.trial_messages import Tried
 from inferd_grammar.validation import Problem, SchemaValidator
 
 _BACKENDS = ("auto", "llguidance", "outlines")
+_COMPILED_BYTES = 256 << 10  # a small grammar of llguidance with the caches it fills
+_REFUSAL_BYTES = 1 << 10
+_TRIVIAL_CHOICE = 1000
 
 
 class Backend(Protocol):
@@ -33,14 +37,23 @@ class Backend(Protocol):
     def compile(self, constraint: Constraint, limits: CompileLimits) -> Core:
         """A core at the start of the text. Raises GrammarError for what is invalid, too large or not supported."""
 
+    def rebuild(self, recipe: str) -> Core:
+        """The core that the same backend compiled in another process, from its `Core.recipe`. Raises GrammarError."""
+
 
 class Compiled:
     """One constraint compiled for one tokenizer, its first mask computed. Thread-safe."""
 
     def __init__(
-        self, core: Core, table: TokenTable, backend: str, validator: SchemaValidator | None = None
+        self,
+        core: Core,
+        table: TokenTable,
+        backend: str,
+        validator: SchemaValidator | None = None,
+        grown: int = 0,
     ) -> None:
         self.backend = backend
+        self.cost = max(_COMPILED_BYTES, grown)  # bytes, as far as they are known
         self.checked = core.checked  # (keyword, pointer) of what masks do not hold: `validate` does
         self._validator = validator
         self._core = core
@@ -62,11 +75,15 @@ class Compiled:
         return matcher
 
 
-_Entry = Future[Compiled | GrammarError]
+class Trials(Protocol):
+    """Compiles elsewhere first, where it can be stopped: see `inferd_grammar.trial`. Called from any thread."""
+
+    def attempt(self, table: TokenTable, backend: str, constraint: Constraint, limits: CompileLimits) -> Tried:
+        """How the compile went there. Raises GrammarError if it was refused, GrammarLimit if it took too much."""
 
 
 class GrammarCompiler:
-    """Compiles constraints for one tokenizer and keeps the last `cache_entries` of them, refusals included.
+    """Compiles constraints for one tokenizer and keeps those used last, refusals included.
 
     Thread-safe: a constraint that two threads ask for at once is compiled once.
     """
@@ -76,69 +93,98 @@ class GrammarCompiler:
         table: TokenTable,
         *,
         backend: str = "auto",
-        cache_entries: int = 256,
+        cache_bytes: int = 256 << 20,
         limits: CompileLimits = DEFAULT_LIMITS,
+        trials: Trials | None = None,
     ) -> None:
         """`backend` is "auto" (llguidance), "llguidance" or "outlines"; an explicit one is never replaced by another.
 
         Raises GrammarError for an unknown or absent backend, or a tokenizer it does not read as `table` does;
-        ValueError if `cache_entries` is below 1.
+        ValueError if `cache_bytes` is below 1.
         """
-        if cache_entries < 1:
-            raise ValueError(f"cache_entries must be at least 1, not {cache_entries}")
+        if cache_bytes < 1:
+            raise ValueError(f"cache_bytes must be at least 1, not {cache_bytes}")
         self.table = table
         self.limits = limits
-        self._backend = _make_backend(backend, table)
-        self._entries = cache_entries
-        self._cache: OrderedDict[tuple[str, ...], _Entry] = OrderedDict()
-        self._lock = threading.Lock()
+        self._name = backend
+        self._backend = make_backend(backend, table)
+        self._trials = trials
+        self._cache: OutcomeCache[Compiled | GrammarError] = OutcomeCache(cache_bytes)
+
+    def key(self, constraint: Constraint) -> Key:
+        """Equal for constraints that compile to the same. Raises GrammarError for what is no text, and what is too large."""
+        key = _key(constraint)
+        require_size("".join(key), "constraint", self.limits)
+        return key
+
+    def find(self, constraint: Constraint) -> Compiled | None:
+        """What the cache holds, None if this has to be compiled. Raises GrammarError if it was refused."""
+        outcome = self._cache.get(self.key(constraint))
+        if outcome is None and trivial(constraint):
+            return self.compile(constraint)
+        return None if outcome is None else _unwrap(outcome)
 
     def compile(self, constraint: Constraint) -> Compiled:
         """Compile, or take from the cache. Raises GrammarError, also from the cache."""
-        key = _key(constraint)
+        key = self.key(constraint)
         while True:
-            future, mine = self._claim(key)
+            future, mine = self._cache.claim(key)
             if mine:
                 self._fulfil(key, future, constraint)
             try:
-                outcome = future.result()
+                return _unwrap(future.result())
             except CancelledError:
                 continue  # another thread was to compile this and hit a bug or an interrupt; try it here
-            if isinstance(outcome, GrammarError):
-                raise GrammarError(outcome.reason, outcome.pointer)  # a fresh one: tracebacks grow on raise
-            return outcome
 
-    def _claim(self, key: tuple[str, ...]) -> tuple[_Entry, bool]:
-        """The entry for a key, and whether the caller has to fill it."""
-        with self._lock:
-            if (future := self._cache.get(key)) is not None:
-                self._cache.move_to_end(key)
-                return future, False
-            future = self._cache[key] = _Entry()
-            if len(self._cache) > self._entries:
-                self._cache.popitem(last=False)
-            return future, True
-
-    def _fulfil(self, key: tuple[str, ...], future: _Entry, constraint: Constraint) -> None:
+    def _fulfil(self, key: Key, future: Future[Compiled | GrammarError], constraint: Constraint) -> None:
         try:
-            future.set_result(self._outcome(constraint))
-        finally:
-            if not future.done():  # neither compiled nor refused: a bug, on its way up
-                with self._lock:
-                    self._cache.pop(key, None)
-                future.cancel()
+            outcome = self._outcome(constraint)
+        except BaseException:  # neither compiled nor refused: a bug, on its way up
+            self._cache.drop(key, future)
+            raise
+        if isinstance(outcome, GrammarLimit) and outcome.limit == "wall_seconds":
+            self._cache.drop(key, future, outcome)  # the machine was busy: not the grammar's doing
+        else:
+            self._cache.keep(key, future, outcome, outcome.cost if isinstance(outcome, Compiled) else _REFUSAL_BYTES)
 
     def _outcome(self, constraint: Constraint) -> Compiled | GrammarError:
         try:
-            core = self._backend.compile(constraint, self.limits)
-            return Compiled(core, self.table, self._backend.name, _validator(constraint, self.limits))
+            core, grown = self._core(constraint)
+            return Compiled(core, self.table, self._backend.name, _validator(constraint, self.limits), grown)
         except GrammarFailure as failure:
             return GrammarError(f"the grammar has no first token: {failure.reason}")
         except GrammarError as error:
             return error
 
+    def _core(self, constraint: Constraint) -> tuple[Core, int]:
+        """The core, and how many bytes it is known to need."""
+        if self._trials is None or trivial(constraint):
+            return self._backend.compile(constraint, self.limits), 0
+        tried = self._trials.attempt(self.table, self._name, constraint, self.limits)
+        if tried.recipe is None:
+            return self._backend.compile(constraint, self.limits), tried.grown
+        return self._backend.rebuild(tried.recipe), tried.grown
 
-def _make_backend(name: str, table: TokenTable) -> Backend:
+
+def trivial(constraint: Constraint) -> bool:
+    """Whether compiling is bounded by its few bytes: a fixed grammar, or a choice, whose automaton is a trie."""
+    match constraint:
+        case AnyJson():
+            return True
+        case Choice(options):
+            return sum(len(option) for option in options if isinstance(option, str)) <= _TRIVIAL_CHOICE
+        case Exact(inner):
+            return trivial(inner)
+    return False
+
+
+def _unwrap(outcome: Compiled | GrammarError) -> Compiled:
+    if isinstance(outcome, GrammarError):
+        raise outcome.fresh()
+    return outcome
+
+
+def make_backend(name: str, table: TokenTable) -> Backend:
     """Imports the library on demand: the optional ones may be absent."""
     if name in ("auto", "llguidance"):
         from inferd_grammar.backends.llguidance import LlguidanceBackend
@@ -152,6 +198,8 @@ def _make_backend(name: str, table: TokenTable) -> Backend:
 
 
 def _validator(constraint: Constraint, limits: CompileLimits) -> SchemaValidator | None:
+    if isinstance(constraint, Exact):
+        return _validator(constraint.inner, limits)
     if not isinstance(constraint, JsonSchema) or constraint.mode == "strict":
         return None
     return SchemaValidator(read_schema(schema_text(constraint.schema), limits))
@@ -168,6 +216,8 @@ def _key(constraint: Constraint) -> tuple[str, ...]:
             return ("regex", _text(pattern, "regex"))
         case Lark(text):
             return ("lark", _text(text, "Lark grammar"))
+        case Exact(inner):
+            return ("exact", *_key(inner))
         case Choice(options):
             return ("choice", *(_text(option, "option of a choice") for option in options))
     raise GrammarError(f"{type(constraint).__name__} is not a constraint")

@@ -15,8 +15,25 @@ class GrammarError(Exception):
         self.reason = reason
         self.pointer = pointer
 
+    def fresh(self) -> GrammarError:
+        """The same error to raise once more: tracebacks grow on raise."""
+        return GrammarError(self.reason, self.pointer)
+
     def __str__(self) -> str:
         return self.reason if self.pointer is None else f"{self.reason} (at {self.pointer or 'the root'})"
+
+
+class GrammarLimit(GrammarError):
+    """Compiling the constraint took more than it may. `limit` names what (a field of `TrialLimits`), `value` how much."""
+
+    def __init__(self, reason: str, limit: str, value: float) -> None:
+        super().__init__(f"{reason}; {limit} is {value:g}")
+        self.limit = limit
+        self.value = value
+        self._why = reason
+
+    def fresh(self) -> GrammarLimit:
+        return GrammarLimit(self._why, self.limit, self.value)
 
 
 class GrammarFailure(Exception):

@@ -56,10 +56,9 @@ class SchemaValidator:
         self._failures = (referencing.exceptions.Unresolvable, RecursionError, _Unsupported)
         default = jsonschema.validators.validator_for({"$schema": _LATEST})
         kind = jsonschema.validators.validator_for(schema, default=default)
-        try:
-            kind.check_schema(schema)
-        except jsonschema.SchemaError as error:
-            raise GrammarError(f"not a schema of its draft: {error.message}", _pointer(error.absolute_path)) from error
+        for error in kind(kind.META_SCHEMA).iter_errors(schema):
+            if error.validator != "uniqueItems":  # a value listed twice does no harm
+                raise GrammarError(f"not a schema of its draft: {error.message}", _pointer(error.absolute_path))
         safe = jsonschema.validators.extend(
             kind,
             {

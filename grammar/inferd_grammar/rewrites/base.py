@@ -7,7 +7,7 @@ equivalences unless their text says that they are narrower.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from inferd_grammar.errors import GrammarError
@@ -28,11 +28,13 @@ class View:
         words: the keywords that count in the document's draft; legacy forms are converted, annotations are dropped.
         pointer: JSON pointer of the object in the document.
         names: original name of a keyword that was converted.
+        beside: views that hold for the same value, because this one stands in their `allOf` or `anyOf`.
     """
 
     words: Mapping[str, Any]
     pointer: str
     names: Mapping[str, str] = field(default_factory=dict)
+    beside: tuple[View, ...] = ()
 
     def at(self, key: str, *parts: str | int) -> str:
         """Pointer of a keyword's value, or of a part of it."""
@@ -40,7 +42,7 @@ class View:
 
     def without(self, *keys: str) -> View:
         """The same view less some keywords."""
-        return View({key: value for key, value in self.words.items() if key not in keys}, self.pointer, self.names)
+        return replace(self, words={key: value for key, value in self.words.items() if key not in keys})
 
 
 class Translator(Protocol):
@@ -54,8 +56,10 @@ class Translator(Protocol):
     def names(self) -> list[str]:
         """Every name that the document gives to a property, each once."""
 
-    def positive(self, schema: Schema, pointer: str, kinds: frozenset[str] = ...) -> Schema:
-        """A schema that accepts what `schema` accepts, of values whose kind is in `kinds`."""
+    def positive(
+        self, schema: Schema, pointer: str, kinds: frozenset[str] = ..., beside: tuple[View, ...] = ...
+    ) -> Schema:
+        """A schema that accepts what `schema` accepts, of values whose kind is in `kinds` and that `beside` accepts."""
 
     def negative(self, schema: Schema, pointer: str, kinds: frozenset[str] = ...) -> Schema:
         """A schema that accepts what `schema` rejects, of values whose kind is in `kinds`."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from inferd_grammar.rewrites.base import Schema, Translator, View, all_of, any_of
-from inferd_grammar.rewrites.disjoint import disjoint, kinds_of, views_of
-from inferd_grammar.rewrites.kinds import Kinds
+from inferd_grammar.rewrites.disjoint import kinds_of, overlap, views_of
+from inferd_grammar.rewrites.kinds import Kinds, typed
 
 Place = tuple[Any, str]
 """A subschema and its pointer."""
@@ -20,16 +20,19 @@ DEPENDENCIES = ("dependencies", "dependentRequired", "dependentSchemas")
 
 
 def positive_one_of(view: View, kinds: Kinds, to: Translator) -> list[Schema]:
-    """One branch and none of those that are not provably disjoint from it."""
+    """One branch and, of the kinds in which they may overlap, none of the others."""
     branches = view.words["oneOf"]
+    beside = (*view.beside, view.without("oneOf"))
     rivals = _rivals(view, to)
     options = []
     for n, branch in enumerate(branches):
         within = kinds & kinds_of(branch, view.at("oneOf", n), to)
-        if not within:
-            continue
-        others = [to.negative(branches[m], view.at("oneOf", m), within) for m in rivals[n]]
-        options.append(all_of([to.positive(branch, view.at("oneOf", n), within), *others]))
+        others: list[Schema] = []
+        for m, shared in rivals[n].items():
+            other = to.negative(branches[m], view.at("oneOf", m), within & shared)
+            others.append(any_of([typed(within - shared, within) if within - shared else False, other]))
+        if within:
+            options.append(all_of([to.positive(branch, view.at("oneOf", n), within, beside), *others]))
     return [any_of(options)]
 
 
@@ -38,7 +41,7 @@ def negative_one_of(view: View, kinds: Kinds, to: Translator) -> list[Schema]:
     places = [(branch, view.at("oneOf", n)) for n, branch in enumerate(view.words["oneOf"])]
     options = [all_of([to.negative(branch, place, kinds) for branch, place in places])]
     for n, others in enumerate(_rivals(view, to)):
-        pairs = [m for m in others if m > n]
+        pairs = [m for m in others if m > n and others[m] & kinds]
         options += [all_of([to.positive(*places[n], kinds), to.positive(*places[m], kinds)]) for m in pairs]
     return options
 
@@ -66,14 +69,15 @@ def negative_if(view: View, kinds: Kinds, to: Translator) -> list[Schema]:
     return options
 
 
-def exclusive_cases(parts: list[Place], beside: View, to: Translator) -> list[Place]:
+def exclusive_cases(parts: list[Place], beside: tuple[View, ...], to: Translator) -> list[Place]:
     """Those members of an `allOf` that are `if` and `then` alone, if there are several and their conditions exclude
-    each other: then at most one of them matters, and they are so many cases instead of all combinations.
+    each other on objects that have the keys which the conditions look at.
     """
     cases = [place for place in parts if _is_case(place, to)]
     conditions = [_condition(place, to) for place in cases]
+    there = View({"type": "object", "required": _keys(conditions)}, "")
     apart = all(
-        disjoint([beside, left], [beside, right], to)
+        not overlap([*beside, there, left], [*beside, there, right], to)
         for n, left in enumerate(conditions)
         for right in conditions[n + 1 :]
     )
@@ -81,12 +85,20 @@ def exclusive_cases(parts: list[Place], beside: View, to: Translator) -> list[Pl
 
 
 def positive_cases(cases: list[Place], kinds: Kinds, to: Translator) -> Schema:
-    """One condition and its consequence, or none of the conditions."""
+    """One condition and its consequence, or none of the conditions: so many cases instead of all combinations.
+
+    Narrower: an object without a key that the conditions look at meets all of them at once, and is refused.
+    """
+    there: Schema = {"type": "object", "required": _keys([_condition(place, to) for place in cases])}
     options = [
-        all_of([to.positive(part["if"], f"{at}/if", kinds), to.positive(part["then"], f"{at}/then", kinds)])
+        all_of([to.positive(part["if"], f"{at}/if", kinds), there, to.positive(part["then"], f"{at}/then", kinds)])
         for part, at in cases
     ]
-    return any_of([*options, all_of([to.negative(part["if"], f"{at}/if", kinds) for part, at in cases])])
+    return any_of([*options, all_of([there, *(to.negative(part["if"], f"{at}/if", kinds) for part, at in cases)])])
+
+
+def _keys(conditions: list[View]) -> list[str]:
+    return list(dict.fromkeys(key for view in conditions for key in view.words.get("properties", {})))
 
 
 def _is_case(place: Place, to: Translator) -> bool:
@@ -128,16 +140,16 @@ def _wanted(wanted: Any, pointer: str, to: Translator) -> Schema:
     return to.positive(wanted, pointer, Kinds({"object"}))
 
 
-def _rivals(view: View, to: Translator) -> list[list[int]]:
-    """For each branch the others that are not provably disjoint from it, what stands beside `oneOf` considered."""
-    beside = [view.without("oneOf")]
+def _rivals(view: View, to: Translator) -> list[dict[int, Kinds]]:
+    """For each branch the others that are not provably disjoint from it, and the kinds of value they may share."""
+    beside = [*view.beside, view.without("oneOf")]
     branches = [views_of(branch, view.at("oneOf", n), to) for n, branch in enumerate(view.words["oneOf"])]
-    result: list[list[int]] = [[] for _ in branches]
+    result: list[dict[int, Kinds]] = [{} for _ in branches]
     for n, left in enumerate(branches):
         for m in range(n + 1, len(branches)):
             right = branches[m]
-            if left is None or right is None or disjoint([*beside, *left], [*beside, *right], to):
+            if left is None or right is None:
                 continue
-            result[n].append(m)
-            result[m].append(n)
+            if shared := overlap([*beside, *left], [*beside, *right], to):
+                result[n][m] = result[m][n] = shared
     return result

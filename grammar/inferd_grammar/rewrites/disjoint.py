@@ -11,6 +11,7 @@ from typing import Any
 
 from inferd_grammar.rewrites.base import Schema, Translator, View
 from inferd_grammar.rewrites.kinds import ALL, NUMBER, Kinds, canonical, of_types, of_value
+from inferd_grammar.rewrites.regex_syntax import literal_prefix
 
 _DEPTH = 12
 _RANGES = (
@@ -50,22 +51,26 @@ def kinds_of_view(view: View, to: Translator, depth: int = _DEPTH) -> Kinds:
     return kinds
 
 
-def disjoint(left: list[View], right: list[View], to: Translator, depth: int = _DEPTH) -> bool:
-    """Whether no value is valid under all of `left` and all of `right`."""
-    if depth == 0:
-        return False
+def overlap(left: list[View], right: list[View], to: Translator, depth: int = _DEPTH) -> Kinds:
+    """The kinds of which some value may be valid under all of `left` and all of `right`."""
     left, right = _flat(left, to, depth), _flat(right, to, depth)
     common = ALL
     for view in [*left, *right]:
-        common &= kinds_of_view(view, to, depth - 1)
-    return (
-        not common
-        or _values_miss(left, right, to)
-        or _values_miss(right, left, to)
-        or all(_ranges_miss([*left, *right], kind) or _objects_miss(left, right, kind, to, depth) for kind in common)
-        or _branches_miss(left, right, to, depth)
-        or _branches_miss(right, left, to, depth)
+        common &= kinds_of_view(view, to, max(depth - 1, 0))
+    if depth <= 0 or not common:
+        return common
+    if _values_miss(left, right, to) or _values_miss(right, left, to):
+        return Kinds()
+    shared = Kinds(
+        kind
+        for kind in common
+        if not _ranges_miss([*left, *right], kind)
+        and not (kind == "string" and _prefixes_miss([*left, *right]))
+        and not (kind == "object" and _objects_miss(left, right, to, depth))
     )
+    if shared and (_branches_miss(left, right, to, depth) or _branches_miss(right, left, to, depth)):
+        return Kinds()
+    return shared
 
 
 def views_of(schema: Schema, pointer: str, to: Translator) -> list[View] | None:
@@ -143,10 +148,14 @@ def _ranges_miss(views: list[View], kind: str) -> bool:
     return False
 
 
-def _objects_miss(left: list[View], right: list[View], kind: str, to: Translator, depth: int) -> bool:
+def _prefixes_miss(views: list[View]) -> bool:
+    """Whether two patterns ask for different beginnings."""
+    starts = [literal_prefix(view.words["pattern"]) for view in views if "pattern" in view.words]
+    return any(not a.startswith(b) and not b.startswith(a) for a in starts for b in starts)
+
+
+def _objects_miss(left: list[View], right: list[View], to: Translator, depth: int) -> bool:
     """Whether some required key can hold no value that suits both sides."""
-    if kind != "object":
-        return False
     needed = {key for view in [*left, *right] for key in view.words.get("required", ())}
     return any(_members_miss(_members(left, key, to), _members(right, key, to), to, depth) for key in needed)
 
@@ -166,7 +175,7 @@ def _members(views: list[View], key: str, to: Translator) -> list[View] | None:
 
 
 def _members_miss(left: list[View] | None, right: list[View] | None, to: Translator, depth: int) -> bool:
-    return left is None or right is None or bool(left and right and disjoint(left, right, to, depth - 1))
+    return left is None or right is None or bool(left and right and not overlap(left, right, to, depth - 1))
 
 
 def _branches_miss(left: list[View], right: list[View], to: Translator, depth: int) -> bool:
@@ -176,6 +185,6 @@ def _branches_miss(left: list[View], right: list[View], to: Translator, depth: i
             if key in view.words and depth > 2:
                 rest = [other for other in left if other is not view] + [view.without(key)]
                 branches = [views_of(part, place, to) for part, place in _parts(view, key)]
-                if all(b is None or disjoint([*rest, *b], right, to, depth - 3) for b in branches):
+                if all(b is None or not overlap([*rest, *b], right, to, depth - 3) for b in branches):
                     return True
     return False

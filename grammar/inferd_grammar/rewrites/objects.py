@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 from math import comb
 from typing import Any
+from urllib.parse import quote
 
 from inferd_grammar.rewrites.base import CannotRewrite, Schema, Translator, View, all_of, any_of
 from inferd_grammar.rewrites.kinds import STRING, of_value
-from inferd_grammar.rewrites.patterns import finds
+from inferd_grammar.rewrites.patterns import finds, regions
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 from inferd_grammar.rewrites.strings import length_between, one_of
 
@@ -109,9 +111,40 @@ def _names_by(key: str, view: View, to: Translator) -> Schema:
         return _names(target[1], target[0], to)
     if key == "allOf":
         return all_of([_names(schema, view.at(key, n), to) for n, schema in enumerate(word)])
+    if key == "anyOf":
+        return _only("|".join(f"(?:{_pattern_of(part, view.at(key, n), to)})" for n, part in enumerate(word)))
+    if key == "oneOf":
+        return _one_of_names(view, to)
     if key == "format":
         raise CannotRewrite("format of property names is not supported", view.at(key))
     raise CannotRewrite(f"{key} of property names is not supported", view.at(key))
+
+
+def _one_of_names(view: View, to: Translator) -> Schema:
+    """Lists beside at most one pattern, if nothing that is listed is listed twice or found by the pattern."""
+    listed: list[str] = []
+    patterns: list[str] = []
+    for n, part in enumerate(view.words["oneOf"]):
+        words = to.view(part, view.at("oneOf", n)).words if isinstance(part, dict) else {}
+        words = {key: word for key, word in words.items() if (key, word) != ("type", "string")}
+        if words.keys() == {"pattern"}:
+            patterns.append(words["pattern"])
+        elif words.keys() in ({"enum"}, {"const"}):
+            listed += [name for name in words.get("enum", [words.get("const")]) if isinstance(name, str)]
+        else:
+            raise CannotRewrite("this oneOf of property names is not supported", view.at("oneOf", n))
+    twice = len(set(listed)) < len(listed) or any(_finds(p, name) is not False for p in patterns for name in listed)
+    if twice or len(patterns) > 1:
+        raise CannotRewrite("branches of this oneOf may hold together", view.at("oneOf"))
+    return _only("|".join(f"(?:{pattern})" for pattern in [*patterns, *([one_of(listed)] if listed else [])]))
+
+
+def _pattern_of(schema: Any, pointer: str, to: Translator) -> str:
+    """The one pattern that a condition on names amounts to."""
+    names = _names(schema, pointer, to)
+    if not isinstance(names, dict) or names.get("additionalProperties") is not False:
+        raise CannotRewrite("this union of conditions on property names is not supported", pointer)
+    return str(next(iter(names["patternProperties"])))
 
 
 def _forbidden_names(schema: Any, pointer: str, to: Translator) -> Schema:
@@ -173,19 +206,45 @@ def _open(optional: list[str], low: int, high: int | None) -> list[Schema] | Non
 
 
 def positive_patterns(view: View) -> View:
-    """A pattern that every key matches: its schema holds for each listed key, each other pattern, and all the rest."""
+    """Patterns for keys made disjoint, as the backend wants them: each region of keys gets the schemas of all patterns
+    that match there. A pattern that every key matches goes into the listed keys, the other patterns, and all the rest.
+
+    Narrower: keys with characters on which dialects of regular expressions differ are refused where patterns meet.
+    """
     patterns = view.words.get("patternProperties", {})
-    every = [schema for pattern, schema in patterns.items() if pattern in EVERY_KEY]
-    if not every:
+    every = [_there(view, "patternProperties", pattern) for pattern in patterns if pattern in EVERY_KEY]
+    rest = [pattern for pattern in patterns if pattern not in EVERY_KEY]
+    areas = _areas(rest) if len(rest) > 1 else None
+    if not every and areas is None:
         return view
-    rest = {pattern: schema for pattern, schema in patterns.items() if pattern not in EVERY_KEY}
-    words = {
-        **view.words,
-        "properties": {key: {"allOf": [schema, *every]} for key, schema in view.words.get("properties", {}).items()},
-        "patternProperties": {pattern: {"allOf": [schema, *every]} for pattern, schema in rest.items()},
-        "additionalProperties": every[0] if len(every) == 1 else {"allOf": every},
-    }
-    return View({key: word for key, word in words.items() if word != {}}, view.pointer, view.names)
+    words = dict(view.words)
+    del words["patternProperties"]
+    if every:
+        listed = view.words.get("properties", {})
+        words["properties"] = {key: _all([_there(view, "properties", key), *every]) for key in listed}
+        words["additionalProperties"] = _all(every)
+    found = {regex: [_there(view, "patternProperties", rest[n]) for n in members] for regex, members in areas or ()}
+    found = found if areas is not None else {p: [_there(view, "patternProperties", p)] for p in rest}
+    words["patternProperties"] = {regex: _all([*parts, *every]) if parts else False for regex, parts in found.items()}
+    return replace(view, words={key: word for key, word in words.items() if word != {}})
+
+
+def _areas(patterns: list[str]) -> list[tuple[str, list[int]]] | None:
+    """Disjoint patterns, each with the indices of those it lies in; None if these are disjoint, or not understood."""
+    try:
+        areas = regions(patterns)
+    except NotUnderstood:
+        return None
+    return areas if any(len(members) > 1 for _, members in areas) else None
+
+
+def _there(view: View, *place: str) -> dict[str, str]:
+    """A reference to a subschema of the document, so that it keeps its pointer."""
+    return {"$ref": f"#{quote(view.at(*place))}"}
+
+
+def _all(references: list[dict[str, str]]) -> Schema:
+    return dict(references[0]) if len(references) == 1 else {"allOf": references}
 
 
 def _exactly(listed: list[str], kept: tuple[str, ...], **words: Any) -> Schema:

@@ -28,6 +28,7 @@ from inferd_grammar.rewrites.regex_syntax import (
 
 _MAX_STATES = 64
 _MAX_TEXT = 8_000
+_MAX_PATTERNS = 4
 
 
 def negative(view: View) -> list[Schema]:
@@ -44,6 +45,25 @@ def complement(pattern: str) -> str:
     machine = _determinise(_Nfa.of(node), subtraction(EVERYTHING, doubtful))
     text = _eliminate(machine)
     return f"^(?:{text})$" if text is not None else "^[^\\s\\S]$"
+
+
+def regions(patterns: list[str]) -> list[tuple[str, list[int]]]:
+    """All strings that some pattern is found in, cut into disjoint patterns, each with the indices of those found there.
+
+    Strings with characters on which dialects differ make a region of their own, without indices. Raises NotUnderstood.
+    """
+    if len(patterns) > _MAX_PATTERNS:
+        raise NotUnderstood("too many patterns")
+    parsed = [parse(pattern) for pattern in patterns]
+    doubtful = union([chars for _, chars in parsed])
+    nfa = _Nfa.of_several([node for node, _ in parsed])
+    moves, order = _subsets(nfa, subtraction(EVERYTHING, doubtful))
+    found: dict[tuple[int, ...], set[int]] = {}
+    for number, states in enumerate(order):
+        members = tuple(n for n in range(len(patterns)) if -1 - n in states)
+        found.setdefault(members, set()).add(number)
+    areas = [(f"^(?:{_eliminate(_Machine(moves, final))})$", list(m)) for m, final in found.items() if m]
+    return areas + ([(write(doubtful), [])] if doubtful else [])
 
 
 def finds(pattern: str, text: str) -> bool:
@@ -73,6 +93,14 @@ class _Nfa:
     def of(cls, node: Node) -> _Nfa:
         nfa = cls()
         nfa._add(node, 0, 1)
+        return nfa
+
+    @classmethod
+    def of_several(cls, nodes: list[Node]) -> _Nfa:
+        """One start for all; pattern n ends in state -1 - n."""
+        nfa = cls()
+        for n, node in enumerate(nodes):
+            nfa._add(node, 0, -1 - n)
         return nfa
 
     def _add(self, node: Node, start: int, end: int) -> None:
@@ -124,25 +152,31 @@ class _Machine:
 
 
 def _determinise(nfa: _Nfa, alphabet: Chars) -> _Machine:
+    moves, order = _subsets(nfa, alphabet)
+    return _Machine(moves, {number for number, states in enumerate(order) if 1 not in states})
+
+
+def _subsets(nfa: _Nfa, alphabet: Chars) -> tuple[list[dict[int, Chars]], list[frozenset[int]]]:
+    """The moves of a deterministic machine, and the states of `nfa` that each of its states stands for."""
     classes = _classes(nfa, alphabet)
     first = nfa.closure([0])
-    numbers, queue, moves = {first: 0}, [first], list[dict[int, Chars]]()
-    while len(moves) < len(queue):
-        states = queue[len(moves)]
+    numbers, order, moves = {first: 0}, [first], list[dict[int, Chars]]()
+    while len(moves) < len(order):
+        states = order[len(moves)]
         row: dict[int, Chars] = {}
         for chars in classes:
             after = nfa.closure(
                 {end for s in states for label, end in nfa.moves.get(s, ()) if intersection(label, chars)}
             )
             if after not in numbers:
-                numbers[after] = len(queue)
-                queue.append(after)
-                if len(queue) > _MAX_STATES:
+                numbers[after] = len(order)
+                order.append(after)
+                if len(order) > _MAX_STATES:
                     raise NotUnderstood("its automaton is too large")
             target = numbers[after]
             row[target] = union([row.get(target, ()), chars])
         moves.append(row)
-    return _Machine(moves, {number for states, number in numbers.items() if 1 not in states})
+    return moves, order
 
 
 def _classes(nfa: _Nfa, alphabet: Chars) -> list[Chars]:
@@ -154,9 +188,31 @@ def _classes(nfa: _Nfa, alphabet: Chars) -> list[Chars]:
     return classes
 
 
+def _minimise(machine: _Machine) -> _Machine:
+    """States merged that no text tells apart (Moore's refinement); state 0 stays the start."""
+    size = len(machine.moves)
+    block = [int(state in machine.final) for state in range(size)]
+    while True:
+        rows = [(block[state], _row(machine.moves[state], block)) for state in range(size)]
+        numbers = {row: n for n, row in enumerate(dict.fromkeys(rows))}
+        before, block = len(set(block)), [numbers[row] for row in rows]
+        if len(numbers) == before:
+            break
+    moves = [dict(_row(machine.moves[block.index(n)], block)) for n in range(len(numbers))]
+    return _Machine(moves, {block[state] for state in machine.final})
+
+
+def _row(moves: dict[int, Chars], block: list[int]) -> tuple[tuple[int, Chars], ...]:
+    merged: dict[int, list[Chars]] = {}
+    for target, chars in moves.items():
+        merged.setdefault(block[target], []).append(chars)
+    return tuple(sorted((target, union(sets)) for target, sets in merged.items()))
+
+
 def _eliminate(machine: _Machine) -> str | None:
     """The language of a machine as a regular expression; None if it is empty."""
     start, end = -1, -2
+    machine = _minimise(machine)
     edges: dict[tuple[int, int], str] = {
         (state, target): write(chars) for state, row in enumerate(machine.moves) for target, chars in row.items()
     }
@@ -164,7 +220,7 @@ def _eliminate(machine: _Machine) -> str | None:
     edges |= {(state, end): "" for state in machine.final}
     left = set(range(len(machine.moves)))
     while left:
-        state = min(left, key=lambda s: _degree(edges, s))
+        state = min(left, key=lambda s: _weight(edges, s))
         left.remove(state)
         _remove(edges, state)
         if sum(map(len, edges.values())) > _MAX_TEXT * 4:
@@ -175,9 +231,12 @@ def _eliminate(machine: _Machine) -> str | None:
     return text
 
 
-def _degree(edges: dict[tuple[int, int], str], state: int) -> int:
-    incoming = sum(b == state != a for a, b in edges)
-    return incoming * sum(a == state != b for a, b in edges)
+def _weight(edges: dict[tuple[int, int], str], state: int) -> int:
+    """How much text taking a state out adds."""
+    incoming = [len(text) for (a, b), text in edges.items() if b == state != a]
+    outgoing = [len(text) for (a, b), text in edges.items() if a == state != b]
+    loop = len(edges.get((state, state), ""))
+    return sum(incoming) * len(outgoing) + sum(outgoing) * len(incoming) + loop * len(incoming) * len(outgoing)
 
 
 def _remove(edges: dict[tuple[int, int], str], state: int) -> None:

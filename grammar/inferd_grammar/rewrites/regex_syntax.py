@@ -35,6 +35,20 @@ def parse(pattern: str) -> tuple[Node, Chars]:
     return node, union(parser.doubtful)
 
 
+def literal_prefix(pattern: str) -> str:
+    """Characters that everything begins with in which an anchored pattern is found; empty where that is not seen."""
+    try:
+        (kind, parts), _ = parse(pattern)
+    except NotUnderstood:
+        return ""
+    text = ""
+    for part_kind, chars in parts if kind == "then" else ():
+        if part_kind != "chars" or len(chars) != 1 or chars[0][0] != chars[0][1]:
+            break
+        text += chr(chars[0][0])
+    return text
+
+
 def union(sets: list[Chars]) -> Chars:
     """All characters of several sets."""
     merged: list[tuple[int, int]] = []
@@ -194,8 +208,8 @@ class _Parser:
             self.doubtful.append(_BEYOND_ASCII)
             named = _CLASSES[char.lower()]
             return named if char.islower() else subtraction(EVERYTHING, named)
-        if char in "ux":
-            return self._hex(4 if char == "u" else 2)
+        if char in "uxU":
+            return self._hex({"u": 4, "x": 2, "U": 8}[char])
         if char in _CONTROLS:
             return ((_CONTROLS[char], _CONTROLS[char]),)
         if char.isalnum() or not char.isascii():

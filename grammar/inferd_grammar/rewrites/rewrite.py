@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.rewrites.base import Schema
 from inferd_grammar.rewrites.formats import ENFORCED
-from inferd_grammar.rewrites.objects import EVERY_KEY
 from inferd_grammar.rewrites.translate import SchemaTranslator
 from inferd_grammar.schema import iter_schemas, resolve
 
@@ -57,8 +56,7 @@ def _needs_rewrite(schema: Any) -> bool:
         return False
     if isinstance(schema.get("format"), str) and schema["format"] not in ENFORCED:
         return True
-    patterns = schema.get("patternProperties")
-    return bool(_TRIGGERS & schema.keys()) or (len(patterns or ()) > 1 and bool(EVERY_KEY & patterns.keys()))
+    return bool(_TRIGGERS & schema.keys()) or len(schema.get("patternProperties") or ()) > 1
 
 
 def _moves_base(places: list[tuple[str, Any]]) -> bool:

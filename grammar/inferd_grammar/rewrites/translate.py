@@ -7,6 +7,7 @@ fresh `$defs`, in two flavours, plain and complemented, so that recursive schema
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -71,11 +72,13 @@ class SchemaTranslator:
     def view(self, schema: Mapping[str, Any], pointer: str) -> View:
         return self._dialect.view(schema, pointer)
 
-    def positive(self, schema: Schema, pointer: str, kinds: Kinds = ALL) -> Schema:
+    def positive(
+        self, schema: Schema, pointer: str, kinds: Kinds = ALL, beside: tuple[View, ...] = ()
+    ) -> Schema:
         self._visit(pointer)
         if isinstance(schema, bool):
             return schema
-        view = objects.positive_patterns(self.view(schema, pointer))
+        view = replace(objects.positive_patterns(self.view(schema, pointer)), beside=beside)
         within = kinds & kinds_of_view(view, self)
         plain: dict[str, Any] = {}
         parts: list[Schema] = []
@@ -135,6 +138,8 @@ class SchemaTranslator:
         except CannotRewrite as refusal:
             self._names, self._defs, self._waiting = names, defs, waiting
             self._drop(refusal, view.at(key))
+            if key == "oneOf":  # some branch must hold; that it is the only one is left to the check
+                parts.append(any_of(_in_place(self, key, view, kinds)))
 
     def _drop(self, refusal: CannotRewrite, *pointers: str) -> None:
         if not self._lenient:
@@ -203,13 +208,15 @@ def _named(to: SchemaTranslator, key: str, view: View, kinds: Kinds) -> Any:
 
 
 def _in_place(to: SchemaTranslator, key: str, view: View, kinds: Kinds) -> Any:
-    return [to.positive(part, view.at(key, n), kinds) for n, part in enumerate(view.words[key])]
+    beside = (*view.beside, view.without(key))
+    return [to.positive(part, view.at(key, n), kinds, beside) for n, part in enumerate(view.words[key])]
 
 
 def _all_of(to: SchemaTranslator, key: str, view: View, kinds: Kinds) -> Any:
     parts = [(part, view.at(key, n)) for n, part in enumerate(view.words[key])]
-    cases = combine.exclusive_cases(parts, view.without(key), to)
-    rest = [to.positive(part, place, kinds) for part, place in parts if (part, place) not in cases]
+    beside = (*view.beside, view.without(key))
+    cases = combine.exclusive_cases(parts, beside, to)
+    rest = [to.positive(part, place, kinds, beside) for part, place in parts if (part, place) not in cases]
     return rest + ([combine.positive_cases(cases, kinds, to)] if cases else [])
 
 

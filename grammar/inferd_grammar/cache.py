@@ -1,0 +1,68 @@
+"""Outcomes by key: one computation at a time for each, the least recently used leave when too many bytes are held."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+Outcome = TypeVar("Outcome")
+Key = tuple[str, ...]
+
+
+class OutcomeCache(Generic[Outcome]):
+    """Thread-safe. Whoever `claim`s a key first has to `keep` or `drop` it; others wait for the future they got."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held = 0
+        self._entries: OrderedDict[Key, tuple[Future[Outcome], int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Key) -> Outcome | None:
+        """What is held, None if nothing is (yet)."""
+        with self._lock:
+            future, _ = self._entries.get(key, (None, 0))
+            if future is None or not future.done() or future.cancelled():
+                return None
+            self._entries.move_to_end(key)
+            return future.result()
+
+    def claim(self, key: Key) -> tuple[Future[Outcome], bool]:
+        """The future of a key, and whether the caller has to compute it."""
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+                return self._entries[key][0], False
+            future: Future[Outcome] = Future()
+            self._entries[key] = (future, 0)
+            return future, True
+
+    def keep(self, key: Key, future: Future[Outcome], outcome: Outcome, cost: int) -> None:
+        """Tell the outcome and hold it as `cost` bytes, its key not counted."""
+        cost += sum(map(len, key))
+        with self._lock:
+            self._entries[key] = (future, cost)
+            self._held += cost
+            self._shrink()
+        future.set_result(outcome)
+
+    def drop(self, key: Key, future: Future[Outcome], outcome: Outcome | None = None) -> None:
+        """Tell the outcome (None: cancel, so that another one who waits claims the key again) and forget it."""
+        with self._lock:
+            self._entries.pop(key, None)
+        if outcome is None:
+            future.cancel()
+        else:
+            future.set_result(outcome)
+
+    def _shrink(self) -> None:
+        """The newest entry stays, however large; those that are being computed cost nothing yet and stay, too."""
+        for key in list(self._entries)[:-1]:
+            if self._held <= self._max_bytes:
+                return
+            cost = self._entries[key][1]
+            if cost:
+                self._held -= cost
+                del self._entries[key]

@@ -1,0 +1,78 @@
+"""What makes two constraints the same: the key they are cached under."""
+
+from __future__ import annotations
+
+import json
+
+from inferd_grammar.constraints import (
+    AllOf,
+    AnyJson,
+    Choice,
+    Constraint,
+    Exact,
+    Gbnf,
+    JsonSchema,
+    Lark,
+    Prefixed,
+    Regex,
+    Tag,
+    Tagged,
+)
+from inferd_grammar.errors import GrammarError
+from inferd_grammar.schema import schema_text
+
+_MAX_NESTING = 16
+
+
+def constraint_key(constraint: Constraint, *, depth: int = 0) -> tuple[str, ...]:
+    """Equal keys mean equal grammars. Key order of a schema counts: it is the order of the output.
+
+    Raises GrammarError for what is no constraint, text that is not Unicode, and more than 16 levels of constraints.
+    """
+    if depth > _MAX_NESTING:
+        raise GrammarError(f"constraints nest deeper than {_MAX_NESTING}")
+    match constraint:
+        case JsonSchema(schema, mode):
+            return ("json", mode, schema_text(schema))
+        case AnyJson():
+            return ("any_json",)
+        case Regex(pattern):
+            return ("regex", _text(pattern, "regex"))
+        case Lark(text):
+            return ("lark", _text(text, "Lark grammar"))
+        case Gbnf(text):
+            return ("gbnf", _text(text, "GBNF grammar"))
+        case Choice(options):
+            return ("choice", *(_text(option, "option of a choice") for option in options))
+        case Tagged(tags):
+            return ("tagged", *(part for tag in tags for part in _tag_key(tag, depth)))
+        case AllOf(members):
+            return ("all_of", *(_nested(member, depth) for member in members))
+        case Exact(inner):
+            return ("exact", _nested(inner, depth))
+        case Prefixed(prefix, None):
+            return ("prefixed", _text(prefix, "prefix"))
+        case Prefixed(prefix, inner) if inner is not None:
+            return ("prefixed", _text(prefix, "prefix"), _nested(inner, depth))
+    raise GrammarError(f"{type(constraint).__name__} is not a constraint")
+
+
+def _tag_key(tag: Tag, depth: int) -> tuple[str, str, str]:
+    if not isinstance(tag, Tag):
+        raise GrammarError(f"tags must hold Tag, not {type(tag).__name__}")
+    return _text(tag.begin, "begin of a tag"), _nested(tag.content, depth), _text(tag.end, "end of a tag")
+
+
+def _nested(constraint: Constraint, depth: int) -> str:
+    return json.dumps(constraint_key(constraint, depth=depth + 1))
+
+
+def _text(value: object, what: str) -> str:
+    """The value as text a library can read. Raises GrammarError for other types and lone surrogates."""
+    if not isinstance(value, str):
+        raise GrammarError(f"{what} must be text, not {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise GrammarError(f"{what} is not Unicode text: {error}") from error
+    return value

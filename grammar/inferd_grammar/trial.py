@@ -1,0 +1,172 @@
+"""Trying constraints in a child process, because nothing else can stop a library that compiles.
+
+The child is long-lived (an attempt costs about a millisecond more than the compile) and is replaced when an attempt
+ends it: a CPU clock that the kernel keeps, a bound on its memory, and a wall clock that the parent keeps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from inferd_grammar.constraints import Constraint
+from inferd_grammar.errors import GrammarError, GrammarLimit
+from inferd_grammar.limits import CompileLimits
+from inferd_grammar.tokens import TokenTable
+from inferd_grammar.trial_messages import Attempt, Tried, read_message, write_message
+
+MODULE = "inferd_grammar.trial_child"
+
+
+@dataclass(frozen=True)
+class TrialLimits:
+    """What one attempt may use. The wall clock includes the start of the child.
+
+    Fields:
+        cpu_seconds: of the child; slow schemas that people use need up to 2.5.
+        memory_bytes: address space, over what the child holds when it is ready.
+        wall_seconds: for children that wait, or get no processor.
+        mask_seconds: CPU time of the slowest of the masks that are tried: later ones stop all runs for as long.
+    """
+
+    cpu_seconds: float = 4.0
+    memory_bytes: int = 1 << 30
+    wall_seconds: float = 15.0
+    mask_seconds: float = 0.05
+
+
+class TrialProcess:
+    """One child. Belongs to one thread at a time; ``close`` may come from any."""
+
+    def __init__(self, launcher: Sequence[str], limits: TrialLimits) -> None:
+        self._launcher = launcher
+        self._limits = limits
+        self._child: subprocess.Popen[bytes] | None = None
+        self._known: set[tuple[str, str]] = set()
+
+    def attempt(self, table: TokenTable, backend: str, constraint: Constraint, limits: CompileLimits) -> Tried:
+        """Compile and fill some masks there. Raises GrammarError (GrammarLimit when it took too much)."""
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            self.close()
+
+        clock = threading.Timer(self._limits.wall_seconds, stop)
+        clock.daemon = True
+        clock.start()
+        try:
+            answer = self._ask(table, backend, constraint, limits)
+        except (OSError, EOFError):
+            raise self._ended(late.is_set()) from None
+        finally:
+            clock.cancel()
+        if "error" in answer:
+            raise GrammarError(answer["error"], answer["pointer"])
+        if "slow" in answer:
+            raise GrammarLimit(
+                f"a mask of this grammar takes {answer['slow']:.3f} s", "mask_seconds", self._limits.mask_seconds
+            )
+        return Tried(answer["recipe"], answer["grown"])
+
+    def close(self) -> None:
+        """Kill the child. The next attempt starts another."""
+        child = self._child
+        if child is not None:
+            child.kill()
+
+    def _ask(self, table: TokenTable, backend: str, constraint: Constraint, limits: CompileLimits) -> Mapping[str, Any]:
+        sink, source = self._pipes()
+        known = (table.fingerprint, backend)
+        told = None if known in self._known else (table.source, table.vocab_size, table.eos_ids)
+        attempt = Attempt(
+            known, told, constraint, limits, self._limits.cpu_seconds, self._limits.memory_bytes,
+            self._limits.mask_seconds,
+        )  # fmt: skip
+        write_message(sink, pickle.dumps(attempt))
+        answer: Mapping[str, Any] = json.loads(read_message(source))
+        self._known.add(known)
+        return answer
+
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        """To and from a child that runs. It gets pipes and no other descriptor."""
+        if self._child is None or self._child.poll() is not None:
+            self._forget()
+            self._child = subprocess.Popen(
+                [*self._launcher, MODULE],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, close_fds=True,
+                env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},
+            )  # fmt: skip
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        return self._child.stdin, self._child.stdout
+
+    def _ended(self, late: bool) -> GrammarLimit:
+        """Why the child is gone."""
+        child, limits = self._child, self._limits
+        self.close()
+        code = None if child is None else child.wait()
+        self._forget()
+        if late:
+            return GrammarLimit("compiling this grammar takes too long", "wall_seconds", limits.wall_seconds)
+        if code == -signal.SIGPROF:
+            return GrammarLimit("compiling this grammar takes too much", "cpu_seconds", limits.cpu_seconds)
+        return GrammarLimit(
+            f"compiling this grammar ended the compiler ({code}), most likely for want of memory",
+            "memory_bytes", limits.memory_bytes,
+        )  # fmt: skip
+
+    def _forget(self) -> None:
+        child, self._child = self._child, None
+        self._known.clear()
+        if child is not None:
+            for pipe in (child.stdin, child.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+
+class TrialPool:
+    """Children for as many threads as ask at once; one that is free is used again. Thread-safe."""
+
+    def __init__(self, launcher: Sequence[str] = (sys.executable, "-m"), limits: TrialLimits | None = None) -> None:
+        """`launcher` is the command that runs a module, to which the module's name is added."""
+        self._launcher = launcher
+        self._limits = limits or TrialLimits()
+        self._lock = threading.Lock()
+        self._free: list[TrialProcess] = []
+        self._all: list[TrialProcess] = []
+        self._closed = False
+
+    def attempt(self, table: TokenTable, backend: str, constraint: Constraint, limits: CompileLimits) -> Tried:
+        """See `TrialProcess.attempt`."""
+        process = self._take()
+        try:
+            return process.attempt(table, backend, constraint, limits)
+        finally:
+            with self._lock:
+                self._free.append(process)
+
+    def close(self) -> None:
+        """Kill all children; attempts that run fail."""
+        with self._lock:
+            self._closed = True
+            children = list(self._all)
+        for process in children:
+            process.close()
+
+    def _take(self) -> TrialProcess:
+        with self._lock:
+            if self._closed:
+                raise GrammarError("the compiler is closed")
+            if not self._free:
+                self._free.append(TrialProcess(self._launcher, self._limits))
+                self._all.append(self._free[-1])
+            return self._free.pop()
