@@ -222,7 +222,7 @@ def _mask_times(matcher: Matcher, ids: list[int], words: int) -> list[float]:
 def _serve(pipe: Connection, source: str, size: int, eos: tuple[int, ...], mode: Mode, backend: str) -> None:
     """The child: a case in, its result out, until the pipe closes."""
     table = TokenTable.from_tokenizer_json(source, vocab_size=size, eos_ids=eos)
-    compiler = GrammarCompiler(table, backend=backend, cache_entries=1)
+    compiler = GrammarCompiler(table, backend=backend, cache_bytes=1)
     encode = _encoder(table)
     pipe.send(None)
     for case in _incoming(pipe):

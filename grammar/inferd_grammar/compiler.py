@@ -13,8 +13,9 @@ from typing import Protocol
 import numpy as np
 
 from inferd_grammar.cache import Key, OutcomeCache
-from inferd_grammar.constraints import AnyJson, Choice, Constraint, Exact, JsonSchema, Lark, Regex
+from inferd_grammar.constraints import AnyJson, Choice, Constraint, Exact, JsonSchema
 from inferd_grammar.errors import GrammarError, GrammarFailure, GrammarLimit
+from inferd_grammar.keys import constraint_key
 from inferd_grammar.limits import DEFAULT_LIMITS, CompileLimits
 from inferd_grammar.matcher import Core, GuardedMatcher, Matcher
 from inferd_grammar.schema import read_schema, require_size, schema_text
@@ -57,7 +58,7 @@ class Compiled:
         self.checked = core.checked  # (keyword, pointer) of what masks do not hold: `validate` does
         self._validator = validator
         self._core = core
-        self._table = table
+        self._table = table = table.allowing(core.named)
         self._lock = threading.Lock()  # llguidance raises when two threads copy one matcher at once
         self._first = np.empty(table.words, dtype=np.int32)
         GuardedMatcher(core.copy(), table).fill(self._first)
@@ -113,7 +114,7 @@ class GrammarCompiler:
 
     def key(self, constraint: Constraint) -> Key:
         """Equal for constraints that compile to the same. Raises GrammarError for what is no text, and what is too large."""
-        key = _key(constraint)
+        key = constraint_key(constraint)
         require_size("".join(key), "constraint", self.limits)
         return key
 
@@ -203,32 +204,3 @@ def _validator(constraint: Constraint, limits: CompileLimits) -> SchemaValidator
     if not isinstance(constraint, JsonSchema) or constraint.mode == "strict":
         return None
     return SchemaValidator(read_schema(schema_text(constraint.schema), limits))
-
-
-def _key(constraint: Constraint) -> tuple[str, ...]:
-    """Equal keys mean equal grammars. Key order of a schema counts: it is the order of the output."""
-    match constraint:
-        case JsonSchema(schema, mode):
-            return ("json", mode, schema_text(schema))
-        case AnyJson():
-            return ("any_json",)
-        case Regex(pattern):
-            return ("regex", _text(pattern, "regex"))
-        case Lark(text):
-            return ("lark", _text(text, "Lark grammar"))
-        case Exact(inner):
-            return ("exact", *_key(inner))
-        case Choice(options):
-            return ("choice", *(_text(option, "option of a choice") for option in options))
-    raise GrammarError(f"{type(constraint).__name__} is not a constraint")
-
-
-def _text(value: object, what: str) -> str:
-    """The value as text a library can read. Raises GrammarError for other types and lone surrogates."""
-    if not isinstance(value, str):
-        raise GrammarError(f"{what} must be text, not {type(value).__name__}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise GrammarError(f"{what} is not Unicode text: {error}") from error
-    return value

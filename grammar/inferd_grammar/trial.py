@@ -6,6 +6,7 @@ ends it: a CPU clock that the kernel keeps, a bound on its memory, and a wall cl
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -44,7 +45,7 @@ class TrialLimits:
 
 
 class TrialProcess:
-    """One child. Belongs to one thread at a time; ``close`` may come from any."""
+    """One child. Belongs to one thread at a time; ``kill`` may come from any."""
 
     def __init__(self, launcher: Sequence[str], limits: TrialLimits) -> None:
         self._launcher = launcher
@@ -58,7 +59,7 @@ class TrialProcess:
 
         def stop() -> None:
             late.set()
-            self.close()
+            self.kill()
 
         clock = threading.Timer(self._limits.wall_seconds, stop)
         clock.daemon = True
@@ -77,11 +78,24 @@ class TrialProcess:
             )
         return Tried(answer["recipe"], answer["grown"])
 
-    def close(self) -> None:
-        """Kill the child. The next attempt starts another."""
+    def kill(self) -> None:
+        """End the child, and the attempt that runs in it."""
         child = self._child
         if child is not None:
             child.kill()
+
+    def close(self) -> int | None:
+        """End the child and wait for that; its exit code, None if there was none. The next attempt starts another."""
+        self.kill()
+        child, self._child = self._child, None
+        self._known.clear()
+        if child is None:
+            return None
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):  # of what was still to be written
+                    pipe.close()
+        return child.wait()
 
     def _ask(self, table: TokenTable, backend: str, constraint: Constraint, limits: CompileLimits) -> Mapping[str, Any]:
         sink, source = self._pipes()
@@ -99,7 +113,7 @@ class TrialProcess:
     def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
         """To and from a child that runs. It gets pipes and no other descriptor."""
         if self._child is None or self._child.poll() is not None:
-            self._forget()
+            self.close()
             self._child = subprocess.Popen(
                 [*self._launcher, MODULE],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, close_fds=True,
@@ -111,10 +125,7 @@ class TrialProcess:
 
     def _ended(self, late: bool) -> GrammarLimit:
         """Why the child is gone."""
-        child, limits = self._child, self._limits
-        self.close()
-        code = None if child is None else child.wait()
-        self._forget()
+        code, limits = self.close(), self._limits
         if late:
             return GrammarLimit("compiling this grammar takes too long", "wall_seconds", limits.wall_seconds)
         if code == -signal.SIGPROF:
@@ -123,14 +134,6 @@ class TrialProcess:
             f"compiling this grammar ended the compiler ({code}), most likely for want of memory",
             "memory_bytes", limits.memory_bytes,
         )  # fmt: skip
-
-    def _forget(self) -> None:
-        child, self._child = self._child, None
-        self._known.clear()
-        if child is not None:
-            for pipe in (child.stdin, child.stdout):
-                if pipe is not None:
-                    pipe.close()
 
 
 class TrialPool:
@@ -155,12 +158,13 @@ class TrialPool:
                 self._free.append(process)
 
     def close(self) -> None:
-        """Kill all children; attempts that run fail."""
+        """End all children; attempts that run fail."""
         with self._lock:
             self._closed = True
-            children = list(self._all)
-        for process in children:
-            process.close()
+            for process in self._all:
+                process.kill()
+            for process in self._free:
+                process.close()
 
     def _take(self) -> TrialProcess:
         with self._lock:

@@ -25,6 +25,9 @@ class CountingBackend:
     def __init__(self, inner: Backend, failure: Exception | None = None) -> None:
         self.inner, self.failure, self.calls = inner, failure, 0
 
+    def rebuild(self, recipe: str) -> Core:
+        return self.inner.rebuild(recipe)
+
     def compile(self, constraint: Constraint, limits: CompileLimits) -> Core:
         self.calls += 1
         failure, self.failure = self.failure, None
@@ -35,7 +38,7 @@ class CountingBackend:
 
 @pytest.fixture
 def counted(table: TokenTable) -> tuple[GrammarCompiler, CountingBackend]:
-    compiler = GrammarCompiler(table, cache_entries=2)
+    compiler = GrammarCompiler(table, cache_bytes=700_000)  # two small ones
     compiler._backend = backend = CountingBackend(compiler._backend)
     return compiler, backend
 
@@ -69,10 +72,10 @@ def test_refusals_are_cached_and_raised_afresh(counted: tuple[GrammarCompiler, C
     errors = []
     for _ in range(3):
         with pytest.raises(GrammarError) as caught:
-            compiler.compile(JsonSchema({"not": {}}))
+            compiler.compile(JsonSchema({"$ref": "#/missing"}))
         errors.append(caught.value)
     assert backend.calls == 1
-    assert {error.pointer for error in errors} == {"/not"}
+    assert {error.pointer for error in errors} == {"/$ref"}
     assert len(set(map(id, errors))) == 3
 
 
@@ -101,8 +104,8 @@ def test_threads_share_one_compile_and_one_template(counted: tuple[GrammarCompil
 def test_unknown_backends_and_constraints_are_refused(table: TokenTable, compiler: GrammarCompiler) -> None:
     with pytest.raises(GrammarError, match="unknown backend 'xyz'; known: auto, llguidance, outlines"):
         GrammarCompiler(table, backend="xyz")
-    with pytest.raises(ValueError, match="cache_entries"):
-        GrammarCompiler(table, cache_entries=0)
+    with pytest.raises(ValueError, match="cache_bytes"):
+        GrammarCompiler(table, cache_bytes=0)
     with pytest.raises(GrammarError, match="str is not a constraint"):
         compiler.compile("[a-z]")  # type: ignore[arg-type]
 

@@ -1,0 +1,229 @@
+"""Compiling in a child that can be stopped: its limits, its life, and that only what survives there is compiled here."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from inferd_grammar import (
+    AnyJson,
+    Choice,
+    Constraint,
+    GrammarCompiler,
+    GrammarError,
+    JsonSchema,
+    Lark,
+    Matcher,
+    Regex,
+    TokenTable,
+)
+from inferd_grammar.constraints import Exact
+from inferd_grammar.errors import GrammarLimit
+from inferd_grammar.limits import CompileLimits
+from inferd_grammar.testing import JSON_CONSTRAINTS, TEXT_CONSTRAINTS, look
+from inferd_grammar.trial import TrialLimits, TrialPool
+from inferd_grammar.trial_messages import Tried
+
+from .conftest import byte_level, table_of
+
+# Within the caps, and about a second of work with 40 MB.
+HEAVY = JsonSchema({"type": "integer", "multipleOf": 99_991})
+LIGHT = JsonSchema({"type": "integer", "maximum": 12})
+
+
+@dataclass
+class Counted:
+    """Trials that count, and remember what they were asked."""
+
+    inner: TrialPool
+    asked: list[Constraint] = field(default_factory=list)
+
+    def attempt(self, table: TokenTable, backend: str, constraint: Constraint, limits: CompileLimits) -> Tried:
+        self.asked.append(constraint)
+        return self.inner.attempt(table, backend, constraint, limits)
+
+
+@pytest.fixture(scope="module")
+def table() -> TokenTable:
+    return table_of(byte_level())
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[TrialPool]:
+    made = TrialPool()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def limited(table: TokenTable, request: pytest.FixtureRequest) -> Iterator[GrammarCompiler]:
+    pool = TrialPool(limits=request.param)
+    yield GrammarCompiler(table, trials=pool)
+    pool.close()
+
+
+def test_what_was_tried_matches_as_what_is_compiled_here(table: TokenTable, pool: TrialPool) -> None:
+    here, tried = GrammarCompiler(table), GrammarCompiler(table, trials=pool)
+
+    def first(compiler: GrammarCompiler, constraint: Constraint) -> Matcher:
+        return compiler.compile(constraint).matcher()
+
+    loose = JsonSchema({"type": "string", "format": "idn-email", "maxLength": 3}, mode="best_effort")
+    lark = Lark('start: "a" /b+/')
+    for constraint in (*TEXT_CONSTRAINTS, *JSON_CONSTRAINTS, loose, lark, Exact(JSON_CONSTRAINTS[0])):
+        assert look(first(tried, constraint), table) == look(first(here, constraint), table), constraint
+        assert tried.compile(constraint).checked == here.compile(constraint).checked
+
+
+@pytest.mark.parametrize(
+    ("constraint", "pointer", "reason"),
+    [
+        (JsonSchema({"properties": {"a": {"$ref": "#/missing"}}}), "/properties/a/$ref", "missing"),
+        (JsonSchema({"properties": {"a": {"$ref": "http://x.invalid/schema.json"}}}), None, "not fetch"),
+        (JsonSchema({"$ref": "#"}), None, "no first token"),
+        (Regex("("), None, "regex"),
+    ],
+)
+def test_refusals_are_those_of_the_backend(
+    table: TokenTable, pool: TrialPool, constraint: Constraint, pointer: str | None, reason: str
+) -> None:
+    with pytest.raises(GrammarError, match=reason) as caught:
+        GrammarCompiler(table, trials=pool).compile(constraint)
+    assert pointer in (None, caught.value.pointer)
+
+
+def test_size_and_encoding_are_checked_before_the_child(table: TokenTable, pool: TrialPool) -> None:
+    counted = Counted(pool)
+    compiler = GrammarCompiler(table, trials=counted)
+    for text, reason in (('"' + "x" * 10_000_000, "max_bytes"), ('{"const":"\udfff"}', "not Unicode")):
+        for find in (compiler.compile, compiler.find):
+            with pytest.raises(GrammarError, match=reason):
+                find(JsonSchema(text))
+    assert not counted.asked
+
+
+def test_what_is_trivial_needs_no_child(table: TokenTable, pool: TrialPool) -> None:
+    counted = Counted(pool)
+    compiler = GrammarCompiler(table, trials=counted)
+    assert compiler.find(LIGHT) is None
+    for constraint in (AnyJson(), Choice(("yes", "no")), Exact(AnyJson())):
+        assert compiler.find(constraint) is compiler.compile(constraint)
+    assert not counted.asked
+    compiler.compile(Choice(tuple(f"option {n}" for n in range(200))))
+    compiler.compile(LIGHT)
+    assert len(counted.asked) == 2
+    assert compiler.find(LIGHT) is compiler.compile(LIGHT)
+
+
+@pytest.mark.parametrize(
+    ("limited", "limit"),
+    [
+        (TrialLimits(cpu_seconds=0.2), "cpu_seconds"),
+        (TrialLimits(memory_bytes=16 << 20), "memory_bytes"),
+        (TrialLimits(mask_seconds=-1), "mask_seconds"),
+    ],
+    indirect=["limited"],
+)
+def test_an_attempt_that_takes_too_much_is_refused_and_remembered(limited: GrammarCompiler, limit: str) -> None:
+    counted = Counted(limited._trials)  # type: ignore[arg-type]
+    limited._trials = counted
+    for _ in range(2):
+        with pytest.raises(GrammarLimit, match=limit) as caught:
+            limited.compile(HEAVY)
+        assert caught.value.limit == limit
+    assert counted.asked == [HEAVY]
+
+
+@pytest.mark.parametrize("limited", [TrialLimits(cpu_seconds=0.2)], indirect=True)
+def test_the_next_attempt_gets_a_new_child(limited: GrammarCompiler) -> None:
+    with pytest.raises(GrammarLimit):
+        limited.compile(HEAVY)
+    assert limited.compile(LIGHT).matcher().depth == 0
+
+
+@pytest.mark.parametrize("limited", [TrialLimits(wall_seconds=0.02)], indirect=True)
+def test_a_wall_clock_that_ran_out_is_not_remembered(limited: GrammarCompiler) -> None:
+    """No child is up in that time. It says nothing about the grammar."""
+    counted = Counted(limited._trials)  # type: ignore[arg-type]
+    limited._trials = counted
+    for _ in range(2):
+        with pytest.raises(GrammarLimit, match="wall_seconds"):
+            limited.compile(LIGHT)
+    assert len(counted.asked) == 2
+
+
+def test_threads_have_a_child_each_and_use_it_again(table: TokenTable) -> None:
+    pool = TrialPool()
+    compiler = GrammarCompiler(table, trials=pool)
+    constraints = [JsonSchema({"const": f"value {n}"}) for n in range(24)]
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            assert len({id(compiled) for compiled in threads.map(compiler.compile, constraints)}) == 24
+        assert 1 <= len(pool._all) <= 2
+    finally:
+        pool.close()
+
+
+def test_a_closed_pool_ends_its_children_and_refuses(table: TokenTable) -> None:
+    pool = TrialPool()
+    compiler = GrammarCompiler(table, trials=pool)
+    compiler.compile(LIGHT)
+    child = pool._all[0]._child
+    assert child is not None
+    pool.close()
+    assert child.returncode is not None
+    with pytest.raises(GrammarError, match="closed"):
+        compiler.compile(HEAVY)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are listed in /proc on Linux only")
+def test_a_child_has_pipes_and_no_other_descriptor(table: TokenTable, pool: TrialPool) -> None:
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    own = TrialPool()
+    try:
+        GrammarCompiler(table, trials=own).compile(LIGHT)
+        child = own._all[0]._child
+        assert child is not None
+        held = [os.readlink(entry) for entry in Path(f"/proc/{child.pid}/fd").iterdir()]
+        assert all(target.startswith("pipe:") or target == "/dev/null" for target in held), held
+        assert os.readlink(f"/proc/self/fd/{write}") not in held
+    finally:
+        own.close()
+        os.close(read)
+        os.close(write)
+
+
+def test_a_child_ends_with_its_parent(table: TokenTable, tmp_path: Path) -> None:
+    """Its input ends; the engine's launcher also covers a child that is busy then."""
+    (tmp_path / "tokenizer.json").write_text(table.source)
+    code = (
+        "import sys; from inferd_grammar import *; from inferd_grammar.trial import TrialPool;"
+        f"table = TokenTable.from_tokenizer_json(open(sys.argv[1]).read(), eos_ids={list(table.eos_ids)});"
+        "pool = TrialPool(); GrammarCompiler(table, trials=pool).compile(Regex('ab'));"
+        "import os; print(pool._all[0]._child.pid, flush=True); os._exit(0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "tokenizer.json")], check=True, capture_output=True, text=True
+    )
+    assert _gone(int(done.stdout))
+
+
+def _gone(pid: int, seconds: float = 10) -> bool:
+    """Whether a process that is no child of ours ends in that time."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process], [], [], seconds)[0])
+    finally:
+        os.close(process)
