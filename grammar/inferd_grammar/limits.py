@@ -17,6 +17,7 @@ class CompileLimits:
         max_multiple_of: largest `multipleOf`, its decimal point taken away (0.25 counts as 25), also for the least
             common multiple of those that must hold together (llguidance needs 6.5 s and 280 MB at 10**6).
         max_regex: characters of one regular expression, in a schema or alone.
+        max_tags: tags of a tagged text, or members of an intersection.
     """
 
     max_bytes: int = 1_000_000
@@ -25,6 +26,7 @@ class CompileLimits:
     max_all_of: int = 16
     max_multiple_of: int = 100_000
     max_regex: int = 10_000
+    max_tags: int = 128
 
 
 DEFAULT_LIMITS = CompileLimits()

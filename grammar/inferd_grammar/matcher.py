@@ -75,6 +75,10 @@ class Core(Protocol):
         """What the constraint says and this recogniser does not hold; empty but for `best_effort`."""
 
     @property
+    def named(self) -> frozenset[int]:
+        """Special tokens that the grammar names: legal where its masks say so. No EOS id is among them."""
+
+    @property
     def recipe(self) -> str | None:
         """Text from which `Backend.rebuild` makes the same recogniser at its start; None: compile it again."""
 

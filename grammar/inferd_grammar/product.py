@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from inferd_grammar.errors import GrammarFailure
+from inferd_grammar.constraints import AllOf, Choice, Constraint, Exact, JsonSchema, Prefixed, Regex
+from inferd_grammar.errors import GrammarError, GrammarFailure
+from inferd_grammar.limits import CompileLimits
 from inferd_grammar.matcher import Core, GuardedMatcher, Matcher
 from inferd_grammar.tokens import TokenTable
 from inferd_grammar.validation import Checked
@@ -22,7 +24,9 @@ class ProductCore:
 
     def __init__(self, members: Sequence[Core]) -> None:
         self._members = tuple(members)
-        self.checked: tuple[Checked, ...] = tuple(found for member in members for found in member.checked)
+        self.checked: tuple[Checked, ...] = ()
+        self.named = frozenset[int]().union(*(member.named for member in members))
+        self.recipe = None
 
     def fill(self, row: NDArray[np.int32], address: int) -> None:
         first, *others = self._members
@@ -59,9 +63,12 @@ class MatcherCore:
     """`Core` over a matcher of any make, so that it can be one member of several."""
 
     checked: tuple[Checked, ...] = ()
+    recipe = None
 
-    def __init__(self, inner: Matcher) -> None:
+    def __init__(self, inner: Matcher, table: TokenTable) -> None:
         self._inner = inner
+        self._table = table
+        self.named = table.special_ids - set(table.eos_ids)  # its masks are settled already
 
     def fill(self, row: NDArray[np.int32], address: int) -> None:
         self._inner.fill(row)
@@ -83,7 +90,41 @@ class MatcherCore:
         return self._inner.forced_tokens()
 
     def copy(self) -> MatcherCore:
-        return MatcherCore(self._inner.fork())
+        return MatcherCore(self._inner.fork(), self._table)
+
+
+def product_members(
+    constraint: Constraint, limits: CompileLimits, *, join_regular: bool = False
+) -> list[Constraint] | None:
+    """The constraints that run side by side for this one, each with exact masks; None for one that runs alone.
+
+    `join_regular` leaves an intersection of regular expressions and choices to the backend. Raises GrammarError for
+    no members, too many, and members that masks do not fully hold.
+    """
+    match constraint:
+        case Exact(AllOf() | Exact() | Prefixed() as inner):
+            return product_members(inner, limits, join_regular=join_regular)
+        case Prefixed(prefix, AllOf(members)) if not (join_regular and is_regular(members)):
+            _check_members(members, limits)
+            return [Prefixed(prefix, member) for member in members]
+        case AllOf(members) if not (join_regular and is_regular(members)):
+            _check_members(members, limits)
+            return [Exact(member) for member in members]
+    return None
+
+
+def is_regular(members: Sequence[Constraint]) -> bool:
+    """Whether all members are regular expressions or choices, at least two of them."""
+    return len(members) > 1 and all(isinstance(member, Regex | Choice) for member in members)
+
+
+def _check_members(members: Sequence[Constraint], limits: CompileLimits) -> None:
+    if not members:
+        raise GrammarError("an intersection needs at least one member")
+    if len(members) > limits.max_tags:
+        raise GrammarError(f"intersection has {len(members)} members; max_tags is {limits.max_tags}")
+    if any(isinstance(member, JsonSchema) and member.mode != "strict" for member in members):
+        raise GrammarError("a best_effort JSON schema stands alone: it cannot be a part of another constraint")
 
 
 def intersect(matchers: Sequence[Matcher], table: TokenTable) -> Matcher:
@@ -94,4 +135,5 @@ def intersect(matchers: Sequence[Matcher], table: TokenTable) -> Matcher:
     """
     if not matchers or any(matcher.ended() for matcher in matchers):
         raise ValueError("intersect needs at least one matcher, none of them ended")
-    return GuardedMatcher(ProductCore([MatcherCore(matcher.fork()) for matcher in matchers]), table)
+    core = ProductCore([MatcherCore(matcher.fork(), table) for matcher in matchers])
+    return GuardedMatcher(core, table.allowing(core.named))

@@ -42,6 +42,8 @@ class SourceCore:
     """`Core` over a `MaskSource`: the tokens, and the mask that was last asked for."""
 
     checked: tuple[Checked, ...] = ()
+    named: frozenset[int] = frozenset()
+    recipe = None
 
     def __init__(self, source: MaskSource, table: TokenTable, accepted: Sequence[int] = ()) -> None:
         self._source = source

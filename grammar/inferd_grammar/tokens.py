@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ class TokenTable:
         source: the tokenizer.json text itself.
         text_mask: int32[words], bit set for every id that may stand for text.
         eos_mask: int32[words], bit set for every EOS id.
+        special_names: id of each special token by its text in the tokenizer.
     """
 
     vocab_size: int
@@ -47,6 +48,7 @@ class TokenTable:
     source: str = field(repr=False)
     text_mask: NDArray[np.int32] = field(repr=False)
     eos_mask: NDArray[np.int32] = field(repr=False)
+    special_names: Mapping[str, int] = field(repr=False, default_factory=dict)
 
     @property
     def words(self) -> int:
@@ -72,7 +74,25 @@ class TokenTable:
         # 0xFF occurs in no UTF-8 text, and llguidance uses it inside to mark special tokens.
         legal = [i for i, token in enumerate(tokens) if token and b"\xff" not in token]
         digest = hashlib.sha256(f"{size}|{eos}|".encode() + text.encode()).hexdigest()
-        return cls(size, eos, special, tokens, digest, text, bit_mask(legal, size), bit_mask(eos, size))
+        named = {names[i]: i for i in special}
+        return cls(size, eos, special, tokens, digest, text, bit_mask(legal, size), bit_mask(eos, size), named)
+
+    def allowing(self, ids: Collection[int]) -> TokenTable:
+        """The same table with `ids`, special tokens that a grammar names, legal where that grammar says so."""
+        if not ids:
+            return self
+        return replace(self, text_mask=self.text_mask | bit_mask(sorted(ids), self.vocab_size))
+
+    def split_special(self, text: str) -> list[str | int]:
+        """`text` cut at the names of special tokens, each replaced by its id, as the tokenizer reads it; no empty text.
+
+        Where names overlap the first and longest one counts.
+        """
+        names = sorted(self.special_names, key=len, reverse=True)
+        if not names:
+            return [text] if text else []
+        parts = re.split(f"({'|'.join(map(re.escape, names))})", text)
+        return [self.special_names.get(part, part) for part in parts if part]
 
     @classmethod
     def of_bytes(cls) -> TokenTable:

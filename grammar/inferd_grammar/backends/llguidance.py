@@ -15,10 +15,26 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
+from inferd_grammar.backends.compose import Composer
 from inferd_grammar.backends.text import choice_pattern, one_line
-from inferd_grammar.constraints import AnyJson, Choice, Constraint, Exact, JsonSchema, Lark, Regex
+from inferd_grammar.constraints import (
+    AllOf,
+    AnyJson,
+    Choice,
+    Constraint,
+    Exact,
+    Gbnf,
+    JsonSchema,
+    Lark,
+    Prefixed,
+    Regex,
+    Tagged,
+)
 from inferd_grammar.errors import GrammarError, GrammarFailure
+from inferd_grammar.gbnf import gbnf_to_lark
 from inferd_grammar.limits import CompileLimits
+from inferd_grammar.matcher import Core
+from inferd_grammar.product import ProductCore, product_members
 from inferd_grammar.rewrites import KEYWORDS, rewrite
 from inferd_grammar.schema import (
     escape,
@@ -53,8 +69,10 @@ _LEFT_OUT = KEYWORDS - set(
         *("multipleOf", "pattern", "patternProperties", "prefixItems", "properties", "required", "type"),
     )
 )
+_SPECIAL_MARK = b"\xff"  # how the library writes a special token among bytes
 _LARK_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
 _LARK_SPECIAL = re.compile(r"<[^<>\n]*>")
+_LARK_OUTSIDE = re.compile(r"@\w+|%llguidance")
 _LARK_ATTRIBUTE = re.compile(r"\[[^\]\n]*\b(max_tokens|stop|temperature|capture)\b[^\]\n]*\]")
 
 
@@ -75,20 +93,32 @@ class LlguidanceBackend:
         except ValueError as error:
             raise GrammarError(f"llguidance refuses the tokenizer: {one_line(str(error))}") from error
         _require_same_tokens(self._tokenizer, table)
+        self._table = table
 
-    def compile(self, constraint: Constraint, limits: CompileLimits) -> LlguidanceCore:
+    def compile(self, constraint: Constraint, limits: CompileLimits) -> Core:
         """The recogniser at its start, first mask computed. Raises GrammarError."""
+        members = product_members(constraint, limits, join_regular=True)
+        if members is not None:
+            return ProductCore([self.compile(member, limits) for member in members])
         exact = isinstance(constraint, Exact)
         inner = constraint.inner if isinstance(constraint, Exact) else constraint
         if isinstance(inner, JsonSchema) and inner.mode == "best_effort":
             return self._compile_best_effort(inner, limits, exact)
+        if isinstance(inner, Tagged | AllOf | Prefixed):
+            return self._compile_composed(inner, limits, exact or isinstance(inner, Prefixed))
         grammar, schema = _grammar(inner, limits)
         return self._start(_unforced(grammar) if exact else grammar, schema)
 
     def rebuild(self, recipe: str) -> LlguidanceCore:
         """The core that another process compiled, from its `recipe`. Raises GrammarError."""
-        grammar, checked = json.loads(recipe)
-        return self._start(grammar, None, lenient=True, checked=[Checked(*place) for place in checked])
+        grammar, checked, named = json.loads(recipe)
+        places = [Checked(*place) for place in checked]
+        return self._start(grammar, None, lenient=True, checked=places, named=frozenset(named))
+
+    def _compile_composed(self, constraint: Constraint, limits: CompileLimits, exact: bool) -> LlguidanceCore:
+        composer = Composer(lambda leaf: _grammar(leaf, limits)[0], self._table, limits, exact=exact)
+        grammar = composer.grammar(constraint)
+        return self._start(grammar, None, named=frozenset(composer.named))
 
     def _compile_best_effort(self, constraint: JsonSchema, limits: CompileLimits, exact: bool) -> LlguidanceCore:
         """As tight a grammar as the library takes: rewritten with holes, else as it leaves things out, else any JSON."""
@@ -105,7 +135,13 @@ class LlguidanceBackend:
         return self._start(_unforced(anything) if exact else anything, schema, checked=_assertions(schema, KEYWORDS))
 
     def _start(
-        self, grammar: str, schema: Any, *, lenient: bool = False, checked: Sequence[Checked] = ()
+        self,
+        grammar: str,
+        schema: Any,
+        *,
+        lenient: bool = False,
+        checked: Sequence[Checked] = (),
+        named: frozenset[int] = frozenset(),
     ) -> LlguidanceCore:
         inner = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_parser_limits())
         # Some grammars compile and have no first token, e.g. {"$ref": "#"}.
@@ -117,16 +153,19 @@ class LlguidanceBackend:
             raise GrammarError(f"llguidance finds no first token: {one_line(inner.get_error())}")
         if not lenient and (warnings := inner.get_grammar_warnings()):
             raise GrammarError(f"llguidance would not enforce this as written: {one_line('; '.join(warnings))}")
-        return LlguidanceCore(inner, tuple(checked), json.dumps([grammar, checked]))
+        return LlguidanceCore(inner, tuple(checked), json.dumps([grammar, checked, sorted(named)]), named)
 
 
 class LlguidanceCore:
     """`Core` over one `LLMatcher`. The library records every text token, so its rollback is exact without EOS."""
 
-    def __init__(self, inner: llguidance.LLMatcher, checked: tuple[Checked, ...], recipe: str) -> None:
+    def __init__(
+        self, inner: llguidance.LLMatcher, checked: tuple[Checked, ...], recipe: str, named: frozenset[int]
+    ) -> None:
         self._inner = inner
         self.checked = checked
         self.recipe = recipe
+        self.named = named
 
     def fill(self, row: NDArray[np.int32], address: int) -> None:
         self._inner.unsafe_compute_mask_ptr(address, row.nbytes)
@@ -152,16 +191,18 @@ class LlguidanceCore:
     def forced(self) -> bytes:
         result = self._inner.compute_ff_bytes()
         self._check()
-        return result
+        return result.split(_SPECIAL_MARK, 1)[0]
 
     def forced_tokens(self) -> list[int]:
+        """As the library says, up to the first special token: what follows one would not spell `forced`."""
         result = self._inner.compute_ff_tokens()
         self._check()
-        return result
+        special = next((place for place, token in enumerate(result) if token in self.named), len(result))
+        return result[: special + 1]
 
     def copy(self) -> LlguidanceCore:
         self._check()
-        return LlguidanceCore(self._inner.deep_copy(), self.checked, self.recipe)
+        return LlguidanceCore(self._inner.deep_copy(), self.checked, self.recipe, self.named)
 
     def _check(self) -> None:
         if self._inner.is_error():
@@ -191,6 +232,9 @@ def _grammar(constraint: Constraint, limits: CompileLimits) -> tuple[str, Any]:
         require_size(constraint.text, "Lark grammar", limits)
         _require_plain_lark(constraint.text)
         return llguidance.LLMatcher.grammar_from_lark(constraint.text), None
+    if isinstance(constraint, Gbnf):
+        require_size(constraint.text, "GBNF grammar", limits)
+        return gbnf_to_lark(constraint.text, max_regex=limits.max_regex), None
     raise GrammarError(f"{type(constraint).__name__} is no constraint of this backend")
 
 
@@ -240,6 +284,8 @@ def _require_plain_lark(text: str) -> None:
     bare = _LARK_LITERALS.sub("", text)
     if special := _LARK_SPECIAL.search(bare):
         raise GrammarError(f"Lark grammar names the special token {special[0]}: not supported")
+    if outside := _LARK_OUTSIDE.search(bare):
+        raise GrammarError(f"{outside[0]!r} in a Lark grammar is not supported")
     if attribute := _LARK_ATTRIBUTE.search(bare):
         raise GrammarError(f"Lark rule attribute {attribute[1]!r} is not supported")
 

@@ -72,6 +72,7 @@ class OutlinesCore:
     """`Core` over one `Index`: the states passed so far, one integer per token."""
 
     checked = ()
+    named: frozenset[int] = frozenset()
     recipe = None
 
     def __init__(self, index: Any, table: TokenTable, states: list[int]) -> None:

@@ -1,0 +1,148 @@
+"""One llguidance grammar out of several: tagged text, prefixes, intersections of regular expressions.
+
+Every part becomes a grammar of its own in llguidance's list form, and refers to the others by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from inferd_grammar.constraints import AllOf, Constraint, Exact, JsonSchema, Prefixed, Tag, Tagged
+from inferd_grammar.errors import GrammarError
+from inferd_grammar.limits import CompileLimits
+from inferd_grammar.product import is_regular
+from inferd_grammar.schema import require_size
+from inferd_grammar.tokens import TokenTable
+
+_ANY_TEXT = "TEXT: /(?s:.)*/"
+_START_REGEX = "start: "
+
+Leaf = Callable[[Constraint], str]
+
+
+class Composer:
+    """Collects the parts of one grammar. `leaf` gives llguidance's grammar text of a constraint that stands alone."""
+
+    def __init__(self, leaf: Leaf, table: TokenTable, limits: CompileLimits, *, exact: bool) -> None:
+        """`exact` turns off the forcing of canonical splits."""
+        self._leaf = leaf
+        self._table = table
+        self._limits = limits
+        self._exact = exact
+        self._parts: list[dict[str, Any]] = []
+        self.named: set[int] = set()
+
+    def grammar(self, constraint: Constraint) -> str:
+        """The whole grammar as llguidance's JSON.
+
+        Raises GrammarError for what cannot be composed. `named` then holds the special tokens that the grammar names.
+        """
+        top = self._add(constraint)
+        options = '%llguidance {"no_forcing": true}\n' if self._exact else ""
+        start = {"name": "whole", "lark_grammar": f"{options}start: @{top}"}
+        try:
+            text = json.dumps({"grammars": [start, *self._parts]}, allow_nan=False)
+        except ValueError as error:
+            raise GrammarError(f"constraint cannot be written as JSON: {error}") from error
+        require_size(text, "constraint", self._limits)
+        return text
+
+    def _add(self, constraint: Constraint) -> str:
+        if isinstance(constraint, JsonSchema) and constraint.mode != "strict":
+            raise GrammarError("a best_effort JSON schema stands alone: it cannot be a part of another constraint")
+        if isinstance(constraint, Exact):
+            if not self._exact:
+                raise GrammarError("masks are exact for the whole of a constraint: put Exact outside")
+            return self._add(constraint.inner)
+        if isinstance(constraint, Tagged):
+            return self._append({"lark_grammar": self._tagged(constraint)})
+        if isinstance(constraint, AllOf):
+            return self._append({"lark_grammar": self._joined(constraint)})
+        if isinstance(constraint, Prefixed):
+            return self._append({"lark_grammar": self._prefixed(constraint)})
+        return self._append(_entry(self._leaf(constraint)))
+
+    def _append(self, entry: dict[str, Any]) -> str:
+        name = f"part{len(self._parts)}"
+        self._parts.append({**entry, "name": name})
+        return name
+
+    def _prefixed(self, constraint: Prefixed) -> str:
+        prefix = _quoted(constraint.prefix) if constraint.prefix else ""
+        if constraint.inner is None:
+            return f"start: {prefix} TEXT\n{_ANY_TEXT}"
+        return f"start: {prefix} @{self._add(constraint.inner)}"
+
+    def _joined(self, constraint: AllOf) -> str:
+        """Regular expressions as one lexeme, `A & B`: the library's automaton of the intersection."""
+        if not is_regular(constraint.members):
+            raise GrammarError("inside another constraint AllOf takes regular expressions and choices only")
+        names = [f"P{number}" for number in range(len(constraint.members))]
+        rules = [f"{name}: {self._pattern(member)}" for name, member in zip(names, constraint.members, strict=True)]
+        return "\n".join(["start: TEXT", f"TEXT: {' & '.join(names)}", *rules])
+
+    def _pattern(self, member: Constraint) -> str:
+        pattern: str = _entry(self._leaf(member))["lark_grammar"].removeprefix(_START_REGEX)
+        return "/(?:)/" if pattern == "//" else pattern  # `//` would start a comment
+
+    def _tagged(self, constraint: Tagged) -> str:
+        _check_tags(constraint.tags, self._limits)
+        rules = [rule for number, tag in enumerate(constraint.tags) for rule in self._tag(number, tag)]
+        kinds = " | ".join(f"tag{number}" for number in range(len(constraint.tags)))
+        return "\n".join([f"start: ({kinds})* TEXT", _ANY_TEXT, *rules])
+
+    def _tag(self, number: int, tag: Tag) -> list[str]:
+        """Rules of one tag, the free text before it included."""
+        first, *rest = self._spelling(tag.begin)
+        if any(part.startswith("<[") for part in rest) and not first.startswith("<["):
+            raise GrammarError(f"tag {tag.begin!r}: a special token must come first")
+        content = self._add(tag.content)
+        tail = " ".join([*rest, f"@{content}", *self._spelling(tag.end)])
+        if first.startswith("<["):
+            return [f"tag{number}: TEXT {first} {tail}"]
+        # A lazy lexeme ends at the first place where it can: where the begin of the tag is complete.
+        return [f"head{number}[lazy]: TEXT {first}", f"tag{number}: head{number} {tail}"]
+
+    def _spelling(self, text: str) -> list[str]:
+        """Lark items of the text of a tag: special tokens by id, what is between them quoted."""
+        parts = []
+        for part in self._table.split_special(text):
+            if isinstance(part, str):
+                parts.append(_quoted(part))
+                continue
+            if part in self._table.eos_ids:
+                raise GrammarError(f"tag {text!r} names the end of the text, token {part}")
+            self.named.add(part)
+            parts.append(f"<[{part}]>")
+        return parts
+
+
+def _check_tags(tags: tuple[Tag, ...], limits: CompileLimits) -> None:
+    if not tags:
+        raise GrammarError("a tagged text needs at least one tag")
+    if len(tags) > limits.max_tags:
+        raise GrammarError(f"tagged text has {len(tags)} tags; max_tags is {limits.max_tags}")
+    begins = [tag.begin for tag in tags]
+    for number, begin in enumerate(begins):
+        if not begin:
+            raise GrammarError("the begin of a tag is empty")
+        if clash := next((other for n, other in enumerate(begins) if n != number and begin in other), None):
+            raise GrammarError(f"the begin {begin!r} of a tag is inside that of another, {clash!r}")
+    for tag in tags:
+        if isinstance(tag.content, Tagged):
+            raise GrammarError(f"tag {tag.begin!r} holds a tagged text: tags do not nest")
+
+
+def _entry(grammar: str) -> dict[str, Any]:
+    """A grammar text of the library as one entry of its list form."""
+    if not grammar.startswith("{"):
+        return {"lark_grammar": grammar}
+    (entry,) = json.loads(grammar)["grammars"]
+    return {key: value for key, value in entry.items() if key != "name" and value is not None}
+
+
+def _quoted(text: str) -> str:
+    """Text as a Lark literal: escapes are those of JSON."""
+    return json.dumps(text)
