@@ -37,7 +37,9 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="compile each schema and try its instances; ends in one JSON line")
     check.add_argument("cases", type=Path, help="a JSON object a line: {name, schema, tests: [{valid, data}]}")
     check.add_argument("--mode", choices=("strict", "best_effort"), default="strict")
-    check.add_argument("--tokenizer", type=Path, help="a folder with tokenizer.json; without it single bytes are tokens")
+    check.add_argument(
+        "--tokenizer", type=Path, help="a folder with tokenizer.json; without it single bytes are tokens"
+    )
     check.add_argument("--backend", default="auto")
     check.add_argument("--limit", type=int, help="run only this many cases, spread evenly over the file")
     check.add_argument("--seconds", type=float, default=20.0, help="time limit of one case; then its process is ended")

@@ -17,8 +17,9 @@ from inferd_grammar.schema import resolve
 Holds = Callable[[Any, Any], bool]
 """Whether a value is valid under a subschema."""
 # The order in which parts of one schema object meet in the grammar: with and without a rewrite of `oneOf`.
-_REWRITTEN = ("$ref", "anyOf", "allOf", "oneOf", "if", "then", "else", "dependencies", "dependentSchemas")
+_REWRITTEN = ("$ref", "anyOf", "allOf", "oneOf", "if", "then", "else", "dependencies", "dependentSchemas", "not")
 _AS_IT_IS = ("$ref", "oneOf", "anyOf", "allOf")
+_NAMING = ("properties", "required", "dependencies", "dependentRequired", "dependentSchemas")
 _DEPTH = 32
 
 
@@ -48,8 +49,8 @@ class _Arranger:
         if isinstance(data, list):
             return [self.arrange(item, _items(views, n), depth - 1) for n, item in enumerate(data)]
         ranks: dict[str, int] = {}
-        for key in ("properties", "required"):
-            for name in (name for view in views for name in view.get(key, ()) if isinstance(name, str)):
+        for key in _NAMING:
+            for name in (name for view in views for name in _names(view, key)):
                 ranks.setdefault(name, len(ranks))
         names = sorted(data, key=lambda name: ranks.get(name, len(ranks)))
         return {name: self.arrange(data[name], _members(views, name), depth - 1) for name in names}
@@ -73,10 +74,19 @@ class _Arranger:
             return list(word)
         if key in ("dependencies", "dependentSchemas"):
             return [part for name, part in word.items() if name in data and isinstance(part, dict)]
+        if key == "not":
+            return [word]
         if key in ("if", "then", "else"):
             return [word] if self._holds(word, data) else []
         held = [part for part in word if self._holds(part, data)]
         return held or list(word)
+
+
+def _names(view: dict[str, Any], key: str) -> Iterator[str]:
+    for name in view.get(key, ()):
+        yield name
+        if key.startswith("depend") and isinstance(view[key][name], list):
+            yield from view[key][name]
 
 
 def _items(views: list[dict[str, Any]], place: int) -> list[Any]:

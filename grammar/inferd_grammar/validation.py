@@ -15,8 +15,11 @@ from typing import Any, NamedTuple
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.rewrites.patterns import finds
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood
-from inferd_grammar.schema import escape, unique_keys
+from inferd_grammar.schema import escape, iter_schemas, resolve, unique_keys
 
+# The validator recurses a few frames for each level of a value and of the schema.
+_MAX_DEPTH = 64
+_MAX_CHAIN = 32
 _LATEST = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -56,9 +59,9 @@ class SchemaValidator:
         self._failures = (referencing.exceptions.Unresolvable, RecursionError, _Unsupported)
         default = jsonschema.validators.validator_for({"$schema": _LATEST})
         kind = jsonschema.validators.validator_for(schema, default=default)
-        for error in kind(kind.META_SCHEMA).iter_errors(schema):
-            if error.validator != "uniqueItems":  # a value listed twice does no harm
-                raise GrammarError(f"not a schema of its draft: {error.message}", _pointer(error.absolute_path))
+        for fault in kind(kind.META_SCHEMA).iter_errors(schema):
+            if fault.validator != "uniqueItems":  # a value listed twice does no harm
+                raise GrammarError(f"not a schema of its draft: {fault.message}", _pointer(fault.absolute_path))
         safe = jsonschema.validators.extend(
             kind,
             {
@@ -68,6 +71,7 @@ class SchemaValidator:
                 "unevaluatedProperties": _refuse_patterns(kind.VALIDATORS.get("unevaluatedProperties")),
             },
         )
+        _require_guarded(schema)
         self._validator = safe(schema, registry=referencing.Registry())
 
     def problem(self, text: str) -> Problem | None:
@@ -76,15 +80,20 @@ class SchemaValidator:
             value = json.loads(text, object_pairs_hook=unique_keys)
         except (ValueError, RecursionError) as error:
             return Problem(f"not JSON: {error}")
+        if _deeper(value, _MAX_DEPTH):
+            return Problem(f"cannot be checked: the value nests deeper than {_MAX_DEPTH}")
         try:
-            error = next(self._validator.iter_errors(value), None)
+            wrong = next(self._validator.iter_errors(value), None)
         except self._failures as failure:
             return Problem(f"cannot be checked: {failure}")
-        if error is None:
+        except BaseException as panic:
+            if type(panic).__name__ != "PanicException":  # Rust below the library, out of stack; no Exception
+                raise
+            return Problem("cannot be checked: it nests too deep")
+        if wrong is None:
             return None
-        place = _pointer(error.absolute_schema_path)
-        return Problem(error.message, str(error.validator), place, _pointer(error.absolute_path))
-
+        place = _pointer(wrong.absolute_schema_path)
+        return Problem(wrong.message, str(wrong.validator), place, _pointer(wrong.absolute_path))
 
     def holds(self, schema: Any, value: Any) -> bool:
         """Whether a value is valid under a part of the schema; False where that cannot be said."""
@@ -92,6 +101,55 @@ class SchemaValidator:
             return bool(self._validator.evolve(schema=schema).is_valid(value))
         except self._failures:
             return False
+
+
+def _require_guarded(root: Any) -> None:
+    """Refuse references that come back to themselves on one value: the validator would never end.
+
+    Raises GrammarError with the pointer of such a reference.
+    """
+    done: set[str] = set()
+    for pointer, schema in iter_schemas(root):
+        _visit(root, pointer, schema, [], done)
+
+
+def _visit(root: Any, pointer: str, schema: Any, path: list[str], done: set[str]) -> None:
+    if pointer in done or not isinstance(schema, dict):
+        return
+    if pointer in path:
+        raise GrammarError("the reference comes back to itself", f"{pointer}/$ref")
+    if len(path) > _MAX_CHAIN:
+        raise GrammarError(f"more than {_MAX_CHAIN} schemas apply to one value", pointer)
+    for place, part in _in_place(root, pointer, schema):
+        _visit(root, place, part, [*path, pointer], done)
+    done.add(pointer)
+
+
+def _in_place(root: Any, pointer: str, schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schemas that apply to the same value."""
+    target = resolve(root, schema["$ref"]) if isinstance(schema.get("$ref"), str) else None
+    if target is not None:
+        yield target
+    for key in ("allOf", "anyOf", "oneOf"):
+        yield from ((f"{pointer}/{key}/{n}", part) for n, part in enumerate(schema.get(key, ())))
+    for key in ("if", "then", "else", "not"):
+        yield f"{pointer}/{key}", schema.get(key)
+    for key in ("dependencies", "dependentSchemas"):
+        yield from ((f"{pointer}/{key}/{escape(name)}", part) for name, part in schema.get(key, {}).items())
+
+
+def _deeper(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit):
+        level = [
+            item
+            for parent in level
+            if isinstance(parent, (dict, list))
+            for item in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+        if not level:
+            return False
+    return True
 
 
 class _Unsupported(Exception):

@@ -62,13 +62,11 @@ _JSON_OPTIONS: JsonCompileOptions = {
 # The default of 2,000 items compiles an object with 2,000 optional keys, then fails at its first key.
 _MAX_ITEMS_IN_ROW = 20_000
 # What the library leaves out, with or without a word, when it is told to be lenient.
-_LEFT_OUT = KEYWORDS - set(
-    (
-        *("$ref", "additionalItems", "additionalProperties", "allOf", "anyOf", "const", "enum", "exclusiveMaximum"),
-        *("exclusiveMinimum", "items", "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum"),
-        *("multipleOf", "pattern", "patternProperties", "prefixItems", "properties", "required", "type"),
-    )
-)
+_LEFT_OUT = KEYWORDS - {
+    *("$ref", "additionalItems", "additionalProperties", "allOf", "anyOf", "const", "enum", "exclusiveMaximum"),
+    *("exclusiveMinimum", "items", "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum"),
+    *("multipleOf", "pattern", "patternProperties", "prefixItems", "properties", "required", "type"),
+}
 _SPECIAL_MARK = b"\xff"  # how the library writes a special token among bytes
 _LARK_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
 _LARK_SPECIAL = re.compile(r"<[^<>\n]*>")
@@ -100,8 +98,9 @@ class LlguidanceBackend:
         members = product_members(constraint, limits, join_regular=True)
         if members is not None:
             return ProductCore([self.compile(member, limits) for member in members])
-        exact = isinstance(constraint, Exact)
-        inner = constraint.inner if isinstance(constraint, Exact) else constraint
+        exact, inner = isinstance(constraint, Exact), constraint
+        while isinstance(inner, Exact):
+            inner = inner.inner
         if isinstance(inner, JsonSchema) and inner.mode == "best_effort":
             return self._compile_best_effort(inner, limits, exact)
         if isinstance(inner, Tagged | AllOf | Prefixed):

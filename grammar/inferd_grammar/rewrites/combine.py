@@ -1,9 +1,9 @@
 """`oneOf`, `not`, `if`, `dependencies`: what is left of each once complements exist.
 
-    oneOf [A, B]           = (A and not B) or (B and not A); `not` is left out where A and B are provably disjoint
-    not A                  = the complement of A
-    if A then B else C     = (A and B) or (not A and C)
-    dependencies {k: A}    = (k is absent) or (k is there, and A)
+oneOf [A, B]           = (A and not B) or (B and not A); `not` is left out where A and B are provably disjoint
+not A                  = the complement of A
+if A then B else C     = (A and B) or (not A and C)
+dependencies {k: A}    = (k is absent) or (k is there, and A)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from inferd_grammar.rewrites.base import Schema, Translator, View, all_of, any_of
 from inferd_grammar.rewrites.disjoint import kinds_of, overlap, views_of
-from inferd_grammar.rewrites.kinds import Kinds, typed
+from inferd_grammar.rewrites.kinds import NUMBER, Kinds, typed
 
 Place = tuple[Any, str]
 """A subschema and its pointer."""
@@ -151,5 +151,6 @@ def _rivals(view: View, to: Translator) -> list[dict[int, Kinds]]:
             if left is None or right is None:
                 continue
             if shared := overlap([*beside, *left], [*beside, *right], to):
-                result[n][m] = result[m][n] = shared
+                # Whole numbers and fractions cannot be told apart by type.
+                result[n][m] = result[m][n] = shared | NUMBER if shared & NUMBER else shared
     return result

@@ -23,7 +23,10 @@ _RANGES = (
 
 
 def kinds_of(schema: Schema, pointer: str, to: Translator, depth: int = _DEPTH) -> Kinds:
-    """The kinds a schema may let through; never too few."""
+    """The kinds a schema may let through; never too few.
+
+    Only keywords that every rewrite leaves in place tell: the result is what other keywords may take for granted.
+    """
     if isinstance(schema, bool):
         return ALL if schema else Kinds()
     return kinds_of_view(to.view(schema, pointer), to, depth)
@@ -46,8 +49,6 @@ def kinds_of_view(view: View, to: Translator, depth: int = _DEPTH) -> Kinds:
     for key in ("anyOf", "oneOf"):
         if key in words:
             kinds &= Kinds().union(*(kinds_of(part, place, to, depth - 1) for part, place in _parts(view, key)))
-    if isinstance(words.get("not"), dict) and to.view(words["not"], "").words.keys() == {"type"}:
-        kinds -= of_types(words["not"]["type"])
     return kinds
 
 

@@ -17,7 +17,7 @@ _GAPS = 64
 def negative(view: View, kinds: Kinds) -> list[Schema]:
     """Numbers that are no multiple; whole ones alone if `kinds` has no fractions."""
     step = Decimal(str(view.words["multipleOf"]))
-    return between(step, whole=not NUMBER <= kinds and "integer" in kinds)
+    return between(step, whole=kinds & NUMBER == {"integer"})
 
 
 def between(step: Decimal, *, whole: bool = False) -> list[Schema]:

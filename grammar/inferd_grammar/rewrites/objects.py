@@ -226,7 +226,8 @@ def positive_patterns(view: View) -> View:
     found = {regex: [_there(view, "patternProperties", rest[n]) for n in members] for regex, members in areas or ()}
     found = found if areas is not None else {p: [_there(view, "patternProperties", p)] for p in rest}
     words["patternProperties"] = {regex: _all([*parts, *every]) if parts else False for regex, parts in found.items()}
-    return replace(view, words={key: word for key, word in words.items() if word != {}})
+    empty = [key for key in ("properties", "patternProperties") if not words.get(key)]
+    return replace(view, words=words).without(*empty)
 
 
 def _areas(patterns: list[str]) -> list[tuple[str, list[int]]] | None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.rewrites.base import Schema
 from inferd_grammar.rewrites.formats import ENFORCED
+from inferd_grammar.rewrites.open_bounds import close, has_fractions
 from inferd_grammar.rewrites.translate import SchemaTranslator
 from inferd_grammar.schema import iter_schemas, resolve
 
@@ -35,14 +36,18 @@ def rewrite(root: Any, *, lenient: bool = False) -> Rewritten:
     refused. Raises GrammarError with the keyword's pointer.
     """
     places = list(iter_schemas(root))
-    if not any(_needs_rewrite(schema) for _, schema in places) or _moves_base(places):
+    fractions = has_fractions(root)
+    if not any(_needs_rewrite(schema, fractions) for _, schema in places) or _moves_base(places):
         return Rewritten(root, [])
     names = list(dict.fromkeys(name for _, schema in places for name in _names(schema)))
     translator = SchemaTranslator(root, lambda reference: resolve(root, reference), names, lenient=lenient)
     try:
-        return Rewritten(translator.document(), translator.dropped)
+        result = translator.document()
     except RecursionError as error:
         raise GrammarError("the schema nests too deep to rewrite") from error
+    if fractions:
+        close(result)
+    return Rewritten(result, translator.dropped)
 
 
 def _names(schema: Any) -> Iterator[str]:
@@ -51,10 +56,12 @@ def _names(schema: Any) -> Iterator[str]:
         yield from (name for name in schema.get("required", ()) if isinstance(name, str))
 
 
-def _needs_rewrite(schema: Any) -> bool:
+def _needs_rewrite(schema: Any, fractions: bool) -> bool:
     if not isinstance(schema, dict):
         return False
     if isinstance(schema.get("format"), str) and schema["format"] not in ENFORCED:
+        return True
+    if fractions and {"exclusiveMaximum", "exclusiveMinimum"} & schema.keys():
         return True
     return bool(_TRIGGERS & schema.keys()) or len(schema.get("patternProperties") or ()) > 1
 
@@ -65,7 +72,7 @@ def _moves_base(places: list[tuple[str, Any]]) -> bool:
     bases = [p for p, schema in schemas if p and any(_is_base(schema.get(key)) for key in ("$id", "id"))]
     for pointer, schema in schemas:
         reference = schema.get("$ref")
-        if any(key in schema for key in _BASES) or "$ref" in schema and not _is_local(reference):
+        if any(key in schema for key in _BASES) or ("$ref" in schema and not _is_local(reference)):
             return True
         if reference is not None and any(f"{pointer}/".startswith(f"{base}/") for base in bases):
             return True

@@ -72,9 +72,7 @@ class SchemaTranslator:
     def view(self, schema: Mapping[str, Any], pointer: str) -> View:
         return self._dialect.view(schema, pointer)
 
-    def positive(
-        self, schema: Schema, pointer: str, kinds: Kinds = ALL, beside: tuple[View, ...] = ()
-    ) -> Schema:
+    def positive(self, schema: Schema, pointer: str, kinds: Kinds = ALL, beside: tuple[View, ...] = ()) -> Schema:
         self._visit(pointer)
         if isinstance(schema, bool):
             return schema

@@ -5,6 +5,7 @@ member by member).
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from inferd_grammar.rewrites.base import CannotRewrite, Schema, Translator, View, all_of, any_of
@@ -41,7 +42,9 @@ def _others(kind: str, listed: list[Any], pointer: str, to: Translator) -> Schem
     if kind == "string":
         return {"type": "string", "pattern": none_of(listed)}
     distinct = {canonical(value): value for value in listed}.values()
-    return all_of([_other_array(v, pointer, to) if kind == "array" else _other_object(v, pointer, to) for v in distinct])
+    return all_of(
+        [_other_array(v, pointer, to) if kind == "array" else _other_object(v, pointer, to) for v in distinct]
+    )
 
 
 def _other_numbers(values: list[Any], kinds: Kinds, pointer: str) -> list[Schema]:
@@ -51,7 +54,7 @@ def _other_numbers(values: list[Any], kinds: Kinds, pointer: str) -> list[Schema
     kind = {"type": number_type(kinds)}
     points = sorted({canonical(value): value for value in values}.values())
     gaps = [{**kind, "exclusiveMaximum": points[0]}, {**kind, "exclusiveMinimum": points[-1]}]
-    for low, high in zip(points, points[1:], strict=False):
+    for low, high in pairwise(points):
         if kinds != {"integer"} or high - low > 1:
             gaps.append({**kind, "exclusiveMinimum": low, "exclusiveMaximum": high})
     return list(gaps)
