@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING
 
 from inferd import session
 from inferd.adapter import Adapter
+from inferd.constraints import AllOf, Exact, Gbnf, Lark, StepConstraint, Tag, Tagged, TaggedSpan
 from inferd.context import Context
 from inferd.generation import Generator
+from inferd.grammar import Grammar, Matcher
+from inferd.masks import TokenMask
 from inferd.model import Model, Tokenizer
+from inferd.partial import Partial
 from inferd.probes import Distribution, Entropy, Logits, Logprob, Logprobs, TokenLogprob
 from inferd.protocol import (
     Cancelled,
+    CheckedKeyword,
     ClientError,
     ConstraintError,
+    ConstraintViolated,
     InferdError,
     InternalError,
     InvalidRequest,
@@ -39,25 +45,34 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Adapter",
+    "AllOf",
     "AnyJson",
     "Cancelled",
+    "CheckedKeyword",
     "Choice",
     "ClientError",
     "ConstraintError",
+    "ConstraintViolated",
     "Context",
     "Distribution",
     "Entropy",
+    "Exact",
+    "Gbnf",
     "Generator",
+    "Grammar",
     "InferdError",
     "InternalError",
     "InvalidRequest",
     "JsonSchema",
+    "Lark",
     "LimitExceeded",
     "Logits",
     "Logprob",
     "Logprobs",
+    "Matcher",
     "Model",
     "NotFound",
+    "Partial",
     "ProgramError",
     "ProgramSyntaxError",
     "Regex",
@@ -66,7 +81,12 @@ __all__ = [
     "SnapshotForeign",
     "Speculator",
     "Step",
+    "StepConstraint",
+    "Tag",
+    "Tagged",
+    "TaggedSpan",
     "TokenLogprob",
+    "TokenMask",
     "Tokenizer",
     "Unauthorized",
     "Unavailable",

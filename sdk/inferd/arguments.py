@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from inferd.model import Model
 from inferd.protocol import InvalidRequest
 from inferd.sampling import Sampler
-from inferd.schema import OutputConstraint
 from inferd.speculation import Speculator
 
 
@@ -61,13 +60,6 @@ def checked_stop(stop: Sequence[str]) -> tuple[str, ...]:
     if not all(isinstance(text, str) and text for text in stop):
         raise InvalidRequest(f"stop must hold strings that are not empty, not {list(stop)!r}")
     return tuple(stop)
-
-
-def checked_constraint(constrain: OutputConstraint | None) -> OutputConstraint | None:
-    """A constraint, or None."""
-    if constrain is not None and not isinstance(constrain, OutputConstraint):
-        raise InvalidRequest(f"constrain must be a JsonSchema, Regex, AnyJson or Choice, not {constrain!r}")
-    return constrain
 
 
 def checked_speculator(speculator: Speculator | None) -> Speculator | None:

@@ -9,7 +9,6 @@ from typing import Any, TypeVar, overload
 
 from inferd.adapter import Adapter, adapter_name
 from inferd.arguments import (
-    checked_constraint,
     checked_count,
     checked_flag,
     checked_priority,
@@ -19,11 +18,12 @@ from inferd.arguments import (
     checked_text,
     model_name,
 )
+from inferd.constraints import StepConstraint, checked_constraint
 from inferd.delivery import Plan
 from inferd.generation import Generator
 from inferd.handle import Handle, port_in_force
 from inferd.model import Model
-from inferd.passes import attention_runs, checked_bias, checked_mask, checked_positions, checked_rows, wire_probes
+from inferd.passes import attention_runs, checked_bias, checked_positions, checked_rows, wire_mask, wire_probes
 from inferd.probes import RowProbe, TokenLogprob
 from inferd.protocol import (
     MAX_EXPORT_BYTES,
@@ -44,7 +44,6 @@ from inferd.protocol import (
     SavedContext,
     TakeSaved,
     TokenLogprobs,
-    TruncateContext,
 )
 from inferd.sampling import Sampler
 from inferd.schema import JsonSchema, OutputConstraint
@@ -136,9 +135,7 @@ class Context:
         Raises InvalidRequest for a negative length; the runtime refuses one above what the context holds.
         """
         checked_count("length", length)
-        context = await self._handle.settle()
-        await self._handle.call(TruncateContext(context, length))
-        self._handle.restore_turn()
+        await self._handle.truncate(length)
         return self
 
     async def tokens(self, start: int = 0) -> list[int]:
@@ -238,8 +235,8 @@ class Context:
         ``probes`` (:class:`~inferd.Logits`, :class:`~inferd.Distribution`, :class:`~inferd.Logprob`,
         :class:`~inferd.Logprobs`, :class:`~inferd.Entropy`). The drawn tokens are not appended.
 
-        ``mask``: the token ids that are allowed; ``bias``: numbers added to the logits of some tokens. Everything
-        in a row speaks of the logits after bias and mask.
+        ``mask``: the token ids that are allowed, such as ``await matcher.mask()`` of a :class:`~inferd.Matcher`; ``bias``:
+        numbers added to the logits of some tokens. Everything in a row speaks of the logits after bias and mask.
 
         ``attention_mask``: one row of bools per token, over all tokens of the context (:attr:`length` of them once
         it is flushed) and ``tokens`` behind them: which of them it attends to. A token must see itself and may
@@ -253,6 +250,7 @@ class Context:
         """
         ids, rows = checked_tokens("tokens", tokens), checked_rows(at, len(tokens))
         checked_count("top", top)
+        allowed, allowed_bits = wire_mask(mask)
         bias_tokens, bias_values = checked_bias(bias)
         asked = Forward(
             0,
@@ -261,12 +259,13 @@ class Context:
             checked_sampler(Sampler.argmax() if sampler is None else sampler).sampling,
             top,
             wire_probes(probes),
-            checked_mask(mask),
+            allowed,
             bias_tokens,
             bias_values,
             attention_runs(attention_mask, len(ids)),
             checked_positions(positions, len(ids)),
             adapter_name(adapter),
+            allowed_bits,
         )
         context = await self._handle.settle()
         reply: Rows = await self._handle.call(replace(asked, context=context))
@@ -311,7 +310,7 @@ class Context:
         *,
         max_tokens: int = ...,
         stop: Sequence[str] = ...,
-        constrain: OutputConstraint | None = ...,
+        constrain: OutputConstraint | StepConstraint | None = ...,
         speculator: Speculator | None = ...,
         system_speculation: bool = ...,
         adapter: str | Adapter | None = ...,
@@ -324,7 +323,7 @@ class Context:
         *,
         max_tokens: int = MAX_TOKENS,
         stop: Sequence[str] = (),
-        constrain: OutputConstraint | None = None,
+        constrain: OutputConstraint | StepConstraint | None = None,
         speculator: Speculator | None = None,
         system_speculation: bool = False,
         adapter: str | Adapter | None = None,
@@ -337,7 +336,9 @@ class Context:
 
         ``max_tokens``: at most this many, at least 1. ``stop``: end before the first of these texts; they are not
         part of the output. ``constrain``: the output matches a :class:`~inferd.JsonSchema`, :class:`~inferd.Regex`,
-        :class:`~inferd.AnyJson` or :class:`~inferd.Choice`. ``system_speculation``: the runtime drafts tokens ahead
+        :class:`~inferd.AnyJson`, :class:`~inferd.Choice`, :class:`~inferd.Lark`, :class:`~inferd.Gbnf`,
+        :class:`~inferd.Tagged` or :class:`~inferd.AllOf`, or is masked by an object of your own with a method
+        ``step(accepted)``, which goes with no speculation. ``system_speculation``: the runtime drafts tokens ahead
         by itself. ``speculator``: the program drafts, see :class:`~inferd.Speculator`. Neither changes which text
         comes, only how fast; they exclude each other. ``adapter``: compute with this LoRA adapter, the context's earlier
         tokens too: those that were computed without it, or with another, are computed again.
@@ -349,17 +350,21 @@ class Context:
             raise ValueError("speculator= and system_speculation=True exclude each other: pass one of them")
         if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
             raise InvalidRequest(f"max_tokens must be a whole number of at least 1, not {max_tokens!r}")
+        constraint = checked_constraint(constrain)
         self._handle.check()
         plan = Plan(
             sampling=checked_sampler(sampler).sampling,
             max_tokens=max_tokens,
             stop=checked_stop(stop),
-            constrain=checked_constraint(constrain),
+            constrain=constraint,
             speculator=checked_speculator(speculator),
             system_speculation=checked_flag("system_speculation", system_speculation),
             adapter=adapter_name(adapter),
             priority=checked_priority(priority),
         )
+        if plan.own_constraint is not None and (speculator is not None or system_speculation):
+            kind = "speculator=" if speculator is not None else "system_speculation=True"
+            raise InvalidRequest(f"{kind} does not go with a constraint of your own: each step waits for its mask")
         return Generator(self._handle, plan)
 
     async def __aenter__(self) -> Context:

@@ -11,8 +11,12 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from inferd.constraints import StepConstraint
+from inferd.masking import Masking
 from inferd.protocol import (
+    CheckedKeyword,
     CloseGenerate,
+    Constraint,
     ContextState,
     Generation,
     InferdError,
@@ -38,11 +42,26 @@ class Plan:
     sampling: Sampling
     max_tokens: int
     stop: tuple[str, ...]
-    constrain: OutputConstraint | None
+    constrain: OutputConstraint | StepConstraint | None
     speculator: Speculator | None
     system_speculation: bool
     adapter: str = ""
     priority: int = 0
+
+    @property
+    def constraint(self) -> OutputConstraint | None:
+        """The constraint, where the runtime knows its kind."""
+        return self.constrain if isinstance(self.constrain, OutputConstraint) else None
+
+    @property
+    def own_constraint(self) -> StepConstraint | None:
+        """The constraint, where it is the program's own."""
+        return None if isinstance(self.constrain, OutputConstraint) else self.constrain
+
+    @property
+    def best_effort(self) -> bool:
+        """Whether the finished text is checked, and may fail."""
+        return self.constraint is not None and is_best_effort(self.constraint.constraint)
 
     def request(self, context: int) -> StartGenerate:
         """The operation that starts it."""
@@ -51,12 +70,18 @@ class Plan:
             sampling=self.sampling,
             max_tokens=self.max_tokens,
             stop=list(self.stop),
-            constraint=None if self.constrain is None else self.constrain.constraint,
+            constraint=None if self.constraint is None else self.constraint.constraint,
             system_speculation=self.system_speculation,
             program_speculation=self.speculator is not None,
             adapter=self.adapter,
             priority=self.priority,
+            program_constraint=self.own_constraint is not None,
         )
+
+
+def is_best_effort(constraint: Constraint) -> bool:
+    """Whether a part of it is checked only when the text is finished."""
+    return constraint.mode == "best_effort" or any(is_best_effort(member) for member in constraint.members)
 
 
 class Ledger:
@@ -69,6 +94,7 @@ class Ledger:
         self.steps = 0
         self.drafted = 0
         self.accepted = 0
+        self.checked: list[CheckedKeyword] = []
 
     def receive(self, reply: Steps) -> None:
         """Take in a reply. Raises InternalError for one that brings nothing, which would be asked for again for
@@ -78,6 +104,7 @@ class Ledger:
             raise InternalError("generate.next brought neither a step nor an end")
         self._waiting.extend(reply.steps)
         self._ended = reply.finish
+        self.checked = list(reply.checked)
 
     def deliver(self) -> Step | None:
         """The next step for the program, if one is here."""
@@ -107,6 +134,7 @@ class Running:
         self._max_tokens = plan.max_tokens
         self._ledger = ledger
         self._drafting = None if plan.speculator is None else Drafting(plan.speculator, start)
+        self._masking = None if plan.own_constraint is None else Masking(plan.own_constraint)
 
     @property
     def ending(self) -> CloseGenerate:
@@ -115,7 +143,12 @@ class Running:
 
     async def fetch(self) -> None:
         """Ask for more steps."""
-        reply = await self._next() if self._drafting is None else await self._next_drafted(self._drafting)
+        if self._masking is not None:
+            reply = await self._next_masked(self._masking)
+        elif self._drafting is not None:
+            reply = await self._next_drafted(self._drafting)
+        else:
+            reply = await self._next()
         self._ledger.receive(reply)
 
     async def close(self) -> ContextState | None:
@@ -146,6 +179,16 @@ class Running:
             return await self._next()
         tokens = [token for step in reply.steps for token in step.tokens]
         drafting.settle(sum(step.accepted for step in reply.steps), tokens)
+        return reply
+
+    async def _next_masked(self, masking: Masking) -> Steps:
+        # Whatever the program's constraint raises ends the generation: the next mask would not know this step.
+        before, self.shaken = self.shaken, True
+        mask = await masking.next_mask()
+        self.shaken = before
+        tokens, bits = (None, "") if mask is None else mask.to_wire()
+        reply: Steps = await self._call(NextSteps(self._generation, mask=tokens, mask_bits=bits))
+        masking.settle([token for step in reply.steps for token in step.tokens])
         return reply
 
     async def _call(self, request: Any) -> Any:
@@ -179,6 +222,16 @@ class Delivery:
         return self._ledger.delivered
 
     @property
+    def position(self) -> int:
+        """Tokens that the context held when it started; 0 before."""
+        return 0 if self._running is None else self._running.position
+
+    @property
+    def checked(self) -> list[CheckedKeyword]:
+        """As ``Generator.checked``."""
+        return list(self._ledger.checked)
+
+    @property
     def running(self) -> bool:
         """Whether it goes on: the runtime knows it, and more may be delivered."""
         return self._running is not None and not (self._over or self._left or self._running.shaken or self.finish)
@@ -186,7 +239,7 @@ class Delivery:
     @property
     def length(self) -> int:
         """Tokens that the context holds, those that were handed out included."""
-        return 0 if self._running is None else self._running.position + self._ledger.delivered
+        return 0 if self._running is None else self.position + self._ledger.delivered
 
     @property
     def finish(self) -> str:
@@ -196,8 +249,7 @@ class Delivery:
     @property
     def usage(self) -> Usage:
         """As ``Generator.usage``."""
-        prompt = 0 if self._running is None else self._running.position
-        return Usage(prompt, self.delivered, self._ledger.steps, self._ledger.drafted, self._ledger.accepted)
+        return Usage(self.position, self.delivered, self._ledger.steps, self._ledger.drafted, self._ledger.accepted)
 
     @property
     def ending(self) -> list[Any]:

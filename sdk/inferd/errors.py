@@ -63,6 +63,14 @@ class ConstraintError(ClientError):
     code = "client.constraint"
 
 
+class ConstraintViolated(ConstraintError):
+    """A finished text of a best_effort constraint is not valid. ``detail``: ``problem``, ``pointer`` (the place in the value),
+    ``keyword`` and ``schema_pointer`` (what it does not hold; None and "" for a text that is not JSON).
+    """
+
+    code = "client.constraint.violated"
+
+
 class SnapshotDamaged(ClientError):
     """The bytes of a saved or exported context are not what was written. A snapshot can still be deleted by name."""
 
@@ -106,7 +114,7 @@ ERRORS: dict[str, type[InferdError]] = {
     cls.code: cls
     for cls in (
         ProgramError, ProgramSyntaxError, ClientError, InvalidRequest, NotFound, Unauthorized, ConstraintError,
-        SnapshotDamaged, SnapshotForeign, LimitExceeded, Cancelled, Unavailable, InternalError,
+        ConstraintViolated, SnapshotDamaged, SnapshotForeign, LimitExceeded, Cancelled, Unavailable, InternalError,
     )
 }  # fmt: skip
 

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from inferd.delivery import Delivery, Plan
 from inferd.handle import Handle
-from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, Step, Usage
-from inferd.schema import AnyJson, JsonSchema, OutputConstraint, is_complete_json
+from inferd.partial import Partial, PartialJson
+from inferd.protocol import (
+    CheckedKeyword,
+    ConstraintError,
+    ContextTokens,
+    InferdError,
+    InvalidRequest,
+    LimitExceeded,
+    Part,
+    Step,
+    Usage,
+)
+from inferd.schema import AnyJson, OutputConstraint, is_complete_json
 
 T = TypeVar("T")
+ASK_AGAIN = "That answer is not valid: {problem}{place}. Give the whole answer again, corrected."
+GO_ON = "\n\nThat is not valid: {problem}{place}. The whole answer again, corrected:\n"
 
 
 class Generator(Generic[T]):
     """Steps of generated text: what ``Context.generate`` returns. Nothing is sent before the first step is asked for.
 
-    Use it once, in one of two ways: iterate it with ``async for step in generator``, or await one of
-    :meth:`collect_text`, :meth:`collect_tokens` and :meth:`collect_json`. A second use raises InvalidRequest.
+    Use it once, in one of three ways: iterate it with ``async for step in generator``, await one of
+    :meth:`collect_text`, :meth:`collect_tokens` and :meth:`collect_json`, or iterate :meth:`stream_json`. A second use
+    raises InvalidRequest.
 
     A :class:`~inferd.protocol.Step` holds ``tokens`` (end-of-text excluded), the ``text`` that they complete (a
     character that spans several tokens comes with its last one), and how many tokens were ``drafted`` and
@@ -32,6 +48,7 @@ class Generator(Generic[T]):
     def __init__(self, handle: Handle, plan: Plan) -> None:
         self._handle = handle
         self._delivery = Delivery(plan)
+        self._failed: Delivery | None = None  # the first of two attempts
         self._claimed = False
 
     @property
@@ -44,9 +61,17 @@ class Generator(Generic[T]):
     @property
     def usage(self) -> Usage:
         """Counters of what was delivered so far: ``tokens``, ``steps``, ``drafted``, ``accepted``; and
-        ``prompt_tokens``, the context's length at the start (0 before the first step).
+        ``prompt_tokens``, the context's length at the start (0 before the first step). A second attempt counts, too.
         """
-        return self._delivery.usage
+        used = self._delivery.usage
+        return used if self._failed is None else _together(self._failed.usage, used)
+
+    @property
+    def checked(self) -> list[CheckedKeyword]:
+        """At the end of a ``best_effort`` constraint: the keywords that no mask held, with their JSON pointers in the
+        schema. The text was checked for them when it was finished. Empty before, and for every other constraint.
+        """
+        return self._delivery.checked
 
     def __aiter__(self) -> Generator[T]:
         if self._claimed:
@@ -99,17 +124,73 @@ class Generator(Generic[T]):
         Raises LimitExceeded, which names ``max_tokens``, when the generation ended before the JSON was complete, and
         ConstraintError when the text is not JSON of that type or repeats a key (possible only without a constraint that
         demands it). Never returns part of an object.
+
+        With ``mode="best_effort"`` a text that fails is tried again once: in a fork of the context the model is told the
+        error and answers again, and that answer takes the place of the failed one, as if it had come first. If it
+        fails, too, ConstraintViolated is raised, and the context holds neither answer.
         """
-        text = await self.collect_text()
-        if self.finish == "length" and not is_complete_json(text):
-            raise self._cut_short()
-        constrain = self._delivery.plan.constrain
-        parser: OutputConstraint = constrain if isinstance(constrain, (JsonSchema, AnyJson)) else AnyJson()
-        value: T = parser.parse(text)
-        return value
+        try:
+            return await self._read_json()
+        except ConstraintError as error:
+            if not self._delivery.plan.best_effort or self._delivery.position == 0:
+                raise
+            failed = error
+        return await self._answer_again(failed)
+
+    async def stream_json(self) -> AsyncIterator[Partial[T]]:
+        """The JSON while it is written: a :class:`~inferd.Partial` for each step that shows something new, and last the
+        complete one, whose ``result`` is what :meth:`collect_json` returns.
+
+        A part is checked against the type when it is finished, and not before: a string, number or word at its end, an object
+        (its missing and unknown keys) at its bracket. Parts of unions are checked with the whole union, those of pydantic
+        models with the whole model. Without a type, parts are checked to be JSON without repeated keys.
+
+        Raises what :meth:`collect_json` raises, as soon as a part fails. There is no second attempt: parts of the first
+        were handed out.
+        """
+        parser, text = self._json_parser(), list[str]()
+        reader = PartialJson(parser.expected)
+        async for step in self:
+            text.append(step.text)
+            if reader.feed(step.text):
+                yield reader.snapshot()
+        value: T = self._parsed("".join(text), parser)
+        reader.end()
+        yield replace(reader.snapshot(), complete=True, result=value)
 
     async def _collect(self) -> list[Step]:
         return [step async for step in self]
+
+    async def _read_json(self) -> T:
+        value: T = self._parsed(await self.collect_text(), self._json_parser())
+        return value
+
+    def _parsed(self, text: str, parser: OutputConstraint) -> Any:
+        if self.finish == "length" and not is_complete_json(text):
+            raise self._cut_short()
+        return parser.parse(text)
+
+    def _json_parser(self) -> OutputConstraint:
+        constraint = self._delivery.plan.constraint
+        return (None if constraint is None else constraint.json_parser()) or AnyJson()
+
+    async def _answer_again(self, error: ConstraintError) -> T:
+        """The second attempt, in a fork; then the context is what it would be if it had been the first."""
+        await self.aclose()
+        plan, start = self._delivery.plan, self._delivery.position
+        copy = await self._handle.fork()
+        try:
+            copy.add(_feedback(error, chat=copy.chat))
+            again: Generator[T] = Generator(copy, plan)
+            self._failed, self._delivery = self._delivery, again._delivery
+            value = await again._read_json()
+            answer = await copy.call(ContextTokens(await copy.settle(), again._delivery.position), keeps_turn=True)
+        finally:
+            await copy.release()
+            await self._handle.truncate(start)
+        self._handle.add(Part("tokens", tokens=list(answer.tokens)))
+        await self._handle.settle()
+        return value
 
     async def _next(self) -> Step | None:
         if not self._delivery.started:
@@ -135,3 +216,23 @@ class Generator(Generic[T]):
             return LimitExceeded(message, limit="max_context", raise_with=advice)
         message = f"max_tokens={allowed} ended the generation before the JSON was complete"
         return LimitExceeded(message, limit="max_tokens", value=allowed, raise_with="generate(max_tokens=...)")
+
+
+def _feedback(error: ConstraintError, *, chat: bool) -> Part:
+    """What tells the model that its answer failed: a user message, or, behind raw text, more text."""
+    pointer = error.detail.get("pointer")
+    words = {"problem": error.detail.get("problem", error.message), "place": f" (at {pointer})" if pointer else ""}
+    if chat:
+        return Part("message", role="user", text=ASK_AGAIN.format(**words))
+    return Part("text", text=GO_ON.format(**words))
+
+
+def _together(first: Usage, second: Usage) -> Usage:
+    """What two attempts used; the prompt is the first one's."""
+    return Usage(
+        first.prompt_tokens,
+        first.tokens + second.tokens,
+        first.steps + second.steps,
+        first.drafted + second.drafted,
+        first.accepted + second.accepted,
+    )

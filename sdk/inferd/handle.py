@@ -18,6 +18,7 @@ from inferd.protocol import (
     Part,
     ReleaseContext,
     TakeSaved,
+    TruncateContext,
     Unavailable,
 )
 from inferd.transport import Port, Transport, current_port
@@ -45,6 +46,7 @@ class Handle:
         self._open_turn = open_turn
         self._open_at: list[int] = [self._length] if open_turn else []
         self._parts: list[Part] = []
+        self.chat = bool(self._open_at)  # it holds a conversation, and not raw text alone
         self._occupant: Delivery | None = None
         self._released = False
         self.restored = 0
@@ -60,6 +62,7 @@ class Handle:
         handle = cls(port, state=ContextState(reply.context, reply.length, reply.pending))
         handle.restored, handle.recomputed = reply.restored, reply.recomputed
         handle._open_at = list(reply.open_turns)
+        handle.chat = bool(reply.open_turns)
         handle.restore_turn()
         return handle
 
@@ -146,10 +149,17 @@ class Handle:
             context = await self._settle()
         return self._adopt(await self.call(ForkContext(context), keeps_turn=True))
 
+    async def truncate(self, length: int) -> None:
+        """Keep the first ``length`` tokens; the last turn is as open as it was at that length."""
+        context = await self.settle()
+        await self.call(TruncateContext(context, length))
+        self.restore_turn()
+
     def _adopt(self, state: ContextState) -> Handle:
         """The handle of a copy of this context."""
         copy = Handle(self.port, self._model, state, self._open_turn)
         copy._open_at = list(self._open_at)
+        copy.chat = self.chat
         return copy
 
     def restore_turn(self) -> None:
@@ -206,6 +216,7 @@ class Handle:
         # Parts that the runtime refuses are dropped with the error: the context stays as it was, and can be used on.
         still_open, parts, self._parts = self._turn_is_open(), self._parts, []
         self._learn(await self.transport.call(AppendContext(ident, parts)))
+        self.chat = self.chat or any(part.kind in ("message", "cue") for part in parts)
         self._open_turn = still_open
         if still_open:
             self._open_at.append(self._length)

@@ -293,6 +293,23 @@ def _structure_generic(kind: Any, origin: Any, value: Any, path: str, depth: int
     _refuse(kind, path)
 
 
+def part_type(kind: Any, key: str | int, path: str) -> Any:
+    """The type of the part ``key`` of a ``kind`` that is not finished; Any where that is not known yet.
+
+    Unions and pydantic models are told apart by the whole value, so nothing is said about their parts.
+    """
+    kind = _resolved(kind)
+    while typing.get_origin(kind) is typing.Annotated:
+        kind = _resolved(typing.get_args(kind)[0])
+    if isinstance(key, int):
+        return typing.get_args(kind)[0] if typing.get_origin(kind) is list else Any
+    if typing.get_origin(kind) is dict:
+        return typing.get_args(kind)[1]
+    if _is_record(kind):
+        return next((field.type for field in fields_of(kind, path) if field.name == key), Any)
+    return Any
+
+
 def _first_that_fits(kind: Any, value: Any, path: str, depth: int) -> Any:
     refusals = []
     for member in typing.get_args(kind):

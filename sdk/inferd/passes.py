@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from inferd.errors import InvalidRequest
+from inferd.masks import checked_mask
 from inferd.probes import Distribution, Entropy, Logits, Logprob, Logprobs, Probe, RowProbe
 from inferd.tokens import checked_tokens
 
@@ -33,14 +34,14 @@ def wire_probes(probes: Iterable[RowProbe]) -> list[Probe]:
     return [probe.to_wire() for probe in asked]
 
 
-def checked_mask(mask: Iterable[int] | None) -> list[int] | None:
-    """The allowed token ids. Raises InvalidRequest when none is left."""
+def wire_mask(mask: Iterable[int] | None) -> tuple[list[int] | None, str]:
+    """The allowed token ids, or their bits, as ``forward`` sends them. Raises InvalidRequest when none is left."""
     if mask is None:
-        return None
-    allowed = checked_tokens("mask", mask)
+        return None, ""
+    allowed = checked_mask("mask", mask)
     if not allowed:
         raise InvalidRequest("mask must allow at least one token")
-    return allowed
+    return allowed.to_wire()
 
 
 def checked_bias(bias: Mapping[int, float] | None) -> tuple[list[int], list[float]]:

@@ -27,6 +27,7 @@ from inferd.errors import (  # isort: skip
     Cancelled as Cancelled,
     ClientError as ClientError,
     ConstraintError as ConstraintError,
+    ConstraintViolated as ConstraintViolated,
     ErrorInfo as ErrorInfo,
     InferdError as InferdError,
     InternalError as InternalError,
@@ -39,6 +40,24 @@ from inferd.errors import (  # isort: skip
     SnapshotForeign as SnapshotForeign,
     Unauthorized as Unauthorized,
     Unavailable as Unavailable,
+)
+from inferd.grammar_operations import (  # isort: skip
+    MAX_ACCEPT as MAX_ACCEPT,
+    AcceptTokens as AcceptTokens,
+    AllowedTokens as AllowedTokens,
+    CheckedKeyword as CheckedKeyword,
+    CompiledGrammar as CompiledGrammar,
+    CompileGrammar as CompileGrammar,
+    Constraint as Constraint,
+    Forced as Forced,
+    ForkMatcher as ForkMatcher,
+    GetForced as GetForced,
+    GetMask as GetMask,
+    MatcherState as MatcherState,
+    OpenMatcher as OpenMatcher,
+    ReleaseGrammar as ReleaseGrammar,
+    RollbackMatcher as RollbackMatcher,
+    TagConstraint as TagConstraint,
 )
 from inferd.operations import (  # isort: skip
     OPERATIONS as OPERATIONS,
@@ -91,17 +110,6 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-
-
-@dataclass(frozen=True)
-class Constraint:
-    """A grammar for the output. ``kind``: json_schema | regex | any_json | choice. ``value``: its text;
-    ``options``: choice's.
-    """
-
-    kind: str
-    value: str = ""
-    options: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -196,10 +204,14 @@ class Generation:
 
 @dataclass(frozen=True)
 class Steps:
-    """One or more finished steps. ``finish``: "" while it goes on, else stop | length | closed."""
+    """One or more finished steps. ``finish``: "" while it goes on, else stop | length | closed.
+
+    ``checked``, with the end of a best_effort constraint: the keywords that only the finished text was checked for.
+    """
 
     steps: list[Step]
     finish: str = ""
+    checked: list[CheckedKeyword] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -329,8 +341,8 @@ class Forward:
     """Append ``tokens``, compute everything pending, and answer for the rows ``at`` (indices into ``tokens``).
 
     An empty ``at`` means the last token. ``top`` asks for that many most likely tokens with log-probabilities, ``probes``
-    for more. ``mask`` (allowed token ids; None: all) and the bias, added to the logits of ``bias_tokens``, come before
-    sampler and probes.
+    for more. ``mask`` (allowed token ids; None: all; or as ``mask_bits``, see ``masks.py``) and the bias, added to the
+    logits of ``bias_tokens``, come before sampler and probes.
 
     ``attention_mask``: per token, which tokens of the context it attends to, as run lengths over the whole context
     behind the last token given: hidden, seen, hidden, ... Empty means all up to itself. ``positions``: per token, where
@@ -349,6 +361,7 @@ class Forward:
     attention_mask: list[list[int]] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     adapter: str = ""
+    mask_bits: str = ""
 
 
 @operation("generate.start", Generation)
@@ -356,7 +369,8 @@ class Forward:
 class StartGenerate:
     """Start generating at the end of a context, which belongs to the generation until it is closed.
 
-    ``program_speculation``: every ``generate.next`` brings a draft of the program's own speculator. ``adapter``: the LoRA
+    ``program_speculation``: every ``generate.next`` brings a draft of the program's own speculator. ``program_constraint``:
+    every one brings a mask, and runs one step; no other constraint and no speculation with it. ``adapter``: the LoRA
     adapter to compute with, "" is none; tokens that were computed with another one are computed again. ``priority``, from
     -3 to 3: each step up doubles its share of what the tenant gets.
     """
@@ -370,16 +384,21 @@ class StartGenerate:
     program_speculation: bool = False
     adapter: str = ""
     priority: int = 0
+    program_constraint: bool = False
 
 
 @operation("generate.next", Steps)
 @dataclass(frozen=True)
 class NextSteps:
-    """Wait for the next finished steps. ``draft`` only with ``program_speculation``."""
+    """Wait for the next finished steps. ``draft`` only with ``program_speculation``, a mask (allowed token ids, or bits as
+    in ``forward``; neither: all) only with ``program_constraint``.
+    """
 
     generation: int
     draft: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
+    mask: list[int] | None = None
+    mask_bits: str = ""
 
 
 @operation("generate.close", ContextState)
@@ -431,6 +450,8 @@ LISTS_OF: dict[tuple[str, str], type[Any]] = {
     ("Models", "models"): ModelInfo,
     ("Adapters", "adapters"): AdapterInfo,
     ("Steps", "steps"): Step,
+    ("Steps", "checked"): CheckedKeyword,
+    ("CompiledGrammar", "checked"): CheckedKeyword,
     ("Rows", "rows"): RowResult,
     ("RowResult", "probes"): ProbeResult,
     ("TokenLogprobs", "tokens"): TokenLogprob,

@@ -6,12 +6,13 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from inferd.json_types import guarded, is_pydantic, schema_of, structure
 from inferd.protocol import Constraint, ConstraintError, InvalidRequest
 
 T = TypeVar("T")
+Mode = Literal["strict", "best_effort"]
 
 
 class OutputConstraint(ABC):
@@ -23,6 +24,15 @@ class OutputConstraint(ABC):
     def parse(self, text: str) -> Any:
         """The value that ``text`` stands for. Raises ConstraintError when it does not satisfy the constraint."""
 
+    def json_parser(self) -> OutputConstraint | None:
+        """What reads the text as JSON; None where the constraint says nothing about JSON."""
+        return None
+
+    @property
+    def expected(self) -> Any:
+        """The type that the text is read into, where it is JSON; Any for plain values."""
+        return Any
+
 
 class JsonSchema(OutputConstraint, Generic[T]):
     """JSON that is valid under a schema.
@@ -33,32 +43,47 @@ class JsonSchema(OutputConstraint, Generic[T]):
     and a field without a default is required. With a type, :meth:`parse` and ``collect_json`` return an instance of
     it; with a schema, plain values.
 
-    Raises InvalidRequest, which names the field, for a type that JSON cannot hold, and for text that is not a JSON
-    object. A schema that the runtime cannot enforce is refused when the generation starts (ConstraintError).
+    ``mode`` "strict": a schema that the runtime cannot enforce token by token is refused when the generation starts
+    (ConstraintError). "best_effort": what cannot be enforced is left out, and the finished text is checked for it;
+    ``Generator.checked`` names it, and a text that fails ends with ConstraintViolated.
+
+    Raises InvalidRequest, which names the field, for a type that JSON cannot hold, for text that is not a JSON object, and
+    for another mode.
     """
 
     @overload
-    def __init__(self: JsonSchema[Any], schema: dict[str, Any] | str) -> None: ...
+    def __init__(self: JsonSchema[Any], schema: dict[str, Any] | str, *, mode: Mode = ...) -> None: ...
 
     @overload
-    def __init__(self, schema: type[T]) -> None: ...
+    def __init__(self, schema: type[T], *, mode: Mode = ...) -> None: ...
 
     @overload
-    def __init__(self: JsonSchema[Any], schema: object) -> None: ...
+    def __init__(self: JsonSchema[Any], schema: object, *, mode: Mode = ...) -> None: ...
 
-    def __init__(self, schema: Any) -> None:
+    def __init__(self, schema: Any, *, mode: Mode = "strict") -> None:
+        if mode not in ("strict", "best_effort"):
+            raise InvalidRequest(f"mode must be 'strict' or 'best_effort', not {mode!r}")
         self._type: Any = Any if isinstance(schema, (dict, str)) else schema
         if isinstance(schema, str):
             text = _checked_schema_text(schema)
         else:
             text = _dumped(schema if isinstance(schema, dict) else schema_of(schema))
-        self.constraint = Constraint("json_schema", value=text)
+        self.constraint = Constraint("json_schema", value=text, mode=mode)
 
     @property
     def schema(self) -> dict[str, Any]:
         """The JSON Schema, as a new dict."""
         value: dict[str, Any] = json.loads(self.constraint.value)
         return value
+
+    @property
+    def expected(self) -> Any:
+        """The type that the JSON is read into; Any for plain values."""
+        return self._type
+
+    def json_parser(self) -> OutputConstraint:
+        """Itself."""
+        return self
 
     def parse(self, text: str) -> T:
         """``text`` as the type (or plain values). Raises ConstraintError for a repeated key, or a value that does
@@ -82,6 +107,10 @@ class AnyJson(OutputConstraint):
 
     def __init__(self) -> None:
         self.constraint = Constraint("any_json")
+
+    def json_parser(self) -> OutputConstraint:
+        """Itself."""
+        return self
 
     def parse(self, text: str) -> Any:
         """``text`` as plain values. Raises ConstraintError for text that is not JSON, or repeats a key."""

@@ -1,0 +1,195 @@
+"""Constraints beside JSON, regular expressions and choices: grammars, tagged text, several at once, and a program's own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from inferd.protocol import Constraint, ConstraintError, InvalidRequest, TagConstraint
+from inferd.schema import OutputConstraint
+
+StepMask: TypeAlias = Iterable[int] | None
+
+
+class _Text(OutputConstraint):
+    """A constraint whose value is its text."""
+
+    def parse(self, text: str) -> Any:
+        """The text itself."""
+        return text
+
+
+class Lark(_Text):
+    """Text of a context-free grammar in llguidance's variant of Lark, rule ``start``.
+
+    What names special tokens, other grammars or options of the library is refused when the generation starts
+    (ConstraintError).
+    """
+
+    def __init__(self, grammar: str) -> None:
+        self.constraint = Constraint("lark", value=_checked_text("grammar", grammar))
+
+
+class Gbnf(_Text):
+    """Text of a context-free grammar in llama.cpp's notation (an EBNF with ``::=``), rule ``root``."""
+
+    def __init__(self, grammar: str) -> None:
+        self.constraint = Constraint("gbnf", value=_checked_text("grammar", grammar))
+
+
+@dataclass(frozen=True)
+class Tag:
+    """One kind of tagged span: ``begin``, then text of ``content``, then ``end``.
+
+    The names of special tokens in ``begin`` and ``end`` stand for these tokens, where the model has them.
+    """
+
+    begin: str
+    content: OutputConstraint
+    end: str
+
+
+@dataclass(frozen=True)
+class TaggedSpan:
+    """A span that was found: its tag, and what the tag's content makes of its text."""
+
+    tag: Tag
+    value: Any
+
+
+class Tagged(OutputConstraint):
+    """Free text with tagged spans, e.g. tool calls: where a ``begin`` is complete, its content and ``end`` must follow.
+
+    The text may end wherever it is free. Special tokens do not show in a step's text: give :meth:`parse` what
+    ``tokenizer.decode(tokens, special=True)`` returns.
+    """
+
+    def __init__(self, tags: Sequence[Tag]) -> None:
+        if not isinstance(tags, Sequence) or not tags or not all(isinstance(tag, Tag) for tag in tags):
+            raise InvalidRequest(f"tags must be a list of at least one Tag, not {tags!r}")
+        for tag in tags:
+            _check_tag(tag)
+        self.tags = tuple(tags)
+        self.constraint = Constraint(
+            "tagged", tags=[TagConstraint(tag.begin, tag.content.constraint, tag.end) for tag in tags]
+        )
+
+    def parse(self, text: str) -> list[TaggedSpan]:
+        """The spans in order; free text is left out. Raises ConstraintError for a span without an end."""
+        spans, at = [], 0
+        while (tag := self._next(text, at)) is not None:
+            start = text.index(tag.begin, at) + len(tag.begin)
+            value, at = _content(tag, text, start)
+            spans.append(TaggedSpan(tag, value))
+        return spans
+
+    def _next(self, text: str, at: int) -> Tag | None:
+        """The tag that begins first."""
+        found = [(start, tag) for tag in self.tags if (start := text.find(tag.begin, at)) >= 0]
+        return min(found, key=lambda each: each[0])[1] if found else None
+
+
+class AllOf(OutputConstraint):
+    """Text that satisfies all of ``constraints`` at once.
+
+    Constraints that contradict each other are refused when the generation starts where that can be seen, and otherwise end
+    it with an error where no token is left.
+    """
+
+    def __init__(self, constraints: Sequence[OutputConstraint]) -> None:
+        self.members = _checked_members("constraints", constraints)
+        self.constraint = Constraint("all_of", members=[member.constraint for member in self.members])
+
+    def json_parser(self) -> OutputConstraint | None:
+        """That of the first member that is about JSON."""
+        return next((parser for member in self.members if (parser := member.json_parser())), None)
+
+    def parse(self, text: str) -> Any:
+        """What the first member makes of it, once all have read it. Raises ConstraintError."""
+        values = [member.parse(text) for member in self.members]
+        return values[0]
+
+
+class Exact(OutputConstraint):
+    """``constraint`` with exact masks: every token whose bytes go on with the text is legal.
+
+    By default, text that the constraint leaves no choice about is masked to its usual split into tokens, which is what the
+    model expects to see. With exact masks the model may split it otherwise. The language is the same.
+    """
+
+    def __init__(self, constraint: OutputConstraint) -> None:
+        (self._inner,) = _checked_members("constraint", [constraint])
+        self.constraint = Constraint("exact", members=[self._inner.constraint])
+
+    def json_parser(self) -> OutputConstraint | None:
+        """As of the constraint inside."""
+        return self._inner.json_parser()
+
+    def parse(self, text: str) -> Any:
+        """As of the constraint inside."""
+        return self._inner.parse(text)
+
+
+@runtime_checkable
+class StepConstraint(Protocol):
+    """A program's own constraint: any object with this method, passed as ``generate(constrain=...)``.
+
+    It is called before every step, in the task that iterates the generator; every step is then one round trip.
+    """
+
+    def step(self, accepted: list[int]) -> StepMask | Awaitable[StepMask]:
+        """The token ids that may come next, end-of-text included where the text may end; None for all.
+
+        ``accepted`` are the tokens that the last step added: none before the first one. It may be an ``async`` method,
+        and so ask a :class:`~inferd.Matcher`. An exception ends the generation, and so does an empty mask
+        (ConstraintError).
+        """
+        ...
+
+
+def checked_constraint(constrain: OutputConstraint | StepConstraint | None) -> OutputConstraint | StepConstraint | None:
+    """A constraint, or None. Raises InvalidRequest for anything else."""
+    if constrain is None or isinstance(constrain, OutputConstraint):
+        return constrain
+    if isinstance(constrain, StepConstraint) and not isinstance(constrain, type):
+        return constrain
+    raise InvalidRequest(
+        f"constrain must be a JsonSchema, Regex, AnyJson, Choice, Lark, Gbnf, Tagged, AllOf, Exact, or an object with a "
+        f"method step(accepted), not {constrain!r}"
+    )
+
+
+def _checked_text(name: str, text: str) -> str:
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{name} must be a string, not {type(text).__name__}")
+    return text
+
+
+def _checked_members(name: str, members: Sequence[OutputConstraint]) -> tuple[OutputConstraint, ...]:
+    if not isinstance(members, Sequence) or not members:
+        raise InvalidRequest(f"{name} must be a list of at least one constraint, not {members!r}")
+    for member in members:
+        if not isinstance(member, OutputConstraint):
+            raise InvalidRequest(f"{name} must hold constraints such as Regex(...), not {member!r}")
+    return tuple(members)
+
+
+def _check_tag(tag: Tag) -> None:
+    _checked_text("begin", tag.begin)
+    _checked_text("end", tag.end)
+    _checked_members("content", [tag.content])
+    if not tag.begin:
+        raise InvalidRequest("begin must not be empty: every place would begin a span")
+
+
+def _content(tag: Tag, text: str, start: int) -> tuple[Any, int]:
+    """The value behind a ``begin``, and where the span ends. The content itself may hold the text of ``end``."""
+    end, problem = text.find(tag.end, start), f"nothing ends it with {tag.end!r}"
+    while end >= 0:
+        try:
+            return tag.content.parse(text[start:end]), end + len(tag.end)
+        except ConstraintError as error:
+            problem = error.message
+            end = text.find(tag.end, end + 1)
+    raise ConstraintError(f"the span behind {tag.begin!r} cannot be read: {problem}")
