@@ -17,6 +17,7 @@ import zmq
 
 from inferd.protocol import InferdError, InvalidRequest, ModelInfo, NotFound
 from inferd_grammar import GrammarCompiler, TokenTable
+from inferd_grammar.trial import TrialPool
 from inferd_runtime.engine.adapters import AdapterLimits, AdapterSet
 from inferd_runtime.engine.costs import measure_cost
 from inferd_runtime.engine.engine import Engine, EngineOptions
@@ -26,6 +27,7 @@ from inferd_runtime.models.adapter_files import AdapterFiles
 from inferd_runtime.models.adapter_options import AdapterOptions, read_adapters
 from inferd_runtime.models.fit import Placed, check_fit, divide_pages
 from inferd_runtime.models.options import ModelOptions, read_models
+from inferd_runtime.session.compiling import CompileQueue
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.session.hub import SessionHub
 
@@ -68,9 +70,12 @@ def serve_model(settings: EngineSettings) -> ServedModel:
     return serve_models(settings, (ModelOptions(settings.model),))[0]
 
 
-def serve_models(settings: EngineSettings, models: Sequence[ModelOptions]) -> list[ServedModel]:
+def serve_models(
+    settings: EngineSettings, models: Sequence[ModelOptions], trials: TrialPool | None = None
+) -> list[ServedModel]:
     """Load models and build their engines. What a model does not say itself, ``settings`` say.
 
+    Constraints are compiled without a limit unless there are ``trials``.
     Raises InferdError; LimitExceeded before any weight is read when the models do not fit together.
     """
     import torch
@@ -90,7 +95,7 @@ def serve_models(settings: EngineSettings, models: Sequence[ModelOptions]) -> li
     torch.set_num_threads(settings.threads or max(default_threads(model.module) for model in loaded))
     placed = [model.with_kv(_kv_token_bytes(probed)) for model, probed in zip(placed, loaded, strict=True)]
     pages = divide_pages(placed, available_bytes, settings.page_size)
-    served = [_build(settings, model, count) for model, count in zip(loaded, pages, strict=True)]
+    served = [_build(settings, model, count, trials) for model, count in zip(loaded, pages, strict=True)]
     load_adapters(settings.adapters, served)
     return served
 
@@ -100,7 +105,7 @@ def _kv_token_bytes(loaded: LoadedModel) -> int:
     return loaded.probe.kv.bytes_per_token(next(loaded.module.parameters()).element_size())
 
 
-def _build(settings: EngineSettings, loaded: LoadedModel, pages: int) -> ServedModel:
+def _build(settings: EngineSettings, loaded: LoadedModel, pages: int, trials: TrialPool | None) -> ServedModel:
     """The engine, page pool and grammar compiler of a loaded model."""
     from inferd_runtime.engine.drivers.torch_driver import TorchDriver
     from inferd_runtime.models.fused import fuse
@@ -125,7 +130,7 @@ def _build(settings: EngineSettings, loaded: LoadedModel, pages: int) -> ServedM
     options = EngineOptions(settings.token_budget, settings.swap_mb << 20, settings.tenancy, measure_cost(driver))
     engine = Engine(driver, options)
     adapters = AdapterSet(driver, settings.adapter_limits)
-    return ServedModel(info, engine, loaded.tokenizer, GrammarCompiler(table), adapters)
+    return ServedModel(info, engine, loaded.tokenizer, GrammarCompiler(table, trials=trials), adapters)
 
 
 def load_adapters(adapters: Sequence[AdapterOptions], models: Sequence[ServedModel]) -> None:
@@ -149,12 +154,14 @@ def run(settings: EngineSettings, models: Sequence[ModelOptions]) -> None:
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _frame: stopping.append(received))
-    served = serve_models(settings, models)
+    trials = TrialPool((sys.executable, "-m", "inferd_runtime.server.tether", str(os.getpid())))
+    served = serve_models(settings, models, trials)
     by_name = {model.info.name: model for model in served}
     store = SnapshotStore(Path(settings.snapshots), settings.snapshot_bytes) if settings.snapshots else None
-    hub = SessionHub(by_name, lambda identity, frames: socket.send_multipart([identity, *frames]), store)
+    compiles = CompileQueue(trials)
+    hub = SessionHub(by_name, lambda identity, frames: socket.send_multipart([identity, *frames]), store, compiles)
     poller = zmq.Poller()
-    for source in (socket, store):
+    for source in (socket, store, compiles):
         if source is not None:
             poller.register(source, zmq.POLLIN)
     busy = False
@@ -162,14 +169,18 @@ def run(settings: EngineSettings, models: Sequence[ModelOptions]) -> None:
     while not stopping and os.getppid() == parent:
         if poller.poll(0 if busy else IDLE_MS):
             receive(socket, hub)
+        elif not busy:
+            compiles.warm([model.grammars for model in served])  # not at the start: others need the processors then
         if store is not None:
             store.poll()
+        compiles.poll()
         busy = step(served)
         if settings.check and not busy:
             for model in served:
                 model.engine.pool.check_integrity(hub.held_pages(model))
                 model.engine.check_integrity()
     hub.close_all()
+    compiles.close()
     if store is not None:
         store.close()
     socket.close()

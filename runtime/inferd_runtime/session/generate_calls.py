@@ -3,24 +3,65 @@
 from __future__ import annotations
 
 from inferd import protocol as p
+from inferd_grammar import Compiled, GrammarError
 from inferd_runtime.session import generating
 from inferd_runtime.session.adapting import leased
+from inferd_runtime.session.compiling import CompileQueue, refused
 from inferd_runtime.session.pass_calls import row_sampler
-from inferd_runtime.session.state import Call, SessionState
+from inferd_runtime.session.state import Call, OpenContext, SessionState, guarded
 
 
 def start(state: SessionState, call: Call) -> None:
-    """Put a generation into the batch."""
+    """Put a generation into the batch, as soon as its constraint is compiled."""
     request: p.StartGenerate = call.request
     entry = state.free_context(request.context)
+    state.check_room()
+    generating.check_request(request)
+    constraint, compiled = request.constraint, None
+    if constraint is not None:
+        compiled = generating.find_compiled(constraint, entry.model)
+        if compiled is None and state.compiles is not None:
+            return _await_compile(state, state.compiles, call, constraint, entry)
+        compiled = compiled or generating.compile_constraint(constraint, entry.model)
+    call.respond(_begin(state, request, entry, compiled))
+
+
+def _await_compile(
+    state: SessionState, compiles: CompileQueue, call: Call, constraint: p.Constraint, entry: OpenContext
+) -> None:
+    """Begin when the constraint is compiled; until then the context belongs to the request. A cancel gives it back."""
+
+    def done(outcome: Compiled | p.InferdError) -> None:
+        del state.waiting[call.ticket]
+        entry.context.user = None
+        failed = isinstance(outcome, p.InferdError)
+        call.respond(outcome if failed else guarded(_begin, state, call.request, entry, outcome))
+
+    def stop() -> None:
+        forget()
+        entry.context.user = None
+        call.respond(p.Cancelled("the operation was cancelled"))
+
+    try:
+        forget = compiles.submit(state.tenant, entry.model.grammars, generating.to_grammar(constraint), done)
+    except GrammarError as error:
+        raise refused(error) from error
+    entry.context.user = call
+    state.waiting[call.ticket] = stop
+
+
+def _begin(
+    state: SessionState, request: p.StartGenerate, entry: OpenContext, compiled: Compiled | None
+) -> p.Generation:
+    """Put the generation into the batch and give it a handle."""
     state.check_room()
     prompt = list(entry.context.tokens)
     sampler = row_sampler(request.sampling, entry)
     with leased(state, entry, request.adapter) as lease:
-        opened = generating.start(request, entry.model, entry.context, sampler, lease)
+        opened = generating.start(request, entry.model, entry.context, compiled, sampler, lease)
     handle = state.open_generation(opened)
     state.count(p.Usage(prompt_tokens=len(prompt)))
-    call.respond(p.Generation(handle, len(prompt), prompt if request.program_speculation else []))
+    return p.Generation(handle, len(prompt), prompt if request.program_speculation else [])
 
 
 def next_steps(state: SessionState, call: Call) -> None:

@@ -13,6 +13,7 @@ from inferd_runtime.engine.generation import Generation, GenerationSpec
 from inferd_runtime.engine.grammar import GrammarCursor
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.engine.text import TextAssembler
+from inferd_runtime.session.compiling import refused
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.speculation.drafter import Drafter, OfferedDraft
 from inferd_runtime.speculation.ngram import MAX_DRAFT, NgramDrafter
@@ -68,23 +69,32 @@ def check_draft(request: p.NextSteps, position: int, context: Context) -> None:
     context.check_tokens(request.draft)
 
 
-def start(
-    request: p.StartGenerate, model: ServedModel, context: Context, sampler: RowSampler, lease: AdapterLease
-) -> OpenGeneration:
-    """Check the request, build the generation and put it into the batch. ``lease`` is the caller's if this raises."""
+def check_request(request: p.StartGenerate) -> None:
+    """Refuse what no model could do, before anything is compiled for it. Raises InvalidRequest."""
     if request.system_speculation and request.program_speculation:
         raise p.InvalidRequest("system_speculation and program_speculation (speculator=) exclude each other")
     if any(not stop for stop in request.stop):
         raise p.InvalidRequest("stop: an empty string would stop at once")
     if abs(request.priority) > MAX_PRIORITY:
         raise p.InvalidRequest(f"priority = {request.priority} is outside -{MAX_PRIORITY} to {MAX_PRIORITY}")
+
+
+def start(
+    request: p.StartGenerate,
+    model: ServedModel,
+    context: Context,
+    compiled: Compiled | None,
+    sampler: RowSampler,
+    lease: AdapterLease,
+) -> OpenGeneration:
+    """Build a checked request's generation and put it into the batch. ``lease`` is the caller's if this raises."""
     offered = OfferedDraft() if request.program_speculation else None
     drafter: Drafter | None = NgramDrafter(MAX_DRAFT) if request.system_speculation else offered
     spec = GenerationSpec(
         sampler=sampler,
         max_tokens=request.max_tokens,
         eos_tokens=frozenset(model.tokenizer.eos_tokens),
-        grammar=None if request.constraint is None else _cursor(request.constraint, model),
+        grammar=None if compiled is None else _cursor(compiled, model),
         drafter=drafter,
         paced=request.program_speculation,
         priority=request.priority,
@@ -94,20 +104,28 @@ def start(
     return OpenGeneration(generation, offered, lease)
 
 
-def _cursor(constraint: p.Constraint, model: ServedModel) -> GrammarCursor:
-    compiled = compile_constraint(constraint, model)
+def _cursor(compiled: Compiled, model: ServedModel) -> GrammarCursor:
     return GrammarCursor(compiled.matcher(), -(-model.info.vocab_size // 32), model.tokenizer.eos_tokens)
 
 
-def compile_constraint(constraint: p.Constraint, model: ServedModel) -> Compiled:
-    """Compile (or find) the grammar. Raises ConstraintError with the JSON pointer where it is known."""
+def find_compiled(constraint: p.Constraint, model: ServedModel) -> Compiled | None:
+    """The grammar if it is compiled, or compiles in no time. Raises ConstraintError or LimitExceeded if it was refused."""
     try:
-        return model.grammars.compile(_to_grammar(constraint))
+        return model.grammars.find(to_grammar(constraint))
     except GrammarError as error:
-        raise p.ConstraintError(f"the constraint cannot be used: {error}", pointer=error.pointer) from error
+        raise refused(error) from error
 
 
-def _to_grammar(constraint: p.Constraint) -> Constraint:
+def compile_constraint(constraint: p.Constraint, model: ServedModel) -> Compiled:
+    """Compile (or find) the grammar in this thread. Raises ConstraintError or LimitExceeded."""
+    try:
+        return model.grammars.compile(to_grammar(constraint))
+    except GrammarError as error:
+        raise refused(error) from error
+
+
+def to_grammar(constraint: p.Constraint) -> Constraint:
+    """The grammar package's constraint. Raises InvalidRequest for an unknown kind."""
     match constraint.kind:
         case "json_schema":
             return JsonSchema(constraint.value)

@@ -10,6 +10,7 @@ import msgspec
 from inferd import protocol as p
 from inferd_runtime.engine.engine import Engine
 from inferd_runtime.kv.snapshots import SnapshotStore
+from inferd_runtime.session.compiling import CompileQueue
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.session.link import (
     CANCEL,
@@ -43,10 +44,17 @@ class SessionHub:
     ``send(identity, frames)`` must not block. Every request frame is answered once, malformed ones too.
     """
 
-    def __init__(self, models: Mapping[str, ServedModel], send: Send, snapshots: SnapshotStore | None = None) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, ServedModel],
+        send: Send,
+        snapshots: SnapshotStore | None = None,
+        compiles: CompileQueue | None = None,
+    ) -> None:
         self._models = models
         self._send = send
         self._snapshots = snapshots
+        self._compiles = compiles
         self._sessions: dict[bytes, Session] = {}
         self._decode_as: dict[tuple[bytes, str], Callable[[bytes], Any]] = {
             **{(JSON, op): msgspec.json.Decoder(cls).decode for op, cls in p.OPERATIONS.items()},
@@ -113,7 +121,7 @@ class SessionHub:
         if identity in self._sessions:
             self._sessions.pop(identity).close()
         opened = msgspec.msgpack.decode(payload, type=OpenSession)
-        self._sessions[identity] = Session(self._models, opened.tenant, opened.label, self._snapshots)
+        self._sessions[identity] = Session(self._models, opened.tenant, opened.label, self._snapshots, self._compiles)
         respond(p.Done())
 
     def _decode(self, op: str, form: bytes, payload: bytes) -> Any:

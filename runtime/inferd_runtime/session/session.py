@@ -16,6 +16,7 @@ from inferd_runtime.session import (
     pass_calls,
     snapshot_calls,
 )
+from inferd_runtime.session.compiling import CompileQueue
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.session.state import Call, Respond, SessionState
 
@@ -40,9 +41,11 @@ class Session:
         tenant: str,
         label: str = "",
         snapshots: SnapshotStore | None = None,
+        compiles: CompileQueue | None = None,
     ) -> None:
+        """Without ``compiles``, constraints are compiled at once, in the caller's thread."""
         self.label = label
-        self._state = SessionState(models, tenant, snapshots)
+        self._state = SessionState(models, tenant, snapshots, compiles)
 
     @property
     def tenant(self) -> str:

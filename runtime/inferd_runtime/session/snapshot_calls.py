@@ -10,7 +10,7 @@ from inferd_runtime.engine.snapshots import capture, export_kv, find_model, rest
 from inferd_runtime.kv.snapshot_folder import SnapshotFolder, Taken, check_name
 from inferd_runtime.kv.snapshot_format import Snapshot, TurnMark, decode
 from inferd_runtime.kv.snapshots import SnapshotStore
-from inferd_runtime.session.state import Call, OpenContext, SessionState
+from inferd_runtime.session.state import Call, OpenContext, SessionState, guarded
 from inferd_runtime.session.transcript import Turn
 
 Reply = Callable[[Any], Any]
@@ -119,7 +119,7 @@ def _await(
             state.waiting.get(call.ticket) is stop
         ):  # else it was cancelled, and the ticket may be another request's by now
             del state.waiting[call.ticket]
-            call.respond(result if failed else _guarded(reply, result))
+            call.respond(result if failed else guarded(reply, result))
         elif not failed:
             unwanted(result)
 
@@ -129,15 +129,6 @@ def _await(
 
     future = _store(state).submit(work, done, nbytes=nbytes)
     state.waiting[call.ticket] = stop
-
-
-def _guarded(reply: Reply, result: Any) -> Any:
-    try:
-        return reply(result)
-    except p.InferdError as error:
-        return error
-    except Exception as error:  # noqa: BLE001 - the boundary of one request: the engine serves others, too
-        return p.InternalError(f"the engine failed on this request: {error!r}")
 
 
 def _opened(state: SessionState, snapshot: Snapshot, *, trusted: bool = True) -> p.Opened:

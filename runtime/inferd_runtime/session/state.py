@@ -12,6 +12,7 @@ from inferd_runtime.engine.generation import Generation
 from inferd_runtime.engine.uploads import Uploads
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session import transcript
+from inferd_runtime.session.compiling import CompileQueue
 from inferd_runtime.session.generating import OpenGeneration, add_usage
 from inferd_runtime.session.host import ServedModel
 
@@ -64,10 +65,17 @@ class OpenContext:
 class SessionState:
     """The handles of one session. They are numbers that mean nothing outside of it."""
 
-    def __init__(self, models: Mapping[str, ServedModel], tenant: str, snapshots: SnapshotStore | None = None) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, ServedModel],
+        tenant: str,
+        snapshots: SnapshotStore | None = None,
+        compiles: CompileQueue | None = None,
+    ) -> None:
         self.tenant = tenant
         self.models = models
         self.snapshots = snapshots
+        self.compiles = compiles
         self.contexts: dict[int, OpenContext] = {}
         self.generations: dict[int, OpenGeneration] = {}
         self.waiting: dict[int, Callable[[], None]] = {}
@@ -157,3 +165,13 @@ class SessionState:
         for opened in self.generations.values():
             total = add_usage(total, opened.usage())
         return total
+
+
+def guarded(reply: Callable[..., Any], *arguments: Any) -> Any:
+    """What ``reply`` returns, or the error it raised: for answers that nobody's request handler waits for."""
+    try:
+        return reply(*arguments)
+    except p.InferdError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - the boundary of one request: the engine serves others, too
+        return p.InternalError(f"the engine failed on this request: {error!r}")

@@ -1,0 +1,270 @@
+"""Constraints are compiled beside the step loop: who waits, who does not, and what becomes of the context meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from inferd import protocol as p
+from inferd_grammar import Constraint, GrammarCompiler, Regex, TokenTable
+from inferd_grammar.limits import CompileLimits
+from inferd_grammar.trial import TrialLimits, TrialPool
+from inferd_grammar.trial_messages import Tried
+from inferd_runtime.session.compiling import MAX_WAITING, CompileQueue
+from inferd_runtime.session.host import ServedModel
+from inferd_runtime.session.session import Session
+from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
+from inferd_runtime.testing.served import null_model
+
+SECONDS = 30.0
+SLOW = p.Constraint("json_schema", '{"type":"integer","multipleOf":99991}')  # about a second of work
+QUICK = p.Constraint("regex", "[ab]{3}")
+
+
+class Gate:
+    """Trials that let nothing pass whose pattern is not open; a closed gate lets everything pass."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.open: set[str] = set()
+        self.asked: list[str] = []
+        self.all = False
+
+    def attempt(self, table: TokenTable, backend: str, constraint: Constraint, limits: CompileLimits) -> Tried:
+        assert isinstance(constraint, Regex)
+        with self.changed:
+            self.asked.append(constraint.pattern)
+            self.changed.notify_all()
+            assert self.changed.wait_for(lambda: self.all or constraint.pattern in self.open, SECONDS)
+        return Tried(None, 0)
+
+    def let(self, pattern: str) -> None:
+        with self.changed:
+            self.open.add(pattern)
+            self.changed.notify_all()
+
+    def wait_asked(self, *patterns: str) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: set(patterns) <= set(self.asked), SECONDS), self.asked
+
+    def close(self) -> None:
+        with self.changed:
+            self.all = True
+            self.changed.notify_all()
+
+
+class Answers:
+    """A session whose answers are kept by ticket."""
+
+    def __init__(self, model: ServedModel, queue: CompileQueue, tenant: str = "a") -> None:
+        self.session = Session({model.info.name: model}, tenant, compiles=queue)
+        self.got: dict[int, Any] = {}
+
+    def ask(self, request: Any) -> int:
+        ticket = len(self.got) + 1
+        self.got[ticket] = None
+
+        def respond(reply: Any) -> None:
+            assert self.got[ticket] is None, "answered twice"
+            self.got[ticket] = reply
+
+        self.session.handle(ticket, request, respond)
+        return ticket
+
+    def now(self, request: Any) -> Any:
+        answer = self.got[self.ask(request)]
+        assert answer is not None, f"{request} was not answered at once"
+        return answer
+
+    def start(self, constraint: p.Constraint | None) -> tuple[int, int]:
+        """A context with a prompt, and the ticket of a generation on it."""
+        context = self.now(p.CreateContext()).context
+        self.now(p.AppendContext(context, [p.Part("text", text="x")]))
+        return context, self.ask(p.StartGenerate(context, max_tokens=50, constraint=constraint))
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def queue(gate: Gate) -> Iterator[CompileQueue]:
+    made = CompileQueue(gate)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def model(gate: Gate) -> ServedModel:
+    return tried_by(gate)
+
+
+def tried_by(trials: Any) -> ServedModel:
+    table = TokenTable.from_tokenizer_json(ByteTokenizer.tokenizer_json(), vocab_size=VOCAB_SIZE, eos_ids=[END])
+    plain = null_model()
+    return ServedModel(plain.info, plain.engine, plain.tokenizer, GrammarCompiler(table, trials=trials), plain.adapters)
+
+
+def settle(queue: CompileQueue) -> None:
+    """Wait for the next compile to end, and tell."""
+    assert queue.wait(SECONDS)
+    queue.poll()
+
+
+def pattern(text: str) -> p.Constraint:
+    return p.Constraint("regex", text)
+
+
+def test_a_slow_compile_holds_up_no_step() -> None:
+    """Steps are counted, not seconds: the loop never waits for a compile."""
+    pool = TrialPool(limits=TrialLimits(cpu_seconds=0.3))
+    queue, model = CompileQueue(pool), tried_by(pool)
+    caller = Answers(model, queue)
+    try:
+        _, hostile = caller.start(SLOW)
+        steps = 0
+        while not queue.wait(0):
+            _, ticket = caller.start(None)
+            generation = caller.got[ticket].generation
+            waiting = caller.ask(p.NextSteps(generation))
+            while caller.got[waiting] is None:
+                model.engine.step()
+                steps += 1
+            caller.now(p.CloseGenerate(generation))
+        queue.poll()
+        assert steps > 100
+        assert isinstance(caller.got[hostile], p.LimitExceeded)
+        assert caller.got[hostile].detail["limit"] == "cpu_seconds"
+        _, again = caller.start(SLOW)
+        assert isinstance(caller.got[again], p.LimitExceeded), "a refusal is remembered"
+    finally:
+        caller.session.close()
+        queue.close()
+
+
+def test_what_is_compiled_or_trivial_is_answered_at_once(gate: Gate, queue: CompileQueue, model: ServedModel) -> None:
+    caller = Answers(model, queue)
+    gate.let(QUICK.value)
+    _, first = caller.start(QUICK)
+    assert caller.got[first] is None
+    settle(queue)
+    assert isinstance(caller.got[first], p.Generation)
+    for constraint in (QUICK, p.Constraint("any_json"), p.Constraint("choice", options=["yes", "no"])):
+        _, ticket = caller.start(constraint)
+        assert isinstance(caller.got[ticket], p.Generation)
+    assert gate.asked == [QUICK.value]
+    caller.session.close()
+
+
+def test_the_context_belongs_to_the_request_meanwhile(gate: Gate, queue: CompileQueue, model: ServedModel) -> None:
+    caller = Answers(model, queue)
+    context, ticket = caller.start(QUICK)
+    for request in (
+        p.AppendContext(context, [p.Part("text", text="y")]),
+        p.ReleaseContext(context),
+        p.ForkContext(context),
+        p.StartGenerate(context),
+    ):
+        assert isinstance(caller.now(request), p.InvalidRequest)
+    gate.let(QUICK.value)
+    settle(queue)
+    assert isinstance(caller.got[ticket], p.Generation)
+    caller.session.close()
+    model.engine.pool.check_integrity([])
+
+
+def test_a_cancelled_start_gives_the_context_back(gate: Gate, queue: CompileQueue, model: ServedModel) -> None:
+    caller = Answers(model, queue)
+    context, ticket = caller.start(QUICK)
+    caller.session.cancel(ticket)
+    assert isinstance(caller.got[ticket], p.Cancelled)
+    assert isinstance(caller.now(p.ReleaseContext(context)), p.Done)
+    gate.let(QUICK.value)
+    settle(queue)
+    _, again = caller.start(QUICK)
+    assert isinstance(caller.got[again], p.Generation), "the compile was not lost"
+    caller.session.close()
+
+
+def test_a_session_that_closes_while_it_waits_leaves_nothing(
+    gate: Gate, queue: CompileQueue, model: ServedModel
+) -> None:
+    caller = Answers(model, queue)
+    _, ticket = caller.start(QUICK)
+    caller.session.close()
+    assert isinstance(caller.got[ticket], p.Cancelled)
+    gate.let(QUICK.value)
+    settle(queue)
+    model.engine.pool.check_integrity([])
+
+
+def test_sessions_share_one_compile(gate: Gate, queue: CompileQueue, model: ServedModel) -> None:
+    callers = [Answers(model, queue, tenant) for tenant in ("a", "b", "b")]
+    tickets = [caller.start(QUICK)[1] for caller in callers]
+    gate.let(QUICK.value)
+    settle(queue)
+    assert gate.asked == [QUICK.value]
+    for caller, ticket in zip(callers, tickets, strict=True):
+        assert isinstance(caller.got[ticket], p.Generation)
+        caller.session.close()
+
+
+def test_a_tenant_with_slow_constraints_waits_for_them_alone(
+    gate: Gate, queue: CompileQueue, model: ServedModel
+) -> None:
+    hostile, other = Answers(model, queue, "hostile"), Answers(model, queue, "other")
+    for number in range(5):
+        hostile.start(pattern(f"slow{number}"))
+    gate.wait_asked("slow0")
+    for text in ("aa", "bb"):
+        gate.let(text)
+        _, ticket = other.start(pattern(text))
+        settle(queue)
+        assert isinstance(other.got[ticket], p.Generation)
+    assert gate.asked == ["slow0", "aa", "bb"], "one of a tenant at a time"
+    hostile.session.close()
+    other.session.close()
+
+
+def test_a_tenant_may_not_queue_without_end(gate: Gate, queue: CompileQueue, model: ServedModel) -> None:
+    caller = Answers(model, queue)
+    for number in range(MAX_WAITING + 1):  # one runs
+        _, ticket = caller.start(pattern(f"x{number}"))
+        assert caller.got[ticket] is None
+    context, ticket = caller.start(pattern("one more"))
+    assert caller.got[ticket].detail["limit"] == "waiting_constraints"
+    assert isinstance(caller.now(p.ReleaseContext(context)), p.Done)
+    caller.session.close()
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [
+        (p.Constraint("json_schema", '"' * 10_000_000), "max_bytes"),
+        (p.Constraint("json_schema", '{"const":"\udfff"}'), "Unicode"),
+        (p.Constraint("regex", "x" * 2_000_000), "max_bytes"),
+    ],
+    ids=["10 MB", "not UTF-8", "regex"],
+)
+def test_what_is_too_large_is_refused_at_once(
+    gate: Gate, queue: CompileQueue, model: ServedModel, constraint: p.Constraint, reason: str
+) -> None:
+    caller = Answers(model, queue)
+    context, ticket = caller.start(constraint)
+    assert isinstance(caller.got[ticket], p.ConstraintError)
+    assert reason in caller.got[ticket].message
+    assert isinstance(caller.now(p.ReleaseContext(context)), p.Done)
+    assert not gate.asked
+
+
+def test_a_warm_queue_has_a_child_for_every_tokenizer(gate: Gate, queue: CompileQueue, model: ServedModel) -> None:
+    gate.close()
+    queue.warm([model.grammars])
+    settle(queue)
+    queue.warm([model.grammars])
+    assert not queue.poll()
+    assert gate.asked == ["warm"]
