@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, Step
 from inferd_runtime.engine.context import Context
-from inferd_runtime.engine.grammar import GrammarCursor
+from inferd_runtime.engine.grammar import OutputMasks
 from inferd_runtime.engine.plan import Verified, Work
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.engine.text import TextAssembler
@@ -27,7 +27,7 @@ class GenerationSpec:
     sampler: RowSampler
     max_tokens: int
     eos_tokens: frozenset[int]
-    grammar: GrammarCursor | None = None
+    grammar: OutputMasks | None = None
     drafter: Drafter | None = None
     paced: bool = False
     priority: int = 0
@@ -47,7 +47,8 @@ class Generation:
     """One ``generate`` call at the end of a context, which it owns until it is closed.
 
     Steps queue up in ``outbox``; it stops running ahead when RUN_AHEAD of them wait. A ``paced`` generation (a program's
-    own speculator) runs one step per :meth:`allow`. ``finish`` is "" while it goes on, else stop | length | closed.
+    own speculator or constraint) runs one step per :meth:`allow`. ``finish`` is "" while it goes on, else stop | length |
+    closed.
     """
 
     def __init__(self, context: Context, spec: GenerationSpec, text: TextAssembler) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from inferd.protocol import ConstraintError, InternalError
 from inferd_grammar import GrammarFailure, Matcher, walk
 from inferd_grammar.tokens import bit_mask
 from inferd_runtime.engine.sampling import Masks
+from inferd_runtime.models.batch import Seen
 
 
 @contextmanager
@@ -19,6 +21,61 @@ def _matcher_errors() -> Iterator[None]:
         yield
     except GrammarFailure as error:
         raise InternalError(f"the grammar matcher failed: {error}") from error
+
+
+class OutputMasks(Protocol):
+    """What constrains a generation, standing at the end of its committed tokens."""
+
+    def forced(self) -> list[int]:
+        """Tokens that are certain to come next."""
+        ...
+
+    def masks(self, draft: Sequence[int]) -> Masks:
+        """int32[legal + 1, words]: one mask per draft token up to the first illegal one, and one for the row behind."""
+        ...
+
+    def settle(self, accepted: int, token: int) -> None:
+        """After verification: ``accepted`` tokens of the draft stand, and ``token`` behind them."""
+        ...
+
+    def must_end(self) -> bool:
+        """Whether end-of-text is known to be the only token that may come next."""
+        ...
+
+
+class OfferedMask:
+    """The mask that a program's own constraint sends with every step. No draft: nobody knows the masks behind it."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._row: Masks = np.full((1, -(-vocab_size // 32)), -1, np.int32)
+
+    def offer(self, allowed: Seen | None) -> None:
+        """Set the next mask, bool[V]; None allows everything. Raises ConstraintError for one that allows nothing."""
+        if allowed is None:
+            self._row.fill(-1)
+            return
+        if not allowed.any():
+            raise ConstraintError("the program's constraint allows no token")
+        packed = self._row.view(np.uint8).reshape(-1)
+        packed.fill(0)
+        bits = np.packbits(allowed, bitorder="little")
+        packed[: len(bits)] = bits
+
+    def forced(self) -> list[int]:
+        """None: the program says what may come, not what must."""
+        return []
+
+    def masks(self, draft: Sequence[int]) -> Masks:
+        """int32[1, words]."""
+        return self._row
+
+    def settle(self, accepted: int, token: int) -> None:
+        """The program hears it with the step."""
+
+    def must_end(self) -> bool:
+        """Not known before the next mask."""
+        return False
 
 
 class GrammarCursor:

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from inferd.masks import unpack_bits
 from inferd.protocol import InvalidRequest, LimitExceeded, Probe, ProbeResult, TokenLogprob
 from inferd_runtime.engine.sampling import Logits
 from inferd_runtime.models.batch import Seen
@@ -28,10 +29,8 @@ class RowEdit:
         self._values = values
 
     @classmethod
-    def resolve(
-        cls, mask: Sequence[int] | None, tokens: Sequence[int], values: Sequence[float], vocab_size: int
-    ) -> RowEdit:
-        """Check a request's mask and bias. Raises InvalidRequest that names what is out of range."""
+    def resolve(cls, mask: Seen | None, tokens: Sequence[int], values: Sequence[float], vocab_size: int) -> RowEdit:
+        """Check a request's bias and its mask, bool[V]. Raises InvalidRequest that names what is out of range."""
         if len(tokens) != len(values):
             raise InvalidRequest(f"bias: {len(tokens)} tokens but {len(values)} values")
         check_vocabulary("bias", tokens, vocab_size)
@@ -40,14 +39,9 @@ class RowEdit:
                 raise InvalidRequest(f"bias: {value} for token {token} is not finite; forbid a token with the mask")
         if len(set(tokens)) < len(tokens):
             raise InvalidRequest("bias: a token is named twice")
-        allowed = None
-        if mask is not None:
-            allowed = np.zeros(vocab_size, np.bool_)
-            check_vocabulary("mask", mask, vocab_size)
-            allowed[list(mask)] = True
-            if not mask:
-                raise InvalidRequest("mask: no token is allowed")
-        return cls(allowed, np.asarray(tokens, np.int64), np.asarray(values, np.float32))
+        if mask is not None and not mask.any():
+            raise InvalidRequest("mask: no token is allowed")
+        return cls(mask, np.asarray(tokens, np.int64), np.asarray(values, np.float32))
 
     def apply(self, logits: Logits) -> Logits:
         """The edited copy of one row, float32[V]."""
@@ -144,6 +138,24 @@ def resolve_all(probes: Sequence[Probe], rows: int, top: int, vocab_size: int) -
     readings = [resolve(probe, vocab_size) for probe in probes]
     check_numbers(rows * (2 * min(top, vocab_size) + sum(reading.numbers(vocab_size) for reading in readings)))
     return readings
+
+
+def read_mask(tokens: Sequence[int] | None, bits: str, vocab_size: int) -> Seen | None:
+    """A request's mask as bool[V], None where it allows everything. Raises InvalidRequest for an id outside the vocabulary."""
+    if bits:
+        return _unpacked(bits, vocab_size)
+    if tokens is None:
+        return None
+    check_vocabulary("mask", tokens, vocab_size)
+    allowed = np.zeros(vocab_size, np.bool_)
+    allowed[list(tokens)] = True
+    return allowed
+
+
+def _unpacked(bits: str, vocab_size: int) -> Seen:
+    given = np.unpackbits(np.frombuffer(unpack_bits(bits), np.uint8), bitorder="little").view(np.bool_)
+    check_vocabulary("mask", (np.flatnonzero(given[vocab_size:])[:1] + vocab_size).tolist(), vocab_size)
+    return np.concatenate([given[:vocab_size], np.zeros(max(0, vocab_size - len(given)), np.bool_)])
 
 
 def check_vocabulary(name: str, tokens: Sequence[int], vocab_size: int) -> None:

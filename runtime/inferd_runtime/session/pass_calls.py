@@ -11,7 +11,7 @@ import numpy as np
 from inferd import protocol as p
 from inferd_runtime.engine.adapters import AdapterLease
 from inferd_runtime.engine.jobs import ContextJob, ForwardPass, Prefill, RowSpec
-from inferd_runtime.engine.probes import RowEdit, resolve_all
+from inferd_runtime.engine.probes import RowEdit, read_mask, resolve_all
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.engine.scoring import PromptScoring
 from inferd_runtime.models.batch import Seen
@@ -61,7 +61,8 @@ def row_spec(request: p.Forward, entry: OpenContext) -> RowSpec:
     vocab_size = entry.model.engine.driver.vocab_size
     if request.top < 0:
         raise p.InvalidRequest(f"forward: top = {request.top} is negative")
-    edit = RowEdit.resolve(request.mask, request.bias_tokens, request.bias_values, vocab_size)
+    mask = read_mask(request.mask, request.mask_bits, vocab_size)
+    edit = RowEdit.resolve(mask, request.bias_tokens, request.bias_values, vocab_size)
     readings = resolve_all(request.probes, len(request.at) or 1, request.top, vocab_size)
     return RowSpec(row_sampler(request.sampling, entry), edit, request.top, readings)
 
