@@ -1,4 +1,4 @@
-"""`python -m inferd_grammar check CASES.jsonl`: hold a file of schemas and instances against the grammar package."""
+"""Hold schemas with valid and invalid instances against the grammar package: `check` a file, or a draft's `suite`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,33 @@ from pathlib import Path
 
 from inferd_grammar.checking import Checker, Summary, load_table, read_cases
 from inferd_grammar.errors import GrammarError
+from inferd_grammar.suite import COLUMNS, run_suite, table, totals
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit status, 1 if an invalid instance got through."""
+    """Run the command line; returns the exit status."""
     options = _parser().parse_args(arguments)
+    status: int = options.run(options)
+    return status
+
+
+def _suite(options: argparse.Namespace) -> int:
+    outcomes = run_suite(options.folder)
+    print(table(outcomes))
+    print(json.dumps({column.replace(" ", "_"): totals(outcomes)[column] for column in COLUMNS}))
+    return 0 if outcomes else 2
+
+
+def _check(options: argparse.Namespace) -> int:
+    """Returns the exit status: 1 if an invalid instance got through."""
     try:
-        table = load_table(options.tokenizer)
+        tokens = load_table(options.tokenizer)
         cases = read_cases(options.cases, options.limit)
     except (GrammarError, OSError, ValueError) as error:
         print(f"inferd_grammar check: {error}", file=sys.stderr)
         return 2
     summary = Summary(options.mode)
-    with Checker(table, options.mode, options.backend, options.seconds) as checker:
+    with Checker(tokens, options.mode, options.backend, options.seconds) as checker:
         for case in cases:
             result = checker.run(case)
             summary.add(result)
@@ -43,6 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--backend", default="auto")
     check.add_argument("--limit", type=int, help="run only this many cases, spread evenly over the file")
     check.add_argument("--seconds", type=float, default=20.0, help="time limit of one case; then its process is ended")
+    check.set_defaults(run=_check)
+    suite = commands.add_parser("suite", help="the JSON-Schema-Test-Suite of one draft; prints a table by keyword")
+    suite.add_argument("folder", type=Path, help="the folder of the draft's required tests")
+    suite.set_defaults(run=_suite)
     return parser
 
 

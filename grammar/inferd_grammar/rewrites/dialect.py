@@ -1,6 +1,7 @@
 """Drafts: which keywords count, and older forms of them as draft 2020-12 writes them.
 
-Sound: an ignored keyword constrains nothing in its draft, and each converted form has the same meaning in both.
+Sound: an ignored keyword constrains nothing in its draft, and each converted form has the same meaning in both
+(`2.0` is a count like `2`).
 `dependencies` is kept in every draft: 2019-09 and later define it no more, but whoever writes it means it.
 """
 
@@ -27,6 +28,11 @@ _ALWAYS = (
     *("minItems", "minLength", "minProperties", "minimum", "multipleOf", "not", "oneOf", "pattern"),
     *("patternProperties", "properties", "required", "type", "uniqueItems"),
 )
+# What may have looked at members before `unevaluated...` does.
+_APPLICATORS = frozenset(
+    ("$dynamicRef", "$recursiveRef", "$ref", "allOf", "anyOf", "contains", "dependentSchemas", "if", "not", "oneOf")
+)
+COUNTS = frozenset(("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"))
 KEYWORDS = frozenset((*_ALWAYS, *(word for words in _SINCE.values() for word in words)))
 """Every keyword of any draft that constrains a value."""
 
@@ -49,7 +55,12 @@ class Dialect:
         for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
             if isinstance(words.get(exclusive), bool):
                 _convert_exclusive(words, bound, exclusive)
-        return View(words, pointer, _convert_items(words))
+        for key in COUNTS & words.keys():
+            words[key] = int(words[key])
+        names = _convert_items(words)
+        if not _APPLICATORS & words.keys():
+            names |= _convert_unevaluated(words)
+        return View(words, pointer, names)
 
 
 def _convert_exclusive(words: dict[str, Any], bound: str, exclusive: str) -> None:
@@ -67,3 +78,14 @@ def _convert_items(words: dict[str, Any]) -> dict[str, str]:
     if rest is not None:
         words["items"] = rest
     return {"prefixItems": "items", "items": "additionalItems"}
+
+
+def _convert_unevaluated(words: dict[str, Any]) -> dict[str, str]:
+    """Where nothing else looks at members, those that are left over are the unevaluated ones."""
+    names = {}
+    for key, same in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
+        schema = words.pop(key, None)
+        if schema is not None and same not in words:
+            words[same] = schema
+            names[same] = key
+    return names

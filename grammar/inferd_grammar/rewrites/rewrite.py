@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.rewrites.base import Schema
+from inferd_grammar.rewrites.dialect import COUNTS
 from inferd_grammar.rewrites.formats import ENFORCED
 from inferd_grammar.rewrites.open_bounds import close, has_fractions
 from inferd_grammar.rewrites.translate import SchemaTranslator
@@ -60,6 +61,8 @@ def _needs_rewrite(schema: Any, fractions: bool) -> bool:
     if not isinstance(schema, dict):
         return False
     if isinstance(schema.get("format"), str) and schema["format"] not in ENFORCED:
+        return True
+    if any(isinstance(schema.get(key), float) for key in COUNTS):
         return True
     if fractions and {"exclusiveMaximum", "exclusiveMinimum"} & schema.keys():
         return True
