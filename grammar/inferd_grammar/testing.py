@@ -9,7 +9,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from inferd_grammar.constraints import AnyJson, Choice, Constraint, JsonSchema, Regex
+from inferd_grammar.constraints import (
+    AllOf,
+    AnyJson,
+    Choice,
+    Constraint,
+    Exact,
+    Gbnf,
+    JsonSchema,
+    Lark,
+    Prefixed,
+    Regex,
+    Tag,
+    Tagged,
+)
 from inferd_grammar.matcher import Matcher, walk
 from inferd_grammar.tokens import TokenTable
 
@@ -36,6 +49,28 @@ JSON_CONSTRAINTS: tuple[Constraint, ...] = (
     JsonSchema({"type": "array", "items": {"enum": ["a", "ab", 1, 12, None, True]}, "maxItems": 4}),
     JsonSchema({"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^[a-f]{2,5}$"}]}),
     AnyJson(),
+)
+_CALL = JsonSchema(
+    {"type": "object", "properties": {"n": {"enum": [1, 12, "x"]}}, "required": ["n"], "additionalProperties": False}
+)
+GRAMMAR_CONSTRAINTS: tuple[Constraint, ...] = (
+    Lark('start: "<" WORD ">" start? | "."\nWORD: /[a-z]{1,4}/'),
+    Gbnf('root ::= word ("," word){0,2} "é"?\nword ::= [a-z]{1,3} | [0-9] [0-9]?'),
+    Gbnf('root ::= "(" root ")" | [ab] | "ab" root'),
+)
+TAGGED_CONSTRAINTS: tuple[Constraint, ...] = (
+    Tagged((Tag("<call>", _CALL, "</call>"), Tag("(", Choice(("x", "xy")), ")"))),
+    Tagged((Tag("<|im_start|>call:", _CALL, ""), Tag("<q>", Regex("[a-z]{1,3}"), "\n<|im_start|>"))),
+)
+COMPOSED_CONSTRAINTS: tuple[Constraint, ...] = (
+    AllOf((Regex("[a-z]{2,6}"), Regex("(ab|cd)*"), Regex(".*d"))),
+    AllOf((_CALL, Regex(".{5}1.*"))),
+    AllOf((AnyJson(), Lark("start: /[^5]*/"), Regex("[0-9a-z,\\[\\]]*"))),
+    Exact(_CALL),
+    Exact(Tagged((Tag("<call>", _CALL, "</call>"),))),
+    Prefixed("na", _CALL),
+    Prefixed(" qu"),
+    Prefixed("x", AllOf((_CALL, Regex("x?.{5}1.*")))),
 )
 
 
@@ -91,6 +126,17 @@ def legal_ids(matcher: Matcher, table: TokenTable) -> list[int]:
     matcher.fill(row)
     bits = np.unpackbits(row.view(np.uint8), bitorder="little")
     return [int(i) for i in np.flatnonzero(bits)]
+
+
+def named_tokens(constraint: Constraint, table: TokenTable) -> set[int]:
+    """Special tokens that the tags of a constraint name."""
+    match constraint:
+        case Tagged(tags):
+            parts = (part for tag in tags for text in (tag.begin, tag.end) for part in table.split_special(text))
+            return {part for part in parts if isinstance(part, int)}
+        case Exact(inner) | Prefixed(_, inner) if inner is not None:
+            return named_tokens(inner, table)
+    return set()
 
 
 def replay(make: Make, constraint: Constraint, tokens: Sequence[int]) -> Matcher:
@@ -153,15 +199,15 @@ def _check_every_token(make: Make, table: TokenTable, constraint: Constraint, rn
         legal = set(legal_ids(matcher, table))
         _expect(bool(legal), "some token is legal", constraint)
         _expect((legal & set(table.eos_ids) == set(table.eos_ids)) == matcher.may_end(), "EOS iff may_end", constraint)
-        _expect(all(table.tokens[i] for i in legal - set(table.eos_ids)), "legal tokens are text", constraint)
+        text = legal - set(table.eos_ids) - named_tokens(constraint, table)
+        _expect(all(table.tokens[i] for i in text), "legal tokens are text, or named", constraint)
         before = look(matcher, table)
         for token in range(-2, table.vocab_size + 40):
             taken = matcher.accept([token])
             _expect(taken == (token in legal), f"mask and accept agree on {token}", constraint)
             matcher.rollback(taken)
         _expect(look(matcher, table) == before, "trying every token leaves no trace", constraint)
-        text = sorted(legal - set(table.eos_ids))
-        matcher.accept([rng.choice(text)] if text else [])
+        matcher.accept([rng.choice(sorted(text))] if text else [])
 
 
 def _check_language(matcher: Matcher, table: TokenTable, choice: Choice, text: bytes = b"") -> None:

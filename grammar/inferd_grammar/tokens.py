@@ -1,8 +1,10 @@
 """One table of token id -> bytes for a model, built from the text of its `tokenizer.json`.
 
 Two families are understood, told apart by the decoder the file names: byte-level (each character of a token stands for
-one byte, GPT-2 `bytes_to_unicode`, Radford et al. 2019) and byte-fallback (SentencePiece style: `<0xNN>` is a byte, the
-decoder's `Replace` step turns the space mark into a space). Everything else is refused by name.
+one byte, GPT-2 `bytes_to_unicode`, Radford et al. 2019) and SentencePiece style (a `Replace` or `Metaspace` step turns
+the space mark into a space; with a `ByteFallback` step `<0xNN>` is a byte, without it a text can only be made of
+characters that the vocabulary has). Everything else is refused by name: WordPiece, for one, spells a token differently
+depending on its neighbours.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from inferd_grammar.errors import GrammarError
 
 # llguidance panics (a BaseException) on a token of about 2 kB; 1 kB is known to be fine.
 MAX_TOKEN_BYTES = 1024
+# Steps that change the start of a text, or join pieces; no token's own bytes.
+_NEUTRAL_STEPS = ("Fuse", "Strip")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -179,37 +183,49 @@ def _token_bytes(data: Mapping[str, Any], names: Mapping[int, str], special: fro
     added = {token["id"] for token in _added(data)}
     tokens = [b""] * size
     for i, name in names.items():
-        if len(name.encode()) > MAX_TOKEN_BYTES:
-            raise GrammarError(f"token {i} has {len(name.encode())} bytes; the limit is {MAX_TOKEN_BYTES}")
+        token = name.encode() if i in special else decode(name)
+        if token is None:  # libraries decode added tokens like others, and as they are where that fails
+            if i not in added:
+                raise GrammarError(f"token {i} ({name!r}) holds a character that is no byte of a byte-level tokenizer")
+            token = name.encode()
+        if len(token) > MAX_TOKEN_BYTES:
+            raise GrammarError(f"token {i} has {len(token)} bytes; the limit is {MAX_TOKEN_BYTES}")
         if i not in special:
-            tokens[i] = name.encode() if i in added else decode(i, name)
+            tokens[i] = token
     return tokens
 
 
-def _decoder(spec: Any) -> Callable[[int, str], bytes]:
-    """The function (id, token) -> bytes of the family that the file's decoder names."""
-    steps = spec.get("decoders", [spec]) if isinstance(spec, dict) else []
+def _decoder(spec: Any) -> Callable[[str], bytes | None]:
+    """The function token -> bytes of the family that the file's decoder names; None for what the family cannot hold."""
+    steps = [step for step in _steps(spec) if step.get("type") not in _NEUTRAL_STEPS]
     kinds = [step.get("type") for step in steps]
-    if "ByteLevel" in kinds:
+    if kinds == ["ByteLevel"]:
         return _byte_level(_gpt2_bytes())
-    if "ByteFallback" in kinds:
-        return _byte_fallback([_replacement(step) for step in steps if step.get("type") == "Replace"])
-    raise GrammarError(f"tokenizer decoder {kinds} is neither byte-level nor byte-fallback")
+    if kinds and set(kinds) <= {"ByteFallback", "Replace", "Metaspace"} and kinds != ["Replace"]:
+        return _sentence_piece(space_marks(spec), bytes_too="ByteFallback" in kinds)
+    shown = ", ".join(map(str, kinds)) or "none"
+    raise GrammarError(f"tokenizer decoder ({shown}) is neither byte-level nor SentencePiece style")
 
 
-def _byte_level(table: Mapping[str, int]) -> Callable[[int, str], bytes]:
-    def decode(index: int, name: str) -> bytes:
-        try:
-            return bytes(table[char] for char in name)
-        except KeyError as error:
-            raise GrammarError(f"token {index} ({name!r}) holds {error}, no byte of a byte-level tokenizer") from error
+def _steps(spec: Any) -> list[Mapping[str, Any]]:
+    return spec.get("decoders", [spec]) if isinstance(spec, dict) else []
+
+
+def space_marks(spec: Any) -> list[tuple[str, str]]:
+    """(mark, text) that the steps of a SentencePiece-style decoder replace, in order. Raises GrammarError for regexes."""
+    return [_replacement(step) for step in _steps(spec) if step.get("type") in ("Replace", "Metaspace")]
+
+
+def _byte_level(table: Mapping[str, int]) -> Callable[[str], bytes | None]:
+    def decode(name: str) -> bytes | None:
+        return bytes(table[char] for char in name) if all(char in table for char in name) else None
 
     return decode
 
 
-def _byte_fallback(replacements: Sequence[tuple[str, str]]) -> Callable[[int, str], bytes]:
-    def decode(_index: int, name: str) -> bytes:
-        if match := _BYTE_TOKEN.fullmatch(name):
+def _sentence_piece(replacements: Sequence[tuple[str, str]], *, bytes_too: bool) -> Callable[[str], bytes]:
+    def decode(name: str) -> bytes:
+        if bytes_too and (match := _BYTE_TOKEN.fullmatch(name)):
             return bytes.fromhex(match[1])
         for old, new in replacements:
             name = name.replace(old, new)
@@ -219,6 +235,8 @@ def _byte_fallback(replacements: Sequence[tuple[str, str]]) -> Callable[[int, st
 
 
 def _replacement(step: Mapping[str, Any]) -> tuple[str, str]:
+    if step["type"] == "Metaspace":
+        return step["replacement"], " "
     pattern = step["pattern"]
     if "String" not in pattern:
         raise GrammarError(f"tokenizer decoder replaces {pattern}: only literal strings are supported")

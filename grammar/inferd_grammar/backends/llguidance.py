@@ -45,7 +45,7 @@ from inferd_grammar.schema import (
     require_size,
     schema_text,
 )
-from inferd_grammar.tokens import TokenTable
+from inferd_grammar.tokens import TokenTable, space_marks
 from inferd_grammar.validation import Checked
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class LlguidanceBackend:
         """
         try:
             self._tokenizer = llguidance.LLTokenizer(
-                table.source, n_vocab=table.vocab_size, eos_token=list(table.eos_ids)
+                _readable(table.source), n_vocab=table.vocab_size, eos_token=list(table.eos_ids)
             )
         except ValueError as error:
             raise GrammarError(f"llguidance refuses the tokenizer: {one_line(str(error))}") from error
@@ -317,10 +317,22 @@ def _only_place(schema: Any, key: str) -> str | None:
     return f"{places[0]}/{key}" if len(places) == 1 else None
 
 
+def _readable(source: str) -> str:
+    """The tokenizer with a decoder that the library reads right: it knows no `Metaspace`, and takes its mark for text."""
+    data = json.loads(source)
+    if '"Metaspace"' not in json.dumps(data["decoder"]):
+        return source
+    marks = [
+        {"type": "Replace", "pattern": {"String": mark}, "content": text} for mark, text in space_marks(data["decoder"])
+    ]
+    steps = [*marks, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    return json.dumps({**data, "decoder": {"type": "Sequence", "decoders": steps}})
+
+
 def _require_same_tokens(tokenizer: llguidance.LLTokenizer, table: TokenTable) -> None:
     for i, token in enumerate(table.tokens):
-        if b"\xff" in token:
-            continue  # the library's own mark; such tokens are never legal
+        if b"\xff" in token or not (token or i in table.special_ids):
+            continue  # never legal: the library's own mark, and ids without a token, which it calls "<[id]>"
         if tokenizer.is_special_token(i) != (not token):
             raise GrammarError(f"token {i}: llguidance and the token table differ on whether it is special")
         if token and tokenizer.decode_bytes([i]) != token:

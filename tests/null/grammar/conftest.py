@@ -51,6 +51,22 @@ def byte_fallback() -> Tokenizer:
     return Tokenizer.from_str(json.dumps(data))
 
 
+def unigram() -> Tokenizer:
+    """A Unigram model with byte fallback, its space mark undone by a `Metaspace` step."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=600, special_tokens=["<unk>", *SPECIAL, *bytes_], unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    data = json.loads(tokenizer.to_str())
+    data["model"]["byte_fallback"] = True
+    data["added_tokens"] = [token for token in data["added_tokens"] if not token["content"].startswith("<0x")]
+    return Tokenizer.from_str(json.dumps(data))
+
+
 def table_of(tokenizer: Tokenizer, *, padding: int = 37) -> TokenTable:
     vocabulary = tokenizer.get_vocab()
     eos = [vocabulary["<|im_end|>"], vocabulary["<|endoftext|>"]]
@@ -58,7 +74,9 @@ def table_of(tokenizer: Tokenizer, *, padding: int = 37) -> TokenTable:
     return TokenTable.from_tokenizer_json(tokenizer.to_str(), vocab_size=size, eos_ids=eos)
 
 
-@pytest.fixture(scope="session", params=[byte_level, byte_fallback], ids=["byte-level", "byte-fallback"])
+@pytest.fixture(
+    scope="session", params=[byte_level, byte_fallback, unigram], ids=["byte-level", "byte-fallback", "unigram"]
+)
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     made: Tokenizer = request.param()
     return made

@@ -2,9 +2,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from inferd_grammar import Constraint, Matcher, TokenTable
-from inferd_grammar.testing import JSON_CONSTRAINTS, TEXT_CONSTRAINTS, check_matcher
+from inferd_grammar.testing import (
+    COMPOSED_CONSTRAINTS,
+    GRAMMAR_CONSTRAINTS,
+    JSON_CONSTRAINTS,
+    TAGGED_CONSTRAINTS,
+    TEXT_CONSTRAINTS,
+    check_matcher,
+)
+
+KINDS = {
+    "text": TEXT_CONSTRAINTS,
+    "json": JSON_CONSTRAINTS,
+    "grammar": GRAMMAR_CONSTRAINTS,
+    "tagged": TAGGED_CONSTRAINTS,
+    "composed": COMPOSED_CONSTRAINTS,
+}
 
 
-def test_conforms(make: Callable[[Constraint], Matcher], table: TokenTable) -> None:
-    check_matcher(make, table, TEXT_CONSTRAINTS + JSON_CONSTRAINTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_conforms(make: Callable[[Constraint], Matcher], table: TokenTable, kind: str) -> None:
+    check_matcher(make, table, KINDS[kind])

@@ -72,8 +72,9 @@ def test_minimal_table(minimal: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "options", "reason"),
     [
-        ({"decoder": {"type": "WordPiece"}}, {}, "neither byte-level nor byte-fallback"),
-        ({"decoder": None}, {}, "neither byte-level nor byte-fallback"),
+        ({"decoder": {"type": "WordPiece"}}, {}, "WordPiece.* is neither byte-level nor SentencePiece style"),
+        ({"decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "CTC"}]}}, {}, "CTC"),
+        ({"decoder": None}, {}, "none.* is neither byte-level nor SentencePiece style"),
         ({"model": {"vocab": {"a\u2603": 1, "<eos>": 0}}}, {}, "no byte of a byte-level tokenizer"),
         ({"model": {"vocab": {"a" * 1025: 1, "<eos>": 0}}}, {}, "token 1 has 1025 bytes; the limit is 1024"),
         ({"model": {"type": "X"}}, {}, "has no vocabulary"),
