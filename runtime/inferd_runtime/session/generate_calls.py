@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from inferd import protocol as p
-from inferd_grammar import Compiled, GrammarError
+from inferd_grammar import Compiled
 from inferd_runtime.session import generating
 from inferd_runtime.session.adapting import leased
-from inferd_runtime.session.compiling import CompileQueue, refused
+from inferd_runtime.session.compile_calls import when_compiled
 from inferd_runtime.session.pass_calls import row_sampler
-from inferd_runtime.session.state import Call, OpenContext, SessionState, guarded
+from inferd_runtime.session.state import Call, OpenContext, SessionState
 
 
 def start(state: SessionState, call: Call) -> None:
@@ -17,37 +17,13 @@ def start(state: SessionState, call: Call) -> None:
     entry = state.free_context(request.context)
     state.check_room()
     generating.check_request(request)
-    constraint, compiled = request.constraint, None
-    if constraint is not None:
-        compiled = generating.find_compiled(constraint, entry.model)
-        if compiled is None and state.compiles is not None:
-            return _await_compile(state, state.compiles, call, constraint, entry)
-        compiled = compiled or generating.compile_constraint(constraint, entry.model)
-    call.respond(_begin(state, request, entry, compiled))
-
-
-def _await_compile(
-    state: SessionState, compiles: CompileQueue, call: Call, constraint: p.Constraint, entry: OpenContext
-) -> None:
-    """Begin when the constraint is compiled; until then the context belongs to the request. A cancel gives it back."""
-
-    def done(outcome: Compiled | p.InferdError) -> None:
-        del state.waiting[call.ticket]
-        entry.context.user = None
-        failed = isinstance(outcome, p.InferdError)
-        call.respond(outcome if failed else guarded(_begin, state, call.request, entry, outcome))
-
-    def stop() -> None:
-        forget()
-        entry.context.user = None
-        call.respond(p.Cancelled("the operation was cancelled"))
-
-    try:
-        forget = compiles.submit(state.tenant, entry.model.grammars, generating.to_grammar(constraint), done)
-    except GrammarError as error:
-        raise refused(error) from error
-    entry.context.user = call
-    state.waiting[call.ticket] = stop
+    if request.constraint is None:
+        call.respond(_begin(state, request, entry, None))
+    else:
+        when_compiled(
+            state, call, entry.model, request.constraint,
+            lambda compiled: _begin(state, request, entry, compiled), hold=entry.context,
+        )  # fmt: skip
 
 
 def _begin(
