@@ -21,7 +21,16 @@ _ONE_MORE = ("unevaluatedItems", "unevaluatedProperties")
 _MANY = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 _NAMED = ("dependencies", "dependentSchemas", "patternProperties", "properties")
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
-_COUNTS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
+_COUNTS = (
+    "maxContains",
+    "minContains",
+    "maxItems",
+    "maxLength",
+    "maxProperties",
+    "minItems",
+    "minLength",
+    "minProperties",
+)
 _NUMBERS = ("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf")
 _STRINGS = ("$ref", "$schema", "format", "pattern")
 # Constraints of draft 3 that libraries take for annotations, and llguidance's switch to weaken a schema from inside.
@@ -44,8 +53,9 @@ def read_schema(text: str, limits: CompileLimits) -> Any:
     require_size(text, "schema", limits)
     root = _parse(text, limits)
     _check_caps(root, limits)
+    draft4 = isinstance(root, dict) and "draft-04" in str(root.get("$schema"))
     for pointer, schema in iter_schemas(root):
-        _check_keywords(schema, pointer)
+        _check_keywords(schema, pointer, draft4)
         _check_multiples(root, schema, pointer, limits)
     return root
 
@@ -157,7 +167,7 @@ def _check_object_caps(pointer: str, value: Mapping[str, Any], limits: CompileLi
             require_regex(key, limits, f"{pointer}/patternProperties/{escape(key)}")
 
 
-def _check_keywords(schema: Any, pointer: str) -> None:
+def _check_keywords(schema: Any, pointer: str, draft4: bool) -> None:
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):
@@ -165,6 +175,8 @@ def _check_keywords(schema: Any, pointer: str) -> None:
     for key, value in schema.items():
         if key in _REFUSED:
             raise GrammarError(f"keyword {key!r} is not supported", f"{pointer}/{key}")
+        if draft4 and key in ("exclusiveMaximum", "exclusiveMinimum") and isinstance(value, bool):
+            continue
         if expected := _malformed(key, value):
             raise GrammarError(f"{key!r} must be {expected}, not {_kind(value)}", f"{pointer}/{escape(key)}")
 
@@ -192,6 +204,10 @@ def _malformed_list(key: str, value: Any) -> str | None:
         return None if isinstance(value, list) and all(isinstance(name, str) for name in value) else "a list of names"
     if key == "enum":
         return None if isinstance(value, list) else "a list"
+    if key == "dependentRequired":
+        named = value.values() if isinstance(value, dict) else (None,)
+        listed = all(isinstance(item, list) and all(isinstance(name, str) for name in item) for item in named)
+        return None if listed else "an object of lists of names"
     if key == "uniqueItems":
         return None if isinstance(value, bool) else "a boolean"
     return None

@@ -50,7 +50,7 @@ class SchemaValidator:
     """Validates texts under one schema. Thread-safe."""
 
     def __init__(self, schema: Any) -> None:
-        """`schema` has passed `read_schema`. Raises GrammarError if `jsonschema` is absent or refuses the schema."""
+        """`schema` has passed `read_schema`. Raises GrammarError if `jsonschema` is absent, or a reference circles."""
         try:
             import jsonschema
             import referencing.exceptions
@@ -59,9 +59,6 @@ class SchemaValidator:
         self._failures = (referencing.exceptions.Unresolvable, RecursionError, _Unsupported)
         default = jsonschema.validators.validator_for({"$schema": _LATEST})
         kind = jsonschema.validators.validator_for(schema, default=default)
-        for fault in kind(kind.META_SCHEMA).iter_errors(schema):
-            if fault.validator != "uniqueItems":  # a value listed twice does no harm
-                raise GrammarError(f"not a schema of its draft: {fault.message}", _pointer(fault.absolute_path))
         safe = jsonschema.validators.extend(
             kind,
             {

@@ -95,7 +95,27 @@ def _names(schema: Any, pointer: str, to: Translator) -> Schema:
         parts.append(_only(length_between(view.words.get("minLength", 0), view.words.get("maxLength"))))
     if "string" not in (view.words.get("type", "string")):
         parts.append({"maxProperties": 0})
-    return all_of(parts)
+    return _all_names(parts)
+
+
+def _all_names(parts: list[Schema]) -> Schema:
+    """All conditions at once; patterns become the one that holds where all of them do, if they are understood."""
+    patterns = [_lone_pattern(part) for part in parts]
+    found = [pattern for pattern in patterns if pattern is not None]
+    rest = [part for part, pattern in zip(parts, patterns, strict=True) if pattern is None]
+    try:
+        areas = regions(found) if len(found) > 1 else []
+    except NotUnderstood:
+        return all_of(parts)
+    common = [regex for regex, members in areas if len(members) == len(found)]
+    joined: list[Schema] = [_only(pattern) for pattern in (common if len(found) > 1 else found)]
+    return all_of([*rest, *(joined or ([{"maxProperties": 0}] if found else []))])
+
+
+def _lone_pattern(part: Schema) -> str | None:
+    if isinstance(part, bool) or part.keys() != {"patternProperties", "additionalProperties"}:
+        return None
+    return str(next(iter(part["patternProperties"])))
 
 
 def _names_by(key: str, view: View, to: Translator) -> Schema:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from inferd_grammar.errors import GrammarError
-from inferd_grammar.rewrites.base import Schema
+from inferd_grammar.rewrites.base import CannotRewrite, Schema
 from inferd_grammar.rewrites.dialect import COUNTS
 from inferd_grammar.rewrites.formats import ENFORCED
 from inferd_grammar.rewrites.open_bounds import close, has_fractions
@@ -38,7 +38,10 @@ def rewrite(root: Any, *, lenient: bool = False) -> Rewritten:
     """
     places = list(iter_schemas(root))
     fractions = has_fractions(root)
-    if not any(_needs_rewrite(schema, fractions) for _, schema in places) or _moves_base(places):
+    if not any(_needs_rewrite(schema, fractions) for _, schema in places):
+        return Rewritten(root, [])
+    if _moves_base(places):
+        _require_no_flags(places)
         return Rewritten(root, [])
     names = list(dict.fromkeys(name for _, schema in places for name in _names(schema)))
     translator = SchemaTranslator(root, lambda reference: resolve(root, reference), names, lenient=lenient)
@@ -62,11 +65,22 @@ def _needs_rewrite(schema: Any, fractions: bool) -> bool:
         return False
     if isinstance(schema.get("format"), str) and schema["format"] not in ENFORCED:
         return True
-    if any(isinstance(schema.get(key), float) for key in COUNTS):
+    if any(isinstance(schema.get(key), float) for key in COUNTS) or _has_open_flag(schema):
         return True
     if fractions and {"exclusiveMaximum", "exclusiveMinimum"} & schema.keys():
         return True
     return bool(_TRIGGERS & schema.keys()) or len(schema.get("patternProperties") or ()) > 1
+
+
+def _has_open_flag(schema: dict[str, Any]) -> bool:
+    """Draft 4's boolean `exclusiveMinimum`, which the backend passes over."""
+    return any(isinstance(schema.get(key), bool) for key in ("exclusiveMaximum", "exclusiveMinimum"))
+
+
+def _require_no_flags(places: list[tuple[str, Any]]) -> None:
+    for pointer, schema in places:
+        if isinstance(schema, dict) and _has_open_flag(schema):
+            raise CannotRewrite("boolean exclusive bounds are not supported beside $id", pointer)
 
 
 def _moves_base(places: list[tuple[str, Any]]) -> bool:

@@ -1,0 +1,328 @@
+"""Rewrites against the `jsonschema` library: what the result accepts the original accepts, and mostly the other way.
+
+Each family has schemas of its own, tried on many random instances; random schemas mix all of them. Exact families must
+agree on every instance, those that are narrower by design may refuse what is named in their modules.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from inferd_grammar import CompileLimits, GrammarCompiler, GrammarError, JsonSchema, TokenTable
+from inferd_grammar.ordering import orders
+from inferd_grammar.rewrites import CannotRewrite, rewrite
+from inferd_grammar.schema import read_schema
+
+DRAFT7 = "http://json-schema.org/draft-07/schema#"
+DRAFT4 = "http://json-schema.org/draft-04/schema#"
+AB = {"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}
+TREE = {"properties": {"a": {"$ref": "#/$defs/tree"}, "b": {"type": "integer"}}, "required": ["b"]}
+EXACT: dict[str, list[dict[str, Any]]] = {
+    "formats": [{"format": "byte"}, {"type": "string", "format": "my own"}, {"not": {"format": "my own"}}],
+    "values": [
+        {"not": {"const": "ab"}},
+        {"not": {"enum": ["a", "ab", "", 1, 2.5, None, True]}},
+        {"type": "integer", "not": {"enum": [1, 2, 3]}},
+        {"not": {"const": [1, "a"]}},
+        {"not": {"const": {"a": 1}}},
+        {"not": {"enum": [{"a": 1, "b": []}, {}, [], [[]]]}},
+    ],
+    "bounds": [
+        *({"not": {key: 1}} for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")),
+        *({"not": {key: 1}} for key in ("minLength", "maxLength", "minItems", "maxItems")),
+        *({"not": {key: 1}} for key in ("minProperties", "maxProperties")),
+        {"not": {"minLength": 0}, "type": ["string", "null"]},
+    ],
+    "types": [{"not": {"type": ["string", "integer", "null"]}}, {"not": {"not": {"type": "object"}}}],
+    "patterns": [{"not": {"pattern": pattern}} for pattern in ("^a", "b$", "a|b", "^[ab]+$", "^(ab?)*1?$", "")],
+    "multiples": [
+        {"not": {"multipleOf": 2}},
+        {"not": {"multipleOf": 0.5}},
+        {"type": "integer", "not": {"multipleOf": 3}},
+    ],
+    "objects": [
+        {"not": {"required": ["a", "b"]}},
+        {"not": {**AB, "required": ["a"]}},
+        {"not": {"properties": {"a": True}, "additionalProperties": False}},
+        {**AB, "minProperties": 1},
+        {**AB, "maxProperties": 1},
+        {**AB, "minProperties": 1, "maxProperties": 2, "required": ["b"]},
+        {**AB, "minProperties": 1, "maxProperties": 1, "additionalProperties": False},
+        {"propertyNames": {"pattern": "^[ab]"}},
+        {"propertyNames": {"enum": ["a", "c"], "maxLength": 1}},
+        {"propertyNames": {"anyOf": [{"const": "a"}, {"minLength": 2}]}},
+        {"propertyNames": {"oneOf": [{"enum": ["a", "b"]}, {"pattern": "^[c-z]"}]}},
+        {"propertyNames": {"not": {"enum": ["a"]}}},
+        {"propertyNames": False},
+        {"patternProperties": {".*": {"type": "integer"}, "^a": {"minimum": 1}}},
+        {"patternProperties": {"a": {"type": "integer"}, "b": {"minimum": 1}}},
+    ],
+    "arrays": [
+        {"not": {"prefixItems": [{"type": "string"}, {"const": 1}]}},
+        {"not": {"items": {"type": "integer"}}},
+        {"not": {"prefixItems": [True], "items": False}},
+        {"contains": {"type": "integer"}},
+        {"contains": {"const": "a"}, "minContains": 1},
+        {"contains": False, "minContains": 0},
+        {"not": {"contains": {"type": "integer"}}},
+        {"uniqueItems": True, "items": {"enum": [1, "a", 1.0]}},
+        {"uniqueItems": True, "items": {"type": "boolean"}, "minItems": 1},
+        {"uniqueItems": True, "maxItems": 1},
+        {"uniqueItems": True, "type": ["string", "integer"]},
+    ],
+    "one of": [
+        {"oneOf": [{"type": "string"}, {"type": "integer"}, {"type": "number", "minimum": 2}]},
+        {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        {"oneOf": [{"properties": {"a": {"const": n}}, "required": ["a"]} for n in (1, 2, "a")]},
+        {"oneOf": [{"minimum": 0}, {"maximum": 2}, {"type": "array"}]},
+        {"not": {"oneOf": [{"minimum": 1}, {"type": "integer"}, {"type": "string"}]}},
+        {"required": ["a"], "allOf": [{"oneOf": [{"properties": {"a": {"enum": [n]}}} for n in (1, 2)]}]},
+        {"oneOf": [{"$ref": "#/$defs/tree"}, {"type": "array"}], "$defs": {"tree": TREE}},
+        {"oneOf": [True, False, {"type": "null"}]},
+    ],
+    "conditions": [
+        {"if": {"required": ["a"]}, "then": {"required": ["b"]}, "else": {"maxProperties": 1}},
+        {"if": {"type": "integer"}, "else": {"type": "string"}},
+        {"if": {"minimum": 1}},
+        {"not": {"if": {"type": "integer"}, "then": {"minimum": 1}, "else": {"type": "array"}}},
+        {
+            "type": "object",
+            "required": ["a"],
+            "allOf": [
+                {"if": {"properties": {"a": {"const": n}}}, "then": {"required": ["b"], "maxProperties": n + 1}}
+                for n in (1, 2, 3)
+            ],
+        },
+    ],
+    "dependencies": [
+        {"dependentRequired": {"a": ["b"], "c": ["a"]}},
+        {"dependentSchemas": {"a": {"maxProperties": 1}, "b": False}},
+        {"$schema": DRAFT7, "dependencies": {"a": ["b"], "b": {"required": ["c"]}}},
+        {"not": {"dependentRequired": {"a": ["b"]}}},
+    ],
+    "dialects": [
+        {"$schema": DRAFT7, "items": [{"not": {"type": "string"}}, True], "additionalItems": {"not": {"const": 1}}},
+        {
+            "$schema": DRAFT7,
+            "definitions": {"s": {"type": "string"}},
+            "not": {"$ref": "#/definitions/s", "maxLength": 1},
+        },
+        {"$schema": DRAFT7, "not": {"dependentRequired": {"a": ["b"]}, "type": "string"}},
+        {"$schema": DRAFT4, "minimum": 1, "exclusiveMinimum": True},
+        {"$schema": DRAFT4, "not": {"const": 1, "maximum": 1, "exclusiveMaximum": True}},
+        {"unevaluatedProperties": False, "properties": {"a": True}},
+        {"unevaluatedItems": {"type": "string"}, "prefixItems": [True], "maxItems": 3.0},
+    ],
+    "references": [
+        {"$defs": {"tree": TREE}, "not": {"$ref": "#/$defs/tree"}},
+        {"$defs": {"x": {"not": {"type": "string"}}, "y": {"$ref": "#/$defs/x"}}, "items": {"$ref": "#/$defs/y"}},
+        {"not": {"type": "array"}, "properties": {"a": {"$ref": "#/not"}, "b~1": {"$ref": "#/properties/a"}}},
+        {"not": True, "type": "string"},
+        {"allOf": [{"not": False}, {"not": {"not": {"minimum": 1}}}]},
+    ],
+}
+NARROWER: list[dict[str, Any]] = [
+    {"format": "uri-reference"},
+    {"not": {"properties": {"a": {"format": "date"}}, "required": ["a"]}},
+    {"not": {"patternProperties": {"^a": {"type": "integer"}}}, "properties": {"ab": True}},
+    {"exclusiveMinimum": 1, "maximum": 1.5},
+]
+
+
+@pytest.mark.parametrize("family", EXACT)
+def test_equal_to_the_original(family: str) -> None:
+    rng = random.Random(family)
+    for schema in EXACT[family]:
+        before, after = validators(schema)
+        for value in (instance(rng, 2) for _ in range(250)):
+            assert after.is_valid(value) == before.is_valid(value), f"{schema} on {value!r}"
+
+
+@pytest.mark.parametrize("schema", NARROWER, ids=str)
+def test_narrower_than_the_original(schema: dict[str, Any]) -> None:
+    rng = random.Random(str(schema))
+    before, after = validators(schema)
+    accepted = [value for value in (instance(rng, 2) for _ in range(250)) if after.is_valid(value)]
+    assert accepted
+    assert all(before.is_valid(value) for value in accepted)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_schemas_accept_nothing_new(seed: int) -> None:
+    rng = random.Random(seed)
+    rewritten = refused = 0
+    for _ in range(150):
+        schema = document(rng)
+        try:
+            before, after = validators(schema)
+        except GrammarError:
+            refused += 1
+            continue
+        rewritten += 1
+        for value in (instance(rng, 3) for _ in range(12)):
+            assert before.is_valid(value) or not after.is_valid(value), f"{json.dumps(schema)} on {value!r}"
+    assert rewritten > 5 * refused
+
+
+def test_masks_of_random_schemas_accept_nothing_new(bytewise: GrammarCompiler) -> None:
+    rng, accepted = random.Random(5), 0
+    for _ in range(120):
+        schema = document(rng)
+        try:
+            compiled = bytewise.compile(JsonSchema(schema))
+        except GrammarError:
+            continue
+        original = jsonschema.Draft202012Validator(schema)
+        for value in (instance(rng, 2) for _ in range(8)):
+            if takes(compiled.matcher(), value):
+                accepted += 1
+                assert original.is_valid(value), f"{json.dumps(schema)} on {value!r}"
+    assert accepted > 150
+
+
+@pytest.mark.parametrize("family", EXACT)
+def test_masks_of_each_family(family: str, bytewise: GrammarCompiler) -> None:
+    rng = random.Random(family)
+    for schema in EXACT[family]:
+        original, rewritten = validators(schema)
+        if not any(rewritten.is_valid(instance(rng, 1)) for _ in range(30)):
+            continue  # nothing is valid, and the library says so
+        compiled = bytewise.compile(JsonSchema(schema))
+        for value in (instance(rng, 2) for _ in range(40)):
+            texts = orders(value, schema, lambda part, item, v=original: v.evolve(schema=part).is_valid(item))
+            found = any(takes(compiled.matcher(), text) for text in texts)
+            assert not found or original.is_valid(value), f"{schema} on {value!r}"
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason", "pointer"),
+    [
+        ({"not": {"propertyNames": {"minLength": 2}}}, "complement of propertyNames", "/not/propertyNames"),
+        ({"properties": {"a": {"uniqueItems": True}}}, "uniqueItems needs", "/properties/a/uniqueItems"),
+        (
+            {"items": {"uniqueItems": True, "items": {"enum": list(range(9))}}},
+            "orders; the limit",
+            "/items/uniqueItems",
+        ),
+        ({"not": {"pattern": "(?=a)b"}}, "another kind", "/not/pattern"),
+        ({"not": {"type": "string", "format": "date"}, "type": "string"}, "format 'date'", "/not/format"),
+        ({"anyOf": [{"not": {"patternProperties": {"a": False}}}]}, "no rewrite", "/anyOf/0/not/patternProperties/a"),
+        ({"contains": True, "maxContains": 1}, "maxContains is not supported", "/maxContains"),
+        ({"allOf": [True], "unevaluatedItems": False}, "unevaluatedItems is not", "/unevaluatedItems"),
+        ({"properties": {key: {} for key in "abcdefgh"}, "minProperties": 4}, "too many cases", "/minProperties"),
+        (
+            {"$ref": "#/$defs/x", "$defs": {"x": {"not": {"uniqueItems": True}}}},
+            "uniqueItems",
+            "/$defs/x/not/uniqueItems",
+        ),
+    ],
+)
+def test_refused_by_name_and_place(schema: dict[str, Any], reason: str, pointer: str) -> None:
+    with pytest.raises(CannotRewrite, match=reason) as caught:
+        rewrite(schema)
+    assert caught.value.pointer == pointer
+
+
+def test_complements_that_explode_are_refused() -> None:
+    inner: dict[str, Any] = {"type": "string"}
+    for n in range(16):
+        inner = {"oneOf": [inner, {"minimum": n, "allOf": [inner]}]}
+    with pytest.raises(GrammarError, match="more than 20000 steps"):
+        rewrite({"not": inner})
+
+
+def test_lenient_leaves_out_and_names() -> None:
+    schema = {"properties": {"a": {"uniqueItems": True, "type": "array"}}, "not": {"propertyNames": {"minLength": 2}}}
+    result = rewrite(schema, lenient=True)
+    assert sorted(result.dropped) == [("not", "/not"), ("uniqueItems", "/properties/a/uniqueItems")]
+    assert result.schema == {"properties": {"a": {"type": "array"}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"not": {"type": "string"}}, "default": {"not": {}}},
+        {"$ref": "http://example.org/x", "not": {}},
+        {"$defs": {"a": {"$id": "http://example.org/a", "$ref": "#/$defs/b"}}, "not": {"$ref": "#/$defs/a"}},
+        {"$dynamicRef": "#x", "not": {}},
+    ],
+)
+def test_left_as_it_is(schema: dict[str, Any]) -> None:
+    assert rewrite(schema).schema is schema
+
+
+@pytest.fixture(scope="module")
+def bytewise() -> GrammarCompiler:
+    return GrammarCompiler(TokenTable.of_bytes())
+
+
+def validators(schema: dict[str, Any]) -> tuple[Any, Any]:
+    """The original under its draft, and the rewritten schema, which is always of draft 2020-12."""
+    read_schema(json.dumps(schema), CompileLimits())
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    return kind(schema), jsonschema.Draft202012Validator(rewrite(schema).schema)
+
+
+def takes(matcher: Any, value: Any) -> bool:
+    text = json.dumps(value, separators=(",", ":")).encode()
+    return matcher.accept([byte + 1 for byte in text]) == len(text) and matcher.may_end()
+
+
+def instance(rng: random.Random, depth: int) -> Any:
+    kind = rng.random()
+    if kind < 0.45 or depth == 0:
+        return rng.choice([None, True, False, 0, 1, 2, 3, -1, 6, 1.5, -0.5, "", "a", "b", "ab", "foo", "a1"])
+    if kind < 0.7:
+        return [instance(rng, depth - 1) for _ in range(rng.randint(0, 3))]
+    return {key: instance(rng, depth - 1) for key in rng.sample(["a", "b", "c", "ab"], rng.randint(0, 3))}
+
+
+def document(rng: random.Random) -> dict[str, Any]:
+    defs = {"x": random_schema(rng, 2, refs=False), "tree": {"properties": {"a": {"$ref": "#/$defs/tree"}}}}
+    root = random_schema(rng, 3, refs=True)
+    return {"$defs": defs, **(root if isinstance(root, dict) else {"allOf": [root]})}
+
+
+def random_schema(rng: random.Random, depth: int, *, refs: bool) -> Any:
+    if depth == 0 or rng.random() < 0.1:
+        simple = [True, False, {"type": "string"}, {"type": "integer"}, {"const": 1}, {"type": ["number", "null"]}]
+        return rng.choice([*simple, {"$ref": "#/$defs/x"}, {"$ref": "#/$defs/tree"}] if refs else simple)
+    schema: dict[str, Any] = {}
+    for _ in range(rng.choice([1, 1, 2, 2, 3])):
+        schema |= random_keyword(rng, depth, refs)
+    return schema
+
+
+def random_keyword(rng: random.Random, depth: int, refs: bool) -> dict[str, Any]:
+    def child() -> Any:
+        return random_schema(rng, depth - 1, refs=refs)
+
+    def names() -> list[str]:
+        return rng.sample("abc", rng.randint(1, 2))
+
+    makers: list[Any] = [
+        lambda: {"type": rng.choice(["string", "integer", "number", "object", "array", ["string", "object"]])},
+        lambda: {"enum": [instance(rng, 1) for _ in range(rng.randint(1, 3))]},
+        lambda: {"const": instance(rng, 1)},
+        lambda: {rng.choice(["minimum", "maximum", "exclusiveMinimum"]): rng.choice([0, 1, 1.5])},
+        lambda: {rng.choice(["minLength", "maxLength", "minItems", "maxItems", "maxProperties"]): rng.randint(0, 2)},
+        lambda: {"multipleOf": rng.choice([1, 2, 0.5]), "pattern": rng.choice(["^a", "b$", "^.{2,3}$"])},
+        lambda: {"required": names()},
+        lambda: {"properties": {name: child() for name in names()}},
+        lambda: {"patternProperties": {rng.choice(["^a", "b", ".*"]): child()}, "additionalProperties": child()},
+        lambda: {"not": child()},
+        lambda: {"contains": child(), "items": child()},
+        lambda: {"prefixItems": [child(), child()]},
+        lambda: {rng.choice(["allOf", "anyOf"]): [child() for _ in range(rng.randint(1, 3))]},
+        lambda: {"oneOf": [child() for _ in range(rng.randint(1, 3))]},
+        lambda: {"if": child(), "then": child(), "else": child()},
+        lambda: {"dependentRequired": {"a": names()}, "dependentSchemas": {"b": child()}},
+        lambda: {"propertyNames": rng.choice([{"pattern": "^[ab]"}, {"enum": ["a", "b"]}, {"maxLength": 1}])},
+    ]
+    made: dict[str, Any] = rng.choice(makers)()
+    return made
