@@ -16,7 +16,6 @@ from inferd.masking import Masking
 from inferd.protocol import (
     CheckedKeyword,
     CloseGenerate,
-    Constraint,
     ContextState,
     Generation,
     InferdError,
@@ -61,7 +60,7 @@ class Plan:
     @property
     def best_effort(self) -> bool:
         """Whether the finished text is checked, and may fail."""
-        return self.constraint is not None and is_best_effort(self.constraint.constraint)
+        return self.constraint is not None and self.constraint.constraint.best_effort
 
     def request(self, context: int) -> StartGenerate:
         """The operation that starts it."""
@@ -77,11 +76,6 @@ class Plan:
             priority=self.priority,
             program_constraint=self.own_constraint is not None,
         )
-
-
-def is_best_effort(constraint: Constraint) -> bool:
-    """Whether a part of it is checked only when the text is finished."""
-    return constraint.mode == "best_effort" or any(is_best_effort(member) for member in constraint.members)
 
 
 class Ledger:

@@ -26,6 +26,11 @@ class Constraint:
     members: list[Constraint] = field(default_factory=list)
     tags: list[TagConstraint] = field(default_factory=list)
 
+    @property
+    def best_effort(self) -> bool:
+        """Whether a part of it is checked only when the text is finished."""
+        return self.mode == "best_effort" or any(member.best_effort for member in self.members)
+
 
 @dataclass(frozen=True)
 class TagConstraint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
@@ -12,6 +13,7 @@ from inferd.tokens import checked_tokens
 
 FEW = 16
 """So many ids are always sent as a list."""
+ANY_BIT = re.compile(rb"[^\x00]")
 CHARACTERS_PER_ID = 6
 """About what one id takes in a list; bits take one character for six ids of the vocabulary."""
 
@@ -38,11 +40,10 @@ class TokenMask(Set[int]):
         return cls._of(unpack_bits(bits))
 
     def to_wire(self) -> tuple[list[int], str]:
-        """The ids, or the bits where these are shorter: base64, bit ``i & 7`` of byte ``i >> 3`` is token ``i``."""
-        count = len(self)
-        if count <= FEW or count * CHARACTERS_PER_ID <= len(self._bits) * 4 // 3:
+        """The ids, or the bits (:func:`pack_bits`) where these are shorter."""
+        if worth_listing(len(self), len(self._bits)):
             return list(self), ""
-        return [], base64.b64encode(self._bits).decode()
+        return [], pack_bits(self._bits)
 
     def __contains__(self, token: object) -> bool:
         if not isinstance(token, int) or not 0 <= token < 8 * len(self._bits):
@@ -50,11 +51,9 @@ class TokenMask(Set[int]):
         return bool(self._bits[token >> 3] >> (token & 7) & 1)
 
     def __iter__(self) -> Iterator[int]:
-        for index, byte in enumerate(self._bits):
-            while byte:
-                lowest = byte & -byte
-                yield 8 * index + lowest.bit_length() - 1
-                byte ^= lowest
+        for found in ANY_BIT.finditer(self._bits):
+            first, byte = 8 * found.start(), self._bits[found.start()]
+            yield from (first + bit for bit in range(8) if byte >> bit & 1)
 
     def __len__(self) -> int:
         return self._number().bit_count()
@@ -89,8 +88,18 @@ class TokenMask(Set[int]):
         return mask
 
 
+def worth_listing(count: int, size: int) -> bool:
+    """Whether so many ids take less than ``size`` bytes of bits."""
+    return count <= FEW or count * CHARACTERS_PER_ID <= size * 4 // 3
+
+
+def pack_bits(bits: bytes) -> str:
+    """Bits as text: base64, bit ``i & 7`` of byte ``i >> 3`` is token ``i``."""
+    return base64.b64encode(bits).decode()
+
+
 def unpack_bits(bits: str) -> bytes:
-    """The bytes behind :meth:`TokenMask.to_wire`'s text. Raises InvalidRequest for text that is not base64."""
+    """What :func:`pack_bits` was given. Raises InvalidRequest for text that is not base64."""
     try:
         return base64.b64decode(bits, validate=True)
     except (binascii.Error, ValueError) as error:

@@ -16,7 +16,8 @@ from inferd_runtime.models.batch import Seen
 
 
 @contextmanager
-def _matcher_errors() -> Iterator[None]:
+def matcher_errors() -> Iterator[None]:
+    """What a broken matcher raises becomes an InternalError."""
     try:
         yield
     except GrammarFailure as error:
@@ -47,7 +48,7 @@ class OfferedMask:
     """The mask that a program's own constraint sends with every step. No draft: nobody knows the masks behind it."""
 
     def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._row: Masks = np.full((1, -(-vocab_size // 32)), -1, np.int32)
 
     def offer(self, allowed: Seen | None) -> None:
@@ -88,21 +89,21 @@ class GrammarCursor:
 
     def forced(self) -> list[int]:
         """Tokens that the grammar leaves no choice about, in its canonical split."""
-        with _matcher_errors():
+        with matcher_errors():
             self._return()
             return self._matcher.forced_tokens()
 
     def masks(self, draft: Sequence[int]) -> Masks:
         """Walk the draft: int32[legal + 1, words], one mask per legal draft token and one for the bonus row."""
         masks = np.empty((len(draft) + 1, self._rest.shape[0]), np.int32)
-        with _matcher_errors():
+        with matcher_errors():
             self._return()
             self._walked = walk(self._matcher, draft, masks)
         return masks[: self._walked + 1]
 
     def settle(self, accepted: int, token: int) -> None:
         """After verification: undo the rejected part of the walk, then take the sampled token."""
-        with _matcher_errors():
+        with matcher_errors():
             self._matcher.rollback(self._walked - accepted)
             self._walked = 0
             if self._matcher.accept([token]) != 1:
@@ -110,7 +111,7 @@ class GrammarCursor:
 
     def must_end(self) -> bool:
         """Whether end-of-text is the only legal token."""
-        with _matcher_errors():
+        with matcher_errors():
             # Inside a text this is all there is to ask; the mask is only looked at where the text may end.
             if not self._matcher.may_end():
                 return False

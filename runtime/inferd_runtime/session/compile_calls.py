@@ -9,7 +9,8 @@ from inferd import protocol as p
 from inferd_grammar import Compiled, GrammarError
 from inferd_runtime.engine.context import Context
 from inferd_runtime.session.compiling import refused
-from inferd_runtime.session.generating import compile_constraint, find_compiled, to_grammar
+from inferd_runtime.session.constraints import to_grammar
+from inferd_runtime.session.generating import compile_constraint, find_compiled
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.session.state import Call, SessionState, guarded
 

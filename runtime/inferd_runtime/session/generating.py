@@ -3,41 +3,67 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 
 from inferd import protocol as p
-from inferd_grammar import AnyJson, Choice, Compiled, Constraint, GrammarError, JsonSchema, Regex
+from inferd_grammar import Compiled, GrammarError
 from inferd_runtime.engine.adapters import AdapterLease
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.fairness import MAX_PRIORITY
 from inferd_runtime.engine.generation import Generation, GenerationSpec
-from inferd_runtime.engine.grammar import GrammarCursor
+from inferd_runtime.engine.grammar import GrammarCursor, OfferedMask, OutputMasks
+from inferd_runtime.engine.probes import read_mask
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.engine.text import TextAssembler
 from inferd_runtime.session.compiling import refused
+from inferd_runtime.session.constraints import to_grammar
+from inferd_runtime.session.finishing import FinishedText
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.speculation.drafter import Drafter, OfferedDraft
 from inferd_runtime.speculation.ngram import MAX_DRAFT, NgramDrafter
 
 
-class OpenGeneration:
-    """A generation handle. ``offered`` takes the drafts of a program's own speculator; ``lease`` keeps its adapter."""
+@dataclass(frozen=True)
+class Offers:
+    """What the program itself brings with every step: the draft of its speculator, or the mask of its constraint."""
 
-    def __init__(self, generation: Generation, offered: OfferedDraft | None, lease: AdapterLease) -> None:
+    draft: OfferedDraft | None = None
+    mask: OfferedMask | None = None
+
+    def take(self, request: p.NextSteps, context: Context) -> bool:
+        """Check and hand over what ``generate.next`` brings; whether a step waits for it.
+
+        Raises InvalidRequest, and ConstraintError for a mask that allows nothing.
+        """
+        if self.draft is None and (request.draft or request.positions):
+            raise p.InvalidRequest("a draft needs a generation started with program_speculation")
+        if self.mask is None and (request.mask is not None or request.mask_bits):
+            raise p.InvalidRequest("a mask needs a generation started with program_constraint")
+        if self.draft is not None:
+            check_draft(request, len(context.tokens), context)
+            self.draft.offer(request.draft)
+        if self.mask is not None:
+            self.mask.offer(read_mask(request.mask, request.mask_bits, self.mask.vocab_size))
+        return self.draft is not None or self.mask is not None
+
+
+class OpenGeneration:
+    """A generation handle. ``lease`` keeps its adapter; ``finished`` checks the text of a best_effort constraint."""
+
+    def __init__(
+        self, generation: Generation, offers: Offers, lease: AdapterLease, finished: FinishedText | None = None
+    ) -> None:
         self.generation = generation
+        self._offers = offers
         self._lease = lease
-        self._offered = offered
+        self._finished = finished
 
     def request_steps(self, request: p.NextSteps) -> None:
-        """Check and hand over what ``generate.next`` brings. Raises InvalidRequest."""
+        """Check and hand over what ``generate.next`` brings. Raises InvalidRequest or ConstraintError."""
         if self.generation.listener is not None:
             raise p.InvalidRequest("another generate.next is waiting on this generation")
-        if self._offered is None:
-            if request.draft or request.positions:
-                raise p.InvalidRequest("a draft needs a generation started with program_speculation")
-            return
-        check_draft(request, len(self.generation.context.tokens), self.generation.context)
-        self._offered.offer(request.draft)
-        self.generation.allow()
+        if not self.generation.finished() and self._offers.take(request, self.generation.context):
+            self.generation.allow()
 
     def finished_steps(self) -> p.Steps | p.InferdError | None:
         """The steps that are ready, then the error that ended it if one did; None when there is nothing yet."""
@@ -46,7 +72,10 @@ class OpenGeneration:
             return generation.error
         if not generation.outbox and not generation.finish:
             return None
-        return p.Steps(generation.take(), generation.finish)
+        steps = generation.take()
+        if self._finished is not None:
+            return self._finished.reply(steps, generation.finish)
+        return p.Steps(steps, generation.finish)
 
     def usage(self) -> p.Usage:
         """What this generation has used."""
@@ -73,6 +102,9 @@ def check_request(request: p.StartGenerate) -> None:
     """Refuse what no model could do, before anything is compiled for it. Raises InvalidRequest."""
     if request.system_speculation and request.program_speculation:
         raise p.InvalidRequest("system_speculation and program_speculation (speculator=) exclude each other")
+    for name in ("constraint", "system_speculation", "program_speculation"):
+        if request.program_constraint and getattr(request, name):
+            raise p.InvalidRequest(f"program_constraint and {name} exclude each other: each step waits for its mask")
     if any(not stop for stop in request.stop):
         raise p.InvalidRequest("stop: an empty string would stop at once")
     if abs(request.priority) > MAX_PRIORITY:
@@ -88,23 +120,27 @@ def start(
     lease: AdapterLease,
 ) -> OpenGeneration:
     """Build a checked request's generation and put it into the batch. ``lease`` is the caller's if this raises."""
-    offered = OfferedDraft() if request.program_speculation else None
-    drafter: Drafter | None = NgramDrafter(MAX_DRAFT) if request.system_speculation else offered
+    offers = Offers(
+        OfferedDraft() if request.program_speculation else None,
+        OfferedMask(model.info.vocab_size) if request.program_constraint else None,
+    )
+    drafter: Drafter | None = NgramDrafter(MAX_DRAFT) if request.system_speculation else offers.draft
     spec = GenerationSpec(
         sampler=sampler,
         max_tokens=request.max_tokens,
         eos_tokens=frozenset(model.tokenizer.eos_tokens),
-        grammar=None if compiled is None else _cursor(compiled, model),
+        grammar=offers.mask if compiled is None else _cursor(compiled, model),
         drafter=drafter,
-        paced=request.program_speculation,
+        paced=request.program_speculation or request.program_constraint,
         priority=request.priority,
     )
     generation = Generation(context, spec, TextAssembler(model.tokenizer.stream(), request.stop))
     model.engine.submit(generation)
-    return OpenGeneration(generation, offered, lease)
+    checked = compiled is not None and request.constraint is not None and request.constraint.best_effort
+    return OpenGeneration(generation, offers, lease, FinishedText(compiled) if compiled and checked else None)
 
 
-def _cursor(compiled: Compiled, model: ServedModel) -> GrammarCursor:
+def _cursor(compiled: Compiled, model: ServedModel) -> OutputMasks:
     return GrammarCursor(compiled.matcher(), -(-model.info.vocab_size // 32), model.tokenizer.eos_tokens)
 
 
@@ -122,20 +158,6 @@ def compile_constraint(constraint: p.Constraint, model: ServedModel) -> Compiled
         return model.grammars.compile(to_grammar(constraint))
     except GrammarError as error:
         raise refused(error) from error
-
-
-def to_grammar(constraint: p.Constraint) -> Constraint:
-    """The grammar package's constraint. Raises InvalidRequest for an unknown kind."""
-    match constraint.kind:
-        case "json_schema":
-            return JsonSchema(constraint.value)
-        case "regex":
-            return Regex(constraint.value)
-        case "any_json":
-            return AnyJson()
-        case "choice":
-            return Choice(tuple(constraint.options))
-    raise p.InvalidRequest(f"constraint kind {constraint.kind!r} is not one of json_schema, regex, any_json, choice")
 
 
 def add_usage(one: p.Usage, other: p.Usage) -> p.Usage:

@@ -12,6 +12,7 @@ from inferd_runtime.session import (
     context_calls,
     embed_calls,
     generate_calls,
+    grammar_calls,
     model_calls,
     pass_calls,
     snapshot_calls,
@@ -28,6 +29,7 @@ HANDLERS: Mapping[type[Any], Handler] = {
     **pass_calls.HANDLERS,
     **embed_calls.HANDLERS,
     **generate_calls.HANDLERS,
+    **grammar_calls.HANDLERS,
     **snapshot_calls.HANDLERS,
 }
 

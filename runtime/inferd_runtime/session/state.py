@@ -14,6 +14,7 @@ from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session import transcript
 from inferd_runtime.session.compiling import CompileQueue
 from inferd_runtime.session.generating import OpenGeneration, add_usage
+from inferd_runtime.session.grammars import OpenGrammars
 from inferd_runtime.session.host import ServedModel
 
 Respond = Callable[[Any], None]
@@ -78,6 +79,7 @@ class SessionState:
         self.compiles = compiles
         self.contexts: dict[int, OpenContext] = {}
         self.generations: dict[int, OpenGeneration] = {}
+        self.grammars = OpenGrammars()
         self.waiting: dict[int, Callable[[], None]] = {}
         self.uploads: set[tuple[Uploads, int]] = set()
         self._usage = p.Usage()

@@ -133,7 +133,7 @@ def test_a_programs_draft_is_verified_and_never_changes_the_output(caller: Direc
         (p.StartGenerate(1, sampling=p.Sampling(temperature=-1)), p.InvalidRequest, "temperature"),
         (p.StartGenerate(1, sampling=p.Sampling(top_p=0)), p.InvalidRequest, "top_p"),
         (p.StartGenerate(1, constraint=p.Constraint("json_schema", '{"type": 5}')), p.ConstraintError, "type"),
-        (p.StartGenerate(1, constraint=p.Constraint("lark", "x")), p.InvalidRequest, "lark"),
+        (p.StartGenerate(1, constraint=p.Constraint("yaml", "x")), p.InvalidRequest, "yaml"),
         (p.StartGenerate(1, stop=[""]), p.InvalidRequest, "stop"),
         (p.StartGenerate(1, priority=4), p.InvalidRequest, "priority = 4"),
         (p.StartGenerate(1, system_speculation=True, program_speculation=True), p.InvalidRequest, "system_speculation"),

@@ -1,0 +1,93 @@
+"""Constraints of the protocol as the grammar package has them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from inferd import protocol as p
+from inferd_grammar import (
+    AllOf,
+    AnyJson,
+    Choice,
+    Constraint,
+    Exact,
+    Gbnf,
+    JsonSchema,
+    Lark,
+    Regex,
+    Tag,
+    Tagged,
+)
+
+MAX_NESTING = 16
+"""How deep constraints may stand inside each other."""
+MODES = ("strict", "best_effort")
+UNSET = p.Constraint("")
+USES: Mapping[str, frozenset[str]] = {
+    "json_schema": frozenset({"value", "mode"}),
+    "any_json": frozenset(),
+    "regex": frozenset({"value"}),
+    "lark": frozenset({"value"}),
+    "gbnf": frozenset({"value"}),
+    "choice": frozenset({"options"}),
+    "tagged": frozenset({"tags"}),
+    "all_of": frozenset({"members"}),
+    "exact": frozenset({"members"}),
+}
+"""Which fields each kind uses; the others must be left alone."""
+
+
+def to_grammar(constraint: p.Constraint, depth: int = 0) -> Constraint:
+    """The grammar package's constraint.
+
+    Raises InvalidRequest for an unknown kind, a field that the kind does not use, and too much nesting; ConstraintError for
+    a best_effort schema inside another constraint.
+    """
+    _check_fields(constraint)
+    if depth > MAX_NESTING:
+        raise p.InvalidRequest(f"constraints are nested more than {MAX_NESTING} deep")
+    match constraint.kind:
+        case "json_schema":
+            return JsonSchema(constraint.value, "best_effort" if constraint.mode == "best_effort" else "strict")
+        case "any_json":
+            return AnyJson()
+        case "regex":
+            return Regex(constraint.value)
+        case "lark":
+            return Lark(constraint.value)
+        case "gbnf":
+            return Gbnf(constraint.value)
+        case "choice":
+            return Choice(tuple(constraint.options))
+        case "exact":
+            return Exact(_only_member(constraint, depth))
+        case "all_of":
+            return AllOf(tuple(to_grammar(_strict(member), depth + 1) for member in constraint.members))
+    tags = ((tag, to_grammar(_strict(tag.content), depth + 1)) for tag in constraint.tags)
+    return Tagged(tuple(Tag(tag.begin, content, tag.end) for tag, content in tags))
+
+
+def _check_fields(constraint: p.Constraint) -> None:
+    uses = USES.get(constraint.kind)
+    if uses is None:
+        raise p.InvalidRequest(f"constraint kind {constraint.kind!r} is not one of {', '.join(USES)}")
+    if constraint.mode not in MODES:
+        raise p.InvalidRequest(f"constraint mode {constraint.mode!r} is not one of {', '.join(MODES)}")
+    for field in dataclasses.fields(p.Constraint):
+        given = getattr(constraint, field.name)
+        if field.name not in uses and field.name != "kind" and given != getattr(UNSET, field.name):
+            raise p.InvalidRequest(f"a constraint of kind {constraint.kind} has no {field.name}")
+
+
+def _only_member(constraint: p.Constraint, depth: int) -> Constraint:
+    if len(constraint.members) != 1:
+        raise p.InvalidRequest(f"an exact constraint has one member, not {len(constraint.members)}")
+    return to_grammar(constraint.members[0], depth + 1)
+
+
+def _strict(constraint: p.Constraint) -> p.Constraint:
+    """Refuse best_effort where the finished text is not that of the schema alone."""
+    if constraint.best_effort:
+        raise p.ConstraintError("mode best_effort is for a whole output: not inside all_of or tagged")
+    return constraint
