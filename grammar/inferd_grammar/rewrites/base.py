@@ -53,6 +53,9 @@ class Translator(Protocol):
     def resolve(self, reference: str) -> tuple[str, Any] | None:
         """Pointer and schema of a `#/...` reference, or None if it names nothing."""
 
+    def visit(self, pointer: str) -> None:
+        """Count one step. Raises GrammarError if the document has taken too many."""
+
     def names(self) -> list[str]:
         """Every name that the document gives to a property, each once."""
 

@@ -54,6 +54,7 @@ def kinds_of_view(view: View, to: Translator, depth: int = _DEPTH) -> Kinds:
 
 def overlap(left: list[View], right: list[View], to: Translator, depth: int = _DEPTH) -> Kinds:
     """The kinds of which some value may be valid under all of `left` and all of `right`."""
+    to.visit(left[0].pointer if left else "")
     left, right = _flat(left, to, depth), _flat(right, to, depth)
     common = ALL
     for view in [*left, *right]:

@@ -19,6 +19,8 @@ _TRIGGERS = frozenset(
         *("not", "oneOf", "propertyNames", "unevaluatedItems", "unevaluatedProperties", "uniqueItems"),
     )
 )
+# Steps for a document, and for each subschema: complements of complements can grow exponentially.
+_STEPS, _STEPS_EACH = 5_000, 4
 _BASES = ("$dynamicRef", "$recursiveRef")
 
 
@@ -44,7 +46,8 @@ def rewrite(root: Any, *, lenient: bool = False) -> Rewritten:
         _require_no_flags(places)
         return Rewritten(root, [])
     names = list(dict.fromkeys(name for _, schema in places for name in _names(schema)))
-    translator = SchemaTranslator(root, lambda reference: resolve(root, reference), names, lenient=lenient)
+    steps = _STEPS + _STEPS_EACH * len(places)
+    translator = SchemaTranslator(root, lambda reference: resolve(root, reference), names, steps, lenient=lenient)
     try:
         result = translator.document()
     except RecursionError as error:

@@ -18,8 +18,6 @@ from inferd_grammar.rewrites.dialect import Dialect
 from inferd_grammar.rewrites.disjoint import kinds_of_view
 from inferd_grammar.rewrites.kinds import ALL, ARRAY, NUMBER, OBJECT, STRING, Kinds, of_types, typed
 
-# Subschemas visited for one document: complements of complements can grow exponentially.
-_MAX_VISITS = 20_000
 _PLAIN = frozenset(
     (
         *("const", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "maxItems", "maxLength"),
@@ -42,6 +40,7 @@ class SchemaTranslator:
         root: Any,
         resolve: Callable[[str], tuple[str, Any] | None],
         names: list[str],
+        limit: int,
         *,
         lenient: bool = False,
     ) -> None:
@@ -51,6 +50,7 @@ class SchemaTranslator:
         self._root = root
         self._lenient = lenient
         self._visits = 0
+        self._limit = limit
         self._names: dict[tuple[str, Kinds | None], str] = {}
         self._defs: dict[str, Schema] = {}
         self._waiting: list[tuple[str, Any, str]] = []
@@ -73,7 +73,7 @@ class SchemaTranslator:
         return self._dialect.view(schema, pointer)
 
     def positive(self, schema: Schema, pointer: str, kinds: Kinds = ALL, beside: tuple[View, ...] = ()) -> Schema:
-        self._visit(pointer)
+        self.visit(pointer)
         if isinstance(schema, bool):
             return schema
         view = replace(objects.positive_patterns(self.view(schema, pointer)), beside=beside)
@@ -87,7 +87,7 @@ class SchemaTranslator:
         return all_of([plain, *parts]) if "allOf" in plain or not parts else _merged(plain, parts)
 
     def negative(self, schema: Schema, pointer: str, kinds: Kinds = ALL) -> Schema:
-        self._visit(pointer)
+        self.visit(pointer)
         if isinstance(schema, bool):
             return not schema
         return self.negative_view(objects.positive_patterns(self.view(schema, pointer)), kinds)
@@ -106,10 +106,10 @@ class SchemaTranslator:
             options += objects.negative_properties(view, self, bool(options))
         return any_of(options)
 
-    def _visit(self, pointer: str) -> None:
+    def visit(self, pointer: str) -> None:
         self._visits += 1
-        if self._visits > _MAX_VISITS:
-            raise GrammarError(f"rewriting the schema takes more than {_MAX_VISITS} steps", pointer)
+        if self._visits > self._limit:
+            raise GrammarError(f"rewriting the schema takes more than {self._limit} steps", pointer)
 
     def _attempt(self, view: View, parts: list[Schema], rewrite: Callable[..., Any], *keys: str) -> View:
         """Apply a rewrite that takes keywords out of the view."""
