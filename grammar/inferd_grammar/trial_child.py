@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from inferd_grammar.compiler import Backend, Compiled
     from inferd_grammar.tokens import TokenTable
 
-NICENESS = 5
+NICENESS = 15
 TRIED_MASKS = 12
 PAGE = resource.getpagesize()
 
