@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from inferd.floats import pack_floats
+from inferd.masks import TokenMask
 from inferd.protocol import Forward, Probe, ProbeResult, RowResult, TokenLogprob
 
 STATE_SIZE = 4
@@ -46,9 +47,9 @@ class FakeRows:
         logits = list(self._plain)
         for token, value in zip(request.bias_tokens, request.bias_values, strict=True):
             logits[token] += value
-        if request.mask is None:
+        if request.mask is None and not request.mask_bits:
             return logits
-        allowed = set(request.mask)
+        allowed = TokenMask.from_wire(request.mask or [], request.mask_bits)
         return [value if token in allowed else -math.inf for token, value in enumerate(logits)]
 
 

@@ -18,7 +18,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from inferd import protocol as p
+from inferd.fake_grammars import FakeGrammars
 from inferd.fake_rows import STATE_SIZE, FakeRows, embed
+from inferd.masks import TokenMask
 from inferd.transport import restore_transport, use_transport
 
 EOS = 256
@@ -32,7 +34,7 @@ MODEL = p.ModelInfo("fake", VOCAB_SIZE, MAX_CONTEXT, 16, [EOS], "0" * 16)
 
 @dataclass
 class _Generation:
-    """One generation; ``made`` tokens of ``output`` are in the context."""
+    """One generation; ``made`` tokens of ``output`` are in the context. ``end_due``: end-of-text needs a step of its own."""
 
     request: p.StartGenerate
     context: int
@@ -43,6 +45,7 @@ class _Generation:
     made: int = 0
     pending: bytes = b""
     delivered: list[int] = field(default_factory=list)
+    end_due: bool = False
 
 
 class FakeRuntime:
@@ -56,9 +59,12 @@ class FakeRuntime:
     step, and ``replies`` the steps of each reply, both used round and round. A program's own drafts are verified
     against the text.
 
-    Constraints and sampling are recorded, not applied: the text is what you say. Rows of ``forward`` come from a model that
-    likes the end of text a little better than all other tokens, with mask, bias and probes applied; where tokens stand and
-    what they see is recorded only. ``requests`` holds every request in
+    Constraints and sampling are recorded, not applied: the text is what you say. A program's own constraint is asked, and
+    a text that its masks do not allow ends with ConstraintError. ``problem`` says what is wrong with the finished text of a
+    best_effort constraint (None: nothing). Of grammars only choices are known; all others allow any text.
+
+    Rows of ``forward`` come from a model that likes the end of text a little better than all other tokens, with mask, bias
+    and probes applied; where tokens stand and what they see is recorded only. ``requests`` holds every request in
     order. ``failures`` maps an operation's name to errors, raised one at a time. ``inbox`` is what ``session.receive``
     brings, ``outbox`` what ``session.send`` took. ``adapters`` are the LoRA adapters by name; they change nothing.
     ``saved`` are the tokens of saved contexts, by name.
@@ -72,6 +78,7 @@ class FakeRuntime:
         *,
         steps: Sequence[int] = (1,),
         replies: Sequence[int] = (1,),
+        problem: Callable[[str], str | None] = lambda text: None,
     ) -> None:
         self.requests: list[Any] = []
         self.failures: dict[str, deque[p.InferdError]] = {}
@@ -84,9 +91,11 @@ class FakeRuntime:
         self._restore: list[Any] = []
         self._outputs = outputs if callable(outputs) else _in_order(outputs)
         self._steps = tuple(steps)
+        self._problem = problem
         self._replies = itertools.cycle(replies)
         self._handles = itertools.count(1)
         self._generations: dict[int, _Generation] = {}
+        self.grammars = FakeGrammars(EOS, self._handles)
         self._handlers: dict[type[Any], Callable[[Any], Any]] = {
             p.ListModels: lambda _: p.Models([MODEL]),
             p.Tokenize: lambda request: p.Tokens(list(request.text.encode())),
@@ -117,6 +126,7 @@ class FakeRuntime:
             p.ListSaved: lambda _: p.SavedContexts([_told(*item) for item in sorted(self.saved.items())]),
             p.ExportContext: lambda request: p.Exported(json.dumps(self._tokens(request.context)).encode()),
             p.ImportContext: self._import,
+            **self.grammars.handlers,
         }
 
     def __enter__(self) -> Self:
@@ -202,6 +212,7 @@ class FakeRuntime:
             list(output[: request.max_tokens]),
             finish,
             itertools.cycle(self._steps),
+            end_due=request.program_constraint and finish == "stop",
         )
         handle = next(self._handles)
         self._generations[handle] = made
@@ -212,9 +223,33 @@ class FakeRuntime:
         if made.request.program_speculation:
             self._check_draft(made, request)
             steps = [self._verify(made, request.draft)]
+        elif made.request.program_constraint:
+            steps = [self._masked(made, request)]
         else:
             steps = [self._step(made, next(made.sizes)) for _ in range(next(self._replies)) if self._goes_on(made)]
-        return p.Steps(steps, "" if self._goes_on(made) else made.finish)
+        if self._goes_on(made):
+            return p.Steps(steps)
+        return self._ended(made, steps)
+
+    def _ended(self, made: _Generation, steps: list[p.Step]) -> p.Steps:
+        constraint = made.request.constraint
+        if made.finish == "stop" and constraint is not None and constraint.best_effort:
+            problem = self._problem(decode(made.output))
+            if problem is not None and steps:
+                return p.Steps(steps)  # the error comes behind the last step
+            if problem is not None:
+                raise p.ConstraintViolated(f"the output is not valid: {problem}", problem=problem, pointer="")
+        return p.Steps(steps, made.finish)
+
+    def _masked(self, made: _Generation, request: p.NextSteps) -> p.Step:
+        token = [*made.output[made.made :], EOS][0]
+        free = request.mask is None and not request.mask_bits
+        if not free and token not in TokenMask.from_wire(request.mask or [], request.mask_bits):
+            raise p.ConstraintError(f"the mask does not allow token {token}, which comes next in the output")
+        if made.made < len(made.output):
+            return self._step(made, 1)
+        made.end_due = False
+        return p.Step([])
 
     def _check_draft(self, made: _Generation, request: p.NextSteps) -> None:
         start = len(self.contexts[made.context])
@@ -240,7 +275,7 @@ class FakeRuntime:
         return p.Step(tokens, text, drafted, accepted)
 
     def _goes_on(self, made: _Generation) -> bool:
-        return made.made < len(made.output)
+        return made.made < len(made.output) or made.end_due
 
     def _close(self, request: p.CloseGenerate) -> p.ContextState:
         made = self._generation(request.generation)
