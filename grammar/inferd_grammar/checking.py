@@ -225,7 +225,7 @@ def _serve(pipe: Connection, source: str, size: int, eos: tuple[int, ...], mode:
     """The child: a case in, its result out, until the pipe closes."""
     table = TokenTable.from_tokenizer_json(source, vocab_size=size, eos_ids=eos)
     compiler = GrammarCompiler(table, backend=backend, cache_bytes=1)
-    encode = _encoder(table)
+    encode = encoder(table)
     pipe.send(None)
     for case in _incoming(pipe):
         pipe.send(check_case(case, compiler, mode, encode))
@@ -239,8 +239,8 @@ def _incoming(pipe: Connection) -> Iterator[dict[str, Any]]:
             return
 
 
-def _encoder(table: TokenTable) -> Encode:
-    """Canonical tokens of a text that stands in the middle of a line."""
+def encoder(table: TokenTable) -> Encode:
+    """A function: the canonical tokens of a text that stands in the middle of a line."""
     import llguidance
 
     tokenizer = llguidance.LLTokenizer(table.source, n_vocab=table.vocab_size, eos_token=list(table.eos_ids))

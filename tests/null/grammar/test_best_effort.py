@@ -1,0 +1,112 @@
+"""best_effort: what masks do not hold is named, and found in the finished text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from inferd_grammar import Checked, Compiled, GrammarCompiler, GrammarError, JsonSchema, TokenTable
+from inferd_grammar.validation import SchemaValidator
+
+TAGS = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+
+
+@pytest.fixture(scope="module")
+def bytewise() -> GrammarCompiler:
+    return GrammarCompiler(TokenTable.of_bytes())
+
+
+def build(compiler: GrammarCompiler, schema: Any) -> Compiled:
+    return compiler.compile(JsonSchema(schema, mode="best_effort"))
+
+
+def takes(compiled: Compiled, text: str) -> bool:
+    matcher = compiled.matcher()
+    return matcher.accept([byte + 1 for byte in text.encode()]) == len(text.encode()) and matcher.may_end()
+
+
+def test_what_is_only_checked_is_named(bytewise: GrammarCompiler) -> None:
+    schema = {"type": "object", "properties": {"tags": TAGS}, "required": ["tags"], "additionalProperties": False}
+    with pytest.raises(GrammarError):
+        bytewise.compile(JsonSchema(schema))
+    compiled = build(bytewise, schema)
+    assert compiled.checked == (Checked("uniqueItems", "/properties/tags/uniqueItems"),)
+    assert takes(compiled, '{"tags":["a","a"]}')
+    assert not takes(compiled, '{"tags":[1]}')
+    problem = compiled.validate('{"tags":["a","a"]}')
+    assert problem is not None
+    assert (problem.keyword, problem.pointer) == ("uniqueItems", "/tags")
+    assert problem.schema_pointer == "/properties/tags/uniqueItems"
+    assert compiled.validate('{"tags":["a","b"]}') is None
+
+
+def test_nothing_is_left_to_check_where_masks_hold_everything(bytewise: GrammarCompiler) -> None:
+    compiled = build(bytewise, {"not": {"type": "string"}})
+    assert compiled.checked == ()
+    assert not takes(compiled, '"a"')
+    assert bytewise.compile(JsonSchema({"type": "null"})).validate("1") is None  # strict: masks alone
+
+
+def test_a_one_of_that_is_only_checked_still_asks_for_a_branch(bytewise: GrammarCompiler) -> None:
+    compiled = build(bytewise, {"type": "string", "oneOf": [{"format": "date"}, {"minLength": 12}]})
+    assert compiled.checked == (Checked("oneOf", "/oneOf"),)
+    assert takes(compiled, '"2024-01-31"')
+    assert takes(compiled, '"long enough!"')
+    assert not takes(compiled, '"short"')
+
+
+def test_a_grammar_the_library_cannot_build_becomes_any_json(bytewise: GrammarCompiler) -> None:
+    schema = {"patternProperties": {"(?=a)a": {"type": "integer"}}, "required": ["b"]}
+    compiled = build(bytewise, schema)
+    assert Checked("patternProperties", "/patternProperties") in compiled.checked
+    assert takes(compiled, "[1]")
+    assert compiled.validate('{"a":1}') is not None
+
+
+@pytest.mark.parametrize("schema", [False, {"type": "string", "const": 1}, {"allOf": [{"not": {}}]}])
+def test_schemas_that_nothing_satisfies_are_refused(bytewise: GrammarCompiler, schema: Any) -> None:
+    with pytest.raises(GrammarError, match=r"valid|nsatisfiable"):
+        build(bytewise, schema)
+
+
+def test_a_reference_that_comes_back_to_itself_is_refused() -> None:
+    schema = {"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"not": {"$ref": "#/$defs/a"}}}}
+    with pytest.raises(GrammarError, match="comes back to itself"):
+        SchemaValidator(schema)
+    SchemaValidator({"properties": {"a": {"$ref": "#"}}})
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "message"),
+    [
+        ({}, "{", "not JSON"),
+        ({}, '{"a":1,"a":2}', "keys repeat"),
+        ({}, "[" * 70 + "]" * 70, "deeper than 64"),
+        ({"pattern": "(a|a)*(a+)+$"}, json.dumps("a" * 60 + "b"), "does not match"),
+        ({"patternProperties": {"^a": {"type": "null"}}}, '{"ab":1}', "is not of type"),
+        ({"patternProperties": {"^a": {}}, "additionalProperties": False}, '{"ab":1,"b":2}', "not allowed"),
+        ({"additionalProperties": {"type": "null"}, "properties": {"a": {}}}, '{"a":1,"b":2}', "is not of type"),
+        ({"$ref": "http://example.org/x"}, "1", "cannot be checked"),
+        ({"unevaluatedProperties": False, "patternProperties": {"a": {}}}, '{"a":1}', "is not supported"),
+        ({"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 1, "exclusiveMinimum": True}, "1", "1"),
+    ],
+)
+def test_problems(schema: Any, text: str, message: str) -> None:
+    problem = SchemaValidator(schema).problem(text)
+    assert problem is not None
+    assert message in problem.message
+
+
+def test_format_is_an_annotation() -> None:
+    assert SchemaValidator({"format": "date"}).problem('"no date"') is None
+
+
+def test_without_the_library_best_effort_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, bytewise: GrammarCompiler
+) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    with pytest.raises(GrammarError, match="package jsonschema"):
+        build(bytewise, {"const": "without the library"})
