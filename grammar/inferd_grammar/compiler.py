@@ -23,7 +23,7 @@ from inferd_grammar.tokens import TokenTable
 from inferd_grammar.trial_messages import Tried
 from inferd_grammar.validation import Problem, SchemaValidator
 
-_BACKENDS = ("auto", "llguidance", "outlines")
+_BACKENDS = ("auto", "llguidance", "outlines", "xgrammar")
 _COMPILED_BYTES = 256 << 10  # a small grammar of llguidance with the caches it fills
 _REFUSAL_BYTES = 1 << 10
 _TRIVIAL_CHOICE = 1000
@@ -61,7 +61,9 @@ class Compiled:
         self._table = table = table.allowing(core.named)
         self._lock = threading.Lock()  # llguidance raises when two threads copy one matcher at once
         self._first = np.empty(table.words, dtype=np.int32)
-        GuardedMatcher(core.copy(), table).fill(self._first)
+        first = GuardedMatcher(core.copy(), table)
+        first.fill(self._first)
+        self._first_ends = first.may_end()
 
     def validate(self, text: str) -> Problem | None:
         """What is wrong with a finished text. Always None but for `best_effort`: masks leave nothing to find."""
@@ -72,7 +74,7 @@ class Compiled:
         with self._lock:
             core = self._core.copy()
         matcher = GuardedMatcher(core, self._table)
-        matcher.seed_mask(self._first)
+        matcher.seed_mask(self._first, self._first_ends)
         return matcher
 
 
@@ -98,7 +100,7 @@ class GrammarCompiler:
         limits: CompileLimits = DEFAULT_LIMITS,
         trials: Trials | None = None,
     ) -> None:
-        """`backend` is "auto" (llguidance), "llguidance" or "outlines"; an explicit one is never replaced by another.
+        """`backend` is "auto" (llguidance), "llguidance", "outlines" or "xgrammar"; an explicit one is never replaced by another.
 
         Raises GrammarError for an unknown or absent backend, or a tokenizer it does not read as `table` does;
         ValueError if `cache_bytes` is below 1.
@@ -195,6 +197,10 @@ def make_backend(name: str, table: TokenTable) -> Backend:
         from inferd_grammar.backends.outlines import OutlinesBackend
 
         return OutlinesBackend(table)
+    if name == "xgrammar":
+        from inferd_grammar.backends.xgrammar import XgrammarBackend
+
+        return XgrammarBackend(table)
     raise GrammarError(f"unknown backend {name!r}; known: {', '.join(_BACKENDS)}")
 
 

@@ -17,6 +17,8 @@ from inferd_grammar.errors import GrammarFailure
 from inferd_grammar.tokens import TokenTable
 from inferd_grammar.validation import Checked
 
+_INT32 = np.dtype(np.int32)
+_CONTIGUOUS = (4,)
 # Masks of the newest states are kept, so that a rollback after verification finds the one it lands on.
 _KEPT_MASKS = 8
 
@@ -101,37 +103,25 @@ class Core(Protocol):
 
 
 class MaskRing:
-    """Masks of the last few depths: int32[8, words], slot = depth % 8. Callers copy what they keep.
+    """Masks of the last few depths as the library wrote them: int32[8, words], slot = depth % 8.
 
-    `tags[slot]` is the depth whose mask the slot holds, -1 if none. A tag never exceeds the current depth.
+    `tags[slot]` is the depth whose mask the slot holds, -1 if none; `ends[slot]` whether the text may end there. A tag
+    never exceeds the current depth. Open to `GuardedMatcher` alone, for which a call per mask would cost too much.
     """
 
     def __init__(self, words: int) -> None:
         store = np.empty((_KEPT_MASKS, words), dtype=np.int32)
-        self._rows = list(store)
+        self.rows = list(store)
         # Taking an address from numpy costs 1-2 us; done once here instead of once a mask.
         base = store.ctypes.data
-        self._addresses = [base + slot * words * 4 for slot in range(_KEPT_MASKS)]
-        self._tags = [-1] * _KEPT_MASKS
-
-    def get(self, depth: int) -> NDArray[np.int32] | None:
-        """The mask at `depth` if it is held."""
-        slot = depth % _KEPT_MASKS
-        return self._rows[slot] if self._tags[slot] == depth else None
-
-    def slot(self, depth: int) -> tuple[NDArray[np.int32], int]:
-        """Row and address to write the mask of `depth` to; not held until `keep`."""
-        slot = depth % _KEPT_MASKS
-        self._tags[slot] = -1
-        return self._rows[slot], self._addresses[slot]
-
-    def keep(self, depth: int) -> None:
-        """Declare the row of `depth` written."""
-        self._tags[depth % _KEPT_MASKS] = depth
+        self.addresses = [base + slot * words * 4 for slot in range(_KEPT_MASKS)]
+        self.words = [row.data for row in self.rows]  # reading one word is faster than through numpy
+        self.tags = [-1] * _KEPT_MASKS
+        self.ends = [False] * _KEPT_MASKS
 
     def drop_above(self, depth: int) -> None:
         """Forget the masks of states that were rolled back."""
-        self._tags = [tag if tag <= depth else -1 for tag in self._tags]
+        self.tags = [tag if tag <= depth else -1 for tag in self.tags]
 
 
 class GuardedMatcher:
@@ -143,14 +133,23 @@ class GuardedMatcher:
         self._held = held  # tokens in the core
         self._eos_held = eos_held
         self._ring: MaskRing | None = None  # a matcher that only waits holds no masks
+        self._text = table.text_mask.data
 
     @property
     def depth(self) -> int:
         return self._held + self._eos_held
 
     def fill(self, row: NDArray[np.int32]) -> None:
-        require_row(row, self._table.words)
-        np.copyto(row, self._table.eos_mask if self._eos_held else self._mask())
+        table = self._table
+        require_row(row, table.words)
+        if self._eos_held:
+            np.copyto(row, table.eos_mask)
+            return
+        ring, slot = self._ring or self._masks(), self._held % _KEPT_MASKS
+        if ring.tags[slot] != self._held:
+            self._compute(ring, slot, row)
+        else:
+            self._settle(ring, slot, row)
 
     def accept(self, tokens: Sequence[int]) -> int:
         for count, token in enumerate(tokens):
@@ -184,45 +183,49 @@ class GuardedMatcher:
 
     def fork(self) -> GuardedMatcher:
         copy = GuardedMatcher(self._core.copy(), self._table, held=self._held, eos_held=self._eos_held)
-        if self._ring is not None and (mask := self._ring.get(self._held)) is not None:
-            copy.seed_mask(mask)
+        if self._ring is not None and self._ring.tags[slot := self._held % _KEPT_MASKS] == self._held:
+            copy.seed_mask(self._ring.rows[slot], self._ring.ends[slot])
         return copy
 
-    def seed_mask(self, mask: NDArray[np.int32]) -> None:
-        """Give the mask of the current state, int32[words], known from a matcher in the same state."""
-        ring = self._masks()
-        row, _ = ring.slot(self._held)
-        np.copyto(row, mask)
-        ring.keep(self._held)
+    def seed_mask(self, mask: NDArray[np.int32], ends: bool) -> None:
+        """Give the mask of the current state, int32[words], and `may_end`, known from a matcher in the same state."""
+        ring, slot = self._masks(), self._held % _KEPT_MASKS
+        np.copyto(ring.rows[slot], mask)
+        ring.ends[slot] = ends
+        ring.tags[slot] = self._held
 
     def _accept_one(self, token: int) -> bool:
-        if self._eos_held or not 0 <= token < self._table.vocab_size:
+        table = self._table
+        if self._eos_held or not 0 <= token < table.vocab_size:
             return False
-        if not int(self._mask()[token >> 5]) >> (token & 31) & 1:
+        ring, slot = self._ring or self._masks(), self._held % _KEPT_MASKS
+        if ring.tags[slot] != self._held:
+            self._compute(ring, slot, np.empty(table.words, np.int32))
+        if token in table.eos_ids:
+            self._eos_held = ring.ends[slot]
+            return self._eos_held
+        word = token >> 5
+        if not (ring.words[slot][word] & self._text[word]) >> (token & 31) & 1:
             return False
-        if token in self._table.eos_ids:
-            self._eos_held = True
-        else:
-            self._core.push(token)
-            self._held += 1
+        self._core.push(token)
+        self._held += 1
         return True
 
-    def _mask(self) -> NDArray[np.int32]:
-        """The mask of the current state, EOS and special tokens settled; one library call at most."""
-        ring = self._masks()
-        mask = ring.get(self._held)
-        return self._compute(ring) if mask is None else mask
-
-    def _compute(self, ring: MaskRing) -> NDArray[np.int32]:
-        row, address = ring.slot(self._held)
-        self._core.fill(row, address)
-        np.bitwise_and(row, self._table.text_mask, out=row)
-        if self._core.may_end():
-            np.bitwise_or(row, self._table.eos_mask, out=row)
-        elif not row.any():
+    def _compute(self, ring: MaskRing, slot: int, row: NDArray[np.int32]) -> None:
+        """Have the library write the mask of the current state, hold it, and settle it into `row`."""
+        ring.tags[slot] = -1
+        self._core.fill(ring.rows[slot], ring.addresses[slot])
+        ring.ends[slot] = self._core.may_end()
+        self._settle(ring, slot, row)
+        if not ring.ends[slot] and row.tobytes() == self._table.no_mask:
             raise GrammarFailure("no token of this vocabulary continues the text, and it may not end here")
-        ring.keep(self._held)
-        return row
+        ring.tags[slot] = self._held
+
+    def _settle(self, ring: MaskRing, slot: int, row: NDArray[np.int32]) -> None:
+        """What the library wrote, without special tokens, with EOS where it is legal."""
+        np.bitwise_and(ring.rows[slot], self._table.text_mask, row)
+        if ring.ends[slot]:
+            np.bitwise_or(row, self._table.eos_mask, row)
 
     def _masks(self) -> MaskRing:
         if self._ring is None:
@@ -232,7 +235,7 @@ class GuardedMatcher:
 
 def require_row(row: NDArray[np.int32], words: int) -> None:
     """Raise ValueError unless `row` is int32[words] and C-contiguous."""
-    if row.dtype != np.int32 or row.shape != (words,) or not row.flags.c_contiguous:
+    if row.dtype != _INT32 or row.shape != (words,) or row.strides != _CONTIGUOUS:
         raise ValueError(f"mask row must be contiguous int32[{words}], not {row.dtype}{list(row.shape)}")
 
 

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -54,10 +55,15 @@ class TokenTable:
     eos_mask: NDArray[np.int32] = field(repr=False)
     special_names: Mapping[str, int] = field(repr=False, default_factory=dict)
 
-    @property
+    @cached_property
     def words(self) -> int:
         """int32 words in one mask row: ceil(vocab_size / 32)."""
         return words_for(self.vocab_size)
+
+    @cached_property
+    def no_mask(self) -> bytes:
+        """The bytes of a mask row without any token."""
+        return bytes(4 * self.words)
 
     @classmethod
     def from_tokenizer_json(cls, text: str, *, vocab_size: int | None = None, eos_ids: Sequence[int]) -> TokenTable:

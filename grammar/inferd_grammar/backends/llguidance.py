@@ -168,12 +168,13 @@ class LlguidanceCore:
 
     def fill(self, row: NDArray[np.int32], address: int) -> None:
         self._inner.unsafe_compute_mask_ptr(address, row.nbytes)
-        self._check()
+        if self._inner.is_error():
+            self._check()
 
     def push(self, token: int) -> None:
         taken = self._inner.try_consume_tokens([token])
-        self._check()
         if taken != 1:
+            self._check()
             raise GrammarFailure(f"llguidance refused token {token} that its mask allows")
 
     def pop(self, count: int) -> None:
@@ -184,7 +185,8 @@ class LlguidanceCore:
 
     def may_end(self) -> bool:
         result = self._inner.is_accepting()
-        self._check()
+        if self._inner.is_error():
+            self._check()
         return result
 
     def forced(self) -> bytes:
