@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,36 +28,11 @@ from inferd import (
     Sampler,
     Speculator,
 )
-from inferd.protocol import OPERATIONS, RowResult, reply_from_plain
-from inferd.transport import current_transport, restore_transport, use_transport
-from inferd_runtime.testing.direct import DirectSession
-from inferd_runtime.testing.served import null_model
+from inferd.protocol import RowResult
+from inferd.transport import current_transport
+from inferd_runtime.testing.transport import DirectTransport, run_program
 
 SEEDED = Sampler.multinomial(1.0, seed=3)
-
-
-class RealRuntime:
-    """A transport to a session in this process; requests and replies cross it as JSON, as they do from the sandbox."""
-
-    def __init__(self) -> None:
-        self.direct = DirectSession(null_model())
-
-    async def call(self, request: Any) -> Any:
-        await asyncio.sleep(0)
-        assert OPERATIONS[request.op] is type(request)
-        reply = self.direct.call(msgspec.json.decode(msgspec.json.encode(request), type=type(request)))
-        return reply_from_plain(request.reply, msgspec.json.decode(msgspec.json.encode(reply)))
-
-
-def run(program: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Run a program on a fresh runtime; afterwards nothing may be left in it but what the program still held."""
-    runtime = RealRuntime()
-    token = use_transport(runtime)
-    try:
-        return asyncio.run(program())
-    finally:
-        restore_transport(token)
-        runtime.direct.close()
 
 
 @dataclass
@@ -111,7 +84,7 @@ def test_every_kind_of_speculation_gives_the_same_text(capsys: pytest.CaptureFix
         assert drafted.usage.steps < 30
         assert await fresh.tokens() == whole
 
-    run(program)
+    run_program(program)
     assert capsys.readouterr().err == ""
 
 
@@ -135,7 +108,7 @@ def test_leaving_early_keeps_what_was_delivered(leave_after: int, speculation: s
         again = await ctx.truncate(len(before))
         assert await again.generate(SEEDED, max_tokens=30).collect_tokens() == await _fresh("abc", 30)
 
-    run(program)
+    run_program(program)
 
 
 @pytest.mark.parametrize("speculation", [False, True])
@@ -155,7 +128,7 @@ def test_a_fork_in_the_loop_holds_what_was_delivered_and_the_loop_goes_on(specul
                 assert await rest.collect_tokens() == whole[length:]
             await fork.release()
 
-    run(program)
+    run_program(program)
 
 
 async def _fresh(text: str, count: int) -> list[int]:
@@ -180,7 +153,7 @@ def test_constraints_hold_and_become_types() -> None:
             await ctx.user("x").generate(SEEDED, constrain=Regex("(")).collect_text()
         assert await ctx.generate(SEEDED, max_tokens=3).collect_tokens()
 
-    run(program)
+    run_program(program)
 
 
 def test_forks_truncation_forward_and_release() -> None:
@@ -201,7 +174,7 @@ def test_forks_truncation_forward_and_release() -> None:
         with pytest.raises(InvalidRequest, match="released"):
             await ctx.fork()
 
-    run(program)
+    run_program(program)
 
 
 def test_chat_turns_follow_each_other() -> None:
@@ -215,7 +188,7 @@ def test_chat_turns_follow_each_other() -> None:
         assert text.startswith(opening + await model.tokenizer.decode(first))
         assert "<turn>user:v<end><turn>assistant:" in text
 
-    run(program)
+    run_program(program)
 
 
 def test_refusals_come_as_their_types() -> None:
@@ -232,19 +205,19 @@ def test_refusals_come_as_their_types() -> None:
             await ctx.append("x" * 600).flush()
         assert await ctx.tokens() == list(b"a")
 
-    run(program)
+    run_program(program)
 
 
 def test_contexts_that_were_dropped_do_not_pile_up() -> None:
     async def program() -> None:
         transport = current_transport()
-        assert isinstance(transport, RealRuntime)
+        assert isinstance(transport, DirectTransport)
         for _ in range(30):
             async for _step in Context().append("abcdefgh").generate(SEEDED, max_tokens=9):
                 break
             assert len(transport.direct.session.owned_tables()) <= 2
 
-    run(program)
+    run_program(program)
 
 
 def test_truncating_to_a_user_message_cues_the_next_answer_again() -> None:
@@ -261,7 +234,7 @@ def test_truncating_to_a_user_message_cues_the_next_answer_again() -> None:
         assert (await ctx.tokens())[: -len(again)] == prompt
         assert again == first
 
-    run(program)
+    run_program(program)
 
 
 def test_adapters_are_loaded_and_chosen_per_generation() -> None:
@@ -278,7 +251,7 @@ def test_adapters_are_loaded_and_chosen_per_generation() -> None:
         with pytest.raises(NotFound, match="no adapter 'mine'"):
             await Context().user("u").generate(SEEDED, adapter="mine").collect_text()
 
-    run(program)
+    run_program(program)
 
 
 def test_a_programs_own_passes() -> None:
@@ -307,4 +280,4 @@ def test_a_programs_own_passes() -> None:
     async def branch(text: bytes) -> RowResult:
         return (await Context().forward(list(text))).rows[0]
 
-    run(program)
+    run_program(program)

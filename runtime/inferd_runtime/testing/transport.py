@@ -1,0 +1,42 @@
+"""Programs against a real session in this process, with a driver that does no maths."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from inferd.protocol import OPERATIONS, reply_from_plain
+from inferd.transport import restore_transport, use_transport
+from inferd_runtime.session.host import ServedModel
+from inferd_runtime.testing.direct import DirectSession
+from inferd_runtime.testing.served import null_model
+
+
+class DirectTransport:
+    """A transport to a session in this process; requests and replies cross it as JSON, as they do from the sandbox."""
+
+    def __init__(self, model: ServedModel | None = None) -> None:
+        self.direct = DirectSession(model or null_model())
+        self.requests: list[Any] = []
+
+    async def call(self, request: Any) -> Any:
+        """The reply, after other tasks had their turn and the engine as many steps as it takes."""
+        await asyncio.sleep(0)
+        assert OPERATIONS[request.op] is type(request)
+        self.requests.append(request)
+        reply = self.direct.call(msgspec.json.decode(msgspec.json.encode(request), type=type(request)))
+        return reply_from_plain(request.reply, msgspec.json.decode(msgspec.json.encode(reply)))
+
+
+def run_program(program: Callable[[], Coroutine[Any, Any, Any]], model: ServedModel | None = None) -> Any:
+    """Run a program on a fresh runtime; afterwards nothing may be left in it but what the program still held."""
+    runtime = DirectTransport(model)
+    token = use_transport(runtime)
+    try:
+        return asyncio.run(program())
+    finally:
+        restore_transport(token)
+        runtime.direct.close()
