@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -145,6 +145,23 @@ def replay(make: Make, constraint: Constraint, tokens: Sequence[int]) -> Matcher
     for token in tokens:
         _expect(matcher.accept([token]) == 1, f"a fresh matcher takes {token} of {list(tokens)}", constraint)
     return matcher
+
+
+def language(matcher: Matcher, table: TokenTable, longest: int) -> set[bytes]:
+    """Every complete text of at most `longest` bytes that masks lead to, whatever its tokens."""
+    return set(_texts(matcher, table, longest, b"", set()))
+
+
+def _texts(matcher: Matcher, table: TokenTable, longest: int, text: bytes, passed: set[bytes]) -> Iterator[bytes]:
+    passed.add(text)
+    if matcher.may_end():
+        yield text
+    for token in set(legal_ids(matcher, table)) - set(table.eos_ids):
+        piece = text + table.tokens[token]
+        if len(piece) <= longest and piece not in passed:
+            matcher.accept([token])
+            yield from _texts(matcher, table, longest, piece, passed)
+            matcher.rollback(1)
 
 
 def random_draft(matcher: Matcher, table: TokenTable, rng: random.Random, length: int) -> list[int]:

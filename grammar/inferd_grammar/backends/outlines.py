@@ -1,8 +1,8 @@
-"""outlines_core: optional, for regular expressions and choices only.
+"""outlines_core: optional, for regular expressions, choices, and JSON schemas on a whitelist.
 
-Its JSON schemas are refused by name: it ignores `minimum`, `uniqueItems` and others without a word. An `Index` (the
-whole automaton, built eagerly) is shared; a position is one integer, so states are kept here and not in a `Guide`,
-whose ring of 32 would bound rollback.
+In other schemas it ignores `minimum`, `uniqueItems` and more without a word; they are refused. An `Index` (the whole
+automaton, built eagerly) is shared; a position is one integer, so states are kept here and not in a `Guide`, whose ring
+of 32 would bound rollback.
 
 Its automaton prefers the leftmost alternative, so on its own `a|ab` never accepts "ab", nor `a??` an "a". With a
 closing mark behind the pattern no shorter match can win, and the language is exact: the text may end where the mark
@@ -17,10 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferd_grammar.backends.text import choice_pattern, one_line
-from inferd_grammar.constraints import Choice, Constraint, Regex
+from inferd_grammar.backends.whitelist import Whitelist
+from inferd_grammar.constraints import Choice, Constraint, Exact, JsonSchema, Regex
 from inferd_grammar.errors import GrammarError, GrammarFailure
 from inferd_grammar.limits import CompileLimits
-from inferd_grammar.schema import require_regex
+from inferd_grammar.matcher import Core
+from inferd_grammar.product import ProductCore, product_members
+from inferd_grammar.schema import read_schema, require_regex, schema_text
 from inferd_grammar.tokens import TokenTable, bit_mask
 
 try:
@@ -30,6 +33,7 @@ except ImportError as error:
 
 
 _MARK = b"\x00"
+WHITELIST = Whitelist("outlines", bounds=False, recursion=False, max_count=64)
 
 
 class OutlinesBackend:
@@ -46,16 +50,13 @@ class OutlinesBackend:
         self._bytes = outlines_core.Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)})
         self._table = table
 
-    def compile(self, constraint: Constraint, limits: CompileLimits) -> OutlinesCore:
-        """The recogniser at its start. Raises GrammarError for kinds other than Regex and Choice, and bad patterns."""
-        if isinstance(constraint, Regex):
-            require_regex(constraint.pattern, limits)
-            pattern = constraint.pattern
-        elif isinstance(constraint, Choice):
-            pattern = choice_pattern(constraint, limits)
-        else:
-            kind = type(constraint).__name__
-            raise GrammarError(f"backend 'outlines' does not support {kind}; it takes Regex and Choice")
+    def compile(self, constraint: Constraint, limits: CompileLimits) -> Core:
+        """The recogniser at its start. Raises GrammarError for what the library would not enforce as written."""
+        if (members := product_members(constraint, limits)) is not None:
+            return ProductCore([self.compile(member, limits) for member in members])
+        while isinstance(constraint, Exact):  # its masks always are
+            constraint = constraint.inner
+        pattern = _pattern(constraint, limits)
         try:
             outlines_core.Index(pattern, self._bytes)  # alone first: wrapped, `a)|(b` would be well formed
             index = outlines_core.Index(f"(?:{pattern})\\x00", self._vocabulary)
@@ -66,6 +67,26 @@ class OutlinesBackend:
     def rebuild(self, recipe: str) -> OutlinesCore:
         """Never asked for: this backend's cores have no recipe."""
         raise GrammarError("outlines_core has no recipes")
+
+
+def _pattern(constraint: Constraint, limits: CompileLimits) -> str:
+    if isinstance(constraint, Regex):
+        require_regex(constraint.pattern, limits)
+        return constraint.pattern
+    if isinstance(constraint, Choice):
+        return choice_pattern(constraint, limits)
+    if not isinstance(constraint, JsonSchema):
+        kind = type(constraint).__name__
+        raise GrammarError(f"backend 'outlines' does not support {kind}; it takes JsonSchema, Regex, Choice and AllOf")
+    if constraint.mode != "strict":
+        raise GrammarError("backend 'outlines' takes strict JSON schemas only")
+    text = schema_text(constraint.schema)
+    WHITELIST.check(read_schema(text, limits))
+    try:
+        pattern: str = outlines_core.json_schema.build_regex_from_schema(text, "")
+    except (ValueError, TypeError) as error:
+        raise GrammarError(f"outlines_core: {one_line(str(error))}") from error
+    return pattern
 
 
 class OutlinesCore:

@@ -14,13 +14,18 @@ def choice_pattern(choice: Choice, limits: CompileLimits) -> str:
     Everything but ASCII letters and digits is written `\\x{...}`, which means the same in every dialect and flag.
     Raises GrammarError for no options, options that are not text, and more than the limits allow.
     """
+    check_choice(choice, limits)
+    return f"(?:{'|'.join(_literal(option) for option in choice.options)})"
+
+
+def check_choice(choice: Choice, limits: CompileLimits) -> None:
+    """Raise GrammarError for no options, options that are not text, and more than the limits allow."""
     options = choice.options
     if not options or not all(isinstance(option, str) for option in options):
         raise GrammarError("a choice needs at least one option, all of them text")
     if len(options) > limits.max_enum:
         raise GrammarError(f"choice has {len(options)} options; max_enum is {limits.max_enum}")
     require_size("".join(options), "choice", limits)
-    return f"(?:{'|'.join(_literal(option) for option in options)})"
 
 
 def one_line(message: str, limit: int = 400) -> str:

@@ -102,7 +102,7 @@ def test_threads_share_one_compile_and_one_template(counted: tuple[GrammarCompil
 
 
 def test_unknown_backends_and_constraints_are_refused(table: TokenTable, compiler: GrammarCompiler) -> None:
-    with pytest.raises(GrammarError, match="unknown backend 'xyz'; known: auto, llguidance, outlines"):
+    with pytest.raises(GrammarError, match="unknown backend 'xyz'; known: auto, llguidance, outlines, xgrammar"):
         GrammarCompiler(table, backend="xyz")
     with pytest.raises(ValueError, match="cache_bytes"):
         GrammarCompiler(table, cache_bytes=0)
