@@ -14,7 +14,7 @@ from inferd_grammar.rewrites.base import CannotRewrite, Schema, Translator, View
 from inferd_grammar.rewrites.kinds import canonical
 
 _PLACES = 10
-_MAX_ORDERS = 720
+_MAX_ORDERS = 120
 
 
 def negative_items(view: View, to: Translator) -> list[Schema]:

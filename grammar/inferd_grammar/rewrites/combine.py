@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from inferd_grammar.rewrites.base import Schema, Translator, View, all_of, any_of
-from inferd_grammar.rewrites.disjoint import kinds_of, overlap, views_of
+from inferd_grammar.rewrites.disjoint import kinds_of, overlap, told_apart, views_of
 from inferd_grammar.rewrites.kinds import NUMBER, Kinds, typed
 
 Place = tuple[Any, str]
@@ -145,6 +145,8 @@ def _rivals(view: View, to: Translator) -> list[dict[int, Kinds]]:
     beside = [*view.beside, view.without("oneOf")]
     branches = [views_of(branch, view.at("oneOf", n), to) for n, branch in enumerate(view.words["oneOf"])]
     result: list[dict[int, Kinds]] = [{} for _ in branches]
+    if told_apart([[*beside, *branch] for branch in branches if branch is not None], to):
+        return result
     for n, left in enumerate(branches):
         for m in range(n + 1, len(branches)):
             right = branches[m]

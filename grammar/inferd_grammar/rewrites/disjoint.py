@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from inferd_grammar.rewrites.base import Schema, Translator, View
-from inferd_grammar.rewrites.kinds import ALL, NUMBER, Kinds, canonical, of_types, of_value
+from inferd_grammar.rewrites.kinds import ALL, NUMBER, OBJECT, Kinds, canonical, of_types, of_value
 from inferd_grammar.rewrites.regex_syntax import literal_prefix
 
 _DEPTH = 12
@@ -73,6 +73,31 @@ def overlap(left: list[View], right: list[View], to: Translator, depth: int = _D
     if shared and (_branches_miss(left, right, to, depth) or _branches_miss(right, left, to, depth)):
         return Kinds()
     return shared
+
+
+def told_apart(branches: list[list[View]], to: Translator) -> bool:
+    """Whether all are objects with a required key for which each lists values of its own: one look at each branch."""
+    tags: list[dict[str, set[str]]] = []
+    for branch in branches:
+        to.visit(branch[0].pointer)
+        flat = _flat(branch, to, _DEPTH)
+        kinds = ALL
+        for view in flat:
+            kinds &= kinds_of_view(view, to, 2)
+        tags.append(_tags(flat, to) if kinds <= OBJECT else {})
+    common = set(tags[0]).intersection(*tags[1:]) if tags else set()
+    return any(len(set().union(*(tag[key] for tag in tags))) == sum(len(tag[key]) for tag in tags) for key in common)
+
+
+def _tags(flat: list[View], to: Translator) -> dict[str, set[str]]:
+    """Required keys whose values are listed, and those values."""
+    tags: dict[str, set[str]] = {}
+    for key in {key for view in flat for key in view.words.get("required", ())}:
+        for view in _flat(_members(flat, key, to) or [], to, _DEPTH):
+            if "const" in view.words or "enum" in view.words:
+                listed = [view.words["const"]] if "const" in view.words else view.words["enum"]
+                tags[key] = {canonical(value) for value in listed}
+    return tags
 
 
 def views_of(schema: Schema, pointer: str, to: Translator) -> list[View] | None:

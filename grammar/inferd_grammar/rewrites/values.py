@@ -14,6 +14,7 @@ from inferd_grammar.rewrites.strings import none_of
 
 # Above this a float no longer tells whole numbers apart.
 _EXACT = 2**53
+_MAX_NUMBERS = 256
 
 
 def negative(key: str, view: View, kinds: Kinds, to: Translator) -> list[Schema]:
@@ -49,6 +50,8 @@ def _others(kind: str, listed: list[Any], pointer: str, to: Translator) -> Schem
 
 def _other_numbers(values: list[Any], kinds: Kinds, pointer: str) -> list[Schema]:
     """The gaps between the numbers; whole numbers alone if `kinds` has no fractions."""
+    if len(values) > _MAX_NUMBERS:
+        raise CannotRewrite(f"the complement of more than {_MAX_NUMBERS} numbers is not supported", pointer)
     if any(abs(value) > _EXACT for value in values):
         raise CannotRewrite("numbers above 2**53 have no exact complement", pointer)
     kind = {"type": number_type(kinds)}

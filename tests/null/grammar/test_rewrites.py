@@ -236,6 +236,16 @@ def test_complements_that_explode_are_refused() -> None:
         rewrite({"not": inner})
 
 
+def test_many_branches_with_a_tag_take_one_look_each() -> None:
+    tag = {"type": "object", "required": ["kind"]}
+    branches = [{**tag, "properties": {"kind": {"const": n}, "a": {"pattern": "(?=x)"}}} for n in range(300)]
+    result = rewrite({"oneOf": branches}).schema
+    assert isinstance(result, dict)
+    assert len(result["anyOf"]) == 300
+    with pytest.raises(GrammarError):  # a tag twice, and patterns have no complement here
+        rewrite({"oneOf": [*branches, {**branches[7], "maxProperties": 9}]})
+
+
 def test_lenient_leaves_out_and_names() -> None:
     schema = {"properties": {"a": {"uniqueItems": True, "type": "array"}}, "not": {"propertyNames": {"minLength": 2}}}
     result = rewrite(schema, lenient=True)
