@@ -17,7 +17,7 @@ from inferd_grammar.constraints import AnyJson, Choice, Constraint, Exact, JsonS
 from inferd_grammar.errors import GrammarError, GrammarFailure, GrammarLimit
 from inferd_grammar.keys import constraint_key
 from inferd_grammar.limits import DEFAULT_LIMITS, CompileLimits
-from inferd_grammar.matcher import Core, GuardedMatcher, Matcher
+from inferd_grammar.matcher import Core, GuardedMatcher
 from inferd_grammar.schema import read_schema, require_size, schema_text
 from inferd_grammar.tokens import TokenTable
 from inferd_grammar.trial_messages import Tried
@@ -27,6 +27,7 @@ _BACKENDS = ("auto", "llguidance", "outlines", "xgrammar")
 _COMPILED_BYTES = 256 << 10  # a small grammar of llguidance with the caches it fills
 _REFUSAL_BYTES = 1 << 10
 _TRIVIAL_CHOICE = 1000
+_LEARNT_TEXTS = 4
 
 
 class Backend(Protocol):
@@ -58,6 +59,7 @@ class Compiled:
         self.checked = core.checked  # (keyword, pointer) of what masks do not hold: `validate` does
         self._validator = validator
         self._core = core
+        self._learnt = 0
         self._table = table = table.allowing(core.named)
         self._lock = threading.Lock()  # llguidance raises when two threads copy one matcher at once
         self._first = np.empty(table.words, dtype=np.int32)
@@ -65,11 +67,31 @@ class Compiled:
         first.fill(self._first)
         self._first_ends = first.may_end()
 
+    @property
+    def recipe(self) -> str | None:
+        """See `Core.recipe`."""
+        return self._core.recipe
+
+    def learn(self, matcher: GuardedMatcher) -> None:
+        """Take a matcher that is used no more as the template: the library's caches that its text filled come with it.
+
+        Only the first few are taken, because those caches grow with every text. One that has broken is left alone.
+        """
+        if self._learnt >= _LEARNT_TEXTS:
+            return
+        try:
+            core = matcher.reset()
+        except GrammarFailure:
+            return
+        with self._lock:
+            self._learnt += 1
+            self._core = core
+
     def validate(self, text: str) -> Problem | None:
         """What is wrong with a finished text. Always None but for `best_effort`: masks leave nothing to find."""
         return None if self._validator is None else self._validator.problem(text)
 
-    def matcher(self) -> Matcher:
+    def matcher(self) -> GuardedMatcher:
         """A matcher at the start of the text: a copy of the template (microseconds), independent of all others."""
         with self._lock:
             core = self._core.copy()

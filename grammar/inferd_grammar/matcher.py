@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from inferd_grammar.errors import GrammarFailure
+from inferd_grammar.errors import DeadEnd
 from inferd_grammar.tokens import TokenTable
 from inferd_grammar.validation import Checked
 
@@ -169,6 +169,11 @@ class GuardedMatcher:
             if self._ring is not None:
                 self._ring.drop_above(self._held)
 
+    def reset(self) -> Core:
+        """Go back to the start; the core, whose owner the caller is from now on. Raises GrammarFailure."""
+        self.rollback(self.depth)
+        return self._core
+
     def forced(self) -> bytes:
         return b"" if self.may_end() or self._eos_held else self._core.forced()
 
@@ -218,7 +223,7 @@ class GuardedMatcher:
         ring.ends[slot] = self._core.may_end()
         self._settle(ring, slot, row)
         if not ring.ends[slot] and row.tobytes() == self._table.no_mask:
-            raise GrammarFailure("no token of this vocabulary continues the text, and it may not end here")
+            raise DeadEnd("no token of this vocabulary continues the text, and it may not end here")
         ring.tags[slot] = self._held
 
     def _settle(self, ring: MaskRing, slot: int, row: NDArray[np.int32]) -> None:
