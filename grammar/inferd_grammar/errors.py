@@ -46,3 +46,9 @@ class GrammarFailure(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class DeadEnd(GrammarFailure):
+    """No token continues the text, and it may not end: parts of the constraint contradict each other, or the vocabulary
+    lacks what it demands. A rollback leads out of it.
+    """

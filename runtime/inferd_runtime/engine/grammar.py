@@ -10,6 +10,7 @@ import numpy as np
 
 from inferd.protocol import ConstraintError, InternalError
 from inferd_grammar import GrammarFailure, Matcher, walk
+from inferd_grammar.errors import DeadEnd
 from inferd_grammar.tokens import bit_mask
 from inferd_runtime.engine.sampling import Masks
 from inferd_runtime.models.batch import Seen
@@ -17,9 +18,11 @@ from inferd_runtime.models.batch import Seen
 
 @contextmanager
 def matcher_errors() -> Iterator[None]:
-    """What a broken matcher raises becomes an InternalError."""
+    """What a broken matcher raises becomes an InternalError; a dead end is the constraint's own: ConstraintError."""
     try:
         yield
+    except DeadEnd as error:
+        raise ConstraintError(f"the constraint leaves no token to go on with: {error}") from error
     except GrammarFailure as error:
         raise InternalError(f"the grammar matcher failed: {error}") from error
 
