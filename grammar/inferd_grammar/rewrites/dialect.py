@@ -2,7 +2,8 @@
 
 Sound: an ignored keyword constrains nothing in its draft, and each converted form has the same meaning in both
 (`2.0` is a count like `2`).
-`dependencies` is kept in every draft: 2019-09 and later define it no more, but whoever writes it means it.
+`dependencies` is kept in every draft: 2019-09 and later define it no more, but whoever writes it means it. Its complement
+there is refused, so that nothing depends on who is right.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Dialect:
         index = next((n for n, draft in enumerate(_DRAFTS) if draft in name), len(_DRAFTS) - 1)
         self.draft = _DRAFTS[index]
         self._known = {*_ALWAYS, *(word for draft in _DRAFTS[: index + 1] for word in _SINCE.get(draft, ()))}
+        self.defines_dependencies = index <= _DRAFTS.index("draft-07")
         self._reference_alone = index <= _DRAFTS.index("draft-07")
 
     def view(self, schema: Mapping[str, Any], pointer: str) -> View:

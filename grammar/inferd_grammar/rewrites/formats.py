@@ -2,7 +2,8 @@
 
 The specification makes `format` an annotation unless a reader chooses to assert it. Formats that the backend enforces
 stay as they are. Of the other names that the specification defines, those that are regular become a pattern, which is
-narrower: some exotic valid texts are refused. Every other name, and `regex`, is an annotation and is dropped.
+narrower: some exotic valid texts are refused. `regex` is no regular language; its pattern takes expressions with groups
+two deep. Two names of draft 3 become their later ones. Every other name is an annotation and is dropped.
 """
 
 from __future__ import annotations
@@ -27,12 +28,29 @@ def _reference(beyond: str, *, scheme: bool = False) -> str:
 
 _LABEL = rf"[a-zA-Z0-9{_BEYOND_ASCII}](?:[a-zA-Z0-9\-{_BEYOND_ASCII}]{{0,61}}[a-zA-Z0-9{_BEYOND_ASCII}])?"
 _HOST = rf"{_LABEL}(?:\.{_LABEL})*"
+
+
+def _regex() -> str:
+    """Expressions that every dialect understands: groups two deep, common ranges, counts in order."""
+    escape = r"\\[dDwWsSbBnrtfv.^$|()\[\]{}*+?\/\\\-]"
+    member = r"(?:a-z|A-Z|0-9|a-f|A-F|[^\\\[\]\-&~^]|\\[dDwWsSnrtfv.^$|()\[\]{}*+?\/\\\-])"
+    count = r"(?:(?:[*+?]|\{(?:[0-9]{1,3},?|[01],[1-9][0-9]{0,2})\})\??)?"
+    atom = rf"(?:[^\\()\[\]{{}}*+?|^$]|{escape}|\[\^?{member}+-?\])"
+    inner = rf"(?:{atom}{count}|[\^$])*"
+    for _ in range(2):
+        group = rf"\((?:\?:)?{inner}(?:\|{inner})*\)"
+        inner = rf"(?:(?:{atom}|{group}){count}|[\^$])*"
+    return rf"^{inner}(?:\|{inner})*$"
+
+
+ALIASES = {"host-name": "hostname", "ip-address": "ipv4"}
 PATTERNS = {
     "idn-email": rf"^[^\s@\"\\]+@{_HOST}$",
     "idn-hostname": rf"^{_HOST}$",
     "iri": _reference(_BEYOND_ASCII, scheme=True),
     "iri-reference": _reference(_BEYOND_ASCII),
     "json-pointer": f"^{_POINTER}$",
+    "regex": _regex(),
     "relative-json-pointer": rf"^(?:0|[1-9][0-9]*)(?:\#|{_POINTER})$",
     "uri-reference": _reference(""),
     # RFC 6570: literals, and expressions with names, operators and modifiers.
@@ -46,6 +64,8 @@ def positive(view: View) -> tuple[View, list[Schema]]:
     name = view.words.get("format")
     if name is None or name in ENFORCED:
         return view, []
+    if name in ALIASES:
+        return view.without("format"), [{"format": ALIASES[name]}]
     pattern = PATTERNS.get(name)
     return view.without("format"), [{"pattern": pattern}] if pattern else []
 
@@ -56,6 +76,6 @@ def negative(view: View) -> list[Schema]:
     A reader who takes it for an annotation holds no string invalid, one who asserts it some: only nothing suits both.
     """
     name = view.words["format"]
-    if name in ENFORCED or name in PATTERNS:
+    if name in ENFORCED or name in PATTERNS or name in ALIASES:
         raise CannotRewrite(f"the complement of format {name!r} is not supported", view.at("format"))
     return []

@@ -162,6 +162,8 @@ class SchemaTranslator:
     def _complement(self, key: str, view: View, kinds: Kinds) -> list[Schema]:
         """The complements of one keyword, each of them typed; nothing where the keyword does not matter."""
         family = _FAMILY.get(key, ALL)
+        if key == "dependencies" and family & kinds and not self._dialect.defines_dependencies:
+            raise CannotRewrite(f"the complement of {key} is not supported in this draft", view.at(key))
         if key in _NEGATIVE and family & kinds:
             return [_of_family(option, family, view) for option in _NEGATIVE[key](self, key, view, kinds)]
         if key in _REFUSED and family & kinds:

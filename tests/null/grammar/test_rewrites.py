@@ -152,6 +152,34 @@ def test_narrower_than_the_original(schema: dict[str, Any]) -> None:
     assert all(before.is_valid(value) for value in accepted)
 
 
+@pytest.mark.parametrize(
+    ("name", "valid", "invalid"),
+    [
+        (
+            "regex",
+            ["^[a-z0-9_-]+$", "(a|b(?:c)*){2,}", r"\d+\.[^\s]*", "", "x{1,3}?"],
+            ["(", "[z-a]", "a**", "{2", "a{3,2}"],
+        ),
+        ("json-pointer", ["", "/a/b~0", "/é"], ["a", "/~2", "/~"]),
+        ("relative-json-pointer", ["0", "1/a", "2#"], ["", "/a", "01", "1a"]),
+        ("uri-reference", ["", "a/b?c#d", "http://x.org/%20", "//x", "./a:b"], ["a b", "%zz", "1:a", "é", "<>"]),
+        ("iri-reference", ["é", "http://é.org/"], [" ", "%z"]),
+        ("iri", ["http://é.org/a?b#c", "mailto:x@é.org"], ["é", "a b:c"]),
+        ("uri-template", ["http://x/{id}{?a,b*}", "{+path:3}"], ["{", "{a b}", "a b", "{}"]),
+        ("idn-email", ["é@é.org", "a@b"], ["a", "@b", "a b@c", "a@-b"]),
+        ("idn-hostname", ["é.org", "a-b.c"], ["-a", "a b", "a..b"]),
+        ("ip-address", ["127.0.0.1"], ["127.0.0.256", "::1"]),
+        ("host-name", ["a.b"], ["a b", ""]),
+    ],
+)
+def test_formats_that_become_patterns(
+    bytewise: GrammarCompiler, name: str, valid: list[str], invalid: list[str]
+) -> None:
+    compiled = bytewise.compile(JsonSchema({"type": "string", "format": name}))
+    assert [text for text in valid if not takes(compiled.matcher(), text, raw=True)] == []
+    assert [text for text in invalid if takes(compiled.matcher(), text, raw=True)] == []
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_random_schemas_accept_nothing_new(seed: int) -> None:
     rng = random.Random(seed)
@@ -212,6 +240,7 @@ def test_masks_of_each_family(family: str, bytewise: GrammarCompiler) -> None:
         ({"not": {"pattern": "(?=a)b"}}, "another kind", "/not/pattern"),
         ({"not": {"type": "string", "format": "date"}, "type": "string"}, "format 'date'", "/not/format"),
         ({"anyOf": [{"not": {"patternProperties": {"a": False}}}]}, "no rewrite", "/anyOf/0/not/patternProperties/a"),
+        ({"not": {"dependencies": {"a": ["b"]}}}, "in this draft", "/not/dependencies"),
         ({"contains": True, "maxContains": 1}, "maxContains is not supported", "/maxContains"),
         ({"allOf": [True], "unevaluatedItems": False}, "unevaluatedItems is not", "/unevaluatedItems"),
         ({"properties": {key: {} for key in "abcdefgh"}, "minProperties": 4}, "too many cases", "/minProperties"),
@@ -278,8 +307,8 @@ def validators(schema: dict[str, Any]) -> tuple[Any, Any]:
     return kind(schema), jsonschema.Draft202012Validator(rewrite(schema).schema)
 
 
-def takes(matcher: Any, value: Any) -> bool:
-    text = json.dumps(value, separators=(",", ":")).encode()
+def takes(matcher: Any, value: Any, *, raw: bool = False) -> bool:
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=not raw).encode()
     return matcher.accept([byte + 1 for byte in text]) == len(text) and matcher.may_end()
 
 
