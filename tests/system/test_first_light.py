@@ -134,8 +134,10 @@ def test_the_same_program_gives_the_same_result_in_both_ways(inferd: CommandLine
 def test_the_examples_drive_the_server_from_a_script(inferd: CommandLine, server: dict[str, Any]) -> None:
     token = Path(server["token_file"]).read_text().strip()
     url = server["url"].replace("http://", "ws://")
-    for example, words in (("stream_chat.py", ["Repeat: a b c", "And again."]), ("custom_speculator.py", [])):
-        command = [sys.executable, str(ROOT / "examples" / example), "--url", url, "--token", token, *words]
+    words = {"stream_chat.py": ["Repeat: a b c", "And again."]}
+    for example in ("stream_chat.py", "custom_speculator.py", "own_decoding.py"):
+        command = [sys.executable, str(ROOT / "examples" / example), "--url", url, "--token", token]
+        command += words.get(example, [])
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip()

@@ -52,7 +52,8 @@ def test_every_public_name_exists_and_is_listed_in_order() -> None:
         assert getattr(inferd, name) is not None
     wanted = {
         "Context", "Generator", "Step", "Sampler", "Model", "Tokenizer", "JsonSchema", "Regex", "AnyJson", "Choice",
-        "Speculator", "session", "connect",
+        "Speculator", "session", "connect", "Grammar", "Matcher", "TokenMask", "Lark", "Gbnf", "Tagged", "Tag", "AllOf", "Exact",
+        "StepConstraint", "Partial",
     }  # fmt: skip
     assert wanted <= set(inferd.__all__)
 

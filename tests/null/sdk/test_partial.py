@@ -245,10 +245,14 @@ async def test_a_stream_without_a_constraint_refuses_what_is_no_json() -> None:
 async def test_a_stream_has_no_second_attempt() -> None:
     with FakeRuntime(["{}", "{}"], problem=lambda _: "wrong") as runtime:
         stream = Context().append("p").generate(GREEDY, constrain=JsonSchema({}, mode="best_effort")).stream_json()
-        shown = []
-        with pytest.raises(ConstraintViolated, match="wrong"):
+        shown: list[Partial[Any]] = []
+
+        async def follow() -> None:
             async for part in stream:
                 shown.append(part)
+
+        with pytest.raises(ConstraintViolated, match="wrong"):
+            await follow()
         assert [part.complete for part in shown] == [False, False]
         assert len(runtime.contexts) == 1
 

@@ -127,6 +127,15 @@ async def test_custom_speculator_script(wire: Any) -> None:
     assert int(drafted.split()[3]) < int(plain.split()[3]) / 3
 
 
+async def test_own_decoding_script(wire: Any) -> None:
+    runtime = FakeRuntime()
+    async with wire(runtime) as server:
+        code, out, err = await script("own_decoding.py", "--url", server.url, "--width", "2")
+    assert (code, err) == (0, "")
+    assert out.split()[0] in {"Paris", "Porto", "Prague", "Palermo", "Pisa"}
+    assert (runtime.contexts, runtime.grammars.grammars, runtime.grammars.matchers) == ({}, {}, {})
+
+
 def test_every_example_has_a_test() -> None:
     source = Path(__file__).read_text()
     assert EXAMPLES
