@@ -91,7 +91,7 @@ def batches() -> Iterator[Batch]:
                 slots += [TABLES[i][p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in at]
                 done[i] += count
         arrays = [np.array(ids, dtype=np.int64) for ids in (tokens, positions, slots, range(len(tokens)))]
-        yield Batch(*arrays, spans=spans, copies=[])
+        yield Batch(*arrays, spans=spans)
 
 
 def served_logits(loaded: LoadedModel) -> list[np.ndarray]:

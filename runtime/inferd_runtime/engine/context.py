@@ -9,7 +9,7 @@ from inferd_runtime.engine.noise import mix
 from inferd_runtime.engine.parking import Parked, ParkingSpace
 from inferd_runtime.engine.positions import Positions
 from inferd_runtime.engine.tenants import Accounts
-from inferd_runtime.kv.account import Account, QuotaExceeded
+from inferd_runtime.kv.account import Account, Allowance, QuotaExceeded
 from inferd_runtime.kv.pool import PagePool, PoolExhausted
 from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models.batch import Seen
@@ -52,14 +52,11 @@ class ContextSet:
         The victim is deterministic: of the tenant that holds most pages, a context that nothing works on before the
         others, the youngest first. ``idle`` leaves alone those that something works on.
         """
-        held: dict[str, int] = {}
-        for context in self:
-            held[context.tenant] = held.get(context.tenant, 0) + len(context.table.pages)
         victim: Context | None = None
         for context in self:
-            if context is needy or not context.can_park() or (idle and context.user is not None):
+            if context is needy or not context.table.pages or (idle and context.user is not None):
                 continue
-            if victim is None or _rank(context, held) >= _rank(victim, held):
+            if victim is None or context.rank >= victim.rank:
                 victim = context
         if victim is None:
             return False
@@ -71,13 +68,16 @@ class ContextSet:
         self.pool.check_integrity([context.table.pages for context in self])
         for account in self._accounts:
             mine = [context for context in self if context.account is account]
-            held = len({page for context in mine for page in context.table.pages})
             parked = sum(context.parked.charged for context in mine if context.parked is not None)
-            assert account.used == held + parked, f"{account} is charged wrongly: {held} pages held, {parked} parked"
-
-
-def _rank(context: Context, held: dict[str, int]) -> tuple[int, str, bool]:
-    return held[context.tenant], context.tenant, context.user is None
+            paid = sum(context.table.allowance.paid for context in mine if context.table.allowance is not None)
+            held = self.pool.charged(account)
+            assert account.used == held + parked + paid, (
+                f"{account}: {held} pages held, {parked} parked, {paid} paid for"
+            )
+        buffers = {
+            id(c.parked.buffer): c.parked.buffer for c in self if c.parked is not None and c.parked.buffer is not None
+        }
+        assert self.parking.used == sum(buffer.data.nbytes for buffer in buffers.values()), "host memory leaks"
 
 
 class Context:
@@ -85,7 +85,7 @@ class Context:
 
     ``lineage`` keys the sampling noise: 0 for a root, different for every fork, so that siblings with one seed differ.
     ``user`` is what works on the context right now; while it is set, nothing else may change it. From ``irregular_from``
-    on (None: nowhere) the KV does not follow from the tokens alone: it cannot be recomputed, and is not shared by prefix.
+    on (None: nowhere) the KV does not follow from the tokens alone, and is not shared by prefix.
     """
 
     def __init__(self, family: ContextSet, account: Account) -> None:
@@ -123,6 +123,11 @@ class Context:
         return self.account.tenant
 
     @property
+    def rank(self) -> tuple[int, str, bool]:
+        """Who leaves the cache first: of the tenant with most pages, what nothing works on."""
+        return self.account.used, self.account.tenant, self.user is None
+
+    @property
     def irregular_from(self) -> int | None:
         """From which token on the K and V do not follow from the tokens alone."""
         return self.table.private_from
@@ -131,7 +136,7 @@ class Context:
     def computed(self) -> int:
         """Tokens whose K and V exist."""
         if self.parked is not None:
-            return self.parked.length if self.parked.data is not None else 0
+            return self.parked.length if self.parked.buffer is not None else 0
         return self.table.length
 
     @property
@@ -172,21 +177,31 @@ class Context:
     def uncompute(self, length: int) -> None:
         """Keep the K and V of at most ``length`` tokens; the tokens behind become pending again."""
         if self.parked is not None:
-            self.parked.length = min(length, self.parked.length)
+            self._cut_parked(self.parked, length)
         elif length < self.table.length:
             self.table.truncate(length)
 
-    def fork(self, length: int | None = None) -> Context:
-        """A copy of the first ``length`` tokens (None: all) that shares computed pages and draws different noise.
+    def _cut_parked(self, parked: Parked, length: int) -> None:
+        size = self._family.pool.page_size
+        parked.length = min(length, parked.length)
+        parked.pages = min(parked.pages, -(-parked.length // size))
+        del parked.chain[parked.length // size :]
+        if parked.charged > parked.pages:
+            self.account.refund(parked.charged - parked.pages)
+            parked.charged = parked.pages
+        if not parked.length:
+            self.drop_computed()
 
-        Raises LimitExceeded when the context is parked and the tenant's account has no room for a second copy.
-        """
+    def fork(self, length: int | None = None) -> Context:
+        """A copy of the first ``length`` tokens (None: all) that shares what is computed and draws different noise."""
         child = Context(self._family, self.account)
         child.adapter = self.adapter
         child.tokens = self.tokens[:length]
         child.positions = self.positions.copy(len(child.tokens))
         if self.parked is not None:
-            child.parked = self._copy_parked(len(child.tokens))
+            kept = min(len(child.tokens), self.parked.length)
+            pages = min(self.parked.pages, -(-kept // self._family.pool.page_size))
+            child.parked = self._family.parking.share(self.parked, kept, pages) if kept else None
         child.table = self.table.fork(length)
         if self.irregular_from is not None and self.irregular_from >= len(child.tokens):
             child.table.private_from = None
@@ -194,14 +209,6 @@ class Context:
         child.lineage = mix(mix(self.lineage) + self.forks)
         self._family.adopt(child)
         return child
-
-    def _copy_parked(self, length: int) -> Parked:
-        assert self.parked is not None
-        if self.account.short(self.parked.charged):
-            raise quota_error(self.account, self.parked.charged)
-        self.account.charge(self.parked.charged)
-        data = self._family.parking.copy(self.parked)
-        return Parked(min(length, self.parked.length), self.parked.charged, data)
 
     def release(self) -> None:
         """Give the pages back and forget the tokens."""
@@ -212,14 +219,9 @@ class Context:
     # -- What the KV depends on beside the tokens -----------------------------------------------------------------
 
     def use_adapter(self, adapter: str) -> None:
-        """Compute with this adapter from now on; what another one computed does not count any more.
-
-        Raises InvalidRequest when what is there cannot be recomputed.
-        """
+        """Compute with this adapter from now on; what another one computed does not count any more."""
         if adapter == self.adapter:
             return
-        if self.irregular_from is not None:
-            raise InvalidRequest("the adapter of a context with explicit positions or attention masks cannot change")
         self.drop_computed()
         self.adapter = adapter
         self.table.root = (self.tenant, adapter)
@@ -256,56 +258,77 @@ class Context:
 
     # -- Leaving the cache and coming back ------------------------------------------------------------------------
 
-    def can_park(self) -> bool:
-        """Whether it holds pages, and can do without them for a while."""
-        if not self.table.pages:
-            return False
-        return self.irregular_from is None or self._family.parking.fits(len(self.table.pages))
-
     def park(self) -> None:
         """Give the pages up: their content moves to the host, or is recomputed later where there is no room."""
         self.table.trim()
-        before, length = self.account.used, self.table.length
-        data = self._family.parking.store(self.table.pages)
+        before, length, chain, pages = self.account.used, self.table.length, self.table.chain, self.table.pages
+        buffer = self._family.parking.store(pages)
+        left = self._settle_allowance()
         self.table.release()
         charged = before - self.account.used
         self.account.used += charged
-        self.parked = Parked(length, charged, data)
+        self.parked = Parked(length, len(pages) + left, charged, chain, buffer)
 
     def pages_wanted(self, extra: int) -> int:
         """How many pages it takes to come back into the cache and feed ``extra`` tokens."""
         if self.parked is None:
             return self.table.wanted(extra)
-        return -(-(self.computed + extra) // self._family.pool.page_size)
+        pool = self._family.pool
+        old = self.table.held_again(self.parked.chain) if self.parked.buffer is not None else []
+        return -(-(self.computed + extra) // pool.page_size) - sum(map(pool.is_held, old))
 
     def over_quota(self, pages: int) -> bool:
-        """Whether the tenant's account has no room for them."""
-        return self.account.short(pages - (self.parked.charged if self.parked is not None else 0))
+        """Whether the tenant's account has no room for them. What the context held before it left the cache has room."""
+        if self.parked is not None:
+            return self.account.short(pages - self.parked.pages)
+        allowance = self.table.allowance
+        return self.account.short(pages - (0 if allowance is None else allowance.paid + allowance.forgiven))
 
     def unpark(self) -> None:
-        """Come back into the cache. Raises PoolExhausted or QuotaExceeded and stays outside when there is no room."""
+        """Come back into the cache. Raises PoolExhausted and stays outside when there is no room."""
         parked = self.parked
         if parked is None:
             return
-        self.account.refund(parked.charged)
-        try:
-            if parked.data is not None and parked.length:
-                self.table.reserve(parked.length)
-                self._family.parking.load(parked, self.table.pages)
-                self.table.advance(parked.length)
-        except (PoolExhausted, QuotaExceeded):
-            self.account.used += parked.charged
-            raise
+        self.table.allowance = Allowance(parked.charged, parked.pages - parked.charged)
+        if parked.buffer is not None:
+            try:
+                old = self.table.come_back(parked.chain, parked.length)
+            except PoolExhausted:
+                self.table.allowance = None
+                raise
+            data = parked.buffer.data[old : len(self.table.pages)]
+            self._family.parking.mover.write_pages(self.table.pages[old:], data)
+            self.table.republish(self.tokens, parked.chain)
+            self._settle_allowance()
         self._family.parking.discard(parked)
         self.parked = None
 
+    def reserve(self, extra: int) -> None:
+        """Make room for ``extra`` tokens behind what is computed, in pages that are ours alone.
+
+        Raises PoolExhausted or QuotaExceeded and changes nothing when there is no room.
+        """
+        copies = self.table.reserve(extra)
+        if copies:
+            # At once: the page that is copied may belong to somebody else before the step begins.
+            self._family.parking.mover.copy_pages(copies)
+
     def drop_computed(self) -> None:
         """Forget all K and V; the tokens become pending."""
+        self._settle_allowance()
         self.table.release()
         if self.parked is not None:
             self.account.refund(self.parked.charged)
             self._family.parking.discard(self.parked)
             self.parked = None
+
+    def _settle_allowance(self) -> int:
+        """What was not taken of it is gone; how many pages that is."""
+        allowance, self.table.allowance = self.table.allowance, None
+        if allowance is None:
+            return 0
+        self.account.refund(allowance.paid)
+        return allowance.paid + allowance.forgiven
 
 
 def quota_error(account: Account, pages: int) -> LimitExceeded:

@@ -46,5 +46,4 @@ def _decode_rows(rows: int, page_size: int) -> Batch:
         slots=each * page_size,
         logit_rows=each,
         spans=[Span(at, 1, 0, [at]) for at in range(rows)],
-        copies=[],
     )

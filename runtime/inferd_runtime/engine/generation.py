@@ -135,8 +135,15 @@ class Generation:
         return steps
 
     def close(self, keep: int = -1) -> None:
-        """Give the context back with the first ``keep`` generated tokens (-1: all that were taken)."""
+        """Give the context back with the first ``keep`` generated tokens (-1: all that were taken).
+
+        Raises InvalidRequest for more than were taken, or fewer once the context has been used for something else.
+        """
+        if keep < -1:
+            raise InvalidRequest(f"cannot keep {keep} tokens")
         if self.context.user is not self:
+            if -1 < keep < self._emitted:
+                raise InvalidRequest("the context has been used since the generation ended: truncate it instead")
             return
         keep = self._emitted if keep < 0 else keep
         if keep > self._emitted:

@@ -42,7 +42,11 @@ class ContextJob:
         """End with an error."""
         if not self._ended:
             self.error = error
+            self._undo()
             self._end()
+
+    def _undo(self) -> None:
+        """What a failed or cancelled operation did to the context's tokens is taken back."""
 
     def _end(self) -> None:
         self._ended = True
@@ -66,7 +70,8 @@ class Prefill(ContextJob):
             self._end()
 
     def work(self, budget: int, drafts: bool) -> Work:
-        """The next chunk, without logits."""
+        """The next chunk, without logits. Others may have computed all of it meanwhile: then this is done."""
+        self.settle()
         return Work(self.context.tokens[self.context.table.length : -1][:budget])
 
     def commit(self, done: Verified) -> None:
@@ -129,6 +134,9 @@ class ForwardPass(ContextJob):
             raise
         context.place(self._base, positions, visible)
         context.rows_from = self._wanted[0]
+
+    def _undo(self) -> None:
+        self.context.truncate(self._base)
 
     def work(self, budget: int, drafts: bool) -> Work:
         """The next chunk; logits from the next row that was asked for on."""

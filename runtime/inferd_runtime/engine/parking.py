@@ -6,13 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from inferd_runtime.kv.table import PageCopy
 from inferd_runtime.models.batch import PageData
 
 
 class PageMover(Protocol):
-    """The part of a driver that moves whole pages between the cache and the host."""
+    """The part of a driver that moves whole pages, in the order of the calls and before the next forward."""
 
     page_bytes: int
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pages inside the cache, one after the other."""
+        ...
 
     def read_pages(self, pages: Sequence[int]) -> PageData:
         """The K and V of whole pages, uint8[len(pages), page_bytes]."""
@@ -24,54 +29,57 @@ class PageMover(Protocol):
 
 
 @dataclass(slots=True)
-class Parked:
-    """A context outside of the cache: ``length`` tokens are computed if ``data`` holds their pages, else none.
+class Buffer:
+    """Pages on the host; forks of a parked context share them."""
 
-    ``charged`` pages stay on the tenant's account meanwhile.
+    data: PageData
+    holders: int = 1
+
+
+@dataclass(slots=True)
+class Parked:
+    """A context outside of the cache: of its ``pages``, which held ``length`` tokens, ``buffer`` has a copy, or nobody (None).
+
+    ``charged`` pages stay on the tenant's account meanwhile; ``chain`` is what the prefix index called the full ones.
     """
 
     length: int
+    pages: int
     charged: int
-    data: PageData | None
+    chain: list[int]
+    buffer: Buffer | None
 
 
 class ParkingSpace:
     """At most ``limit`` bytes of parked pages; what does not fit is recomputed instead."""
 
     def __init__(self, mover: PageMover, limit: int) -> None:
-        self._mover = mover
+        self.mover = mover
         self._limit = limit
         self.used = 0
         self.swapped = 0
         self.dropped = 0
 
-    def fits(self, pages: int) -> bool:
-        """Whether there is room."""
-        return self.used + pages * self._mover.page_bytes <= self._limit
-
-    def store(self, pages: Sequence[int]) -> PageData | None:
+    def store(self, pages: Sequence[int]) -> Buffer | None:
         """Copy pages to the host; None when there is no room."""
-        if not pages or not self.fits(len(pages)):
+        if not pages or self.used + len(pages) * self.mover.page_bytes > self._limit:
             self.dropped += 1
             return None
-        data = self._mover.read_pages(pages)
+        data = self.mover.read_pages(pages)
         self.used += data.nbytes
         self.swapped += 1
-        return data
-
-    def load(self, parked: Parked, pages: Sequence[int]) -> None:
-        """Copy parked pages back into the cache."""
-        assert parked.data is not None
-        self._mover.write_pages(pages, parked.data[: len(pages)])
+        return Buffer(data)
 
     def discard(self, parked: Parked) -> None:
-        """Give the host memory back."""
-        if parked.data is not None:
-            self.used -= parked.data.nbytes
-            parked.data = None
+        """Give the host memory back, once nobody shares it."""
+        buffer, parked.buffer = parked.buffer, None
+        if buffer is not None:
+            buffer.holders -= 1
+            if buffer.holders == 0:
+                self.used -= buffer.data.nbytes
 
-    def copy(self, parked: Parked) -> PageData | None:
-        """The same pages for a fork: counted once more, though the memory is the same, so that counting stays simple."""
-        if parked.data is not None:
-            self.used += parked.data.nbytes
-        return parked.data
+    def share(self, parked: Parked, length: int, pages: int) -> Parked:
+        """The same for a fork that keeps ``length`` tokens on ``pages`` pages: nothing is copied, and nothing charged again."""
+        if parked.buffer is not None:
+            parked.buffer.holders += 1
+        return Parked(length, pages, 0, list(parked.chain), parked.buffer)

@@ -65,7 +65,6 @@ class Planned(NamedTuple):
     job: Job
     work: Work
     table: PageTable
-    copies: Sequence[PageCopy]
     adapter: str = ""
 
 
@@ -99,7 +98,11 @@ class Driver(Protocol):
     kv_layout: str
 
     def forward(self, batch: Batch) -> Outputs:
-        """Copy ``batch.copies``, write K and V of every token, and return what the wanted rows bring, on the host."""
+        """Write K and V of every token, and return what the wanted rows bring, on the host."""
+        ...
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pages inside the cache, one after the other, before whatever comes next."""
         ...
 
     def read_pages(self, pages: Sequence[int]) -> PageData:
@@ -120,8 +123,10 @@ class Driver(Protocol):
 
 
 def prepare(plan: Sequence[Planned], page_size: int) -> Batch:
-    """Lay a plan out as one ragged batch."""
+    """Lay a plan out as one ragged batch. Raises ValueError for a job that feeds nothing."""
     counts = [len(item.work.tokens) for item in plan]
+    if not all(counts):
+        raise ValueError("a planned job feeds no token")
     starts = [item.table.length for item in plan]
     ends = list(accumulate(counts))
     spans = [
@@ -141,7 +146,6 @@ def prepare(plan: Sequence[Planned], page_size: int) -> Batch:
         slots=_slots(spans, index, page_size),
         logit_rows=_last_rows([item.work.rows for item in plan], ends),
         spans=spans,
-        copies=[copy for item in plan for copy in item.copies],
         hidden_rows=_last_rows(hidden, ends) if any(hidden) else NO_ROWS,
         placements=placements,
     )

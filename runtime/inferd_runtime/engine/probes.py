@@ -20,6 +20,9 @@ MAX_NUMBERS = 1 << 20
 """Numbers in one reply: 4 MiB as float32."""
 
 
+LARGEST_BIAS = float(np.finfo(np.float32).max)
+
+
 class RowEdit:
     """``bias`` is added to the logits of some tokens, then everything outside ``mask`` is forbidden (-inf)."""
 
@@ -35,8 +38,10 @@ class RowEdit:
             raise InvalidRequest(f"bias: {len(tokens)} tokens but {len(values)} values")
         check_vocabulary("bias", tokens, vocab_size)
         for token, value in zip(tokens, values, strict=True):
-            if not math.isfinite(value):
-                raise InvalidRequest(f"bias: {value} for token {token} is not finite; forbid a token with the mask")
+            if not abs(value) <= LARGEST_BIAS:
+                raise InvalidRequest(
+                    f"bias: {value} for token {token} is not a finite float32; forbid a token with the mask"
+                )
         if len(set(tokens)) < len(tokens):
             raise InvalidRequest("bias: a token is named twice")
         if mask is not None and not mask.any():

@@ -37,6 +37,9 @@ class PromptScoring(ContextJob):
         context.uncompute(self._first)
         context.rows_from = self._first
 
+    def _undo(self) -> None:
+        self.context.truncate(self._base)
+
     def ready(self) -> bool:
         """Whether more than the last token is pending."""
         return not self._ended and self.context.pending > 1

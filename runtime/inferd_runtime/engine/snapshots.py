@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import astuple
 
-from inferd.protocol import LimitExceeded, ModelInfo, SnapshotDamaged, SnapshotForeign
+from inferd.protocol import ModelInfo, SnapshotDamaged, SnapshotForeign
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.engine import Engine
 from inferd_runtime.engine.jobs import check_placement
@@ -120,8 +120,8 @@ def _read_pages(driver: Driver, context: Context) -> PageData:
     count = -(-context.computed // driver.page_size)
     if not count:
         return np.empty((0, driver.page_bytes), np.uint8)
-    if context.parked is not None and context.parked.data is not None:
-        pages = context.parked.data[:count].copy()
+    if context.parked is not None and context.parked.buffer is not None:
+        pages = context.parked.buffer.data[:count].copy()
     else:
         pages = driver.read_pages(context.table.pages[:count])
     used = context.computed - (count - 1) * driver.page_size
@@ -141,8 +141,6 @@ def _restore_pages(engine: Engine, context: Context, snapshot: Snapshot, trusted
     if fits and not trusted and not driver.bearable(snapshot.pages):
         raise SnapshotDamaged("the KV holds numbers that no model computes: not finite, or far too large")
     length = min(facts.computed, _make_room(engine, context, len(snapshot.pages)) * driver.page_size) if fits else 0
-    if facts.irregular_from is not None and facts.irregular_from < facts.computed and length < facts.computed:
-        raise _lost(engine, snapshot, fits)
     if length:
         context.table.reserve(length)
         driver.write_pages(context.table.pages, np.ascontiguousarray(snapshot.pages[: len(context.table.pages)]))
@@ -160,16 +158,3 @@ def _make_room(engine: Engine, context: Context, pages: int) -> int:
     while engine.pool.available < allowed and engine.contexts.park_another(context, idle=True):
         pass
     return max(0, min(allowed, engine.pool.available))
-
-
-def _lost(engine: Engine, snapshot: Snapshot, fits: bool) -> SnapshotForeign | LimitExceeded:
-    """Why KV that cannot be computed again does not come back."""
-    if not fits:
-        return SnapshotForeign(
-            f"the snapshot's KV has layout {snapshot.facts.kv_layout!r}, this engine's {engine.driver.kv_layout!r}, and it "
-            "cannot be computed again"
-        )
-    return LimitExceeded(
-        f"the snapshot's KV cannot be computed again, and there is no room for its {len(snapshot.pages)} pages",
-        limit="kv_pages", value=engine.pool.size, raise_with="--pages of the server, or a higher quota of the tenant",
-    )  # fmt: skip

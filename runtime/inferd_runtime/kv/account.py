@@ -33,3 +33,15 @@ class Account:
     def refund(self, pages: int) -> None:
         """Count pages no more."""
         self.used -= pages
+
+
+@dataclass(slots=True)
+class Allowance:
+    """Pages that a context may take beyond what its account would charge, because it held them before it left the cache.
+
+    ``paid`` are on the account already. ``forgiven`` were shared with others then and are not charged twice, though pressure
+    by somebody else tore them apart.
+    """
+
+    paid: int = 0
+    forgiven: int = 0

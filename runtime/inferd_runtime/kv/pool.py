@@ -6,7 +6,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from inferd_runtime.kv.account import Account
+from inferd_runtime.kv.account import Account, Allowance
 from inferd_runtime.kv.prefix import PrefixIndex
 
 
@@ -17,9 +17,9 @@ class PoolExhausted(Exception):
 class PagePool:
     """``pages`` pages of ``page_size`` tokens with reference counts.
 
-    A page is in one of three states. *Held*: counted by at least one table, charged to one account. *Kept*: counted by
-    none, but its content stands in the prefix index; it is handed out when no free page is left, the longest unused first.
-    *Free*: neither. The lowest free page is handed out first, so that a lone stream tends to hold one contiguous range,
+    A page is in one of three states. *Held*: counted by at least one table, and charged to one account or forgiven. *Kept*:
+    counted by none, but its content stands in the prefix index; it is handed out when no free page is left, the longest
+    unused first. *Free*: neither. The lowest free page is handed out first, so that a lone stream tends to hold one contiguous range,
     which attention can read in place.
     """
 
@@ -44,8 +44,8 @@ class PagePool:
         """Pages that nobody holds but whose content can still be found."""
         return len(self._kept)
 
-    def take(self, count: int, account: Account) -> list[int]:
-        """Hand out ``count`` pages with one reference each.
+    def take(self, count: int, account: Account, allowance: Allowance | None = None) -> list[int]:
+        """Hand out ``count`` pages with one reference each, charged to the account as far as the allowance does not reach.
 
         Raises PoolExhausted or QuotaExceeded and takes none when there are fewer or the account has no room.
         """
@@ -53,11 +53,11 @@ class PagePool:
             return []
         if count > self.available:
             raise PoolExhausted(f"{count} KV pages wanted, {self.available} of {self.size} free")
-        account.charge(count)
+        owners = _owners(count, account, allowance)
         pages = [heapq.heappop(self._free) if self._free else self._oldest_kept() for _ in range(count)]
-        for page in pages:
+        for page, owner in zip(pages, owners, strict=True):
             self._counts[page] = 1
-            self._accounts[page] = account
+            self._accounts[page] = owner
         return pages
 
     def _oldest_kept(self) -> int:
@@ -73,14 +73,17 @@ class PagePool:
                 raise ValueError(f"page {page} is free and cannot be shared")
             self._counts[page] += 1
 
-    def adopt(self, pages: Sequence[int], account: Account) -> None:
+    def adopt(self, pages: Sequence[int], account: Account, allowance: Allowance | None = None) -> None:
         """Add one reference to each page, held or kept. Raises QuotaExceeded and adds none when the account has no room."""
-        account.charge(sum(self._counts[page] == 0 for page in pages))
+        fresh = [page for page in pages if self._counts[page] == 0]
+        for page, owner in zip(fresh, _owners(len(fresh), account, allowance), strict=True):
+            del self._kept[page]
+            self._accounts[page] = owner
         for page in pages:
-            if self._counts[page] == 0:
-                del self._kept[page]
-                self._accounts[page] = account
             self._counts[page] += 1
+            if self._accounts[page] is None and allowance is not None and allowance.paid:
+                allowance.paid -= 1
+                self._accounts[page] = account
 
     def release(self, pages: Sequence[int]) -> None:
         """Drop one reference from each page; those without any become kept or free.
@@ -96,12 +99,20 @@ class PagePool:
 
     def _drop(self, page: int) -> None:
         account, self._accounts[page] = self._accounts[page], None
-        assert account is not None
-        account.refund(1)
+        if account is not None:
+            account.refund(1)
         if page in self.index:
             self._kept[page] = None
         else:
             heapq.heappush(self._free, page)
+
+    def is_held(self, page: int) -> bool:
+        """Whether any table holds the page."""
+        return self._counts[page] > 0
+
+    def charged(self, account: Account) -> int:
+        """How many held pages are charged to an account."""
+        return sum(owner is account for owner in self._accounts)
 
     def is_shared(self, page: int) -> bool:
         """Whether more than one table holds the page."""
@@ -117,7 +128,7 @@ class PagePool:
         held = Counter(page for pages in owners for page in pages)
         for page, count in enumerate(self._counts):
             assert held[page] == count, f"page {page}: {count} references counted, {held[page]} found"
-            assert (self._accounts[page] is None) == (count == 0), f"page {page} is charged wrongly"
+            assert count or self._accounts[page] is None, f"page {page} is charged though nobody holds it"
         free = set(self._free)
         assert len(free) == len(self._free), "a page is free twice"
         assert not free & self._kept.keys(), "a page is free and kept"
@@ -126,3 +137,16 @@ class PagePool:
         assert all(page in self.index for page in self._kept), "a kept page cannot be found"
         assert not any(page in self.index for page in free), "a free page can be found"
         self.index.check_integrity()
+
+
+def _owners(count: int, account: Account, allowance: Allowance | None) -> list[Account | None]:
+    """Who is charged for each of so many pages; what the allowance covers is not charged (again). Raises QuotaExceeded."""
+    if allowance is None:
+        account.charge(count)
+        return [account] * count
+    paid = min(allowance.paid, count)
+    forgiven = min(allowance.forgiven, count - paid)
+    account.charge(count - paid - forgiven)
+    allowance.paid -= paid
+    allowance.forgiven -= forgiven
+    return [account] * (count - forgiven) + [None] * forgiven

@@ -17,7 +17,7 @@ Key = tuple[Hashable, Tokens]
 
 
 class Node(NamedTuple):
-    """A page in the tree. ``ident`` stands for it and all before it; it is never used again."""
+    """A page in the tree. ``ident`` stands for its content and all before it; it never stands for anything else."""
 
     ident: int
     page: int
@@ -29,6 +29,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._nodes: dict[Key, Node] = {}
         self._keys: dict[int, Key] = {}
+        self._pages: dict[int, int] = {}
         self._last = 0
 
     def __contains__(self, page: int) -> bool:
@@ -41,24 +42,34 @@ class PrefixIndex:
         """The page that holds ``tokens`` behind ``before`` (a root or a node's ident)."""
         return self._nodes.get((before, tokens))
 
-    def add(self, before: Hashable, tokens: Tokens, page: int) -> int:
-        """Enter a computed page; the ident that stands for it. When its content is there already, the first page stays."""
+    def page_of(self, ident: int) -> int | None:
+        """The page that an ident stands for; None when it has gone."""
+        return self._pages.get(ident)
+
+    def add(self, before: Hashable, tokens: Tokens, page: int, ident: int | None = None) -> int:
+        """Enter a computed page; the ident that stands for it. When its content is there already, the first page stays.
+
+        ``ident``: the page is a copy, to the bit, of the one that this stood for.
+        """
         key = (before, tokens)
         node = self._nodes.get(key)
         if node is None:
-            self._last += 1
-            node = self._nodes[key] = Node(self._last, page)
+            if ident is None:
+                self._last = ident = self._last + 1
+            node = self._nodes[key] = Node(ident, page)
             self._keys[page] = key
+            self._pages[ident] = page
         return node.ident
 
     def forget(self, page: int) -> None:
         """The page's content is about to go. What came behind it cannot be found any more and goes in its turn."""
         key = self._keys.pop(page, None)
         if key is not None:
-            del self._nodes[key]
+            del self._pages[self._nodes.pop(key).ident]
 
     def check_integrity(self) -> None:
         """Raises AssertionError when the two directions disagree."""
-        assert len(self._nodes) == len(self._keys), "prefix index: nodes and pages differ in number"
+        assert len(self._nodes) == len(self._keys) == len(self._pages), "prefix index: nodes and pages differ in number"
         for page, key in self._keys.items():
             assert self._nodes[key].page == page, f"prefix index: page {page} is entered under another key"
+            assert self._pages[self._nodes[key].ident] == page, f"prefix index: page {page} has another ident"

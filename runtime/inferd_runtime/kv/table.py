@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from inferd_runtime.kv.account import Account
-from inferd_runtime.kv.pool import PagePool
+from inferd_runtime.kv.account import Account, Allowance, QuotaExceeded
+from inferd_runtime.kv.pool import PagePool, PoolExhausted
 
 
 class PageCopy(NamedTuple):
@@ -33,6 +33,7 @@ class PageTable:
         self.chain: list[int] = []
         self.length = 0
         self.private_from: int | None = None
+        self.allowance: Allowance | None = None
 
     def reserve(self, extra: int) -> list[PageCopy]:
         """Make room to write ``extra`` tokens behind ``length``.
@@ -43,21 +44,24 @@ class PageTable:
         size = self._pool.page_size
         tail = self.length // size
         if tail >= len(self.pages):
-            self.pages.extend(self._pool.take(self._missing(extra), self._account))
+            self.pages.extend(self._take(self._missing(extra)))
             return []
         if not self._pool.is_shared(self.pages[tail]):
             missing = self._missing(extra)
             if missing:
-                self.pages.extend(self._pool.take(missing, self._account))
+                self.pages.extend(self._take(missing))
             if self.length % size:
                 self._pool.index.forget(self.pages[tail])
             return []
-        taken = self._pool.take(self._missing(extra) + 1, self._account)
+        taken = self._take(self._missing(extra) + 1)
         copy = PageCopy(self.pages[tail], taken[0])
         self._pool.release([self.pages[tail]])
         self.pages[tail] = taken[0]
         self.pages.extend(taken[1:])
         return [copy]
+
+    def _take(self, count: int) -> list[int]:
+        return self._pool.take(count, self._account, self.allowance)
 
     def has_room(self, extra: int) -> bool:
         """Whether :meth:`reserve` would take no page."""
@@ -106,12 +110,50 @@ class PageTable:
             found.append(node)
             before = node.ident
         if found:
-            self._pool.adopt([node.page for node in found], self._account)
+            self._pool.adopt([node.page for node in found], self._account, self.allowance)
             self.trim()
             self.pages.extend(node.page for node in found)
             self.chain.extend(node.ident for node in found)
             self.length += len(found) * size
         return len(found) * size
+
+    def held_again(self, chain: Sequence[int]) -> list[int]:
+        """The pages that still hold what the first idents of ``chain`` stand for, to the bit."""
+        pages: list[int] = []
+        for ident in chain:
+            page = self._pool.index.page_of(ident)
+            if page is None:
+                break
+            pages.append(page)
+        return pages
+
+    def come_back(self, chain: Sequence[int], length: int) -> int:
+        """Fill an empty table again: ``length`` tokens, of which ``chain`` stood for the full pages.
+
+        Returns how many pages at the front are the old ones; what the others hold has to be written. Raises PoolExhausted
+        or QuotaExceeded and changes nothing when there is no room.
+        """
+        old = self.held_again(chain)
+        missing = -(-length // self._pool.page_size) - len(old)
+        if missing > self._pool.available - sum(not self._pool.is_held(page) for page in old):
+            raise PoolExhausted(f"{missing} KV pages wanted, {self._pool.available} free")
+        self._pool.adopt(old, self._account, self.allowance)
+        self.pages = list(old)
+        self.chain = list(chain[: len(old)])
+        try:
+            self.pages += self._take(missing)
+        except QuotaExceeded:
+            self.release()
+            raise
+        self.length = length
+        return len(old)
+
+    def republish(self, tokens: Sequence[int], chain: Sequence[int]) -> None:
+        """Enter pages that were written back under the idents that they had."""
+        size = self._pool.page_size
+        for at in range(len(self.chain), len(chain)):
+            content = tuple(tokens[at * size : (at + 1) * size])
+            self.chain.append(self._pool.index.add(self._before(), content, self.pages[at], chain[at]))
 
     def _shareable(self, length: int) -> int:
         return length if self.private_from is None else min(length, self.private_from)

@@ -107,7 +107,7 @@ def _trace(model: nn.Module, kv: KvShape, linear: Mapping[str, nn.Module]) -> di
 def _probe_pass(model: nn.Module, kv: KvShape) -> None:
     like = next(model.parameters())
     at = torch.arange(PROBE_TOKENS)
-    batch = Batch(at.numpy(), at.numpy(), at.numpy(), at[:1].numpy(), [Span(0, PROBE_TOKENS, 0, [0])], [])
+    batch = Batch(at.numpy(), at.numpy(), at.numpy(), at[:1].numpy(), [Span(0, PROBE_TOKENS, 0, [0])])
     keys, values = (
         [torch.zeros(1, PROBE_TOKENS, heads, width, dtype=like.dtype, device=like.device) for heads, width in shapes]
         for shapes in (kv.keys, kv.values)

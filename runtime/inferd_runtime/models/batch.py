@@ -9,8 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from inferd_runtime.kv.table import PageCopy
-
 Ids = npt.NDArray[np.int64]
 PageData = npt.NDArray[np.uint8]
 Seen = npt.NDArray[np.bool_]
@@ -57,7 +55,6 @@ class Batch:
     slots: Ids
     logit_rows: Ids
     spans: Sequence[Span]
-    copies: Sequence[PageCopy]
     hidden_rows: Ids = field(default_factory=lambda: NO_ROWS)
     placements: Mapping[int, Placement] = field(default_factory=dict)
 

@@ -204,9 +204,8 @@ def agree(one: ModelPass, other: ModelPass, kv: KvShape, like: Tensor) -> bool:
     """Whether two passes give the same logits on random tokens, to a tolerance relative to the largest one."""
     tokens = torch.randint(like.shape[0], (PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
     positions = torch.arange(PROBE_TOKENS)
-    batch = Batch(
-        tokens.numpy(), positions.numpy(), positions.numpy(), positions.numpy(), [Span(0, PROBE_TOKENS, 0, [0])], []
-    )  # fmt: skip
+    at = positions.numpy()
+    batch = Batch(tokens.numpy(), at, at, at, [Span(0, PROBE_TOKENS, 0, [0])])
     keys, values = ([_page(*shape, like) for shape in shapes] for shapes in (kv.keys, kv.values))
     layout = lay_out(batch, keys, values, PROBE_TOKENS)
     tokens, positions = tokens.to(like.device), positions.to(like.device)

@@ -112,5 +112,4 @@ def _batch(tokens: Ids, step: tuple[tuple[int, int], ...]) -> Batch:
         slots=homes * PAGE + positions % PAGE,
         logit_rows=np.arange(first)[::-1].copy(),
         spans=spans,
-        copies=[],
     )

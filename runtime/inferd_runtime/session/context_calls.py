@@ -42,8 +42,11 @@ def fork(state: SessionState, call: Call) -> None:
 
 
 def truncate(state: SessionState, call: Call) -> None:
-    """Keep the first tokens."""
+    """Keep the first tokens. A generation that runs on the context ends with what it has delivered."""
     request: p.TruncateContext = call.request
+    user = state.context(request.context).context.user
+    if isinstance(user, Generation):
+        state.end_generation(user)
     state.free_context(request.context).truncate(request.length)
     call.respond(state.context_state(request.context))
 

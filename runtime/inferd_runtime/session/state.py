@@ -117,7 +117,7 @@ class SessionState:
         entry = self.context(handle)
         user = entry.context.user
         if isinstance(user, Generation) and user.finished() and not user.outbox:
-            user.close()
+            self.end_generation(user)
         if entry.context.user is not None:
             raise p.InvalidRequest("the context is in use: close its generation or wait for its operation first")
         return entry
@@ -146,6 +146,14 @@ class SessionState:
         if handle not in self.generations:
             raise p.NotFound(f"generation {handle} does not exist or was closed")
         return self.generations[handle]
+
+    def end_generation(self, generation: Generation) -> None:
+        """Close a generation but keep its handle, which still tells why it ended. Whoever waits for a step is told."""
+        for opened in self.generations.values():
+            if opened.generation is generation:
+                opened.close()
+        if generation.listener is not None:
+            generation.listener()
 
     def check_room(self) -> None:
         """Raise LimitExceeded when the session holds as many handles as it may."""

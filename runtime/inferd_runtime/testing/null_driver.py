@@ -8,6 +8,7 @@ import numpy as np
 
 from inferd_runtime.engine.noise import mix
 from inferd_runtime.engine.sampling import Logits
+from inferd_runtime.kv.table import PageCopy
 from inferd_runtime.models.adapter_files import AdapterFiles, AdapterSize, LoraConfig
 from inferd_runtime.models.batch import Batch, Ids, Outputs, PageData, Rows, Span
 
@@ -45,8 +46,7 @@ class NullDriver:
         """Logits float32[R, V] and hidden states float32[H, HIDDEN] of the wanted rows."""
         self.steps += 1
         self.tokens_fed += len(batch.tokens)
-        for copy in batch.copies:
-            self._memory[copy.target] = self._memory[copy.source]
+        assert all(span.count > 0 for span in batch.spans), "a sequence without tokens"
         self._memory.reshape(-1)[batch.slots] = batch.tokens + self._offsets(batch)
         spans = {row: span for span in batch.spans for row in range(span.first, span.first + span.count)}
         logits = [self.logits(self._history(spans[row], row, batch)) for row in batch.logit_rows.tolist()]
@@ -62,6 +62,11 @@ class NullDriver:
     def unload_adapter(self, key: str) -> None:
         """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`."""
         del self.adapters[key]
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        for copy in copies:
+            self._memory[copy.target] = self._memory[copy.source]
 
     def read_pages(self, pages: Sequence[int]) -> PageData:
         """See :class:`~inferd_runtime.engine.plan.Driver`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from inferd.protocol import Sampling
-from inferd_grammar import GrammarCompiler, Regex, TokenTable
+from inferd_grammar import Exact, GrammarCompiler, JsonSchema, Regex, TokenTable
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.generation import Generation, GenerationSpec
 from inferd_runtime.engine.grammar import GrammarCursor
@@ -173,3 +174,32 @@ def test_top_k_top_p_and_min_p_keep_what_they_say() -> None:
     assert kept(top_p=0.75) == [0, 1, 2]
     assert kept(min_p=0.4) == [0, 1, 2]
     assert kept(top_k=3, top_p=0.5) == [0, 1]
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["canonical", "exact"])
+def test_drafts_change_nothing_whichever_splits_the_masks_allow(exact: bool) -> None:
+    """With tokens of several bytes: one mode forces the canonical split of certain text, the other allows every split."""
+    pieces = ["</s>", *"0123456789{}:,", '"', '{"', '":', '","', '"}', *"abcdefghmn", "na", "me", "name", '"name', '":"']
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    data = {
+        "model": {"type": "BPE", "vocab": {piece: at for at, piece in enumerate(pieces)}, "merges": []},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "added_tokens": [{"id": 0, "content": "</s>", "special": True, **dict.fromkeys(flags, False)}],
+    }
+    table = TokenTable.from_tokenizer_json(json.dumps(data), vocab_size=len(pieces) + 3, eos_ids=[0])
+    text = {"type": "object", "properties": {"name": {"enum": ["abc", "name", "game"]}, "age": {"type": "integer"}}}
+    schema = JsonSchema({**text, "required": ["name", "age"], "additionalProperties": False})
+    compiled = GrammarCompiler(table).compile(Exact(schema) if exact else schema)
+    splits = set()
+    for name, seed in itertools.product(("argmax", "multinomial"), range(12)):
+        driver = NullDriver(vocab_size=table.vocab_size, scale=1.0, seed=seed)
+
+        def cursor() -> GrammarCursor:
+            return GrammarCursor(compiled.matcher(), table.words, [0])
+
+        plain, _ = generate(driver, [3, 4], SAMPLERS[name], seed, None, cursor(), 60)
+        splits.add(tuple(plain[:3]))
+        for drafter in (NgramDrafter(), RandomDrafter(seed, table.vocab_size), Oracle(plain, 2)):
+            tokens, _ = generate(driver, [3, 4], SAMPLERS[name], seed, drafter, cursor(), 60)
+            assert tokens == plain, (name, seed, type(drafter))
+    assert (len(splits) > 1) == exact

@@ -47,7 +47,13 @@ def test_a_mask_means_minus_infinity_elsewhere(size: int, share: float) -> None:
         assert allowed_tokens(mask, size).tolist() == allowed.tolist()
         plain = np.full(size, -np.inf, np.float32)
         plain[allowed] = logits[allowed]
-        for sampling in (Sampling(0), Sampling(1.0), Sampling(0.7, 5), Sampling(1.2, 0, 0.8), Sampling(1.0, 0, 1.0, 0.1)):
+        for sampling in (
+            Sampling(0),
+            Sampling(1.0),
+            Sampling(0.7, 5),
+            Sampling(1.2, 0, 0.8),
+            Sampling(1.0, 0, 1.0, 0.1),
+        ):
             sampler = RowSampler.resolve(sampling, seed=position, lineage=0)
             assert draw(logits, sampler, position, mask) == draw(plain, sampler, position)
 

@@ -329,7 +329,7 @@ def test_a_cancelled_scoring_frees_the_context(caller: DirectSession) -> None:
     caller.engine.step()
     caller.session.cancel(ticket)
     assert isinstance(replies[0], p.Cancelled)
-    assert caller.call(p.FlushContext(context)).length == 200
+    assert caller.call(p.FlushContext(context)).length == 0
 
 
 # -- Embeddings -------------------------------------------------------------------------------------------------------

@@ -145,6 +145,7 @@ def test_a_programs_draft_is_verified_and_never_changes_the_output(caller: Direc
         (p.TruncateContext(1, 99), p.InvalidRequest, "99"),
         (p.Forward(1, []), p.InvalidRequest, "at least one token"),
         (p.Forward(1, [1], at=[4]), p.InvalidRequest, "row 4"),
+        (p.Forward(1, [1], bias_tokens=[1], bias_values=[1e300]), p.InvalidRequest, "float32"),
         (p.SendMessage("x"), p.InvalidRequest, "session.send"),
         (p.Detokenize([-1]), p.InvalidRequest, "-1"),
     ],
@@ -177,7 +178,6 @@ def test_a_context_in_use_refuses_everything_else(caller: DirectSession) -> None
     generation = caller.call(p.StartGenerate(context)).generation
     for request in (
         p.StartGenerate(context),
-        p.TruncateContext(context, 1),
         p.ReleaseContext(context),
     ):
         with pytest.raises(p.InvalidRequest, match="in use"):
@@ -202,6 +202,51 @@ def test_a_fork_in_mid_generation_holds_what_was_delivered_and_the_generation_go
         tokens += [token for step in reply.steps for token in step.tokens]
     assert tokens == whole
     assert delivered + run(caller, fork, max_tokens=30 - len(delivered))[0] == whole
+
+
+def test_truncate_in_mid_generation_ends_it_and_the_context_goes_on_as_if_it_had_never_run_ahead(
+    caller: DirectSession,
+) -> None:
+    context = caller.text(PROMPT)
+    whole = run(caller, caller.text(PROMPT), max_tokens=30)[0]
+    generation = caller.call(p.StartGenerate(context, max_tokens=30)).generation
+    delivered = [token for step in caller.call(p.NextSteps(generation)).steps for token in step.tokens]
+    caller.engine.step()
+    _, waiting = caller.submit(p.NextSteps(generation))
+    while not waiting:
+        caller.engine.step()
+    _, waiting = caller.submit(p.NextSteps(generation))
+    state = caller.call(p.TruncateContext(context, len(PROMPT) + 1))
+    assert waiting == [p.Steps([], "closed")]
+    assert state.length == len(PROMPT) + 1
+    assert run(caller, context, max_tokens=29)[0] == whole[1:]
+    assert delivered == whole[: len(delivered)]
+
+
+def test_keep_is_refused_where_it_cannot_be_done(caller: DirectSession) -> None:
+    context = caller.text(PROMPT)
+    generation = caller.call(p.StartGenerate(context, max_tokens=4)).generation
+    while not caller.call(p.NextSteps(generation)).finish:
+        pass
+    caller.call(p.AppendContext(context, [p.Part("text", text="more")]))
+    for keep in (-7, 1):
+        with pytest.raises(p.InvalidRequest, match=r"keep|truncate"):
+            caller.call(p.CloseGenerate(generation, keep))
+    assert caller.call(p.CloseGenerate(generation, 4)).length == len(PROMPT) + 4 + 4
+
+
+@pytest.mark.parametrize(
+    "request_", [p.Forward(1, [1, 2, 3] * 30), p.PromptLogprobs(1, [1, 2, 3] * 30)], ids=["forward", "prompt_logprobs"]
+)
+def test_a_cancelled_pass_leaves_the_context_as_it_was(caller: DirectSession, request_: Any) -> None:
+    context = caller.text(PROMPT)
+    expected = run(caller, caller.text(PROMPT), max_tokens=5)[0]
+    ticket, replies = caller.submit(request_)
+    caller.engine.step()
+    caller.session.cancel(ticket)
+    assert isinstance(replies[0], p.Cancelled)
+    assert caller.tokens(context) == list(PROMPT.encode())
+    assert run(caller, context, max_tokens=5)[0] == expected
 
 
 def test_generation_stops_at_the_end_of_the_context(caller: DirectSession) -> None:

@@ -415,16 +415,14 @@ def test_forged_pages_are_never_found_by_prefix(connect: Connect) -> None:
         assert session.generate(copy, max_tokens=12).tokens == expected
 
 
-def test_forged_pages_come_back_whole_or_not_at_all(connect: Connect) -> None:
+def test_imported_kv_that_finds_no_place_is_computed(connect: Connect) -> None:
     first, narrow, other = connect(), connect(quota=3), connect(page_size=8)
     context = first.text(PROMPT)
     first.call(p.FlushContext(context))
     imported = first.call(p.ImportContext(first.call(p.ExportContext(context)).data)).context
     first.call(p.SaveContext(imported, "a"))
-    with pytest.raises(p.LimitExceeded, match="no room for its 6 pages"):
-        narrow.call(p.OpenSaved("a"))
-    with pytest.raises(p.SnapshotForeign, match="'null/int64/4', this engine's 'null/int64/8'"):
-        other.call(p.OpenSaved("a"))
+    assert 0 < narrow.call(p.OpenSaved("a")).restored < 6 * 4
+    assert other.call(p.OpenSaved("a")).restored == 0
     assert first.call(p.OpenSaved("a")).recomputed == 0
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.kv.table import PageCopy
 from inferd_runtime.models.adapter_files import AdapterFiles, AdapterSize
 from inferd_runtime.models.attention import BOUND, Scratch, lay_out
 from inferd_runtime.models.batch import Batch, Outputs, PageData, Rows
@@ -62,6 +63,13 @@ class TorchDriver:
             self._adapters.unload(key)
 
     @torch.inference_mode()
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        for copy in copies:
+            for cache in self._caches():
+                cache[copy.target].copy_(cache[copy.source])
+
+    @torch.inference_mode()
     def read_pages(self, pages: Sequence[int]) -> PageData:
         """The pages of layer 0's K, layer 0's V, layer 1's K, ... behind each other: uint8[n, page_bytes]."""
         where = torch.as_tensor(list(pages), dtype=torch.int64, device=self._device)
@@ -103,9 +111,6 @@ class TorchDriver:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Outputs:
         """Run one ragged batch. Logits are float32[R, V] on the host, R the number of wanted rows (it may be 0)."""
-        for copy in batch.copies:
-            for cache in self._caches():
-                cache[copy.target].copy_(cache[copy.source])
         rows = torch.from_numpy(batch.logit_rows).to(self._device)
         layout = lay_out(batch, self._keys, self._values, self.page_size, self._scratch)
         run = self._adapters.select(batch.spans) if self._adapters is not None else None
