@@ -25,6 +25,7 @@ from inferd.protocol import InternalError
 from inferd_runtime.sandbox.cache import POLL_SECONDS, CacheEntry, cache_folder, drop_oldest, locked, private_folder
 from inferd_runtime.sandbox.engine_settings import COMPILED_WITH
 
+NOT_FOR_GUESTS = ("outlines.py",)  # needs a package that the sandbox has not
 GUEST_PACKAGE = "inferd_runtime/sandbox/runner"
 WIT = "world.wit"
 KEPT_ENTRIES = 4
@@ -79,7 +80,8 @@ def ensure_runner(on_progress: OnProgress = lambda progress: None) -> Path:
 def guest_sources() -> dict[str, bytes]:
     """Every file that goes into the component, by its path there: the SDK, the guest's modules, and the WIT world."""
     sdk, runner = Path(inferd.__file__).parent, Path(__file__).with_name("runner")
-    sources = {f"inferd/{path.relative_to(sdk).as_posix()}": path.read_bytes() for path in sdk.rglob("*.py")}
+    files = [path for path in sdk.rglob("*.py") if path.name not in NOT_FOR_GUESTS]
+    sources = {f"inferd/{path.relative_to(sdk).as_posix()}": path.read_bytes() for path in files}
     sources |= {f"{GUEST_PACKAGE}/{path.name}": path.read_bytes() for path in runner.glob("*.py")}
     sources |= {"inferd_runtime/__init__.py": b"", "inferd_runtime/sandbox/__init__.py": b""}
     return sources | {WIT: (runner / WIT).read_bytes()}

@@ -121,6 +121,7 @@ def test_the_key_follows_the_sources(build: FakeBuild, monkeypatch: pytest.Monke
 def test_what_goes_into_the_component() -> None:
     sources = guest_sources()
     assert {"world.wit", "inferd/protocol.py", "inferd_runtime/sandbox/runner/app.py"} <= sources.keys()
+    assert "inferd/outlines.py" not in sources  # a client's: its package is not in the sandbox
     assert sources["inferd_runtime/__init__.py"] == b""
     runtime = {path for path in sources if path.startswith("inferd_runtime/")}
     assert all(path.startswith("inferd_runtime/sandbox/runner/") or path.endswith("/__init__.py") for path in runtime)
