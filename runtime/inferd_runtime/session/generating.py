@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from inferd import protocol as p
-from inferd_grammar import Compiled, GrammarError
+from inferd_grammar import Compiled, GrammarError, Matcher
 from inferd_runtime.engine.adapters import AdapterLease
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.fairness import MAX_PRIORITY
@@ -48,15 +50,23 @@ class Offers:
 
 
 class OpenGeneration:
-    """A generation handle. ``lease`` keeps its adapter; ``finished`` checks the text of a best_effort constraint."""
+    """A generation handle. ``lease`` keeps its adapter; ``finished`` checks the text of a best_effort constraint.
+
+    What was given to :meth:`on_close` is called when it is closed, and nothing needs its matcher any more.
+    """
 
     def __init__(
-        self, generation: Generation, offers: Offers, lease: AdapterLease, finished: FinishedText | None = None
+        self,
+        generation: Generation,
+        offers: Offers,
+        lease: AdapterLease,
+        finished: FinishedText | None = None,
     ) -> None:
         self.generation = generation
         self._offers = offers
         self._lease = lease
         self._finished = finished
+        self._closed: list[Callable[[], None]] = []
 
     def request_steps(self, request: p.NextSteps) -> None:
         """Check and hand over what ``generate.next`` brings. Raises InvalidRequest or ConstraintError."""
@@ -82,10 +92,16 @@ class OpenGeneration:
         counters = self.generation.counters
         return p.Usage(0, counters.tokens, counters.steps, counters.drafted, counters.accepted)
 
+    def on_close(self, told: Callable[[], None]) -> None:
+        """Have ``told`` called once, behind the close."""
+        self._closed.append(told)
+
     def close(self, keep: int = -1) -> None:
         """Give the context back with the first ``keep`` generated tokens (-1: all that were taken)."""
         self.generation.close(keep)
         self._lease.release()
+        while self._closed:
+            self._closed.pop()()
 
 
 def check_draft(request: p.NextSteps, position: int, context: Context) -> None:
@@ -125,11 +141,12 @@ def start(
         OfferedMask(model.info.vocab_size) if request.program_constraint else None,
     )
     drafter: Drafter | None = NgramDrafter(MAX_DRAFT) if request.system_speculation else offers.draft
+    matcher = None if compiled is None else compiled.matcher()
     spec = GenerationSpec(
         sampler=sampler,
         max_tokens=request.max_tokens,
         eos_tokens=frozenset(model.tokenizer.eos_tokens),
-        grammar=offers.mask if compiled is None else _cursor(compiled, model),
+        grammar=offers.mask if matcher is None else _cursor(matcher, model),
         drafter=drafter,
         paced=request.program_speculation or request.program_constraint,
         priority=request.priority,
@@ -137,11 +154,14 @@ def start(
     generation = Generation(context, spec, TextAssembler(model.tokenizer.stream(), request.stop))
     model.engine.submit(generation)
     checked = compiled is not None and request.constraint is not None and request.constraint.best_effort
-    return OpenGeneration(generation, offers, lease, FinishedText(compiled) if compiled and checked else None)
+    opened = OpenGeneration(generation, offers, lease, FinishedText(compiled) if compiled and checked else None)
+    if compiled is not None and matcher is not None:
+        opened.on_close(partial(compiled.learn, matcher))
+    return opened
 
 
-def _cursor(compiled: Compiled, model: ServedModel) -> OutputMasks:
-    return GrammarCursor(compiled.matcher(), -(-model.info.vocab_size // 32), model.tokenizer.eos_tokens)
+def _cursor(matcher: Matcher, model: ServedModel) -> OutputMasks:
+    return GrammarCursor(matcher, -(-model.info.vocab_size // 32), model.tokenizer.eos_tokens)
 
 
 def find_compiled(constraint: p.Constraint, model: ServedModel) -> Compiled | None:

@@ -67,13 +67,13 @@ class Oracle:
 
 def generate(
     driver: NullDriver, prompt: list[int], sampling: Sampling, seed: int, drafter: Drafter | None,
-    cursor: GrammarCursor | None = None, max_tokens: int = 40,
+    cursor: GrammarCursor | None = None, max_tokens: int = 40, eos: int = END,
 ) -> tuple[list[int], Generation]:  # fmt: skip
     engine = Engine(driver, EngineOptions(token_budget=16))
     context = engine.create_context()
     context.append(prompt)
     sampler = RowSampler.resolve(sampling, seed=seed, lineage=0)
-    spec = GenerationSpec(sampler, max_tokens, frozenset([END]), cursor, drafter)
+    spec = GenerationSpec(sampler, max_tokens, frozenset([eos]), cursor, drafter)
     generation = Generation(context, spec, TextAssembler(ByteTokenizer().stream(), ()))
     engine.submit(generation)
     tokens: list[int] = []
@@ -179,7 +179,21 @@ def test_top_k_top_p_and_min_p_keep_what_they_say() -> None:
 @pytest.mark.parametrize("exact", [False, True], ids=["canonical", "exact"])
 def test_drafts_change_nothing_whichever_splits_the_masks_allow(exact: bool) -> None:
     """With tokens of several bytes: one mode forces the canonical split of certain text, the other allows every split."""
-    pieces = ["</s>", *"0123456789{}:,", '"', '{"', '":', '","', '"}', *"abcdefghmn", "na", "me", "name", '"name', '":"']
+    pieces = [
+        "</s>",
+        *"0123456789{}:,",
+        '"',
+        '{"',
+        '":',
+        '","',
+        '"}',
+        *"abcdefghmn",
+        "na",
+        "me",
+        "name",
+        '"name',
+        '":"',
+    ]
     flags = ("single_word", "lstrip", "rstrip", "normalized")
     data = {
         "model": {"type": "BPE", "vocab": {piece: at for at, piece in enumerate(pieces)}, "merges": []},
@@ -197,9 +211,9 @@ def test_drafts_change_nothing_whichever_splits_the_masks_allow(exact: bool) -> 
         def cursor() -> GrammarCursor:
             return GrammarCursor(compiled.matcher(), table.words, [0])
 
-        plain, _ = generate(driver, [3, 4], SAMPLERS[name], seed, None, cursor(), 60)
+        plain, _ = generate(driver, [3, 4], SAMPLERS[name], seed, None, cursor(), 60, eos=0)
         splits.add(tuple(plain[:3]))
         for drafter in (NgramDrafter(), RandomDrafter(seed, table.vocab_size), Oracle(plain, 2)):
-            tokens, _ = generate(driver, [3, 4], SAMPLERS[name], seed, drafter, cursor(), 60)
+            tokens, _ = generate(driver, [3, 4], SAMPLERS[name], seed, drafter, cursor(), 60, eos=0)
             assert tokens == plain, (name, seed, type(drafter))
     assert (len(splits) > 1) == exact
