@@ -31,11 +31,12 @@ def _check(options: argparse.Namespace) -> int:
     try:
         tokens = load_table(options.tokenizer)
         cases = read_cases(options.cases, options.limit)
+        checker = Checker(tokens, options.mode, options.backend, options.seconds)
     except (GrammarError, OSError, ValueError) as error:
         print(f"inferd_grammar check: {error}", file=sys.stderr)
         return 2
     summary = Summary(options.mode)
-    with Checker(tokens, options.mode, options.backend, options.seconds) as checker:
+    with checker:
         for case in cases:
             result = checker.run(case)
             summary.add(result)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,7 +28,6 @@ from inferd_grammar.tokens import TokenTable
 from inferd_grammar.validation import SchemaValidator
 
 Mode = Literal["strict", "best_effort"]
-Encode = Callable[[str], list[int]]
 # As in the research's figures: masks of up to two valid instances of a case, of their first 600 tokens.
 _TIMED_INSTANCES = 2
 _TIMED_TOKENS = 600
@@ -95,7 +94,10 @@ class Summary:
 
 
 class Checker:
-    """Runs cases one after the other in a child process, which is ended and replaced where a case takes too long."""
+    """Runs cases one after the other in a child process, which is ended and replaced where a case takes too long.
+
+    Raises GrammarError at the start for a backend that is not known or does not take the tokenizer.
+    """
 
     def __init__(self, table: TokenTable, mode: Mode, backend: str, seconds: float) -> None:
         self._setup = (table.source, table.vocab_size, table.eos_ids, mode, backend)
@@ -131,7 +133,10 @@ class Checker:
         self._process = self._context.Process(target=_serve, args=(theirs, *self._setup), daemon=True)
         self._process.start()
         theirs.close()
-        self._pipe.recv()  # ready: the start of the process is not the first case's time
+        refusal = self._pipe.recv()  # the start of the process is not the first case's time
+        if refusal is not None:
+            self._stop()
+            raise GrammarError(refusal)
 
     def _stop(self) -> None:
         self._process.kill()
@@ -139,7 +144,7 @@ class Checker:
         self._pipe.close()
 
 
-def check_case(case: dict[str, Any], compiler: GrammarCompiler, mode: Mode, encode: Encode) -> CaseResult:
+def check_case(case: dict[str, Any], compiler: GrammarCompiler, mode: Mode, reader: Reader) -> CaseResult:
     """One case in this process: compile, try the instances, time masks."""
     started = time.perf_counter()
     try:
@@ -150,16 +155,16 @@ def check_case(case: dict[str, Any], compiler: GrammarCompiler, mode: Mode, enco
     holds = _holds(case["schema"])
     for test in case["tests"]:
         values = orders(test["data"], case["schema"], holds)
-        text = _accepted_text(values, compiled, encode, result)
+        ids = _accepted(values, compiled, reader, result)
         if test["valid"]:
             result.valid_total += 1
-            result.valid_accepted += text is not None
-            if text is not None and result.valid_accepted <= _TIMED_INSTANCES:
-                result.mask_us += _mask_times(compiled.matcher(), encode(text), compiler.table.words)
+            result.valid_accepted += ids is not None
+            if ids is not None and result.valid_accepted <= _TIMED_INSTANCES:
+                result.mask_us += _mask_times(compiled.matcher(), ids, compiler.table.words)
         else:
             result.invalid_total += 1
-            result.invalid_refused += text is None
-        if (text is not None) != test["valid"]:
+            result.invalid_refused += ids is None
+        if (ids is not None) != test["valid"]:
             kind = "valid instance refused" if test["valid"] else "INVALID INSTANCE ACCEPTED"
             result.remarks.append(f"{kind}: {json.dumps(test['data'])[:200]}")
     return result
@@ -189,21 +194,18 @@ def _holds(schema: Any) -> Holds:
         return lambda part, value: False
 
 
-def _accepted_text(values: Iterable[Any], compiled: Compiled, encode: Encode, result: CaseResult) -> str | None:
-    """The first text of an instance that is accepted."""
+def _accepted(values: Iterable[Any], compiled: Compiled, reader: Reader, result: CaseResult) -> list[int] | None:
+    """The tokens of the first text of an instance that is accepted."""
     for value in values:
         text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
         try:
-            if _accepts(compiled.matcher(), encode(text)) and compiled.validate(text) is None:
-                return text
+            ids = reader.take(compiled.matcher(), text)
         except GrammarFailure as failure:
             result.remarks.append(f"failed: {failure.reason}")
             return None
+        if ids is not None and compiled.validate(text) is None:
+            return ids
     return None
-
-
-def _accepts(matcher: Matcher, ids: list[int]) -> bool:
-    return matcher.accept(ids) == len(ids) and matcher.may_end()
 
 
 def _mask_times(matcher: Matcher, ids: list[int], words: int) -> list[float]:
@@ -224,11 +226,15 @@ def _mask_times(matcher: Matcher, ids: list[int], words: int) -> list[float]:
 def _serve(pipe: Connection, source: str, size: int, eos: tuple[int, ...], mode: Mode, backend: str) -> None:
     """The child: a case in, its result out, until the pipe closes."""
     table = TokenTable.from_tokenizer_json(source, vocab_size=size, eos_ids=eos)
-    compiler = GrammarCompiler(table, backend=backend, cache_bytes=1)
-    encode = encoder(table)
+    try:
+        compiler = GrammarCompiler(table, backend=backend, cache_bytes=1)
+    except GrammarError as error:
+        pipe.send(str(error))
+        return
+    reader = Reader(table)
     pipe.send(None)
     for case in _incoming(pipe):
-        pipe.send(check_case(case, compiler, mode, encode))
+        pipe.send(check_case(case, compiler, mode, reader))
 
 
 def _incoming(pipe: Connection) -> Iterator[dict[str, Any]]:
@@ -239,23 +245,49 @@ def _incoming(pipe: Connection) -> Iterator[dict[str, Any]]:
             return
 
 
-def encoder(table: TokenTable) -> Encode:
-    """A function: the canonical tokens of a text that stands in the middle of a line."""
-    import llguidance
+class Reader:
+    """Takes texts through a matcher in the tokens that its masks allow."""
 
-    tokenizer = llguidance.LLTokenizer(table.source, n_vocab=table.vocab_size, eos_token=list(table.eos_ids))
+    def __init__(self, table: TokenTable) -> None:
+        import llguidance
 
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.tokenize_str(text)
-        spelt = b"".join(table.tokens[i] for i in ids)
-        if spelt == text.encode():
+        self._table = table
+        self._tokenizer = llguidance.LLTokenizer(table.source, n_vocab=table.vocab_size, eos_token=list(table.eos_ids))
+        self._ids = {token: i for i, token in enumerate(table.tokens) if token}
+        self._longest = max(map(len, self._ids))
+
+    def take(self, matcher: Matcher, text: str) -> list[int] | None:
+        """The tokens in which the text was taken to a place where it may end, or None.
+
+        The canonical tokens, and from where these are refused the longest that are legal: on forced text the masks
+        allow one split, which looks no farther than the forced bytes.
+        """
+        ids = self._canonical(text)
+        ids = ids[: matcher.accept(ids)]
+        rest = text.encode()[sum(len(self._table.tokens[i]) for i in ids) :]
+        while rest:
+            step = next((i for i in self._candidates(rest) if matcher.accept([i])), None)
+            if step is None:
+                return None
+            ids.append(step)
+            rest = rest[len(self._table.tokens[step]) :]
+        return ids if matcher.may_end() else None
+
+    def _candidates(self, rest: bytes) -> Iterator[int]:
+        """Tokens that the bytes begin with, longest first."""
+        for size in range(min(self._longest, len(rest)), 0, -1):
+            if (token := self._ids.get(rest[:size])) is not None:
+                yield token
+
+    def _canonical(self, text: str) -> list[int]:
+        """Tokens of a text that stands in the middle of a line."""
+        ids: list[int] = self._tokenizer.tokenize_str(text)
+        if b"".join(self._table.tokens[i] for i in ids) == text.encode():
             return ids
         # A SentencePiece prefix: behind a line end there is none.
-        ids = tokenizer.tokenize_str(f"\n{text}")
-        skip = next(n for n in range(len(ids)) if table.tokens[ids[n]].endswith(b"\n"))
+        ids = self._tokenizer.tokenize_str(f"\n{text}")
+        skip = next(n for n in range(len(ids)) if self._table.tokens[ids[n]].endswith(b"\n"))
         return ids[skip + 1 :]
-
-    return encode
 
 
 def _eos_ids(folder: Path, tokenizer: dict[str, Any]) -> list[int]:

@@ -102,3 +102,5 @@ def test_unreadable_input_is_an_error(file: Path, capsys: pytest.CaptureFixture[
     assert main(["check", str(file.parent / "absent")]) == 2
     assert main(["check", str(file), "--tokenizer", str(file.parent)]) == 2
     assert "tokenizer.json" in capsys.readouterr().err
+    assert main(["check", str(file), "--backend", "xyz"]) == 2
+    assert "unknown backend 'xyz'" in capsys.readouterr().err
