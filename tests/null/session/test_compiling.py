@@ -128,13 +128,14 @@ def test_a_slow_compile_holds_up_no_step() -> None:
         _, hostile = caller.start(SLOW)
         steps = 0
         while not queue.wait(0):
-            _, ticket = caller.start(None)
+            context, ticket = caller.start(None)
             generation = caller.got[ticket].generation
             waiting = caller.ask(p.NextSteps(generation))
             while caller.got[waiting] is None:
                 model.engine.step()
                 steps += 1
             caller.now(p.CloseGenerate(generation))
+            caller.now(p.ReleaseContext(context))
         queue.poll()
         assert steps > 100
         assert isinstance(caller.got[hostile], p.LimitExceeded)
