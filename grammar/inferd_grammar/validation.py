@@ -8,6 +8,7 @@ matched in linear time: Python's own can backtrack for ever.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -17,6 +18,9 @@ from inferd_grammar.rewrites.patterns import finds
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 from inferd_grammar.schema import escape, iter_schemas, resolve, unique_keys
 
+# Looks at a keyword that one text may cost, about 10 us each: branches that double go through 2**depth of them.
+_MAX_LOOKS = 30_000
+_BY_PATTERN = ("patternProperties", "additionalProperties")
 # The validator recurses a few frames for each level of a value and of the schema.
 _MAX_DEPTH = 64
 _MAX_CHAIN = 32
@@ -59,14 +63,17 @@ class SchemaValidator:
         self._failures = (referencing.exceptions.Unresolvable, RecursionError, _Unsupported)
         default = jsonschema.validators.validator_for({"$schema": _LATEST})
         kind = jsonschema.validators.validator_for(schema, default=default)
+        self._budget = _Budget()
+        keywords = {
+            **kind.VALIDATORS,
+            "pattern": _pattern,
+            "patternProperties": _pattern_properties,
+            "additionalProperties": _additional_properties,
+            "unevaluatedProperties": _refuse_patterns(kind.VALIDATORS.get("unevaluatedProperties")),
+            "uniqueItems": _unique_items,
+        }
         safe = jsonschema.validators.extend(
-            kind,
-            {
-                "pattern": _pattern,
-                "patternProperties": _pattern_properties,
-                "additionalProperties": _additional_properties,
-                "unevaluatedProperties": _refuse_patterns(kind.VALIDATORS.get("unevaluatedProperties")),
-            },
+            kind, {name: self._budget.counted(check, name in _BY_PATTERN) for name, check in keywords.items()}
         )
         _require_guarded(schema)
         self._validator = safe(schema, registry=referencing.Registry())
@@ -79,6 +86,7 @@ class SchemaValidator:
             return Problem(f"not JSON: {error}")
         if _deeper(value, _MAX_DEPTH):
             return Problem(f"cannot be checked: the value nests deeper than {_MAX_DEPTH}")
+        self._budget.left = _MAX_LOOKS
         try:
             wrong = next(self._validator.iter_errors(value), None)
         except self._failures as failure:
@@ -94,6 +102,7 @@ class SchemaValidator:
 
     def holds(self, schema: Any, value: Any) -> bool:
         """Whether a value is valid under a part of the schema; False where that cannot be said."""
+        self._budget.left = _MAX_LOOKS
         try:
             return bool(self._validator.evolve(schema=schema).is_valid(value))
         except self._failures:
@@ -150,7 +159,32 @@ def _deeper(value: Any, limit: int) -> bool:
 
 
 class _Unsupported(Exception):
-    """A regular expression that cannot be matched in linear time here."""
+    """What cannot be checked here: an expression that is not matched in linear time, or too much work."""
+
+
+class _Budget(threading.local):
+    """How many looks at keywords are left for the text of this thread."""
+
+    left = _MAX_LOOKS
+
+    def counted(self, check: Callable[..., Any], by_pattern: bool) -> Callable[..., Iterator[Any]]:
+        """`check`, paid for: more for a keyword or a value with many entries, and one that matches each key with each
+        pattern. Raises _Unsupported when nothing is left.
+        """
+
+        def paid(validator: Any, keyword: Any, value: Any, schema: Any) -> Iterator[Any]:
+            self.left -= 1 + (_entries(keyword) + _entries(value)) // 16
+            if by_pattern:
+                self.left -= _entries(value) * len(schema.get("patternProperties", ()))
+            if self.left < 0:
+                raise _Unsupported("it takes too many steps")
+            yield from check(validator, keyword, value, schema) or ()
+
+        return paid
+
+
+def _entries(value: Any) -> int:
+    return len(value) if isinstance(value, (dict, list)) else 0
 
 
 @lru_cache(maxsize=4096)
@@ -202,6 +236,27 @@ def _additional_properties(validator: Any, additional: Any, value: Any, schema: 
     elif isinstance(additional, dict):
         for key in extra:
             yield from validator.descend(value[key], additional, path=key)
+
+
+def _unique_items(validator: Any, unique: Any, value: Any, _schema: Any) -> Iterator[Any]:
+    """Linear in the size of the value: comparing each with each is not."""
+    from jsonschema import ValidationError
+
+    if unique and isinstance(value, list) and len({_canonical(item) for item in value}) < len(value):
+        yield ValidationError(f"{value!r} has non-unique elements")
+
+
+def _canonical(value: Any) -> str:
+    """Equal for values that are equal in JSON: 1 is 1.0 but not true, and objects have no order."""
+
+    def plain(part: Any) -> Any:
+        if isinstance(part, float) and part.is_integer():
+            return int(part)
+        if isinstance(part, list):
+            return [plain(item) for item in part]
+        return {key: plain(item) for key, item in part.items()} if isinstance(part, dict) else part
+
+    return json.dumps(plain(value), sort_keys=True)
 
 
 def _refuse_patterns(inner: Callable[..., Any] | None) -> Callable[..., Iterator[Any]]:

@@ -110,3 +110,34 @@ def test_without_the_library_best_effort_is_refused_by_name(
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     with pytest.raises(GrammarError, match="package jsonschema"):
         build(bytewise, {"const": "without the library"})
+
+
+def doubling(depth: int) -> dict[str, Any]:
+    """Branches that double with every level, over an array whose check fails at the end of each."""
+    twice = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(depth)}
+    return {"$ref": "#/$defs/d0", "$defs": {**twice, f"d{depth}": {"type": "array", "uniqueItems": True}}}
+
+
+def test_checking_a_text_has_a_budget() -> None:
+    assert SchemaValidator(doubling(4)).problem('["a","b"]') is None
+    few, many = (SchemaValidator(doubling(depth)).problem('["a","a"]') for depth in (4, 15))
+    assert few is not None
+    assert few.keyword == "anyOf"
+    assert many is not None
+    assert "too many steps" in many.message
+    keys = {f"k{i}": i for i in range(900)}
+    patterns = SchemaValidator({"patternProperties": {f"^{i}$": False for i in range(100)}})
+    refused = patterns.problem(json.dumps(keys))
+    assert refused is not None
+    assert "too many steps" in refused.message
+    assert SchemaValidator({"properties": {key: {"type": "integer"} for key in keys}}).problem(json.dumps(keys)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "unique"),
+    [("[1,1.0]", False), ("[1,true]", True), ("[0,false]", True), ('["1",1]', True), ("[[1],[1.0]]", False),
+     ('[{"a":1,"b":2},{"b":2,"a":1}]', False), ("[null,0,[],{}]", True), ("[1e2,100]", False)],
+)  # fmt: skip
+def test_unique_items_are_compared_as_json_values(text: str, unique: bool) -> None:
+    assert (SchemaValidator({"uniqueItems": True}).problem(text) is None) == unique
+    assert SchemaValidator({"uniqueItems": False}).problem(text) is None
