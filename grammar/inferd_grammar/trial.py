@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from inferd_grammar.tokens import TokenTable
 from inferd_grammar.trial_messages import Attempt, Tried, read_message, write_message
 
 MODULE = "inferd_grammar.trial_child"
+QUICK_SECONDS = 0.1
+NICENESS = 15
 
 
 @dataclass(frozen=True)
@@ -106,9 +109,22 @@ class TrialProcess:
             self._limits.mask_seconds,
         )  # fmt: skip
         write_message(sink, pickle.dumps(attempt))
+        if told is not None:
+            read_message(source)
+            self._known.add(known)
+        slow = not select.select([source], [], [], QUICK_SECONDS)[0]
+        if slow:
+            self._demote()
         answer: Mapping[str, Any] = json.loads(read_message(source))
-        self._known.add(known)
+        if slow:
+            self.close()  # priority is not given back
         return answer
+
+    def _demote(self) -> None:
+        """Let a slow attempt have what others leave of the processors; quick ones are not worth waiting for."""
+        assert self._child is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, self._child.pid, NICENESS)
 
     def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
         """To and from a child that runs. It gets pipes and no other descriptor."""

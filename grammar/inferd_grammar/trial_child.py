@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from inferd_grammar.compiler import Backend, Compiled
     from inferd_grammar.tokens import TokenTable
 
-NICENESS = 15
 TRIED_MASKS = 12
 PAGE = resource.getpagesize()
 
@@ -27,7 +26,6 @@ def main() -> None:
     source = sys.stdin.buffer
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
-    os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     backends: dict[tuple[str, str], tuple[TokenTable, Backend]] = {}
     while True:
@@ -37,6 +35,7 @@ def main() -> None:
             return
         if attempt.table is not None:
             backends[attempt.known] = _prepare(attempt)
+            write_message(sink, b"{}")  # ready: what follows is the attempt alone
         write_message(sink, json.dumps(_bounded(attempt, *backends[attempt.known])).encode())
 
 

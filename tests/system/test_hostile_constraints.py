@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from inferd import protocol as p
-from inferd_grammar.trial_child import NICENESS
+from inferd_grammar.trial import NICENESS
 
 from .engine_client import Caller, EngineProcess, engine_process
 from .hostile import HELD, REFUSED, object_of, patterns, schema
