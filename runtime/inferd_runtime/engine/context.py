@@ -199,9 +199,8 @@ class Context:
         child.tokens = self.tokens[:length]
         child.positions = self.positions.copy(len(child.tokens))
         if self.parked is not None:
-            kept = min(len(child.tokens), self.parked.length)
-            pages = min(self.parked.pages, -(-kept // self._family.pool.page_size))
-            child.parked = self._family.parking.share(self.parked, kept, pages) if kept else None
+            size = self._family.pool.page_size
+            child.parked = self._family.parking.share(self.parked, len(child.tokens), size)
         child.table = self.table.fork(length)
         if self.irregular_from is not None and self.irregular_from >= len(child.tokens):
             child.table.private_from = None

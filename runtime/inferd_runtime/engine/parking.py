@@ -78,8 +78,10 @@ class ParkingSpace:
             if buffer.holders == 0:
                 self.used -= buffer.data.nbytes
 
-    def share(self, parked: Parked, length: int, pages: int) -> Parked:
-        """The same for a fork that keeps ``length`` tokens on ``pages`` pages: nothing is copied, and nothing charged again."""
+    def share(self, parked: Parked, length: int, page_size: int) -> Parked:
+        """The same for a fork that keeps ``length`` tokens at most: nothing is copied, and nothing charged again."""
         if parked.buffer is not None:
             parked.buffer.holders += 1
-        return Parked(length, pages, 0, list(parked.chain), parked.buffer)
+        kept = min(length, parked.length)
+        pages = min(parked.pages, -(-kept // page_size))
+        return Parked(kept, pages, 0, parked.chain[: kept // page_size], parked.buffer)

@@ -149,11 +149,13 @@ class PageTable:
         return len(old)
 
     def republish(self, tokens: Sequence[int], chain: Sequence[int]) -> None:
-        """Enter pages that were written back under the idents that they had."""
-        size = self._pool.page_size
+        """Enter pages that were written back, under the idents that they had as long as what comes before has its own."""
+        size, same = self._pool.page_size, True
         for at in range(len(self.chain), len(chain)):
             content = tuple(tokens[at * size : (at + 1) * size])
-            self.chain.append(self._pool.index.add(self._before(), content, self.pages[at], chain[at]))
+            ident = self._pool.index.add(self._before(), content, self.pages[at], chain[at] if same else None)
+            same = same and ident == chain[at]
+            self.chain.append(ident)
 
     def _shareable(self, length: int) -> int:
         return length if self.private_from is None else min(length, self.private_from)
