@@ -17,6 +17,8 @@ class CompileLimits:
         max_multiple_of: largest `multipleOf`, its decimal point taken away (0.25 counts as 25), also for the least
             common multiple of those that must hold together (llguidance needs 6.5 s and 280 MB at 10**6).
         max_regex: characters of one regular expression, in a schema or alone.
+        max_rules: rules of one Lark or GBNF grammar (llguidance overflows its stack, and with it the process, on a
+            chain of 3,000).
         max_tags: tags of a tagged text, or members of an intersection.
     """
 
@@ -26,6 +28,7 @@ class CompileLimits:
     max_all_of: int = 16
     max_multiple_of: int = 100_000
     max_regex: int = 10_000
+    max_rules: int = 1000
     max_tags: int = 128
 
 

@@ -68,8 +68,10 @@ _LEFT_OUT = KEYWORDS - {
     *("multipleOf", "pattern", "patternProperties", "prefixItems", "properties", "required", "type"),
 }
 _SPECIAL_MARK = b"\xff"  # how the library writes a special token among bytes
+_SPECIAL_FIRST = re.compile(rb"\xff\[(\d+)\]")
 _LARK_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
 _LARK_SPECIAL = re.compile(r"<[^<>\n]*>")
+_LARK_RULE = re.compile(r"^[ \t]*[?!]*[A-Za-z_]\w*[^:\n]*:", re.MULTILINE)
 _LARK_OUTSIDE = re.compile(r"@\w+|%llguidance")
 _LARK_ATTRIBUTE = re.compile(r"\[[^\]\n]*\b(max_tokens|stop|temperature|capture)\b[^\]\n]*\]")
 
@@ -167,6 +169,10 @@ class LlguidanceCore:
         self.named = named
 
     def fill(self, row: NDArray[np.int32], address: int) -> None:
+        if self.named and (token := self._only_special()) is not None:
+            row.fill(0)
+            row.view(np.uint32)[token >> 5] = 1 << (token & 31)
+            return
         self._inner.unsafe_compute_mask_ptr(address, row.nbytes)
         if self._inner.is_error():
             self._check()
@@ -201,6 +207,12 @@ class LlguidanceCore:
         special = next((place for place, token in enumerate(result) if token in self.named), len(result))
         return result[: special + 1]
 
+    def _only_special(self) -> int | None:
+        """The special token that must come next, if one must: with exact masks the library breaks on it."""
+        found = _SPECIAL_FIRST.match(self._inner.compute_ff_bytes())
+        self._check()
+        return None if found is None or self.may_end() else int(found[1])
+
     def copy(self) -> LlguidanceCore:
         self._check()
         return LlguidanceCore(self._inner.deep_copy(), self.checked, self.recipe, self.named)
@@ -231,11 +243,11 @@ def _grammar(constraint: Constraint, limits: CompileLimits) -> tuple[str, Any]:
         return llguidance.LLMatcher.grammar_from_regex(choice_pattern(constraint, limits)), None
     if isinstance(constraint, Lark):
         require_size(constraint.text, "Lark grammar", limits)
-        _require_plain_lark(constraint.text)
+        _require_plain_lark(constraint.text, limits)
         return llguidance.LLMatcher.grammar_from_lark(constraint.text), None
     if isinstance(constraint, Gbnf):
         require_size(constraint.text, "GBNF grammar", limits)
-        return gbnf_to_lark(constraint.text, max_regex=limits.max_regex), None
+        return gbnf_to_lark(constraint.text, max_regex=limits.max_regex, max_rules=limits.max_rules), None
     raise GrammarError(f"{type(constraint).__name__} is no constraint of this backend")
 
 
@@ -281,8 +293,10 @@ def _assertions(schema: Any, keywords: frozenset[str]) -> list[Checked]:
     ]
 
 
-def _require_plain_lark(text: str) -> None:
+def _require_plain_lark(text: str, limits: CompileLimits) -> None:
     bare = _LARK_LITERALS.sub("", text)
+    if (count := len(_LARK_RULE.findall(bare))) > limits.max_rules:
+        raise GrammarError(f"Lark grammar has {count} rules; max_rules is {limits.max_rules}")
     if special := _LARK_SPECIAL.search(bare):
         raise GrammarError(f"Lark grammar names the special token {special[0]}: not supported")
     if outside := _LARK_OUTSIDE.search(bare):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from inferd_grammar.errors import GrammarError
 from inferd_grammar.gbnf.nodes import Alternatives, Chars, Node, Reference, Repeat, Sequence, references
 from inferd_grammar.gbnf.parse import parse_gbnf
 
@@ -16,12 +17,14 @@ from inferd_grammar.gbnf.parse import parse_gbnf
 _MAX_DEPTH = 150
 
 
-def gbnf_to_lark(text: str, *, max_regex: int) -> str:
-    """The Lark text, rule `start`. Raises GrammarError for what is no GBNF.
+def gbnf_to_lark(text: str, *, max_regex: int, max_rules: int) -> str:
+    """The Lark text, rule `start`. Raises GrammarError for what is no GBNF, and for more than `max_rules` rules.
 
     A regular expression is tried up to `max_regex` characters.
     """
     rules = parse_gbnf(text)
+    if len(rules) > max_rules:
+        raise GrammarError(f"GBNF grammar has {len(rules)} rules; max_rules is {max_rules}")
     pattern = _Regex(rules, max_regex).pattern()
     if pattern is not None:
         return f"start: TEXT\nTEXT: /{pattern}/"

@@ -1,0 +1,196 @@
+"""Tagged text, intersections, prefixes, exact masks: languages, masks at the borders, and what is refused."""
+
+from __future__ import annotations
+
+import random
+import re
+from itertools import product
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from inferd_grammar import (
+    AllOf,
+    AnyJson,
+    Choice,
+    CompileLimits,
+    Constraint,
+    Exact,
+    GrammarCompiler,
+    GrammarError,
+    GrammarFailure,
+    JsonSchema,
+    Lark,
+    Matcher,
+    Prefixed,
+    Regex,
+    Tag,
+    Tagged,
+    TokenTable,
+)
+from inferd_grammar.testing import (
+    COMPOSED_CONSTRAINTS,
+    GRAMMAR_CONSTRAINTS,
+    JSON_CONSTRAINTS,
+    TAGGED_CONSTRAINTS,
+    language,
+    legal_ids,
+)
+
+CALL = Tag("<call>", Choice(("x", "xy")), "</call>")
+
+
+def spell(matcher: Matcher, table: TokenTable, text: bytes) -> int:
+    """Take the text byte by byte; how many bytes were taken."""
+    return matcher.accept([table.tokens.index(bytes([byte])) for byte in text])
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [*GRAMMAR_CONSTRAINTS, *TAGGED_CONSTRAINTS, *COMPOSED_CONSTRAINTS, *JSON_CONSTRAINTS],
+    ids=lambda constraint: type(constraint).__name__,
+)
+def test_exact_masks_hold_every_token_whose_bytes_go_on(
+    compiler: GrammarCompiler, table: TokenTable, constraint: Constraint
+) -> None:
+    """Also tokens that span the border of two parts."""
+    singles = {token[0]: i for i, token in enumerate(table.tokens) if len(token) == 1}
+    matcher, rng = compiler.compile(Exact(constraint)).matcher(), random.Random(1)
+    for _ in range(12):
+        legal = set(legal_ids(matcher, table))
+        for i, token in enumerate(table.tokens):
+            if token and b"\xff" not in token and all(byte in singles for byte in token):
+                taken = matcher.accept([singles[byte] for byte in token])
+                matcher.rollback(taken)
+                assert (taken == len(token)) == (i in legal), token
+        marks = [i for i in legal if i in table.special_ids or table.tokens[i][:1] in (b"<", b"(")]
+        matcher.accept([rng.choice(sorted(marks) if marks and rng.random() < 0.5 else sorted(legal))])
+        if matcher.ended():
+            matcher.rollback(min(2, matcher.depth))
+
+
+def test_a_complete_begin_must_be_followed(compiler: GrammarCompiler, table: TokenTable) -> None:
+    matcher = compiler.compile(Exact(Tagged((CALL,)))).matcher()
+    assert spell(matcher, table, b"a <calm> b <<call>") == 18
+    assert matcher.forced() == b"x"
+    assert not matcher.may_end()
+    assert spell(matcher, table, b"xy</call> and <cal") == 18
+    assert matcher.may_end()
+
+
+def test_special_tokens_are_named_not_spelt(compiler: GrammarCompiler, tokenizer: Tokenizer, table: TokenTable) -> None:
+    """Their bits are set where the tag begins, and nowhere else; the same text in letters is just text."""
+    start, end = (tokenizer.token_to_id(name) for name in ("<|im_start|>", "<|endoftext|>"))
+    matcher = compiler.compile(Exact(Tagged((Tag("<|im_start|>", Choice(("x",)), "<|im_start|>."),)))).matcher()
+    assert start in legal_ids(matcher, table)
+    assert spell(matcher, table, b"<|im_start|>y") == 13
+    assert matcher.accept([start]) == 1
+    assert (matcher.forced(), matcher.forced_tokens()[-1:]) == (b"x", [start])
+    assert matcher.accept([start]) == 0
+    assert spell(matcher, table, b"x") == 1
+    assert legal_ids(matcher, table) == [start]
+    assert matcher.accept([start, table.tokens.index(b"."), end]) == 3
+
+
+def test_a_name_the_tokenizer_has_not_is_text(compiler: GrammarCompiler, table: TokenTable) -> None:
+    matcher = compiler.compile(Exact(Tagged((Tag("<|no_such|>", Choice(("x",)), "!"),)))).matcher()
+    assert spell(matcher, table, b"<|no_such|>x!") == 13
+
+
+@pytest.mark.parametrize(
+    ("tags", "reason"),
+    [
+        ((), "at least one tag"),
+        ((Tag("", CALL.content, ""),), "is empty"),
+        ((CALL, Tag("<call", CALL.content, "")), "inside that of another"),
+        ((CALL, CALL), "inside that of another"),
+        ((Tag("<a>", Tagged((CALL,)), "</a>"),), "do not nest"),
+        ((Tag("a<|im_start|>", CALL.content, ""),), "must come first"),
+        ((Tag("<a>", CALL.content, "<|im_end|>"),), "names the end of the text"),
+        ((Tag("<a>", Exact(CALL.content), ""),), "put Exact outside"),
+        ((Tag("<a>", AllOf((AnyJson(), Regex("a"))), ""),), "regular expressions and choices only"),
+        ((Tag("<a>", JsonSchema({}, mode="best_effort"), ""),), "stands alone"),
+        (tuple(Tag(f"<{n}>", CALL.content, "") for n in range(129)), "max_tags is 128"),
+    ],
+)
+def test_tags_that_cannot_be_held_are_refused(compiler: GrammarCompiler, tags: tuple[Tag, ...], reason: str) -> None:
+    with pytest.raises(GrammarError, match=reason):
+        compiler.compile(Tagged(tags))
+
+
+@pytest.mark.parametrize(
+    "patterns", [("[ab]*", "a.*", ".*b"), ("(a|ab)*", "(ab|ba)*"), ("a{1,4}", "(aa)*"), ("", "a*"), ("/", "/|a")]
+)
+@pytest.mark.parametrize("joined", [True, False], ids=["joined", "side-by-side"])
+def test_intersections(compiler: GrammarCompiler, table: TokenTable, patterns: tuple[str, ...], joined: bool) -> None:
+    members: list[Constraint] = [Regex(pattern) for pattern in patterns]
+    if not joined:
+        members.append(Lark("start: /[ab\\/]*/"))
+    texts = ("".join(letters) for size in range(5) for letters in product("ab/", repeat=size))
+    expected = {text.encode() for text in texts if all(re.fullmatch(pattern, text) for pattern in patterns)}
+    assert language(compiler.compile(AllOf(tuple(members))).matcher(), table, 4) == expected
+
+
+def test_a_dead_end_is_an_error_not_an_end(compiler: GrammarCompiler, table: TokenTable) -> None:
+    """Members that contradict each other further on: a typed error where it shows, and rollback leads out of it."""
+    both = AllOf((Lark('start: "a" ("b" | "c")'), Lark('start: "a" ("d" | "c" "x"?)')))
+    matcher = compiler.compile(AllOf((*both.members, Regex("ab?")))).matcher()
+    assert spell(matcher, table, b"a") == 1
+    for _ in range(2):
+        with pytest.raises(GrammarFailure, match="no token of this vocabulary"):
+            matcher.fill(np.empty(table.words, np.int32))
+    matcher.rollback(1)
+    assert spell(matcher, table, b"a") == 1
+    with pytest.raises(GrammarError, match="no first token"):
+        compiler.compile(AllOf((Lark('start: "a"'), Regex("b"))))
+    with pytest.raises(GrammarError):
+        compiler.compile(AllOf((Regex("a"), Regex("b"))))
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ((), "at least one member"),
+        ((AnyJson(), JsonSchema({}, mode="best_effort")), "stands alone"),
+        (tuple(Lark(f'start: "{n}"') for n in range(129)), "max_tags is 128"),
+    ],
+)
+def test_intersections_that_cannot_be_held_are_refused(
+    compiler: GrammarCompiler, members: tuple[Constraint, ...], reason: str
+) -> None:
+    with pytest.raises(GrammarError, match=reason):
+        compiler.compile(AllOf(members))
+
+
+def test_a_prefix_may_be_covered_by_a_longer_token(compiler: GrammarCompiler, table: TokenTable) -> None:
+    token = max((t for t in table.tokens if t.isalpha()), key=len).decode()
+    matcher = compiler.compile(Prefixed(token[:2], Regex(f"{token[2:]}[0-9]"))).matcher()
+    legal = {table.tokens[i] for i in legal_ids(matcher, table)}
+    assert token.encode() in legal
+    assert all(token.encode().startswith(piece) for piece in legal)
+
+
+def test_constraints_nest_only_so_deep(compiler: GrammarCompiler) -> None:
+    constraint: Constraint = Regex("a")
+    for _ in range(40):
+        constraint = Exact(constraint)
+    with pytest.raises(GrammarError, match="nest deeper than 16"):
+        compiler.compile(constraint)
+
+
+def test_keys_tell_constraints_apart(compiler: GrammarCompiler) -> None:
+    plain, exact = compiler.compile(Regex("ab")), compiler.compile(Exact(Regex("ab")))
+    assert plain is not exact
+    assert compiler.compile(Tagged((CALL,))) is compiler.compile(
+        Tagged((Tag("<call>", Choice(("x", "xy")), "</call>"),))
+    )
+    assert compiler.compile(AllOf((Regex("a"), Regex("a|b")))) is not compiler.compile(
+        AllOf((Regex("a|b"), Regex("a")))
+    )
+
+
+def test_limits_hold_for_the_parts(table: TokenTable) -> None:
+    compiler = GrammarCompiler(table, limits=CompileLimits(max_regex=10))
+    with pytest.raises(GrammarError, match="max_regex is 10"):
+        compiler.compile(Tagged((Tag("<a>", Regex("a" * 11), ""),)))

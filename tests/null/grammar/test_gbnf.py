@@ -1,0 +1,97 @@
+"""llama.cpp's notation: its language is kept, also where a greedy lexer would lose some of it."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+import pytest
+
+from inferd_grammar import AllOf, CompileLimits, Gbnf, GrammarCompiler, GrammarError, Lark, Regex, TokenTable
+from inferd_grammar.gbnf import gbnf_to_lark
+from inferd_grammar.testing import language
+
+RECURSIVE = 'never ::= "~" root "~"\n'  # with this no single regular expression exists
+
+
+@pytest.mark.parametrize("recursive", [False, True], ids=["regular", "recursive"])
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ('root ::= "a" | "ab" | ""', "a|ab|"),
+        ("root ::= x y # comment\nx ::= [a-c]+\ny ::=\n  [a-d]+\n", "[a-c]+[a-d]+"),
+        ('root ::= ("a" | b)* "c"\nb ::= "b"', "[ab]*c"),
+        ("root ::= [^a-c\\n] .?", r"[^a-c\n][\s\S]?"),
+        ('root ::= "ab"{2} | "c"{1,2} | "d"{2,}', "abab|cc?|dd+"),
+        (r'root ::= "\x61\u0062\U00000063" [\]\\-]', r"abc[\]\\-]"),
+        ('root ::= (\n"a"\n|\n"b" )+ "c"?', "[ab]+c?"),
+        ('root ::= a-b | aB\na-b ::= "a"\naB ::= "b"', "a|b"),
+        ("root ::= [a-]", "[a-]"),
+        ('root ::= "a"*?', "a*"),
+    ],
+)
+def test_the_language_is_kept(
+    compiler: GrammarCompiler, table: TokenTable, text: str, pattern: str, recursive: bool
+) -> None:
+    alphabet = "abcd\n]\\-"
+    if recursive:
+        text = f"{text.replace('root ::=', 'root ::= never | start' + chr(10) + 'start ::=')}\n{RECURSIVE}"
+    assert ("TEXT" in gbnf_to_lark(text, max_regex=1000, max_rules=9)) != recursive
+    texts = ("".join(letters) for size in range(5) for letters in product(alphabet, repeat=size))
+    expected = {text.encode() for text in texts if re.fullmatch(pattern, text)}
+    only = Regex(f"[{re.escape(alphabet)}]*")
+    matcher = compiler.compile(AllOf((Gbnf(text), only))).matcher()
+    assert language(matcher, table, 4) == expected
+
+
+def test_recursion(compiler: GrammarCompiler, table: TokenTable) -> None:
+    matcher = compiler.compile(Gbnf('root ::= "(" root ")" | "x"')).matcher()
+    assert language(matcher, table, 7) == {b"x", b"(x)", b"((x))", b"(((x)))"}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no rule 'root'"),
+        ('start ::= "a"', "no rule 'root'"),
+        ("root ::= missing", "no rule 'missing'"),
+        ('root ::= "a"\nroot ::= "b"', "line 2: rule 'root' is defined twice"),
+        ('root = "a"', "line 1: expected ::="),
+        ('root ::= "a', 'missing "'),
+        ("root ::= [a", "missing ]"),
+        ("root ::= []", "empty character class"),
+        ("root ::= [z-a]", "out of order"),
+        (r'root ::= "\q"', "unknown escape"),
+        (r'root ::= "\uD800"', "no Unicode character"),
+        ('root ::= ("a"', "expected )"),
+        ('root ::= "a")', "unexpected ')'"),
+        ('root ::= "a"{2,1}', "out of order"),
+        ('root ::= "a"{x}', "expected {n}"),
+        ('root ::= "a"{99999999999}', "out of order or above"),
+        ("root ::= <[12]>", "references to tokens are not supported"),
+        ("root ::= " + "(" * 200, "nest deeper"),
+        ('root ::= "a"' + "*" * 200, "repeats of one item"),
+        ("root ::= root", "GBNF|llguidance"),
+    ],
+)
+def test_what_is_no_grammar_is_refused(compiler: GrammarCompiler, text: str, reason: str) -> None:
+    with pytest.raises(GrammarError, match=re.escape(reason) if "|" not in reason else reason):
+        compiler.compile(Gbnf(text))
+
+
+def test_size_is_limited(table: TokenTable) -> None:
+    with pytest.raises(GrammarError, match="max_bytes is 30"):
+        GrammarCompiler(table, limits=CompileLimits(max_bytes=30)).compile(Gbnf('root ::= "a"' + " " * 40))
+
+
+@pytest.mark.parametrize(("count", "refused"), [(990, False), (3000, True)])
+def test_a_chain_of_rules_does_not_overflow_a_stack(compiler: GrammarCompiler, count: int, refused: bool) -> None:
+    """llguidance ends the process on a chain of 3,000 rules."""
+    gbnf = "\n".join(f"r{n} ::= r{n + 1}" for n in range(count))
+    lark = "\n".join(f"r{n}: r{n + 1}" for n in range(count))
+    for grammar in (Gbnf(f'root ::= r0\n{gbnf}\nr{count} ::= "a"'), Lark(f'start: r0\n{lark}\nr{count}: "a"')):
+        if refused:
+            with pytest.raises(GrammarError, match="max_rules is 1000"):
+                compiler.compile(grammar)
+        else:
+            assert compiler.compile(grammar).matcher().forced() == b"a"
