@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from inferd import protocol as p
 from inferd_grammar import Compiled, Constraint, GrammarCompiler, GrammarError, Regex
@@ -35,13 +35,12 @@ class Children(Protocol):
 
 @dataclass
 class _Job:
-    """One compile for everybody who asked for it meanwhile; it is known by ``key`` until it has ended."""
+    """Work for everybody who asked for it meanwhile; a compile is known by ``key`` until it has ended."""
 
     tenant: str
-    key: tuple[int, Key]
-    compiler: GrammarCompiler
-    constraint: Constraint
-    listeners: list[Done] = field(default_factory=list)
+    work: Callable[[], Any]
+    key: tuple[int, Key] | None = None
+    listeners: list[Callable[[Any], None]] = field(default_factory=list)
 
 
 class CompileQueue:
@@ -59,7 +58,7 @@ class CompileQueue:
         self._known: dict[tuple[int, Key], _Job] = {}
         self._waiting: dict[str, deque[_Job]] = {}
         self._running: set[str] = set()
-        self._finished: deque[tuple[_Job, Future[Compiled]]] = deque()
+        self._finished: deque[tuple[_Job, Future[Any]]] = deque()
 
     def submit(self, tenant: str, compiler: GrammarCompiler, constraint: Constraint, done: Done) -> Callable[[], None]:
         """Compile; :meth:`poll` then calls ``done``, which must not raise. Returns what takes ``done`` back.
@@ -69,10 +68,18 @@ class CompileQueue:
         key = (id(compiler), compiler.key(constraint))
         job = self._known.get(key)
         if job is None:
-            job = self._enqueue(_Job(tenant, key, compiler, constraint))
+            job = self._enqueue(_Job(tenant, lambda: compiler.compile(constraint), key), key)
         job.listeners.append(done)
         self._start()
         return lambda: job.listeners.remove(done) if done in job.listeners else None
+
+    def run(self, tenant: str, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        """Other slow work about constraints, in the tenant's turn: ``done`` gets its result, or the InferdError it ended with.
+
+        It holds a lane until it ends, so it must have a bound of its own.
+        """
+        self._waiting.setdefault(tenant, deque()).append(_Job(tenant, work, listeners=[done]))
+        self._start()
 
     def warm(self, compilers: Sequence[GrammarCompiler]) -> None:
         """Have a child ready that knows their tokenizers, before anybody needs it."""
@@ -96,7 +103,7 @@ class CompileQueue:
         while self._finished:
             job, future = self._finished.popleft()
             self._running.discard(job.tenant)
-            del self._known[job.key]
+            self._forget(job)
             outcome = _outcome(future)
             for done in job.listeners:
                 done(outcome)
@@ -110,7 +117,7 @@ class CompileQueue:
         self._threads.shutdown()
         os.close(self._event)
 
-    def _enqueue(self, job: _Job) -> _Job:
+    def _enqueue(self, job: _Job, key: tuple[int, Key]) -> _Job:
         queue = self._waiting.setdefault(job.tenant, deque())
         if len(queue) >= MAX_WAITING:
             raise p.LimitExceeded(
@@ -118,8 +125,12 @@ class CompileQueue:
                 value=MAX_WAITING, raise_with="waiting for some of them",
             )  # fmt: skip
         queue.append(job)
-        self._known[job.key] = job
+        self._known[key] = job
         return job
+
+    def _forget(self, job: _Job) -> None:
+        if job.key is not None:
+            del self._known[job.key]
 
     def _start(self) -> None:
         """Fill the lanes, one job of each tenant in turn."""
@@ -130,7 +141,7 @@ class CompileQueue:
                 continue
             queue = self._waiting.pop(tenant)
             while queue and not queue[0].listeners:
-                del self._known[queue.popleft().key]
+                self._forget(queue.popleft())
             if queue:
                 self._run(queue.popleft())
             if queue:
@@ -138,10 +149,10 @@ class CompileQueue:
 
     def _run(self, job: _Job) -> None:
         self._running.add(job.tenant)
-        future = self._threads.submit(job.compiler.compile, job.constraint)
+        future = self._threads.submit(job.work)
         future.add_done_callback(lambda ended: self._end(job, ended))
 
-    def _end(self, job: _Job, future: Future[Compiled]) -> None:
+    def _end(self, job: _Job, future: Future[Any]) -> None:
         self._finished.append((job, future))
         os.eventfd_write(self._event, 1)
 
@@ -155,7 +166,7 @@ def refused(error: GrammarError) -> p.InferdError:
     return p.ConstraintError(f"the constraint cannot be used: {error}", pointer=error.pointer)
 
 
-def _outcome(future: Future[Compiled]) -> Outcome:
+def _outcome(future: Future[Any]) -> Any:
     error = future.exception()
     if error is None:
         return future.result()

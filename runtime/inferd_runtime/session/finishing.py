@@ -2,31 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from inferd import protocol as p
 from inferd.schema import is_complete_json
 from inferd_grammar import Compiled
 
+ENDS = ("stop", "length")
+Run = Callable[[Callable[[], Any], Callable[[Any], None]], None]
+"""Calls the first now or later, then the second with its result or an InferdError."""
+
+
+def at_once(work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+    """The :data:`Run` of sessions without threads."""
+    done(work())
+
 
 class FinishedText:
-    """Collects the text of a generation's steps, and validates it with the last of them."""
+    """Collects the text of a generation's steps, and validates it behind the last of them, where ``run`` does that."""
 
-    def __init__(self, compiled: Compiled) -> None:
+    def __init__(self, compiled: Compiled, run: Run = at_once) -> None:
         self._compiled = compiled
+        self._run = run
         self._text: list[str] = []
-        self._violation: p.ConstraintViolated | None = None
+        self._asked = False
+        self._known = False
+        self._error: p.InferdError | None = None
+        self._waiting: Callable[[], None] | None = None
 
-    def reply(self, steps: list[p.Step], finish: str) -> p.Steps | p.ConstraintViolated:
-        """The steps; the end with what was only checked. Behind the last steps of a text that fails, why it does."""
+    def reply(self, steps: list[p.Step], finish: str, changed: Callable[[], None]) -> p.Steps | p.InferdError | None:
+        """The steps; the end with what was only checked. Behind the last steps of a text that fails, why it does.
+
+        None while the text is being checked: ``changed`` is called when that is done.
+        """
         self._text += [step.text for step in steps]
-        if not finish:
-            return p.Steps(steps)
+        if finish not in ENDS:
+            return p.Steps(steps, finish)
+        if not self._asked:
+            self._asked = True
+            self._run(lambda: self._check("".join(self._text), finish), self._learn)
+        if self._known and self._error is None:
+            return p.Steps(steps, finish, checked_keywords(self._compiled))
         if steps:
-            self._violation = self._check("".join(self._text), finish)
-        if self._violation is not None:
-            return p.Steps(steps) if steps else self._violation
-        return p.Steps(steps, finish, checked_keywords(self._compiled))
+            return p.Steps(steps)
+        self._waiting = None if self._known else changed
+        return self._error
+
+    def _learn(self, outcome: p.InferdError | None) -> None:
+        self._known, self._error = True, outcome
+        if self._waiting is not None:
+            self._waiting()
 
     def _check(self, text: str, finish: str) -> p.ConstraintViolated | None:
         if finish == "length" and not is_complete_json(text):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from inferd import protocol as p
 from inferd_grammar import Compiled
 from inferd_runtime.session import generating
 from inferd_runtime.session.adapting import leased
 from inferd_runtime.session.compile_calls import when_compiled
+from inferd_runtime.session.finishing import FinishedText, at_once
 from inferd_runtime.session.pass_calls import row_sampler
 from inferd_runtime.session.state import Call, OpenContext, SessionState
 
@@ -35,6 +38,9 @@ def _begin(
     sampler = row_sampler(request.sampling, entry)
     with leased(state, entry, request.adapter) as lease:
         opened = generating.start(request, entry.model, entry.context, compiled, sampler, lease)
+    if compiled is not None and request.constraint is not None and request.constraint.best_effort:
+        run = at_once if state.compiles is None else partial(state.compiles.run, state.tenant)
+        opened.check_at_end(FinishedText(compiled, run))
     handle = state.open_generation(opened)
     state.count(p.Usage(prompt_tokens=len(prompt)))
     return p.Generation(handle, len(prompt), prompt if request.program_speculation else [])

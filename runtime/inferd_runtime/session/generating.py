@@ -50,22 +50,16 @@ class Offers:
 
 
 class OpenGeneration:
-    """A generation handle. ``lease`` keeps its adapter; ``finished`` checks the text of a best_effort constraint.
+    """A generation handle. ``lease`` keeps its adapter.
 
     What was given to :meth:`on_close` is called when it is closed, and nothing needs its matcher any more.
     """
 
-    def __init__(
-        self,
-        generation: Generation,
-        offers: Offers,
-        lease: AdapterLease,
-        finished: FinishedText | None = None,
-    ) -> None:
+    def __init__(self, generation: Generation, offers: Offers, lease: AdapterLease) -> None:
         self.generation = generation
         self._offers = offers
         self._lease = lease
-        self._finished = finished
+        self._finished: FinishedText | None = None
         self._closed: list[Callable[[], None]] = []
 
     def request_steps(self, request: p.NextSteps) -> None:
@@ -84,13 +78,17 @@ class OpenGeneration:
             return None
         steps = generation.take()
         if self._finished is not None:
-            return self._finished.reply(steps, generation.finish)
+            return self._finished.reply(steps, generation.finish, self._notify)
         return p.Steps(steps, generation.finish)
 
     def usage(self) -> p.Usage:
         """What this generation has used."""
         counters = self.generation.counters
         return p.Usage(0, counters.tokens, counters.steps, counters.drafted, counters.accepted)
+
+    def check_at_end(self, finished: FinishedText) -> None:
+        """Have the text of a best_effort constraint checked when it is complete."""
+        self._finished = finished
 
     def on_close(self, told: Callable[[], None]) -> None:
         """Have ``told`` called once, behind the close."""
@@ -102,6 +100,10 @@ class OpenGeneration:
         self._lease.release()
         while self._closed:
             self._closed.pop()()
+
+    def _notify(self) -> None:
+        if self.generation.listener is not None:
+            self.generation.listener()
 
 
 def check_draft(request: p.NextSteps, position: int, context: Context) -> None:
@@ -153,8 +155,7 @@ def start(
     )
     generation = Generation(context, spec, TextAssembler(model.tokenizer.stream(), request.stop))
     model.engine.submit(generation)
-    checked = compiled is not None and request.constraint is not None and request.constraint.best_effort
-    opened = OpenGeneration(generation, offers, lease, FinishedText(compiled) if compiled and checked else None)
+    opened = OpenGeneration(generation, offers, lease)
     if compiled is not None and matcher is not None:
         opened.on_close(partial(compiled.learn, matcher))
     return opened

@@ -269,3 +269,57 @@ def test_a_warm_queue_has_a_child_for_every_tokenizer(gate: Gate, queue: Compile
     queue.warm([model.grammars])
     assert not queue.poll()
     assert gate.asked == ["warm"]
+
+
+DISTINCT = '{"type":"array","items":{"type":"string","pattern":"^[a-d]$"},"minItems":3,"maxItems":3,"uniqueItems":true}'
+
+
+def test_a_finished_text_is_checked_beside_the_step_loop(queue: CompileQueue) -> None:
+    """The steps come at once; who waits for the end is told when the check is done, and nobody else waits."""
+    model, outcomes = null_model(), set()
+    for seed in range(8):
+        answers = Answers(model, queue)
+        context = answers.now(p.CreateContext()).context
+        answers.now(p.AppendContext(context, [p.Part("text", text="x")]))
+        constraint = p.Constraint("json_schema", DISTINCT, mode="best_effort")
+        sampling = p.Sampling(temperature=1.0, seed=seed)
+        ticket = answers.ask(p.StartGenerate(context, constraint=constraint, sampling=sampling))
+        while answers.got[ticket] is None:
+            assert queue.wait(SECONDS)
+            queue.poll()
+        generation = answers.got[ticket].generation
+        while model.engine.step():
+            pass
+        steps = answers.now(p.NextSteps(generation))
+        assert steps.finish == ""
+        last = answers.ask(p.NextSteps(generation))
+        assert answers.got[last] is None
+        assert answers.now(p.CreateContext()).context
+        assert queue.wait(SECONDS)
+        queue.poll()
+        outcomes.add(type(answers.got[last]))
+        letters = "".join(step.text for step in steps.steps)[2::4]
+        assert isinstance(answers.got[last], p.Steps) == (len(set(letters)) == 3)
+        answers.session.close()
+    assert outcomes == {p.Steps, p.ConstraintViolated}
+
+
+def test_a_session_that_closes_during_a_check_is_told_once(queue: CompileQueue) -> None:
+    model = null_model()
+    answers = Answers(model, queue)
+    context = answers.now(p.CreateContext()).context
+    answers.now(p.AppendContext(context, [p.Part("text", text="x")]))
+    ticket = answers.ask(p.StartGenerate(context, constraint=p.Constraint("json_schema", DISTINCT, mode="best_effort")))
+    while answers.got[ticket] is None:
+        assert queue.wait(SECONDS)
+        queue.poll()
+    while model.engine.step():
+        pass
+    generation = answers.got[ticket].generation
+    answers.now(p.NextSteps(generation))
+    last = answers.ask(p.NextSteps(generation))
+    answers.session.close()
+    assert isinstance(answers.got[last], p.Cancelled)
+    assert queue.wait(SECONDS)
+    queue.poll()
+    model.engine.pool.check_integrity([])
