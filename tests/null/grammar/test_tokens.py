@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models
 
 from inferd_grammar import GrammarCompiler, GrammarError, JsonSchema, TokenTable
 from inferd_grammar.testing import legal_ids
@@ -115,3 +115,62 @@ def test_a_table_the_library_reads_differently_is_refused(table: TokenTable) -> 
     )
     with pytest.raises(GrammarError, match="llguidance decodes"):
         GrammarCompiler(wrong)
+
+
+def test_added_tokens_are_spelt_as_libraries_decode_them(tokenizer: Tokenizer) -> None:
+    """The table is compared with llguidance's decoding when a compiler is made."""
+    other = Tokenizer.from_str(tokenizer.to_str())
+    other.add_tokens(["plain", "two words", "▁▁x", "Ġy", "<think>"])
+    table = TokenTable.from_tokenizer_json(other.to_str(), eos_ids=[other.token_to_id("<|im_end|>")])
+    GrammarCompiler(table)
+    spelt = {name: table.tokens[other.token_to_id(name)] for name in ("plain", "two words", "<think>")}
+    assert spelt == {"plain": b"plain", "two words": b"two words", "<think>": b""}
+    byte_level = table.tokens[other.token_to_id("Ġy")] == b" y"
+    assert table.tokens[other.token_to_id("▁▁x")] == ("▁▁x".encode() if byte_level else b"  x")
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [{"type": "Metaspace", "replacement": "▁"}],
+        [{"type": "Metaspace", "replacement": "▁"}, {"type": "ByteFallback"}, {"type": "Fuse"}],
+        [{"type": "ByteFallback"}, {"type": "Metaspace", "replacement": "▁"}],
+        [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Strip"}],
+    ],
+)
+def test_space_marks_of_sentence_piece(steps: list[dict[str, Any]]) -> None:
+    vocab = {"<eos>": 0, "▁a": 1, "<0x0A>": 2, "▁": 3}
+    table = build({"model": {"vocab": vocab}, "decoder": {"type": "Sequence", "decoders": steps}, "added_tokens": []})
+    with_bytes = any(step["type"] == "ByteFallback" for step in steps)
+    assert table.tokens[1:] == [b" a", b"\n" if with_bytes else b"<0x0A>", b" "]
+
+
+@pytest.mark.parametrize("size", [1024, 1025])
+def test_the_limit_of_a_token_is_in_its_own_bytes(size: int) -> None:
+    """llguidance panics at about 2 kB; a byte-level name takes two bytes for some of the token's one."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.decoder = decoders.ByteLevel()
+    data = json.loads(tokenizer.to_str())
+    data["model"] = {"type": "BPE", "vocab": {"a": 0, "Ġ" * size: 1}, "merges": []}
+    if size > 1024:
+        with pytest.raises(GrammarError, match="token 1 has 1025 bytes"):
+            build(data)
+    else:
+        assert GrammarCompiler(build(data)).table.tokens[1] == b" " * size
+
+
+def test_text_is_split_at_the_names_of_special_tokens(minimal: dict[str, Any]) -> None:
+    added = [(0, "<eos>"), (3, "<a>"), (4, "<a>b"), (5, "[X]")]
+    data = {**minimal, "added_tokens": [{"id": i, "content": name, "special": True} for i, name in added]}
+    table = build(data)
+    assert table.split_special("1<a>2<a>b[X]") == ["1", 3, "2", 4, 5]
+    assert table.split_special("<A>") == ["<A>"]
+    assert table.split_special("") == []
+
+
+def test_named_special_tokens_become_legal_in_a_copy_only(table: TokenTable) -> None:
+    special = min(table.special_ids - set(table.eos_ids))
+    bits = np.unpackbits(table.allowing([special]).text_mask.view(np.uint8), bitorder="little")
+    assert bits[special]
+    assert not np.unpackbits(table.text_mask.view(np.uint8), bitorder="little")[special]
+    assert table.allowing([]) is table
