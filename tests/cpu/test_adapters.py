@@ -53,8 +53,10 @@ class Bench:
 
     def feed(self, parts: Sequence[tuple[str, PageTable, list[int]]]) -> list[np.ndarray]:
         """Run one batch of (adapter, table, tokens); every row's logits, part by part."""
+        for _, table, tokens in parts:
+            self.driver.copy_pages(table.reserve(len(tokens)))
         plan = [
-            Planned(None, Work(tokens, len(tokens)), table, table.reserve(len(tokens)), adapter)  # type: ignore[arg-type]
+            Planned(None, Work(tokens, len(tokens)), table, adapter)  # type: ignore[arg-type]
             for adapter, table, tokens in parts
         ]
         rows = self.driver.forward(prepare(plan, self.driver.page_size)).logits

@@ -38,7 +38,9 @@ class Bench:
 
     def feed(self, parts: list[tuple[PageTable, list[int]]]) -> list[np.ndarray]:
         """Run one batch; every row's logits, part by part."""
-        plan = [Planned(None, Work(tokens, len(tokens)), table, table.reserve(len(tokens))) for table, tokens in parts]  # type: ignore[arg-type]
+        for table, tokens in parts:
+            self.driver.copy_pages(table.reserve(len(tokens)))
+        plan = [Planned(None, Work(tokens, len(tokens)), table) for table, tokens in parts]  # type: ignore[arg-type]
         rows = self.driver.forward(prepare(plan, self.driver.page_size)).logits
         split = np.split(rows, np.cumsum([len(tokens) for _, tokens in parts])[:-1])
         for table, tokens in parts:
@@ -112,6 +114,7 @@ def test_rejected_drafts_and_forks_leave_no_trace(bench: Bench) -> None:
 
 def test_no_wanted_rows_gives_no_logits(bench: Bench) -> None:
     table = PageTable(bench.pool)
-    plan = [Planned(None, Work([5, 6, 7]), table, table.reserve(3))]  # type: ignore[arg-type]
+    table.reserve(3)
+    plan = [Planned(None, Work([5, 6, 7]), table)]  # type: ignore[arg-type]
     assert bench.driver.forward(prepare(plan, bench.driver.page_size)).logits.shape == (0, VOCAB)
     table.release()
