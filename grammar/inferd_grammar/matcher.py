@@ -17,6 +17,7 @@ from inferd_grammar.errors import DeadEnd
 from inferd_grammar.tokens import TokenTable
 from inferd_grammar.validation import Checked
 
+_AND = np.bitwise_and
 _INT32 = np.dtype(np.int32)
 _CONTIGUOUS = (4,)
 # Masks of the newest states are kept, so that a rollback after verification finds the one it lands on.
@@ -218,17 +219,21 @@ class GuardedMatcher:
 
     def _compute(self, ring: MaskRing, slot: int, row: NDArray[np.int32]) -> None:
         """Have the library write the mask of the current state, hold it, and settle it into `row`."""
+        core, raw = self._core, ring.rows[slot]
         ring.tags[slot] = -1
-        self._core.fill(ring.rows[slot], ring.addresses[slot])
-        ring.ends[slot] = self._core.may_end()
-        self._settle(ring, slot, row)
-        if not ring.ends[slot] and row.tobytes() == self._table.no_mask:
+        core.fill(raw, ring.addresses[slot])
+        ends = ring.ends[slot] = core.may_end()
+        # As `_settle`, once more: a call less in the one place that runs for every token.
+        _AND(raw, self._table.text_mask, row)
+        if ends:
+            np.bitwise_or(row, self._table.eos_mask, row)
+        elif row.tobytes() == self._table.no_mask:
             raise DeadEnd("no token of this vocabulary continues the text, and it may not end here")
         ring.tags[slot] = self._held
 
     def _settle(self, ring: MaskRing, slot: int, row: NDArray[np.int32]) -> None:
         """What the library wrote, without special tokens, with EOS where it is legal."""
-        np.bitwise_and(ring.rows[slot], self._table.text_mask, row)
+        _AND(ring.rows[slot], self._table.text_mask, row)
         if ring.ends[slot]:
             np.bitwise_or(row, self._table.eos_mask, row)
 
@@ -240,7 +245,7 @@ class GuardedMatcher:
 
 def require_row(row: NDArray[np.int32], words: int) -> None:
     """Raise ValueError unless `row` is int32[words] and C-contiguous."""
-    if row.dtype != _INT32 or row.shape != (words,) or row.strides != _CONTIGUOUS:
+    if (row.dtype is not _INT32 and row.dtype != _INT32) or row.shape != (words,) or row.strides != _CONTIGUOUS:
         raise ValueError(f"mask row must be contiguous int32[{words}], not {row.dtype}{list(row.shape)}")
 
 
