@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from inferd.operations import Done, operation
 
-MAX_ACCEPT = 256
-"""The most tokens that one ``grammar.accept`` takes; the SDK splits longer lists."""
+MAX_ACCEPT = 32
+"""The most tokens that one ``grammar.accept`` takes, for every one may cost a mask; the SDK splits longer lists."""
 
 
 @dataclass(frozen=True)

@@ -38,15 +38,18 @@ USES: Mapping[str, frozenset[str]] = {
 """Which fields each kind uses; the others must be left alone."""
 
 
-def to_grammar(constraint: p.Constraint, depth: int = 0) -> Constraint:
+def to_grammar(constraint: p.Constraint) -> Constraint:
     """The grammar package's constraint.
 
     Raises InvalidRequest for an unknown kind, a field that the kind does not use, and too much nesting; ConstraintError for
     a best_effort schema inside another constraint.
     """
+    _check_nesting(constraint)
+    return _convert(constraint)
+
+
+def _convert(constraint: p.Constraint) -> Constraint:
     _check_fields(constraint)
-    if depth > MAX_NESTING:
-        raise p.InvalidRequest(f"constraints are nested more than {MAX_NESTING} deep")
     match constraint.kind:
         case "json_schema":
             return JsonSchema(constraint.value, "best_effort" if constraint.mode == "best_effort" else "strict")
@@ -61,11 +64,20 @@ def to_grammar(constraint: p.Constraint, depth: int = 0) -> Constraint:
         case "choice":
             return Choice(tuple(constraint.options))
         case "exact":
-            return Exact(_only_member(constraint, depth))
+            return Exact(_only_member(constraint))
         case "all_of":
-            return AllOf(tuple(to_grammar(_strict(member), depth + 1) for member in constraint.members))
-    tags = ((tag, to_grammar(_strict(tag.content), depth + 1)) for tag in constraint.tags)
+            return AllOf(tuple(_convert(_strict(member)) for member in constraint.members))
+    tags = ((tag, _convert(_strict(tag.content))) for tag in constraint.tags)
     return Tagged(tuple(Tag(tag.begin, content, tag.end) for tag, content in tags))
+
+
+def _check_nesting(constraint: p.Constraint) -> None:
+    level = [constraint]
+    for _ in range(MAX_NESTING + 1):
+        level = [part for each in level for part in (*each.members, *(tag.content for tag in each.tags))]
+        if not level:
+            return
+    raise p.InvalidRequest(f"constraints are nested more than {MAX_NESTING} deep")
 
 
 def _check_fields(constraint: p.Constraint) -> None:
@@ -80,10 +92,10 @@ def _check_fields(constraint: p.Constraint) -> None:
             raise p.InvalidRequest(f"a constraint of kind {constraint.kind} has no {field.name}")
 
 
-def _only_member(constraint: p.Constraint, depth: int) -> Constraint:
+def _only_member(constraint: p.Constraint) -> Constraint:
     if len(constraint.members) != 1:
         raise p.InvalidRequest(f"an exact constraint has one member, not {len(constraint.members)}")
-    return to_grammar(constraint.members[0], depth + 1)
+    return _convert(constraint.members[0])
 
 
 def _strict(constraint: p.Constraint) -> p.Constraint:

@@ -132,6 +132,8 @@ class SessionHub:
             return decode(payload)
         except msgspec.MsgspecError as error:
             raise p.InvalidRequest(f"{op}: {error}") from error
+        except RecursionError:
+            raise p.InvalidRequest(f"{op}: nested too deeply") from None
 
     def _responder(self, identity: bytes, ticket: int, form: bytes) -> Callable[[Any], None]:
         encode = msgspec.json.encode if form == JSON else msgspec.msgpack.encode

@@ -64,6 +64,15 @@ def test_a_malformed_payload_is_answered_with_what_is_wrong(wire: Wire, payload:
     assert error(wire.replies[-1][1]).code == "client.invalid"
 
 
+@pytest.mark.parametrize("depth", [100, 400, 450, 480, 500, 5_000])
+def test_a_constraint_of_any_depth_is_answered_with_what_is_wrong(wire: Wire, depth: int) -> None:
+    nested = '{"kind":"all_of","members":[' * depth + '{"kind":"any_json"}' + "]}" * depth
+    payload = f'{{"constraint":{nested}}}'.encode()
+    wire.send(b"a", link.request_frames(7, "grammar.compile", link.JSON, payload))
+    told = error(wire.replies[-1][1])
+    assert (told.code, "nested" in told.message) == ("client.invalid", True)
+
+
 def test_unknown_operations_and_encodings_are_answered(wire: Wire) -> None:
     for op, form in (("nope", link.JSON), ("model.list", b"x")):
         wire.send(b"a", link.request_frames(7, op, form, b"{}"))
