@@ -60,7 +60,8 @@ def generate(caller: Caller, max_tokens: int = 32) -> float:
 
 def children(pid: int) -> list[int]:
     """Processes whose parent is this one."""
-    return [int(child) for child in Path(f"/proc/{pid}/task").glob("*/children") for child in child.read_text().split()]
+    listed = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for thread in listed for child in thread.read_text().split()]
 
 
 def test_hostile_constraints_end_in_typed_errors_and_steps_go_on(engine: EngineProcess) -> None:
