@@ -177,20 +177,27 @@ class Generator(Generic[T]):
     async def _answer_again(self, error: ConstraintError) -> T:
         """The second attempt, in a fork; then the context is what it would be if it had been the first."""
         await self.aclose()
-        plan, start = self._delivery.plan, self._delivery.position
+        start = self._delivery.position
+        try:
+            value, answer = await self._in_fork(error)
+        finally:
+            await self._handle.truncate(start)
+        self._handle.add(Part("tokens", tokens=answer))
+        await self._handle.settle()
+        return value
+
+    async def _in_fork(self, error: ConstraintError) -> tuple[T, list[int]]:
+        """The second answer's value and its tokens, end-of-text included."""
         copy = await self._handle.fork()
         try:
             copy.add(_feedback(error, chat=copy.chat))
-            again: Generator[T] = Generator(copy, plan)
+            again: Generator[T] = Generator(copy, self._delivery.plan)
             self._failed, self._delivery = self._delivery, again._delivery
             value = await again._read_json()
-            answer = await copy.call(ContextTokens(await copy.settle(), again._delivery.position), keeps_turn=True)
+            request = ContextTokens(await copy.settle(), again._delivery.position)
+            return value, list((await copy.call(request, keeps_turn=True)).tokens)
         finally:
             await copy.release()
-            await self._handle.truncate(start)
-        self._handle.add(Part("tokens", tokens=list(answer.tokens)))
-        await self._handle.settle()
-        return value
 
     async def _next(self) -> Step | None:
         if not self._delivery.started:

@@ -41,17 +41,15 @@ class Partial(Generic[T]):
 class _Open:
     """An object or array that has no end yet. ``kind``: its type, Any where that is not known."""
 
-    def __init__(self, value: dict[str, Any] | list[Any], kind: Any, path: tuple[str | int, ...]) -> None:
+    def __init__(self, value: dict[str, Any] | list[Any], kind: Any) -> None:
         self.value = value
         self.kind = kind
-        self.path = path
         self.key: str | None = None
 
-    def place(self) -> tuple[str | int, ...]:
-        """Where the next part stands."""
-        if isinstance(self.value, list):
-            return (*self.path, len(self.value))
-        return self.path if self.key is None else (*self.path, self.key)
+    @property
+    def step(self) -> str | int | None:
+        """The key or index of the part that comes now; None where no key was read yet."""
+        return len(self.value) if isinstance(self.value, list) else self.key
 
     def put(self, part: Any) -> None:
         """Add a part that is finished."""
@@ -154,7 +152,7 @@ class PartialJson:
         self._changes += 1
         kind = self._part_kind()
         value: dict[str, Any] | list[Any] = {} if character == "{" else []
-        self._stack.append(_Open(value, kind, self._place()))
+        self._stack.append(_Open(value, kind))
         self._expect = "key or end" if character == "{" else "item or end"
         return True
 
@@ -184,7 +182,7 @@ class PartialJson:
     def _finish(self, value: Any, closed: _Open | None = None) -> None:
         kind = self._part_kind() if closed is None else closed.kind
         if kind is not Any:
-            _check(kind, value, self._place())
+            _check(kind, value, _shown(self._place()))
         self._changes += 1
         if self._stack:
             self._stack[-1].put(value)
@@ -198,12 +196,12 @@ class PartialJson:
         if not self._stack:
             return self._kind
         top = self._stack[-1]
-        if top.kind is Any:
+        if top.kind is Any or top.step is None:
             return Any
-        return part_type(top.kind, self._place()[-1], _shown(top.path))
+        return part_type(top.kind, top.step, "output")
 
     def _place(self) -> tuple[str | int, ...]:
-        return self._stack[-1].place() if self._stack else ()
+        return tuple(opened.step for opened in self._stack if opened.step is not None)
 
     def _open_text(self) -> str:
         """The characters so far of a string value without an end."""
@@ -237,9 +235,9 @@ def _closing(top: _Open) -> str:
     return "}" if isinstance(top.value, dict) else "]"
 
 
-def _check(kind: Any, value: Any, path: tuple[str | int, ...]) -> None:
+def _check(kind: Any, value: Any, path: str) -> None:
     try:
-        structure(kind, value, _shown(path))
+        structure(kind, value, path)
     except InvalidRequest as error:
         raise ConstraintError(error.message) from error
 

@@ -387,6 +387,16 @@ async def test_after_two_failures_the_context_holds_neither() -> None:
         assert len(cues) == 2  # the first answer's, which the last one uses, and the second attempt's
 
 
+async def test_a_second_attempt_that_cannot_be_made_leaves_no_failed_answer() -> None:
+    with FakeRuntime([BAD, "fine"], problem=negative) as runtime:
+        ctx = Context().user("who?")
+        runtime.failures["context.fork"] = deque([LimitExceeded("no room", limit="handles")])
+        with pytest.raises(LimitExceeded, match="no room"):
+            await ctx.generate(GREEDY, constrain=PERSON).collect_json()
+        assert bytes(token for token in await ctx.tokens() if token < 256) == b"who?"
+        assert await ctx.generate(GREEDY).collect_text() == "fine"
+
+
 async def test_a_text_that_does_not_fit_its_type_is_tried_again_too() -> None:
     with FakeRuntime(['{"name":"Ada"}', GOOD]):
         assert await Context().user("u").generate(GREEDY, constrain=PERSON).collect_json() == Person("Ada", 36)

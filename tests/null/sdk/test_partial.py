@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypedDict
 
 import pydantic
@@ -97,6 +97,31 @@ def test_every_partial_is_a_beginning_and_the_last_is_the_value(
         assert changed or reader.feed("") is False
     reader.end()
     assert reader.snapshot() == Partial(whole)
+
+
+POINTS = st.builds(Point, st.integers(), st.none() | st.integers())
+SHAPES: st.SearchStrategy[Shape] = st.deferred(
+    lambda: st.builds(
+        Shape,
+        st.sampled_from(["line", "area"]),
+        st.lists(POINTS, max_size=3),
+        st.fixed_dictionaries({"name": st.text()}),
+        st.dictionaries(st.text(), st.floats(allow_nan=False, allow_infinity=False), max_size=2),
+        st.none() | SHAPES,
+    )
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(shape=SHAPES, size=st.integers(1, 9))
+def test_what_fits_a_type_is_never_refused_on_the_way(shape: Shape, size: int) -> None:
+    text = json.dumps(asdict(shape))
+    reader = PartialJson(Shape)
+    for first in range(0, len(text), size):
+        reader.feed(text[first : first + size])
+        assert begins(reader.snapshot().value, asdict(shape))
+    reader.end()
+    assert JsonSchema(Shape).parse(text) == shape
 
 
 @settings(max_examples=200, deadline=None)
