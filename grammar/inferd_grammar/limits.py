@@ -13,13 +13,13 @@ class CompileLimits:
         max_bytes: UTF-8 bytes of a schema, of a Lark grammar, or of all options of a choice together.
         max_depth: nesting of JSON arrays and objects in a schema.
         max_enum: members of one `enum`, or options of a choice.
-        max_all_of: branches of one `allOf` (llguidance needs more than 20 s for 50 patterns).
+        max_all_of: branches of one `allOf`, or members of an intersection (llguidance needs more than 20 s for 50 patterns).
         max_multiple_of: largest `multipleOf`, its decimal point taken away (0.25 counts as 25), also for the least
             common multiple of those that must hold together (llguidance needs 6.5 s and 280 MB at 10**6).
         max_regex: characters of one regular expression, in a schema or alone.
         max_rules: rules of one Lark or GBNF grammar (llguidance overflows its stack, and with it the process, on a
             chain of 3,000).
-        max_tags: tags of a tagged text, or members of an intersection.
+        max_tags: tags of a tagged text.
     """
 
     max_bytes: int = 1_000_000

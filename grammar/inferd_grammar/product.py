@@ -104,13 +104,14 @@ def product_members(
     match constraint:
         case Exact(AllOf() | Exact() | Prefixed() as inner):
             return product_members(inner, limits, join_regular=join_regular)
-        case Prefixed(prefix, AllOf(members)) if not (join_regular and is_regular(members)):
-            _check_members(members, limits)
-            return [Prefixed(prefix, member) for member in members]
-        case AllOf(members) if not (join_regular and is_regular(members)):
-            _check_members(members, limits)
-            return [Exact(member) for member in members]
-    return None
+        case Prefixed(prefix, AllOf(members)):
+            made: list[Constraint] = [Prefixed(prefix, member) for member in members]
+        case AllOf(members):
+            made = [Exact(member) for member in members]
+        case _:
+            return None
+    check_members(members, limits)
+    return None if join_regular and is_regular(members) else made
 
 
 def is_regular(members: Sequence[Constraint]) -> bool:
@@ -118,11 +119,12 @@ def is_regular(members: Sequence[Constraint]) -> bool:
     return len(members) > 1 and all(isinstance(member, Regex | Choice) for member in members)
 
 
-def _check_members(members: Sequence[Constraint], limits: CompileLimits) -> None:
+def check_members(members: Sequence[Constraint], limits: CompileLimits) -> None:
+    """Raise GrammarError for no members of an intersection, too many, and members that masks do not fully hold."""
     if not members:
         raise GrammarError("an intersection needs at least one member")
-    if len(members) > limits.max_tags:
-        raise GrammarError(f"intersection has {len(members)} members; max_tags is {limits.max_tags}")
+    if len(members) > limits.max_all_of:
+        raise GrammarError(f"intersection has {len(members)} members; max_all_of is {limits.max_all_of}")
     if any(isinstance(member, JsonSchema) and member.mode != "strict" for member in members):
         raise GrammarError("a best_effort JSON schema stands alone: it cannot be a part of another constraint")
 

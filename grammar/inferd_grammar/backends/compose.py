@@ -12,7 +12,7 @@ from typing import Any
 from inferd_grammar.constraints import AllOf, Constraint, Exact, JsonSchema, Prefixed, Tag, Tagged
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.limits import CompileLimits
-from inferd_grammar.product import is_regular
+from inferd_grammar.product import check_members, is_regular
 from inferd_grammar.schema import require_size
 from inferd_grammar.tokens import TokenTable
 
@@ -79,6 +79,7 @@ class Composer:
         """Regular expressions as one lexeme, `A & B`: the library's automaton of the intersection."""
         if not is_regular(constraint.members):
             raise GrammarError("inside another constraint AllOf takes regular expressions and choices only")
+        check_members(constraint.members, self._limits)
         names = [f"P{number}" for number in range(len(constraint.members))]
         rules = [f"{name}: {self._pattern(member)}" for name, member in zip(names, constraint.members, strict=True)]
         return "\n".join(["start: TEXT", f"TEXT: {' & '.join(names)}", *rules])

@@ -110,6 +110,7 @@ def test_a_name_the_tokenizer_has_not_is_text(compiler: GrammarCompiler, table: 
         ((Tag("<a>", CALL.content, "<|im_end|>"),), "names the end of the text"),
         ((Tag("<a>", Exact(CALL.content), ""),), "put Exact outside"),
         ((Tag("<a>", AllOf((AnyJson(), Regex("a"))), ""),), "regular expressions and choices only"),
+        ((Tag("<a>", AllOf((Regex("a"),) * 17), ""),), "max_all_of is 16"),
         ((Tag("<a>", JsonSchema({}, mode="best_effort"), ""),), "stands alone"),
         (tuple(Tag(f"<{n}>", CALL.content, "") for n in range(129)), "max_tags is 128"),
     ],
@@ -153,7 +154,8 @@ def test_a_dead_end_is_an_error_not_an_end(compiler: GrammarCompiler, table: Tok
     [
         ((), "at least one member"),
         ((AnyJson(), JsonSchema({}, mode="best_effort")), "stands alone"),
-        (tuple(Lark(f'start: "{n}"') for n in range(129)), "max_tags is 128"),
+        (tuple(Lark(f'start: "{n}"') for n in range(17)), "max_all_of is 16"),
+        (tuple(Regex(f"a*b{{{n}}}") for n in range(17)), "max_all_of is 16"),
     ],
 )
 def test_intersections_that_cannot_be_held_are_refused(
