@@ -19,8 +19,8 @@ class PagePool:
 
     A page is in one of three states. *Held*: counted by at least one table, and charged to one account or forgiven. *Kept*:
     counted by none, but its content stands in the prefix index; it is handed out when no free page is left, the longest
-    unused first. *Free*: neither. The lowest free page is handed out first, so that a lone stream tends to hold one contiguous range,
-    which attention can read in place.
+    unused first. *Free*: neither. The lowest free page is handed out first, so that a lone stream tends to hold one
+    contiguous range, which attention can read in place.
     """
 
     def __init__(self, pages: int, page_size: int) -> None:

@@ -12,7 +12,11 @@ from inferd_runtime.testing.null_driver import NullDriver
 
 
 def null_model(
-    name: str = "null", *, driver: NullDriver | None = None, token_budget: int = 64, options: EngineOptions | None = None
+    name: str = "null",
+    *,
+    driver: NullDriver | None = None,
+    token_budget: int = 64,
+    options: EngineOptions | None = None,
 ) -> ServedModel:
     """A NullDriver behind a byte tokenizer."""
     driver = driver or NullDriver(vocab_size=VOCAB_SIZE)
