@@ -1,0 +1,108 @@
+"""Generations of a random model under real schemas: every one is valid, or a valid beginning, and drafts change nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from inferd.protocol import Sampling
+from inferd_grammar import Compiled, GrammarCompiler, GrammarError, JsonSchema, TokenTable
+from inferd_runtime.engine.engine import Engine, EngineOptions
+from inferd_runtime.engine.generation import Generation, GenerationSpec
+from inferd_runtime.engine.grammar import GrammarCursor
+from inferd_runtime.engine.sampling import RowSampler
+from inferd_runtime.engine.text import TextAssembler
+from inferd_runtime.speculation.drafter import Drafter
+from inferd_runtime.speculation.ngram import NgramDrafter
+from inferd_runtime.testing.null_driver import NullDriver
+
+ROOT = Path(__file__).resolve().parents[3]
+TOKENIZER = ROOT / "runtime" / "inferd_runtime" / "models" / "tiny" / "target" / "tokenizer.json"
+CASES = ROOT.parent / "shared" / "conformance" / "maskbench" / "cases.jsonl"
+VOCAB, END = 4096, 0
+MAX_TOKENS = 64
+
+
+class Adversary:
+    """Drafts that are never meant well: random tokens, and what was just written once more."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._seen: list[int] = []
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self._seen += tokens
+
+    def propose(self, limit: int) -> Sequence[int]:
+        if self._random.random() < 0.5:
+            return self._random.choices(range(VOCAB), k=min(limit, 6))
+        return self._seen[-min(limit, 6) :]
+
+    def feedback(self, proposed: int, accepted: int) -> None: ...
+
+
+def schemas() -> Iterator[str]:
+    """The sample's schemas that compile strictly, again and again."""
+    if not CASES.exists():
+        pytest.skip(f"no MaskBench sample at {CASES}")
+    while True:
+        for line in CASES.read_text().splitlines():
+            yield json.dumps(json.loads(line)["schema"])
+
+
+def generate(compiled: Compiled, table: TokenTable, seed: int, drafter: Drafter | None) -> tuple[list[int], str]:
+    """The tokens and why it ended."""
+    engine = Engine(NullDriver(vocab_size=VOCAB, pages=64, seed=seed, scale=4.0), EngineOptions(64))
+    context = engine.create_context()
+    context.append([1 + seed % 100, 7])
+    sampler = RowSampler.resolve(Sampling(temperature=1.0), seed=seed, lineage=0)
+    cursor = GrammarCursor(compiled.matcher(), table.words, [END])
+    spec = GenerationSpec(sampler, MAX_TOKENS, frozenset([END]), cursor, drafter)
+    generation = Generation(context, spec, TextAssembler(str, ()))
+    engine.submit(generation)
+    tokens: list[int] = []
+    while not generation.finished() or generation.outbox:
+        tokens += [token for step in generation.take() for token in step.tokens]
+        engine.step()
+    assert generation.error is None, generation.error
+    generation.close()
+    context.release()
+    engine.check_integrity()
+    return tokens, generation.finish
+
+
+@pytest.mark.parametrize("runs", [100, pytest.param(10_000, marks=pytest.mark.long)])
+def test_generations_under_schemas_are_valid_and_the_same_with_any_drafts(runs: int) -> None:
+    table = TokenTable.from_tokenizer_json(TOKENIZER.read_text(), vocab_size=VOCAB, eos_ids=[END])
+    compiler = GrammarCompiler(table)
+    ended: Counter[str] = Counter()
+    source = schemas()
+    while ended.total() < runs:
+        schema, seed = next(source), ended.total()
+        try:
+            compiled = compiler.compile(JsonSchema(schema))
+        except GrammarError:
+            continue
+        tokens, finish = generate(compiled, table, seed, None)
+        for drafter in (NgramDrafter(), Adversary(seed)):
+            assert generate(compiled, table, seed, drafter) == (tokens, finish), (schema, seed, type(drafter))
+        ended[finish] += 1
+        check(schema, b"".join(table.tokens[token] for token in tokens), compiled, tokens, finish)
+    assert ended["stop"] > runs / 20, ended
+
+
+def check(schema: str, text: bytes, compiled: Compiled, tokens: list[int], finish: str) -> None:
+    """A finished text parses and validates; one that was cut is a beginning that the grammar allows."""
+    if finish == "stop":
+        value = json.loads(text)
+        parsed = json.loads(schema)
+        jsonschema.validators.validator_for(parsed, jsonschema.Draft202012Validator)(parsed).validate(value)
+    else:
+        assert finish == "length"
+        assert compiled.matcher().accept(tokens) == len(tokens)
