@@ -217,7 +217,10 @@ def _check_multiples(root: Any, schema: Any, pointer: str, limits: CompileLimits
     """The library's automaton has as many states as the least common multiple of all that must hold together."""
     if not isinstance(schema, dict) or not ({"multipleOf", "allOf", "$ref"} & schema.keys()):
         return
-    together = math.lcm(*_multiples(root, schema, set()))
+    try:
+        together = math.lcm(*_multiples(root, schema, set()))
+    except RecursionError as error:
+        raise GrammarError("the schema's references lead too deep to follow", pointer) from error
     if together > limits.max_multiple_of:
         raise GrammarError(f"multipleOf amounts to {together}; max_multiple_of is {limits.max_multiple_of}", pointer)
 

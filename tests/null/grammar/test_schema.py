@@ -146,3 +146,17 @@ def candidates(table: TokenTable, rest: bytes) -> list[int]:
         (i for i, token in enumerate(table.tokens) if token and rest.startswith(token)),
         key=lambda i: -len(table.tokens[i]),
     )
+
+
+@pytest.mark.parametrize("links", [100, 2000, 20_000])
+def test_a_chain_of_references_is_followed_or_refused(compiler: GrammarCompiler, links: int) -> None:
+    """Two thousand once ended in Python's own RecursionError."""
+    chain = {f"a{at}": {"$ref": f"#/$defs/a{at + 1}"} for at in range(links)}
+    schema = {"$ref": "#/$defs/a0", "$defs": {**chain, f"a{links}": {"type": "integer"}}}
+    try:
+        matcher = compiler.compile(JsonSchema(schema)).matcher()
+    except GrammarError as error:
+        assert links > 100, error
+    else:
+        assert links == 100
+        assert matcher is not None
