@@ -254,8 +254,9 @@ def walk(matcher: Matcher, draft: Sequence[int], rows: NDArray[np.int32]) -> int
 
     `rows` is int32[len(draft) + 1 or more, words]. Row 0 is the mask of the current state, row i + 1 that after draft
     token i. Returns n, the number of legal draft tokens: the matcher is n deeper and rows[:n + 1] are valid (the last
-    is the bonus row). After verification the caller does `matcher.rollback(n - kept)` and `matcher.accept([bonus])`.
-    Raises ValueError for wrong `rows`, GrammarFailure if the matcher breaks.
+    is the bonus row). A token behind which nothing is legal ends the walk like one that is not legal itself: a draft
+    must not fail a text that may never go there. After verification the caller does `matcher.rollback(n - kept)` and
+    `matcher.accept([bonus])`. Raises ValueError for wrong `rows`, GrammarFailure if the matcher breaks.
     """
     if rows.ndim != 2 or len(rows) <= len(draft):
         raise ValueError(f"rows must be int32[{len(draft) + 1} or more, words], not {list(rows.shape)}")
@@ -263,5 +264,9 @@ def walk(matcher: Matcher, draft: Sequence[int], rows: NDArray[np.int32]) -> int
     for count, token in enumerate(draft):
         if not matcher.accept([token]):
             return count
-        matcher.fill(rows[count + 1])
+        try:
+            matcher.fill(rows[count + 1])
+        except DeadEnd:
+            matcher.rollback(1)
+            return count
     return len(draft)

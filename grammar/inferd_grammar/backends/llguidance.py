@@ -30,7 +30,7 @@ from inferd_grammar.constraints import (
     Regex,
     Tagged,
 )
-from inferd_grammar.errors import GrammarError, GrammarFailure
+from inferd_grammar.errors import DeadEnd, GrammarError, GrammarFailure
 from inferd_grammar.gbnf import gbnf_to_lark
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.matcher import Core
@@ -157,13 +157,29 @@ class LlguidanceBackend:
         return LlguidanceCore(inner, tuple(checked), json.dumps([grammar, checked, sorted(named)]), named)
 
 
+_NO_WAY_ON = "NoExtensionBias"
+
+
 class LlguidanceCore:
-    """`Core` over one `LLMatcher`. The library records every text token, so its rollback is exact without EOS."""
+    """`Core` over one `LLMatcher`. The library records every text token, so its rollback is exact without EOS.
+
+    Where no token continues the text the library's matcher breaks for good. A rollback out of there takes the tokens that
+    stay once more, from a copy of the beginning.
+    """
 
     def __init__(
-        self, inner: llguidance.LLMatcher, checked: tuple[Checked, ...], recipe: str, named: frozenset[int]
+        self,
+        inner: llguidance.LLMatcher,
+        checked: tuple[Checked, ...],
+        recipe: str,
+        named: frozenset[int],
+        origin: llguidance.LLMatcher | None = None,
+        taken: Sequence[int] = (),
     ) -> None:
         self._inner = inner
+        self._origin = inner.deep_copy() if origin is None else origin
+        self._taken = list(taken)
+        self._dead = False
         self.checked = checked
         self.recipe = recipe
         self.named = named
@@ -175,6 +191,7 @@ class LlguidanceCore:
             return
         self._inner.unsafe_compute_mask_ptr(address, row.nbytes)
         if self._inner.is_error():
+            self._dead = _NO_WAY_ON in self._inner.get_error()
             self._check()
 
     def push(self, token: int) -> None:
@@ -182,12 +199,23 @@ class LlguidanceCore:
         if taken != 1:
             self._check()
             raise GrammarFailure(f"llguidance refused token {token} that its mask allows")
+        self._taken.append(token)
 
     def pop(self, count: int) -> None:
+        del self._taken[-count:]
+        if self._dead:
+            self._start_again()
+            return
         done = self._inner.rollback(count)
         self._check()
         if not done:
             raise GrammarFailure(f"llguidance did not roll back {count} tokens")
+
+    def _start_again(self) -> None:
+        self._inner, self._dead = self._origin.deep_copy(), False
+        if self._inner.try_consume_tokens(self._taken) != len(self._taken):
+            self._check()
+            raise GrammarFailure("llguidance refused tokens that it had taken")
 
     def may_end(self) -> bool:
         result = self._inner.is_accepting()
@@ -215,9 +243,11 @@ class LlguidanceCore:
 
     def copy(self) -> LlguidanceCore:
         self._check()
-        return LlguidanceCore(self._inner.deep_copy(), self.checked, self.recipe, self.named)
+        return LlguidanceCore(self._inner.deep_copy(), self.checked, self.recipe, self.named, self._origin, self._taken)
 
     def _check(self) -> None:
+        if self._dead:
+            raise DeadEnd("no token continues the text, and it may not end here")
         if self._inner.is_error():
             raise GrammarFailure(f"llguidance: {one_line(self._inner.get_error())}")
 

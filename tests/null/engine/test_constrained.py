@@ -11,7 +11,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from inferd.protocol import Sampling
+from inferd.protocol import ConstraintError, Sampling
 from inferd_grammar import Compiled, GrammarCompiler, GrammarError, JsonSchema, TokenTable
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.generation import Generation, GenerationSpec
@@ -57,7 +57,7 @@ def schemas() -> Iterator[str]:
 
 
 def generate(compiled: Compiled, table: TokenTable, seed: int, drafter: Drafter | None) -> tuple[list[int], str]:
-    """The tokens and why it ended."""
+    """The tokens and why it ended: a schema may contradict itself behind some beginnings, which is a typed error."""
     engine = Engine(NullDriver(vocab_size=VOCAB, pages=64, seed=seed, scale=4.0), EngineOptions(64))
     context = engine.create_context()
     context.append([1 + seed % 100, 7])
@@ -70,11 +70,12 @@ def generate(compiled: Compiled, table: TokenTable, seed: int, drafter: Drafter 
     while not generation.finished() or generation.outbox:
         tokens += [token for step in generation.take() for token in step.tokens]
         engine.step()
-    assert generation.error is None, generation.error
+    dead = isinstance(generation.error, ConstraintError)
+    assert dead or generation.error is None, generation.error
     generation.close()
     context.release()
     engine.check_integrity()
-    return tokens, generation.finish
+    return tokens, "dead end" if dead else generation.finish
 
 
 @pytest.mark.parametrize("runs", [100, pytest.param(10_000, marks=pytest.mark.long)])
@@ -95,6 +96,32 @@ def test_generations_under_schemas_are_valid_and_the_same_with_any_drafts(runs: 
         ended[finish] += 1
         check(schema, b"".join(table.tokens[token] for token in tokens), compiled, tokens, finish)
     assert ended["stop"] > runs / 20, ended
+    assert ended["dead end"] < runs / 100, ended
+
+
+def test_a_draft_into_a_dead_end_does_not_fail_a_text_that_never_goes_there() -> None:
+    """Where keys exclude each other, some beginnings cannot be finished; a draft that tried one broke the matcher for good."""
+    table = TokenTable.from_tokenizer_json(TOKENIZER.read_text(), vocab_size=VOCAB, eos_ids=[END])
+    schema = {
+        "type": "object", "patternProperties": {"^[a-d]$": {"const": 1}}, "additionalProperties": False, "minProperties": 3,
+        "allOf": [
+            {"dependencies": {
+                "a": {"anyOf": [{"required": ["b"]}, {"required": ["c"]}]},
+                "b": {"not": {"required": ["a"]}}, "c": {"not": {"required": ["a"]}},
+            }},
+            {"required": ["d"]},
+        ],
+    }  # fmt: skip
+    compiled = GrammarCompiler(table).compile(JsonSchema(schema))
+    ended: Counter[str] = Counter()
+    for seed in range(40):
+        plain = generate(compiled, table, seed, None)
+        for drafter in (NgramDrafter(), Adversary(seed)):
+            assert generate(compiled, table, seed, drafter) == plain
+        ended[plain[1]] += 1
+        if plain[1] == "stop":
+            check(json.dumps(schema), b"".join(table.tokens[token] for token in plain[0]), compiled, *plain)
+    assert ended["dead end"] > 0 < ended["stop"], ended
 
 
 def check(schema: str, text: bytes, compiled: Compiled, tokens: list[int], finish: str) -> None:
@@ -104,5 +131,5 @@ def check(schema: str, text: bytes, compiled: Compiled, tokens: list[int], finis
         parsed = json.loads(schema)
         jsonschema.validators.validator_for(parsed, jsonschema.Draft202012Validator)(parsed).validate(value)
     else:
-        assert finish == "length"
+        assert finish in ("length", "dead end")
         assert compiled.matcher().accept(tokens) == len(tokens)
