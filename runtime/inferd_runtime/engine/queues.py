@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from inferd_runtime.engine.fairness import FairClock, StepCost, priority_weight
 from inferd_runtime.engine.plan import Job, Planned
 from inferd_runtime.engine.tenants import Accounts
 
 
-class Ready(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ready:
     """Jobs that want to run: ``short`` work (decode rows, draft chains) and ``long`` (prefill)."""
 
     short: list[Job]
     long: list[Job]
 
-    def __iter__(self) -> Iterator[Job]:  # type: ignore[override]
-        yield from self.short
-        yield from self.long
+    @property
+    def jobs(self) -> list[Job]:
+        """All of them."""
+        return self.short + self.long
 
 
 class Line:
@@ -65,7 +67,7 @@ class TenantQueue:
     def ready(self) -> dict[int, Ready]:
         """What wants something, by priority."""
         found = {priority: line.ready() for priority, line in self._lines.items() if line.jobs}
-        return {priority: ready for priority, ready in found.items() if ready.short or ready.long}
+        return {priority: ready for priority, ready in found.items() if ready.jobs}
 
     def fair(self, ready: dict[int, Ready]) -> list[Ready]:
         """The priorities whose turn it is."""

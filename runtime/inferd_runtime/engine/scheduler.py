@@ -57,7 +57,7 @@ class Scheduler:
             if plan:
                 self._queues.charge(plan)
                 return plan
-            self._make_room([job for entry in (*fair, *rest) for job in entry if not job.finished()])
+            self._make_room([job for entry in (*fair, *rest) for job in entry.jobs if not job.finished()])
 
     def _fill(self, first: Sequence[Job], ready: Sequence[Ready]) -> list[Planned]:
         """Short work, then long work with what is left of the budget, of which a part is always kept for it."""
@@ -125,17 +125,9 @@ class Scheduler:
             if not job.finished() and self._step - since < PATIENCE:
                 break
             del self._waiting[job]
-            if not job.finished() and job.ready() and self._push_in(job.context):
+            if not job.finished() and job.ready() and self._clear(job.context, idle=False):
                 return [job]
         return []
-
-    def _push_in(self, context: Context) -> bool:
-        """Whether there is room for all that the context has pending, after as many others as it takes have left."""
-        wanted = context.pages_wanted(context.pending)
-        while wanted > self._contexts.pool.available:
-            if not self._contexts.park_another(context, idle=False):
-                return False
-        return True
 
     def _bring_back(self, context: Context) -> bool:
         """Get a parked context back into the cache. False when there is no room for it and all that it has pending."""
@@ -149,9 +141,16 @@ class Scheduler:
         pool, wanted = self._contexts.pool, context.pages_wanted(context.pending)
         if context.over_quota(wanted):
             raise quota_error(context.account, wanted)
+        if wanted <= pool.available:
+            return True
+        self._nobody_idle = self._nobody_idle or not self._clear(context, idle=True)
+        return not self._nobody_idle
+
+    def _clear(self, context: Context, *, idle: bool) -> bool:
+        """Whether there is room for all that the context has pending, after as many others as it takes have left."""
+        pool, wanted = self._contexts.pool, context.pages_wanted(context.pending)
         while wanted > pool.available:
-            if self._nobody_idle or not self._contexts.park_another(context, idle=True):
-                self._nobody_idle = True
+            if not self._contexts.park_another(context, idle=idle):
                 return False
         return True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from inferd_runtime.kv.account import Account, Allowance, QuotaExceeded
+from inferd_runtime.kv.account import Account, Allowance
 from inferd_runtime.kv.pool import PagePool, PoolExhausted
 
 
@@ -130,21 +130,16 @@ class PageTable:
     def come_back(self, chain: Sequence[int], length: int) -> int:
         """Fill an empty table again: ``length`` tokens, of which ``chain`` stood for the full pages.
 
-        Returns how many pages at the front are the old ones; what the others hold has to be written. Raises PoolExhausted
-        or QuotaExceeded and changes nothing when there is no room.
+        The allowance covers all of them. Returns how many pages at the front are the old ones; what the others hold has to
+        be written. Raises PoolExhausted and changes nothing when there is no room.
         """
         old = self.held_again(chain)
         missing = -(-length // self._pool.page_size) - len(old)
         if missing > self._pool.available - sum(not self._pool.is_held(page) for page in old):
             raise PoolExhausted(f"{missing} KV pages wanted, {self._pool.available} free")
         self._pool.adopt(old, self._account, self.allowance)
-        self.pages = list(old)
+        self.pages = old + self._take(missing)
         self.chain = list(chain[: len(old)])
-        try:
-            self.pages += self._take(missing)
-        except QuotaExceeded:
-            self.release()
-            raise
         self.length = length
         return len(old)
 

@@ -12,15 +12,11 @@ from inferd_runtime.testing.null_driver import NullDriver
 
 
 def null_model(
-    name: str = "null",
-    *,
-    driver: NullDriver | None = None,
-    token_budget: int = 64,
-    options: EngineOptions | None = None,
+    name: str = "null", *, driver: NullDriver | None = None, options: EngineOptions | None = None
 ) -> ServedModel:
     """A NullDriver behind a byte tokenizer."""
     driver = driver or NullDriver(vocab_size=VOCAB_SIZE)
     table = TokenTable.from_tokenizer_json(ByteTokenizer.tokenizer_json(), vocab_size=VOCAB_SIZE, eos_ids=[END])
     info = ModelInfo(name, VOCAB_SIZE, driver.max_context, driver.page_size, [END], "null")
-    engine = Engine(driver, options or EngineOptions(token_budget=token_budget))
+    engine = Engine(driver, options or EngineOptions(token_budget=64))
     return ServedModel(info, engine, ByteTokenizer(), GrammarCompiler(table), AdapterSet(driver))

@@ -9,6 +9,7 @@ import pytest
 
 from inferd import Context, InferdError, Sampler
 from inferd.transport import restore_transport, use_transport
+from inferd_runtime.engine.engine import EngineOptions
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.null_driver import NullDriver
@@ -22,7 +23,7 @@ class SteppedRuntime:
 
     def __init__(self) -> None:
         driver = NullDriver(vocab_size=VOCAB_SIZE, pages=60, page_size=4)
-        self.direct = DirectSession(null_model(driver=driver, token_budget=8))
+        self.direct = DirectSession(null_model(driver=driver, options=EngineOptions(token_budget=8)))
 
     async def call(self, request: Any) -> Any:
         ticket, replies = self.direct.submit(request)

@@ -31,7 +31,7 @@ BRANCHES = [[True, False, False], [False, True, False], [True, False, True]]
 
 def connect(*, token_budget: int = 64, **settings: Any) -> DirectSession:
     driver = NullDriver(vocab_size=VOCAB_SIZE, **settings)
-    return DirectSession(null_model(driver=driver, token_budget=token_budget))
+    return DirectSession(null_model(driver=driver, options=EngineOptions(token_budget)))
 
 
 @pytest.fixture

@@ -1,0 +1,38 @@
+"""What holds for every test: no engine that it stepped has lost a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import pytest
+
+from inferd_runtime.engine.engine import Engine
+
+Engines = WeakKeyDictionary[Engine, int]
+
+
+@pytest.fixture(scope="session")
+def engines_alive() -> Iterator[Engines]:
+    """Every engine of this process, with the number of steps after which it was last checked."""
+    alive: Engines = WeakKeyDictionary()
+    make = Engine.__init__
+
+    def recorded(engine: Engine, *arguments: Any, **options: Any) -> None:
+        make(engine, *arguments, **options)
+        alive[engine] = 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "__init__", recorded)
+        yield alive
+
+
+@pytest.fixture(autouse=True)
+def no_page_is_lost(engines_alive: Engines) -> Iterator[None]:
+    """Re-add who holds what in the engines that the test has stepped."""
+    yield
+    for engine, checked in list(engines_alive.items()):
+        if engine.steps > checked:
+            engine.check_integrity()
+            engines_alive[engine] = engine.steps
