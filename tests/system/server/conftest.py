@@ -41,7 +41,13 @@ def settings_in(folder: Path, **changes: Any) -> Settings:
     folder.mkdir(parents=True, exist_ok=True)
     tokens = folder / "tokens"
     tokens.write_text(f"# token tenant\n{ANN} ann\n\n{BOB} bob\n")
-    values = {"port": 0, "tokens_file": tokens, "data_dir": folder / "data", "state_dir": folder / "state", "check": True}
+    values = {
+        "port": 0,
+        "tokens_file": tokens,
+        "data_dir": folder / "data",
+        "state_dir": folder / "state",
+        "check": True,
+    }
     return Settings(**{**values, **changes})
 
 
