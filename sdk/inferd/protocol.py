@@ -89,6 +89,13 @@ from inferd.saved import (  # isort: skip
     SavedContexts as SavedContexts,
     TakeSaved as TakeSaved,
 )
+from inferd.speculation_operations import (  # isort: skip
+    MAX_DRAFT as MAX_DRAFT,
+    SOURCES as SOURCES,
+    VERIFIERS as VERIFIERS,
+    SourceCount as SourceCount,
+    SpeculationSettings as SpeculationSettings,
+)
 
 PROTOCOL_VERSION = 1
 
@@ -124,12 +131,21 @@ class Part:
 
 @dataclass(frozen=True)
 class Step:
-    """What one engine step added to a generation: ``tokens`` (end-of-text excluded) and the text that they complete."""
+    """What one engine step added to a generation: ``tokens`` (end-of-text excluded) and the text that they complete.
+
+    ``drafted`` tokens were verified, ``accepted`` of them stand, and the model added one of its own; ``truncated`` of all
+    these came behind the end of the generation and count for nothing. ``filtered`` guesses were illegal under the
+    constraint. ``sources`` says whose they were. ``saved_us``: microseconds that the drafts saved, by the cost model's estimate.
+    """
 
     tokens: list[int]
     text: str = ""
     drafted: int = 0
     accepted: int = 0
+    filtered: int = 0
+    truncated: int = 0
+    saved_us: int = 0
+    sources: list[SourceCount] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -372,7 +388,8 @@ class StartGenerate:
     ``program_speculation``: every ``generate.next`` brings a draft of the program's own speculator. ``program_constraint``:
     every one brings a mask, and runs one step; no other constraint and no speculation with it. ``adapter``: the LoRA
     adapter to compute with, "" is none; tokens that were computed with another one are computed again. ``priority``, from
-    -3 to 3: each step up doubles its share of what the tenant gets.
+    -3 to 3: each step up doubles its share of what the tenant gets. ``speculation``: how to draft, with
+    ``system_speculation``. ``predicted`` or ``predicted_text``: what the output will probably be, used as a draft.
     """
 
     context: int
@@ -385,18 +402,23 @@ class StartGenerate:
     adapter: str = ""
     priority: int = 0
     program_constraint: bool = False
+    speculation: SpeculationSettings | None = None
+    predicted: list[int] = field(default_factory=list)
+    predicted_text: str = ""
 
 
 @operation("generate.next", Steps)
 @dataclass(frozen=True)
 class NextSteps:
     """Wait for the next finished steps. ``draft`` only with ``program_speculation``, a mask (allowed token ids, or bits as
-    in ``forward``; neither: all) only with ``program_constraint``.
+    in ``forward``; neither: all) only with ``program_constraint``. ``parents``: per draft token, which one it follows (-1:
+    the context; a smaller index than its own); empty means a chain. ``positions`` are absolute.
     """
 
     generation: int
     draft: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
     mask: list[int] | None = None
     mask_bits: str = ""
 
@@ -450,6 +472,7 @@ LISTS_OF: dict[tuple[str, str], type[Any]] = {
     ("Models", "models"): ModelInfo,
     ("Adapters", "adapters"): AdapterInfo,
     ("Steps", "steps"): Step,
+    ("Step", "sources"): SourceCount,
     ("Steps", "checked"): CheckedKeyword,
     ("CompiledGrammar", "checked"): CheckedKeyword,
     ("Rows", "rows"): RowResult,

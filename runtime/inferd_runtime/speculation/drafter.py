@@ -3,41 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+
+from inferd_runtime.speculation.drafts import NOTHING, Proposal
 
 
-class Drafter(Protocol):
-    """One source of drafts for one generation."""
+class Drafter:
+    """One source of guesses for one generation. Synchronous; whatever it raises turns it off for that generation.
+
+    Memory is bounded by each source itself. Proposing leaves no trace: what is learnt is learnt from :meth:`observe`.
+    """
+
+    source = "custom"
+    """The source's name in counters, one of a closed set."""
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """Learn tokens that now stand in the context, in order."""
-        ...
+        """Learn tokens that now stand in the context, in order. The first call brings the prompt."""
 
-    def propose(self, limit: int) -> Sequence[int]:
-        """Guess at most ``limit`` tokens that follow what was observed; empty when it has no idea."""
-        ...
+    def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
+        """Guess at most ``limit`` tokens that follow what was observed and then ``ahead``, which is certain but not committed
+        yet; empty when it has no idea.
+        """
+        return NOTHING
 
     def feedback(self, proposed: int, accepted: int) -> None:
-        """Learn how the last proposal went."""
-        ...
+        """Of the last proposal, ``proposed`` tokens were verified in a step, and ``accepted`` of those stand."""
+
+    def ready(self) -> bool:
+        """False while a guess is being made elsewhere that is worth waiting for. The generation rests meanwhile."""
+        return True
+
+    def fork(self) -> Drafter | None:
+        """A drafter for a copy of the context as it was observed, or None where it has to start anew."""
+        return None
+
+    def drop(self) -> None:
+        """The generation is over: give back what is held elsewhere. Nothing is called afterwards."""
 
 
-class OfferedDraft:
+class OfferedDraft(Drafter):
     """The draft that a program's own speculator sends with every step."""
 
+    source = "program"
+
     def __init__(self) -> None:
-        self._offer: Sequence[int] = ()
+        self._offer = NOTHING
 
-    def offer(self, tokens: Sequence[int]) -> None:
-        """Set the next proposal."""
-        self._offer = tokens
+    def offer(self, tokens: Sequence[int], parents: Sequence[int] = ()) -> None:
+        """Set the next proposal; without ``parents`` it is a chain."""
+        self._offer = Proposal(tokens, parents)
 
-    def observe(self, tokens: Sequence[int]) -> None:
-        """The program's speculator learns on its own side."""
-
-    def propose(self, limit: int) -> Sequence[int]:
-        """What was offered, cut to the limit."""
-        return self._offer[:limit]
-
-    def feedback(self, proposed: int, accepted: int) -> None:
-        """The program hears it with the step."""
+    def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
+        """What was offered, cut to the limit. It does not know what the grammar forces."""
+        offer, self._offer = self._offer, NOTHING
+        return Proposal(offer.tokens[:limit], offer.parents[:limit], confidence=[1.0] * min(limit, len(offer.tokens)))

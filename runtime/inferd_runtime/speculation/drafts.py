@@ -1,0 +1,164 @@
+"""What sources propose, and the draft that is verified: a tree of guesses, most often a chain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Probabilities = npt.NDArray[np.float32]
+ROOT = -1
+"""The parent of a node that follows the committed tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """One source's guess at what follows.
+
+    ``parents`` (one per token, each smaller than its own index, ROOT for the first; empty: a chain). ``match``: how many
+    tokens of context the guess rests on, for sources that look something up. ``confidence``: per token the chance that it
+    is right when its parent is, where the source knows; empty: experience tells. ``probabilities`` float32[n, V]: the
+    distributions that the tokens were drawn from, for the verifier that needs them.
+    """
+
+    tokens: Sequence[int]
+    parents: Sequence[int] = ()
+    match: int = 0
+    confidence: Sequence[float] = ()
+    probabilities: Probabilities | None = None
+
+    def parent(self, node: int) -> int:
+        """The parent of a node."""
+        return self.parents[node] if self.parents else node - 1
+
+
+NOTHING = Proposal(())
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The guesses that one step verifies, parents before children, depth first.
+
+    ``sources`` says who proposed each token (the first who did), ``survival`` how likely it is that it and all before it
+    are accepted: it never grows from parent to child. ``probabilities`` as in :class:`Proposal`.
+    """
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    sources: Sequence[str]
+    survival: Sequence[float]
+    probabilities: Probabilities | None = None
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every token follows the one before."""
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    def depths(self) -> list[int]:
+        """How many tokens stand before each one in the draft."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent == ROOT else depths[parent] + 1)
+        return depths
+
+    def select(self, nodes: Sequence[int]) -> Draft:
+        """These nodes alone, in ascending order, each with its parent."""
+        if len(nodes) == len(self.tokens):
+            return self
+        place = {ROOT: ROOT} | {node: at for at, node in enumerate(nodes)}
+        rows = None if self.probabilities is None else self.probabilities[list(nodes)]
+        return Draft(
+            [self.tokens[node] for node in nodes],
+            [place[self.parents[node]] for node in nodes],
+            [self.sources[node] for node in nodes],
+            [self.survival[node] for node in nodes],
+            rows,
+        )
+
+    def likeliest(self, count: int) -> Draft:
+        """The ``count`` nodes that are most likely to be accepted."""
+        if count >= len(self.tokens):
+            return self
+        # A parent is at least as likely as its children and stands before them: the stable order never leaves it out.
+        order = sorted(range(len(self.tokens)), key=lambda node: -self.survival[node])
+        return self.select(sorted(order[: max(0, count)]))
+
+    def chain(self) -> Draft:
+        """The likeliest path alone: for places where a tree cannot go."""
+        path: list[int] = []
+        while True:
+            above = path[-1] if path else ROOT
+            below = [node for node, parent in enumerate(self.parents) if parent == above]
+            if not below:
+                return self.select(path)
+            path.append(max(below, key=lambda node: self.survival[node]))
+
+
+NO_DRAFT = Draft((), (), (), ())
+
+
+class DraftBuilder:
+    """Merges proposals by prefix: a token that two sources propose at the same place is verified once."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._sources: list[str] = []
+        self._survival: list[float] = []
+        self._children: dict[tuple[int, int], int] = {}
+        self._first: Proposal | None = None
+
+    def add(self, source: str, proposal: Proposal, survival: Sequence[float]) -> list[int]:
+        """Merge a proposal, whose node ``i`` and all before it are accepted with the chance ``survival[i]``.
+
+        Returns which node each of its tokens became.
+        """
+        if self._first is None and proposal.tokens:
+            self._first = proposal
+        nodes: list[int] = []
+        for at, token in enumerate(proposal.tokens):
+            parent = proposal.parent(at)
+            nodes.append(self._node(ROOT if parent == ROOT else nodes[parent], token, source, survival[at]))
+        return nodes
+
+    def _node(self, parent: int, token: int, source: str, survival: float) -> int:
+        if parent != ROOT:
+            survival = min(survival, self._survival[parent])
+        node = self._children.get((parent, token))
+        if node is None:
+            node = self._children[parent, token] = len(self._tokens)
+            self._tokens.append(token)
+            self._parents.append(parent)
+            self._sources.append(source)
+            self._survival.append(survival)
+        elif survival > self._survival[node]:
+            self._survival[node] = survival
+        return node
+
+    def build(self) -> tuple[Draft, list[int]]:
+        """The draft, depth first, and where each node that :meth:`add` returned stands in it."""
+        order = self._depth_first()
+        place = [0] * len(order)
+        for at, node in enumerate(order):
+            place[node] = at
+        alone = self._first is not None and len(self._first.tokens) == len(order)
+        return Draft(
+            [self._tokens[node] for node in order],
+            [ROOT if self._parents[node] == ROOT else place[self._parents[node]] for node in order],
+            [self._sources[node] for node in order],
+            [self._survival[node] for node in order],
+            self._first.probabilities if alone and self._first is not None else None,
+        ), place
+
+    def _depth_first(self) -> list[int]:
+        below: dict[int, list[int]] = {}
+        for node, parent in enumerate(self._parents):
+            below.setdefault(parent, []).append(node)
+        order, left = [], below.get(ROOT, [])[::-1]
+        while left:
+            node = left.pop()
+            order.append(node)
+            left += below.get(node, [])[::-1]
+        return order

@@ -1,0 +1,41 @@
+"""What crosses a wall about speculation: what a request asks for, and what became of its drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+SOURCES = ("predicted", "grammar", "ngram", "corpus", "draft_model", "program")
+"""Where drafts come from. ``corpus`` is used only by requests that name it, ``program`` is the program's own speculator."""
+VERIFIERS = ("agreement", "rejection")
+MAX_DRAFT = 64
+"""The most tokens that one step verifies for one generation."""
+
+
+@dataclass(frozen=True)
+class SpeculationSettings:
+    """How the runtime drafts for a generation.
+
+    ``sources``: some of SOURCES (not ``program``); empty means all but ``corpus``. ``max_draft``: tokens per step at most.
+    ``tree``: whether sources may be verified side by side. ``draft_model`` "" lets the runtime choose among those that the
+    server has for the model. ``verifier`` ``rejection`` is for a draft model alone and keeps the distribution, not
+    the tokens of a seed. ``auto``: whether at all is the operator's choice.
+    """
+
+    sources: list[str] = field(default_factory=list)
+    max_draft: int = 16
+    tree: bool = True
+    draft_model: str = ""
+    verifier: str = "agreement"
+    auto: bool = False
+
+
+@dataclass(frozen=True)
+class SourceCount:
+    """One source's part in one step: tokens ``drafted`` (verified), ``filtered`` (illegal under the grammar, so never
+    verified) and ``accepted``. A token that several proposed counts for the first of them.
+    """
+
+    source: str
+    drafted: int = 0
+    filtered: int = 0
+    accepted: int = 0
