@@ -18,8 +18,9 @@ MAY_IMPORT = {
     "models": {"models", "kv"},
     "speculation": {"speculation"},
     "kv": {"kv"},
+    "kernels": {"kernels", "kv"},
 }
-TORCH_ROOMS = ("engine/drivers/", "models/", "server/engine_process.py")
+TORCH_ROOMS = ("engine/drivers/", "kernels/", "models/", "server/engine_process.py")
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -24,6 +24,11 @@ def _mix_array(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return value ^ (value >> np.uint64(31))
 
 
+def stream(key: int, tag: int) -> int:
+    """The key of noise that is independent of ``key``'s own and of other tags': for draws that are not the sampler's."""
+    return mix((mix(key) + tag) & MASK)
+
+
 def uniform(key: int, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """One number in the open interval (0, 1) per token id, for this key and absolute position.
 
