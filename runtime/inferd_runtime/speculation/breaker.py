@@ -1,0 +1,116 @@
+"""Circuit breakers: what costs more than it brings is turned off, and tried again ever more rarely until it pays."""
+
+from __future__ import annotations
+
+LONG_MATCH = 12
+RATE = 0.1
+FIRST_WAIT = 32
+LONGEST_WAIT = 4096
+
+
+class SourceBreaker:
+    """Whether one source may draft for one request.
+
+    It goes by the realised gain: how many times as fast the request went with the source's drafts as without. While the
+    average is below 1 the source rests, and is tried again after 32 steps, then 64, and so on. A long match need not wait.
+    One trial that pays turns it on again.
+    """
+
+    def __init__(self) -> None:
+        self._gain = 1.2
+        self._on = True
+        self._wait = FIRST_WAIT
+        self._left = 0
+
+    @property
+    def on(self) -> bool:
+        """False while the source rests."""
+        return self._on
+
+    def allows(self, match: int) -> bool:
+        """Whether the source may draft in this step, on ``match`` tokens of context. Asked once a step."""
+        if self._on or match >= LONG_MATCH:
+            return True
+        self._left -= 1
+        return self._left <= 0
+
+    def report(self, gain: float) -> None:
+        """What a verified draft was worth: (1 + accepted) / (the step's time with it / without it)."""
+        if self._on:
+            self._gain += RATE * (gain - self._gain)
+            if self._gain < 1:
+                self._on, self._left = False, self._wait
+        elif gain > 1:
+            self._gain, self._on, self._wait = max(1.0, min(gain, 2.0)), True, FIRST_WAIT
+        else:
+            self._wait = min(LONGEST_WAIT, 2 * self._wait)
+            self._left = self._wait
+
+
+class EngineBreaker:
+    """Whether anything is drafted at all, by tokens per second of steps with drafts against steps without.
+
+    Both are told relative to what a step without drafts should take at their batch, so that different batches compare. Two
+    windows running of a rate more than 2 % behind open it; after a pause one window is tried, and each failure doubles the
+    pause.
+    """
+
+    WINDOW = 64
+    CONTROLS = 4
+    TOLERANCE = 0.98
+    FIRST_PAUSE = 256
+    LONGEST_PAUSE = 16384
+
+    def __init__(self) -> None:
+        self.state = "closed"
+        self.trips = 0
+        self.gain = 1.0
+        self._control_time, self._controls = 1.0, 0
+        self._since_control = 0
+        self._tokens = self._time = 0.0
+        self._steps = self._bad = 0
+        self._pause = self.FIRST_PAUSE
+        self._left = 0
+
+    def wants_control(self) -> bool:
+        """Whether the next step should go without drafts, for comparison: about every hundredth, fewer where much is lost."""
+        return self._since_control >= 100 * max(1.0, self.gain)
+
+    def allows(self) -> bool:
+        """Whether the next step may draft. Asked once a step."""
+        if self.state == "open":
+            self._left -= 1
+            if self._left <= 0:
+                self.state = "half-open"
+        return self.state != "open"
+
+    def plain(self, slowness: float) -> None:
+        """A step without drafts took ``slowness`` times as long as expected."""
+        self._controls += 1
+        self._since_control = 0
+        rate = max(0.05, 1 / self._controls)
+        self._control_time += rate * (min(4.0, slowness) - self._control_time)
+
+    def drafted(self, tokens: float, slowness: float) -> None:
+        """A step with drafts brought ``tokens`` times as much as one without, in ``slowness`` times the time of one."""
+        self._since_control += 1
+        self._tokens += tokens
+        self._time += min(4.0 * max(1.0, tokens), slowness)
+        self._steps += 1
+        if self._steps >= self.WINDOW and self._controls >= self.CONTROLS:
+            self._judge()
+
+    def _judge(self) -> None:
+        self.gain = self._tokens / self._time * self._control_time
+        self._tokens = self._time = 0.0
+        self._steps = 0
+        self._bad = self._bad + 1 if self.gain < self.TOLERANCE else 0
+        if self._bad == 0:
+            self.state, self._pause = "closed", self.FIRST_PAUSE
+        elif self.state == "half-open" or self._bad >= 2:
+            self._open()
+
+    def _open(self) -> None:
+        self.state, self._left, self._bad = "open", self._pause, 0
+        self._pause = min(self.LONGEST_PAUSE, 2 * self._pause)
+        self.trips += 1

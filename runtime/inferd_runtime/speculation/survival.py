@@ -1,0 +1,105 @@
+"""How likely a guess is to hold: counted by source, by how much context it rests on, and by its place in the draft."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+
+MATCHES = (2, 3, 5, 8, 12)
+"""Where the buckets of match lengths begin, after the first: 0-1, 2, 3-4, 5-7, 8-11, 12 and more."""
+PLACES = (1, 2, 4, 8, 16)
+"""Where the groups of places in a draft begin, after the first: 0, 1, 2-3, 4-7, 8-15, 16 and later."""
+DECAY = 0.98
+FADE = 0.999
+ENGINE_WEIGHT = 4.0
+FIRST_WEIGHT = 4.0
+LOOKUP = ((0.3, 0.6), (0.35, 0.65), (0.5, 0.75), (0.65, 0.85), (0.8, 0.92), (0.9, 0.96))
+KNOWN = {
+    "predicted": ((0.8, 0.95),) * 6,
+    "draft_model": ((0.7, 0.75),) * 6,
+    "grammar": ((0.95, 0.98),) * 6,
+}
+"""Before anything was seen: the chance of a draft's first token and of those behind it, by bucket of matches."""
+Cell = list[float]
+
+
+class Survival:
+    """What the whole engine has seen: decayed counts of held and fallen per (source, match, place), each a Beta.
+
+    Evidence decays by DECAY with every draft that adds to it, and by FADE with every look at it: whatever is not tried any
+    more drifts back to where it began, until it is tried again.
+    """
+
+    def __init__(self) -> None:
+        self._cells: dict[tuple[str, int], list[Cell]] = {}
+
+    def request(self) -> RequestSurvival:
+        """The statistics of one request, on top of these."""
+        return RequestSurvival(self)
+
+    def chances(self, source: str, bucket: int) -> list[float]:
+        """The chance per group of places, for one bucket of matches."""
+        first, later = KNOWN.get(source, LOOKUP)[bucket]
+        return _blend(self._of(source, bucket), [first] + [later] * len(PLACES), FIRST_WEIGHT)
+
+    def learn(self, source: str, bucket: int, proposed: int, accepted: int) -> None:
+        """Take in one verified draft."""
+        _count(self._of(source, bucket), proposed, accepted)
+
+    def _of(self, source: str, bucket: int) -> list[Cell]:
+        return self._cells.setdefault((source, bucket), _empty())
+
+
+class RequestSurvival:
+    """One request's own counts, blended with the engine's as if those were ENGINE_WEIGHT drafts of its own."""
+
+    def __init__(self, engine: Survival) -> None:
+        self._engine = engine
+        self._cells: dict[tuple[str, int], list[Cell]] = {}
+
+    def chances(self, source: str, match: int, count: int) -> list[float]:
+        """For each of ``count`` places in a draft, the chance that its token holds when all before it do; inside (0, 1)."""
+        bucket = bisect_right(MATCHES, match)
+        groups = self._engine.chances(source, bucket)
+        cells = self._cells.get((source, bucket))
+        if cells is not None:
+            groups = _blend(cells, groups, ENGINE_WEIGHT)
+        spread = [chance for chance, size in zip(groups, _sizes(), strict=True) for _ in range(size)]
+        return spread[:count] + [groups[-1]] * (count - len(spread))
+
+    def learn(self, source: str, match: int, proposed: int, accepted: int) -> None:
+        """Of a draft of ``proposed`` tokens, the first ``accepted`` held and the next one, if there is one, fell."""
+        bucket = bisect_right(MATCHES, match)
+        _count(self._cells.setdefault((source, bucket), _empty()), proposed, accepted)
+        self._engine.learn(source, bucket, proposed, accepted)
+
+
+def _empty() -> list[Cell]:
+    return [[0.0, 0.0] for _ in range(len(PLACES) + 1)]
+
+
+def _sizes() -> list[int]:
+    edges = (0, *PLACES, 2 * PLACES[-1])
+    return [end - start for start, end in pairwise(edges)]
+
+
+def _blend(cells: Sequence[Cell], groups: Sequence[float], weight: float) -> list[float]:
+    for cell in cells:
+        cell[0] *= FADE
+        cell[1] *= FADE
+    return [
+        (held + weight * chance) / (held + fell + weight) for (held, fell), chance in zip(cells, groups, strict=True)
+    ]
+
+
+def _count(cells: Sequence[Cell], proposed: int, accepted: int) -> None:
+    edges = (0, *PLACES)
+    for group, (cell, start) in enumerate(zip(cells, edges, strict=True)):
+        if start >= min(proposed, accepted + 1):
+            return
+        end = PLACES[group] if group < len(PLACES) else proposed
+        held = min(accepted, end) - start
+        fell = start <= accepted < min(end, proposed)
+        cell[0] = cell[0] * DECAY + held
+        cell[1] = cell[1] * DECAY + fell
