@@ -13,6 +13,7 @@ from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.jobs import ContextJob
 from inferd_runtime.engine.plan import Verified, Work
 from inferd_runtime.models.batch import Rows
+from inferd_runtime.speculation.drafts import Draft
 
 
 class Pooling(Protocol):
@@ -109,7 +110,7 @@ class Embedding(ContextJob):
             raise
         self._next = context.rows_from = pooling.first_row(len(tokens))
 
-    def work(self, budget: int, drafts: bool) -> Work:
+    def work(self, budget: int, draft: Draft) -> Work:
         """The next chunk, with the states that are wanted and not there yet."""
         start = self.context.table.length
         chunk = self.context.tokens[start : start + budget]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -10,12 +11,16 @@ from inferd_runtime.engine.boundary import JobBoundary
 from inferd_runtime.engine.context import Context, ContextSet
 from inferd_runtime.engine.fairness import StepCost
 from inferd_runtime.engine.parking import ParkingSpace
-from inferd_runtime.engine.plan import Driver, Job, Planned, Verified, prepare
-from inferd_runtime.engine.sampling import Logits, draw
+from inferd_runtime.engine.plan import Driver, Job, Planned, Verified, Work, prepare
+from inferd_runtime.engine.rejection import reject
+from inferd_runtime.engine.sampling import Logits, RowSampler, draw
 from inferd_runtime.engine.scheduler import Scheduler
+from inferd_runtime.engine.speculation import Speculation, StepPrice
 from inferd_runtime.engine.tenants import Accounts, Tenancy
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.models.batch import Outputs, Rows
+from inferd_runtime.speculation.drafts import ROOT
+from inferd_runtime.speculation.times import StepTimes
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class EngineOptions:
     swap_bytes: int = 256 << 20
     tenancy: Tenancy = field(default_factory=Tenancy)
     cost: StepCost = field(default_factory=StepCost)
+    times: StepTimes = field(default_factory=lambda: StepTimes.linear(1.0, 0.01))
 
 
 class Engine:
@@ -40,7 +46,10 @@ class Engine:
         self.contexts = ContextSet(
             self.pool, self.parking, accounts, vocab_size=driver.vocab_size, max_length=driver.max_context
         )
-        self.scheduler = Scheduler(self.contexts, accounts, token_budget=options.token_budget, cost=options.cost)
+        self.speculation = Speculation(options.times)
+        self.scheduler = Scheduler(
+            self.contexts, accounts, self.speculation.allocate, token_budget=options.token_budget, cost=options.cost
+        )
         self.steps = 0
 
     def create_context(self, tenant: str = "") -> Context:
@@ -61,26 +70,36 @@ class Engine:
         if not plan:
             return False
         self.steps += 1
+        started = time.perf_counter()
         batch = prepare(plan, self.driver.page_size)
         try:
             outputs = self.driver.forward(batch)
         except Exception as error:  # noqa: BLE001 - the device boundary: the step's jobs fail, the engine goes on
             abandon(plan, InternalError(f"the forward pass failed: {error!r}"))
             return True
-        commit(plan, outputs)
+        price = self.speculation.price(plan)
+        emitted = commit(plan, outputs, self.driver, price)
+        self.speculation.settle(plan, emitted, time.perf_counter() - started)
         return True
 
 
-def commit(plan: Sequence[Planned], outputs: Outputs) -> None:
-    """Verify every job's rows and hand the outcome over. A job that cannot take its outcome fails alone."""
+def commit(plan: Sequence[Planned], outputs: Outputs, driver: Driver, price: StepPrice | None = None) -> int:
+    """Verify every job's rows and hand the outcome over; how many tokens were sampled. A job that cannot take its outcome
+    fails alone.
+    """
+    emitted = 0
     for item, rows, hidden in split_rows(plan, outputs):
         with JobBoundary(item.job):
             done = verify(item, rows)
             if hidden is not None:
                 done = done._replace(hidden=hidden)
-            item.table.advance(len(item.work.tokens) - len(item.work.draft) + done.accepted)
+            if price is not None:
+                done = price.note(done)
+            emitted += len(done.tokens)
+            keep(item, done, driver)
             item.job.commit(done)
             item.table.publish(item.job.context.tokens)
+    return emitted
 
 
 def split_rows(plan: Sequence[Planned], outputs: Outputs) -> Iterator[tuple[Planned, Logits, Rows | None]]:
@@ -95,22 +114,45 @@ def split_rows(plan: Sequence[Planned], outputs: Outputs) -> Iterator[tuple[Plan
 
 
 def verify(item: Planned, logits: Logits) -> Verified:
-    """Agreement: sample row after row while the sample equals the draft; the first that differs is emitted and ends it.
+    """Agreement: sample row after row while the sample is one of the draft's tokens there; the first that is not ends it.
 
     Every emitted token is a sample of the target from its own row, with its own history, mask and position. So the
     output is what it would be without a draft, for any sampler and any deterministic draft.
     """
     work = item.work
     if work.sampler is None:
-        return Verified(work, (), 0, logits)
-    position = item.table.length + len(work.tokens) - work.rows + 1
+        return Verified(work, (), (), logits)
+    position = item.table.length + len(work.tokens) - len(work.draft.tokens)
+    if work.draft.probabilities is not None:
+        return _reject(work, work.sampler, position, logits)
     tokens: list[int] = []
-    for row in range(work.rows):
-        mask = None if work.masks is None else work.masks[row]
-        tokens.append(draw(logits[row], work.sampler, position + row, mask))
-        if row == len(work.draft) or tokens[-1] != work.draft[row]:
-            break
-    return Verified(work, tokens, max(0, len(tokens) - 1), logits)
+    path: list[int] = []
+    node = ROOT
+    while True:
+        mask = None if work.masks is None else work.masks[node + 1]
+        tokens.append(draw(logits[node + 1], work.sampler, position + len(path), mask))
+        node = work.draft.child(node, tokens[-1])
+        if node == ROOT:
+            return Verified(work, tokens, path, logits)
+        path.append(node)
+
+
+def _reject(work: Work, sampler: RowSampler, position: int, logits: Logits) -> Verified:
+    """The other verifier, for drafts that come with the probabilities they were drawn with."""
+    draft = work.draft
+    tokens = [*draft.tokens, draft.refused] if draft.refused >= 0 else draft.tokens
+    emitted = reject(logits, work.masks, sampler, position, tokens, draft.probabilities)
+    return Verified(work, emitted, range(len(emitted) - 1), logits)
+
+
+def keep(item: Planned, done: Verified, driver: Driver) -> None:
+    """Count what the step computed and what stays of it. The accepted path of a tree is moved to where it belongs."""
+    table, path = item.table, done.path
+    start = table.length + len(item.work.tokens) - len(item.work.draft.tokens)
+    if path and path[-1] != len(path) - 1:
+        moved = [(table.slot(start + node), table.slot(start + at)) for at, node in enumerate(path) if node != at]
+        driver.move_tokens(*zip(*moved, strict=True))
+    table.advance(start - table.length + len(path))
 
 
 def abandon(plan: Sequence[Planned], error: InferdError) -> None:

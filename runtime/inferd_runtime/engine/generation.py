@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +12,9 @@ from inferd_runtime.engine.grammar import OutputMasks
 from inferd_runtime.engine.plan import Verified, Work
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.engine.text import TextAssembler
-from inferd_runtime.speculation.drafter import Drafter
+from inferd_runtime.speculation.counters import count_sources
+from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
+from inferd_runtime.speculation.sources import SourceSet
 
 RUN_AHEAD = 16
 
@@ -28,7 +30,7 @@ class GenerationSpec:
     max_tokens: int
     eos_tokens: frozenset[int]
     grammar: OutputMasks | None = None
-    drafter: Drafter | None = None
+    sources: SourceSet | None = None
     paced: bool = False
     priority: int = 0
 
@@ -65,47 +67,64 @@ class Generation:
         self._start = len(context.tokens)
         self._emitted = 0
         self._allowed = not spec.paced
-        self._plain = spec.drafter is None and spec.grammar is None
+        self._plain = spec.sources is None and spec.grammar is None
         context.user = self
         if context.pending == 0:
             # The last token's logits are wanted, so it is computed once more.
             context.uncompute(len(context.tokens) - 1)
-        if spec.drafter is not None:
-            spec.drafter.observe(list(context.tokens))
+        if spec.sources is not None:
+            spec.sources.observe(list(context.tokens))
 
     # -- Job ------------------------------------------------------------------------------------------------------
 
     def ready(self) -> bool:
         """Whether a step is wanted now."""
-        return not self.finished() and self._allowed and len(self.outbox) < RUN_AHEAD
+        if self.finished() or not self._allowed or len(self.outbox) >= RUN_AHEAD:
+            return False
+        return self.spec.sources is None or self.spec.sources.ready()
 
     def finished(self) -> bool:
         """Whether it has ended, well or not."""
         return bool(self.finish) or self.error is not None
 
-    def work(self, budget: int, drafts: bool) -> Work:
+    def guess(self) -> Draft:
+        """What the sources propose, without end-of-text: its row is sampled anyway, and nothing may follow it."""
+        sources, context = self.spec.sources, self.context
+        if sources is None or (context.pending > 1 and not self.spec.paced):
+            return NO_DRAFT
+        limit = self._room() - 1
+        if limit <= 0:
+            return NO_DRAFT
+        grammar = self.spec.grammar
+        draft = sources.propose(limit, grammar.forced() if grammar is not None and sources.forced else ())
+        if len(draft):
+            draft = draft.without(self.spec.eos_tokens)
+            if context.irregular_from is not None and not draft.is_chain:
+                return draft.chain()
+        return draft
+
+    def work(self, budget: int, draft: Draft) -> Work:
         """A prefill chunk, or the pending tokens with a draft behind them and a mask per sampled row."""
-        context = self.context
-        pending = context.tokens[context.table.length :]
-        if self._plain:
-            return Work(pending, 1, (), None, self.spec.sampler) if len(pending) <= budget else Work(pending[:budget])
+        pending = self.context.tokens[self.context.table.length :]
         if len(pending) > budget:
             return Work(pending[:budget])
-        draft = self._draft(min(budget - len(pending), self._room() - 1)) if drafts else []
-        masks = None
-        if self.spec.grammar is not None:
-            masks = self.spec.grammar.masks(draft)
-            draft = draft[: len(masks) - 1]
-        return Work(pending + draft, len(draft) + 1, draft, masks, self.spec.sampler)
+        if self._plain:
+            return Work(pending, 1, NO_DRAFT, None, self.spec.sampler)
+        draft = draft.likeliest(budget - len(pending))
+        if self.spec.grammar is None:
+            return Work([*pending, *draft.tokens], len(draft) + 1, draft, None, self.spec.sampler)
+        legal, masks = self.spec.grammar.masks(draft)
+        filtered = illegal(draft, legal)
+        return Work([*pending, *legal.tokens], len(legal) + 1, legal, masks, self.spec.sampler, filtered=filtered)
 
     def commit(self, done: Verified) -> None:
         """Take accepted tokens and the new one; end on end-of-text, a stop string, or the length."""
         if not done.tokens:
             return
         if self.spec.grammar is not None:
-            self.spec.grammar.settle(done.accepted, done.tokens[-1])
-        if done.work.draft and self.spec.drafter is not None:
-            self.spec.drafter.feedback(len(done.work.draft), done.accepted)
+            self.spec.grammar.settle(done.tokens)
+        if self.spec.sources is not None:
+            self.spec.sources.settle(done.work.draft, done.path, done.cost)
         self._allowed = not self.spec.paced
         self._emit(done)
         self._notify()
@@ -145,6 +164,8 @@ class Generation:
             if -1 < keep < self._emitted:
                 raise InvalidRequest("the context has been used since the generation ended: truncate it instead")
             return
+        if self.spec.sources is not None:
+            self.spec.sources.drop()
         keep = self._emitted if keep < 0 else keep
         if keep > self._emitted:
             raise InvalidRequest(f"cannot keep {keep} tokens: {self._emitted} were delivered")
@@ -162,18 +183,6 @@ class Generation:
         left = self.spec.max_tokens - (len(self.context.tokens) - self._start)
         return min(left, self.context.max_length - len(self.context.tokens))
 
-    def _draft(self, limit: int) -> list[int]:
-        """Tokens to guess: those that the grammar leaves no choice about, else what the drafter proposes.
-
-        End-of-text is never guessed: its row is sampled anyway, and nothing may follow it.
-        """
-        if limit <= 0 or self.spec.drafter is None:
-            return []
-        draft = self.spec.grammar.forced() if self.spec.grammar is not None and not self.spec.paced else []
-        draft = (draft or list(self.spec.drafter.propose(limit)))[:limit]
-        ends = (at for at, token in enumerate(draft) if token in self.spec.eos_tokens)
-        return draft[: next(ends, len(draft))]
-
     def _emit(self, done: Verified) -> None:
         """Cut the run where it ends, write it into the context, queue the step."""
         kept, text = self._cut(done.tokens)
@@ -185,10 +194,20 @@ class Generation:
             self.context.tokens.append(min(self.spec.eos_tokens))
         if self.finish:
             text += self._text.rest()
-        elif self.spec.drafter is not None:
-            self.spec.drafter.observe(done.tokens[:kept])
+        elif self.spec.sources is not None:
+            self.spec.sources.observe(done.tokens[:kept])
         self._count(done, len(content))
-        self.outbox.append(Step(content, text, len(done.work.draft), done.accepted))
+        self.outbox.append(self._step(done, content, text, kept))
+
+    def _step(self, done: Verified, content: list[int], text: str, kept: int) -> Step:
+        draft, filtered = done.work.draft, done.work.filtered
+        counts = count_sources(draft.sources, done.path, filtered)
+        if self.spec.sources is not None:
+            self.spec.sources.counters.count(counts, done.accepted, kept)
+        if not counts:
+            return Step(content, text)
+        truncated, saved_us = len(done.tokens) - kept, round(done.saved * 1e6)
+        return Step(content, text, len(draft), done.accepted, len(filtered), truncated, saved_us, counts)
 
     def _cut(self, tokens: Sequence[int]) -> tuple[int, str]:
         """How many of the tokens stand, and their text; sets ``finish``."""
@@ -219,6 +238,14 @@ class Generation:
     def _notify(self) -> None:
         if self.listener is not None:
             self.listener()
+
+
+def illegal(draft: Draft, legal: Draft) -> list[str]:
+    """The sources of the guesses that a grammar cut out of a draft."""
+    if len(legal) == len(draft):
+        return []
+    left = Counter(legal.sources)
+    return list((Counter(draft.sources) - left).elements())
 
 
 def check_start(context: Context, spec: GenerationSpec) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from inferd_grammar.errors import DeadEnd
 from inferd_grammar.tokens import bit_mask
 from inferd_runtime.engine.sampling import Masks
 from inferd_runtime.models.batch import Seen
+from inferd_runtime.speculation.drafts import NO_DRAFT, ROOT, Draft
 
 
 @contextmanager
@@ -34,12 +36,12 @@ class OutputMasks(Protocol):
         """Tokens that are certain to come next."""
         ...
 
-    def masks(self, draft: Sequence[int]) -> Masks:
-        """int32[legal + 1, words]: one mask per draft token up to the first illegal one, and one for the row behind."""
+    def masks(self, draft: Draft) -> tuple[Draft, Masks]:
+        """The legal part of the draft, and int32[len(legal) + 1, words]: the mask of the row before it and behind each node."""
         ...
 
-    def settle(self, accepted: int, token: int) -> None:
-        """After verification: ``accepted`` tokens of the draft stand, and ``token`` behind them."""
+    def settle(self, tokens: Sequence[int]) -> None:
+        """After verification: these tokens stand; all but the last were the draft's."""
         ...
 
     def must_end(self) -> bool:
@@ -70,11 +72,11 @@ class OfferedMask:
         """None: the program says what may come, not what must."""
         return []
 
-    def masks(self, draft: Sequence[int]) -> Masks:
-        """int32[1, words]."""
-        return self._row
+    def masks(self, draft: Draft) -> tuple[Draft, Masks]:
+        """Nothing is legal that nobody knows the mask of; int32[1, words]."""
+        return NO_DRAFT, self._row
 
-    def settle(self, accepted: int, token: int) -> None:
+    def settle(self, tokens: Sequence[int]) -> None:
         """The program hears it with the step."""
 
     def must_end(self) -> bool:
@@ -87,7 +89,7 @@ class GrammarCursor:
 
     def __init__(self, matcher: Matcher, words: int, eos_tokens: Sequence[int]) -> None:
         self._matcher = matcher
-        self._walked = 0
+        self._walked: list[int] = []
         self._rest: Masks = ~bit_mask(eos_tokens, words * 32)
 
     def forced(self) -> list[int]:
@@ -96,20 +98,56 @@ class GrammarCursor:
             self._return()
             return self._matcher.forced_tokens()
 
-    def masks(self, draft: Sequence[int]) -> Masks:
-        """Walk the draft: int32[legal + 1, words], one mask per legal draft token and one for the bonus row."""
+    def masks(self, draft: Draft) -> tuple[Draft, Masks]:
+        """Walk the draft: int32[len(legal) + 1, words], one mask for the row before it and one behind every legal node."""
         masks = np.empty((len(draft) + 1, self._rest.shape[0]), np.int32)
         with matcher_errors():
             self._return()
-            self._walked = walk(self._matcher, draft, masks)
-        return masks[: self._walked + 1]
+            if draft.is_chain:
+                legal = walk(self._matcher, draft.tokens, masks)
+                self._walked = list(draft.tokens[:legal])
+                return draft.before(legal), masks[: legal + 1]
+            kept = self._walk_tree(draft, masks)
+            return draft.select(kept), masks[: len(kept) + 1]
 
-    def settle(self, accepted: int, token: int) -> None:
-        """After verification: undo the rejected part of the walk, then take the sampled token."""
+    def _walk_tree(self, draft: Draft, masks: Masks) -> list[int]:
+        """The legal nodes; the matcher goes from each to the next by way of what they have in common."""
+        self._matcher.fill(masks[0])
+        kept: list[int] = []
+        path: list[int] = []
+        for node, parent in enumerate(draft.parents):
+            back = len(path) - (path.index(parent) + 1 if parent in path else 0)
+            if parent != ROOT and back == len(path):
+                continue  # what it follows is illegal
+            self._matcher.rollback(back)
+            del path[len(path) - back :], self._walked[len(self._walked) - back :]
+            if self._enter(draft.tokens[node], masks[len(kept) + 1]):
+                kept.append(node)
+                path.append(node)
+        return kept
+
+    def _enter(self, token: int, mask: Masks) -> bool:
+        """Take one token, unless it is illegal or leads nowhere."""
+        if not self._matcher.accept([token]):
+            return False
+        try:
+            self._matcher.fill(mask)
+        except DeadEnd:
+            self._matcher.rollback(1)
+            return False
+        self._walked.append(token)
+        return True
+
+    def settle(self, tokens: Sequence[int]) -> None:
+        """After verification: undo what differs from where the walk ended, then take the rest."""
         with matcher_errors():
-            self._matcher.rollback(self._walked - accepted)
-            self._walked = 0
-            if self._matcher.accept([token]) != 1:
+            common = sum(
+                1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._walked, tokens[:-1], strict=False))
+            )
+            self._matcher.rollback(len(self._walked) - common)
+            self._walked.clear()
+            rest = list(tokens[common:])
+            if self._matcher.accept(rest) != len(rest):
                 raise ConstraintError("the constraint leaves no token to go on with")
 
     def must_end(self) -> bool:
@@ -124,5 +162,5 @@ class GrammarCursor:
 
     def _return(self) -> None:
         """Undo a walk that was never verified (the step had no room for it)."""
-        self._matcher.rollback(self._walked)
-        self._walked = 0
+        self._matcher.rollback(len(self._walked))
+        self._walked.clear()

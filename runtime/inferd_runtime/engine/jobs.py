@@ -11,6 +11,7 @@ from inferd_runtime.engine.plan import Verified, Work
 from inferd_runtime.engine.probes import Reading, RowEdit, entropy, top_logprobs
 from inferd_runtime.engine.sampling import Logits, RowSampler, draw, log_softmax
 from inferd_runtime.models.batch import Seen
+from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 
 LOGITS_PER_STEP = 1 << 20
 ROWS_PER_STEP = 64
@@ -37,6 +38,10 @@ class ContextJob:
     def finished(self) -> bool:
         """Whether it has ended."""
         return self._ended
+
+    def guess(self) -> Draft:
+        """Nothing: these jobs are told what to compute."""
+        return NO_DRAFT
 
     def fail(self, error: InferdError) -> None:
         """End with an error."""
@@ -69,7 +74,7 @@ class Prefill(ContextJob):
         if not self._ended and self.context.pending <= 1:
             self._end()
 
-    def work(self, budget: int, drafts: bool) -> Work:
+    def work(self, budget: int, draft: Draft) -> Work:
         """The next chunk, without logits. Others may have computed all of it meanwhile: then this is done."""
         self.settle()
         return Work(self.context.tokens[self.context.table.length : -1][:budget])
@@ -138,7 +143,7 @@ class ForwardPass(ContextJob):
     def _undo(self) -> None:
         self.context.truncate(self._base)
 
-    def work(self, budget: int, drafts: bool) -> Work:
+    def work(self, budget: int, draft: Draft) -> Work:
         """The next chunk; logits from the next row that was asked for on."""
         start = self.context.table.length
         first = next((index for index in self._wanted if index >= start), len(self.context.tokens))

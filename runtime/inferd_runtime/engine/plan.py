@@ -13,23 +13,26 @@ from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.sampling import Logits, Masks, RowSampler
 from inferd_runtime.kv.table import PageCopy, PageTable
 from inferd_runtime.models.batch import NO_ROWS, Batch, Ids, Outputs, PageData, Placement, Rows, Span
+from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 
 
 class Work(NamedTuple):
     """What a job asks of this step: feed ``tokens`` behind its table, sample the last ``rows`` of them.
 
-    The last ``len(draft)`` tokens are guesses; ``masks`` (int32[rows, words]) are the grammar's, one per sampled row.
-    ``hidden``: the last that many tokens' final hidden states are wanted, too. ``placement`` where the tokens do not all
-    stand at their index and see all before; the scheduler fills in the context's own where a job leaves it out.
+    The last ``len(draft)`` tokens are the draft's; ``filtered`` names the sources of guesses that the grammar forbade.
+    ``masks`` (int32[rows, words]) are the grammar's, one per sampled row. ``hidden``: the last that many tokens' final hidden
+    states are wanted, too. ``placement`` where the tokens do not all stand at their index and see all before; the scheduler
+    fills in the context's own, and the draft's where that is a tree.
     """
 
     tokens: Sequence[int]
     rows: int = 0
-    draft: Sequence[int] = ()
+    draft: Draft = NO_DRAFT
     masks: Masks | None = None
     sampler: RowSampler | None = None
     hidden: int = 0
     placement: Placement | None = None
+    filtered: Sequence[str] = ()
 
 
 class Job(Protocol):
@@ -42,8 +45,12 @@ class Job(Protocol):
         """Whether it wants anything now."""
         ...
 
-    def work(self, budget: int, drafts: bool) -> Work:
-        """What it wants, at most ``budget`` tokens; no draft unless ``drafts``. May be asked twice in one step."""
+    def guess(self) -> Draft:
+        """What it would like to have verified in the next step; NO_DRAFT for nothing. May be asked in vain."""
+        ...
+
+    def work(self, budget: int, draft: Draft) -> Work:
+        """What it wants, at most ``budget`` tokens, with what it may verify of its guess. May be asked twice in one step."""
         ...
 
     def commit(self, done: Verified) -> None:
@@ -71,14 +78,23 @@ class Planned(NamedTuple):
 class Verified(NamedTuple):
     """A job's outcome: ``tokens`` are the accepted draft plus the first sample that is not the draft's.
 
-    ``logits`` (float32[rows, V]) and ``hidden`` (float32[hidden, E]), views that die with the step, for jobs that probe.
+    ``path``: which nodes of the draft were accepted, in order. ``logits`` (float32[rows, V]) and ``hidden`` (float32[hidden,
+    E]), views that die with the step, for jobs that probe. ``cost``: how long the step takes, by the cost model, relative to
+    one without drafts; ``saved``: the seconds that the accepted part was worth, less what the whole draft cost.
     """
 
     work: Work
     tokens: Sequence[int]
-    accepted: int
+    path: Sequence[int] = ()
     logits: Logits | None = None
     hidden: Rows | None = None
+    cost: float = 1.0
+    saved: float = 0.0
+
+    @property
+    def accepted(self) -> int:
+        """How many tokens of the draft stand."""
+        return len(self.path)
 
 
 class Driver(Protocol):
@@ -103,6 +119,10 @@ class Driver(Protocol):
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy pages inside the cache, one after the other, before whatever comes next."""
+        ...
+
+    def move_tokens(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy the K and V of single tokens between slots (page * page_size + offset), all read before any is written."""
         ...
 
     def read_pages(self, pages: Sequence[int]) -> PageData:

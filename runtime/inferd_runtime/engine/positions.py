@@ -12,6 +12,22 @@ from inferd_runtime.models.batch import Ids, Placement, Seen
 Packed = npt.NDArray[np.uint8]
 
 
+def tree_placement(start: int, count: int, parents: Sequence[int]) -> Placement:
+    """``count`` tokens that follow each other from ``start`` on, and behind them a tree: each node stands at its depth and sees
+    what comes before the tree, its ancestors and itself. ``parents`` as in :class:`~inferd_runtime.speculation.drafts.Draft`.
+    """
+    root, end = start + count, start + count + len(parents)
+    positions = np.arange(end)
+    visible = np.zeros((end - start, end), np.bool_)
+    visible[:count] = np.arange(end) <= np.arange(start, root)[:, None]
+    for node, parent in enumerate(parents):
+        row = visible[count + node]
+        row[:] = visible[count + parent]
+        row[root + node] = True
+        positions[root + node] = positions[root + parent] + 1
+    return Placement(positions, visible)
+
+
 class Positions:
     """Sparse marks on a context's tokens, by index in the cache.
 

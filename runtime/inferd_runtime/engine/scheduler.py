@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from inferd.protocol import LimitExceeded
 from inferd_runtime.engine.boundary import JobBoundary
 from inferd_runtime.engine.context import Context, ContextSet, quota_error
 from inferd_runtime.engine.fairness import StepCost
-from inferd_runtime.engine.plan import Job, Planned
+from inferd_runtime.engine.plan import Job, Planned, Work
+from inferd_runtime.engine.positions import tree_placement
 from inferd_runtime.engine.queues import Queues, Ready
 from inferd_runtime.engine.tenants import Accounts
+from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
+
+Allocate = Callable[[Sequence[Job], int], dict[Job, Draft]]
+"""Which draft each job may verify in a step of so many tokens; those without one are left out."""
 
 PREFILL_SHARE = 8
 """Where decode rows alone would fill the budget, one part in so many is prefill's."""
@@ -28,9 +33,13 @@ class Scheduler:
     budget is prefill's, so that streams never stall it either.
     """
 
-    def __init__(self, contexts: ContextSet, accounts: Accounts, *, token_budget: int, cost: StepCost) -> None:
+    def __init__(
+        self, contexts: ContextSet, accounts: Accounts, drafts: Allocate, *, token_budget: int, cost: StepCost
+    ) -> None:
         self._contexts = contexts
         self._budget = token_budget
+        self._allocate = drafts
+        self._drafts: dict[Job, Draft] = {}
         self._queues = Queues(accounts, cost)
         self._waiting: dict[Job, int] = {}
         self._step = 0
@@ -62,10 +71,11 @@ class Scheduler:
     def _fill(self, first: Sequence[Job], ready: Sequence[Ready]) -> list[Planned]:
         """Short work, then long work with what is left of the budget, of which a part is always kept for it."""
         kept = self._kept_for_prefill() if any(entry.long for entry in ready) else 0
-        plan = self._admit(first, self._budget)
         short = [job for entry in ready for job in entry.short if job not in first]
-        plan += self._admit(short, self._budget - kept - _tokens(plan))
         long = [job for entry in ready for job in entry.long if job not in first]
+        self._drafts = self._allocate([*first, *short, *long], self._budget - kept)
+        plan = self._admit(first, self._budget)
+        plan += self._admit(short, self._budget - kept - _tokens(plan))
         return plan + self._admit(long, self._budget - _tokens(plan), REFUSALS)
 
     def _kept_for_prefill(self) -> int:
@@ -108,15 +118,23 @@ class Scheduler:
             context.count_reused(reused)
         if self._waiting:
             self._waiting.pop(job, None)
-        work = job.work(budget, True)
-        if work.draft and not self._fits(context, len(work.tokens)):
-            work = job.work(budget, False)
+        work = job.work(budget, self._drafts.get(job, NO_DRAFT))
+        if work.draft.tokens and not self._fits(context, len(work.tokens)):
+            work = job.work(budget, NO_DRAFT)
         if not work.tokens:
             return None
-        if context.irregular_from is not None and work.placement is None:
-            work = work._replace(placement=context.positions.placement(table.length, len(work.tokens)))
+        work = self._placed(context, work)
         context.reserve(len(work.tokens))
         return Planned(job, work, table, context.adapter)
+
+    def _placed(self, context: Context, work: Work) -> Work:
+        """The work with the positions and visibility that its context, or its draft, gives the tokens."""
+        if context.irregular_from is not None and work.placement is None:
+            return work._replace(placement=context.positions.placement(context.table.length, len(work.tokens)))
+        if work.draft.tokens and not work.draft.is_chain:
+            pending = len(work.tokens) - len(work.draft)
+            return work._replace(placement=tree_placement(context.table.length, pending, work.draft.parents))
+        return work
 
     def _overdue(self) -> list[Job]:
         """The job that has waited longest for room, once that is too long: others leave the cache for it, busy or not."""

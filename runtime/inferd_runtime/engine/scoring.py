@@ -9,6 +9,7 @@ from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.jobs import ContextJob, rows_per_step
 from inferd_runtime.engine.plan import Verified, Work
 from inferd_runtime.engine.probes import check_numbers, token_logprob
+from inferd_runtime.speculation.drafts import Draft
 
 
 class PromptScoring(ContextJob):
@@ -49,7 +50,7 @@ class PromptScoring(ContextJob):
         if not self._ended and self.context.pending <= 1:
             self._end()
 
-    def work(self, budget: int, drafts: bool) -> Work:
+    def work(self, budget: int, draft: Draft) -> Work:
         """The next chunk; logits from the row before the first new token on."""
         start, last = self.context.table.length, len(self.context.tokens) - 1
         first = max(self._first, start)

@@ -79,6 +79,10 @@ class PageTable:
     def _missing(self, extra: int) -> int:
         return max(0, -(-(self.length + extra) // self._pool.page_size) - len(self.pages))
 
+    def slot(self, index: int) -> int:
+        """Where token ``index`` stands in the cache, or will: page * page_size + offset."""
+        return self.pages[index // self._pool.page_size] * self._pool.page_size + index % self._pool.page_size
+
     def advance(self, count: int) -> None:
         """Count ``count`` freshly written tokens as computed."""
         if self.length + count > len(self.pages) * self._pool.page_size:

@@ -21,7 +21,7 @@ from inferd_runtime.session.compiling import refused
 from inferd_runtime.session.constraints import to_grammar
 from inferd_runtime.session.finishing import FinishedText
 from inferd_runtime.session.host import ServedModel
-from inferd_runtime.speculation.drafter import Drafter, OfferedDraft
+from inferd_runtime.speculation.drafter import OfferedDraft
 from inferd_runtime.speculation.ngram import MAX_DRAFT, NgramDrafter
 
 
@@ -43,7 +43,7 @@ class Offers:
             raise p.InvalidRequest("a mask needs a generation started with program_constraint")
         if self.draft is not None:
             check_draft(request, len(context.tokens), context)
-            self.draft.offer(request.draft)
+            self.draft.offer(request.draft, request.parents)
         if self.mask is not None:
             self.mask.offer(read_mask(request.mask, request.mask_bits, self.mask.vocab_size))
         return self.draft is not None or self.mask is not None
@@ -142,14 +142,15 @@ def start(
         OfferedDraft() if request.program_speculation else None,
         OfferedMask(model.info.vocab_size) if request.program_constraint else None,
     )
-    drafter: Drafter | None = NgramDrafter(MAX_DRAFT) if request.system_speculation else offers.draft
+    drafter = NgramDrafter(MAX_DRAFT) if request.system_speculation else offers.draft
+    sources = None if drafter is None else model.engine.speculation.sources([drafter], forced=offers.draft is None)
     matcher = None if compiled is None else compiled.matcher()
     spec = GenerationSpec(
         sampler=sampler,
         max_tokens=request.max_tokens,
         eos_tokens=frozenset(model.tokenizer.eos_tokens),
         grammar=offers.mask if matcher is None else _cursor(matcher, model),
-        drafter=drafter,
+        sources=sources,
         paced=request.program_speculation or request.program_constraint,
         priority=request.priority,
     )

@@ -54,5 +54,9 @@ class OfferedDraft(Drafter):
 
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
         """What was offered, cut to the limit. It does not know what the grammar forces."""
-        offer, self._offer = self._offer, NOTHING
+        offer = self._offer
         return Proposal(offer.tokens[:limit], offer.parents[:limit], confidence=[1.0] * min(limit, len(offer.tokens)))
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        """A step has taken the offer; the program learns on its own side."""
+        self._offer = NOTHING

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,9 @@ class Draft:
     """The guesses that one step verifies, parents before children, depth first.
 
     ``sources`` says who proposed each token (the first who did), ``survival`` how likely it is that it and all before it
-    are accepted: it never grows from parent to child. ``probabilities`` as in :class:`Proposal`.
+    are accepted: it never grows from parent to child. ``probabilities`` as in :class:`Proposal`; a draft that has them is a
+    chain. Where such a draft was cut at a token because of what that token is, ``refused`` names it (else -1), and its
+    distribution is the last: without it, rejection sampling would favour the tokens that drafts are cut at.
     """
 
     tokens: Sequence[int]
@@ -50,18 +52,22 @@ class Draft:
     sources: Sequence[str]
     survival: Sequence[float]
     probabilities: Probabilities | None = None
+    refused: int = -1
+
+    def __len__(self) -> int:
+        return len(self.tokens)
 
     @property
     def is_chain(self) -> bool:
         """Whether every token follows the one before."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
-    def depths(self) -> list[int]:
-        """How many tokens stand before each one in the draft."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(0 if parent == ROOT else depths[parent] + 1)
-        return depths
+    def child(self, node: int, token: int) -> int:
+        """The node that follows ``node`` with this token; ROOT where there is none."""
+        for at in range(node + 1, len(self.tokens)):
+            if self.parents[at] == node and self.tokens[at] == token:
+                return at
+        return ROOT
 
     def select(self, nodes: Sequence[int]) -> Draft:
         """These nodes alone, in ascending order, each with its parent."""
@@ -84,6 +90,28 @@ class Draft:
         # A parent is at least as likely as its children and stands before them: the stable order never leaves it out.
         order = sorted(range(len(self.tokens)), key=lambda node: -self.survival[node])
         return self.select(sorted(order[: max(0, count)]))
+
+    def before(self, node: int) -> Draft:
+        """Of a chain, what stands before ``node``, which cannot be verified."""
+        if node >= len(self.tokens):
+            return self
+        cut = self.select(range(node))
+        if self.probabilities is None:
+            return cut
+        return replace(cut, probabilities=self.probabilities[: node + 1], refused=self.tokens[node])
+
+    def without(self, tokens: Collection[int]) -> Draft:
+        """The draft without these tokens and whatever follows them."""
+        unwanted = next((node for node, token in enumerate(self.tokens) if token in tokens), None)
+        if unwanted is None:
+            return self
+        if self.is_chain:
+            return self.before(unwanted)
+        kept: dict[int, None] = {ROOT: None}
+        for node, parent in enumerate(self.parents):
+            if parent in kept and self.tokens[node] not in tokens:
+                kept[node] = None
+        return self.select(list(kept)[1:])
 
     def chain(self) -> Draft:
         """The likeliest path alone: for places where a tree cannot go."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from inferd_runtime.speculation.drafter import Drafter
+from inferd_runtime.speculation.drafts import NOTHING, Proposal
+
 ORDERS = (8, 5, 3, 2)
 MAX_DRAFT = 16
 STRONG_MATCH = 5
@@ -49,45 +52,22 @@ class NgramIndex:
         return draft
 
 
-class NgramDrafter:
-    """Lookup with a draft length that follows success.
+class NgramDrafter(Drafter):
+    """Lookup of the longest known n-gram at the end."""
 
-    Long matches (n >= 5) start with whole drafts, short ones with half, and each keeps a length of its own: a draft that
-    is accepted whole doubles it, one that fails cuts it to what would have been right. Short matches that keep failing
-    are paused, twice as long each time up to 32 steps; a long match is always tried.
-    """
+    source = "ngram"
 
     def __init__(self, max_draft: int = MAX_DRAFT) -> None:
         self._index = NgramIndex()
-        self._unseen: list[Sequence[int]] = []
         self._max_draft = max_draft
-        self._lengths = {True: max_draft, False: max(2, max_draft // 2)}
-        self._strong = False
-        self._pause = 1
-        self._wait = 0
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """Learn committed tokens; they are indexed when a proposal is first wanted."""
-        self._unseen.append(tokens)
+        """Learn committed tokens."""
+        self._index.extend(tokens)
 
-    def propose(self, limit: int) -> Sequence[int]:
-        """The continuation of the longest match, or nothing while short matches are paused."""
-        for tokens in self._unseen:
-            self._index.extend(tokens)
-        self._unseen.clear()
+    def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
+        """The continuation of the longest match."""
+        if ahead:
+            return NOTHING
         draft, order = self._index.lookup(min(limit, self._max_draft))
-        self._strong = order >= STRONG_MATCH
-        if not self._strong and self._wait > 0:
-            self._wait -= 1
-            return ()
-        return draft[: self._lengths[self._strong]]
-
-    def feedback(self, proposed: int, accepted: int) -> None:
-        """Adapt length and pause."""
-        length = 2 * self._lengths[self._strong] if accepted == proposed else accepted + 1
-        self._lengths[self._strong] = max(2, min(self._max_draft, length))
-        if accepted:
-            self._pause, self._wait = 1, 0
-        elif not self._strong:
-            self._wait = self._pause
-            self._pause = min(32, 2 * self._pause)
+        return Proposal(draft, match=order)

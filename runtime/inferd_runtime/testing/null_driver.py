@@ -68,6 +68,11 @@ class NullDriver:
         for copy in copies:
             self._memory[copy.target] = self._memory[copy.source]
 
+    def move_tokens(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        flat = self._memory.reshape(-1)
+        flat[list(targets)] = flat[list(sources)]
+
     def read_pages(self, pages: Sequence[int]) -> PageData:
         """See :class:`~inferd_runtime.engine.plan.Driver`."""
         return self._memory[list(pages)].view(np.uint8).reshape(len(pages), self.page_bytes)

@@ -19,6 +19,7 @@ from inferd_runtime.engine.grammar import GrammarCursor
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.engine.text import TextAssembler
 from inferd_runtime.speculation.drafter import Drafter
+from inferd_runtime.speculation.drafts import Proposal
 from inferd_runtime.speculation.ngram import NgramDrafter
 from inferd_runtime.testing.null_driver import NullDriver
 
@@ -29,7 +30,7 @@ VOCAB, END = 4096, 0
 MAX_TOKENS = 64
 
 
-class Adversary:
+class Adversary(Drafter):
     """Drafts that are never meant well: random tokens, and what was just written once more."""
 
     def __init__(self, seed: int) -> None:
@@ -39,12 +40,13 @@ class Adversary:
     def observe(self, tokens: Sequence[int]) -> None:
         self._seen += tokens
 
-    def propose(self, limit: int) -> Sequence[int]:
+    def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
         if self._random.random() < 0.5:
-            return self._random.choices(range(VOCAB), k=min(limit, 6))
-        return self._seen[-min(limit, 6) :]
-
-    def feedback(self, proposed: int, accepted: int) -> None: ...
+            tokens = self._random.choices(range(VOCAB), k=min(limit, 6))
+            return Proposal(
+                tokens, [self._random.randint(-1, node - 1) for node in range(len(tokens))], 0, [1.0] * len(tokens)
+            )
+        return Proposal(self._seen[-min(limit, 6) :])
 
 
 def schemas() -> Iterator[str]:
@@ -63,7 +65,8 @@ def generate(compiled: Compiled, table: TokenTable, seed: int, drafter: Drafter 
     context.append([1 + seed % 100, 7])
     sampler = RowSampler.resolve(Sampling(temperature=1.0), seed=seed, lineage=0)
     cursor = GrammarCursor(compiled.matcher(), table.words, [END])
-    spec = GenerationSpec(sampler, MAX_TOKENS, frozenset([END]), cursor, drafter)
+    sources = None if drafter is None else engine.speculation.sources([drafter])
+    spec = GenerationSpec(sampler, MAX_TOKENS, frozenset([END]), cursor, sources)
     generation = Generation(context, spec, TextAssembler(str, ()))
     engine.submit(generation)
     tokens: list[int] = []

@@ -32,8 +32,8 @@ GREEDY = RowSampler.resolve(Sampling(), seed=0, lineage=0)
 
 def start(engine: Engine, context: Context, max_tokens: int, *, drafts: bool = False, priority: int = 0) -> Generation:
     """A greedy generation in the batch."""
-    drafter = NgramDrafter() if drafts else None
-    spec = GenerationSpec(GREEDY, max_tokens, frozenset(), None, drafter, priority=priority)
+    sources = engine.speculation.sources([NgramDrafter()]) if drafts else None
+    spec = GenerationSpec(GREEDY, max_tokens, frozenset(), None, sources, priority=priority)
     generation = Generation(context, spec, TextAssembler(str, ()))
     engine.submit(generation)
     return generation

@@ -20,6 +20,7 @@ from inferd_runtime.engine.noise import gumbel
 from inferd_runtime.engine.sampling import RowSampler, candidates
 from inferd_runtime.engine.text import TextAssembler
 from inferd_runtime.speculation.drafter import Drafter
+from inferd_runtime.speculation.drafts import Proposal
 from inferd_runtime.speculation.ngram import NgramDrafter
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
 from inferd_runtime.testing.null_driver import NullDriver
@@ -34,22 +35,20 @@ SAMPLERS = {
 }
 
 
-class RandomDrafter:
+class RandomDrafter(Drafter):
     """Guesses blindly; with few tokens in the vocabulary it is sometimes right."""
 
     def __init__(self, seed: int, vocab: int) -> None:
         self._random = random.Random(seed)
         self._vocab = vocab
 
-    def observe(self, tokens: Sequence[int]) -> None: ...
-
-    def propose(self, limit: int) -> Sequence[int]:
-        return self._random.choices(range(self._vocab), k=self._random.randint(0, min(limit, 9)))
-
-    def feedback(self, proposed: int, accepted: int) -> None: ...
+    def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
+        count = self._random.randint(0, min(limit, 9))
+        parents = [self._random.randint(-1, node - 1) for node in range(count)]
+        return Proposal(self._random.choices(range(self._vocab), k=count), parents, confidence=[1.0] * count)
 
 
-class Oracle:
+class Oracle(Drafter):
     """Knows the answer, and errs at every seventh token."""
 
     def __init__(self, answer: Sequence[int], start: int) -> None:
@@ -58,11 +57,10 @@ class Oracle:
     def observe(self, tokens: Sequence[int]) -> None:
         self._seen += len(tokens)
 
-    def propose(self, limit: int) -> Sequence[int]:
-        at = self._seen - self._start
-        return [t if i % 7 else (t + 1) % 5 for i, t in enumerate(self._answer[at : at + min(limit, 11)], start=at + 1)]
-
-    def feedback(self, proposed: int, accepted: int) -> None: ...
+    def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
+        at = self._seen - self._start + len(ahead)
+        right = enumerate(self._answer[at : at + min(limit, 11)], start=at + 1)
+        return Proposal([token if index % 7 else (token + 1) % 5 for index, token in right])
 
 
 def generate(
@@ -73,7 +71,8 @@ def generate(
     context = engine.create_context()
     context.append(prompt)
     sampler = RowSampler.resolve(sampling, seed=seed, lineage=0)
-    spec = GenerationSpec(sampler, max_tokens, frozenset([eos]), cursor, drafter)
+    sources = None if drafter is None else engine.speculation.sources([drafter])
+    spec = GenerationSpec(sampler, max_tokens, frozenset([eos]), cursor, sources)
     generation = Generation(context, spec, TextAssembler(ByteTokenizer().stream(), ()))
     engine.submit(generation)
     tokens: list[int] = []

@@ -70,6 +70,15 @@ class TorchDriver:
                 cache[copy.target].copy_(cache[copy.source])
 
     @torch.inference_mode()
+    def move_tokens(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        origin = torch.as_tensor(list(sources), dtype=torch.int64, device=self._device)
+        where = torch.as_tensor(list(targets), dtype=torch.int64, device=self._device)
+        for cache in self._caches():
+            rows = cache.view(-1, *cache.shape[2:])
+            rows.index_copy_(0, where, rows.index_select(0, origin))
+
+    @torch.inference_mode()
     def read_pages(self, pages: Sequence[int]) -> PageData:
         """The pages of layer 0's K, layer 0's V, layer 1's K, ... behind each other: uint8[n, page_bytes]."""
         where = torch.as_tensor(list(pages), dtype=torch.int64, device=self._device)

@@ -1,0 +1,88 @@
+"""What an engine's generations share about speculation: the controller, experience, counters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inferd_runtime.engine.boundary import JobBoundary
+from inferd_runtime.engine.plan import Job, Planned, Verified
+from inferd_runtime.speculation.controller import Controller
+from inferd_runtime.speculation.counters import SpeculationCounters
+from inferd_runtime.speculation.drafter import Drafter
+from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
+from inferd_runtime.speculation.sources import SourceSet
+from inferd_runtime.speculation.times import StepShape, StepTimes
+
+
+class Speculation:
+    """Decides which drafts a step verifies, and learns from how long it took and what came of it."""
+
+    def __init__(self, times: StepTimes) -> None:
+        self.controller = Controller(times)
+        self.counters = SpeculationCounters()
+
+    def sources(
+        self, drafters: Sequence[Drafter], *, max_draft: int = 16, tree: bool = True, forced: bool = True
+    ) -> SourceSet:
+        """The sources of one generation, with the experience of all before it."""
+        survival = self.controller.survival.request()
+        return SourceSet(drafters, survival, self.counters, max_draft=max_draft, tree=tree, forced=forced)
+
+    def allocate(self, jobs: Sequence[Job], budget: int) -> dict[Job, Draft]:
+        """Ask the jobs for their guesses, and choose among all of them what a step of ``budget`` tokens verifies."""
+        guesses = [guess(job) for job in jobs]
+        if all(draft is NO_DRAFT for draft in guesses):
+            return {}
+        shape = _shape_of(jobs, budget)
+        chosen = self.controller.allocate(guesses, shape, max(0, budget - shape.rows))
+        return {job: draft for job, draft in zip(jobs, chosen, strict=True) if draft.tokens}
+
+    def price(self, plan: Sequence[Planned]) -> StepPrice | None:
+        """What the step's drafts cost by the model; None where there are none."""
+        if not any(item.work.draft.tokens for item in plan):
+            return None
+        return StepPrice(self.controller, planned_shape(plan, drafts=True), planned_shape(plan, drafts=False))
+
+    def settle(self, plan: Sequence[Planned], emitted: int, seconds: float) -> None:
+        """Learn from a step that brought ``emitted`` tokens."""
+        shape = planned_shape(plan, drafts=True)
+        self.controller.settle(shape, planned_shape(plan, drafts=False), emitted, seconds)
+
+
+class StepPrice:
+    """One step with drafts, beside the same without."""
+
+    def __init__(self, controller: Controller, shape: StepShape, plain: StepShape) -> None:
+        self._controller = controller
+        self._shape = shape
+        self._plain = plain
+        self._ratio = controller.times.time(shape) / controller.times.time(plain)
+
+    def note(self, done: Verified) -> Verified:
+        """The outcome with what its drafts cost and saved."""
+        saved = self._controller.saved(self._shape, self._plain, done.accepted) if done.work.draft.tokens else 0.0
+        return done._replace(cost=self._ratio, saved=saved)
+
+
+def guess(job: Job) -> Draft:
+    """What a job would like to have verified. A job that fails over it ends alone."""
+    with JobBoundary(job):
+        return job.guess()
+    return NO_DRAFT
+
+
+def _shape_of(jobs: Sequence[Job], budget: int) -> StepShape:
+    """The step that feeds these jobs without drafts, as far as the budget goes."""
+    rows = min(budget, sum(max(1, job.context.pending) for job in jobs))
+    return StepShape(len(jobs), rows, sum(len(job.context.tokens) for job in jobs))
+
+
+def planned_shape(plan: Sequence[Planned], *, drafts: bool) -> StepShape:
+    """A planned step's shape, with its drafts or without them."""
+    rows = sum(len(item.work.tokens) for item in plan)
+    context = rows + sum(item.table.length for item in plan)
+    drafted = sum(len(item.work.draft.tokens) for item in plan)
+    if not drafts:
+        return StepShape(len(plan), rows - drafted, context - drafted)
+    trees = sum(bool(item.work.draft.tokens) and item.work.placement is not None for item in plan) if drafted else 0
+    return StepShape(len(plan), rows, context, trees)

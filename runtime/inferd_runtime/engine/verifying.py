@@ -1,0 +1,88 @@
+"""A draft that a program has verified by hand: one step, without a generation around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inferd.protocol import MAX_DRAFT, InvalidRequest, LimitExceeded
+from inferd_runtime.engine.context import Context
+from inferd_runtime.engine.jobs import ContextJob
+from inferd_runtime.engine.plan import Verified, Work
+from inferd_runtime.engine.sampling import RowSampler
+from inferd_runtime.speculation.drafts import NO_DRAFT, ROOT, Draft
+
+PROGRAM = "program"
+
+
+class VerifyDraft(ContextJob):
+    """Computes what is pending, verifies a draft behind it, and appends what was accepted and the model's own next token.
+
+    These are the tokens that a generation with the same sampler would bring. Afterwards ``accepted`` are the draft's tokens
+    that stand, ``path`` their indices in the draft, ``token`` the one behind them.
+    """
+
+    def __init__(self, context: Context, tokens: Sequence[int], parents: Sequence[int], sampler: RowSampler) -> None:
+        draft = checked_draft(context, tokens, parents)
+        if not context.tokens:
+            raise InvalidRequest("the context is empty: add a prompt before verifying")
+        if len(context.tokens) >= context.max_length:
+            raise LimitExceeded(
+                f"the context is full: {context.max_length} tokens",
+                limit="context_tokens", value=context.max_length, raise_with="a model with a longer context",
+            )  # fmt: skip
+        super().__init__(context)
+        self.accepted: list[int] = []
+        self.path: list[int] = []
+        self.token = -1
+        self._draft = draft
+        self._sampler = sampler
+        if context.pending == 0:
+            # The last token's logits are wanted, so it is computed once more.
+            context.uncompute(len(context.tokens) - 1)
+
+    def guess(self) -> Draft:
+        """The program's draft: it is verified whole, as far as there is room."""
+        return self._draft
+
+    def work(self, budget: int, draft: Draft) -> Work:
+        """A prefill chunk, or what is pending with the draft behind it."""
+        pending = self.context.tokens[self.context.table.length :]
+        if len(pending) > budget:
+            return Work(pending[:budget])
+        room = min(budget - len(pending), self.context.max_length - len(self.context.tokens) - 1)
+        draft = draft.likeliest(room)
+        return Work([*pending, *draft.tokens], len(draft) + 1, draft, None, self._sampler)
+
+    def commit(self, done: Verified) -> None:
+        """Append what stands, and end."""
+        if not done.tokens:
+            return
+        nodes = [node for node, _ in zip(done.path, done.tokens, strict=False)]
+        self.path = [self._index(done.work.draft, node) for node in nodes]
+        self.accepted, self.token = list(done.tokens[:-1]), done.tokens[-1]
+        self.context.tokens.extend(done.tokens)
+        self._end()
+
+    def _index(self, verified: Draft, node: int) -> int:
+        """Where a node of the verified part stands in the whole draft."""
+        parent = verified.parents[node]
+        above = ROOT if parent == ROOT else self._index(verified, parent)
+        return self._draft.child(above, verified.tokens[node])
+
+
+def checked_draft(context: Context, tokens: Sequence[int], parents: Sequence[int]) -> Draft:
+    """A program's draft, each token named once at its place. Raises InvalidRequest, which names what is wrong."""
+    if len(tokens) > MAX_DRAFT:
+        raise InvalidRequest(f"a draft holds {MAX_DRAFT} tokens at most, not {len(tokens)}")
+    if parents and len(parents) != len(tokens):
+        raise InvalidRequest(f"parents: {len(parents)} of them for {len(tokens)} tokens")
+    for node, parent in enumerate(parents):
+        if not ROOT <= parent < node:
+            raise InvalidRequest(f"parents[{node}] = {parent} is not {ROOT} or an index before {node}")
+    context.check_tokens(tokens)
+    if not tokens:
+        return NO_DRAFT
+    count = len(tokens)
+    if parents and context.irregular_from is not None:
+        raise InvalidRequest("a draft tree does not go with explicit positions or an attention mask: send a chain")
+    return Draft(tokens, parents or range(-1, count - 1), [PROGRAM] * count, [1.0] * count)

@@ -1,0 +1,260 @@
+"""All sources of one generation: asked in order, merged into one draft, told what became of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import TypeVar
+
+from inferd_runtime.speculation.breaker import SourceBreaker
+from inferd_runtime.speculation.counters import SpeculationCounters
+from inferd_runtime.speculation.drafter import Drafter
+from inferd_runtime.speculation.drafts import NO_DRAFT, NOTHING, ROOT, Draft, DraftBuilder, Proposal
+from inferd_runtime.speculation.survival import RequestSurvival
+
+T = TypeVar("T")
+GRAMMAR = "grammar"
+ALTERNATIVE = "/second"
+"""A source's guesses beside its first one are an experience of their own."""
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A run of a proposal's nodes, each the first child of the one before. ``beside`` is the sibling that was named first."""
+
+    nodes: list[int]
+    parent: int
+    beside: int | None
+
+
+class Source:
+    """One drafter behind a net: whatever it raises turns it off for this generation, and nothing else."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.name = drafter.source
+        self.breaker = SourceBreaker()
+        self._drafter: Drafter | None = drafter
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        """See :class:`Drafter`."""
+        self._guarded(lambda drafter: drafter.observe(tokens), None)
+
+    def propose(self, limit: int, ahead: Sequence[int]) -> Proposal:
+        """See :class:`Drafter`."""
+        return self._guarded(lambda drafter: drafter.propose(limit, ahead), NOTHING)
+
+    def feedback(self, proposed: int, accepted: int) -> None:
+        """See :class:`Drafter`."""
+        self._guarded(lambda drafter: drafter.feedback(proposed, accepted), None)
+
+    def ready(self) -> bool:
+        """See :class:`Drafter`."""
+        return self._guarded(lambda drafter: drafter.ready(), True)
+
+    def drop(self) -> None:
+        """See :class:`Drafter`. Nothing is asked of it afterwards."""
+        self._guarded(lambda drafter: drafter.drop(), None)
+        self._drafter = None
+
+    def _guarded(self, call: Callable[[Drafter], T], otherwise: T) -> T:
+        if self._drafter is None:
+            return otherwise
+        try:
+            return call(self._drafter)
+        except Exception:
+            # The boundary of one source: a bad guess must not cost the text.
+            LOG.exception("the %s drafter failed; its generation goes on without it", self.name)
+            self._drafter = None
+            return otherwise
+
+
+@dataclass(slots=True)
+class Asked:
+    """What a source proposed for the step under way: its branches, and where its nodes stand in the merged draft."""
+
+    source: Source
+    proposal: Proposal
+    branches: list[Branch]
+    places: Sequence[int] = ()
+
+    def label(self, branch: Branch) -> str:
+        """Under what name the branch's experience is kept."""
+        return self.source.name if branch.beside is None else self.source.name + ALTERNATIVE
+
+
+class SourceSet:
+    """The sources of one generation, by priority.
+
+    ``forced``: whether tokens that a grammar leaves no choice about are drafted. Without ``tree``, what the sources propose
+    side by side becomes the likeliest chain.
+    """
+
+    def __init__(
+        self, drafters: Sequence[Drafter], survival: RequestSurvival, counters: SpeculationCounters, *,
+        max_draft: int = 16, tree: bool = True, forced: bool = True,
+    ) -> None:  # fmt: skip
+        self.forced = forced
+        self.counters = counters
+        self._sources = [Source(drafter) for drafter in drafters]
+        self._survival = survival
+        self._max_draft = max_draft
+        self._tree = tree
+        self._asked: list[Asked] = []
+        self._proposed = NO_DRAFT
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        """Tell every source which tokens stand now."""
+        for source in self._sources:
+            source.observe(tokens)
+
+    def ready(self) -> bool:
+        """False while a source makes a guess that is worth waiting for."""
+        return all(source.ready() for source in self._sources)
+
+    def propose(self, limit: int, forced: Sequence[int] = ()) -> Draft:
+        """One draft of at most ``limit`` tokens: what is ``forced``, and behind it whatever the sources propose."""
+        limit = min(limit, self._max_draft)
+        self._asked = [asked for source in self._sources if (asked := self._ask(source, limit, forced)) is not None]
+        self._proposed = self._merge(forced[:limit]) if forced or self._asked else NO_DRAFT
+        draft = self._proposed
+        return draft.likeliest(limit) if self._tree or draft.is_chain else draft.chain().likeliest(limit)
+
+    def _ask(self, source: Source, limit: int, forced: Sequence[int]) -> Asked | None:
+        if len(forced) >= limit:
+            return None
+        proposal = source.propose(limit - len(forced), forced)
+        if not proposal.tokens or not source.breaker.allows(proposal.match):
+            return None
+        return Asked(source, proposal, branches(proposal))
+
+    def _merge(self, forced: Sequence[int]) -> Draft:
+        if len(self._asked) == 1 and not forced and not self._asked[0].proposal.parents:
+            return self._alone(self._asked[0])
+        builder, sure = DraftBuilder(), [1.0] * len(forced)
+        if forced:
+            builder.add(GRAMMAR, Proposal(forced), sure)
+        for asked in self._asked:
+            survival = [*sure, *self._chances(asked)]
+            asked.places = builder.add(asked.source.name, behind(asked.proposal, forced), survival)[len(forced) :]
+        draft, places = builder.build()
+        for asked in self._asked:
+            asked.places = [places[node] for node in asked.places]
+        return draft
+
+    def _alone(self, asked: Asked) -> Draft:
+        """One source's chain needs no merging."""
+        proposal, count = asked.proposal, len(asked.proposal.tokens)
+        asked.places = range(count)
+        names = [asked.source.name] * count
+        return Draft(proposal.tokens, range(-1, count - 1), names, self._chances(asked), proposal.probabilities)
+
+    def _chances(self, asked: Asked) -> list[float]:
+        """The chance of each node that it and all before it are accepted."""
+        proposal = asked.proposal
+        alone = list(proposal.confidence) or self._experience(asked)
+        survival: list[float] = []
+        for node, chance in enumerate(alone):
+            parent = proposal.parent(node)
+            survival.append(chance if parent == ROOT else chance * survival[parent])
+        return survival
+
+    def _experience(self, asked: Asked) -> list[float]:
+        """The chance of each node that it is accepted when its parent is."""
+        alone = [0.0] * len(asked.proposal.tokens)
+        for branch in asked.branches:
+            chances = self._survival.chances(asked.label(branch), asked.proposal.match, len(branch.nodes))
+            for node, chance in zip(branch.nodes, chances, strict=True):
+                alone[node] = chance
+            if branch.beside is not None:
+                alone[branch.nodes[0]] *= 1 - alone[branch.beside]
+        return alone
+
+    def settle(self, verified: Draft, path: Sequence[int], cost: float) -> None:
+        """After a step that verified a part of what was proposed, and accepted ``path`` of that.
+
+        ``cost``: how long the step took, relative to one without drafts.
+        """
+        if self._asked:
+            kept = match_nodes(self._proposed, verified)
+            accepted = set(path)
+            stands = {node for node, at in kept.items() if at in accepted}
+            for asked in self._asked:
+                self._settle_source(asked, kept, stands, cost)
+            self._asked = []
+
+    def _settle_source(self, asked: Asked, kept: Mapping[int, int], stands: Set[int], cost: float) -> None:
+        drafted = [node for node in asked.places if node in kept]
+        if not drafted:
+            return
+        accepted = sum(node in stands for node in drafted)
+        asked.source.feedback(len(drafted), accepted)
+        asked.source.breaker.report((1 + accepted) / cost)
+        if not asked.proposal.confidence:
+            self._learn(asked, kept, stands)
+
+    def _learn(self, asked: Asked, kept: Mapping[int, int], stands: Set[int]) -> None:
+        """Branch by branch: how many of its nodes stand, and whether the next one was tried in vain."""
+        places = asked.places
+        for branch in asked.branches:
+            tried = branch.parent == ROOT or places[branch.parent] in stands
+            if not tried or (branch.beside is not None and places[branch.beside] in stands):
+                continue
+            run = [places[node] for node in branch.nodes]
+            accepted = next((at for at, node in enumerate(run) if node not in stands), len(run))
+            proposed = min(sum(node in kept for node in run), accepted + 1)
+            if proposed:
+                self._survival.learn(asked.label(branch), asked.proposal.match, proposed, accepted)
+
+    def drop(self) -> None:
+        """The generation is over."""
+        for source in self._sources:
+            source.drop()
+
+
+def branches(proposal: Proposal) -> list[Branch]:
+    """A proposal's runs. A chain is one."""
+    if not proposal.parents:
+        return [Branch(list(range(len(proposal.tokens))), ROOT, None)]
+    runs: dict[int, Branch] = {}
+    first: dict[int, int] = {}
+    for node, parent in enumerate(proposal.parents):
+        if parent not in first:
+            first[parent] = node
+            if parent != ROOT:
+                runs[node] = runs[parent]
+                runs[node].nodes.append(node)
+                continue
+        runs[node] = Branch([node], parent, None if first[parent] == node else first[parent])
+    return list({id(run): run for run in runs.values()}.values())
+
+
+def behind(proposal: Proposal, forced: Sequence[int]) -> Proposal:
+    """The proposal with what is certain to come before it."""
+    if not forced:
+        return proposal
+    shift = len(forced)
+    parents = [node - 1 for node in range(shift)]
+    parents += [
+        shift - 1 if (parent := proposal.parent(node)) == ROOT else parent + shift
+        for node in range(len(proposal.tokens))
+    ]
+    return Proposal([*forced, *proposal.tokens], parents)
+
+
+def match_nodes(offered: Draft, verified: Draft) -> dict[int, int]:
+    """Which node of ``offered`` is which of ``verified``, a part of it. Nodes that were cut away are not in it."""
+    if offered is verified:
+        return {node: node for node in range(len(offered))}
+    below = {
+        (parent, token): node
+        for node, (parent, token) in enumerate(zip(verified.parents, verified.tokens, strict=True))
+    }
+    kept = {ROOT: ROOT}
+    for node, (parent, token) in enumerate(zip(offered.parents, offered.tokens, strict=True)):
+        at = below.get((kept[parent], token)) if parent in kept else None
+        if at is not None:
+            kept[node] = at
+    del kept[ROOT]
+    return kept
