@@ -38,7 +38,10 @@ from inferd.protocol import (
 )
 from inferd.sampling import Sampler
 from inferd.schema import AnyJson, Choice, JsonSchema, Regex
-from inferd.speculation import Speculator
+from inferd.spec_config import SpecConfig
+from inferd.speculation import DraftTree, Speculator
+from inferd.speculation_operations import Verification
+from inferd.speculation_stats import SourceStats, SpeculationCycle, SpeculationStats
 
 if TYPE_CHECKING:
     from inferd.client import Connection
@@ -55,6 +58,7 @@ __all__ = [
     "ConstraintViolated",
     "Context",
     "Distribution",
+    "DraftTree",
     "Entropy",
     "Exact",
     "Gbnf",
@@ -79,6 +83,10 @@ __all__ = [
     "Sampler",
     "SnapshotDamaged",
     "SnapshotForeign",
+    "SourceStats",
+    "SpecConfig",
+    "SpeculationCycle",
+    "SpeculationStats",
     "Speculator",
     "Step",
     "StepConstraint",
@@ -90,6 +98,7 @@ __all__ = [
     "Tokenizer",
     "Unauthorized",
     "Unavailable",
+    "Verification",
     "connect",
     "session",
 ]

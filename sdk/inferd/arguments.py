@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from inferd.model import Model
 from inferd.protocol import InvalidRequest
 from inferd.sampling import Sampler
 from inferd.speculation import Speculator
+from inferd.speculation_stats import SpeculationCycle
+
+CycleCallback: TypeAlias = Callable[[SpeculationCycle], object]
 
 
 def model_name(model: str | Model | None) -> str:
@@ -67,3 +72,10 @@ def checked_speculator(speculator: Speculator | None) -> Speculator | None:
     if speculator is not None and not isinstance(speculator, Speculator):
         raise InvalidRequest(f"speculator must be an instance of a Speculator subclass, not {speculator!r}")
     return speculator
+
+
+def checked_cycle(on_cycle: CycleCallback | None) -> CycleCallback | None:
+    """A function that is not ``async``, or None."""
+    if on_cycle is not None and (not callable(on_cycle) or inspect.iscoroutinefunction(on_cycle)):
+        raise InvalidRequest(f"on_cycle must be an ordinary function of one argument, not {on_cycle!r}")
+    return on_cycle

@@ -9,7 +9,9 @@ from typing import Any, TypeVar, overload
 
 from inferd.adapter import Adapter, adapter_name
 from inferd.arguments import (
+    CycleCallback,
     checked_count,
+    checked_cycle,
     checked_flag,
     checked_priority,
     checked_sampler,
@@ -23,7 +25,15 @@ from inferd.delivery import Plan
 from inferd.generation import Generator
 from inferd.handle import Handle, port_in_force
 from inferd.model import Model
-from inferd.passes import attention_runs, checked_bias, checked_positions, checked_rows, wire_mask, wire_probes
+from inferd.passes import (
+    attention_runs,
+    checked_bias,
+    checked_draft,
+    checked_positions,
+    checked_rows,
+    wire_mask,
+    wire_probes,
+)
 from inferd.probes import RowProbe, TokenLogprob
 from inferd.protocol import (
     MAX_EXPORT_BYTES,
@@ -44,9 +54,12 @@ from inferd.protocol import (
     SavedContext,
     TakeSaved,
     TokenLogprobs,
+    Verification,
+    VerifyDraft,
 )
 from inferd.sampling import Sampler
 from inferd.schema import JsonSchema, OutputConstraint
+from inferd.spec_config import Prediction, RuntimeDrafts, SystemSpeculation
 from inferd.speculation import Speculator
 from inferd.tokens import checked_tokens
 from inferd.transport import current_transport
@@ -289,6 +302,40 @@ class Context:
         self._handle.learn_length(reply.length)
         return reply.tokens
 
+    async def verify(
+        self,
+        tokens: Sequence[int] = (),
+        parents: Sequence[int] | None = None,
+        sampler: Sampler | None = None,
+        *,
+        adapter: str | Adapter | None = None,
+    ) -> Verification:
+        """Verify a draft in one step, and append what stands of it and then the model's own token.
+
+        The step of a decoding loop of your own: ``tokens`` are a guess at what comes next, at most 64, possibly none;
+        ``parents`` makes a tree of them, as in :class:`~inferd.DraftTree`. Each row is drawn by ``sampler`` (argmax by
+        default), and a token is accepted while it is the one that was drawn. So the tokens are those that
+        :meth:`generate` would bring with this sampler: give it a seed, the same for each call, or each call draws anew.
+        End-of-text is a token like any other here: stop where you meet it. A turn that a user message left open is cued
+        first. ``adapter``: as in :meth:`generate`.
+
+        Returns a :class:`~inferd.Verification`: ``accepted`` tokens, ``token``, the model's own behind them, ``path``, the
+        accepted tokens' indices in the draft, and ``length``, the context's new length. Raises InvalidRequest, which
+        names the argument, for a draft that is none.
+        """
+        ids, above = checked_draft(tokens, parents)
+        asked = VerifyDraft(
+            0,
+            ids,
+            above,
+            checked_sampler(Sampler.argmax() if sampler is None else sampler).sampling,
+            adapter_name(adapter),
+        )
+        context = await self._handle.settle(cue=True)
+        reply: Verification = await self._handle.call(replace(asked, context=context))
+        self._handle.learn_length(reply.length)
+        return reply
+
     @overload
     def generate(
         self,
@@ -298,7 +345,9 @@ class Context:
         stop: Sequence[str] = ...,
         constrain: JsonSchema[T],
         speculator: Speculator | None = ...,
-        system_speculation: bool = ...,
+        system_speculation: SystemSpeculation = ...,
+        predict: Prediction | None = ...,
+        on_cycle: CycleCallback | None = ...,
         adapter: str | Adapter | None = ...,
         priority: int = ...,
     ) -> Generator[T]: ...
@@ -312,7 +361,9 @@ class Context:
         stop: Sequence[str] = ...,
         constrain: OutputConstraint | StepConstraint | None = ...,
         speculator: Speculator | None = ...,
-        system_speculation: bool = ...,
+        system_speculation: SystemSpeculation = ...,
+        predict: Prediction | None = ...,
+        on_cycle: CycleCallback | None = ...,
         adapter: str | Adapter | None = ...,
         priority: int = ...,
     ) -> Generator[Any]: ...
@@ -325,7 +376,9 @@ class Context:
         stop: Sequence[str] = (),
         constrain: OutputConstraint | StepConstraint | None = None,
         speculator: Speculator | None = None,
-        system_speculation: bool = False,
+        system_speculation: SystemSpeculation = False,
+        predict: Prediction | None = None,
+        on_cycle: CycleCallback | None = None,
         adapter: str | Adapter | None = None,
         priority: int = 0,
     ) -> Generator[Any]:
@@ -338,16 +391,23 @@ class Context:
         part of the output. ``constrain``: the output matches a :class:`~inferd.JsonSchema`, :class:`~inferd.Regex`,
         :class:`~inferd.AnyJson`, :class:`~inferd.Choice`, :class:`~inferd.Lark`, :class:`~inferd.Gbnf`,
         :class:`~inferd.Tagged` or :class:`~inferd.AllOf`, or is masked by an object of your own with a method
-        ``step(accepted)``, which goes with no speculation. ``system_speculation``: the runtime drafts tokens ahead
-        by itself. ``speculator``: the program drafts, see :class:`~inferd.Speculator`. Neither changes which text
-        comes, only how fast; they exclude each other. ``adapter``: compute with this LoRA adapter, the context's earlier
+        ``step(accepted)``, which goes with no speculation. ``adapter``: compute with this LoRA adapter, the context's earlier
         tokens too: those that were computed without it, or with another, are computed again.
         ``priority``, from -3 to 3: each step up doubles its share of what your tenant gets; other tenants notice nothing.
+
+        ``system_speculation``: the runtime drafts tokens ahead: True with every source that it has for the request,
+        ``"auto"`` as the operator chose, or as a :class:`~inferd.SpecConfig` says. ``predict``: what the output will probably
+        be, text or token ids, which is drafted wherever the output agrees with it, with or without ``system_speculation``.
+        ``speculator``: the program drafts by itself, see :class:`~inferd.Speculator`, and the runtime does not. None of them
+        changes which text comes, only how fast (but see ``SpecConfig.verifier``). ``on_cycle`` is called with a
+        :class:`~inferd.SpeculationCycle` for each step, before the step is handed out.
+
         Raises InvalidRequest, which names the argument, for one that is out of range, and ValueError for both kinds of
         speculation at once.
         """
-        if speculator is not None and system_speculation:
-            raise ValueError("speculator= and system_speculation=True exclude each other: pass one of them")
+        if speculator is not None and (system_speculation or predict):
+            other = "predict=" if predict else "system_speculation=True"
+            raise ValueError(f"speculator= and {other} exclude each other: pass one of them")
         if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
             raise InvalidRequest(f"max_tokens must be a whole number of at least 1, not {max_tokens!r}")
         constraint = checked_constraint(constrain)
@@ -358,12 +418,13 @@ class Context:
             stop=checked_stop(stop),
             constrain=constraint,
             speculator=checked_speculator(speculator),
-            system_speculation=checked_flag("system_speculation", system_speculation),
+            drafts=RuntimeDrafts.checked(system_speculation, predict),
             adapter=adapter_name(adapter),
             priority=checked_priority(priority),
+            on_cycle=checked_cycle(on_cycle),
         )
-        if plan.own_constraint is not None and (speculator is not None or system_speculation):
-            kind = "speculator=" if speculator is not None else "system_speculation=True"
+        if plan.own_constraint is not None and (speculator is not None or plan.drafts.wanted):
+            kind = "speculator=" if speculator is not None else "predict=" if predict else "system_speculation=True"
             raise InvalidRequest(f"{kind} does not go with a constraint of your own: each step waits for its mask")
         return Generator(self._handle, plan)
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from inferd.constraints import StepConstraint
+from inferd.drafting import NO_DRAFT, CheckedDraft, Drafting
 from inferd.masking import Masking
 from inferd.protocol import (
     CheckedKeyword,
@@ -30,7 +32,9 @@ from inferd.protocol import (
     Usage,
 )
 from inferd.schema import OutputConstraint
-from inferd.speculation import Drafting, Speculator
+from inferd.spec_config import RuntimeDrafts
+from inferd.speculation import Speculator
+from inferd.speculation_stats import SpeculationCycle, SpeculationStats
 from inferd.transport import Transport
 
 
@@ -43,9 +47,10 @@ class Plan:
     stop: tuple[str, ...]
     constrain: OutputConstraint | StepConstraint | None
     speculator: Speculator | None
-    system_speculation: bool
+    drafts: RuntimeDrafts
     adapter: str = ""
     priority: int = 0
+    on_cycle: Callable[[SpeculationCycle], object] | None = None
 
     @property
     def constraint(self) -> OutputConstraint | None:
@@ -70,11 +75,14 @@ class Plan:
             max_tokens=self.max_tokens,
             stop=list(self.stop),
             constraint=None if self.constraint is None else self.constraint.constraint,
-            system_speculation=self.system_speculation,
+            system_speculation=self.drafts.on,
             program_speculation=self.speculator is not None,
             adapter=self.adapter,
             priority=self.priority,
             program_constraint=self.own_constraint is not None,
+            speculation=self.drafts.settings,
+            predicted=list(self.drafts.predicted),
+            predicted_text=self.drafts.predicted_text,
         )
 
 
@@ -85,9 +93,7 @@ class Ledger:
         self._waiting: deque[Step] = deque()
         self._ended = ""
         self.delivered = 0
-        self.steps = 0
-        self.drafted = 0
-        self.accepted = 0
+        self.speculation = SpeculationStats()
         self.checked: list[CheckedKeyword] = []
 
     def receive(self, reply: Steps) -> None:
@@ -106,9 +112,7 @@ class Ledger:
             return None
         step = self._waiting.popleft()
         self.delivered += len(step.tokens)
-        self.steps += 1
-        self.drafted += step.drafted
-        self.accepted += step.accepted
+        self.speculation += SpeculationStats.of(step)
         return step
 
     @property
@@ -156,23 +160,26 @@ class Running:
             raise
         return state
 
-    async def _next(self, draft: list[int] | None = None, positions: list[int] | None = None) -> Steps:
-        reply: Steps = await self._call(NextSteps(self._generation, draft or [], positions or []))
+    async def _next(self, draft: CheckedDraft = NO_DRAFT) -> Steps:
+        sent = NextSteps(self._generation, list(draft.tokens), list(draft.positions), list(draft.parents))
+        reply: Steps = await self._call(sent)
         return reply
 
     async def _next_drafted(self, drafting: Drafting) -> Steps:
+        # Cancelled in a speculator's own waiting, the step or what was drafted for it is lost.
+        before, self.shaken = self.shaken, True
         # The model always adds one token of its own, so a longer draft could not be delivered.
-        draft, positions = drafting.propose(max(self._max_tokens - self._ledger.delivered - 1, 0))
+        draft = await drafting.propose(max(self._max_tokens - self._ledger.delivered - 1, 0))
         try:
-            reply = await self._next(draft, positions)
+            reply = await self._next(draft)
         except InvalidRequest as error:
-            if not draft:
+            if not draft.tokens:
                 raise
-            self.shaken = False  # the runtime refused the draft, and did nothing
-            drafting.give_up(error.message)
-            return await self._next()
+            drafting.give_up(error.message)  # the runtime refused the draft, and did nothing
+            reply = await self._next()
         tokens = [token for step in reply.steps for token in step.tokens]
-        drafting.settle(sum(step.accepted for step in reply.steps), tokens)
+        await drafting.settle(sum(step.accepted for step in reply.steps), tokens)
+        self.shaken = before
         return reply
 
     async def _next_masked(self, masking: Masking) -> Steps:
@@ -243,7 +250,13 @@ class Delivery:
     @property
     def usage(self) -> Usage:
         """As ``Generator.usage``."""
-        return Usage(self.position, self.delivered, self._ledger.steps, self._ledger.drafted, self._ledger.accepted)
+        done = self._ledger.speculation
+        return Usage(self.position, self.delivered, done.steps, done.drafted, done.accepted)
+
+    @property
+    def speculation(self) -> SpeculationStats:
+        """As ``Generator.speculation``."""
+        return self._ledger.speculation
 
     @property
     def ending(self) -> list[Any]:

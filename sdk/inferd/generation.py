@@ -22,6 +22,7 @@ from inferd.protocol import (
     Usage,
 )
 from inferd.schema import AnyJson, OutputConstraint, is_complete_json
+from inferd.speculation_stats import SpeculationCycle, SpeculationStats
 
 T = TypeVar("T")
 ASK_AGAIN = "That answer is not valid: {problem}{place}. Give the whole answer again, corrected."
@@ -65,6 +66,12 @@ class Generator(Generic[T]):
         """
         used = self._delivery.usage
         return used if self._failed is None else _together(self._failed.usage, used)
+
+    @property
+    def speculation(self) -> SpeculationStats:
+        """What drafts did, over the steps that were delivered so far. A second attempt counts, too."""
+        done = self._delivery.speculation
+        return done if self._failed is None else self._failed.speculation + done
 
     @property
     def checked(self) -> list[CheckedKeyword]:
@@ -205,6 +212,8 @@ class Generator(Generic[T]):
         step = await self._delivery.step()
         if step is not None:
             self._handle.learn_length(self._delivery.length)
+            if self._delivery.plan.on_cycle is not None:
+                self._delivery.plan.on_cycle(SpeculationCycle.of(self._delivery.speculation.steps, step))
         return step
 
     async def _start(self) -> None:

@@ -100,21 +100,19 @@ class Handle:
             self._occupant.leave()
         self._parts.append(part)
 
-    async def settle(self) -> int:
-        """End what still generates here, send what is buffered, and return the context's id."""
+    async def settle(self, *, cue: bool = False) -> int:
+        """End what still generates here, send what is buffered, and return the context's id.
+
+        ``cue``: then start the assistant's turn, where a turn was left open.
+        """
         async with self._lock:
-            return await self._settle()
+            return await (self._settle_cued() if cue else self._settle())
 
     async def hand_to(self, occupant: Delivery) -> int:
-        """As :meth:`settle`, then cue a turn that was left open, and let ``occupant`` own the context."""
+        """As :meth:`settle` with a cue, then let ``occupant`` own the context."""
         async with self._lock:
-            self.check()
-            if self._turn_is_open():
-                await self._end_generation()
-                self._parts.append(Part("cue"))
-            ident = await self._settle()
+            ident = await self._settle_cued()
             self._occupant = occupant
-            self._open_turn = False
             return ident
 
     def take_back(self, occupant: Delivery, state: ContextState | None) -> None:
@@ -189,6 +187,15 @@ class Handle:
         if self._parts:
             return self._parts[-1].kind == "message" and self._parts[-1].role in OPENING_ROLES
         return self._open_turn
+
+    async def _settle_cued(self) -> int:
+        self.check()
+        if self._turn_is_open():
+            await self._end_generation()
+            self._parts.append(Part("cue"))
+        ident = await self._settle()
+        self._open_turn = False
+        return ident
 
     async def _settle(self) -> int:
         self.check()

@@ -9,6 +9,7 @@ from itertools import groupby
 from inferd.errors import InvalidRequest
 from inferd.masks import checked_mask
 from inferd.probes import Distribution, Entropy, Logits, Logprob, Logprobs, Probe, RowProbe
+from inferd.speculation_operations import MAX_DRAFT
 from inferd.tokens import checked_tokens
 
 KINDS = (Logits, Distribution, Logprob, Logprobs, Entropy)
@@ -70,6 +71,21 @@ def _runs(index: int, row: Sequence[bool]) -> list[int]:
         raise InvalidRequest(f"attention_mask[{index}] must hold True and False only")
     runs = [(bool(seen), sum(1 for _ in run)) for seen, run in groupby(row)]
     return [*([0] if runs and runs[0][0] else []), *(length for _, length in runs)]
+
+
+def checked_draft(tokens: Sequence[int], parents: Sequence[int] | None) -> tuple[list[int], list[int]]:
+    """A draft's token ids and their parents, each -1 or an earlier one; no parents for a chain. Raises InvalidRequest."""
+    ids = checked_tokens("tokens", tokens)
+    if len(ids) > MAX_DRAFT:
+        raise InvalidRequest(f"tokens must hold at most {MAX_DRAFT}, what one step verifies, not {len(ids)}")
+    if parents is None:
+        return ids, []
+    if isinstance(parents, (str, bytes)) or not isinstance(parents, Sequence) or len(parents) != len(ids):
+        raise InvalidRequest(f"parents must hold one index for each of the {len(ids)} tokens, not {parents!r}")
+    for at, parent in enumerate(parents):
+        if isinstance(parent, bool) or not isinstance(parent, int) or not -1 <= parent < at:
+            raise InvalidRequest(f"parents[{at}] must be a whole number from -1 to {at - 1}, not {parent!r}")
+    return ids, list(parents)
 
 
 def checked_positions(positions: Sequence[int] | None, count: int) -> list[int]:

@@ -75,6 +75,7 @@ from inferd.probes import (  # isort: skip
     ProbeResult as ProbeResult,
     TokenLogprob as TokenLogprob,
 )
+from inferd.sampling_operations import Sampling as Sampling  # isort: skip
 from inferd.saved import (  # isort: skip
     MAX_EXPORT_BYTES as MAX_EXPORT_BYTES,
     DeleteSaved as DeleteSaved,
@@ -95,6 +96,8 @@ from inferd.speculation_operations import (  # isort: skip
     VERIFIERS as VERIFIERS,
     SourceCount as SourceCount,
     SpeculationSettings as SpeculationSettings,
+    Verification as Verification,
+    VerifyDraft as VerifyDraft,
 )
 
 PROTOCOL_VERSION = 1
@@ -102,21 +105,6 @@ PROTOCOL_VERSION = 1
 # ---------------------------------------------------------------------------------------------------------------------
 # Values that several operations share.
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How one token is drawn. Processors run in field order: temperature, top_k, top_p, min_p.
-
-    ``temperature == 0`` is argmax. ``top_k == 0``, ``top_p == 1`` and ``min_p == 0`` are off. The same ``seed``
-    draws the same tokens, whatever speculation or batching does; ``None`` lets the engine pick one.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
 
 
 @dataclass(frozen=True)

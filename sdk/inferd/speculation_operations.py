@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from inferd.operations import operation
+from inferd.sampling_operations import Sampling
+
 SOURCES = ("predicted", "grammar", "ngram", "corpus", "draft_model", "program")
 """Where drafts come from. ``corpus`` is used only by requests that name it, ``program`` is the program's own speculator."""
 VERIFIERS = ("agreement", "rejection")
@@ -39,3 +42,31 @@ class SourceCount:
     drafted: int = 0
     filtered: int = 0
     accepted: int = 0
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What became of a verified draft: the ``accepted`` tokens in order, ``path`` the indices in the draft that they had,
+    and ``token``, the model's own behind them. All of these stand in the context now, which holds ``length`` tokens.
+    """
+
+    accepted: list[int]
+    token: int
+    path: list[int]
+    length: int
+
+
+@operation("speculation.verify", Verification)
+@dataclass(frozen=True)
+class VerifyDraft:
+    """One step: verify a draft behind the context, and append what stands of it and the model's own token.
+
+    ``parents``: per token, which one it follows (-1: the context; a smaller index than its own); empty means a chain. At most
+    MAX_DRAFT tokens; none is a plain step. ``adapter``: as in ``generate.start``.
+    """
+
+    context: int
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    sampling: Sampling = field(default_factory=Sampling)
+    adapter: str = ""

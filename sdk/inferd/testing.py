@@ -20,6 +20,7 @@ from typing import Any, Self
 from inferd import protocol as p
 from inferd.fake_grammars import FakeGrammars
 from inferd.fake_rows import STATE_SIZE, FakeRows, embed
+from inferd.fake_speculation import FakeVerifying, check_tree, counted, prediction, walk
 from inferd.masks import TokenMask
 from inferd.transport import restore_transport, use_transport
 
@@ -56,8 +57,9 @@ class FakeRuntime:
     Tokens are the bytes of UTF-8, and a few ids above 255 for the chat format. ``outputs`` are the texts that
     generations bring, one each, in order; or a function of the context's tokens that gives the text. A text longer
     than ``max_tokens`` ends with finish ``length``, a shorter one with ``stop``. ``steps`` are the tokens of each
-    step, and ``replies`` the steps of each reply, both used round and round. A program's own drafts are verified
-    against the text.
+    step, and ``replies`` the steps of each reply, both used round and round: a step of several tokens counts as a draft of
+    the runtime's own (``ngram``). A program's own drafts, and what a generation is told with ``predict=``, are verified against
+    the text instead. ``verify`` says the next output step by step, and end-of-text behind it.
 
     Constraints and sampling are recorded, not applied: the text is what you say. A program's own constraint is asked, and
     a text that its masks do not allow ends with ConstraintError. ``problem`` says what is wrong with the finished text of a
@@ -96,6 +98,7 @@ class FakeRuntime:
         self._handles = itertools.count(1)
         self._generations: dict[int, _Generation] = {}
         self.grammars = FakeGrammars(EOS, self._handles)
+        verifying = FakeVerifying(self._outputs, EOS, VOCAB_SIZE)
         self._handlers: dict[type[Any], Callable[[Any], Any]] = {
             p.ListModels: lambda _: p.Models([MODEL]),
             p.Tokenize: lambda request: p.Tokens(list(request.text.encode())),
@@ -110,6 +113,7 @@ class FakeRuntime:
             p.Forward: self._forward,
             p.PromptLogprobs: self._prompt_logprobs,
             p.Embed: self._embed,
+            p.VerifyDraft: lambda request: verifying.verify(request, self._tokens(request.context)),
             p.StartGenerate: self._start,
             p.NextSteps: self._next,
             p.CloseGenerate: self._close,
@@ -222,11 +226,11 @@ class FakeRuntime:
         made = self._generation(request.generation)
         if made.request.program_speculation:
             self._check_draft(made, request)
-            steps = [self._verify(made, request.draft)]
+            steps = [self._verify(made, request.draft, request.parents, "program")]
         elif made.request.program_constraint:
             steps = [self._masked(made, request)]
         else:
-            steps = [self._step(made, next(made.sizes)) for _ in range(next(self._replies)) if self._goes_on(made)]
+            steps = [self._own_step(made) for _ in range(next(self._replies)) if self._goes_on(made)]
         if self._goes_on(made):
             return p.Steps(steps)
         return self._ended(made, steps)
@@ -247,32 +251,38 @@ class FakeRuntime:
         if not free and token not in TokenMask.from_wire(request.mask or [], request.mask_bits):
             raise p.ConstraintError(f"the mask does not allow token {token}, which comes next in the output")
         if made.made < len(made.output):
-            return self._step(made, 1)
+            return self._step(made, 1, [])
         made.end_due = False
         return p.Step([])
 
     def _check_draft(self, made: _Generation, request: p.NextSteps) -> None:
         start = len(self.contexts[made.context])
-        if request.positions != list(range(start, start + len(request.draft))):
+        depths = check_tree(request.draft, request.parents, VOCAB_SIZE)
+        if request.positions != [start + depth for depth in depths]:
             raise p.InvalidRequest(f"positions must start at {start}")
-        if any(token >= VOCAB_SIZE for token in request.draft):
-            raise p.InvalidRequest("a token is outside the vocabulary")
 
-    def _verify(self, made: _Generation, draft: list[int]) -> p.Step:
-        rest = [*made.output[made.made :], EOS]
-        accepted = next(
-            (i for i, (a, b) in enumerate(zip(draft, rest, strict=False)) if a != b), min(len(draft), len(rest))
-        )
-        return self._step(made, accepted + 1, len(draft), accepted)
+    def _own_step(self, made: _Generation) -> p.Step:
+        predicted = prediction(made.request.predicted, made.request.predicted_text, made.output, made.made)
+        if predicted:
+            return self._verify(made, predicted, [], "predicted")
+        size = min(next(made.sizes), len(made.output) - made.made)
+        return self._step(made, size, counted("ngram", size - 1, size - 1))
 
-    def _step(self, made: _Generation, size: int, drafted: int = 0, accepted: int = 0) -> p.Step:
+    def _verify(self, made: _Generation, draft: list[int], parents: list[int], source: str) -> p.Step:
+        accepted = len(walk(draft, parents, made.output[made.made :]))
+        return self._step(made, accepted + 1, counted(source, len(draft), accepted))
+
+    def _step(self, made: _Generation, size: int, sources: list[p.SourceCount]) -> p.Step:
         tokens = made.output[made.made : made.made + size]
         made.made += len(tokens)
         self.contexts[made.context] += tokens
         made.pending += bytes(tokens)
         text = _whole_characters(made.pending) if self._goes_on(made) else made.pending.decode(errors="replace")
         made.pending = made.pending[len(text.encode()) :] if self._goes_on(made) else b""
-        return p.Step(tokens, text, drafted, accepted)
+        drafted, accepted = sum(one.drafted for one in sources), sum(one.accepted for one in sources)
+        ended = made.finish == "stop" and not self._goes_on(made)
+        truncated = max(0, 1 + accepted - len(tokens) - ended)
+        return p.Step(tokens, text, drafted, accepted, truncated=truncated, sources=sources)
 
     def _goes_on(self, made: _Generation) -> bool:
         return made.made < len(made.output) or made.end_due

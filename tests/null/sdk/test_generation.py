@@ -72,7 +72,7 @@ async def test_steps_are_delivered_one_by_one_and_counted() -> None:
     assert [step.text for step in steps] == ["a", "bc", "d", "ef"]
     assert all(isinstance(step, Step) for step in steps)
     assert generator.finish == "stop"
-    assert generator.usage == Usage(prompt_tokens=4, tokens=6, steps=4)
+    assert generator.usage == Usage(prompt_tokens=4, tokens=6, steps=4, drafted=2, accepted=2)
     assert len(runtime.of_kind(NextSteps)) == 2  # a reply with several steps is kept, not asked for again
     assert [request.keep for request in runtime.of_kind(CloseGenerate)] == [6]
 

@@ -1,0 +1,114 @@
+"""How a program asks the runtime to draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from inferd.errors import InvalidRequest
+from inferd.model import Model
+from inferd.speculation_operations import MAX_DRAFT, SOURCES, VERIFIERS, SpeculationSettings
+from inferd.tokens import checked_tokens
+
+OWN_SOURCES = tuple(source for source in SOURCES if source != "program")
+
+
+@dataclass(frozen=True)
+class SpecConfig:
+    """How the runtime drafts: ``generate(system_speculation=SpecConfig(...))``. Raises InvalidRequest, which names the argument.
+
+    ``sources``: where drafts come from, some of ``predicted`` (what ``predict=`` says), ``grammar`` (tokens that a
+    constraint leaves no choice about), ``ngram`` (what followed the same tokens before in this context), ``corpus`` (what
+    followed them in your tenant's earlier contexts) and ``draft_model``. Empty: all that the server has for the request, but
+    ``corpus``, which learns from the request and so is used only where it is named.
+
+    ``max_draft`` (1 to 64): tokens that one step verifies at most. ``tree``: whether guesses that differ may be verified
+    side by side. ``draft_model``: which of the server's draft models, by name; "" lets the server choose.
+
+    ``verifier``: ``agreement`` accepts a token when it is the one that would have been drawn, so a seed gives the same
+    tokens as without speculation. ``rejection`` (Leviathan et al. 2023) accepts a draft model's token with the chance that
+    keeps the distribution: a seed then gives other tokens than without. It needs ``sources=["draft_model"]``.
+    """
+
+    sources: Sequence[str] = ()
+    max_draft: int = 16
+    tree: bool = True
+    draft_model: str | Model = ""
+    verifier: str = "agreement"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.sources, str) or not isinstance(self.sources, Sequence):
+            raise InvalidRequest(f"sources must be a list of names, not {self.sources!r}")
+        for source in self.sources:
+            if source == "program":
+                raise InvalidRequest("sources: a program's own drafts come from generate(speculator=...)")
+            if source not in OWN_SOURCES:
+                raise InvalidRequest(f"sources must hold some of {', '.join(OWN_SOURCES)}, not {source!r}")
+        if (
+            isinstance(self.max_draft, bool)
+            or not isinstance(self.max_draft, int)
+            or not 1 <= self.max_draft <= MAX_DRAFT
+        ):
+            raise InvalidRequest(f"max_draft must be a whole number from 1 to {MAX_DRAFT}, not {self.max_draft!r}")
+        if not isinstance(self.tree, bool):
+            raise InvalidRequest(f"tree must be True or False, not {self.tree!r}")
+        self._check_draft_model()
+
+    def _check_draft_model(self) -> None:
+        if not isinstance(self.draft_model, (str, Model)):
+            raise InvalidRequest(f"draft_model must be a name or a Model, not {self.draft_model!r}")
+        if self.draft_model and self.sources and "draft_model" not in self.sources:
+            raise InvalidRequest('draft_model names a model, but sources leave out "draft_model"')
+        if self.verifier not in VERIFIERS:
+            raise InvalidRequest(f"verifier must be {' or '.join(VERIFIERS)}, not {self.verifier!r}")
+        if self.verifier == "rejection" and list(self.sources) != ["draft_model"]:
+            raise InvalidRequest(
+                'verifier="rejection" needs sources=["draft_model"]: no other source has probabilities'
+            )
+
+    def to_wire(self) -> SpeculationSettings:
+        """The settings as ``generate.start`` sends them."""
+        name = self.draft_model.name if isinstance(self.draft_model, Model) else self.draft_model
+        return SpeculationSettings(list(self.sources), self.max_draft, self.tree, name, self.verifier)
+
+
+SystemSpeculation: TypeAlias = bool | Literal["auto"] | SpecConfig
+Prediction: TypeAlias = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class RuntimeDrafts:
+    """The checked arguments ``system_speculation`` and ``predict``, as ``generate.start`` carries them."""
+
+    on: bool = False
+    settings: SpeculationSettings | None = None
+    predicted: tuple[int, ...] = ()
+    predicted_text: str = ""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the runtime is to draft at all."""
+        return self.on or bool(self.predicted or self.predicted_text)
+
+    @classmethod
+    def checked(cls, speculation: SystemSpeculation, predict: Prediction | None) -> RuntimeDrafts:
+        """Raises InvalidRequest, which names the argument."""
+        predicted = () if predict is None or isinstance(predict, str) else tuple(checked_tokens("predict", predict))
+        text = predict if isinstance(predict, str) else ""
+        if isinstance(speculation, bool):
+            return cls(speculation, None, predicted, text)
+        if speculation == "auto":
+            return cls(True, SpeculationSettings(auto=True), predicted, text)
+        if not isinstance(speculation, SpecConfig):
+            raise InvalidRequest(f'system_speculation must be True, False, "auto" or a SpecConfig, not {speculation!r}')
+        _check_prediction(speculation, bool(predicted or text))
+        return cls(True, speculation.to_wire(), predicted, text)
+
+
+def _check_prediction(config: SpecConfig, predicted: bool) -> None:
+    """A prediction is a source: it is named in ``sources`` where these are named, and nowhere else."""
+    if predicted and config.sources and "predicted" not in config.sources:
+        raise InvalidRequest('predict= says what comes, but sources leave out "predicted"')
+    if "predicted" in config.sources and not predicted:
+        raise InvalidRequest('sources name "predicted": pass what the output will probably be as predict=')

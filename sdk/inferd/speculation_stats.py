@@ -1,0 +1,121 @@
+"""What speculation did for a generation, added up from its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from inferd.protocol import SourceCount, Step
+
+
+@dataclass(frozen=True)
+class SpeculationCycle:
+    """One step of a generation as speculation saw it.
+
+    ``step`` counts from 1. ``source``: whose tokens were verified, several joined by ``+``, "" for a step without a draft.
+    Of ``drafted`` tokens ``accepted`` stand; the step brought ``emitted`` tokens in all.
+    """
+
+    step: int
+    source: str
+    drafted: int
+    accepted: int
+    emitted: int
+
+    @classmethod
+    def of(cls, number: int, step: Step) -> SpeculationCycle:
+        """The cycle of the generation's step of that number."""
+        source = "+".join(count.source for count in step.sources if count.drafted)
+        return cls(number, source, step.drafted, step.accepted, emitted_by(step))
+
+
+@dataclass(frozen=True)
+class SourceStats:
+    """One source's tokens: ``drafted`` were verified, ``accepted`` of them stand, and ``filtered`` ones were illegal under the
+    constraint and never verified. A token that several sources proposed counts for the first of them.
+    """
+
+    drafted: int = 0
+    filtered: int = 0
+    accepted: int = 0
+
+    def __add__(self, other: SourceStats | SourceCount) -> SourceStats:
+        return SourceStats(self.drafted + other.drafted, self.filtered + other.filtered, self.accepted + other.accepted)
+
+
+@dataclass(frozen=True)
+class SpeculationStats:
+    """What drafts did, over the ``steps`` that were delivered, ``drafts`` of which verified one. All counts are tokens.
+
+    ``drafted`` tokens were verified, ``accepted`` of them stand, ``filtered`` ones were illegal under the constraint and never
+    verified. ``emitted`` tokens were generated, end-of-text included; ``truncated`` accepted ones came behind the end of the
+    generation: emitted = steps + accepted - truncated, always. ``accepted_per_position[i]``: how many drafts were right
+    at their position ``i`` and all before it. ``time_saved``: seconds that the drafts saved, by the runtime's cost model.
+    """
+
+    steps: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    filtered: int = 0
+    accepted: int = 0
+    truncated: int = 0
+    emitted: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    by_source: Mapping[str, SourceStats] = field(default_factory=dict)
+    time_saved: float = 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """1 without speculation; 0 before the first step."""
+        return self.emitted / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Which share of what was verified stands; 0 where nothing was."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens that a step with a draft brings: 1 + accepted / drafts, as vLLM defines it; 1 where there was no draft."""
+        return 1 + self.accepted / self.drafts if self.drafts else 1.0
+
+    def __add__(self, other: SpeculationStats) -> SpeculationStats:
+        names = (*self.by_source, *(name for name in other.by_source if name not in self.by_source))
+        positions = zip_longest(self.accepted_per_position, other.accepted_per_position, fillvalue=0)
+        return SpeculationStats(
+            self.steps + other.steps,
+            self.drafts + other.drafts,
+            self.drafted + other.drafted,
+            self.filtered + other.filtered,
+            self.accepted + other.accepted,
+            self.truncated + other.truncated,
+            self.emitted + other.emitted,
+            tuple(one + two for one, two in positions),
+            {name: self.by_source.get(name, NONE) + other.by_source.get(name, NONE) for name in names},
+            self.time_saved + other.time_saved,
+        )
+
+    @classmethod
+    def of(cls, step: Step) -> SpeculationStats:
+        """Those of one step."""
+        return cls(
+            1,
+            int(step.drafted > 0),
+            step.drafted,
+            step.filtered,
+            step.accepted,
+            step.truncated,
+            emitted_by(step),
+            (1,) * step.accepted,
+            {count.source: NONE + count for count in step.sources},
+            step.saved_us / 1e6,
+        )
+
+
+NONE = SourceStats()
+
+
+def emitted_by(step: Step) -> int:
+    """Tokens that a step brought, end-of-text included: all that was accepted and the model's own, up to the end."""
+    return 1 + step.accepted - step.truncated
