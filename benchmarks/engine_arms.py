@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, Qwen3Config
 
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
-from inferd_runtime.engine.engine import Engine, EngineOptions, split_rows, verify
+from inferd_runtime.engine.engine import Engine, EngineOptions, keep, split_rows, verify
 from inferd_runtime.engine.generation import Generation, GenerationSpec
 from inferd_runtime.engine.plan import Driver, prepare
 from inferd_runtime.engine.sampling import RowSampler
@@ -159,7 +159,7 @@ class EngineArm:
         verified = [(item, verify(item, rows)) for item, rows, _ in split_rows(plan, outputs)]
         clock.append(time.perf_counter())
         for item, done in verified:
-            item.table.advance(len(item.work.tokens) - len(item.work.draft) + done.accepted)
+            keep(item, done, self.engine.driver)
             item.job.commit(done)
             item.table.publish(item.job.context.tokens)
         clock.append(time.perf_counter())

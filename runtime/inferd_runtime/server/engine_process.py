@@ -19,7 +19,7 @@ from inferd.protocol import InferdError, InvalidRequest, ModelInfo, NotFound
 from inferd_grammar import GrammarCompiler, TokenTable
 from inferd_grammar.trial import TrialPool
 from inferd_runtime.engine.adapters import AdapterLimits, AdapterSet
-from inferd_runtime.engine.costs import measure_cost
+from inferd_runtime.engine.costs import measure_cost, measure_times
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.tenants import Tenancy
 from inferd_runtime.kv.snapshots import SnapshotStore
@@ -127,7 +127,8 @@ def _build(settings: EngineSettings, loaded: LoadedModel, pages: int, trials: Tr
         loaded.name, loaded.vocab_size, loaded.max_context, settings.page_size,
         list(loaded.tokenizer.eos_tokens), loaded.fingerprint,
     )  # fmt: skip
-    options = EngineOptions(settings.token_budget, settings.swap_mb << 20, settings.tenancy, measure_cost(driver))
+    cost, times = measure_cost(driver), measure_times(driver)
+    options = EngineOptions(settings.token_budget, settings.swap_mb << 20, settings.tenancy, cost, times)
     engine = Engine(driver, options)
     adapters = AdapterSet(driver, settings.adapter_limits)
     return ServedModel(info, engine, loaded.tokenizer, GrammarCompiler(table, trials=trials), adapters)
