@@ -17,12 +17,14 @@ from inferd_runtime.engine.grammar import GrammarCursor, OfferedMask, OutputMask
 from inferd_runtime.engine.probes import read_mask
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.engine.text import TextAssembler
+from inferd_runtime.engine.verifying import checked_draft
 from inferd_runtime.session.compiling import refused
 from inferd_runtime.session.constraints import to_grammar
 from inferd_runtime.session.finishing import FinishedText
 from inferd_runtime.session.host import ServedModel
+from inferd_runtime.session.speculating import build_sources, check_speculation, offered_source
 from inferd_runtime.speculation.drafter import OfferedDraft
-from inferd_runtime.speculation.ngram import MAX_DRAFT, NgramDrafter
+from inferd_runtime.speculation.drafts import ROOT
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,12 @@ class Offers:
 
         Raises InvalidRequest, and ConstraintError for a mask that allows nothing.
         """
-        if self.draft is None and (request.draft or request.positions):
+        if self.draft is None and (request.draft or request.positions or request.parents):
             raise p.InvalidRequest("a draft needs a generation started with program_speculation")
         if self.mask is None and (request.mask is not None or request.mask_bits):
             raise p.InvalidRequest("a mask needs a generation started with program_constraint")
         if self.draft is not None:
-            check_draft(request, len(context.tokens), context)
+            check_draft(request, context)
             self.draft.offer(request.draft, request.parents)
         if self.mask is not None:
             self.mask.offer(read_mask(request.mask, request.mask_bits, self.mask.vocab_size))
@@ -106,23 +108,24 @@ class OpenGeneration:
             self.generation.listener()
 
 
-def check_draft(request: p.NextSteps, position: int, context: Context) -> None:
-    """A program's draft must be a chain of valid tokens behind the context. Raises InvalidRequest."""
-    expected = list(range(position, position + len(request.draft)))
+def check_draft(request: p.NextSteps, context: Context) -> None:
+    """A program's draft must be a chain or tree of valid tokens behind the context. Raises InvalidRequest."""
+    draft = checked_draft(context, request.draft, request.parents)
+    start = len(context.tokens)
+    expected: list[int] = []
+    for parent in draft.parents:
+        expected.append(start if parent == ROOT else expected[parent] + 1)
     if list(request.positions) != expected:
         raise p.InvalidRequest(
-            f"draft positions must be consecutive from {position} (draft trees are not supported), not {request.positions}"
+            f"draft positions must count from {start}, one more behind each parent: {expected}, not {request.positions}"
         )
-    context.check_tokens(request.draft)
 
 
 def check_request(request: p.StartGenerate) -> None:
     """Refuse what no model could do, before anything is compiled for it. Raises InvalidRequest."""
-    if request.system_speculation and request.program_speculation:
-        raise p.InvalidRequest("system_speculation and program_speculation (speculator=) exclude each other")
-    for name in ("constraint", "system_speculation", "program_speculation"):
-        if request.program_constraint and getattr(request, name):
-            raise p.InvalidRequest(f"program_constraint and {name} exclude each other: each step waits for its mask")
+    check_speculation(request)
+    if request.program_constraint and request.constraint is not None:
+        raise p.InvalidRequest("program_constraint and constraint exclude each other: each step waits for its mask")
     if any(not stop for stop in request.stop):
         raise p.InvalidRequest("stop: an empty string would stop at once")
     if abs(request.priority) > MAX_PRIORITY:
@@ -142,24 +145,31 @@ def start(
         OfferedDraft() if request.program_speculation else None,
         OfferedMask(model.info.vocab_size) if request.program_constraint else None,
     )
-    drafter = NgramDrafter(MAX_DRAFT) if request.system_speculation else offers.draft
-    sources = None if drafter is None else model.engine.speculation.sources([drafter], forced=offers.draft is None)
     matcher = None if compiled is None else compiled.matcher()
     spec = GenerationSpec(
         sampler=sampler,
         max_tokens=request.max_tokens,
         eos_tokens=frozenset(model.tokenizer.eos_tokens),
         grammar=offers.mask if matcher is None else _cursor(matcher, model),
-        sources=sources,
+        sources=offered_source(offers.draft, model) if offers.draft else build_sources(request, model, context),
         paced=request.program_speculation or request.program_constraint,
         priority=request.priority,
     )
-    generation = Generation(context, spec, TextAssembler(model.tokenizer.stream(), request.stop))
+    generation = _generation(context, spec, TextAssembler(model.tokenizer.stream(), request.stop))
     model.engine.submit(generation)
     opened = OpenGeneration(generation, offers, lease)
     if compiled is not None and matcher is not None:
         opened.on_close(partial(compiled.learn, matcher))
     return opened
+
+
+def _generation(context: Context, spec: GenerationSpec, text: TextAssembler) -> Generation:
+    try:
+        return Generation(context, spec, text)
+    except p.InferdError:
+        if spec.sources is not None:
+            spec.sources.drop()
+        raise
 
 
 def _cursor(matcher: Matcher, model: ServedModel) -> OutputMasks:

@@ -19,10 +19,14 @@ class ChatTokenizer(TextTokenizer, ChatTemplate, Protocol):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """One model with its engine, tokenizer, grammar compiler and LoRA adapters."""
+    """One model with its engine, tokenizer, grammar compiler and LoRA adapters.
+
+    ``auto_speculation``: whether requests that leave it to the operator are drafted for.
+    """
 
     info: ModelInfo
     engine: Engine
     tokenizer: ChatTokenizer
     grammars: GrammarCompiler
     adapters: AdapterSet
+    auto_speculation: bool = True

@@ -1,4 +1,4 @@
-"""``context.flush``, ``forward`` and ``prompt_logprobs``: work in the batch that is not a generation."""
+"""``context.flush``, ``forward``, ``prompt_logprobs``, ``speculation.verify``: work in the batch that is not a generation."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from inferd_runtime.engine.jobs import ContextJob, ForwardPass, Prefill, RowSpec
 from inferd_runtime.engine.probes import RowEdit, read_mask, resolve_all
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.engine.scoring import PromptScoring
+from inferd_runtime.engine.verifying import VerifyDraft
 from inferd_runtime.models.batch import Seen
 from inferd_runtime.session.adapting import leased
 from inferd_runtime.session.state import Call, OpenContext, SessionState
@@ -53,6 +54,20 @@ def prompt_logprobs(state: SessionState, call: Call) -> None:
         job = PromptScoring(entry.context, request.tokens, request.top)
         await_job(state, call, job, lambda: p.TokenLogprobs(job.scores(), len(entry.context.tokens)), lease)
     job.settle()
+    entry.model.engine.submit(job)
+
+
+def verify(state: SessionState, call: Call) -> None:
+    """One step that verifies a program's draft."""
+    request: p.VerifyDraft = call.request
+    entry = state.free_context(request.context)
+    sampler = row_sampler(request.sampling, entry)
+    with leased(state, entry, request.adapter) as lease:
+        job = VerifyDraft(entry.context, request.tokens, request.parents, sampler)
+        await_job(
+            state, call, job,
+            lambda: p.Verification(job.accepted, job.token, job.path, len(entry.context.tokens)), lease,
+        )  # fmt: skip
     entry.model.engine.submit(job)
 
 
@@ -100,4 +115,4 @@ def row_sampler(sampling: p.Sampling, entry: OpenContext) -> RowSampler:
     return RowSampler.resolve(sampling, seed=seed, lineage=entry.context.lineage)
 
 
-HANDLERS = {p.FlushContext: flush, p.Forward: forward, p.PromptLogprobs: prompt_logprobs}
+HANDLERS = {p.FlushContext: flush, p.Forward: forward, p.PromptLogprobs: prompt_logprobs, p.VerifyDraft: verify}

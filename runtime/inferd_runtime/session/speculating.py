@@ -1,0 +1,101 @@
+"""Which sources draft for a generation: what its request asks for, out of what the server has for the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from inferd import protocol as p
+from inferd_runtime.engine.context import Context
+from inferd_runtime.session.host import ServedModel
+from inferd_runtime.speculation.drafter import Drafter, OfferedDraft
+from inferd_runtime.speculation.ngram import NgramDrafter
+from inferd_runtime.speculation.sources import SourceSet
+
+BY_DEFAULT = ("predicted", "grammar", "ngram", "draft_model")
+"""What a request gets that names no sources, by priority; a corpus learns from it and has to be named."""
+DEFAULTS = p.SpeculationSettings()
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A checked request's wishes. ``names``: the sources it may use, ``predicted`` what it says will come."""
+
+    names: Sequence[str]
+    predicted: Sequence[int]
+    settings: p.SpeculationSettings
+
+    @classmethod
+    def of(cls, request: p.StartGenerate, model: ServedModel) -> Wish:
+        """Raises LimitExceeded for a prediction that is longer than a context."""
+        predicted = request.predicted or model.tokenizer.encode(request.predicted_text)
+        if len(predicted) > model.info.max_context:
+            raise p.LimitExceeded(
+                f"the prediction holds {len(predicted)} tokens, the model's context {model.info.max_context}",
+                limit="predicted", value=model.info.max_context, raise_with="a shorter prediction",
+            )  # fmt: skip
+        settings = request.speculation or DEFAULTS
+        names: Sequence[str] = ()
+        if request.system_speculation and (model.auto_speculation or not settings.auto):
+            names = settings.sources or BY_DEFAULT
+        return cls(names, predicted, settings)
+
+
+def check_speculation(request: p.StartGenerate) -> None:
+    """Refuse wishes that no server could fulfil. Raises InvalidRequest, which names the field."""
+    predicts = bool(request.predicted or request.predicted_text)
+    if request.predicted and request.predicted_text:
+        raise p.InvalidRequest("predicted and predicted_text exclude each other")
+    for name, wanted in (("system_speculation", request.system_speculation), ("a prediction", predicts)):
+        if wanted and request.program_speculation:
+            raise p.InvalidRequest(f"{name} and program_speculation (speculator=) exclude each other")
+        if wanted and request.program_constraint:
+            raise p.InvalidRequest(f"program_constraint and {name} exclude each other: each step waits for its mask")
+    if request.program_constraint and request.program_speculation:
+        raise p.InvalidRequest(
+            "program_constraint and program_speculation exclude each other: each step waits for its mask"
+        )
+    if request.speculation is not None:
+        if not request.system_speculation:
+            raise p.InvalidRequest("speculation (how to draft) needs system_speculation")
+        _check_settings(request.speculation, predicts)
+
+
+def _check_settings(settings: p.SpeculationSettings, predicts: bool) -> None:
+    for source in settings.sources:
+        if source == "program" or source not in p.SOURCES:
+            raise p.InvalidRequest(f"speculation: there is no source {source!r} to choose")
+    if settings.sources and predicts != ("predicted" in settings.sources):
+        raise p.InvalidRequest('speculation: a prediction and "predicted" among the sources go together')
+    if not 1 <= settings.max_draft <= p.MAX_DRAFT:
+        raise p.InvalidRequest(f"speculation: max_draft = {settings.max_draft} is outside 1 to {p.MAX_DRAFT}")
+    if settings.verifier not in p.VERIFIERS:
+        raise p.InvalidRequest(f"speculation: there is no verifier {settings.verifier!r}")
+    if settings.verifier == "rejection" and list(settings.sources) != ["draft_model"]:
+        raise p.InvalidRequest('speculation: the verifier "rejection" needs "draft_model" as the only source')
+    if settings.draft_model and settings.sources and "draft_model" not in settings.sources:
+        raise p.InvalidRequest(f'speculation: draft_model = {settings.draft_model!r}, but no source "draft_model"')
+
+
+def build_sources(request: p.StartGenerate, model: ServedModel, context: Context) -> SourceSet | None:
+    """The sources of a checked request, None where it has none. Raises InvalidRequest or LimitExceeded."""
+    wish = Wish.of(request, model)
+    context.check_tokens(wish.predicted)
+    drafters = list(_drafters(wish, model))
+    forced = "grammar" in wish.names and request.constraint is not None
+    if not drafters and not forced:
+        return None
+    return model.engine.speculation.sources(
+        drafters, max_draft=wish.settings.max_draft, tree=wish.settings.tree, forced=forced
+    )
+
+
+def offered_source(offered: OfferedDraft, model: ServedModel) -> SourceSet:
+    """The program's own speculator as the only source."""
+    return model.engine.speculation.sources([offered], max_draft=p.MAX_DRAFT, forced=False)
+
+
+def _drafters(wish: Wish, model: ServedModel) -> Iterator[Drafter]:
+    """One per source, by priority."""
+    if "ngram" in wish.names:
+        yield NgramDrafter(wish.settings.max_draft)
