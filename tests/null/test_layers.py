@@ -11,9 +11,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 RUNTIME = ROOT / "runtime" / "inferd_runtime"
 MAY_IMPORT = {
-    "server": {"server", "sandbox", "session", "engine", "models", "kv", "speculation"},
+    "server": {"server", "sandbox", "session", "drafting", "engine", "models", "kv", "speculation"},
     "sandbox": {"sandbox", "session"},
-    "session": {"session", "engine", "models", "kv", "speculation"},
+    "session": {"session", "drafting", "engine", "models", "kv", "speculation"},
+    "drafting": {"drafting", "engine", "models", "kv", "speculation"},
     "engine": {"engine", "kv", "models", "speculation"},
     "models": {"models", "kv"},
     "speculation": {"speculation"},

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from inferd.protocol import ModelInfo
 from inferd_grammar import GrammarCompiler
+from inferd_runtime.drafting.models import DraftModels
 from inferd_runtime.engine.adapters import AdapterSet
 from inferd_runtime.engine.engine import Engine
 from inferd_runtime.engine.text import TextTokenizer
@@ -21,7 +22,7 @@ class ChatTokenizer(TextTokenizer, ChatTemplate, Protocol):
 class ServedModel:
     """One model with its engine, tokenizer, grammar compiler and LoRA adapters.
 
-    ``auto_speculation``: whether requests that leave it to the operator are drafted for.
+    ``auto_speculation``: whether requests that leave it to the operator are drafted for. ``drafts``: its draft models.
     """
 
     info: ModelInfo
@@ -30,3 +31,4 @@ class ServedModel:
     grammars: GrammarCompiler
     adapters: AdapterSet
     auto_speculation: bool = True
+    drafts: DraftModels | None = None

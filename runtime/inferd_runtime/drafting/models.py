@@ -1,0 +1,125 @@
+"""The draft models of a served model: which one drafts for a generation, and the way to each."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from weakref import WeakSet
+
+from inferd.protocol import InvalidRequest, NotFound
+from inferd_runtime.drafting.drafter import DraftCounters, DraftLine, DraftModelDrafter
+from inferd_runtime.drafting.messages import DraftSpec, Pollable
+from inferd_runtime.engine.sampling import RowSampler
+from inferd_runtime.speculation.bandit import Thompson
+from inferd_runtime.speculation.bridge import SharedVocabulary, Spelling, Vocabulary, VocabularyBridge
+from inferd_runtime.speculation.drafter import Drafter
+
+MAX_DRAFT = 16
+
+
+@dataclass(frozen=True)
+class DraftModel:
+    """One draft model of a target, which may draw ids below ``width``. ``bridge`` None: both have the same vocabulary."""
+
+    name: str
+    line: DraftLine
+    width: int
+    bridge: Callable[[], Spelling] | None = None
+
+
+def connect(name: str, line: DraftLine, target: Vocabulary, draft: Vocabulary) -> DraftModel:
+    """A draft model for a target: directly where both have one vocabulary, over a bridge where they have not."""
+    if target.checksum == draft.checksum:
+        return DraftModel(name, line, len(target.tokens))
+    return DraftModel(name, line, len(draft.tokens), partial(VocabularyBridge, target, draft))
+
+
+class DraftModels:
+    """Belongs to the thread of the target's step loop, which polls :attr:`waits_on` and calls :meth:`poll`."""
+
+    def __init__(self, models: Sequence[DraftModel]) -> None:
+        if not models:
+            raise ValueError("there has to be a draft model")
+        self._models = list(models)
+        self._bandit = Thompson(len(models))
+        self._numbers = itertools.count(1)
+        self._open: WeakSet[DraftModelDrafter] = WeakSet()
+
+    @property
+    def names(self) -> list[str]:
+        """The draft models' names."""
+        return [model.name for model in self._models]
+
+    @property
+    def counters(self) -> dict[str, DraftCounters]:
+        """What each draft model has done, by name."""
+        return {model.name: model.line.counters for model in self._models}
+
+    def open(
+        self,
+        *,
+        tenant: str,
+        sampler: RowSampler,
+        name: str = "",
+        verifier: str = "agreement",
+        max_draft: int = MAX_DRAFT,
+    ) -> Drafter:
+        """A drafter for one generation of a tenant. Its first ``observe`` brings the whole context, from index 0 on.
+
+        ``name`` "" lets a bandit choose. ``sampler`` is the target's own, so that the draft model draws with the same noise;
+        for the ``rejection`` verifier it draws with its own and says what from. Raises NotFound for a draft model that is not
+        served, InvalidRequest where it cannot say what it draws from.
+        """
+        arm = self._find(name, verifier)
+        model = self._models[arm]
+        spec = DraftSpec(tenant, sampler, model.width, probabilities=verifier == "rejection")
+        spelling = SharedVocabulary(model.width) if model.bridge is None else model.bridge()
+        drafter = DraftModelDrafter(
+            model.line, next(self._numbers), spelling, spec, most=max_draft, on_drop=partial(self._learn, arm)
+        )
+        self._open.add(drafter)
+        return drafter
+
+    def poll(self) -> bool:
+        """Hand over the answers that have come. False when none has."""
+        progressed = [model.line.transport.poll() for model in self._models]
+        return any(progressed)
+
+    @property
+    def waits_on(self) -> list[Pollable]:
+        """What is readable when :meth:`poll` has something to do: descriptors, and sockets of ZeroMQ."""
+        return [source for model in self._models for source in model.line.transport.waits_on]
+
+    def patience(self, seconds: float) -> float:
+        """How long the step loop may rest, ``seconds`` at most, before a generation goes on without its draft."""
+        deadlines = [drafter.deadline for drafter in self._open]
+        soonest = min((deadline for deadline in deadlines if deadline is not None), default=None)
+        if soonest is None:
+            return seconds
+        return min(seconds, max(0.0, soonest - time.monotonic()))
+
+    def close(self) -> None:
+        """Give everything back."""
+        for model in self._models:
+            model.line.transport.close()
+
+    def _find(self, name: str, verifier: str) -> int:
+        if name:
+            if name not in self.names:
+                raise NotFound(f"there is no draft model {name!r}; there are {', '.join(self.names)}")
+            arm = self.names.index(name)
+        else:
+            arm = self._bandit.choose() if len(self._models) > 1 else 0
+        if verifier == "rejection" and self._models[arm].bridge is not None:
+            raise InvalidRequest(
+                f'draft model {self.names[arm]!r} has another vocabulary: it cannot draft for the verifier "rejection"'
+            )
+        return arm
+
+    def _learn(self, arm: int, speed: float) -> None:
+        """The share of the time that the draft model has saved."""
+        if speed:
+            self._bandit.learn(arm, max(0.0, 1.0 - 1.0 / speed))
