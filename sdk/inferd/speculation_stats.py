@@ -51,7 +51,7 @@ class SpeculationStats:
     ``drafted`` tokens were verified, ``accepted`` of them stand, ``filtered`` ones were illegal under the constraint and never
     verified. ``emitted`` tokens were generated, end-of-text included; ``truncated`` accepted ones came behind the end of the
     generation: emitted = steps + accepted - truncated, always. ``accepted_per_position[i]``: how many drafts were right
-    at their position ``i`` and all before it. ``time_saved``: seconds that the drafts saved, by the runtime's cost model.
+    at their position ``i`` and all before it. ``saved_us``: microseconds that the drafts saved, by the runtime's cost model.
     """
 
     steps: int = 0
@@ -63,7 +63,12 @@ class SpeculationStats:
     emitted: int = 0
     accepted_per_position: tuple[int, ...] = ()
     by_source: Mapping[str, SourceStats] = field(default_factory=dict)
-    time_saved: float = 0.0
+    saved_us: int = 0
+
+    @property
+    def time_saved(self) -> float:
+        """Seconds that the drafts saved, by the runtime's cost model; negative where they cost more."""
+        return self.saved_us / 1e6
 
     @property
     def tokens_per_step(self) -> float:
@@ -93,7 +98,7 @@ class SpeculationStats:
             self.emitted + other.emitted,
             tuple(one + two for one, two in positions),
             {name: self.by_source.get(name, NONE) + other.by_source.get(name, NONE) for name in names},
-            self.time_saved + other.time_saved,
+            self.saved_us + other.saved_us,
         )
 
     @classmethod
@@ -109,7 +114,7 @@ class SpeculationStats:
             emitted_by(step),
             (1,) * step.accepted,
             {count.source: NONE + count for count in step.sources},
-            step.saved_us / 1e6,
+            step.saved_us,
         )
 
 
