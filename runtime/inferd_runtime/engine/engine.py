@@ -79,7 +79,7 @@ class Engine:
             return True
         price = self.speculation.price(plan)
         emitted = commit(plan, outputs, self.driver, price)
-        self.speculation.settle(plan, emitted, time.perf_counter() - started)
+        self.speculation.settle(plan, price, emitted, time.perf_counter() - started)
         return True
 
 

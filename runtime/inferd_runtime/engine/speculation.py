@@ -13,6 +13,9 @@ from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 from inferd_runtime.speculation.sources import SourceSet
 from inferd_runtime.speculation.times import StepShape, StepTimes
 
+SAMPLED = 8
+"""One in so many steps without drafts is learnt from."""
+
 
 class Speculation:
     """Decides which drafts a step verifies, and learns from how long it took and what came of it."""
@@ -20,6 +23,7 @@ class Speculation:
     def __init__(self, times: StepTimes) -> None:
         self.controller = Controller(times)
         self.counters = SpeculationCounters()
+        self._plain_steps = 0
 
     def sources(
         self, drafters: Sequence[Drafter], *, max_draft: int = 16, tree: bool = True, forced: bool = True
@@ -43,25 +47,35 @@ class Speculation:
             return None
         return StepPrice(self.controller, planned_shape(plan, drafts=True), planned_shape(plan, drafts=False))
 
-    def settle(self, plan: Sequence[Planned], emitted: int, seconds: float) -> None:
-        """Learn from a step that brought ``emitted`` tokens."""
-        shape = planned_shape(plan, drafts=True)
-        self.controller.settle(shape, planned_shape(plan, drafts=False), emitted, seconds)
+    def settle(self, plan: Sequence[Planned], price: StepPrice | None, emitted: int, seconds: float) -> None:
+        """Learn from a step that brought ``emitted`` tokens. Of those without drafts a sample is enough."""
+        if not self.controller.times.learns:
+            return
+        if price is not None:
+            self.controller.settle(price.shape, price.plain, emitted, seconds)
+            return
+        self._plain_steps += 1
+        if self._plain_steps % SAMPLED == 0:
+            shape = planned_shape(plan, drafts=False)
+            self.controller.settle(shape, shape, emitted, seconds)
 
 
 class StepPrice:
     """One step with drafts, beside the same without."""
 
     def __init__(self, controller: Controller, shape: StepShape, plain: StepShape) -> None:
-        self._controller = controller
-        self._shape = shape
-        self._plain = plain
-        self._ratio = controller.times.time(shape) / controller.times.time(plain)
+        self.shape = shape
+        self.plain = plain
+        self._step = controller.times.time(plain)
+        self._row = max(0.0, controller.times.time(shape) - self._step) / max(1, shape.rows - plain.rows)
 
     def note(self, done: Verified) -> Verified:
-        """The outcome with what its drafts cost and saved."""
-        saved = self._controller.saved(self._shape, self._plain, done.accepted) if done.work.draft.tokens else 0.0
-        return done._replace(cost=self._ratio, saved=saved)
+        """The outcome with what its draft cost and saved: its share of the plain step for each accepted token, less its rows."""
+        drafted = len(done.work.draft.tokens)
+        if not drafted:
+            return done
+        share, extra = self._step / self.plain.sequences, self._row * drafted
+        return done._replace(cost=(share + extra) / share, saved=done.accepted * share - extra)
 
 
 def guess(job: Job) -> Draft:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import TypeVar
 
 from inferd_runtime.speculation.breaker import SourceBreaker
@@ -17,6 +19,9 @@ T = TypeVar("T")
 GRAMMAR = "grammar"
 ALTERNATIVE = "/second"
 """A source's guesses beside its first one are an experience of their own."""
+IN_VAIN = 4
+LONGEST_REST = 16
+"""A source whose guesses were not worth verifying so many times running is not asked for a while, so that it costs nothing."""
 LOG = logging.getLogger(__name__)
 
 
@@ -35,6 +40,8 @@ class Source:
     def __init__(self, drafter: Drafter) -> None:
         self.name = drafter.source
         self.breaker = SourceBreaker()
+        self._in_vain = 0
+        self._rest = 0
         self._drafter: Drafter | None = drafter
 
     def observe(self, tokens: Sequence[int]) -> None:
@@ -42,8 +49,22 @@ class Source:
         self._guarded(lambda drafter: drafter.observe(tokens), None)
 
     def propose(self, limit: int, ahead: Sequence[int]) -> Proposal:
-        """See :class:`Drafter`."""
-        return self._guarded(lambda drafter: drafter.propose(limit, ahead), NOTHING)
+        """See :class:`Drafter`. Nothing while it rests."""
+        if self._rest:
+            self._rest -= 1
+            return NOTHING
+        proposal = self._guarded(lambda drafter: drafter.propose(limit, ahead), NOTHING)
+        return proposal if proposal.tokens and self.breaker.allows(proposal.match) else NOTHING
+
+    def passed_over(self) -> None:
+        """Nothing of the last proposal was verified: it would not have paid."""
+        self._in_vain += 1
+        if self._in_vain >= IN_VAIN:
+            self._rest = min(LONGEST_REST, 2 ** (self._in_vain - IN_VAIN))
+
+    def tried(self) -> None:
+        """Something of the last proposal was verified."""
+        self._in_vain = 0
 
     def feedback(self, proposed: int, accepted: int) -> None:
         """See :class:`Drafter`."""
@@ -125,9 +146,7 @@ class SourceSet:
         if len(forced) >= limit:
             return None
         proposal = source.propose(limit - len(forced), forced)
-        if not proposal.tokens or not source.breaker.allows(proposal.match):
-            return None
-        return Asked(source, proposal, branches(proposal))
+        return Asked(source, proposal, branches(proposal)) if proposal.tokens else None
 
     def _merge(self, forced: Sequence[int]) -> Draft:
         if len(self._asked) == 1 and not forced and not self._asked[0].proposal.parents:
@@ -154,6 +173,8 @@ class SourceSet:
         """The chance of each node that it and all before it are accepted."""
         proposal = asked.proposal
         alone = list(proposal.confidence) or self._experience(asked)
+        if not proposal.parents:
+            return list(accumulate(alone, mul))
         survival: list[float] = []
         for node, chance in enumerate(alone):
             parent = proposal.parent(node)
@@ -162,6 +183,8 @@ class SourceSet:
 
     def _experience(self, asked: Asked) -> list[float]:
         """The chance of each node that it is accepted when its parent is."""
+        if not asked.proposal.parents:
+            return self._survival.chances(asked.source.name, asked.proposal.match, len(asked.proposal.tokens))
         alone = [0.0] * len(asked.proposal.tokens)
         for branch in asked.branches:
             chances = self._survival.chances(asked.label(branch), asked.proposal.match, len(branch.nodes))
@@ -177,7 +200,7 @@ class SourceSet:
         ``cost``: how long the step took, relative to one without drafts.
         """
         if self._asked:
-            kept = match_nodes(self._proposed, verified)
+            kept = match_nodes(self._proposed, verified) if verified.tokens else {}
             accepted = set(path)
             stands = {node for node, at in kept.items() if at in accepted}
             for asked in self._asked:
@@ -187,7 +210,8 @@ class SourceSet:
     def _settle_source(self, asked: Asked, kept: Mapping[int, int], stands: Set[int], cost: float) -> None:
         drafted = [node for node in asked.places if node in kept]
         if not drafted:
-            return
+            return asked.source.passed_over()
+        asked.source.tried()
         accepted = sum(node in stands for node in drafted)
         asked.source.feedback(len(drafted), accepted)
         asked.source.breaker.report((1 + accepted) / cost)
