@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from inferd_runtime.server.runs import Ending
+from inferd_runtime.server.speculation_metrics import escaped, speculation_lines
 from inferd_runtime.session.link import ModelStats
 
 TEXT_FORMAT = "text/plain; version=0.0.4"
@@ -44,7 +45,7 @@ def render(
     for kind, values in (("gauge", gauges), ("counter", counters)):
         for name, value in values.items():
             lines += _line(name, kind, value)
-    return "\n".join([*lines, *_model_lines(models), ""])
+    return "\n".join([*lines, *_model_lines(models), *speculation_lines(models), ""])
 
 
 def _model_lines(models: Sequence[ModelStats]) -> Iterator[str]:
@@ -55,8 +56,7 @@ def _model_lines(models: Sequence[ModelStats]) -> Iterator[str]:
     for field, name in names.items() if models else ():
         yield f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"
         for model in models:
-            label = model.name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-            yield f'{name}{{model="{label}"}} {getattr(model, field)}'
+            yield f'{name}{{model="{escaped(model.name)}"}} {getattr(model, field)}'
 
 
 def _line(name: str, kind: str, value: int) -> list[str]:

@@ -9,6 +9,7 @@ import msgspec
 
 from inferd import protocol as p
 from inferd_runtime.engine.engine import Engine
+from inferd_runtime.engine.speculation import Speculation
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session.compiling import CompileQueue
 from inferd_runtime.session.host import ServedModel
@@ -25,6 +26,7 @@ from inferd_runtime.session.link import (
     EngineStats,
     ModelStats,
     OpenSession,
+    SpeculationTotals,
 )
 from inferd_runtime.session.session import Session
 
@@ -34,7 +36,16 @@ Send = Callable[[bytes, list[bytes]], None]
 def _model_stats(name: str, engine: Engine) -> ModelStats:
     return ModelStats(
         name, engine.steps, engine.scheduler.jobs, engine.pool.size, engine.pool.available,
-        engine.contexts.reused, engine.parking.swapped, engine.parking.dropped,
+        engine.contexts.reused, engine.parking.swapped, engine.parking.dropped, _speculation_totals(engine.speculation),
+    )  # fmt: skip
+
+
+def _speculation_totals(speculation: Speculation) -> SpeculationTotals:
+    done = speculation.counters
+    return SpeculationTotals(
+        done.steps, done.drafts, done.emitted, done.truncated, done.wasted, done.accepted_per_position,
+        [p.SourceCount(name, one.drafted, one.filtered, one.accepted) for name, one in done.sources.items()],
+        speculation.controller.state == "open",
     )  # fmt: skip
 
 

@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 import msgspec
 import zmq
 
+from inferd.protocol import SourceCount
+
 JSON = b"j"
 MSGPACK = b"m"
 OK = b"+"
@@ -46,6 +48,23 @@ class GetEngineStats:
 
 
 @dataclass(frozen=True)
+class SpeculationTotals:
+    """What became of all drafts on one model since its engine started: ``steps`` of generations that had sources, ``drafts``
+    of which verified a draft. ``accepted_per_position[i]``: how often a draft's token at depth ``i`` was accepted.
+    ``breaker_open``: drafting is off at the moment, because it cost more than it brought.
+    """
+
+    steps: int = 0
+    drafts: int = 0
+    emitted: int = 0
+    truncated: int = 0
+    wasted: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+    sources: list[SourceCount] = field(default_factory=list)
+    breaker_open: bool = False
+
+
+@dataclass(frozen=True)
 class ModelStats:
     """One model's share of :class:`EngineStats`.
 
@@ -61,6 +80,7 @@ class ModelStats:
     reused_tokens: int = 0
     swapped: int = 0
     recomputed: int = 0
+    speculation: SpeculationTotals = field(default_factory=SpeculationTotals)
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from inferd.protocol import InferdError, InvalidRequest, LimitExceeded
+from inferd.protocol import SOURCES, InferdError, InvalidRequest, LimitExceeded, SourceCount
 from inferd_runtime.server.engine import told_error
 from inferd_runtime.server.metrics import RunTotals, render
-from inferd_runtime.session.link import ModelStats
+from inferd_runtime.session.link import ModelStats, SpeculationTotals
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,37 @@ def test_models_are_labelled_and_their_names_cannot_break_the_page() -> None:
 
 def test_without_an_engine_there_are_no_models_figures() -> None:
     assert "inferd_model" not in render(RunTotals(), {}, {})
+    assert "spec" not in render(RunTotals(), {}, {})
+
+
+def test_speculation_is_told_by_source_and_under_vllms_names() -> None:
+    done = SpeculationTotals(
+        steps=100, drafts=40, emitted=155, truncated=5, wasted=20, accepted_per_position=[38, 22],
+        sources=[SourceCount("ngram", 60, 3, 50), SourceCount("program", 20, 0, 10)], breaker_open=True,
+    )  # fmt: skip
+    page = render(RunTotals(), {}, {}, [ModelStats("tiny", 5, 1, 64, 60, 0, 0, 0, done), ModelStats("b", 0, 0, 4, 4)])
+    lines = page.splitlines()
+    for line in (
+        'inferd_spec_steps_total{model="tiny"} 100',
+        'inferd_spec_drafts_total{model="tiny"} 40',
+        'inferd_spec_emitted_tokens_total{model="tiny"} 155',
+        'inferd_spec_truncated_tokens_total{model="tiny"} 5',
+        'inferd_spec_wasted_tokens_total{model="tiny"} 20',
+        'inferd_spec_drafted_tokens_total{model="tiny",source="ngram"} 60',
+        'inferd_spec_filtered_tokens_total{model="tiny",source="ngram"} 3',
+        'inferd_spec_accepted_tokens_total{model="tiny",source="program"} 10',
+        'inferd_spec_accepted_tokens_total{model="b",source="program"} 0',
+        'inferd_spec_accepted_tokens_per_pos_total{model="tiny",position="1"} 22',
+        'inferd_spec_breaker_open{model="tiny"} 1',
+        'inferd_spec_breaker_open{model="b"} 0',
+        'vllm:spec_decode_num_drafts_total{model_name="tiny"} 40',
+        'vllm:spec_decode_num_draft_tokens_total{model_name="tiny"} 80',
+        'vllm:spec_decode_num_accepted_tokens_total{model_name="tiny"} 60',
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="tiny",position="0"} 38',
+        'vllm:spec_decode_num_drafts_total{model_name="b"} 0',
+        "# TYPE vllm:spec_decode_num_drafts_total counter",
+        "# TYPE inferd_spec_breaker_open gauge",
+    ):
+        assert line in lines
+    assert len(lines) == len(set(lines))
+    assert sum(line.startswith("inferd_spec_drafted_tokens_total{") for line in lines) == 2 * len(SOURCES)
