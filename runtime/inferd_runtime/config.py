@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 
@@ -47,7 +47,8 @@ class Settings:
     over the network. ``token``: who holds it is the tenant ``default``; without one, ``serve`` makes one and keeps it in
     ``state_dir``. ``tokens_file``: lines of ``token tenant [kv_pages=N] [weight=W]``. ``tenant_pages``: pages of the KV cache
     that a tenant may hold when its line says nothing; ``swap_mb``: host memory for contexts that had to leave the cache
-    (0: they are recomputed). ``check``: look for leaked pages whenever the engine is idle. ``snapshot_bytes``: what each
+    (0: they are recomputed). ``check``: look for leaked pages whenever the engine is idle. ``speculation``: whether the runtime
+    drafts for generations that leave it to the operator (``system_speculation="auto"``). ``snapshot_bytes``: what each
     tenant's saved contexts may take in ``data_dir``.
     """
 
@@ -61,6 +62,7 @@ class Settings:
     swap_mb: int = 256
     tenant_pages: int | None = None
     check: bool = False
+    speculation: Literal["on", "off"] = "on"
     adapter: tuple[AdapterOptions, ...] = ()
     host: str = "127.0.0.1"
     port: int = 7070

@@ -30,6 +30,7 @@ HELP = {
     "data_dir": "where uploaded programs and saved contexts are kept",
     "snapshot_bytes": "bytes that a tenant's saved contexts may take on disk",
     "check": "true: look for leaked pages whenever the engine is idle",
+    "speculation": "on or off: whether to draft for generations that leave it to the operator",
     "adapter": "NAME=FOLDER[,model=MODEL]: a LoRA adapter in PEFT's format for every tenant; may be given several times",
     "url": "the server's address",
     "token": "the access token",

@@ -44,6 +44,7 @@ class EngineSettings:
 
     ``threads`` 0 and ``pages`` 0 choose by the models' sizes, ``dtype`` "" as :func:`~inferd_runtime.models.loading.load`.
     ``plain``: run transformers' own modules even where there is a fused pass. ``check``: re-add page ownership when idle.
+    ``speculation`` on or off: whether to draft for generations that leave it to the operator.
     ``snapshots``: the folder for saved contexts, at most ``snapshot_bytes`` of each tenant; "" keeps none.
     """
 
@@ -59,6 +60,7 @@ class EngineSettings:
     tenancy: Tenancy = field(default_factory=Tenancy)
     plain: bool = False
     check: bool = False
+    speculation: str = "on"
     snapshots: str = ""
     snapshot_bytes: int = 10 << 30
     adapters: tuple[AdapterOptions, ...] = ()
@@ -131,7 +133,8 @@ def _build(settings: EngineSettings, loaded: LoadedModel, pages: int, trials: Tr
     options = EngineOptions(settings.token_budget, settings.swap_mb << 20, settings.tenancy, cost, times)
     engine = Engine(driver, options)
     adapters = AdapterSet(driver, settings.adapter_limits)
-    return ServedModel(info, engine, loaded.tokenizer, GrammarCompiler(table, trials=trials), adapters)
+    compiler = GrammarCompiler(table, trials=trials)
+    return ServedModel(info, engine, loaded.tokenizer, compiler, adapters, settings.speculation == "on")
 
 
 def load_adapters(adapters: Sequence[AdapterOptions], models: Sequence[ServedModel]) -> None:
@@ -219,6 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tenancy", type=partial(msgspec.json.decode, type=Tenancy), default=Tenancy(), help="JSON")
     parser.add_argument("--plain", action="store_true", help="run transformers' own modules, never the fused pass")
     parser.add_argument("--check", action="store_true", help="re-add page ownership whenever the engine is idle")
+    parser.add_argument("--speculation", choices=("on", "off"), default="on", help='for system_speculation="auto"')
     parser.add_argument(
         "--snapshots", default="", metavar="DIR", help="where saved contexts are kept; without it, none are"
     )

@@ -72,6 +72,7 @@ def default_commands(settings: Settings) -> Commands:
         flags += [flag_of(name), str(getattr(settings, name))]
     flags += ["--tenancy", msgspec.json.encode(load_tenancy(settings)).decode()]
     flags += ["--check"] if settings.check else []
+    flags += ["--speculation", settings.speculation]
     flags += ["--snapshots", str(settings.data_dir / SNAPSHOT_FOLDER), "--snapshot-bytes", str(settings.snapshot_bytes)]
 
     def engine(endpoint: str) -> list[str]:

@@ -57,6 +57,7 @@ def test_directories_follow_the_environment(tmp_path: Path) -> None:
         ({"wall_s": "0"}, {}, "", "wall_s must be positive"),
         ({"workers": "9"}, {}, "", "max_workers"),
         ({}, {}, "data_dir = 3", "data_dir"),
+        ({"speculation": "maybe"}, {}, "", "--speculation"),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -95,3 +96,9 @@ def test_adapters_come_from_every_source_and_reach_the_engine(tmp_path: Path) ->
     ]
     with pytest.raises(InvalidRequest, match=r"--adapter: adapter 'e': expected NAME=FOLDER"):
         resolve(Sources({"adapter": ["e"]}))
+
+
+def test_whether_to_speculate_reaches_the_engine() -> None:
+    for value in ("on", "off"):
+        command = list(default_commands(resolve(Sources({"speculation": value}, {}))).engine("ipc://x"))
+        assert command[command.index("--speculation") + 1] == value

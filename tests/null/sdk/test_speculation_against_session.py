@@ -1,0 +1,139 @@
+"""Speculation through the SDK and the real session and engine: the same tokens in every way, and counts that add up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferd import Context, DraftTree, InvalidRequest, NotFound, Sampler, SpecConfig, SpeculationCycle, Speculator
+from inferd_runtime.testing.byte_tokenizer import END
+from inferd_runtime.testing.transport import run_program
+
+SEEDED = Sampler.multinomial(0.9, seed=11)
+LENGTH = 40
+
+
+async def plain(sampler: Sampler = SEEDED, length: int = LENGTH) -> list[int]:
+    """What comes without speculation."""
+    return await Context().append("abc").generate(sampler, max_tokens=length).collect_tokens()
+
+
+class Knowing(Speculator):
+    """Knows what comes, and hides it in a tree between wrong guesses; asks nobody in a hurry."""
+
+    def __init__(self, expected: Sequence[int], right: int, wrong: int) -> None:
+        self.expected = expected
+        self.right = right
+        self.wrong = wrong
+        self.length = 0
+        self.rejected = 0
+
+    async def reset(self) -> None:
+        await asyncio.sleep(0)
+        self.length = 0
+
+    async def accept(self, tokens: list[int]) -> None:
+        await asyncio.sleep(0)
+        self.length += len(tokens)
+
+    async def draft(self) -> DraftTree:
+        await asyncio.sleep(0)
+        done = self.length - len(b"abc")
+        known = list(self.expected[done : done + self.right])
+        wrong = [(known[0] + 1 + i) % 256 for i in range(self.wrong)] if known else []
+        parents = [-1] * len(wrong) + [len(wrong) + i - 1 if i else -1 for i in range(len(known))]
+        return DraftTree([*wrong, *known], parents)
+
+    def rollback(self, n: int) -> None:
+        self.rejected += n
+
+
+@settings(max_examples=25, deadline=None)
+@given(right=st.integers(0, 7), wrong=st.integers(0, 4), seed=st.integers(0, 5))
+def test_an_asynchronous_tree_gives_the_same_tokens(right: int, wrong: int, seed: int) -> None:
+    async def program() -> None:
+        sampler = Sampler.multinomial(0.9, seed=seed)
+        expected = await plain(sampler)
+        speculator = Knowing(expected, right, wrong)
+        ctx = Context().append("abc")
+        generator = ctx.generate(sampler, max_tokens=LENGTH, speculator=speculator)
+        assert await generator.collect_tokens() == expected
+        assert (await ctx.tokens())[3 : 3 + len(expected)] == expected
+        stats = generator.speculation
+        assert stats.steps == generator.usage.steps
+        assert stats.emitted == len(expected) + (generator.finish == "stop")
+        assert set(stats.by_source) <= {"program"}
+        assert stats.drafted - stats.accepted <= speculator.rejected
+        if right:
+            # At the end, a tree may hold no more tokens than may still come, wrong ones included.
+            assert stats.steps <= -(-LENGTH // (right + 1)) + 1 + wrong
+
+    run_program(program)
+
+
+@settings(max_examples=25, deadline=None)
+@given(sizes=st.lists(st.integers(0, 6), min_size=1, max_size=6), seed=st.integers(0, 5), tree=st.booleans())
+def test_a_verify_loop_brings_what_generate_brings(sizes: list[int], seed: int, tree: bool) -> None:
+    async def program() -> None:
+        sampler = Sampler.multinomial(0.9, seed=seed)
+        expected = [*await plain(sampler), END]
+        ctx, tokens, turn = Context().append("abc"), list[int](), 0
+        while len(tokens) < LENGTH and tokens[-1:] != [END]:
+            size = sizes[turn % len(sizes)]
+            right = expected[len(tokens) : len(tokens) + size]
+            draft = [255 - expected[len(tokens)] % 2, *right, 3]
+            parents = [-1, *([-1, *range(1, len(right) + 1)])]
+            done = await (ctx.verify(draft, parents, sampler) if tree else ctx.verify([*right, 3], sampler=sampler))
+            assert done.accepted == [(draft if tree else [*right, 3])[node] for node in done.path]
+            tokens += [*done.accepted, done.token]
+            assert done.length == ctx.length == 3 + len(tokens)
+            turn += 1
+        assert tokens[:LENGTH] == expected[: min(LENGTH, len(tokens))]
+        assert await ctx.tokens() == [*b"abc", *tokens]
+
+    run_program(program)
+
+
+def test_verify_is_one_step_and_leaves_a_context_as_any_other() -> None:
+    async def program() -> None:
+        expected = await plain()
+        ctx = Context().append("abc")
+        done = await ctx.verify(expected[:4], sampler=SEEDED)
+        assert (done.accepted, done.token, done.path) == (expected[:4], expected[4], [0, 1, 2, 3])
+        fork = await ctx.fork()
+        rest = await ctx.generate(SEEDED, max_tokens=LENGTH - 5).collect_tokens()
+        assert rest == expected[5:]
+        again = await (await fork.truncate(3)).verify()
+        assert (again.accepted, len(again.path), fork.length) == ([], 0, 4)
+        with pytest.raises(InvalidRequest, match="vocabulary"):
+            await fork.verify([9999])
+        assert fork.length == 4
+        with pytest.raises(InvalidRequest, match="empty"):
+            await Context().verify([1])
+        with pytest.raises(NotFound, match="adapter"):
+            await fork.verify([1], adapter="nobody")
+
+    run_program(program)
+
+
+@pytest.mark.parametrize(
+    "mode", [False, True, "auto", SpecConfig(["ngram"], max_draft=4), SpecConfig(["grammar"]), SpecConfig(tree=False)]
+)
+def test_every_mode_gives_the_same_tokens(mode: bool | SpecConfig) -> None:
+    async def program() -> None:
+        cycles: list[SpeculationCycle] = []
+        expected = await plain(Sampler.argmax())
+        generator = Context().append("abc").generate(
+            Sampler.argmax(), max_tokens=LENGTH, system_speculation=mode, on_cycle=cycles.append
+        )  # fmt: skip
+        assert await generator.collect_tokens() == expected
+        stats = generator.speculation
+        assert [cycle.step for cycle in cycles] == list(range(1, stats.steps + 1))
+        assert sum(cycle.emitted for cycle in cycles) == stats.emitted
+        assert sum(cycle.drafted for cycle in cycles) == stats.drafted == generator.usage.drafted
+
+    run_program(program)
