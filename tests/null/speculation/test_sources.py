@@ -1,0 +1,188 @@
+"""Several sources of one generation: merged by prefix, told what became of their guesses, isolated when they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferd_runtime.speculation.counters import SpeculationCounters, count_sources
+from inferd_runtime.speculation.drafter import Drafter
+from inferd_runtime.speculation.drafts import NO_DRAFT, Draft, Proposal
+from inferd_runtime.speculation.sources import SourceSet, branches
+from inferd_runtime.speculation.survival import Survival
+
+
+class Scripted(Drafter):
+    """Proposes what it is told to, and notes what it hears."""
+
+    def __init__(self, source: str, proposal: Proposal) -> None:
+        self.source = source
+        self.proposal = proposal
+        self.heard: list[tuple[int, int]] = []
+        self.asked: list[tuple[int, list[int]]] = []
+        self.dropped = 0
+
+    def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
+        self.asked.append((limit, list(ahead)))
+        return self.proposal
+
+    def feedback(self, proposed: int, accepted: int) -> None:
+        self.heard.append((proposed, accepted))
+
+    def drop(self) -> None:
+        self.dropped += 1
+
+
+class Broken(Drafter):
+    """Fails at one of its methods."""
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+
+    def __getattribute__(self, name: str):  # type: ignore[no-untyped-def]
+        if name in ("observe", "propose", "feedback", "ready", "drop") and name == object.__getattribute__(self, "_method"):
+            raise ZeroDivisionError(name)
+        return object.__getattribute__(self, name)
+
+    def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
+        return Proposal([9])
+
+
+def together(*drafters: Drafter, tree: bool = True, max_draft: int = 16, survival: Survival | None = None) -> SourceSet:
+    return SourceSet(
+        drafters, (survival or Survival()).request(), SpeculationCounters(), max_draft=max_draft, tree=tree
+    )
+
+
+def paths(draft: Draft) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(draft.tokens, draft.parents, strict=True):
+        found.append((*(() if parent < 0 else found[parent]), token))
+    return found
+
+
+def test_sources_merge_by_prefix_behind_what_is_forced() -> None:
+    one, two = Scripted("ngram", Proposal([1, 2, 3])), Scripted("corpus", Proposal([1, 2, 4]))
+    draft = together(one, two).propose(16, [7, 8])
+    forced, shared = (7, 8), (7, 8, 1, 2)
+    assert set(paths(draft)) == {(7,), forced, (7, 8, 1), shared, (*shared, 3), (*shared, 4)}
+    by_path = dict(zip(paths(draft), draft.sources, strict=True))
+    assert (by_path[forced], by_path[shared], by_path[(*shared, 4)]) == ("grammar", "ngram", "corpus")
+    assert one.asked == two.asked == [(14, [7, 8])]
+    assert draft.survival[0] == draft.survival[1] == 1.0
+
+
+def test_without_trees_the_likeliest_chain_is_left() -> None:
+    one, two = Scripted("predicted", Proposal([1, 2, 3], match=20)), Scripted("ngram", Proposal([4, 5], match=2))
+    draft = together(one, two, tree=False).propose(16)
+    assert list(draft.tokens) == [1, 2, 3]
+    assert draft.is_chain
+
+
+def test_each_source_hears_of_its_own_tokens() -> None:
+    one, two = Scripted("ngram", Proposal([1, 2, 3])), Scripted("corpus", Proposal([1, 5]))
+    sources = together(one, two)
+    draft = sources.propose(16)
+    path = [draft.child(-1, 1)]
+    path.append(draft.child(path[0], 2))
+    sources.settle(draft, path, 1.0)
+    assert (one.heard, two.heard) == ([(3, 2)], [(2, 1)])
+
+
+def test_what_was_cut_away_teaches_nothing() -> None:
+    """Only verified tokens say how likely guesses are: the rest of a draft was never tried."""
+    drafter, survival = Scripted("ngram", Proposal([1, 2, 3], match=4)), Survival()
+    sources = together(drafter, survival=survival)
+    before = survival.request().chances("ngram", 4, 3)
+    draft = sources.propose(16)
+    sources.settle(draft.likeliest(1), [0], 1.0)
+    after = survival.request().chances("ngram", 4, 3)
+    assert drafter.heard == [(1, 1)]
+    assert after[0] > before[0]
+    assert after[1:] == pytest.approx(before[1:], abs=1e-2)
+
+
+@pytest.mark.parametrize("accepted", [0, 1, 2, 3])
+def test_experience_counts_up_to_the_first_wrong_token(accepted: int) -> None:
+    survival = Survival()
+    sources = together(Scripted("ngram", Proposal([1, 2, 3], match=4)), survival=survival)
+    for _ in range(30):
+        draft = sources.propose(16)
+        if draft.tokens:
+            sources.settle(draft, list(range(accepted)), 0.1)
+    chances = survival.request().chances("ngram", 4, 3)
+    assert all(chance > 0.8 for chance in chances[:accepted])
+    assert accepted == 3 or chances[accepted] < 0.4
+
+
+def test_a_second_branch_is_judged_only_where_the_first_was_wrong() -> None:
+    survival = Survival()
+    tree = Proposal([1, 2, 3], [-1, 0, -1], match=4)
+    sources = together(Scripted("ngram", tree), survival=survival)
+    first = survival.request().chances("ngram/second", 4, 1)
+    draft = sources.propose(16)
+    sources.settle(draft, [draft.child(-1, 1)], 0.5)
+    assert survival.request().chances("ngram/second", 4, 1) == pytest.approx(first, abs=1e-2)
+    draft = sources.propose(16)
+    sources.settle(draft, [draft.child(-1, 3)], 0.5)
+    assert survival.request().chances("ngram/second", 4, 1)[0] > first[0]
+
+
+@pytest.mark.parametrize("method", ["observe", "propose", "feedback", "ready", "drop"])
+def test_a_source_that_raises_is_off_and_the_others_go_on(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    other = Scripted("corpus", Proposal([1, 2]))
+    sources = together(Broken(method), other)
+    for _ in range(3):
+        sources.observe([5])
+        assert sources.ready()
+        draft = sources.propose(16)
+        assert (1, 2) in paths(draft)
+        sources.settle(draft, [], 1.0)
+    sources.drop()
+    assert other.dropped == 1
+    assert caplog.text.count("Traceback") == 1
+    assert "custom" in caplog.text
+
+
+def test_a_source_that_is_never_verified_is_asked_less_and_less() -> None:
+    """A guess that does not pay must not cost the time to make it, either."""
+    drafter = Scripted("ngram", Proposal([1, 2], match=3))
+    sources = together(drafter)
+    for _ in range(200):
+        if sources.propose(16).tokens:
+            sources.settle(NO_DRAFT, [], 1.0)
+    assert len(drafter.asked) < 30
+    asked = len(drafter.asked)
+    for _ in range(20):
+        sources.propose(16)
+    assert len(drafter.asked) > asked, "it is never asked again"
+
+
+@given(st.lists(st.integers(-1, 30), max_size=8))
+def test_branches_hold_every_node_once(wanted: list[int]) -> None:
+    parents = [min(parent, node - 1) for node, parent in enumerate(wanted)]
+    if not parents:
+        return
+    proposal = Proposal(list(range(len(parents))), parents)
+    found = branches(proposal)
+    assert sorted(node for branch in found for node in branch.nodes) == list(range(len(parents)))
+    for branch in found:
+        assert proposal.parent(branch.nodes[0]) == branch.parent
+        assert all(proposal.parent(b) == a for a, b in zip(branch.nodes, branch.nodes[1:], strict=False))
+        siblings = [node for node in range(len(parents)) if proposal.parent(node) == branch.parent]
+        assert branch.beside == (None if siblings[0] == branch.nodes[0] else siblings[0])
+
+
+def test_counters_add_up() -> None:
+    counters = SpeculationCounters()
+    counters.count(count_sources(["grammar", "ngram", "ngram"], [0, 1], ["ngram"]), accepted=2, emitted=3)
+    counters.count([], accepted=0, emitted=1)
+    counters.count(count_sources(["ngram"], [0], []), accepted=1, emitted=1)
+    assert counters.emitted == counters.steps + counters.accepted - counters.truncated == 5
+    assert (counters.drafts, counters.drafted, counters.wasted) == (2, 4, 1)
+    assert counters.accepted_per_position == [2, 1]
+    ngram = counters.sources["ngram"]
+    assert (ngram.drafted, ngram.filtered, ngram.accepted) == (3, 1, 2)
