@@ -19,9 +19,13 @@ DEFAULTS = p.SpeculationSettings()
 
 @dataclass(frozen=True)
 class Wish:
-    """A checked request's wishes. ``names``: the sources it may use, ``predicted`` what it says will come."""
+    """A checked request's wishes. ``names``: the sources it may use, ``predicted`` what it says will come.
+
+    ``forced``: whether tokens that its constraint leaves no choice about are drafted.
+    """
 
     names: Sequence[str]
+    forced: bool
     predicted: Sequence[int]
     settings: p.SpeculationSettings
 
@@ -38,7 +42,7 @@ class Wish:
         names: Sequence[str] = ()
         if request.system_speculation and (model.auto_speculation or not settings.auto):
             names = settings.sources or BY_DEFAULT
-        return cls(names, predicted, settings)
+        return cls(names, "grammar" in names and request.constraint is not None, predicted, settings)
 
 
 def check_speculation(request: p.StartGenerate) -> None:
@@ -81,12 +85,11 @@ def build_sources(request: p.StartGenerate, model: ServedModel, context: Context
     """The sources of a checked request, None where it has none. Raises InvalidRequest or LimitExceeded."""
     wish = Wish.of(request, model)
     context.check_tokens(wish.predicted)
-    drafters = list(_drafters(wish, model))
-    forced = "grammar" in wish.names and request.constraint is not None
-    if not drafters and not forced:
+    drafters = list(open_drafters(wish, model))
+    if not drafters and not wish.forced:
         return None
     return model.engine.speculation.sources(
-        drafters, max_draft=wish.settings.max_draft, tree=wish.settings.tree, forced=forced
+        drafters, max_draft=wish.settings.max_draft, tree=wish.settings.tree, forced=wish.forced
     )
 
 
@@ -95,7 +98,7 @@ def offered_source(offered: OfferedDraft, model: ServedModel) -> SourceSet:
     return model.engine.speculation.sources([offered], max_draft=p.MAX_DRAFT, forced=False)
 
 
-def _drafters(wish: Wish, model: ServedModel) -> Iterator[Drafter]:
-    """One per source, by priority."""
+def open_drafters(wish: Wish, model: ServedModel) -> Iterator[Drafter]:
+    """One per source that the server has, by priority."""
     if "ngram" in wish.names:
         yield NgramDrafter(wish.settings.max_draft)

@@ -1,0 +1,148 @@
+"""Speculation on the wire: which sources a request gets, what is refused by name, and what is counted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from inferd import protocol as p
+from inferd_runtime.session.hub import SessionHub
+from inferd_runtime.session.speculating import Wish, build_sources, open_drafters
+from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
+from inferd_runtime.testing.direct import DirectSession
+from inferd_runtime.testing.served import null_model
+
+REPEATING = "one two three, one two three, one two three, "
+WISHED = p.SpeculationSettings
+REGEX = p.Constraint("regex", value="(one two three, )*")
+
+
+@pytest.fixture
+def caller() -> Iterator[DirectSession]:
+    caller = DirectSession(null_model())
+    yield caller
+    caller.close()
+
+
+def names(request: p.StartGenerate, *, auto: bool = True) -> list[str] | None:
+    """The sources of a request, the grammar's tokens first; None where nothing is drafted."""
+    model = dataclasses.replace(null_model(), auto_speculation=auto)
+    wish = Wish.of(request, model)
+    sources = build_sources(request, model, model.engine.create_context("t"))
+    assert (sources is None) == (not wish.forced and not list(open_drafters(wish, model)))
+    return None if sources is None else ["grammar"] * sources.forced + [
+        drafter.source for drafter in open_drafters(wish, model)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"system_speculation": True}, ["ngram"]),
+        ({"system_speculation": True, "constraint": REGEX}, ["grammar", "ngram"]),
+        ({"system_speculation": True, "speculation": WISHED(["ngram"]), "constraint": REGEX}, ["ngram"]),
+        ({"system_speculation": True, "speculation": WISHED(["grammar"])}, None),
+        ({"system_speculation": True, "speculation": WISHED(["grammar"]), "constraint": REGEX}, ["grammar"]),
+        ({"system_speculation": True, "speculation": WISHED(auto=True)}, ["ngram"]),
+    ],
+)
+def test_a_request_gets_the_sources_that_it_asks_for(fields: dict[str, Any], expected: list[str] | None) -> None:
+    assert names(p.StartGenerate(1, **fields)) == expected
+
+
+def test_an_operator_decides_for_those_who_leave_it_open() -> None:
+    auto = p.StartGenerate(1, system_speculation=True, speculation=WISHED(auto=True))
+    assert names(auto, auto=False) is None
+    assert names(dataclasses.replace(auto, speculation=None), auto=False) == ["ngram"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"speculation": WISHED()}, "needs system_speculation"),
+        ({"speculation": WISHED(["oracle"])}, "'oracle'"),
+        ({"speculation": WISHED(["program"])}, "'program'"),
+        ({"speculation": WISHED(["predicted"])}, "predicted"),
+        ({"speculation": WISHED(["ngram"]), "predicted": [1]}, "predicted"),
+        ({"speculation": WISHED(max_draft=0)}, "max_draft = 0"),
+        ({"speculation": WISHED(max_draft=65)}, "1 to 64"),
+        ({"speculation": WISHED(verifier="luck")}, "'luck'"),
+        ({"speculation": WISHED(verifier="rejection")}, "only source"),
+        ({"speculation": WISHED(["ngram"], draft_model="tiny-draft")}, "tiny-draft"),
+        ({"predicted": [1], "predicted_text": "a"}, "predicted_text"),
+        ({"predicted": [1], "program_speculation": True}, "prediction"),
+        ({"predicted_text": "a", "program_constraint": True}, "prediction"),
+        ({"program_constraint": True, "program_speculation": True}, "program_speculation"),
+        ({"predicted": [VOCAB_SIZE]}, str(VOCAB_SIZE)),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(caller: DirectSession, fields: dict[str, Any], says: str) -> None:
+    context = caller.text("hello")
+    drafts: dict[str, Any] = {"system_speculation": True} if "speculation" in fields and "needs" not in says else {}
+    with pytest.raises(p.InvalidRequest, match=says):
+        caller.call(p.StartGenerate(context, **fields, **drafts))
+    assert caller.generate(context, max_tokens=3).tokens
+
+
+def test_a_prediction_longer_than_a_context_is_refused(caller: DirectSession) -> None:
+    with pytest.raises(p.LimitExceeded, match="513 tokens"):
+        caller.call(p.StartGenerate(caller.text("hello"), predicted=[1] * 513))
+
+
+@pytest.mark.parametrize(
+    ("draft", "parents", "positions", "says"),
+    [
+        ([1, 2], [-1, -1], [5, 6], "count from 5"),
+        ([1, 2], [-1, 1], [5, 6], r"parents\[1\] = 1"),
+        ([1, 2], [-2, 0], [5, 6], r"parents\[0\] = -2"),
+        ([1, 2], [-1], [5, 6], "1 of them for 2"),
+        ([1] * 65, [], list(range(5, 70)), "64 tokens"),
+        ([VOCAB_SIZE], [-1], [5], str(VOCAB_SIZE)),
+        ([], [-1], [], "1 of them for 0"),
+    ],
+)
+def test_a_tree_that_is_none_is_refused_and_costs_nothing(
+    caller: DirectSession, draft: list[int], parents: list[int], positions: list[int], says: str
+) -> None:
+    context = caller.text("hello")
+    started = caller.call(p.StartGenerate(context, max_tokens=4, program_speculation=True))
+    with pytest.raises(p.InvalidRequest, match=says):
+        caller.call(p.NextSteps(started.generation, draft, positions, parents))
+    assert len(caller.call(p.NextSteps(started.generation, [1, 2], [5, 5], [-1, -1])).steps) == 1
+
+
+def test_parents_without_a_speculator_are_refused(caller: DirectSession) -> None:
+    started = caller.call(p.StartGenerate(caller.text("hello"), max_tokens=4))
+    with pytest.raises(p.InvalidRequest, match="program_speculation"):
+        caller.call(p.NextSteps(started.generation, parents=[-1]))
+
+
+def test_a_generation_that_cannot_start_drops_its_sources(caller: DirectSession, monkeypatch: Any) -> None:
+    dropped: list[str] = []
+    monkeypatch.setattr(
+        "inferd_runtime.speculation.ngram.NgramDrafter.drop", lambda self: dropped.append(self.source), raising=False
+    )
+    with pytest.raises(p.InvalidRequest, match="max_tokens"):
+        caller.call(p.StartGenerate(caller.text("hello"), max_tokens=0, system_speculation=True))
+    assert dropped == ["ngram"]
+
+
+def test_the_engine_counts_what_its_steps_tell() -> None:
+    model = null_model()
+    caller, hub = DirectSession(model), SessionHub({"null": model}, lambda identity, frames: None)
+    done = [caller.generate(caller.text(REPEATING * 2), max_tokens=60, system_speculation=True) for _ in range(3)]
+    steps = [step for each in done for step in each.steps]
+    (stats,) = hub.stats().models
+    told = stats.speculation
+    assert (told.steps, told.drafts) == (len(steps), sum(step.drafted > 0 for step in steps))
+    assert told.emitted == told.steps + sum(step.accepted for step in steps) - told.truncated
+    drafted, accepted = sum(step.drafted for step in steps), sum(step.accepted for step in steps)
+    assert told.wasted == drafted - accepted
+    assert sum(one.drafted for one in told.sources) == drafted
+    assert sum(one.accepted for one in told.sources) == accepted == sum(told.accepted_per_position)
+    assert {one.source for one in told.sources} <= set(p.SOURCES)
+    caller.close()
