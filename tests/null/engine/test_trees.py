@@ -1,0 +1,256 @@
+"""Draft trees: where their tokens stand, which grammar masks they get, what is left of them in the cache."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferd.protocol import InvalidRequest, LimitExceeded, Sampling
+from inferd_grammar import GrammarCompiler, Regex, TokenTable
+from inferd_runtime.engine.context import Context
+from inferd_runtime.engine.engine import Engine, EngineOptions
+from inferd_runtime.engine.generation import Generation, GenerationSpec
+from inferd_runtime.engine.grammar import GrammarCursor
+from inferd_runtime.engine.positions import tree_placement
+from inferd_runtime.engine.sampling import RowSampler, allowed_tokens
+from inferd_runtime.engine.text import TextAssembler
+from inferd_runtime.engine.verifying import VerifyDraft
+from inferd_runtime.speculation.drafter import Drafter
+from inferd_runtime.speculation.drafts import ROOT, Draft, DraftBuilder, Proposal
+from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
+from inferd_runtime.testing.null_driver import NullDriver
+
+Tree = tuple[list[int], list[int]]
+GREEDY = RowSampler.resolve(Sampling(), seed=0, lineage=0)
+HOT = RowSampler.resolve(Sampling(temperature=1.0), seed=5, lineage=0)
+VOCAB = 6
+
+
+def random_tree(choose: random.Random, vocab: int, count: int) -> Tree:
+    """Tokens and parents of a tree without twins."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    while len(tokens) < count:
+        parent, token = choose.randint(-1, len(tokens) - 1), choose.randrange(vocab)
+        if (parent, token) not in zip(parents, tokens, strict=True):
+            parents.append(parent)
+            tokens.append(token)
+    return tokens, parents
+
+
+def path_to(parents: Sequence[int], node: int) -> list[int]:
+    return [] if node == ROOT else [*path_to(parents, parents[node]), node]
+
+
+def draft_of(tree: Tree) -> Draft:
+    builder = DraftBuilder()
+    builder.add("custom", Proposal(*tree), [1.0] * len(tree[0]))
+    return builder.build()[0]
+
+
+@given(st.integers(0, 9), st.integers(0, 3), st.integers(0, 1 << 20), st.integers(1, 7))
+def test_a_node_stands_at_its_depth_and_sees_its_ancestors(start: int, count: int, seed: int, nodes: int) -> None:
+    _, parents = random_tree(random.Random(seed), VOCAB, nodes)
+    count = max(count, 1)
+    placement = tree_placement(start, count, parents)
+    root = start + count
+    assert placement.positions[:root].tolist() == list(range(root))
+    for at in range(count):
+        assert np.flatnonzero(placement.visible[at]).tolist() == list(range(start + at + 1))
+    for node in range(nodes):
+        path = path_to(parents, node)
+        assert placement.positions[root + node] == root + len(path) - 1
+        seen = [*range(root), *(root + ancestor for ancestor in path)]
+        assert np.flatnonzero(placement.visible[count + node]).tolist() == seen
+
+
+@pytest.fixture(scope="module")
+def table() -> TokenTable:
+    return TokenTable.from_tokenizer_json(ByteTokenizer.tokenizer_json(), vocab_size=VOCAB_SIZE, eos_ids=[END])
+
+
+@given(st.integers(0, 1 << 30), st.integers(1, 12))
+def test_the_masks_of_a_tree_are_those_of_each_path_alone(table: TokenTable, seed: int, nodes: int) -> None:
+    """And whatever was accepted, the matcher goes on from there as if nothing else had been tried."""
+    choose = random.Random(seed)
+    compiled = GrammarCompiler(table).compile(Regex("(ab|abc|ba){1,4}c?d*"))
+    tokens, parents = random_tree(choose, 5, nodes)
+    draft = draft_of(([ord("a") + token for token in tokens], parents))
+    cursor = GrammarCursor(compiled.matcher(), table.words, [END])
+    legal, masks = cursor.masks(draft)
+    kept = {tuple(draft.tokens[at] for at in path_to(draft.parents, node)) for node in range(nodes)}
+    alone = compiled.matcher()
+    legal_paths = {path for path in kept if _accepted(alone, path)}
+    found = [tuple(legal.tokens[at] for at in path_to(legal.parents, node)) for node in range(len(legal))]
+    assert set(found) == legal_paths
+    assert len(found) == len(legal_paths)
+    for node, path in enumerate([(), *found]):
+        assert allowed_tokens(masks[node], VOCAB_SIZE).tolist() == _mask_after(compiled.matcher(), path, table.words)
+    path = choose.choice([(), *found])
+    token = choose.choice(_mask_after(compiled.matcher(), path, table.words))
+    cursor.settle([*path, token])
+    if token != END:
+        _, after = cursor.masks(draft_of(([], [])))
+        assert allowed_tokens(after[0], VOCAB_SIZE).tolist() == _mask_after(
+            compiled.matcher(), (*path, token), table.words
+        )
+
+
+def _accepted(matcher: object, path: tuple[int, ...]) -> bool:
+    taken = matcher.accept(list(path))  # type: ignore[attr-defined]
+    matcher.rollback(taken)  # type: ignore[attr-defined]
+    return bool(taken == len(path))
+
+
+def _mask_after(matcher: object, path: tuple[int, ...], words: int) -> list[int]:
+    row = np.empty(words, np.int32)
+    assert matcher.accept(list(path)) == len(path)  # type: ignore[attr-defined]
+    matcher.fill(row)  # type: ignore[attr-defined]
+    return allowed_tokens(row, VOCAB_SIZE).tolist()
+
+
+class Bushy(Drafter):
+    """The answer as one path of a tree full of wrong turns, so that the right nodes never stand behind each other."""
+
+    def __init__(self, answer: list[int], seed: int) -> None:
+        self._answer, self._seen, self._random = answer, 0, random.Random(seed)
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self._seen += len(tokens)
+
+    def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
+        right = self._answer[self._seen :][: min(4, limit // 3)]
+        tokens: list[int] = []
+        parents: list[int] = []
+        above = ROOT
+        for token in right:
+            wrong = [other for other in range(VOCAB) if other != token]
+            siblings = [*self._random.sample(wrong, 2), token]
+            tokens += siblings
+            parents += [above] * 3
+            above = len(tokens) - 1
+        return Proposal(tokens, parents, confidence=[1.0] * len(tokens))
+
+
+def run(engine: Engine, context: Context, sampler: RowSampler, count: int, drafter: Drafter | None) -> Generation:
+    sources = None if drafter is None else engine.speculation.sources([drafter], max_draft=12)
+    generation = Generation(context, GenerationSpec(sampler, count, frozenset(), None, sources), TextAssembler(str, ()))
+    engine.submit(generation)
+    while not generation.finished() or generation.outbox:
+        generation.take()
+        engine.step()
+    assert generation.error is None
+    generation.close()
+    return generation
+
+
+@pytest.mark.parametrize(("seed", "sampler"), list(itertools.product(range(6), (GREEDY, HOT))))
+def test_an_accepted_path_is_compacted_and_leaves_the_cache_of_a_chain(seed: int, sampler: RowSampler) -> None:
+    driver = NullDriver(vocab_size=VOCAB, seed=seed, order=7)
+    prompt = [1, 2, 3]
+    engine = Engine(driver, EngineOptions(token_budget=32))
+    plain = engine.create_context()
+    plain.append(prompt)
+    run(engine, plain, sampler, 30, None)
+    context = engine.create_context()
+    context.append(prompt)
+    steps = engine.steps
+    generation = run(engine, context, sampler, 30, Bushy(plain.tokens, seed))
+    assert context.tokens == plain.tokens
+    assert engine.steps - steps < 15, "hardly anything was accepted"
+    assert generation.counters.accepted > 15
+    held = [driver._memory.reshape(-1)[context.table.slot(at)] for at in range(context.table.length)]
+    assert held == context.tokens[: context.table.length]
+
+
+def test_two_trees_and_a_chain_share_a_step() -> None:
+    driver = NullDriver(vocab_size=VOCAB, seed=3, order=5)
+    engine = Engine(driver, EngineOptions(token_budget=64))
+    answers = []
+    for first in range(3):
+        context = engine.create_context()
+        context.append([first, 1])
+        run(engine, context, HOT, 20, None)
+        answers.append(context.tokens)
+    generations = []
+    for first in range(3):
+        context = engine.create_context()
+        context.append([first, 1])
+        drafter = Bushy(answers[first], first) if first else None
+        sources = None if drafter is None else engine.speculation.sources([drafter])
+        generations.append(
+            Generation(context, GenerationSpec(HOT, 20, frozenset(), None, sources), TextAssembler(str, ()))
+        )
+        engine.submit(generations[-1])
+    while not all(generation.finished() for generation in generations):
+        engine.step()
+        for generation in generations:
+            generation.take()
+    assert [generation.context.tokens for generation in generations] == answers
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_verifying_by_hand_gives_what_a_generation_gives(seed: int) -> None:
+    choose = random.Random(seed)
+    driver = NullDriver(vocab_size=VOCAB, seed=seed)
+    engine = Engine(driver, EngineOptions(token_budget=16))
+    plain = engine.create_context()
+    plain.append([1, 2, 3])
+    run(engine, plain, HOT, 40, None)
+    context = engine.create_context()
+    context.append([1, 2, 3])
+    accepted = 0
+    while len(context.tokens) < 40:
+        tokens, parents = random_tree(choose, VOCAB, choose.randint(0, 9))
+        before = len(context.tokens)
+        job = VerifyDraft(context, tokens, parents, HOT)
+        engine.submit(job)
+        while not job.finished():
+            engine.step()
+        assert job.error is None
+        assert [tokens[node] for node in job.path] == job.accepted
+        assert path_to(parents, job.path[-1] if job.path else ROOT) == job.path
+        assert context.tokens[before:] == [*job.accepted, job.token]
+        assert context.user is None
+        accepted += len(job.accepted)
+    assert context.tokens == plain.tokens[: len(context.tokens)]
+    assert accepted > 2
+
+
+def test_a_draft_that_cannot_be_verified_is_refused_by_name() -> None:
+    engine = Engine(NullDriver(vocab_size=VOCAB, max_context=8))
+    context = engine.create_context()
+    with pytest.raises(InvalidRequest, match="empty"):
+        VerifyDraft(context, [1], [], GREEDY)
+    context.append([1, 2, 3])
+    for tokens, parents, message in [
+        ([1, 2], [0], r"parents: 1 of them for 2 tokens"),
+        ([1, 2], [-1, 1], r"parents\[1\] = 1"),
+        ([1, 2], [-2, -1], r"parents\[0\] = -2"),
+        ([1] * 65, [], r"64 tokens at most"),
+        ([VOCAB], [], r"outside the vocabulary"),
+    ]:
+        with pytest.raises(InvalidRequest, match=message):
+            VerifyDraft(context, tokens, parents, GREEDY)
+    assert context.user is None
+    context.append([1] * 5)
+    with pytest.raises(LimitExceeded, match="full"):
+        VerifyDraft(context, [1], [], GREEDY)
+
+
+def test_a_tree_near_the_end_of_the_context_is_cut_to_what_fits() -> None:
+    engine = Engine(NullDriver(vocab_size=VOCAB, max_context=8))
+    context = engine.create_context()
+    context.append([1, 2, 3, 1, 2, 3])
+    job = VerifyDraft(context, [1, 2, 3, 4], [-1, -1, 0, 1], GREEDY)
+    engine.submit(job)
+    while not job.finished():
+        engine.step()
+    assert job.error is None
+    assert len(context.tokens) <= 8
