@@ -13,6 +13,7 @@ from families import FAMILIES, VOCAB, make
 
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.engine.plan import Planned, Work, prepare
+from inferd_runtime.engine.positions import tree_placement
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models import fused, products
@@ -110,6 +111,32 @@ def test_rejected_drafts_and_forks_leave_no_trace(bench: Bench) -> None:
     bench.pool.check_integrity([table.pages, fork.pages])
     table.release()
     fork.release()
+
+
+def test_a_draft_tree_gives_each_path_its_own_logits_and_leaves_the_accepted_one(bench: Bench) -> None:
+    prompt, tokens = random_tokens(13, 6), random_tokens(7, 7)
+    parents = [-1, 0, 0, 2, -1, 4, 3]
+    table = PageTable(bench.pool)
+    bench.feed([(table, prompt[:-1])])
+    start = table.length
+    bench.driver.copy_pages(table.reserve(1 + len(tokens)))
+    work = Work([prompt[-1], *tokens], 1 + len(tokens), placement=tree_placement(start, 1, parents))
+    rows = bench.driver.forward(prepare([Planned(None, work, table)], bench.driver.page_size)).logits  # type: ignore[arg-type]
+    for node in range(len(tokens)):
+        path = [node]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        alone = bench.expected(prompt + [tokens[at] for at in path])
+        assert np.abs(rows[1 + node] - alone[-1]).max() < TOLERANCE
+    accepted = [0, 2, 3, 6]
+    slots = [(table.slot(start + 1 + node), table.slot(start + 1 + at)) for at, node in enumerate(accepted)]
+    bench.driver.move_tokens(*zip(*slots, strict=True))
+    table.advance(1 + len(accepted))
+    rest = random_tokens(5, 8)
+    (after,) = bench.feed([(table, rest)])
+    kept = prompt + [tokens[node] for node in accepted]
+    assert np.abs(after - bench.expected(kept + rest)[len(kept) :]).max() < TOLERANCE
+    table.release()
 
 
 def test_no_wanted_rows_gives_no_logits(bench: Bench) -> None:
