@@ -151,7 +151,9 @@ def start(
         max_tokens=request.max_tokens,
         eos_tokens=frozenset(model.tokenizer.eos_tokens),
         grammar=offers.mask if matcher is None else _cursor(matcher, model),
-        sources=offered_source(offers.draft, model) if offers.draft else build_sources(request, model, context),
+        sources=offered_source(offers.draft, model)
+        if offers.draft
+        else build_sources(request, model, context, sampler),
         paced=request.program_speculation or request.program_constraint,
         priority=request.priority,
     )

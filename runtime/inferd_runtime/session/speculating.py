@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from inferd import protocol as p
 from inferd_runtime.engine.context import Context
+from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.speculation.drafter import Drafter, OfferedDraft
 from inferd_runtime.speculation.ngram import NgramDrafter
@@ -81,11 +82,13 @@ def _check_settings(settings: p.SpeculationSettings, predicts: bool) -> None:
         raise p.InvalidRequest(f'speculation: draft_model = {settings.draft_model!r}, but no source "draft_model"')
 
 
-def build_sources(request: p.StartGenerate, model: ServedModel, context: Context) -> SourceSet | None:
-    """The sources of a checked request, None where it has none. Raises InvalidRequest or LimitExceeded."""
+def build_sources(
+    request: p.StartGenerate, model: ServedModel, context: Context, sampler: RowSampler
+) -> SourceSet | None:
+    """The sources of a checked request, None where it has none. Raises InvalidRequest, NotFound or LimitExceeded."""
     wish = Wish.of(request, model)
     context.check_tokens(wish.predicted)
-    drafters = list(open_drafters(wish, model))
+    drafters = list(open_drafters(wish, model, context.tenant, sampler))
     if not drafters and not wish.forced:
         return None
     return model.engine.speculation.sources(
@@ -98,7 +101,15 @@ def offered_source(offered: OfferedDraft, model: ServedModel) -> SourceSet:
     return model.engine.speculation.sources([offered], max_draft=p.MAX_DRAFT, forced=False)
 
 
-def open_drafters(wish: Wish, model: ServedModel) -> Iterator[Drafter]:
-    """One per source that the server has, by priority."""
+def open_drafters(wish: Wish, model: ServedModel, tenant: str, sampler: RowSampler) -> Iterator[Drafter]:
+    """One per source that the server has, by priority. Raises NotFound or InvalidRequest for a draft model that it has not."""
+    settings = wish.settings
     if "ngram" in wish.names:
-        yield NgramDrafter(wish.settings.max_draft)
+        yield NgramDrafter(settings.max_draft)
+    if "draft_model" in wish.names and model.drafts is not None:
+        yield model.drafts.open(
+            tenant=tenant, sampler=sampler, name=settings.draft_model,
+            verifier=settings.verifier, max_draft=settings.max_draft,
+        )  # fmt: skip
+    elif settings.draft_model or "draft_model" in settings.sources:
+        raise p.NotFound(f"no draft model is served for {model.info.name!r}")

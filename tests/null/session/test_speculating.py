@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from inferd import protocol as p
+from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.session.hub import SessionHub
 from inferd_runtime.session.speculating import Wish, build_sources, open_drafters
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
@@ -30,12 +31,11 @@ def caller() -> Iterator[DirectSession]:
 def names(request: p.StartGenerate, *, auto: bool = True) -> list[str] | None:
     """The sources of a request, the grammar's tokens first; None where nothing is drafted."""
     model = dataclasses.replace(null_model(), auto_speculation=auto)
-    wish = Wish.of(request, model)
-    sources = build_sources(request, model, model.engine.create_context("t"))
-    assert (sources is None) == (not wish.forced and not list(open_drafters(wish, model)))
-    return None if sources is None else ["grammar"] * sources.forced + [
-        drafter.source for drafter in open_drafters(wish, model)
-    ]  # fmt: skip
+    wish, sampler = Wish.of(request, model), RowSampler.resolve(p.Sampling(), seed=0, lineage=0)
+    sources = build_sources(request, model, model.engine.create_context("t"), sampler)
+    drafters = [drafter.source for drafter in open_drafters(wish, model, "t", sampler)]
+    assert (sources is None) == (not wish.forced and not drafters)
+    return None if sources is None else ["grammar"] * sources.forced + drafters
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,12 @@ def test_what_cannot_be_is_refused_by_name(caller: DirectSession, fields: dict[s
     with pytest.raises(p.InvalidRequest, match=says):
         caller.call(p.StartGenerate(context, **fields, **drafts))
     assert caller.generate(context, max_tokens=3).tokens
+
+
+@pytest.mark.parametrize("wish", [WISHED(["ngram", "draft_model"]), WISHED(draft_model="tiny-draft")])
+def test_a_draft_model_that_is_not_served_is_refused(caller: DirectSession, wish: p.SpeculationSettings) -> None:
+    with pytest.raises(p.NotFound, match="no draft model is served for 'null'"):
+        caller.call(p.StartGenerate(caller.text("hello"), system_speculation=True, speculation=wish))
 
 
 def test_a_prediction_longer_than_a_context_is_refused(caller: DirectSession) -> None:
