@@ -88,12 +88,12 @@ class DraftModelDrafter(Drafter):
         self._stream_ended = False
         self._told = 0
         """How much of the path the draft side knows."""
-        self._begun = self._warm = self._dropped = False
+        self._begun = self._warm = self._dropped = self._beside = False
         self._wanted = 0
         self._sent: _Sent | None = None
         self._requests = self._valid_from = 0
         self._pause, self._skip = 1, 0
-        self._steps = self._tokens = 0
+        self._steps = self._tokens = self._proposed = self._verified = 0
         self._proposed_at = self._waiting_since = self._waited = 0.0
 
     # -- What the generation says ---------------------------------------------------------------------------------
@@ -102,16 +102,15 @@ class DraftModelDrafter(Drafter):
         """Consume what was committed from the stream, or throw it away; then have the draft model go on."""
         self._measure(len(tokens))
         drawn, length = len(self._stream), len(self._spelling.path)
-        used = self._spelling.follow(tokens, [guess.token for guess in self._stream])
+        used, agreed = self._spelling.follow(tokens, [guess.token for guess in self._stream])
+        self._length.learn(used, not agreed)
         self._told = min(self._told, self._spelling.changed_from)
-        if used is None or self._spelling.changed_from < length:
+        if not agreed or self._spelling.changed_from < length:
             self._valid_from = self._requests + 1
-        if used is None:
-            self._line.counters.misses += 1
-            self._stream, self._stream_ended = [], False
-        else:
-            self._line.counters.hits += used < drawn
-            del self._stream[:used]
+        self._stream = self._stream[used:] if agreed else []
+        self._stream_ended = False
+        self._line.counters.misses += not agreed
+        self._line.counters.hits += agreed and used < drawn
         if self._skip:
             self._skip -= 1
             self._wanted = 0
@@ -121,15 +120,17 @@ class DraftModelDrafter(Drafter):
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
         """The beginning of the stream, in the target's tokens."""
         self._rested()
-        self._proposed_at = self._line.clock()
-        if not self._stream:
+        self._proposed_at, self._proposed = self._line.clock(), 0
+        self._beside = self._sent is not None
+        if not self._stream or not self._wanted:
             return NOTHING
         chances = [] if self._spec.probabilities else [guess.confidence for guess in self._stream]
         stream = [guess.token for guess in self._stream]
         tokens, confidence = self._spelling.render(stream, chances, ended=self._stream_ended)
-        first, last = len(ahead), len(ahead) + min(limit, max(1, self._wanted))
+        first, last = len(ahead), len(ahead) + min(limit, self._wanted)
         if tokens[:first] != list(ahead) or len(tokens) <= first:
             return NOTHING
+        self._proposed = min(last, len(tokens)) - first
         return Proposal(
             tokens[first:last], confidence=confidence[first:last], probabilities=self._rows(self._stream[first:last])
         )
@@ -145,13 +146,13 @@ class DraftModelDrafter(Drafter):
         return rows
 
     def feedback(self, proposed: int, accepted: int) -> None:
-        """Learn how often the draft model is right."""
-        self._length.feedback(proposed, accepted)
+        """Learn whether its guesses are verified. How often they are right, :meth:`observe` sees of all of them."""
+        self._verified = proposed
 
     def ready(self) -> bool:
         """False while the next draft is on its way and in time."""
         sent = self._sent
-        if sent is None or not sent.until or self._stream:
+        if sent is None or not sent.until:
             return True
         now = self._line.clock()
         if now < sent.until:
@@ -163,8 +164,7 @@ class DraftModelDrafter(Drafter):
     @property
     def deadline(self) -> float | None:
         """When the generation goes on without the draft that it waits for; None while it does not wait."""
-        waits = self._sent is not None and self._sent.until and not self._stream
-        return self._sent.until if waits and self._sent is not None else None
+        return self._sent.until or None if self._sent is not None else None
 
     def drop(self) -> None:
         """Forget the sequence on the draft side, and say what it was worth."""
@@ -263,10 +263,13 @@ class DraftModelDrafter(Drafter):
     def _measure(self, tokens: int) -> None:
         """Note how long a step took since it asked for a proposal."""
         if self._proposed_at:
-            self._line.experience.step.add(self._line.clock() - self._proposed_at)
+            experience, beside = self._line.experience, self._beside or self._sent is not None or self._proposed
+            (experience.beside if beside else experience.alone).add(self._line.clock() - self._proposed_at)
             self._steps += 1
             self._tokens += tokens
-        self._proposed_at = 0.0
+        if self._proposed:
+            self._length.count_verified(self._proposed, self._verified)
+        self._proposed_at, self._proposed, self._verified = 0.0, 0, 0
 
     def _rested(self) -> None:
         """Note how long the step has waited, if it has."""
@@ -277,10 +280,10 @@ class DraftModelDrafter(Drafter):
             self._waiting_since = 0.0
 
     def _speed(self) -> float:
-        step = self._line.experience.step.value
+        step = self._line.experience.alone.value
         if not self._steps or not step:
             return 0.0
-        return self._tokens / (self._steps + self._waited / step)
+        return self._tokens / (self._steps * self._line.experience.slowdown + self._waited / step)
 
 
 def read_guesses(answer: DraftAnswer) -> list[Guess]:

@@ -55,7 +55,8 @@ class DraftAnswer:
     """``tokens`` were drawn behind the certain tokens, from index ``base`` on.
 
     ``confidence``: by how much each one won (empty where the distributions are wanted). ``probabilities``: float32[n, width]
-    in row order. ``drawn`` of them were drawn for this request, within ``seconds``. ``ended``: there will be no more before
+    in row order. ``drawn`` tokens were drawn for this request in ``seconds``, not counting what had to be computed before.
+    ``ended``: there will be no more before
     the sequence changes. ``lost``: the sequence is not known (any more), and has to be sent from its beginning. ``error``:
     why there is no draft.
     """

@@ -14,10 +14,13 @@ from inferd_runtime.drafting.drawing import Guess, draw_freely, draw_guess
 from inferd_runtime.drafting.messages import AskDraft, Done, DraftAnswer, DraftSpec
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.plan import Verified, Work
+from inferd_runtime.speculation.bridge import common_prefix
 from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 
 LEAST_SURVIVAL = 0.05
 """A draft ends where all of it is less likely than this: what follows would be verified in vain."""
+FEW_ROWS = 8
+"""A draw that had to compute more tokens than this first says nothing about how long a draw takes."""
 
 
 @dataclass(slots=True)
@@ -28,6 +31,7 @@ class _Open:
     done: Done
     since: float
     drawn: int = 0
+    seconds: float = 0.0
 
 
 class DraftSequence:
@@ -113,7 +117,7 @@ class DraftSequence:
             confidence=[] if rows else [guess.confidence for guess in self._path],
             probabilities=np.stack(rows).tobytes() if rows else b"",
             drawn=request.drawn,
-            seconds=time.perf_counter() - request.since,
+            seconds=request.seconds,
             ended=self._ended or self._unlikely(),
             error=error,
         )
@@ -140,17 +144,22 @@ class DraftSequence:
 
     def commit(self, done: Verified) -> None:
         """Draw a token, and answer where that is enough."""
-        if done.work.rows and done.logits is not None and self._open is not None:
+        if self._open is None:
+            return
+        if done.work.rows and done.logits is not None:
             position = len(self.context.tokens)
             draw = draw_freely if self._spec.probabilities else draw_guess
             self._take(draw(done.logits[0, : self._spec.width], self._spec.sampler, position))
-            if self._met():
-                self._answer()
+        now = time.perf_counter()
+        if done.work.rows and len(done.work.tokens) <= FEW_ROWS:
+            self._open.drawn += 1
+            self._open.seconds += now - self._open.since
+        self._open.since = now
+        if self._met():
+            self._answer()
 
     def _take(self, guess: Guess) -> None:
         """Go on with a token. End-of-text ends a draft; it is proposed where the verifier has to know what was drawn."""
-        assert self._open is not None
-        self._open.drawn += 1
         if guess.token in self._eos:
             self._ended = True
             if not self._spec.probabilities:
@@ -164,11 +173,3 @@ class DraftSequence:
         self._answer(error.message)
         self.drop()
         self._failed()
-
-
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences begin with together."""
-    for at, (first, second) in enumerate(zip(one, other, strict=False)):
-        if first != second:
-            return at
-    return min(len(one), len(other))

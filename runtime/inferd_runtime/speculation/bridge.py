@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 WINDOW = 48
 """Bytes of text before new text that are tokenised again with it."""
@@ -107,6 +107,13 @@ class Vocabulary:
         return tokens
 
 
+class Followed(NamedTuple):
+    """What became of a stream: how many of its tokens have come true, and whether nothing contradicts the rest."""
+
+    used: int
+    agreed: bool
+
+
 class Spelling(Protocol):
     """What a generation has committed, in the draft model's tokens; and the draft, in the target's.
 
@@ -117,10 +124,8 @@ class Spelling(Protocol):
     path: list[int]
     changed_from: int
 
-    def follow(self, tokens: Sequence[int], stream: Sequence[int]) -> int | None:
-        """The target committed ``tokens``, the draft model guessed ``stream``: how much of that has come true, None when it
-        disagrees.
-        """
+    def follow(self, tokens: Sequence[int], stream: Sequence[int]) -> Followed:
+        """The target committed ``tokens``, the draft model guessed ``stream``."""
         ...
 
     def render(
@@ -142,12 +147,12 @@ class SharedVocabulary:
         self.changed_from = 0
         self._width = width
 
-    def follow(self, tokens: Sequence[int], stream: Sequence[int]) -> int | None:
+    def follow(self, tokens: Sequence[int], stream: Sequence[int]) -> Followed:
         """See :class:`Spelling`."""
         self.changed_from = len(self.path)
         self.path.extend(tokens)
-        shared = min(len(tokens), len(stream))
-        return shared if list(stream[:shared]) == list(tokens[:shared]) else None
+        used = common_prefix(tokens, stream)
+        return Followed(used, used == min(len(tokens), len(stream)))
 
     def render(
         self, stream: Sequence[int], confidence: Sequence[float], *, ended: bool
@@ -181,19 +186,18 @@ class VocabularyBridge:
         self._tail: list[int] = []
         self._read = self._written = 1
 
-    def follow(self, tokens: Sequence[int], stream: Sequence[int]) -> int | None:
+    def follow(self, tokens: Sequence[int], stream: Sequence[int]) -> Followed:
         """See :class:`Spelling`."""
         self.changed_from = before = len(self.path)
         self._remember(tokens)
-        used: int | None = 0
         if stream and all(map(self._target.piece, tokens)):
-            used = self._consume(self._owed + self._target.text(tokens), stream)
+            followed = self._consume(self._owed + self._target.text(tokens), stream)
         else:
             self._write(tokens)
-            used = None if stream else 0
+            followed = Followed(0, not stream)
         self._read += len(tokens)
         self._written += max(0, len(self.path) - before)
-        return used
+        return followed
 
     def _remember(self, tokens: Sequence[int]) -> None:
         """Keep the end of the target's tokens: WINDOW bytes or a little more, none from before a special token."""
@@ -206,7 +210,7 @@ class VocabularyBridge:
         ):
             size -= len(self._target.piece(self._tail.pop(0)))
 
-    def _consume(self, data: bytes, stream: Sequence[int]) -> int | None:
+    def _consume(self, data: bytes, stream: Sequence[int]) -> Followed:
         """How much of the stream comes true with ``data``. Where that ends within a token of the stream, the rest is owed."""
         at = used = 0
         for token in stream:
@@ -218,10 +222,10 @@ class VocabularyBridge:
         rest = data[at:]
         if used < len(stream) and rest and self._draft.piece(stream[used]).startswith(rest):
             self._owed = rest
-            return used
+            return Followed(used, True)
         self._owed = b""
         self._write_text(rest, ends=False)
-        return None if rest and used < len(stream) else used
+        return Followed(used, not rest or used == len(stream))
 
     def _write(self, tokens: Sequence[int]) -> None:
         """Put tokens on the path, text by text between the special ones."""
@@ -303,6 +307,14 @@ class VocabularyBridge:
         """See :class:`Spelling`. One more, because the last is not certain."""
         least, most = RATIOS
         return math.ceil((count + 1) * min(most, max(least, self._written / self._read)))
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences begin with together."""
+    for at, (first, second) in enumerate(zip(one, other, strict=False)):
+        if first != second:
+            return at
+    return min(len(one), len(other))
 
 
 def starts_character(piece: bytes) -> bool:
