@@ -127,6 +127,22 @@ async def test_custom_speculator_script(wire: Any) -> None:
     assert int(drafted.split()[3]) < int(plain.split()[3]) / 3
 
 
+async def test_verify_loop_script(wire: Any) -> None:
+    def answer(tokens: list[int]) -> str:
+        return decode(tokens).partition(":\n")[2].replace("Monday", "Tuesday")
+
+    runtime = FakeRuntime(answer)
+    async with wire(runtime) as server:
+        code, out, err = await script("verify_loop.py", "--url", server.url)
+    assert (code, err) == (0, "")
+    counts, text, verdict = out.splitlines()
+    assert verdict == "the texts are the same"
+    assert "on Tuesday at 10:00" in text
+    tokens, steps = int(counts.split()[0]), int(counts.split()[3])
+    assert steps < tokens / 3
+    assert runtime.contexts == {}
+
+
 async def test_own_decoding_script(wire: Any) -> None:
     runtime = FakeRuntime()
     async with wire(runtime) as server:
