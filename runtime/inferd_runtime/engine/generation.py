@@ -57,6 +57,7 @@ class Generation:
         check_start(context, spec)
         self.context = context
         self.priority = spec.priority
+        self.speculates = spec.sources is not None
         self.spec = spec
         self.outbox: deque[Step] = deque()
         self.finish = ""
@@ -79,7 +80,7 @@ class Generation:
 
     def ready(self) -> bool:
         """Whether a step is wanted now."""
-        if self.finished() or not self._allowed or len(self.outbox) >= RUN_AHEAD:
+        if self.finish or self.error is not None or not self._allowed or len(self.outbox) >= RUN_AHEAD:
             return False
         return self.spec.sources is None or self.spec.sources.ready()
 

@@ -27,6 +27,7 @@ class ContextJob:
         context.user = self
         self.context = context
         self.priority = 0
+        self.speculates = False
         self.error: InferdError | None = None
         self.listener: Callable[[], None] | None = None
         self._ended = False

@@ -36,10 +36,14 @@ class Work(NamedTuple):
 
 
 class Job(Protocol):
-    """Something that wants rows in the batch. All methods are synchronous and called between forwards."""
+    """Something that wants rows in the batch. All methods are synchronous and called between forwards.
+
+    ``speculates``: whether it is asked for a guess at all.
+    """
 
     context: Context
     priority: int
+    speculates: bool
 
     def ready(self) -> bool:
         """Whether it wants anything now."""

@@ -123,7 +123,8 @@ class Scheduler:
             work = job.work(budget, NO_DRAFT)
         if not work.tokens:
             return None
-        work = self._placed(context, work)
+        if work.draft.tokens or table.private_from is not None:
+            work = self._placed(context, work)
         context.reserve(len(work.tokens))
         return Planned(job, work, table, context.adapter)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from inferd_runtime.engine.boundary import JobBoundary
 from inferd_runtime.engine.plan import Job, Planned, Verified
@@ -13,6 +14,7 @@ from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 from inferd_runtime.speculation.sources import SourceSet
 from inferd_runtime.speculation.times import StepShape, StepTimes
 
+SPECULATES = attrgetter("speculates")
 SAMPLED = 8
 """One in so many steps without drafts is learnt from."""
 
@@ -34,8 +36,10 @@ class Speculation:
 
     def allocate(self, jobs: Sequence[Job], budget: int) -> dict[Job, Draft]:
         """Ask the jobs for their guesses, and choose among all of them what a step of ``budget`` tokens verifies."""
-        guesses = [guess(job) for job in jobs]
-        if all(draft is NO_DRAFT for draft in guesses):
+        if not any(map(SPECULATES, jobs)):
+            return {}
+        guesses = [guess(job) if job.speculates else NO_DRAFT for job in jobs]
+        if not any(draft.tokens for draft in guesses):
             return {}
         shape = _shape_of(jobs, budget)
         chosen = self.controller.allocate(guesses, shape, max(0, budget - shape.rows))

@@ -31,6 +31,7 @@ class VerifyDraft(ContextJob):
                 limit="context_tokens", value=context.max_length, raise_with="a model with a longer context",
             )  # fmt: skip
         super().__init__(context)
+        self.speculates = True
         self.accepted: list[int] = []
         self.path: list[int] = []
         self.token = -1
