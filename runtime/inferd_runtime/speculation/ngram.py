@@ -1,73 +1,71 @@
-"""The system drafter: an n-gram hash index over prompt and output (prompt lookup, Saxena 2023, made incremental)."""
+"""Lookup in the context itself: what followed when the prompt or the output last read like this."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from concurrent.futures import Executor
 
 from inferd_runtime.speculation.drafter import Drafter
-from inferd_runtime.speculation.drafts import NOTHING, Proposal
+from inferd_runtime.speculation.drafts import NOTHING, ROOT, Proposal
+from inferd_runtime.speculation.ngram_index import NgramIndex
 
-ORDERS = (8, 5, 3, 2)
 MAX_DRAFT = 16
-STRONG_MATCH = 5
-
-
-class NgramIndex:
-    """For each n, where the newest occurrence of every n-gram continues.
-
-    An n-gram is entered when the token behind it is known, so a lookup of the current end never finds itself. Appending
-    costs one dictionary write per order; looking up costs at most one read per order, whatever the length.
-    """
-
-    def __init__(self) -> None:
-        self._tokens: list[int] = []
-        self._tables: dict[int, dict[tuple[int, ...], int]] = {order: {} for order in ORDERS}
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens."""
-        for token in tokens:
-            end = len(self._tokens)
-            for order, table in self._tables.items():
-                if order <= end:
-                    table[tuple(self._tokens[end - order :])] = end
-            self._tokens.append(token)
-
-    def lookup(self, limit: int) -> tuple[list[int], int]:
-        """The continuation (at most ``limit`` tokens) of the longest known n-gram at the end, and its n (0: none known).
-
-        A continuation that runs into the end goes on with its own beginning, as a repetition would.
-        """
-        for order, table in self._tables.items():
-            if order <= len(self._tokens):
-                start = table.get(tuple(self._tokens[-order:]))
-                if start is not None:
-                    return self._continue(start, limit), order
-        return [], 0
-
-    def _continue(self, start: int, limit: int) -> list[int]:
-        draft = self._tokens[start : start + limit]
-        period = len(self._tokens) - start
-        while len(draft) < limit:
-            draft.append(draft[len(draft) - period])
-        return draft
+BRANCH_SHARE = 4
+"""Where two continuations are proposed, the second gets one of so many tokens."""
 
 
 class NgramDrafter(Drafter):
-    """Lookup of the longest known n-gram at the end."""
+    """Proposes the continuation of the newest longest match over prompt and output, and beside it, where that is another one,
+    the continuation that was most frequent.
+
+    How much of it is worth verifying is the controller's to say, from experience with matches of that length. Memory: what
+    :class:`NgramIndex` remembers, 256k tokens at most.
+    """
 
     source = "ngram"
 
-    def __init__(self, max_draft: int = MAX_DRAFT) -> None:
-        self._index = NgramIndex()
+    def __init__(self, max_draft: int = MAX_DRAFT, builder: Executor | None = None, tree: bool = True) -> None:
+        """``builder`` indexes long texts in the background; it belongs to the caller. ``tree``: whether to propose two
+        continuations; a chain is the most frequent one, which is right a little more often than the newest.
+        """
+        self._index = NgramIndex(builder=builder)
         self._max_draft = max_draft
+        self._tree = tree
+
+    @property
+    def observed(self) -> int:
+        """How many tokens were observed."""
+        return self._index.size
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """Learn committed tokens."""
+        """Index tokens that now stand in the context."""
         self._index.extend(tokens)
 
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
-        """The continuation of the longest match."""
-        if ahead:
-            return NOTHING
-        draft, order = self._index.lookup(min(limit, self._max_draft))
-        return Proposal(draft, match=order)
+        """What followed before, as a chain or a tree of two chains that part at once."""
+        return look_up(self._index, self._index.tail(ahead), min(limit, self._max_draft), ahead, self._tree)
+
+    def settle(self) -> None:
+        """Wait until all that was observed is indexed, so that proposals no longer depend on time."""
+        self._index.settle()
+
+    def fork(self) -> NgramDrafter:
+        """A copy that shares the index of all but the newest tokens."""
+        twin = NgramDrafter(self._max_draft, tree=self._tree)
+        twin._index = self._index.fork()
+        return twin
+
+
+def look_up(index: NgramIndex, tail: array[int], limit: int, ahead: Sequence[int] = (), tree: bool = True) -> Proposal:
+    """How the index's text, with ``ahead`` behind it, went on where it read like ``tail``; ``limit`` tokens."""
+    found = index.find(tail) if limit > 0 else None
+    if found is None:
+        return NOTHING
+    branch = limit // BRANCH_SHARE
+    if found.newest == found.frequent or not branch or not tree:
+        return Proposal(index.continuation(found.frequent, limit, ahead), match=found.agreement)
+    newest = index.continuation(found.newest, limit - branch, ahead)
+    frequent = index.continuation(found.frequent, branch, ahead)
+    parents = [*range(ROOT, len(newest) - 1), ROOT, *range(len(newest), len(newest) + len(frequent) - 1)]
+    return Proposal(newest + frequent, parents[: len(newest) + len(frequent)], found.agreement)

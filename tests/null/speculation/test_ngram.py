@@ -1,57 +1,254 @@
-"""The n-gram index against a plain search, and the draft length that follows success."""
+"""Lookup in the context against a plain search; what the index holds, forgets and shares."""
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd_runtime.speculation.ngram import ORDERS, NgramDrafter, NgramIndex
+from inferd_runtime.speculation.drafts import NOTHING, ROOT, Proposal
+from inferd_runtime.speculation.grams import MAX_TOKENS, POWERS, FrozenGrams
+from inferd_runtime.speculation.ngram import BRANCH_SHARE, MAX_DRAFT, NgramDrafter, look_up
+from inferd_runtime.speculation.ngram_index import CANDIDATES, ORDERS, REACH, NgramIndex
+
+BATCH = 24
+"""Small, so that short texts go through all parts of the index."""
+CHUNKS = st.lists(st.lists(st.integers(0, 2), max_size=40), max_size=8)
 
 
-def search(tokens: list[int], limit: int) -> tuple[list[int], int]:
-    """The plain twin: newest earlier occurrence of the longest suffix."""
-    for order in ORDERS:
-        for start in range(len(tokens) - 1, order - 1, -1):
-            if tokens[start - order : start] == tokens[-order:]:
-                draft = tokens[start : start + limit]
-                while len(draft) < limit:
-                    draft.append(draft[len(draft) - (len(tokens) - start)])
-                return draft, order
-    return [], 0
+class LateBuilder(Executor):
+    """Builds nothing until it is told to."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._waiting.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def work(self) -> int:
+        """Build what was ordered; returns how many builds that were."""
+        waiting, self._waiting = self._waiting, []
+        for future, build in waiting:
+            future.set_result(build())
+        return len(waiting)
 
 
-@given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 12))
-def test_lookup_equals_a_plain_search(tokens: list[int], limit: int) -> None:
-    index = NgramIndex()
-    for token in tokens:
-        index.extend([token])
-    assert index.lookup(limit) == search(tokens, limit)
+def agreement(text: Sequence[int], left: int, right: int) -> int:
+    """How many tokens agree before two positions, at most REACH."""
+    count = 0
+    while count < min(left, right, REACH) and text[left - 1 - count] == text[right - 1 - count]:
+        count += 1
+    return count
 
 
-def test_a_copied_prompt_is_drafted_from_the_prompt() -> None:
-    drafter = NgramDrafter(8)
-    drafter.observe([1, 2, 3, 4, 5, 6, 7, 8, 9])
-    drafter.observe([1, 2, 3])
-    assert list(drafter.propose(4)) == [4, 5, 6, 7]
+def search(observed: Sequence[int], ahead: Sequence[int], orders: Sequence[int] = ORDERS) -> tuple[int, int, int]:
+    """The plain twin of a lookup: newest place, place of the most frequent token, agreement; (-1, -1, 0) where none is."""
+    text = [*observed, *ahead]
+    for order in sorted(orders, reverse=True):
+        places = [
+            at
+            for at in range(len(observed) - 1, order - 1, -1)
+            if order <= len(text) and text[at - order : at] == text[-order:]
+        ][:CANDIDATES]
+        if places:
+            best = max(agreement(text, at, len(text)) for at in places)
+            places = [at for at in places if agreement(text, at, len(text)) == best]
+            following = [text[at] for at in places]
+            return places[0], places[following.index(max(following, key=following.count))], best
+    return -1, -1, 0
 
 
-def test_failing_short_matches_are_paused_longer_each_time() -> None:
+def expected(observed: Sequence[int], limit: int, ahead: Sequence[int] = ()) -> Proposal:
+    """What the plain twin proposes."""
+    newest, frequent, match = search(observed, ahead)
+    if newest < 0 or limit <= 0:
+        return NOTHING
+    branch = limit // BRANCH_SHARE if newest != frequent else 0
+    if not branch:
+        return Proposal(go_on([*observed, *ahead], frequent, limit), match=match)
+    stem = limit - branch
+    tokens = go_on([*observed, *ahead], newest, stem) + go_on([*observed, *ahead], frequent, branch)
+    return Proposal(tokens, [*range(-1, stem - 1), ROOT, *range(stem, limit - 1)], match)
+
+
+def go_on(text: list[int], at: int, limit: int) -> list[int]:
+    """The text from a position on, repeated where it ends."""
+    end = len(text)
+    for _ in range(limit):
+        text.append(text[len(text) - (end - at)])
+    return text[end:]
+
+
+def small(builder: Executor | None = None, capacity: int = 1 << 18) -> NgramDrafter:
+    """A drafter whose index freezes early."""
     drafter = NgramDrafter()
-    drafter.observe([1, 2, 9, 1, 2])
-    silent = []
-    for _ in range(4):
-        quiet = 0
-        while not drafter.propose(8):
-            quiet += 1
-        silent.append(quiet)
-        drafter.feedback(4, 0)
-    assert silent == [0, 1, 2, 4]
+    drafter._index = NgramIndex(capacity=capacity, builder=builder, batch=BATCH)
+    return drafter
 
 
-def test_a_long_match_is_tried_during_a_pause() -> None:
+@given(CHUNKS, st.integers(0, 2 * MAX_DRAFT), st.lists(st.integers(0, 2), max_size=6))
+def test_a_proposal_is_what_a_plain_search_finds(chunks: list[list[int]], limit: int, ahead: list[int]) -> None:
+    drafter, observed = small(), []
+    for chunk in chunks:
+        drafter.observe(chunk)
+        observed += chunk
+        assert drafter.propose(limit) == expected(observed, min(limit, MAX_DRAFT))
+    assert drafter.propose(limit, ahead) == expected(observed, min(limit, MAX_DRAFT), ahead)
+
+
+@given(st.lists(st.integers(0, 1), max_size=300), st.integers(1, 40))
+def test_long_agreements_are_counted_to_the_reach(text: list[int], split: int) -> None:
+    text = text + text[:split]
+    drafter = small()
+    drafter.observe(text)
+    assert drafter.propose(8) == expected(text, 8)
+
+
+@given(CHUNKS, st.data())
+def test_a_late_builder_changes_nothing_once_it_is_done(chunks: list[list[int]], data: st.DataObject) -> None:
+    builder = LateBuilder()
+    drafter, observed = small(builder), []
+    for chunk in chunks:
+        drafter.observe(chunk)
+        observed += chunk
+        drafter.propose(4)
+        if data.draw(st.booleans()):
+            builder.work()
+    while builder.work():
+        drafter.propose(1)
+    assert drafter.propose(MAX_DRAFT) == expected(observed, MAX_DRAFT)
+
+
+def test_until_a_long_prompt_is_indexed_its_end_is() -> None:
+    builder = LateBuilder()
+    drafter = small(builder)
+    drafter.observe([*range(1000), 3, 4, 5])
+    assert drafter.propose(4) == NOTHING
+    drafter.observe([990, 991])
+    assert list(drafter.propose(4).tokens) == [992, 993, 994, 995]
+    drafter.observe([3, 4, 5])
+    builder.work()
+    assert drafter.propose(4) == expected([*range(1000), 3, 4, 5, 990, 991, 3, 4, 5], 4)
+
+
+def test_a_thread_builds_what_was_observed() -> None:
+    with ThreadPoolExecutor(1) as threads:
+        drafter = small(threads)
+        drafter.observe([*range(500), 7, 8])
+        drafter.settle()
+        assert list(drafter.propose(3).tokens) == [9, 10, 11]
+
+
+def test_a_build_that_fails_is_an_error_of_the_source() -> None:
+    builder = LateBuilder()
+    drafter = small(builder)
+    drafter.observe(list(range(500)))
+    (future, _), *_ = builder._waiting
+    future.set_exception(MemoryError())
+    with pytest.raises(MemoryError):
+        drafter.propose(4)
+
+
+@given(CHUNKS, CHUNKS, CHUNKS)
+def test_a_fork_and_its_original_go_their_own_ways(
+    before: list[list[int]], left: list[list[int]], right: list[list[int]]
+) -> None:
+    original = small()
+    for chunk in before:
+        original.observe(chunk)
+    twin = original.fork()
+    for chunk in left:
+        original.observe(chunk)
+    for chunk in right:
+        twin.observe(chunk)
+    for drafter, chunks in ((original, before + left), (twin, before + right)):
+        text = [token for chunk in chunks for token in chunk]
+        assert drafter.observed == len(text)
+        assert drafter.propose(MAX_DRAFT) == expected(text, MAX_DRAFT)
+
+
+@given(st.lists(st.integers(0, 2), max_size=60), st.lists(st.integers(0, 2), max_size=6))
+def test_proposing_leaves_no_trace(text: list[int], ahead: list[int]) -> None:
+    drafter = small()
+    drafter.observe(text)
+    first = drafter.propose(8)
+    drafter.propose(8, ahead)
+    assert drafter.propose(8) == first
+
+
+def test_the_newest_continuation_and_beside_it_the_most_frequent() -> None:
     drafter = NgramDrafter()
-    drafter.observe([5, 6, 7, 8, 3, 1, 2, 9, 1, 2])
-    drafter.propose(8)
-    drafter.feedback(4, 0)
-    drafter.observe([0, 4, 5, 6, 7, 8, 3])
-    assert list(drafter.propose(1)) == [1]
+    drafter.observe([1, 2, 3, 10, 1, 2, 3, 11, 1, 2, 4, 12, 1, 2])
+    assert drafter.propose(8) == Proposal([4, 12, 1, 2, 4, 12, 3, 11], [-1, 0, 1, 2, 3, 4, -1, 6], 2)
+    chain = NgramDrafter(tree=False)
+    chain.observe([1, 2, 3, 10, 1, 2, 3, 11, 1, 2, 4, 12, 1, 2])
+    assert chain.propose(3) == Proposal([3, 11, 1], match=2)
+
+
+def test_nothing_is_proposed_beyond_the_limit_or_for_none() -> None:
+    drafter = NgramDrafter(4)
+    drafter.observe([1, 2, 3] * 20)
+    assert drafter.propose(0) == NOTHING
+    assert list(drafter.propose(9).tokens) == [1, 2, 3, 1]
+
+
+def test_memory_is_bounded_and_the_oldest_is_forgotten() -> None:
+    capacity = 200
+    drafter = small(capacity=capacity)
+    for start in range(0, 20_000, 40):
+        drafter.observe(range(start, start + 40))
+        index = drafter._index
+        assert index.remembered <= capacity + BATCH + 40
+        assert sum(part.end - part.start for part in index._frozen) <= 3 * capacity
+        assert len(index._recent) <= BATCH
+    assert drafter.observed == 20_000
+    drafter.observe([5, 6, 7, 8])
+    assert drafter.propose(4) == NOTHING
+    drafter.observe([19_950, 19_951])
+    assert list(drafter.propose(2).tokens) == [19_952, 19_953]
+
+
+def test_a_builder_that_never_builds_costs_no_memory() -> None:
+    drafter = small(LateBuilder(), capacity=200)
+    for start in range(0, 20_000, 20):
+        drafter.observe(range(start, start + 20))
+        assert len(drafter._index._frozen) <= 3
+        assert drafter._index.remembered <= 200 + BATCH + 20
+    drafter.observe([19_990, 19_991])
+    assert list(drafter.propose(2).tokens) == [19_992, 19_993]
+
+
+def test_what_is_no_token_is_refused() -> None:
+    with pytest.raises(OverflowError):
+        NgramDrafter().observe([1 << 40])
+    with pytest.raises(ValueError, match="1048576"):
+        NgramIndex(capacity=MAX_TOKENS + 1)
+    assert NgramIndex(capacity=MAX_TOKENS).size == 0
+
+
+@given(st.lists(st.integers(0, 3), max_size=80), st.sampled_from(ORDERS), st.integers(0, 80))
+def test_the_nearest_place_of_an_ngram(text: list[int], order: int, place: int) -> None:
+    grams = FrozenGrams(array("i", text), 0, 0, ORDERS)
+    gram = text[-order:]
+    hashed = sum(token * power for token, power in zip(reversed(gram), POWERS, strict=False))
+    places = [at for at in range(order, len(text)) if len(gram) == order and text[at - order : at] == gram]
+    after = [at for at in places if at >= place]
+    if len(gram) == order:
+        assert grams.nearest(order, hashed, place) == (after[0] if after else places[-1] if places else -1)
+
+
+def test_a_lookup_in_another_text() -> None:
+    index = NgramIndex((4, 8))
+    index.extend([1, 2, 3, 4, 5, 6])
+    query = NgramIndex()
+    query.extend([9, 1, 2, 3, 4])
+    assert look_up(index, query.tail(), 2) == Proposal([5, 6], match=4)
+    query.extend([3])
+    assert look_up(index, query.tail(), 2) == NOTHING

@@ -1,0 +1,296 @@
+"""Where the end of a text occurred before: an index of n-grams that never stands in the way of a step.
+
+Prompt lookup (Saxena 2023) made incremental. Most of a text lies in sorted arrays, built by numpy in a background thread; the
+newest few thousand tokens lie in a dictionary. Looking up costs a few microseconds at any length.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
+from operator import mul
+from typing import NamedTuple
+
+from inferd_runtime.speculation.grams import MAX_TOKENS, POWERS, WIDTH, FrozenGrams, RecentGrams
+
+ORDERS = (2, 4, 8)
+REACH = 32
+"""How many tokens before a place are compared with the end of the text."""
+CANDIDATES = 8
+"""How many occurrences, newest first, are looked at."""
+BATCH = 4096
+"""How many tokens the dictionary holds before they are frozen."""
+CAPACITY = 1 << 18
+"""How many tokens one context's index remembers; the oldest are forgotten. About 30 bytes each."""
+END = -(1 << 31)
+"""Stands behind each text where several are indexed as one."""
+
+_REACH_BITS = 8 * WIDTH * REACH
+
+
+class Text:
+    """The newest tokens of a growing text, at absolute positions: a past that never changes, which forks share, and the rest."""
+
+    def __init__(self) -> None:
+        self.start = 0
+        self._past = array("i")
+        self._rest = array("i")
+
+    @property
+    def end(self) -> int:
+        """How many tokens there have ever been."""
+        return self.start + len(self._past) + len(self._rest)
+
+    def append(self, tokens: array[int]) -> None:
+        """Append tokens."""
+        self._rest += tokens
+
+    def fold(self, capacity: int) -> None:
+        """Make the rest part of the past and forget all but the newest ``capacity`` tokens."""
+        whole = self._past + self._rest
+        self._past, self._rest = whole[-capacity:], array("i")
+        self.start += len(whole) - len(self._past)
+
+    def read(self, first: int, last: int) -> array[int]:
+        """The tokens at ``first`` to before ``last``, both within what is remembered."""
+        first, last, past = first - self.start, last - self.start, len(self._past)
+        if last <= past:
+            return self._past[first:last]
+        if first >= past:
+            return self._rest[first - past : last - past]
+        return self._past[first:] + self._rest[: last - past]
+
+    def last(self, count: int) -> array[int]:
+        """The newest tokens, at most ``count``."""
+        missing = count - len(self._rest)
+        return self._rest[-count:] if missing <= 0 else self._past[-missing:] + self._rest
+
+    def at(self, places: Sequence[int], back: int = 0) -> list[int]:
+        """The tokens ``back`` before these places."""
+        past, rest, shift, count = self._past, self._rest, self.start + back, len(self._past)
+        return [past[at] if (at := place - shift) < count else rest[at - count] for place in places]
+
+    def fork(self) -> Text:
+        """A copy that shares the past."""
+        twin = Text()
+        twin.start, twin._past, twin._rest = self.start, self._past, self._rest[:]
+        return twin
+
+
+class Found(NamedTuple):
+    """Where the text may go on as it did before, and how many tokens (at most REACH) agree before both places.
+
+    ``frequent`` is ``newest`` unless another next token is more frequent.
+    """
+
+    newest: int
+    frequent: int
+    agreement: int
+
+
+class NgramIndex:
+    """The n-grams of one growing text.
+
+    A few thousand new tokens are frozen where they are appended; more are frozen by ``builder`` while the newest of them can be
+    found already. Without a builder all is built where it is appended: for tests, and for texts that are short.
+    """
+
+    def __init__(
+        self,
+        orders: Sequence[int] = ORDERS,
+        capacity: int = CAPACITY,
+        builder: Executor | None = None,
+        batch: int = BATCH,
+    ) -> None:
+        """``orders`` ascending, 8 at most; ``capacity`` MAX_TOKENS at most, ValueError for more."""
+        if capacity > MAX_TOKENS:
+            raise ValueError(f"capacity {capacity} is more than the {MAX_TOKENS} tokens that are indexed in one piece")
+        self._orders = tuple(orders)
+        self._capacity = capacity
+        self._builder = builder
+        self._batch = batch
+        self._text = Text()
+        self._frozen: list[FrozenGrams] = []
+        self._recent = RecentGrams(0, b"", self._orders)
+        self._pending: Future[FrozenGrams] | None = None
+
+    @property
+    def size(self) -> int:
+        """How many tokens were appended so far, forgotten ones included."""
+        return self._text.end
+
+    @property
+    def remembered(self) -> int:
+        """How many tokens are still held."""
+        return self._text.end - self._text.start
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens; OverflowError for what is no 32-bit integer."""
+        self._collect()
+        new = array("i", tokens)
+        self._text.append(new)
+        if len(new) > self._batch // 8 or len(self._recent) + len(new) > self._batch:
+            self._freeze()
+        else:
+            self._recent.extend(new.tobytes())
+
+    def settle(self) -> None:
+        """Wait until everything that was appended is frozen or in the dictionary."""
+        while self._pending is not None:
+            self._take(self._pending)
+
+    def fork(self) -> NgramIndex:
+        """A copy that shares what is frozen; O(tokens since the last freeze)."""
+        twin = NgramIndex(self._orders, self._capacity, self._builder, self._batch)
+        twin._text, twin._recent = self._text.fork(), self._recent.fork()
+        twin._frozen, twin._pending = self._frozen, self._pending
+        return twin
+
+    def tail(self, ahead: Sequence[int] = ()) -> array[int]:
+        """The last tokens (at most REACH) of the text with ``ahead`` behind it."""
+        tail = self._text.last(REACH)
+        return (tail + array("i", ahead))[-REACH:] if ahead else tail
+
+    def find(self, tail: array[int]) -> Found | None:
+        """Where ``tail`` occurred: of the newest occurrences of its longest known n-gram, those that agree longest.
+
+        The newest of these is found, and the newest of those with the most frequent next token.
+        """
+        if self._pending is not None:
+            self._collect()
+        order, places, last = self._search(tail)
+        if not places:
+            return None
+        if last or places[-1] - REACH < self._text.start:
+            agreement, places = self._longest(tail, places)
+        else:
+            agreement, places = self._longer(tail, places, order)
+        return Found(places[0], self._most_frequent(places) if len(places) > 2 else places[0], agreement)
+
+    def _search(self, tail: array[int]) -> tuple[int, list[int], bool]:
+        """The longest known order, its newest places, and whether they may agree on more than the next order.
+
+        What is not known of one order is not known of any longer one; and where few places are known, longer orders have no
+        others.
+        """
+        grams, newest_first = tail.tobytes(), tail[::-1]
+        known = 0
+        places: list[int] = []
+        for order in self._orders:
+            more = self._places(order, grams, newest_first) if order <= len(tail) else []
+            if not more:
+                return known, places, False
+            known, places = order, more
+            if len(places) < CANDIDATES:
+                break
+        return known, places, True
+
+    def continuation(self, at: int, limit: int, ahead: Sequence[int] = ()) -> list[int]:
+        """``limit`` tokens from a place on, in the text with ``ahead`` behind it.
+
+        What runs into the end goes on with its own beginning, as a repetition would; what runs into END stops before it.
+        """
+        text, end = self._text, self._text.end
+        tokens = text.read(at, min(end, at + limit)).tolist()
+        tokens += ahead[: limit - len(tokens)]
+        period = end + len(ahead) - at
+        while len(tokens) < limit:
+            tokens.append(tokens[-period])
+        return tokens[: tokens.index(END)] if END in tokens else tokens
+
+    def _places(self, order: int, grams: bytes, newest_first: array[int]) -> list[int]:
+        recent = self._recent
+        places, before = recent.places(grams[-WIDTH * order :], CANDIDATES), recent.start
+        if len(places) < CANDIDATES:
+            hashed = sum(map(mul, newest_first[:order], POWERS))
+            for part in self._frozen:
+                places += part.places(order, hashed, before, CANDIDATES - len(places))
+                before = min(before, part.start)
+        oldest = self._text.start + order
+        return places if not places or places[-1] >= oldest else [place for place in places if place >= oldest]
+
+    def _longer(self, tail: array[int], places: list[int], order: int) -> tuple[int, list[int]]:
+        """Token by token backwards, which ends soon: what agrees on the next order's length would have been found by it."""
+        while order < len(tail):
+            wanted = tail[-1 - order]
+            before = self._text.at(places, 1 + order)
+            if wanted not in before:
+                break
+            places = [place for place, token in zip(places, before, strict=True) if token == wanted]
+            order += 1
+        return order, places
+
+    def _longest(self, tail: array[int], places: list[int]) -> tuple[int, list[int]]:
+        """All at once: read as numbers with the newest token on top, the highest bit that differs tells where two texts part."""
+        start, read = self._text.start, self._text.read
+        # What a short tail lacks is filled with ones, which are no token.
+        wanted = (int.from_bytes(tail.tobytes(), "little") + 1 << (_REACH_BITS - 8 * WIDTH * len(tail))) - 1
+        best, longest = 0, places
+        for place in places:
+            before = read(max(start, place - REACH), place)
+            number = int.from_bytes(before.tobytes(), "little")
+            if len(before) < REACH:
+                number <<= _REACH_BITS - 8 * WIDTH * len(before)
+            same = min((_REACH_BITS - (wanted ^ number).bit_length()) // (8 * WIDTH), len(before))
+            if same > best:
+                best, longest = same, [place]
+            elif same == best:
+                longest.append(place)
+        return best, longest
+
+    def _most_frequent(self, places: list[int]) -> int:
+        """The newest place with the most frequent next token; ``places`` newest first, and of equals the newest wins."""
+        following = self._text.at(places)
+        best, most = following[0], following.count(following[0])
+        for token in following:
+            if token != best and following.count(token) > most:
+                best, most = token, following.count(token)
+        return places[following.index(best)]
+
+    def _freeze(self) -> None:
+        """Freeze all: the newest here and now, what is more in the background."""
+        self._text.fold(self._capacity)
+        text, end = self._text, self._text.end
+        start = self._unmerged()
+        self._adopt(
+            FrozenGrams(*self._stretch(start if self._builder is None else max(start, end - 2 * self._batch), end))
+        )
+        window = text.read(max(text.start, end - self._orders[-1]), end)
+        self._recent = RecentGrams(end, window.tobytes(), self._orders)
+        self._complete()
+
+    def _unmerged(self) -> int:
+        """From where on to build: behind the oldest part, until what is behind it has grown to an eighth of it."""
+        start, end = self._text.start, self._text.end
+        if self._frozen and self._frozen[-1].start <= start:
+            oldest = self._frozen[-1]
+            if 8 * (end - oldest.end) <= oldest.end - oldest.start:
+                return oldest.end
+        return start
+
+    def _complete(self) -> None:
+        """Have built what is not in one piece yet."""
+        start, end = self._unmerged(), self._recent.start
+        done = start == end or any(part.start <= start and end <= part.end for part in self._frozen)
+        if self._pending is None and self._builder is not None and not done:
+            self._pending = self._builder.submit(FrozenGrams, *self._stretch(start, end))
+
+    def _stretch(self, start: int, end: int) -> tuple[array[int], int, int, tuple[int, ...]]:
+        first = max(self._text.start, start - self._orders[-1])
+        return self._text.read(first, end), first, start, self._orders
+
+    def _collect(self) -> None:
+        if self._pending is not None and self._pending.done():
+            self._take(self._pending)
+
+    def _take(self, pending: Future[FrozenGrams]) -> None:
+        self._pending = None
+        self._adopt(pending.result())
+        self._complete()
+
+    def _adopt(self, part: FrozenGrams) -> None:
+        """Take in a part, newest first, for those that it covers; three at most, so that a lookup stays short."""
+        kept = [old for old in self._frozen if not (part.start <= old.start and old.end <= part.end)]
+        parts = sorted([*kept, part], key=lambda one: -one.start)
+        self._frozen = parts[:1] + parts[1:][-2:]

@@ -1,0 +1,120 @@
+"""Text that the caller expects: the file before an edit, the record to be copied, the answer of last time."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
+from copy import copy
+from operator import mul
+from typing import NamedTuple
+
+from inferd.errors import LimitExceeded
+from inferd_runtime.speculation.drafter import Drafter
+from inferd_runtime.speculation.drafts import NOTHING, Proposal
+from inferd_runtime.speculation.grams import MAX_TOKENS, POWERS, FrozenGrams
+
+ORDERS = (2, 4, 8)
+REACH = 32
+"""The start of a prediction counts as agreement on so many tokens, and a new anchor is compared that far back."""
+CONFIRMED = 4
+"""So many tokens must agree before an anchor counts as the place that the output has reached."""
+INLINE = 8192
+"""Longer predictions are indexed in the background."""
+
+
+class Anchor(NamedTuple):
+    """Where the output stands in the prediction.
+
+    ``at``: the index of the token expected next, -1 when lost; ``agreed``: how many tokens agree before it; ``reached``: the
+    place behind the last confirmed agreement.
+    """
+
+    at: int
+    agreed: int
+    reached: int
+
+
+class PredictedText(Drafter):
+    """Proposes the prediction's next tokens. Where the output leaves it, its newest tokens are looked for in the prediction.
+
+    The longest of 8, 4 and 2 tokens that occur decide, and of their occurrences the first behind the place that was reached:
+    insertions, deletions and replacements all go on there. Only where there is none, the last before it. Memory: about 30
+    bytes per token of the prediction, shared by forks.
+    """
+
+    source = "predicted"
+
+    def __init__(self, prediction: Sequence[int], builder: Executor | None = None) -> None:
+        """``builder`` indexes long predictions in the background, for :meth:`settle` to wait for; it belongs to the caller.
+
+        LimitExceeded for more than 2**20 tokens.
+        """
+        if len(prediction) > MAX_TOKENS:
+            raise LimitExceeded(
+                f"the prediction holds {len(prediction)} tokens", limit="predicted", value=MAX_TOKENS,
+                raise_with="a shorter prediction",
+            )  # fmt: skip
+        self._prediction = array("i", prediction)
+        self._tail = array("i")
+        self._anchor = Anchor(0, REACH, 0)
+        self._begun = False
+        self._grams: Future[FrozenGrams] = Future()
+        if builder is None or len(prediction) <= INLINE:
+            self._grams.set_result(FrozenGrams(self._prediction, 0, 0, ORDERS))
+        else:
+            self._grams = builder.submit(FrozenGrams, self._prediction, 0, 0, ORDERS)
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        """The first call brings the prompt, which says nothing; then output, which is followed through the prediction."""
+        if self._begun:
+            self._anchor, self._tail = self._follow(tokens)
+        self._begun = True
+
+    def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
+        """The prediction from where the output stands, to its end at most."""
+        anchor, _ = self._follow(ahead) if ahead else (self._anchor, self._tail)
+        if anchor.at < 0 or limit <= 0:
+            return NOTHING
+        tokens = self._prediction[anchor.at : anchor.at + limit].tolist()
+        return Proposal(tokens, match=anchor.agreed) if tokens else NOTHING
+
+    def settle(self) -> None:
+        """Wait until the prediction is indexed."""
+        self._grams.result()
+
+    def fork(self) -> PredictedText:
+        """A copy that shares the prediction."""
+        # Whatever changes is replaced, never written to.
+        return copy(self)
+
+    def _follow(self, tokens: Sequence[int]) -> tuple[Anchor, array[int]]:
+        """Where the output stands behind these tokens, and its last tokens."""
+        anchor, tail = self._anchor, self._tail
+        for token in tokens:
+            tail = (tail + array("i", (token,)))[-REACH:]
+            at, agreed, reached = anchor
+            if 0 <= at < len(self._prediction) and self._prediction[at] == token:
+                anchor = Anchor(at + 1, agreed + 1, at + 1 if agreed + 1 >= CONFIRMED else reached)
+            else:
+                anchor = self._search(tail, reached)
+        return anchor, tail
+
+    def _search(self, tail: array[int], reached: int) -> Anchor:
+        if self._grams.done():
+            grams = self._grams.result()
+            for order in reversed(ORDERS):
+                if order <= len(tail):
+                    hashed = sum(map(mul, tail[: -order - 1 : -1], POWERS))
+                    at = grams.nearest(order, hashed, reached)
+                    agreed = self._agreement(tail, at)
+                    if agreed >= order:
+                        return Anchor(at, agreed, at if agreed >= CONFIRMED else reached)
+        return Anchor(-1, 0, reached)
+
+    def _agreement(self, tail: array[int], at: int) -> int:
+        most = min(at, len(tail))
+        agreed = 0
+        while agreed < most and self._prediction[at - 1 - agreed] == tail[-1 - agreed]:
+            agreed += 1
+        return agreed
