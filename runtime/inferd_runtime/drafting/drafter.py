@@ -103,7 +103,7 @@ class DraftModelDrafter(Drafter):
         self._measure(len(tokens))
         drawn, length = len(self._stream), len(self._spelling.path)
         used, agreed = self._spelling.follow(tokens, [guess.token for guess in self._stream])
-        self._length.learn(used, not agreed)
+        self._length.learn([guess.confidence for guess in self._stream[: used + (not agreed)]], used)
         self._told = min(self._told, self._spelling.changed_from)
         if not agreed or self._spelling.changed_from < length:
             self._valid_from = self._requests + 1
@@ -124,7 +124,8 @@ class DraftModelDrafter(Drafter):
         self._beside = self._sent is not None
         if not self._stream or not self._wanted:
             return NOTHING
-        chances = [] if self._spec.probabilities else [guess.confidence for guess in self._stream]
+        chance = self._length.calibration.chance
+        chances = [] if self._spec.probabilities else [chance(guess.confidence) for guess in self._stream]
         stream = [guess.token for guess in self._stream]
         tokens, confidence = self._spelling.render(stream, chances, ended=self._stream_ended)
         first, last = len(ahead), len(ahead) + min(limit, self._wanted)
@@ -206,7 +207,7 @@ class DraftModelDrafter(Drafter):
         spec = None if self._begun else self._spec
         self._begun, self._told = True, len(path)
         self._sent = _Sent(self._requests, until, len(path) + count)
-        request = AskDraft(self._number, start, path[start:], count, spec)
+        request = AskDraft(self._number, start, path[start:], count, self._length.least_survival, spec)
         self._line.transport.ask(request, partial(self._hear, self._requests))
 
     def _hear(self, number: int, answer: DraftAnswer) -> None:
@@ -219,7 +220,7 @@ class DraftModelDrafter(Drafter):
                 self._start_over(answer)
             return
         if answer.drawn:
-            self._line.experience.token.add(answer.seconds / answer.drawn)
+            self._line.experience.count_tokens(answer.drawn, answer.seconds)
         if number >= self._valid_from:
             self._extend(answer)
         if newest:
@@ -263,8 +264,8 @@ class DraftModelDrafter(Drafter):
     def _measure(self, tokens: int) -> None:
         """Note how long a step took since it asked for a proposal."""
         if self._proposed_at:
-            experience, beside = self._line.experience, self._beside or self._sent is not None or self._proposed
-            (experience.beside if beside else experience.alone).add(self._line.clock() - self._proposed_at)
+            beside = self._beside or self._sent is not None or self._proposed > 0
+            self._line.experience.count_step(self._line.clock() - self._proposed_at, beside=beside)
             self._steps += 1
             self._tokens += tokens
         if self._proposed:
@@ -280,7 +281,7 @@ class DraftModelDrafter(Drafter):
             self._waiting_since = 0.0
 
     def _speed(self) -> float:
-        step = self._line.experience.alone.value
+        step = self._line.experience.step_seconds
         if not self._steps or not step:
             return 0.0
         return self._tokens / (self._steps * self._line.experience.slowdown + self._waited / step)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 MARGIN = 1.03
 """A draft has to promise at least this much more speed than none."""
 DECAY = 0.95
 PRIOR_WEIGHT = 6.0
 FIRST_ACCEPTANCE = 0.7
+FIRST_COST = 0.25
+LARGEST = 8.0
+"""A measured time counts as this many steps at most: once a machine stalls, that says nothing about drafts."""
+LEAST_SURVIVAL = 0.1
 FIRST_PROBE, LAST_PROBE = 8, 256
 PROBE_TOKENS = 2
-CONTROL = 32
-"""One step in so many goes without a draft, to see what the others cost."""
+TENTHS = 10
+FIRST_CONTROL, CONTROL = 4, 32
+"""One step in so many (the first sooner) goes without a draft, to see what the others cost."""
 
 
 class Average:
@@ -27,31 +32,74 @@ class Average:
         self.value = value if self.value is None else self.value + self._share * (value - self.value)
 
 
-@dataclass
-class DraftExperience:
-    """What all generations of one draft model have measured together; times in seconds.
+class Calibration:
+    """How often a token of some confidence is right, by tenths; where little is known, as ``general`` says or as it claims."""
 
-    ``token``: drawing one. ``alone``: a step of the target without a draft, ``beside``: one with a draft to verify or the draft
-    model at work, where both share processors.
+    def __init__(self, general: Calibration | None = None) -> None:
+        self._general = general
+        self._right = [0.0] * TENTHS
+        self._tried = [0.0] * TENTHS
+
+    def chance(self, confidence: float) -> float:
+        """The chance that the token is right."""
+        tenth = _tenth(confidence)
+        claimed = confidence if self._general is None else self._general.chance(confidence)
+        return (PRIOR_WEIGHT * claimed + self._right[tenth]) / (PRIOR_WEIGHT + self._tried[tenth])
+
+    def learn(self, confidence: float, right: bool) -> None:
+        """A token was right or not."""
+        tenth = _tenth(confidence)
+        self._right[tenth] = self._right[tenth] * DECAY + right
+        self._tried[tenth] = self._tried[tenth] * DECAY + 1
+        if self._general is not None:
+            self._general.learn(confidence, right)
+
+
+def _tenth(confidence: float) -> int:
+    return min(TENTHS - 1, int(confidence * TENTHS))
+
+
+class DraftExperience:
+    """What all generations of one draft model have measured together.
+
+    Times count in steps of the target alone, as they take at that moment: a machine that gets slower slows both down.
+    ``cost``: drawing a token. ``slowdown``: a step with a draft to verify, or with the draft model at work beside it where both
+    share processors.
     """
 
-    token: Average = field(default_factory=lambda: Average(0.1))
-    alone: Average = field(default_factory=lambda: Average(0.1))
-    beside: Average = field(default_factory=lambda: Average(0.1))
-    acceptance: Average = field(default_factory=lambda: Average(0.02, FIRST_ACCEPTANCE))
+    def __init__(self) -> None:
+        self.calibration = Calibration()
+        self.acceptance = Average(0.02, FIRST_ACCEPTANCE)
+        self._alone = Average(0.2)
+        self._cost = Average(0.1, FIRST_COST)
+        self._slowdown = Average(0.1, 1.0)
 
     @property
     def cost(self) -> float:
-        """A draft token's time, in steps of the target alone."""
-        step = self.alone.value or self.beside.value
-        return 0.25 if self.token.value is None or not step else self.token.value / step
+        """Steps for a draft token."""
+        return self._cost.value or 0.0
 
     @property
     def slowdown(self) -> float:
         """How much longer a step takes for its draft, not counting what it waits."""
-        if not self.alone.value or not self.beside.value:
-            return 1.0
-        return max(1.0, self.beside.value / self.alone.value)
+        return max(1.0, self._slowdown.value or 1.0)
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step without a draft; 0 where none has been seen."""
+        return self._alone.value or 0.0
+
+    def count_tokens(self, tokens: int, seconds: float) -> None:
+        """So many tokens were drawn."""
+        if self._alone.value:
+            self._cost.add(min(LARGEST, seconds / tokens / self._alone.value))
+
+    def count_step(self, seconds: float, *, beside: bool) -> None:
+        """A step of the target, with a draft or ``beside`` the draft model, or without."""
+        if not beside:
+            self._alone.add(seconds)
+        elif self._alone.value:
+            self._slowdown.add(min(LARGEST, seconds / self._alone.value))
 
 
 class DraftLength:
@@ -69,9 +117,10 @@ class DraftLength:
         self._overlaps = overlaps
         self._right = PRIOR_WEIGHT * (experience.acceptance.value or 0.0)
         self._tried = PRIOR_WEIGHT
-        self._used = Average(0.25)
+        self.calibration = Calibration(experience.calibration)
+        self._used = Average(0.1)
         self._until_probe = self._probe = FIRST_PROBE
-        self._until_control = CONTROL
+        self._until_control = FIRST_CONTROL
 
     @property
     def acceptance(self) -> float:
@@ -95,9 +144,19 @@ class DraftLength:
         self._until_probe = self._probe
         return min(PROBE_TOKENS, self._most), True
 
-    def learn(self, right: int, wrong: bool) -> None:
-        """So many tokens in a row were what the target wrote, verified or not, and the next one was not."""
-        tried = right + wrong
+    @property
+    def least_survival(self) -> float:
+        """A draft that is less likely than this is not worth going on with. Where most is right, doubts count less."""
+        return LEAST_SURVIVAL * (1 - self.acceptance)
+
+    def learn(self, confidence: Sequence[float], right: int) -> None:
+        """The first ``right`` tokens were what the target wrote, verified or not, and the next one, if there is one, was not.
+
+        ``confidence``: of those and the next.
+        """
+        for at, claimed in enumerate(confidence):
+            self.calibration.learn(claimed, at < right)
+        tried = len(confidence)
         if tried:
             self._right = self._right * DECAY**tried + right
             self._tried = self._tried * DECAY**tried + tried

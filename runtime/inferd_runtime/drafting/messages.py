@@ -31,7 +31,8 @@ class AskDraft:
     """Sequence number ``sequence`` holds ``tokens`` from index ``start`` on, which are certain: draw ``count`` behind them.
 
     What the draft model has drawn itself and agrees with ``tokens`` stands, the rest is taken back. A newer request of a
-    sequence supersedes the one before, which is answered at once with what there is. ``spec`` begins the sequence anew.
+    sequence supersedes the one before, which is answered at once with what there is. A draft ends where its confidences
+    multiply to less than ``least``. ``spec`` begins the sequence anew.
     """
 
     op: ClassVar[str] = ASK
@@ -39,6 +40,7 @@ class AskDraft:
     start: int
     tokens: list[int]
     count: int
+    least: float = 0.0
     spec: DraftSpec | None = None
 
 

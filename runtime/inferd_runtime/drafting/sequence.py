@@ -17,8 +17,6 @@ from inferd_runtime.engine.plan import Verified, Work
 from inferd_runtime.speculation.bridge import common_prefix
 from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 
-LEAST_SURVIVAL = 0.05
-"""A draft ends where all of it is less likely than this: what follows would be verified in vain."""
 FEW_ROWS = 8
 """A draw that had to compute more tokens than this first says nothing about how long a draw takes."""
 
@@ -28,6 +26,7 @@ class _Open:
     """A request that is not answered yet."""
 
     count: int
+    least: float
     done: Done
     since: float
     drawn: int = 0
@@ -47,6 +46,7 @@ class DraftSequence:
     ) -> None:
         self.context = context
         self.priority = 0
+        self.speculates = False
         self._spec = spec
         self._eos = eos_tokens
         self._failed = failed
@@ -64,7 +64,7 @@ class DraftSequence:
     def ask(self, request: AskDraft, done: Done) -> None:
         """Follow the certain tokens, and draw; what was asked before is answered with what there is."""
         self._answer()
-        self._open = _Open(request.count, done, time.perf_counter())
+        self._open = _Open(request.count, request.least, done, time.perf_counter())
         try:
             self._follow(request.start, request.tokens)
         except InferdError as error:
@@ -100,10 +100,10 @@ class DraftSequence:
         if self._ended or not self.context.tokens or len(self.context.tokens) >= self.context.max_length:
             self._ended = True
             return True
-        return (self._open is not None and len(self._path) >= self._open.count) or self._unlikely()
+        return self._open is None or len(self._path) >= self._open.count or self._unlikely(self._open)
 
-    def _unlikely(self) -> bool:
-        return not self._spec.probabilities and prod(guess.confidence for guess in self._path) < LEAST_SURVIVAL
+    def _unlikely(self, request: _Open) -> bool:
+        return not self._spec.probabilities and prod(guess.confidence for guess in self._path) < request.least
 
     def _answer(self, error: str = "") -> None:
         request, self._open = self._open, None
@@ -118,7 +118,7 @@ class DraftSequence:
             probabilities=np.stack(rows).tobytes() if rows else b"",
             drawn=request.drawn,
             seconds=request.seconds,
-            ended=self._ended or self._unlikely(),
+            ended=self._ended or self._unlikely(request),
             error=error,
         )
         request.done(answer)
