@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,8 +29,9 @@ from inferd_runtime.models.adapter_options import AdapterOptions, read_adapters
 from inferd_runtime.models.fit import Placed, check_fit, divide_pages
 from inferd_runtime.models.options import ModelOptions, read_models
 from inferd_runtime.session.compiling import CompileQueue
-from inferd_runtime.session.host import ServedModel
+from inferd_runtime.session.host import Lookups, ServedModel
 from inferd_runtime.session.hub import SessionHub
+from inferd_runtime.speculation.corpus import Corpora
 
 if TYPE_CHECKING:
     from inferd_runtime.models.loading import LoadedModel
@@ -97,7 +99,8 @@ def serve_models(
     torch.set_num_threads(settings.threads or max(default_threads(model.module) for model in loaded))
     placed = [model.with_kv(_kv_token_bytes(probed)) for model, probed in zip(placed, loaded, strict=True)]
     pages = divide_pages(placed, available_bytes, settings.page_size)
-    served = [_build(settings, model, count, trials) for model, count in zip(loaded, pages, strict=True)]
+    builder = ThreadPoolExecutor(1, "index")
+    served = [_build(settings, model, count, trials, builder) for model, count in zip(loaded, pages, strict=True)]
     load_adapters(settings.adapters, served)
     return served
 
@@ -107,7 +110,9 @@ def _kv_token_bytes(loaded: LoadedModel) -> int:
     return loaded.probe.kv.bytes_per_token(next(loaded.module.parameters()).element_size())
 
 
-def _build(settings: EngineSettings, loaded: LoadedModel, pages: int, trials: TrialPool | None) -> ServedModel:
+def _build(
+    settings: EngineSettings, loaded: LoadedModel, pages: int, trials: TrialPool | None, builder: Executor
+) -> ServedModel:
     """The engine, page pool and grammar compiler of a loaded model."""
     from inferd_runtime.engine.drivers.torch_driver import TorchDriver
     from inferd_runtime.models.fused import fuse
@@ -134,7 +139,10 @@ def _build(settings: EngineSettings, loaded: LoadedModel, pages: int, trials: Tr
     engine = Engine(driver, options)
     adapters = AdapterSet(driver, settings.adapter_limits)
     compiler = GrammarCompiler(table, trials=trials)
-    return ServedModel(info, engine, loaded.tokenizer, compiler, adapters, settings.speculation == "on")
+    return ServedModel(
+        info, engine, loaded.tokenizer, compiler, adapters,
+        auto_speculation=settings.speculation == "on", lookups=Lookups(builder, Corpora(builder)),
+    )  # fmt: skip
 
 
 def load_adapters(adapters: Sequence[AdapterOptions], models: Sequence[ServedModel]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from inferd.protocol import ModelInfo
@@ -12,10 +13,21 @@ from inferd_runtime.engine.adapters import AdapterSet
 from inferd_runtime.engine.engine import Engine
 from inferd_runtime.engine.text import TextTokenizer
 from inferd_runtime.models.chat import ChatTemplate
+from inferd_runtime.speculation.corpus import Corpora
 
 
 class ChatTokenizer(TextTokenizer, ChatTemplate, Protocol):
     """A tokenizer with a chat template."""
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """What the sources share that look things up: the thread that builds large indices (None: nobody waits, they are built at
+    once), and what each tenant's generations wrote, for those that ask for it.
+    """
+
+    builder: Executor | None = None
+    corpora: Corpora = field(default_factory=Corpora)
 
 
 @dataclass(frozen=True)
@@ -32,3 +44,4 @@ class ServedModel:
     adapters: AdapterSet
     auto_speculation: bool = True
     drafts: DraftModels | None = None
+    lookups: Lookups = field(default_factory=Lookups)

@@ -11,6 +11,7 @@ from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.speculation.drafter import Drafter, OfferedDraft
 from inferd_runtime.speculation.ngram import NgramDrafter
+from inferd_runtime.speculation.predicted import PredictedText
 from inferd_runtime.speculation.sources import SourceSet
 
 BY_DEFAULT = ("predicted", "grammar", "ngram", "draft_model")
@@ -103,9 +104,13 @@ def offered_source(offered: OfferedDraft, model: ServedModel) -> SourceSet:
 
 def open_drafters(wish: Wish, model: ServedModel, tenant: str, sampler: RowSampler) -> Iterator[Drafter]:
     """One per source that the server has, by priority. Raises NotFound or InvalidRequest for a draft model that it has not."""
-    settings = wish.settings
+    settings, lookups = wish.settings, model.lookups
+    if wish.predicted:
+        yield PredictedText(wish.predicted, lookups.builder)
     if "ngram" in wish.names:
-        yield NgramDrafter(settings.max_draft)
+        yield NgramDrafter(settings.max_draft, lookups.builder, settings.tree)
+    if "corpus" in wish.names:
+        yield lookups.corpora.drafter(tenant, settings.max_draft, settings.tree)
     if "draft_model" in wish.names and model.drafts is not None:
         yield model.drafts.open(
             tenant=tenant, sampler=sampler, name=settings.draft_model,

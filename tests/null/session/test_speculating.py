@@ -48,6 +48,10 @@ def names(request: p.StartGenerate, *, auto: bool = True) -> list[str] | None:
         ({"system_speculation": True, "speculation": WISHED(["grammar"])}, None),
         ({"system_speculation": True, "speculation": WISHED(["grammar"]), "constraint": REGEX}, ["grammar"]),
         ({"system_speculation": True, "speculation": WISHED(auto=True)}, ["ngram"]),
+        ({"predicted_text": "abc"}, ["predicted"]),
+        ({"system_speculation": True, "predicted": [1, 2]}, ["predicted", "ngram"]),
+        ({"system_speculation": True, "speculation": WISHED(["corpus"])}, ["corpus"]),
+        ({"system_speculation": True, "speculation": WISHED(["predicted"]), "predicted": [1]}, ["predicted"]),
     ],
 )
 def test_a_request_gets_the_sources_that_it_asks_for(fields: dict[str, Any], expected: list[str] | None) -> None:
@@ -152,3 +156,28 @@ def test_the_engine_counts_what_its_steps_tell() -> None:
     assert sum(one.accepted for one in told.sources) == accepted == sum(told.accepted_per_position)
     assert {one.source for one in told.sources} <= set(p.SOURCES)
     caller.close()
+
+
+def test_a_prediction_is_verified_and_changes_nothing(caller: DirectSession) -> None:
+    plain = caller.generate(caller.text("hello"), max_tokens=40)
+    wrong = [*plain.tokens[:10], 1, 2, 3, *plain.tokens[10:]]
+    for predicted in (plain.tokens, wrong, [1, 2, 3]):
+        for drafts in (False, True):
+            done = caller.generate(caller.text("hello"), max_tokens=40, predicted=predicted, system_speculation=drafts)
+            assert done.tokens == plain.tokens
+            assert len(done.steps) < 12 or predicted == [1, 2, 3]
+            sources = {one.source for step in done.steps for one in step.sources}
+            assert sources <= ({"predicted", "ngram"} if drafts else {"predicted"})
+
+
+def test_a_corpus_learns_only_where_it_is_named_and_for_its_tenant_only() -> None:
+    model = null_model()
+    wish = {"system_speculation": True, "speculation": WISHED(["corpus"])}
+    accepted = []
+    for tenant, fields in (("a", {"system_speculation": True}), ("a", wish), ("b", wish), ("a", wish)):
+        caller = DirectSession(model, tenant=tenant)
+        done = caller.generate(caller.text("hello"), max_tokens=60, **fields)
+        accepted.append(sum(one.accepted for step in done.steps for one in step.sources if one.source == "corpus"))
+        caller.session.close()
+    assert accepted[:3] == [0, 0, 0]
+    assert accepted[3] > 20
