@@ -24,7 +24,11 @@ def stream_events(run: Run, request: Request) -> StreamingResponse:
     """
     as_sse = SSE in request.headers.get("accept", "")
     start, follow = _first_index(request), _follow(request)
-    events = _lines(run, start, follow, as_sse)
+    return streamed(_lines(run, start, follow, as_sse), as_sse)
+
+
+def streamed(events: AsyncIterator[bytes], as_sse: bool) -> StreamingResponse:
+    """The response that carries encoded events."""
     return StreamingResponse(events, media_type=SSE if as_sse else NDJSON, headers={"Cache-Control": "no-store"})
 
 

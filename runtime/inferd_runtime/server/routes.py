@@ -14,7 +14,8 @@ from inferd.protocol import PROTOCOL_VERSION
 from inferd_runtime import __version__
 from inferd_runtime.server.auth import TENANT_KEY
 from inferd_runtime.server.bundles import Program
-from inferd_runtime.server.event_stream import stream_events
+from inferd_runtime.server.cycle_stream import cycle_events
+from inferd_runtime.server.event_stream import SSE, stream_events, streamed
 from inferd_runtime.server.metrics import TEXT_FORMAT, render
 from inferd_runtime.server.registry import Registry
 from inferd_runtime.server.replies import program_json, reply, run_json, run_summary
@@ -29,7 +30,7 @@ from inferd_runtime.server.requests import (
 from inferd_runtime.server.runs import Run
 from inferd_runtime.server.runtime import Runtime
 from inferd_runtime.server.script_session import script_session
-from inferd_runtime.session.link import EngineStats, GetEngineStats, ModelStats
+from inferd_runtime.session.link import CyclePage, EngineStats, GetCycles, GetEngineStats, ModelStats
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Api:
             Route("/version", self.version),
             Route("/metrics", self.metrics),
             Route("/v1/models", self.models),
+            Route("/v1/speculation/cycles", self.cycles),
             Route("/v1/programs", self.list_programs, methods=["GET"]),
             Route("/v1/programs", self.upload, methods=["POST"]),
             Route("/v1/programs/{reference}", self.get_program),
@@ -105,6 +107,17 @@ class Api:
     async def models(self, request: Request) -> Response:
         """The models that are served; the first is the default."""
         return reply(self.runtime.models)
+
+    async def cycles(self, request: Request) -> Response:
+        """What speculation does for the tenant from now on; see :func:`~inferd_runtime.server.cycle_stream.cycle_events`."""
+        runtime, tenant = self.runtime, request.scope[TENANT_KEY]
+
+        async def read(after: int) -> CyclePage:
+            return await runtime.engine.call(GetCycles(tenant, after), CyclePage)
+
+        as_sse = SSE in request.headers.get("accept", "")
+        events = cycle_events(read, await read(-1), as_sse=as_sse, ended=lambda: runtime.closing)
+        return streamed(events, as_sse)
 
     async def upload(self, request: Request) -> Response:
         """Keep a program: 201, or 200 when it was there already."""

@@ -142,6 +142,11 @@ class Runtime:
         return self._wiring.context
 
     @property
+    def closing(self) -> bool:
+        """Whether it is shutting down."""
+        return self._closing
+
+    @property
     def models(self) -> Models:
         """What the engine serves. Raises Unavailable while no engine answers."""
         return self.engine.current.models

@@ -53,11 +53,14 @@ def next_steps(state: SessionState, call: Call) -> None:
     opened.request_steps(request)
 
     def deliver() -> None:
+        first = opened.told + 1
         reply = opened.finished_steps()
         if reply is not None:
             state.waiting.pop(call.ticket, None)
             opened.generation.listener = None
             call.respond(reply)
+        if isinstance(reply, p.Steps):
+            state.publish(request.generation, first, reply.steps)
 
     def stop() -> None:
         opened.generation.listener = None

@@ -52,7 +52,7 @@ class Offers:
 
 
 class OpenGeneration:
-    """A generation handle. ``lease`` keeps its adapter.
+    """A generation handle. ``lease`` keeps its adapter, ``told`` is how many steps were handed out.
 
     What was given to :meth:`on_close` is called when it is closed, and nothing needs its matcher any more.
     """
@@ -63,6 +63,7 @@ class OpenGeneration:
         self._lease = lease
         self._finished: FinishedText | None = None
         self._closed: list[Callable[[], None]] = []
+        self.told = 0
 
     def request_steps(self, request: p.NextSteps) -> None:
         """Check and hand over what ``generate.next`` brings. Raises InvalidRequest or ConstraintError."""
@@ -79,6 +80,7 @@ class OpenGeneration:
         if not generation.outbox and not generation.finish:
             return None
         steps = generation.take()
+        self.told += len(steps)
         if self._finished is not None:
             return self._finished.reply(steps, generation.finish, self._notify)
         return p.Steps(steps, generation.finish)

@@ -12,10 +12,12 @@ from inferd_runtime.engine.engine import Engine
 from inferd_runtime.engine.speculation import Speculation
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session.compiling import CompileQueue
+from inferd_runtime.session.cycles import CycleFeed
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.session.link import (
     CANCEL,
     CLOSE,
+    CYCLES,
     ERROR,
     JSON,
     MSGPACK,
@@ -24,6 +26,7 @@ from inferd_runtime.session.link import (
     STATS,
     TICKET,
     EngineStats,
+    GetCycles,
     ModelStats,
     OpenSession,
     SpeculationTotals,
@@ -66,6 +69,7 @@ class SessionHub:
         self._send = send
         self._snapshots = snapshots
         self._compiles = compiles
+        self._cycles = CycleFeed()
         self._sessions: dict[bytes, Session] = {}
         self._decode_as: dict[tuple[bytes, str], Callable[[bytes], Any]] = {
             **{(JSON, op): msgspec.json.Decoder(cls).decode for op, cls in p.OPERATIONS.items()},
@@ -126,13 +130,18 @@ class SessionHub:
             return respond(session.close())
         if op == STATS:
             return respond(self.stats())
+        if op == CYCLES:
+            asked = msgspec.msgpack.decode(payload, type=GetCycles)
+            return respond(self._cycles.read(asked.tenant, asked.after))
         session.handle(ticket, self._decode(op, form, payload), respond)
 
     def _open(self, identity: bytes, payload: bytes, respond: Callable[[Any], None]) -> None:
         if identity in self._sessions:
             self._sessions.pop(identity).close()
         opened = msgspec.msgpack.decode(payload, type=OpenSession)
-        self._sessions[identity] = Session(self._models, opened.tenant, opened.label, self._snapshots, self._compiles)
+        self._sessions[identity] = Session(
+            self._models, opened.tenant, opened.label, self._snapshots, self._compiles, self._cycles
+        )
         respond(p.Done())
 
     def _decode(self, op: str, form: bytes, payload: bytes) -> Any:

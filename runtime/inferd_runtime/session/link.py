@@ -27,9 +27,10 @@ OPEN = "session.open"
 CLOSE = "session.close"
 CANCEL = "cancel"
 STATS = "engine.stats"
+CYCLES = "engine.cycles"
 RUN_SESSION = "run/"
 """A run's session is called this and the run's id: its worker opens it, the gateway closes it when the worker died."""
-PRIVATE_OPERATIONS = frozenset({OPEN, CLOSE, CANCEL, STATS})
+PRIVATE_OPERATIONS = frozenset({OPEN, CLOSE, CANCEL, STATS, CYCLES})
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,40 @@ class EngineStats:
     pages: int
     pages_free: int
     models: list[ModelStats] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class GetCycles:
+    """Ask for a tenant's :class:`CyclePage` from index ``after`` on (-1: from now on). Who asks, watches for a few seconds."""
+
+    tenant: str
+    after: int = -1
+    op: ClassVar[str] = CYCLES
+
+
+@dataclass(frozen=True)
+class WatchedCycle:
+    """One delivered step of a generation: as :class:`~inferd.SpeculationCycle`, in which session and generation it was, and its
+    ``index`` among the tenant's.
+    """
+
+    index: int
+    session: str
+    generation: int
+    step: int
+    source: str
+    drafted: int
+    accepted: int
+    emitted: int
+
+
+@dataclass(frozen=True)
+class CyclePage:
+    """Delivered steps in order. ``next``: where to go on asking; ``missed``: how many before them nobody kept."""
+
+    cycles: list[WatchedCycle]
+    next: int
+    missed: int = 0
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from inferd import protocol as p
@@ -18,6 +19,7 @@ from inferd_runtime.session import (
     snapshot_calls,
 )
 from inferd_runtime.session.compiling import CompileQueue
+from inferd_runtime.session.cycles import CycleFeed
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.session.state import Call, Respond, SessionState
 
@@ -44,10 +46,13 @@ class Session:
         label: str = "",
         snapshots: SnapshotStore | None = None,
         compiles: CompileQueue | None = None,
+        cycles: CycleFeed | None = None,
     ) -> None:
-        """Without ``compiles``, constraints are compiled at once, in the caller's thread."""
+        """Without ``compiles``, constraints are compiled at once, in the caller's thread. ``cycles`` hears of every step."""
         self.label = label
         self._state = SessionState(models, tenant, snapshots, compiles)
+        if cycles is not None:
+            self._state.publish = partial(cycles.publish, tenant, label)
 
     @property
     def tenant(self) -> str:

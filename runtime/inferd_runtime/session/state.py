@@ -19,6 +19,12 @@ from inferd_runtime.session.host import ServedModel
 
 Respond = Callable[[Any], None]
 MAX_HANDLES = 4096
+Publish = Callable[[int, int, Sequence[p.Step]], None]
+"""Hears of delivered steps: a generation's handle, the number of the first step, the steps."""
+
+
+def publish_nowhere(generation: int, first: int, steps: Sequence[p.Step]) -> None:
+    """For sessions that nobody can watch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,7 @@ class SessionState:
         self.grammars = OpenGrammars()
         self.waiting: dict[int, Callable[[], None]] = {}
         self.uploads: set[tuple[Uploads, int]] = set()
+        self.publish: Publish = publish_nowhere
         self._usage = p.Usage()
         self._last_handle = 0
 

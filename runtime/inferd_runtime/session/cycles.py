@@ -1,0 +1,65 @@
+"""What speculation does, step by step, for whoever watches: a tenant's steps as they are delivered."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from inferd.protocol import Step
+from inferd.speculation_stats import SpeculationCycle
+from inferd_runtime.session.link import CyclePage, WatchedCycle
+
+KEPT = 4096
+"""Steps that wait for a watcher who is late; of more, the oldest are lost and counted."""
+WATCHED_SECONDS = 5.0
+"""Who has not asked for so long watches no more."""
+
+
+@dataclass
+class _Watch:
+    """One tenant's steps. ``next`` is the index of the next one to come."""
+
+    until: float
+    next: int = 0
+    kept: deque[WatchedCycle] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+
+class CycleFeed:
+    """The steps of all tenants that are watched. Nothing is kept of the others: that costs one look into a dictionary.
+
+    Of those that were watched once they are counted, so that a watcher who comes late knows what it missed.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._watched: dict[str, _Watch] = {}
+
+    def publish(self, tenant: str, session: str, generation: int, first: int, steps: Sequence[Step]) -> None:
+        """Note delivered steps of a generation, whose ``first`` is the number of the first one."""
+        watch = self._watched.get(tenant)
+        if watch is None:
+            return
+        if watch.until < self._clock():
+            watch.kept.clear()
+            watch.next += len(steps)
+            return
+        for number, step in enumerate(steps, start=first):
+            cycle = SpeculationCycle.of(number, step)
+            watch.kept.append(
+                WatchedCycle(
+                    watch.next, session, generation,
+                    cycle.step, cycle.source, cycle.drafted, cycle.accepted, cycle.emitted,
+                )
+            )  # fmt: skip
+            watch.next += 1
+
+    def read(self, tenant: str, after: int) -> CyclePage:
+        """The tenant's steps from index ``after`` on, and watch for more; -1 asks for none of those that were."""
+        watch = self._watched.setdefault(tenant, _Watch(0.0))
+        watch.until = self._clock() + WATCHED_SECONDS
+        if not 0 <= after <= watch.next:
+            return CyclePage([], watch.next)
+        new = [cycle for cycle in watch.kept if cycle.index >= after]
+        return CyclePage(new, watch.next, watch.next - after - len(new))

@@ -1,0 +1,64 @@
+"""The stream of speculation over HTTP: events in both forms, and when it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from inferd.protocol import Unavailable
+from inferd_runtime.server.cycle_stream import cycle_events
+from inferd_runtime.session.link import CyclePage, WatchedCycle
+
+pytestmark = pytest.mark.anyio
+FIRST = WatchedCycle(4, "run", 1, 1, "ngram", 4, 2, 3)
+SECOND = WatchedCycle(5, "run", 1, 2, "", 0, 0, 1)
+
+
+class Pages:
+    """An engine that has some pages to give, then ends, or has been asked for all of them."""
+
+    def __init__(self, pages: Sequence[CyclePage], *, dies: bool = False) -> None:
+        self.pages = list(pages)
+        self.dies = dies
+        self.asked: list[int] = []
+
+    async def read(self, after: int) -> CyclePage:
+        self.asked.append(after)
+        if not self.pages and self.dies:
+            raise Unavailable("the engine is gone")
+        return self.pages.pop(0)
+
+    def ended(self) -> bool:
+        return not self.pages and not self.dies and bool(self.asked)
+
+    async def collect(self, as_sse: bool) -> list[bytes]:
+        first = self.pages.pop(0)
+        return [line async for line in cycle_events(self.read, first, as_sse=as_sse, ended=self.ended, poll=0.0)]
+
+
+async def test_lines_go_on_where_the_last_page_ended() -> None:
+    pages = Pages([CyclePage([FIRST], 5), CyclePage([SECOND], 6), CyclePage([], 9, 3)], dies=True)
+    lines = [json.loads(line) for line in await pages.collect(as_sse=False)]
+    assert lines[0] == {
+        "index": 4, "session": "run", "generation": 1,
+        "step": 1, "source": "ngram", "drafted": 4, "accepted": 2, "emitted": 3,
+    }  # fmt: skip
+    assert [line.get("step") for line in lines] == [1, 2, None]
+    assert lines[2] == {"missed": 3}
+    assert pages.asked == [5, 6, 9]
+
+
+async def test_server_sent_events_are_named() -> None:
+    (event,) = await Pages([CyclePage([FIRST], 5)], dies=True).collect(as_sse=True)
+    name, data, *rest = event.split(b"\n")
+    assert name == b"event: speculation.cycle"
+    assert json.loads(data.removeprefix(b"data: "))["step"] == 1
+    assert rest == [b"", b""]
+
+
+async def test_it_ends_with_the_server() -> None:
+    pages = Pages([CyclePage([FIRST], 5), CyclePage([SECOND], 6)])
+    assert len(await pages.collect(as_sse=False)) == 1
+    assert pages.asked == [5]
