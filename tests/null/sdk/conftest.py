@@ -68,13 +68,15 @@ class Wire:
 
 def _typed(request: Any) -> Any:
     """Nested dataclasses that a real runtime's decoder would have built."""
-    from inferd.protocol import Constraint, Part, Probe, Sampling
+    from inferd.protocol import Constraint, Part, Probe, Sampling, SpeculationSettings
 
     changes: dict[str, Any] = {}
     if getattr(request, "parts", None):
         changes["parts"] = [Part(**part) for part in request.parts]
     if getattr(request, "sampling", None):
         changes["sampling"] = Sampling(**request.sampling)
+    if getattr(request, "speculation", None):
+        changes["speculation"] = SpeculationSettings(**request.speculation)
     if getattr(request, "constraint", None):
         changes["constraint"] = Constraint(**request.constraint)
     if getattr(request, "probes", None):
