@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from inferd.errors import LimitExceeded
 from inferd_runtime.speculation.drafts import NOTHING, Proposal
 from inferd_runtime.speculation.grams import MAX_TOKENS
-from inferd_runtime.speculation.predicted import CONFIRMED, ORDERS, REACH, PredictedText
+from inferd_runtime.speculation.predicted import BESIDE, CONFIRMED, NEAR, ORDERS, REACH, PredictedText
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
+LONG = st.lists(st.integers(0, 9), max_size=200)
 
 
 class NeverBuilds(Executor):
@@ -43,6 +44,14 @@ class Twin:
             self.reached = self.at
 
     def search(self) -> tuple[int, int]:
+        at, agreed = self.longest()
+        if agreed < CONFIRMED and not self.reached <= at <= self.reached + NEAR:
+            for near in range(self.reached, min(self.reached + BESIDE, len(self.prediction))):
+                if self.prediction[near] == self.output[-1]:
+                    return near + 1, self.agreement(near + 1)
+        return at, agreed
+
+    def longest(self) -> tuple[int, int]:
         for order in sorted(ORDERS, reverse=True):
             ends = [
                 at
@@ -89,7 +98,7 @@ def steps(prediction: Sequence[int], output: Sequence[int], limit: int = 16) -> 
     return count
 
 
-@given(TOKENS, TOKENS, st.integers(0, 9), st.lists(st.integers(0, 3), max_size=5))
+@given(TOKENS | LONG, TOKENS, st.integers(0, 9), st.lists(st.integers(0, 3), max_size=5))
 def test_a_proposal_follows_the_rules(prediction: list[int], output: list[int], limit: int, ahead: list[int]) -> None:
     drafter, twin = begun(prediction), Twin(prediction)
     for token in output:
@@ -149,6 +158,13 @@ def test_after_an_insertion_it_goes_on_at_the_first_place_behind() -> None:
     assert drafter.propose(2) == NOTHING
     drafter.observe(line)
     assert drafter.propose(4) == Proposal([12], match=4)
+
+
+def test_one_replaced_token_costs_one_guess() -> None:
+    drafter = begun(FILE, [*FILE[:50], 1])
+    assert drafter.propose(3) == NOTHING
+    drafter.observe([FILE[51]])
+    assert drafter.propose(3) == Proposal(FILE[52:55], match=1)
 
 
 def test_without_its_index_it_still_follows_the_prediction() -> None:
