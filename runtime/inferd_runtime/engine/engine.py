@@ -141,7 +141,8 @@ def _reject(work: Work, sampler: RowSampler, position: int, logits: Logits) -> V
     """The other verifier, for drafts that come with the probabilities they were drawn with."""
     draft = work.draft
     tokens = [*draft.tokens, draft.refused] if draft.refused >= 0 else draft.tokens
-    emitted = reject(logits, work.masks, sampler, position, tokens, draft.probabilities)
+    probabilities = None if draft.probabilities is None else draft.probabilities[: len(tokens)]
+    emitted = reject(logits, work.masks, sampler, position, tokens, probabilities)
     return Verified(work, emitted, range(len(emitted) - 1), logits)
 
 

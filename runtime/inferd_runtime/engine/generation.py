@@ -98,7 +98,7 @@ class Generation:
             return NO_DRAFT
         grammar = self.spec.grammar
         draft = sources.propose(limit, grammar.forced() if grammar is not None and sources.forced else ())
-        if len(draft):
+        if draft.tokens:
             draft = draft.without(self.spec.eos_tokens)
             if context.irregular_from is not None and not draft.is_chain:
                 return draft.chain()

@@ -119,7 +119,7 @@ class Scheduler:
         if self._waiting:
             self._waiting.pop(job, None)
         work = job.work(budget, self._drafts.get(job, NO_DRAFT))
-        if work.draft.tokens and not self._fits(context, len(work.tokens)):
+        if work.draft.tokens and not self._fits(context, len(work.tokens) - len(work.draft) + work.draft.drawn):
             work = job.work(budget, NO_DRAFT)
         if not work.tokens:
             return None

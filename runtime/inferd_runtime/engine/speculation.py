@@ -39,11 +39,19 @@ class Speculation:
         if not any(map(SPECULATES, jobs)):
             return {}
         guesses = [guess(job) if job.speculates else NO_DRAFT for job in jobs]
-        if not any(draft.tokens for draft in guesses):
+        if not any(draft.drawn for draft in guesses):
             return {}
         shape = _shape_of(jobs, budget)
-        chosen = self.controller.allocate(guesses, shape, max(0, budget - shape.rows))
-        return {job: draft for job, draft in zip(jobs, chosen, strict=True) if draft.tokens}
+        left = max(0, budget - shape.rows)
+        drawn = {
+            job: draft.likeliest(left)
+            for job, draft in zip(jobs, guesses, strict=True)
+            if draft.probabilities is not None
+        }
+        shape = shape._replace(rows=shape.rows + sum(map(len, drawn.values())))
+        rest = [NO_DRAFT if job in drawn else draft for job, draft in zip(jobs, guesses, strict=True)]
+        chosen = self.controller.allocate(rest, shape, max(0, budget - shape.rows))
+        return {job: draft for job, draft in zip(jobs, chosen, strict=True) if draft.tokens} | drawn
 
     def price(self, plan: Sequence[Planned]) -> StepPrice | None:
         """What the step's drafts cost by the model; None where there are none."""

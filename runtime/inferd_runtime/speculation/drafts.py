@@ -43,8 +43,8 @@ class Draft:
 
     ``sources`` says who proposed each token (the first who did), ``survival`` how likely it is that it and all before it
     are accepted: it never grows from parent to child. ``probabilities`` as in :class:`Proposal`; a draft that has them is a
-    chain. Where such a draft was cut at a token because of what that token is, ``refused`` names it (else -1), and its
-    distribution is the last: without it, rejection sampling would favour the tokens that drafts are cut at.
+    chain. Where such a draft was cut at a token because of what that token is, ``refused`` names it (else -1), and the
+    distributions stay as they were: without them, rejection sampling would favour the tokens that drafts are cut at.
     """
 
     tokens: Sequence[int]
@@ -56,6 +56,11 @@ class Draft:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def drawn(self) -> int:
+        """How many tokens it had before any was cut because of what it is: what may depend on its length depends on this."""
+        return len(self.tokens) if self.probabilities is None else len(self.probabilities)
 
     @property
     def is_chain(self) -> bool:
@@ -85,11 +90,19 @@ class Draft:
 
     def likeliest(self, count: int) -> Draft:
         """The ``count`` nodes that are most likely to be accepted."""
+        if self.probabilities is not None:
+            return self._first(max(0, count))
         if count >= len(self.tokens):
             return self
         # A parent is at least as likely as its children and stands before them: the stable order never leaves it out.
         order = sorted(range(len(self.tokens)), key=lambda node: -self.survival[node])
         return self.select(sorted(order[: max(0, count)]))
+
+    def _first(self, count: int) -> Draft:
+        """So many tokens of those that were drawn: a refused one counts."""
+        if self.probabilities is None or count >= self.drawn or count > len(self.tokens):
+            return self
+        return replace(self.select(range(count)), probabilities=self.probabilities[:count], refused=-1)
 
     def before(self, node: int) -> Draft:
         """Of a chain, what stands before ``node``, which cannot be verified."""
@@ -98,7 +111,7 @@ class Draft:
         cut = self.select(range(node))
         if self.probabilities is None:
             return cut
-        return replace(cut, probabilities=self.probabilities[: node + 1], refused=self.tokens[node])
+        return replace(cut, probabilities=self.probabilities, refused=self.tokens[node])
 
     def without(self, tokens: Collection[int]) -> Draft:
         """The draft without these tokens and whatever follows them."""

@@ -7,6 +7,7 @@ from operator import mul
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,7 +94,9 @@ def test_the_chain_of_a_tree_follows_its_likeliest_children(given_proposals: lis
     longest = paths(chain)[-1]
     for at in range(len(longest)):
         siblings = [
-            draft.survival[node] for node, path in enumerate(paths(draft)) if path[:-1] == longest[:at] and len(path) == at + 1
+            draft.survival[node]
+            for node, path in enumerate(paths(draft))
+            if path[:-1] == longest[:at] and len(path) == at + 1
         ]
         assert chain.survival[at] == max(siblings)
     assert not any(path[:-1] == longest for path in paths(draft))
@@ -119,8 +122,16 @@ def test_a_chain_cut_at_a_token_passes_it_on_with_its_distribution() -> None:
     cut = chain.without({2})
     assert (list(cut.tokens), cut.refused) == ([0, 1], 2)
     assert cut.probabilities is not None
-    assert cut.probabilities.tolist() == rows[:3].tolist()
-    shorter = chain.likeliest(2)
-    assert shorter.refused == -1
-    assert shorter.probabilities is not None
-    assert shorter.probabilities.tolist() == rows[:2].tolist()
+    assert cut.probabilities.tolist() == rows.tolist()
+    assert cut.likeliest(3) is cut
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_shorter_draft_verifies_as_many_of_the_drawn_tokens_whatever_they_are(count: int) -> None:
+    """A refused token counts as one of them: else it would be tried where another one is not."""
+    rows = np.eye(4, dtype=np.float32)
+    chain = Draft([0, 1, 2, 3], range(-1, 3), ["draft_model"] * 4, [0.5] * 4, rows)
+    for draft in (chain, chain.without({2})):
+        shorter = draft.likeliest(count)
+        assert (list(shorter.tokens), shorter.refused, shorter.drawn) == ([0, 1][:count], -1, count)
+    assert chain.without({1}).likeliest(2).refused == 1
