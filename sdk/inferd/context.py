@@ -316,8 +316,8 @@ class Context:
         ``parents`` makes a tree of them, as in :class:`~inferd.DraftTree`. Each row is drawn by ``sampler`` (argmax by
         default), and a token is accepted while it is the one that was drawn. So the tokens are those that
         :meth:`generate` would bring with this sampler: give it a seed, the same for each call, or each call draws anew.
-        End-of-text is a token like any other here: stop where you meet it. A turn that a user message left open is cued
-        first. ``adapter``: as in :meth:`generate`.
+        End-of-text is never accepted from a draft: it comes as ``token``, and then the text is over. A turn that a user
+        message left open is cued first. ``adapter``: as in :meth:`generate`.
 
         Returns a :class:`~inferd.Verification`: ``accepted`` tokens, ``token``, the model's own behind them, ``path``, the
         accepted tokens' indices in the draft, and ``length``, the context's new length. Raises InvalidRequest, which

@@ -62,7 +62,8 @@ class VerifyDraft:
     """One step: verify a draft behind the context, and append what stands of it and the model's own token.
 
     ``parents``: per token, which one it follows (-1: the context; a smaller index than its own); empty means a chain. At most
-    MAX_DRAFT tokens; none is a plain step. ``adapter``: as in ``generate.start``.
+    MAX_DRAFT tokens; none is a plain step. End-of-text, and what follows it, is not verified. ``adapter``: as in
+    ``generate.start``.
     """
 
     context: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from inferd.protocol import MAX_DRAFT, InvalidRequest, LimitExceeded
 from inferd_runtime.engine.context import Context
@@ -18,10 +18,18 @@ class VerifyDraft(ContextJob):
     """Computes what is pending, verifies a draft behind it, and appends what was accepted and the model's own next token.
 
     These are the tokens that a generation with the same sampler would bring. Afterwards ``accepted`` are the draft's tokens
-    that stand, ``path`` their indices in the draft, ``token`` the one behind them.
+    that stand, ``path`` their indices in the draft, ``token`` the one behind them. Nothing follows one of ``ends``, so these are
+    not verified: their row is sampled anyway.
     """
 
-    def __init__(self, context: Context, tokens: Sequence[int], parents: Sequence[int], sampler: RowSampler) -> None:
+    def __init__(
+        self,
+        context: Context,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        sampler: RowSampler,
+        ends: Collection[int] = (),
+    ) -> None:
         draft = checked_draft(context, tokens, parents)
         if not context.tokens:
             raise InvalidRequest("the context is empty: add a prompt before verifying")
@@ -36,14 +44,15 @@ class VerifyDraft(ContextJob):
         self.path: list[int] = []
         self.token = -1
         self._draft = draft
+        self._ends = ends
         self._sampler = sampler
         if context.pending == 0:
             # The last token's logits are wanted, so it is computed once more.
             context.uncompute(len(context.tokens) - 1)
 
     def guess(self) -> Draft:
-        """The program's draft: it is verified whole, as far as there is room."""
-        return self._draft
+        """The program's draft: it is verified whole up to an end of text, as far as there is room."""
+        return self._draft.without(self._ends)
 
     def work(self, budget: int, draft: Draft) -> Work:
         """A prefill chunk, or what is pending with the draft behind it."""

@@ -63,7 +63,7 @@ def verify(state: SessionState, call: Call) -> None:
     entry = state.free_context(request.context)
     sampler = row_sampler(request.sampling, entry)
     with leased(state, entry, request.adapter) as lease:
-        job = VerifyDraft(entry.context, request.tokens, request.parents, sampler)
+        job = VerifyDraft(entry.context, request.tokens, request.parents, sampler, entry.model.tokenizer.eos_tokens)
         await_job(
             state, call, job,
             lambda: p.Verification(job.accepted, job.token, job.path, len(entry.context.tokens)), lease,

@@ -137,3 +137,18 @@ def test_every_mode_gives_the_same_tokens(mode: bool | SpecConfig) -> None:
         assert sum(cycle.drafted for cycle in cycles) == stats.drafted == generator.usage.drafted
 
     run_program(program)
+
+
+def test_verify_accepts_nothing_behind_the_end_of_a_text() -> None:
+    async def program() -> None:
+        for seed in range(200):
+            sampler = Sampler.multinomial(1.5, seed=seed)
+            expected = await plain(sampler)
+            if len(expected) < LENGTH:
+                break
+        ctx = Context().append("abc")
+        done = await ctx.verify([*expected, END, 1, 2][-64:], sampler=sampler)
+        assert (done.accepted, done.token) == (expected, END)
+        assert await ctx.tokens() == [*b"abc", *expected, END]
+
+    run_program(program)
