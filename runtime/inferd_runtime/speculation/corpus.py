@@ -75,12 +75,11 @@ class CorpusDrafter(Drafter):
 
     def observe(self, tokens: Sequence[int]) -> None:
         """The first call brings the prompt, which is not contributed; the others output."""
-        new = array("i", tokens)
-        self._tail = (self._tail + new)[-REACH:]
+        self._tail = (self._tail + array("i", tokens[-REACH:]))[-REACH:]
         if self._output is None:
             self._output = array("i")
         else:
-            self._output += new[: CONTRIBUTION - len(self._output)]
+            self._output += array("i", tokens[: CONTRIBUTION - len(self._output)])
 
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
         """The continuation of the longest match."""

@@ -64,19 +64,18 @@ class FrozenGrams:
 
     def places(self, order: int, hashed: int, before: int, most: int) -> list[int]:
         """Behind the n-grams of that hash (modulo 2**64): the newest ``most`` places before ``before``, newest first."""
-        if before <= self.start:
-            return []
-        keys, ends = self._sorted[order]
-        hashed &= _ALL
-        bucket = hashed >> self._shift
-        low = ends[bucket]
-        hashed &= _HASH
-        at = bisect_left(keys, hashed + min(before, self.end) - self._first, low, ends[bucket + 1])
-        if at == low or keys[at - 1] < hashed:
-            return []
-        # As differences to the hash: those of older n-grams are negative.
-        shift = self._first - hashed
-        return [key + shift for key in keys[max(low, at - most) : at][::-1] if key >= hashed]
+        found: list[int] = []
+        if before > self.start:
+            keys, ends = self._sorted[order]
+            hashed &= _ALL
+            bucket = hashed >> self._shift
+            hashed &= _HASH
+            shift, low = self._first - hashed, ends[bucket]
+            at = bisect_left(keys, (before if before < self.end else self.end) - shift, low, ends[bucket + 1])
+            while at > low and len(found) < most and keys[at - 1] >= hashed:
+                at -= 1
+                found.append(keys[at] + shift)
+        return found
 
     def nearest(self, order: int, hashed: int, place: int) -> int:
         """Behind an n-gram of that hash (modulo 2**64): the first place from ``place`` on, else the last before it, else -1."""

@@ -206,7 +206,7 @@ class NgramIndex:
             hashed = sum(map(mul, newest_first[:order], POWERS))
             for part in self._frozen:
                 places += part.places(order, hashed, before, CANDIDATES - len(places))
-                before = min(before, part.start)
+                before = part.start
         oldest = self._text.start + order
         return places if not places or places[-1] >= oldest else [place for place in places if place >= oldest]
 
@@ -229,10 +229,10 @@ class NgramIndex:
         best, longest = 0, places
         for place in places:
             before = read(max(start, place - REACH), place)
-            number = int.from_bytes(before.tobytes(), "little")
-            if len(before) < REACH:
-                number <<= _REACH_BITS - 8 * WIDTH * len(before)
-            same = min((_REACH_BITS - (wanted ^ number).bit_length()) // (8 * WIDTH), len(before))
+            number = int.from_bytes(before.tobytes(), "little") << (_REACH_BITS - 8 * WIDTH * len(before))
+            same = (_REACH_BITS - (wanted ^ number).bit_length()) // (8 * WIDTH)
+            if same > len(before):
+                same = len(before)
             if same > best:
                 best, longest = same, [place]
             elif same == best:
