@@ -68,7 +68,7 @@ class DraftModelDrafter(Drafter):
     away and drawn again. Only the draft side is asked to wait: a step rests while a draft is made that is worth it, but never
     longer than the time-out, after which the source pauses, twice as many steps each time.
 
-    ``number`` names its sequence on the draft side. ``most``: tokens of a proposal. ``on_drop`` hears at the end how fast the
+    ``number`` names its sequence on the draft side. ``on_drop`` hears at the end how fast the
     generation was: tokens per step's time, where no draft is 1.
     """
 
@@ -76,13 +76,13 @@ class DraftModelDrafter(Drafter):
 
     def __init__(
         self, line: DraftLine, number: int, spelling: Spelling, spec: DraftSpec, *,
-        most: int, on_drop: Callable[[float], None] = lambda speed: None,
+        length: DraftLength, on_drop: Callable[[float], None] = lambda speed: None,
     ) -> None:  # fmt: skip
         self._line = line
         self._number = number
         self._spelling = spelling
         self._spec = spec
-        self._length = DraftLength(line.experience, most=most, overlaps=line.transport.overlaps)
+        self._length = length
         self._on_drop = on_drop
         self._stream: list[Guess] = []
         self._stream_ended = False
@@ -163,9 +163,11 @@ class DraftModelDrafter(Drafter):
         return True
 
     @property
-    def deadline(self) -> float | None:
-        """When the generation goes on without the draft that it waits for; None while it does not wait."""
-        return self._sent.until or None if self._sent is not None else None
+    def patience(self) -> float | None:
+        """Seconds after which the generation goes on without the draft that it waits for; None while it does not wait."""
+        if self._sent is None or not self._sent.until:
+            return None
+        return max(0.0, self._sent.until - self._line.clock())
 
     def drop(self) -> None:
         """Forget the sequence on the draft side, and say what it was worth."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +10,7 @@ from weakref import WeakSet
 
 from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.drafting.drafter import DraftCounters, DraftLine, DraftModelDrafter
+from inferd_runtime.drafting.lengths import DraftLength
 from inferd_runtime.drafting.messages import DraftSpec, Pollable
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.speculation.bandit import Thompson
@@ -40,10 +40,11 @@ def connect(name: str, line: DraftLine, target: Vocabulary, draft: Vocabulary) -
 class DraftModels:
     """Belongs to the thread of the target's step loop, which polls :attr:`waits_on` and calls :meth:`poll`."""
 
-    def __init__(self, models: Sequence[DraftModel]) -> None:
+    def __init__(self, models: Sequence[DraftModel], *, lengths: type[DraftLength] = DraftLength) -> None:
         if not models:
             raise ValueError("there has to be a draft model")
         self._models = list(models)
+        self._lengths = lengths
         self._bandit = Thompson(len(models))
         self._numbers = itertools.count(1)
         self._open: WeakSet[DraftModelDrafter] = WeakSet()
@@ -77,8 +78,9 @@ class DraftModels:
         model = self._models[arm]
         spec = DraftSpec(tenant, sampler, model.width, probabilities=verifier == "rejection")
         spelling = SharedVocabulary(model.width) if model.bridge is None else model.bridge()
+        length = self._lengths(model.line.experience, most=max_draft, overlaps=model.line.transport.overlaps)
         drafter = DraftModelDrafter(
-            model.line, next(self._numbers), spelling, spec, most=max_draft, on_drop=partial(self._learn, arm)
+            model.line, next(self._numbers), spelling, spec, length=length, on_drop=partial(self._learn, arm)
         )
         self._open.add(drafter)
         return drafter
@@ -95,11 +97,8 @@ class DraftModels:
 
     def patience(self, seconds: float) -> float:
         """How long the step loop may rest, ``seconds`` at most, before a generation goes on without its draft."""
-        deadlines = [drafter.deadline for drafter in self._open]
-        soonest = min((deadline for deadline in deadlines if deadline is not None), default=None)
-        if soonest is None:
-            return seconds
-        return min(seconds, max(0.0, soonest - time.monotonic()))
+        waiting = [patience for drafter in self._open if (patience := drafter.patience) is not None]
+        return min([seconds, *waiting])
 
     def close(self) -> None:
         """Give everything back."""
@@ -107,13 +106,14 @@ class DraftModels:
             model.line.transport.close()
 
     def _find(self, name: str, verifier: str) -> int:
-        if name:
-            if name not in self.names:
-                raise NotFound(f"there is no draft model {name!r}; there are {', '.join(self.names)}")
-            arm = self.names.index(name)
-        else:
-            arm = self._bandit.choose() if len(self._models) > 1 else 0
-        if verifier == "rejection" and self._models[arm].bridge is not None:
+        fit = [at for at, model in enumerate(self._models) if verifier != "rejection" or model.bridge is None]
+        if not name and fit:
+            chosen = self._bandit.choose()
+            return chosen if chosen in fit else fit[0]
+        if name and name not in self.names:
+            raise NotFound(f"there is no draft model {name!r}; there are {', '.join(self.names)}")
+        arm = self.names.index(name) if name else 0
+        if arm not in fit:
             raise InvalidRequest(
                 f'draft model {self.names[arm]!r} has another vocabulary: it cannot draft for the verifier "rejection"'
             )

@@ -1,0 +1,287 @@
+"""A generation's stream: what is proposed, what becomes of it behind a step, and how long anybody waits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from inferd_runtime.drafting.direct import DirectDrafts
+from inferd_runtime.drafting.drafter import DraftLine, DraftModelDrafter
+from inferd_runtime.drafting.host import DraftHost
+from inferd_runtime.drafting.lengths import DraftLength
+from inferd_runtime.drafting.messages import AskDraft, Done, DraftAnswer, DraftSpec
+from inferd_runtime.engine.sampling import RowSampler
+from inferd_runtime.speculation.bridge import SharedVocabulary
+
+PROMPT = [1, 2, 3, 4, 5]
+Sampler = Callable[..., RowSampler]
+MakeHost = Callable[..., DraftHost]
+
+
+class Post:
+    """A transport whose other end is the test."""
+
+    overlaps = True
+    waits_on: Sequence[Any] = ()
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[AskDraft, Done]] = []
+        self.dropped: list[int] = []
+
+    def ask(self, request: AskDraft, done: Done) -> None:
+        self.sent.append((request, done))
+
+    def drop(self, sequence: int) -> None:
+        self.dropped.append(sequence)
+
+    def poll(self) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+    @property
+    def last(self) -> AskDraft:
+        return self.sent[-1][0]
+
+    def answer(self, tokens: Sequence[int], at: int = -1, **fields: Any) -> None:
+        request, done = self.sent[at]
+        base = request.start + len(request.tokens)
+        done(
+            DraftAnswer(
+                base, list(tokens), [0.9] * len(tokens), drawn=len(tokens), seconds=0.003 * len(tokens), **fields
+            )
+        )
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Four(DraftLength):
+    """Always wants four tokens."""
+
+    def choose(self) -> tuple[int, bool]:
+        return 4, False
+
+
+class Stand:
+    """A drafter between a transport that the test answers and a clock that the test sets."""
+
+    def __init__(self, spec: DraftSpec, length: type[DraftLength] = Four) -> None:
+        self.post, self.clock = Post(), Clock()
+        self.line = DraftLine(self.post, 512, timeout=1.0, clock=self.clock)
+        self.speeds: list[float] = []
+        self.drafter = DraftModelDrafter(
+            self.line,
+            7,
+            SharedVocabulary(12),
+            spec,
+            length=length(self.line.experience, most=4, overlaps=True),
+            on_drop=self.speeds.append,
+        )
+
+    def step(self, *tokens: int) -> None:
+        """A step of the target."""
+        proposed = len(self.drafter.propose(16).tokens)
+        if proposed:
+            self.drafter.feedback(proposed, min(proposed, len(tokens) - 1))
+        self.clock.now += 0.01
+        self.drafter.observe(tokens)
+
+
+@pytest.fixture
+def spec(sampler: Sampler) -> DraftSpec:
+    return DraftSpec("tenant", sampler(), width=12)
+
+
+@pytest.fixture
+def stand(spec: DraftSpec) -> Stand:
+    stand = Stand(spec)
+    stand.drafter.observe(PROMPT)
+    return stand
+
+
+def length_of(line: DraftLine) -> DraftLength:
+    return DraftLength(line.experience, most=6, overlaps=line.transport.overlaps)
+
+
+def test_the_prompt_is_sent_once_and_then_what_is_new(stand: Stand, spec: DraftSpec) -> None:
+    assert stand.post.last.spec == spec
+    assert (stand.post.last.start, stand.post.last.tokens) == (0, PROMPT)
+    stand.post.answer([6, 7, 8, 9])
+    assert (stand.post.last.start, stand.post.last.tokens) == (5, [])
+    assert stand.post.last.spec is None
+    assert stand.post.last.count > 4, "it runs ahead while the target verifies"
+    stand.step(6, 7, 0)
+    assert (stand.post.last.start, stand.post.last.tokens) == (5, [6, 7, 0])
+
+
+def test_a_hit_goes_on_and_a_miss_starts_again(stand: Stand) -> None:
+    counters = stand.line.counters
+    stand.post.answer([6, 7, 8, 9])
+    assert list(stand.drafter.propose(16).tokens) == [6, 7, 8, 9]
+    stand.post.answer([6, 7, 8, 9, 10, 11, 0, 1, 2])
+    stand.step(6, 7, 8, 9, 10)
+    assert (counters.hits, counters.misses) == (1, 0)
+    assert list(stand.drafter.propose(16).tokens) == [11, 0, 1, 2], "there at once"
+    stand.step(11, 5)
+    assert (counters.hits, counters.misses) == (1, 1)
+    assert not stand.drafter.propose(16).tokens
+    stand.post.answer([3, 3])
+    assert list(stand.drafter.propose(16).tokens) == [3, 3]
+
+
+def test_answers_that_commits_overtook_count_as_far_as_they_agree(stand: Stand) -> None:
+    stand.post.answer([6])
+    stand.step(6)
+    stand.post.answer([6, 7, 8, 9, 10], at=-2)
+    assert list(stand.drafter.propose(16).tokens) == [7, 8, 9, 10]
+    stand.step(0)
+    stand.post.answer([6, 0, 9, 9, 9, 9], at=-3)
+    assert not stand.drafter.propose(16).tokens, "drawn before the miss"
+
+
+def test_what_is_certain_to_come_leads_to_the_place(stand: Stand) -> None:
+    stand.post.answer([6, 7, 8, 9])
+    assert list(stand.drafter.propose(16, [6, 7]).tokens) == [8, 9]
+    assert not stand.drafter.propose(16, [6, 0]).tokens
+    assert not stand.drafter.propose(16, [6, 7, 8, 9]).tokens
+    proposal = stand.drafter.propose(2)
+    assert (list(proposal.tokens), len(proposal.confidence)) == ([6, 7], 2)
+
+
+def test_nobody_waits_for_the_prompt_and_a_step_waits_for_a_draft_until_the_time_is_up(stand: Stand) -> None:
+    assert stand.drafter.ready()
+    assert stand.drafter.patience is None
+    stand.post.answer([6, 7])
+    assert stand.drafter.ready()
+    stand.step(0)
+    assert not stand.drafter.ready()
+    assert stand.drafter.patience == pytest.approx(1.0)
+    stand.clock.now += 0.25
+    assert not stand.drafter.ready()
+    stand.post.answer([3, 4, 5, 6])
+    assert stand.drafter.ready()
+    assert list(stand.drafter.propose(16).tokens) == [3, 4, 5, 6]
+    assert stand.line.counters.waited == pytest.approx(0.25)
+    assert stand.line.counters.timeouts == 0
+
+
+def test_time_outs_pause_the_source_ever_longer_and_an_answer_ends_that(stand: Stand) -> None:
+    stand.post.answer([6, 7])
+    asked = []
+    for _ in range(40):
+        before = len(stand.post.sent)
+        stand.step(0)
+        asked.append(len(stand.post.sent) > before)
+        if not stand.drafter.ready():
+            stand.clock.now += 1.0
+            assert stand.drafter.ready()
+            assert not stand.drafter.propose(16).tokens
+    where = [at for at, one in enumerate(asked) if one]
+    assert [b - a - 1 for a, b in itertools.pairwise(where)] == [1, 2, 4, 8, 16]
+    assert stand.line.counters.timeouts == len(where)
+    stand.post.answer([1, 2, 3])
+    stand.step(0)
+    assert not stand.drafter.ready(), "it is trusted again"
+
+
+def test_a_lost_sequence_is_sent_whole_and_an_error_pauses(stand: Stand, spec: DraftSpec) -> None:
+    stand.post.answer([6, 7])
+    stand.step(6)
+    stand.post.sent[-1][1](DraftAnswer(lost=True))
+    assert (stand.post.last.start, stand.post.last.tokens, stand.post.last.spec) == (0, [*PROMPT, 6], spec)
+    before = len(stand.post.sent)
+    stand.post.sent[-1][1](DraftAnswer(error="no room"))
+    stand.step(7)
+    assert len(stand.post.sent) == before
+    stand.step(8)
+    assert (stand.post.last.tokens, stand.post.last.spec) == ([*PROMPT, 6, 7, 8], spec)
+    assert stand.line.counters.failures == 1
+
+
+def test_what_is_dropped_hears_nothing_and_says_what_it_was_worth(stand: Stand) -> None:
+    stand.post.answer([6, 7, 8, 9])
+    for _ in range(8):
+        stand.step(6, 7)
+    sent = len(stand.post.sent)
+    stand.drafter.drop()
+    stand.drafter.drop()
+    assert stand.post.dropped == [7]
+    stand.post.answer([1, 2])
+    assert len(stand.post.sent) == sent
+    assert len(stand.speeds) == 1
+
+
+def test_a_model_that_is_never_right_is_asked_ever_more_rarely(spec: DraftSpec) -> None:
+    stand = Stand(spec, DraftLength)
+    stand.drafter.observe(PROMPT)
+    answered = 0
+    asked: list[int] = []
+    for at in range(600):
+        while answered < len(stand.post.sent):
+            answered += 1
+            stand.post.answer([1] * stand.post.last.count)
+        before = len(stand.post.sent)
+        stand.step(0)
+        asked += [at] * (len(stand.post.sent) > before)
+        assert stand.drafter.ready() or at < 40, "nobody waits for it"
+    gaps = [later - at for at, later in itertools.pairwise(asked) if at > 20]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] >= 128
+    assert len(gaps) <= 8
+
+
+def test_beyond_the_draft_models_context_nothing_is_asked(spec: DraftSpec) -> None:
+    stand = Stand(spec)
+    stand.line.max_context = 6
+    stand.drafter.observe(PROMPT)
+    assert stand.post.last.count == 1
+    stand.post.answer([6], ended=True)
+    before = len(stand.post.sent)
+    stand.step(6)
+    stand.step(7)
+    assert len(stand.post.sent) == before
+
+
+@pytest.mark.parametrize("overlaps", [False, True], ids=["plain", "ahead"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
+@pytest.mark.parametrize("draft_seed", [0, 1], ids=["right", "wrong"])
+def test_the_tokens_are_the_same_with_any_draft_model(
+    make_target: Any, make_host: MakeHost, sampler: Sampler, overlaps: bool, temperature: float, draft_seed: int
+) -> None:
+    drawn = sampler(temperature, 3)
+    plain, _ = make_target().generate(PROMPT, drawn)
+    host = make_host(draft_seed)
+    line = DraftLine(DirectDrafts(host, overlaps=overlaps), 512, clock=Clock())
+    drafter = DraftModelDrafter(line, 1, SharedVocabulary(12), DraftSpec("t", drawn, 12), length=length_of(line))
+    tokens, generation = make_target().generate(PROMPT, drawn, drafter)
+    assert tokens == plain
+    assert not len(host), "dropped with the generation"
+    host.engine.check_integrity()
+    if draft_seed == 0:
+        assert generation.counters.accepted >= 25
+        assert not line.counters.misses
+        assert (line.counters.hits > 3) == overlaps
+
+
+def test_a_right_draft_model_for_rejection_says_what_it_drew_from(sampler: Sampler, make_host: MakeHost) -> None:
+    spec = DraftSpec("t", sampler(0.8, 1), 14, probabilities=True)
+    line = DraftLine(DirectDrafts(make_host()), 512, clock=Clock())
+    drafter = DraftModelDrafter(line, 1, SharedVocabulary(14), spec, length=length_of(line))
+    drafter.observe(PROMPT)
+    proposal = drafter.propose(5, ())
+    assert proposal.probabilities is not None
+    assert proposal.probabilities.shape == (len(proposal.tokens), 14)
+    assert proposal.probabilities.sum(axis=1) == pytest.approx(1.0)
+    assert not proposal.probabilities[:, 12:].any(), "the draft model does not have these"
+    assert not proposal.confidence
