@@ -10,14 +10,16 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import mean, median
 
-from controller_policies import (
-    AcceptanceUcb, Clairvoyant, CostModel, EmaTiers, Fixed, Hindsight, Policy, chances_of,
-)  # fmt: skip
+from controller_policies import AcceptanceUcb, Clairvoyant, CostModel, EmaTiers, Fixed, Oracle, Policy, chances_of
+from controller_report import table, write
 from controller_traces import LENGTH, Place, Trace, load, record, synthetic
 
 from inferd_runtime.speculation.times import StepShape, StepTimes
 
+SEEDS = 3
+STEPS = {1: 1500, 16: 800, 64: 400, 256: 250}
 ROW_COST = {1: 0.01, 16: 0.06, 64: 0.3, 256: 0.8}
 """By batch: what one more row for every sequence costs, as a share of a step without drafts."""
 
@@ -54,17 +56,15 @@ class Batch:
         return True
 
 
-def rate(policy: Policy, traces: Sequence[Trace], lanes: int, tokens: int, seed: int, noise: float = 0.0) -> float:
-    """Tokens per step time and sequence, until ``tokens`` were emitted."""
-    batch, times, rng = Batch(traces, lanes, seed), step_times(lanes), random.Random(seed)
-    emitted, seconds = 0, 0.0
-    costs = times.times(StepShape(lanes, lanes, 0), lanes * LENGTH)
-    while emitted < tokens:
+def rate(policy: Policy, traces: Sequence[Trace], lanes: int, steps: int, seed: int) -> float:
+    """Tokens per sequence in the time of a step without drafts, over so many steps of a batch that is always full."""
+    batch, emitted, seconds = Batch(traces, lanes, seed), 0, 0.0
+    costs = step_times(lanes).times(StepShape(lanes, lanes, 0), lanes * LENGTH)
+    for _ in range(steps):
         places = batch.places
         lengths = policy.lengths(places)
-        step = float(costs[sum(min(length, LENGTH) for length in lengths)])
-        seconds += step
-        policy.learn(places, lengths, step)
+        seconds += costs[sum(lengths)]
+        policy.learn(places, lengths, costs[sum(lengths)])
         for lane, (place, length) in enumerate(zip(places, lengths, strict=True)):
             count = 1 + min(place.held, length)
             emitted += count
@@ -81,8 +81,61 @@ def policies(lanes: int, traces: Sequence[Trace]) -> dict[str, Callable[[], Poli
         "fixed 4": lambda: Fixed(4),
         "fixed 16": lambda: Fixed(16),
         "EMA tiers": lambda: EmaTiers(lanes),
-        "UCB1(accept)": lambda: AcceptanceUcb(lanes),
+        "UCB1": lambda: AcceptanceUcb(lanes),
         "cost model": lambda: CostModel(lanes, times),
-        "hindsight": lambda: Hindsight(times, chances),
+        "oracle": lambda: Oracle(times, chances),
         "clairvoyant": lambda: Clairvoyant(times),
     }
+
+
+def compare(lanes: int, traces: Sequence[Trace], seeds: int, names: Sequence[str] = ()) -> dict[str, float]:
+    """The mean rate of every policy at one batch."""
+    return {
+        name: mean(rate(make(), traces, lanes, STEPS[lanes], seed) for seed in range(seeds))
+        for name, make in policies(lanes, traces).items()
+        if not names or name in names
+    }
+
+
+Cells = dict[tuple[int, str], dict[str, float]]
+
+
+def share_of_oracle(cells: Cells) -> dict[tuple[int, str], float]:
+    """The cost model's rate over the oracle's."""
+    return {cell: figures["cost model"] / figures["oracle"] for cell, figures in cells.items()}
+
+
+def main() -> None:
+    """Run every cell and print the table, JSON last."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one seed and fewer random workloads")
+    parser.add_argument("--record", action="store_true", help="run the embedded model and record its drafts again")
+    parser.add_argument("--docs", type=Path, help="folder to write speculation-controller.md and .svg into")
+    options = parser.parse_args()
+    if options.record:
+        record()
+    seeds, recorded = 1 if options.quick else SEEDS, load()
+    cells = {(lanes, kind): compare(lanes, recorded[kind], seeds) for lanes in ROW_COST for kind in recorded}
+    print(table(cells))
+    names = ("cost model", "oracle")
+    random_cells = {
+        (lanes, f"random {seed}"): compare(lanes, synthetic(seed), 1, names)
+        for lanes in ROW_COST
+        for seed in range(3 if options.quick else 20)
+    }
+    shares, random_shares = share_of_oracle(cells), sorted(share_of_oracle(random_cells).values())
+    figures = {
+        "controller_vs_oracle_min": min(shares.values()),
+        "controller_adversarial_min": min(
+            each["cost model"] for (_, kind), each in cells.items() if kind == "adversarial"
+        ),
+        "controller_vs_oracle_random_min": random_shares[0],
+        "controller_vs_oracle_random_median": median(random_shares),
+    }
+    if options.docs:
+        write(options.docs, cells, figures)
+    print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
+
+
+if __name__ == "__main__":
+    main()

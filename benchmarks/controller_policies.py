@@ -128,18 +128,20 @@ class CostModel(Policy):
         lanes, rows = len(places), sum(lengths)
         plain = StepShape(lanes, lanes, 0)
         shape = StepShape(lanes, lanes + rows, 0)
+        step = self.controller.times.time(plain)
+        row = (self.controller.times.time(shape) - step) / max(1, rows) * lanes / step
         emitted = lanes
         for lane, (place, length) in enumerate(zip(places, lengths, strict=True)):
             if length:
                 held = min(place.held, length)
                 emitted += held
                 self._survival[lane].learn(SOURCE, place.match, length, held)
-                self._breakers[lane].report((1 + held) / self.controller.cost(shape, plain, length))
+                self._breakers[lane].report((1 + held) / (1 + row * length))
         self.controller.settle(shape, plain, emitted, seconds)
 
 
 class Clairvoyant(Policy):
-    """Knows what will hold: the whole batch's held tokens, or none, whichever is faster."""
+    """Knows what each single draft will come to, so that it never verifies a token in vain. Nobody can: a bound, not a goal."""
 
     def __init__(self, times: StepTimes) -> None:
         self._controller = Controller(times)
@@ -151,8 +153,11 @@ class Clairvoyant(Policy):
         return [len(draft.tokens) for draft in chosen]
 
 
-class Hindsight(Policy):
-    """Knows the workload's true chances by match and place, counted over the whole recording, and decides as the engine does."""
+class Oracle(Policy):
+    """Knows from the start how likely each token of a draft is to hold, by match and place: counted over the whole recording.
+
+    It decides as the engine does, pays for no mistake that teaches, and needs no step for comparison.
+    """
 
     def __init__(self, times: StepTimes, chances: dict[int, list[float]]) -> None:
         self._controller = Controller(times)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from math import log, sqrt
 
-FORGET_AFTER = 12.0
-DRIFT = 0.1
+DRIFT = 0.2
+ALARM = 8.0
 SETTLED = 30
 
 
 class Change:
-    """Notices that an arm's rewards are no longer what they were: Page's two-sided cumulative sum (Page 1954; as a bandit's
-    restart: Liu, Lee, Shroff 2018, CUSUM-UCB).
+    """Notices that an arm's rewards are no longer what they were on average: Page's two-sided cumulative sum (Page 1954), which
+    tolerates DRIFT and raises the alarm when ALARM of what exceeds it has come together. SETTLED rewards come first.
     """
 
     def __init__(self) -> None:
@@ -22,17 +23,20 @@ class Change:
 
     def seen(self, reward: float) -> bool:
         """Take in a reward; True when the arm is to be learnt anew."""
-        if self._count < SETTLED:
-            self._count += 1
-            self._mean += (reward - self._mean) / self._count
+        self._count += 1
+        self._mean += (reward - self._mean) / self._count
+        if self._count <= SETTLED:
             return False
         self._up = max(0.0, self._up + reward - self._mean - DRIFT)
         self._down = max(0.0, self._down + self._mean - reward - DRIFT)
-        return max(self._up, self._down) > FORGET_AFTER
+        return max(self._up, self._down) > ALARM
 
 
-class Bandit:
-    """Arms with rewards in [0, 1], all forgotten at once when one of them changes."""
+class Bandit(ABC):
+    """Arms with rewards in [0, 1]. When one of them changes all are forgotten (CUSUM-UCB: Liu, Lee, Shroff 2018), so an arm that
+    became worse while it was played is left within some tens of pulls. An arm that became better while it was not played is
+    found out only as often as it is tried at all. ``restarts`` counts the changes.
+    """
 
     def __init__(self, arms: int) -> None:
         if arms < 1:
@@ -47,9 +51,9 @@ class Bandit:
         self.squares = [0.0] * self.arms
         self._changes = [Change() for _ in range(self.arms)]
 
+    @abstractmethod
     def choose(self) -> int:
         """The arm to pull."""
-        raise NotImplementedError
 
     def learn(self, arm: int, reward: float) -> None:
         """What pulling the arm brought. Raises ValueError outside [0, 1], where no bound holds."""
@@ -71,7 +75,8 @@ class UcbTuned(Bandit):
         if 0 in self.counts:
             return self.counts.index(0)
         time = log(sum(self.counts))
-        return max(range(self.arms), key=lambda arm: self._bound(arm, time))
+        bounds = [self._bound(arm, time) for arm in range(self.arms)]
+        return bounds.index(max(bounds))
 
     def _bound(self, arm: int, time: float) -> float:
         count = self.counts[arm]
@@ -81,14 +86,18 @@ class UcbTuned(Bandit):
 
 
 class Thompson(Bandit):
-    """Thompson sampling with a Beta(1, 1) for each arm (Agrawal and Goyal 2012); a reward counts as that part of a success."""
+    """Thompson sampling with a Beta(1, 1) for each arm, of which a reward is that part of a success (Agrawal, Goyal 2012), and
+    no sample below the posterior's mean (optimistic Bayesian sampling: May, Korda, Lee, Leslie 2012).
+    """
 
     def __init__(self, arms: int, seed: int = 0) -> None:
         super().__init__(arms)
         self._random = random.Random(seed)
 
     def choose(self) -> int:
-        """The arm with the highest of one sample from each posterior."""
-        draw = self._random.betavariate
-        samples = [draw(1 + won, 1 + count - won) for won, count in zip(self.sums, self.counts, strict=True)]
+        """The arm with the highest sample."""
+        samples = [self._sample(won, count) for won, count in zip(self.sums, self.counts, strict=True)]
         return samples.index(max(samples))
+
+    def _sample(self, won: float, count: int) -> float:
+        return max((1 + won) / (2 + count), self._random.betavariate(1 + won, 1 + count - won))

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 LONG_MATCH = 12
-RATE = 0.1
+LOSS = 8.0
 FIRST_WAIT = 32
 LONGEST_WAIT = 4096
 CONTROL_EVERY = 100
 
 
 class SourceBreaker:
-    """Whether one source may draft for one request.
+    """Whether one source may draft for one request, by an account of what its drafts won and lost, in plain steps' time.
 
-    It goes by the realised gain: how many times as fast the request went with the source's drafts as without. While the
-    average is below 1 the source rests, and is tried again after 32 steps, then 64, and so on. A long match need not wait.
-    One trial that pays turns it on again.
+    What it wins is kept up to LOSS; when it has lost all of that and LOSS more, the source rests. It is tried again after 32
+    steps, then 64, and so on; a long match need not wait, and one trial that pays turns it on again. So whatever a source
+    does, it costs a request a few steps at most, and then ever less.
     """
 
     def __init__(self) -> None:
-        self._gain = 1.2
+        self._account = 0.0
         self._on = True
         self._wait = FIRST_WAIT
         self._left = 0
@@ -38,11 +38,11 @@ class SourceBreaker:
     def report(self, gain: float) -> None:
         """What a verified draft was worth: (1 + accepted) / (the step's time with it / without it)."""
         if self._on:
-            self._gain += RATE * (gain - self._gain)
-            if self._gain < 1:
+            self._account = min(LOSS, self._account + (gain - 1 if gain >= 1 else 1 - 1 / gain))
+            if self._account < -LOSS:
                 self._on, self._left = False, self._wait
         elif gain > 1:
-            self._gain, self._on, self._wait = max(1.0, min(gain, 2.0)), True, FIRST_WAIT
+            self._on, self._account, self._wait = True, 0.0, FIRST_WAIT
         else:
             self._wait = min(LONGEST_WAIT, 2 * self._wait)
             self._left = self._wait
@@ -74,16 +74,20 @@ class EngineBreaker:
         self._left = 0
 
     def allows(self) -> bool:
-        """Whether the next step may draft. Asked once for every step that could.
-
-        About every hundredth goes without, for comparison; the rarer the more drafting brings, so that comparing costs 1 %.
-        """
+        """Whether the next step may draft. Asked once for every step that could."""
         if self.state == "open":
             self._left -= 1
             if self._left > 0:
                 return False
             self.state = "half-open"
-        return self._since_control < CONTROL_EVERY * max(1.0, self.gain)
+        return True
+
+    @property
+    def wants_control(self) -> bool:
+        """Whether a step should go without drafts for comparison: about every hundredth, but the rarer the more drafting brings,
+        so that comparing never costs more than 1 %.
+        """
+        return self._since_control >= CONTROL_EVERY * max(1.0, self.gain)
 
     def plain(self, slowness: float) -> None:
         """A step without drafts took ``slowness`` times as long as expected."""
@@ -94,6 +98,8 @@ class EngineBreaker:
 
     def drafted(self, tokens: float, slowness: float) -> None:
         """A step with drafts brought ``tokens`` times as much as one without, in ``slowness`` times the time of one."""
+        if self.state == "open":
+            return
         self._since_control += 1
         self._tokens += tokens
         self._time += min(4.0 * max(1.0, tokens), slowness)

@@ -33,6 +33,9 @@ class Controller:
         self.times = times
         self.survival = survival or Survival()
         self.breaker = EngineBreaker()
+        self.compares = False
+        """Whether the step under way goes without drafts for the sake of comparison; whoever measures should not leave it out."""
+        self._own = False
 
     @property
     def state(self) -> str:
@@ -45,8 +48,7 @@ class Controller:
         A program's own drafts always pass, as far as the budget goes: the program knows what it does. Everything else waits
         while the engine's breaker is open, and in the steps that it wants for comparison.
         """
-        granted = [NO_DRAFT] * len(drafts)
-        rest = []
+        plain, granted, rest = shape, [NO_DRAFT] * len(drafts), []
         for at, draft in enumerate(drafts):
             if draft.tokens and draft.sources[0] == OWN:
                 granted[at] = _cut(draft, budget)
@@ -54,12 +56,17 @@ class Controller:
                 budget, shape = budget - rows, shape._replace(rows=shape.rows + rows)
             elif draft.tokens:
                 rest.append(at)
-        if rest and budget > 0 and self.breaker.allows():
+        self._own = shape is not plain
+        if rest and budget > 0 and self._may_draft(plain):
             for at, draft in zip(
                 rest, self.choose([drafts[at] for at in rest], len(drafts), shape, budget), strict=True
             ):
                 granted[at] = draft
         return granted
+
+    def _may_draft(self, plain: StepShape) -> bool:
+        self.compares = self.breaker.wants_control and _decodes_only(plain) and not self._own
+        return self.breaker.allows() and not self.compares
 
     def choose(self, drafts: Sequence[Draft], sequences: int, shape: StepShape, budget: int) -> list[Draft]:
         """The best part of these drafts, none of them empty, in a step that brings ``sequences`` tokens without any.
@@ -78,12 +85,14 @@ class Controller:
 
     def _best(self, drafts: Sequence[Draft], sequences: int, shape: StepShape, budget: int) -> Choice:
         """The best beginning of the line of all nodes."""
+        if len(drafts) == 1 and len(drafts[0].tokens) <= budget and drafts[0].is_chain:
+            return self._best_alone(drafts[0], sequences, shape)
         lengths = [len(draft.tokens) for draft in drafts]
         survival = np.fromiter(chain.from_iterable([draft.survival for draft in drafts]), np.float64, sum(lengths))
         # Stable, so that a node never stands before its parent, which is as likely or more.
         order = np.argsort(-survival, kind="stable")[: max(0, budget)]
         tokens = np.concatenate(((sequences,), survival[order])).cumsum()
-        rates = tokens / self.times.times(shape, len(order))
+        rates = tokens / (self.times.array(shape, len(order)) - self._elsewhere(sequences, shape))
         count = int(rates.argmax())
         if count == 0:
             return Choice([NO_DRAFT] * len(drafts), float(rates[0]))
@@ -91,13 +100,35 @@ class Controller:
         counts = np.bincount(owners[order[:count]], minlength=len(drafts)).tolist()
         return Choice([_cut(draft, rows) for draft, rows in zip(drafts, counts, strict=True)], float(rates[count]))
 
+    def _best_alone(self, draft: Draft, sequences: int, shape: StepShape) -> Choice:
+        """The same for one chain, which stands in line already; lists are quicker than arrays here."""
+        seconds, elsewhere = self.times.times(shape, len(draft.tokens)), self._elsewhere(sequences, shape)
+        tokens, best, length = float(sequences), sequences / (seconds[0] - elsewhere), 0
+        for count, survival in enumerate(draft.survival, 1):
+            tokens += survival
+            rate = tokens / (seconds[count] - elsewhere)
+            if rate > best:
+                best, length = rate, count
+        return Choice([_cut(draft, length)], best)
+
+    def _elsewhere(self, sequences: int, shape: StepShape) -> float:
+        """Seconds that go into what else stands in the step: prompts, a program's own drafts.
+
+        It takes place anyway; counted in, it would make time look cheap and every guess worth a try.
+        """
+        if shape.rows == sequences:
+            return 0.0
+        return self.times.time(shape) - self.times.time(StepShape(sequences, sequences, shape.context))
+
     def settle(self, shape: StepShape, plain: StepShape, emitted: int, seconds: float | None) -> None:
         """After a step: its ``shape``, what that would have been without drafts, the tokens ``emitted`` and how long it took
-        (None: nobody measured). Steps that also read prompts teach what steps cost, but do not judge drafting.
+        (None: nobody measured). Steps that also read prompts, or that verify a program's own draft, teach what steps cost but
+        do not judge drafting.
         """
+        own, self._own, self.compares = self._own, False, False
         if seconds is None:
             return
-        if plain.rows == plain.sequences:
+        if _decodes_only(plain) and not own:
             slowness = seconds / self.times.time(plain)
             if shape.rows > plain.rows:
                 self.breaker.drafted(emitted / plain.sequences, slowness)
@@ -105,27 +136,9 @@ class Controller:
                 self.breaker.plain(slowness)
         self.times.learn(shape, seconds)
 
-    def extra(self, shape: StepShape, plain: StepShape, drafted: int) -> float:
-        """Seconds by which ``drafted`` rows made the step longer: their part of what all drafts did, by the cost model.
 
-        ``shape`` is the step's, ``plain`` what it would have been without any draft.
-        """
-        if not drafted:
-            return 0.0
-        more = self.times.time(shape) - self.times.time(plain)
-        return max(0.0, more) * drafted / max(drafted, shape.rows - plain.rows)
-
-    def cost(self, shape: StepShape, plain: StepShape, drafted: int) -> float:
-        """How long the step takes one sequence, that has ``drafted`` rows in it, relative to a step without drafts: its share
-        of the plain step and all of its own rows.
-        """
-        return 1 + self.extra(shape, plain, drafted) * plain.sequences / self.times.time(plain)
-
-    def saved(self, shape: StepShape, plain: StepShape, accepted: int, drafted: int) -> float:
-        """Seconds that one sequence's draft of ``drafted`` rows saved: its share of ``accepted`` more plain steps, less what the
-        rows cost. Negative where it did not pay.
-        """
-        return accepted * self.times.time(plain) / plain.sequences - self.extra(shape, plain, drafted)
+def _decodes_only(plain: StepShape) -> bool:
+    return plain.rows == plain.sequences
 
 
 def _cut(draft: Draft, count: int) -> Draft:

@@ -12,7 +12,9 @@ PLACES = (1, 2, 4, 8, 16)
 """Where the groups of places in a draft begin, after the first: 0, 1, 2-3, 4-7, 8-15, 16 and later."""
 DECAY = 0.98
 FADE = 0.999
-ENGINE_WEIGHT = 4.0
+ENGINE_DECAY = 0.995
+ENGINE_FADE = 0.9995
+ENGINE_WEIGHT = 10.0
 FIRST_WEIGHT = 4.0
 LOOKUP = ((0.3, 0.6), (0.35, 0.65), (0.5, 0.75), (0.65, 0.85), (0.8, 0.92), (0.9, 0.96))
 KNOWN = {
@@ -21,6 +23,8 @@ KNOWN = {
     "grammar": ((0.95, 0.98),) * 6,
 }
 """Before anything was seen: the chance of a draft's first token and of those behind it, by bucket of matches."""
+SECOND = 0.25
+"""The same for the first token of a guess beside a better one; such a source's name has a slash in it."""
 Cell = list[float]
 
 
@@ -40,12 +44,15 @@ class Survival:
 
     def chances(self, source: str, bucket: int) -> list[float]:
         """The chance per group of places, for one bucket of matches."""
-        first, later = KNOWN.get(source, LOOKUP)[bucket]
-        return _blend(self._of(source, bucket), [first] + [later] * len(PLACES), FIRST_WEIGHT)
+        name, _, beside = source.partition("/")
+        first, later = KNOWN.get(name, LOOKUP)[bucket]
+        if beside:
+            first = SECOND
+        return _blend(self._of(source, bucket), [first] + [later] * len(PLACES), FIRST_WEIGHT, ENGINE_FADE)
 
     def learn(self, source: str, bucket: int, proposed: int, accepted: int) -> None:
         """Take in one verified draft."""
-        _count(self._of(source, bucket), proposed, accepted)
+        _count(self._of(source, bucket), proposed, accepted, ENGINE_DECAY)
 
     def _of(self, source: str, bucket: int) -> list[Cell]:
         return self._cells.setdefault((source, bucket), _empty())
@@ -64,14 +71,14 @@ class RequestSurvival:
         groups = self._engine.chances(source, bucket)
         cells = self._cells.get((source, bucket))
         if cells is not None:
-            groups = _blend(cells, groups, ENGINE_WEIGHT)
+            groups = _blend(cells, groups, ENGINE_WEIGHT, FADE)
         spread = [chance for chance, size in zip(groups, _sizes(), strict=True) for _ in range(size)]
         return spread[:count] + [groups[-1]] * (count - len(spread))
 
     def learn(self, source: str, match: int, proposed: int, accepted: int) -> None:
         """Of a draft of ``proposed`` tokens, the first ``accepted`` held and the next one, if there is one, fell."""
         bucket = bisect_right(MATCHES, match)
-        _count(self._cells.setdefault((source, bucket), _empty()), proposed, accepted)
+        _count(self._cells.setdefault((source, bucket), _empty()), proposed, accepted, DECAY)
         self._engine.learn(source, bucket, proposed, accepted)
 
 
@@ -84,16 +91,16 @@ def _sizes() -> list[int]:
     return [end - start for start, end in pairwise(edges)]
 
 
-def _blend(cells: Sequence[Cell], groups: Sequence[float], weight: float) -> list[float]:
+def _blend(cells: Sequence[Cell], groups: Sequence[float], weight: float, fade: float) -> list[float]:
     for cell in cells:
-        cell[0] *= FADE
-        cell[1] *= FADE
+        cell[0] *= fade
+        cell[1] *= fade
     return [
         (held + weight * chance) / (held + fell + weight) for (held, fell), chance in zip(cells, groups, strict=True)
     ]
 
 
-def _count(cells: Sequence[Cell], proposed: int, accepted: int) -> None:
+def _count(cells: Sequence[Cell], proposed: int, accepted: int, decay: float) -> None:
     edges = (0, *PLACES)
     for group, (cell, start) in enumerate(zip(cells, edges, strict=True)):
         if start >= min(proposed, accepted + 1):
@@ -101,5 +108,5 @@ def _count(cells: Sequence[Cell], proposed: int, accepted: int) -> None:
         end = PLACES[group] if group < len(PLACES) else proposed
         held = min(accepted, end) - start
         fell = start <= accepted < min(end, proposed)
-        cell[0] = cell[0] * DECAY + held
-        cell[1] = cell[1] * DECAY + fell
+        cell[0] = cell[0] * decay + held
+        cell[1] = cell[1] * decay + fell

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from math import exp, log
 from typing import NamedTuple
@@ -12,7 +13,8 @@ import numpy.typing as npt
 Seconds = npt.NDArray[np.float64]
 LEVEL_RATE = 0.2
 POINT_RATE = 0.05
-FORGET = 0.9995
+FORGET = 0.996
+REFRESH = 8
 LARGEST_SURPRISE = log(2.0)
 BEYOND = 1.5
 
@@ -31,7 +33,7 @@ class StepShape(NamedTuple):
 class Profile(NamedTuple):
     """What was measured: ``seconds`` float64[S, U] of steps with ``sequences[i]`` sequences of ``rows[j]`` rows each at hardly
     any context; seconds more for each token of ``context``, for each one that each further row of its sequence reads
-    (``reread``), and for each ``tree``.
+    (``reread``), and for each ``tree``. At least two counts of rows.
     """
 
     sequences: Sequence[int]
@@ -52,14 +54,14 @@ class StepTimes:
 
     def __init__(self, profile: Profile, *, learns: bool = True) -> None:
         self._profile = profile
-        self._learns = learns
-        self._sequences = np.asarray(profile.sequences, np.float64)
-        self._rows = np.asarray(profile.rows, np.float64)
-        self._log_seconds = np.log(monotone(profile.seconds))
-        self._points = np.zeros_like(self._log_seconds)
-        self._level = 0.0
-        self._grid = np.exp(self._log_seconds)
-        self._curves: dict[int, tuple[list[float], list[float]]] = {}
+        self.learns = learns
+        self._sequences = [float(count) for count in profile.sequences]
+        self._rows = [float(count) for count in profile.rows]
+        self._measured = np.log(monotone(profile.seconds))
+        self._points = np.zeros_like(self._measured)
+        self._seen = 0
+        self._level = 1.0
+        self._refresh()
 
     @classmethod
     def linear(cls, step: float, row: float, tree: float = 0.0) -> StepTimes:
@@ -68,76 +70,83 @@ class StepTimes:
         return cls(Profile((1, 2), (1, 2), rows, tree=tree), learns=False)
 
     @property
-    def learns(self) -> bool:
-        """Whether it was measured, and follows what is seen."""
-        return self._learns
-
-    @property
     def tree(self) -> float:
         """Seconds that a sequence with a mask of its own costs more."""
         return self._profile.tree
 
     def time(self, shape: StepShape) -> float:
         """Seconds of a step of this shape."""
-        return float(self.times(shape, 0)[0])
+        return self.times(shape, 0)[0]
 
-    def times(self, shape: StepShape, extra: int) -> Seconds:
-        """float64[extra + 1]: seconds of a step of this shape with 0, 1, .. ``extra`` more rows in it."""
-        each = (shape.rows + np.arange(extra + 1)) / shape.sequences
-        seconds = self._between(shape.sequences, each)
-        if shape.context:
-            further = self._profile.context + self._profile.reread * (each - 1)
-            seconds = seconds + shape.context * further * exp(self._level)
-        if shape.trees:
-            seconds = seconds + shape.trees * self.tree * exp(self._level)
-        return seconds
+    def times(self, shape: StepShape, extra: int) -> list[float]:
+        """Seconds of a step of this shape with 0, 1, .. ``extra`` more rows in it; for a few, where arrays would be slower."""
+        sequences, rows, context, trees = shape
+        curve, points, level = self._curve(sequences), self._rows, self._level
+        fixed = context * (self._profile.context - self._profile.reread) + trees * self._profile.tree
+        further = context * self._profile.reread
+        times: list[float] = []
+        at = 0
+        for count in range(rows, rows + extra + 1):
+            each = count / sequences
+            while at + 2 < len(points) and each > points[at + 1]:
+                at += 1
+            share = (each - points[at]) / (points[at + 1] - points[at])
+            times.append(level * (curve[at] + share * (curve[at + 1] - curve[at]) + fixed + further * each))
+        return times
 
-    def _between(self, sequences: int, each: Seconds) -> Seconds:
-        """The profile at so many sequences of ``each`` rows, straight between its points and beyond the last."""
-        rows, seconds = self._curve(sequences)
-        inside = np.interp(each, rows, seconds)
-        if each[-1] <= rows[-1]:
-            return inside
-        slope = (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]) if len(rows) > 1 else 0.0
-        return np.asarray(inside + np.maximum(0.0, each - rows[-1]) * slope)
+    def array(self, shape: StepShape, extra: int) -> Seconds:
+        """float64[extra + 1], the same as :meth:`times`."""
+        curve, points = np.asarray(self._curve(shape.sequences)), np.asarray(self._rows)
+        each = np.arange(shape.rows, shape.rows + extra + 1) / shape.sequences
+        slope = (curve[-1] - curve[-2]) / (points[-1] - points[-2])
+        seconds = np.interp(each, points, curve) + slope * np.maximum(0.0, each - points[-1])
+        context = shape.context * (self._profile.context + self._profile.reread * (each - 1))
+        return np.asarray(self._level * (seconds + context + shape.trees * self._profile.tree))
 
-    def _curve(self, sequences: int) -> tuple[list[float], list[float]]:
+    def _curve(self, sequences: int) -> list[float]:
+        """Seconds at so many sequences for each of the profile's row counts."""
         curve = self._curves.get(sequences)
         if curve is None:
             low, share = _place(self._sequences, sequences)
             high = min(low + 1, len(self._sequences) - 1)
             mixed = self._grid[low] * (1 - share) + self._grid[high] * share
-            curve = self._curves[sequences] = (self._rows.tolist(), mixed.tolist())
+            curve = self._curves[sequences] = mixed.tolist()
         return curve
 
     def learn(self, shape: StepShape, seconds: float) -> None:
         """Take in how long a step of this shape took. Shapes far beyond the profile say nothing about its points."""
         each = shape.rows / shape.sequences
-        if not self._learns or seconds <= 0 or each > BEYOND * self._rows[-1]:
+        if not self.learns or seconds <= 0 or each > BEYOND * self._rows[-1]:
             return
         surprise = log(seconds / self.time(shape))
         clipped = max(-LARGEST_SURPRISE, min(LARGEST_SURPRISE, surprise))
-        self._level += LEVEL_RATE * clipped
-        self._points *= FORGET
+        self._level *= exp(LEVEL_RATE * clipped)
         self._move(shape.sequences, each, POINT_RATE * (1 - LEVEL_RATE) * clipped)
-        self._grid = monotone(np.exp(self._log_seconds + self._points + self._level))
-        self._curves.clear()
+        self._seen += 1
+        if self._seen % REFRESH == 0:
+            self._points *= FORGET
+            self._refresh()
 
     def _move(self, sequences: int, each: float, amount: float) -> None:
         for row, row_share in _around(self._sequences, sequences):
             for column, share in _around(self._rows, each):
                 self._points[row, column] += amount * row_share * share
 
+    def _refresh(self) -> None:
+        self._grid = monotone(np.exp(self._measured + self._points))
+        self._curves: dict[int, list[float]] = {}
 
-def _place(points: Seconds, at: float) -> tuple[int, float]:
+
+def _place(points: Sequence[float], at: float) -> tuple[int, float]:
     """The point at or below ``at`` and how far it is to the next one; beyond the last segment the share exceeds 1."""
     if len(points) == 1:
         return 0, 0.0
-    low = int(np.clip(np.searchsorted(points, at, side="right") - 1, 0, len(points) - 2))
-    return low, float((at - points[low]) / (points[low + 1] - points[low]))
+    low = max(0, min(bisect_right(points, at) - 1, len(points) - 2))
+    return low, (at - points[low]) / (points[low + 1] - points[low])
 
 
-def _around(points: Seconds, at: float) -> list[tuple[int, float]]:
+def _around(points: Sequence[float], at: float) -> list[tuple[int, float]]:
+    """The points on both sides with their shares, which add up to 1."""
     low, share = _place(points, at)
     share = max(0.0, min(1.0, share))
     return [(low, 1 - share)] + ([(low + 1, share)] if share else [])
