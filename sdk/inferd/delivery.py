@@ -34,7 +34,7 @@ from inferd.protocol import (
 from inferd.schema import OutputConstraint
 from inferd.spec_config import RuntimeDrafts
 from inferd.speculation import Speculator
-from inferd.speculation_stats import SpeculationCycle, SpeculationStats
+from inferd.speculation_stats import SpeculationCycle, SpeculationStats, SpeculationTally
 from inferd.transport import Transport
 
 
@@ -93,7 +93,7 @@ class Ledger:
         self._waiting: deque[Step] = deque()
         self._ended = ""
         self.delivered = 0
-        self.speculation = SpeculationStats()
+        self.tally = SpeculationTally()
         self.checked: list[CheckedKeyword] = []
 
     def receive(self, reply: Steps) -> None:
@@ -112,7 +112,7 @@ class Ledger:
             return None
         step = self._waiting.popleft()
         self.delivered += len(step.tokens)
-        self.speculation += SpeculationStats.of(step)
+        self.tally.add(step)
         return step
 
     @property
@@ -250,13 +250,18 @@ class Delivery:
     @property
     def usage(self) -> Usage:
         """As ``Generator.usage``."""
-        done = self._ledger.speculation
+        done = self._ledger.tally
         return Usage(self.position, self.delivered, done.steps, done.drafted, done.accepted)
+
+    @property
+    def steps(self) -> int:
+        """How many steps were handed out."""
+        return self._ledger.tally.steps
 
     @property
     def speculation(self) -> SpeculationStats:
         """As ``Generator.speculation``."""
-        return self._ledger.speculation
+        return self._ledger.tally.stats()
 
     @property
     def ending(self) -> list[Any]:

@@ -213,7 +213,7 @@ class Generator(Generic[T]):
         if step is not None:
             self._handle.learn_length(self._delivery.length)
             if self._delivery.plan.on_cycle is not None:
-                self._delivery.plan.on_cycle(SpeculationCycle.of(self._delivery.speculation.steps, step))
+                self._delivery.plan.on_cycle(SpeculationCycle.of(self._delivery.steps, step))
         return step
 
     async def _start(self) -> None:

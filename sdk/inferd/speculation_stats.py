@@ -101,22 +101,6 @@ class SpeculationStats:
             self.saved_us + other.saved_us,
         )
 
-    @classmethod
-    def of(cls, step: Step) -> SpeculationStats:
-        """Those of one step."""
-        return cls(
-            1,
-            int(step.drafted > 0),
-            step.drafted,
-            step.filtered,
-            step.accepted,
-            step.truncated,
-            emitted_by(step),
-            (1,) * step.accepted,
-            {count.source: NONE + count for count in step.sources},
-            step.saved_us,
-        )
-
 
 NONE = SourceStats()
 
@@ -124,3 +108,52 @@ NONE = SourceStats()
 def emitted_by(step: Step) -> int:
     """Tokens that a step brought, end-of-text included: all that was accepted and the model's own, up to the end."""
     return 1 + step.accepted - step.truncated
+
+
+class SpeculationTally:
+    """Adds up steps as they are delivered. A step without a draft costs two additions."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.drafted = 0
+        self.accepted = 0
+        self._emitted = 0
+        self._drafts = 0
+        self._filtered = 0
+        self._saved_us = 0
+        self._positions: list[int] = []
+        self._sources: dict[str, SourceStats] = {}
+
+    def add(self, step: Step) -> None:
+        """Count one step."""
+        self.steps += 1
+        self._emitted += emitted_by(step)
+        if step.sources:
+            self._add_draft(step)
+
+    def stats(self) -> SpeculationStats:
+        """The sums so far."""
+        return SpeculationStats(
+            self.steps,
+            self._drafts,
+            self.drafted,
+            self._filtered,
+            self.accepted,
+            self.steps + self.accepted - self._emitted,
+            self._emitted,
+            tuple(self._positions),
+            dict(self._sources),
+            self._saved_us,
+        )
+
+    def _add_draft(self, step: Step) -> None:
+        self._drafts += step.drafted > 0
+        self.drafted += step.drafted
+        self._filtered += step.filtered
+        self.accepted += step.accepted
+        self._saved_us += step.saved_us
+        self._positions += [0] * (step.accepted - len(self._positions))
+        for position in range(step.accepted):
+            self._positions[position] += 1
+        for count in step.sources:
+            self._sources[count.source] = self._sources.get(count.source, NONE) + count

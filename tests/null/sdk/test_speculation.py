@@ -25,6 +25,7 @@ from inferd import (
 )
 from inferd.drafting import CheckedDraft
 from inferd.protocol import NextSteps, SourceCount, SpeculationSettings, StartGenerate, Step, VerifyDraft
+from inferd.speculation_stats import SpeculationTally
 from inferd.testing import EOS, FakeRuntime
 
 pytestmark = pytest.mark.anyio
@@ -431,11 +432,17 @@ SOURCE_STEPS = st.builds(
 @given(steps=st.lists(SOURCE_STEPS, max_size=12), split=st.integers(0, 12))
 def test_counts_add_up(steps: list[Step], split: int) -> None:
     def total(some: list[Step]) -> SpeculationStats:
-        return sum(map(SpeculationStats.of, some), SpeculationStats())
+        tally = SpeculationTally()
+        for step in some:
+            tally.add(step)
+        return tally.stats()
 
     stats = total(steps)
     assert total(steps[:split]) + total(steps[split:]) == stats
     assert stats.emitted == stats.steps + stats.accepted - stats.truncated
+    assert stats.truncated == sum(step.truncated for step in steps)
+    assert stats.drafts == sum(step.drafted > 0 for step in steps)
+    assert stats.filtered == sum(step.filtered for step in steps)
     assert sum(stats.accepted_per_position) == stats.accepted
     assert sum(source.drafted for source in stats.by_source.values()) == stats.drafted
     assert sum(source.accepted for source in stats.by_source.values()) == stats.accepted

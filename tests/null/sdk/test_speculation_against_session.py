@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferd import Context, DraftTree, InvalidRequest, NotFound, Sampler, SpecConfig, SpeculationCycle, Speculator
+from inferd import (
+    Context,
+    DraftTree,
+    InvalidRequest,
+    NotFound,
+    Regex,
+    Sampler,
+    SpecConfig,
+    SpeculationCycle,
+    Speculator,
+)
 from inferd_runtime.testing.byte_tokenizer import END
 from inferd_runtime.testing.transport import run_program
 
@@ -116,6 +126,41 @@ def test_verify_is_one_step_and_leaves_a_context_as_any_other() -> None:
             await Context().verify([1])
         with pytest.raises(NotFound, match="adapter"):
             await fork.verify([1], adapter="nobody")
+
+    run_program(program)
+
+
+@pytest.mark.parametrize("speculation", [False, True])
+def test_a_prediction_that_is_nearly_right_saves_steps_and_changes_nothing(speculation: bool) -> None:
+    async def program() -> None:
+        expected = await plain()
+        nearly = [*expected[:9], 7, 7, *expected[9:20], *expected[22:]]
+        generator = Context().append("abc").generate(
+            SEEDED, max_tokens=LENGTH, predict=nearly, system_speculation=speculation
+        )  # fmt: skip
+        assert await generator.collect_tokens() == expected
+        stats = generator.speculation
+        assert stats.steps < LENGTH / 3
+        assert stats.by_source["predicted"].accepted > LENGTH / 2
+        assert (stats.emitted, stats.steps) == (LENGTH, LENGTH - stats.accepted + stats.truncated)
+
+    run_program(program)
+
+
+def test_what_a_constraint_forbids_is_filtered_and_never_verified() -> None:
+    async def program() -> None:
+        constraint = Regex("(abc|xyz){12}")
+        expected = await Context().append("p").generate(SEEDED, constrain=constraint, max_tokens=99).collect_tokens()
+        assert bytes(expected[:3]) in (b"abc", b"xyz")
+        for predict in (bytes(expected).replace(b"c", b"c?"), bytes(expected)):
+            generator = Context().append("p").generate(
+                SEEDED, constrain=constraint, max_tokens=99, predict=list(predict), system_speculation=True
+            )  # fmt: skip
+            assert await generator.collect_tokens() == expected
+            stats = generator.speculation
+            assert stats.filtered == sum(part.filtered for part in stats.by_source.values())
+            assert (stats.by_source["predicted"].filtered > 0) == (predict != bytes(expected))
+            assert stats.by_source["grammar"].accepted == stats.by_source["grammar"].drafted > 0
 
     run_program(program)
 
