@@ -102,6 +102,8 @@ class Generation:
             draft = draft.without(self.spec.eos_tokens)
             if context.irregular_from is not None and not draft.is_chain:
                 return draft.chain()
+            if grammar is not None and sources.forced and draft.tokens and draft.is_chain:
+                return grammar.completed(draft, min(limit, sources.max_draft))
         return draft
 
     def work(self, budget: int, draft: Draft) -> Work:

@@ -29,11 +29,19 @@ def matcher_errors() -> Iterator[None]:
         raise InternalError(f"the grammar matcher failed: {error}") from error
 
 
+FORCED = "grammar"
+"""The source of tokens that a grammar leaves no choice about."""
+
+
 class OutputMasks(Protocol):
     """What constrains a generation, standing at the end of its committed tokens."""
 
     def forced(self) -> list[int]:
         """Tokens that are certain to come next."""
+        ...
+
+    def completed(self, draft: Draft, limit: int) -> Draft:
+        """A chain, and behind it what is certain once it holds, up to ``limit`` tokens in all."""
         ...
 
     def masks(self, draft: Draft) -> tuple[Draft, Masks]:
@@ -72,6 +80,10 @@ class OfferedMask:
         """None: the program says what may come, not what must."""
         return []
 
+    def completed(self, draft: Draft, limit: int) -> Draft:
+        """Nothing is certain."""
+        return draft
+
     def masks(self, draft: Draft) -> tuple[Draft, Masks]:
         """Nothing is legal that nobody knows the mask of; int32[1, words]."""
         return NO_DRAFT, self._row
@@ -97,6 +109,24 @@ class GrammarCursor:
         with matcher_errors():
             self._return()
             return self._matcher.forced_tokens()
+
+    def completed(self, draft: Draft, limit: int) -> Draft:
+        """A chain, and behind it what the grammar then leaves no choice about."""
+        with matcher_errors():
+            self._return()
+            forced = self._forced_behind(draft.tokens)
+        return draft.followed_by(forced[: limit - len(draft)], FORCED)
+
+    def _forced_behind(self, tokens: Sequence[int]) -> list[int]:
+        taken = 0
+        try:
+            while taken < len(tokens) and self._matcher.accept([tokens[taken]]):
+                taken += 1
+            return self._matcher.forced_tokens() if taken == len(tokens) else []
+        except DeadEnd:
+            return []  # the text may never come there
+        finally:
+            self._matcher.rollback(taken)
 
     def masks(self, draft: Draft) -> tuple[Draft, Masks]:
         """Walk the draft: int32[len(legal) + 1, words], one mask for the row before it and one behind every legal node."""

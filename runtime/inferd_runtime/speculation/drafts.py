@@ -113,6 +113,16 @@ class Draft:
             return cut
         return replace(cut, probabilities=self.probabilities, refused=self.tokens[node])
 
+    def followed_by(self, tokens: Sequence[int], source: str) -> Draft:
+        """A chain with tokens behind it that are certain when all of it holds."""
+        if not tokens or self.probabilities is not None:
+            return self
+        count = len(self) + len(tokens)
+        return Draft(
+            [*self.tokens, *tokens], range(ROOT, count - 1),
+            [*self.sources, *[source] * len(tokens)], [*self.survival, *[self.survival[-1]] * len(tokens)],
+        )  # fmt: skip
+
     def without(self, tokens: Collection[int]) -> Draft:
         """The draft without these tokens and whatever follows them."""
         unwanted = next((node for node, token in enumerate(self.tokens) if token in tokens), None)

@@ -120,7 +120,7 @@ class SourceSet:
         self.counters = counters
         self._sources = [Source(drafter) for drafter in drafters]
         self._survival = survival
-        self._max_draft = max_draft
+        self.max_draft = max_draft
         self._tree = tree
         self._asked: list[Asked] = []
         self._proposed = NO_DRAFT
@@ -136,7 +136,7 @@ class SourceSet:
 
     def propose(self, limit: int, forced: Sequence[int] = ()) -> Draft:
         """One draft of at most ``limit`` tokens: what is ``forced``, and behind it whatever the sources propose."""
-        limit = min(limit, self._max_draft)
+        limit = min(limit, self.max_draft)
         self._asked = [asked for source in self._sources if (asked := self._ask(source, limit, forced)) is not None]
         self._proposed = self._merge(forced[:limit]) if forced or self._asked else NO_DRAFT
         draft = self._proposed

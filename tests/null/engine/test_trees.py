@@ -115,6 +115,24 @@ def _mask_after(matcher: object, path: tuple[int, ...], words: int) -> list[int]
     return allowed_tokens(row, VOCAB_SIZE).tolist()
 
 
+def test_what_a_grammar_leaves_no_choice_about_is_drafted_behind_a_guess(table: TokenTable) -> None:
+    compiled = GrammarCompiler(table).compile(Regex("(x|yy)abc(1|2)de"))
+    cursor = GrammarCursor(compiled.matcher(), table.words, [END])
+
+    def completed(text: bytes, limit: int) -> tuple[bytes, list[str]]:
+        draft = cursor.completed(draft_of((list(text), list(range(-1, len(text) - 1)))), limit)
+        assert draft.is_chain
+        assert list(draft.survival) == [1.0] * len(draft)
+        return bytes(draft.tokens), list(draft.sources)
+
+    assert completed(b"x", 16) == (b"xabc", ["custom"] + ["grammar"] * 3)
+    assert completed(b"x", 3) == (b"xab", ["custom"] + ["grammar"] * 2)
+    assert completed(b"xabc2", 16) == (b"xabc2de", ["custom"] * 5 + ["grammar"] * 2)
+    assert completed(b"xq", 16) == (b"xq", ["custom"] * 2), "behind what is illegal nothing is certain"
+    _, masks = cursor.masks(draft_of(([], [])))
+    assert bytes(allowed_tokens(masks[0], VOCAB_SIZE).tolist()) == b"xy", "it stands where it stood"
+
+
 class Bushy(Drafter):
     """The answer as one path of a tree full of wrong turns, so that the right nodes never stand behind each other."""
 
