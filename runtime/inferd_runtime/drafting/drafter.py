@@ -223,23 +223,23 @@ class DraftModelDrafter(Drafter):
             return
         if answer.drawn:
             self._line.experience.count_tokens(answer.drawn, answer.seconds)
-        if number >= self._valid_from:
-            self._extend(answer)
+        grown = number >= self._valid_from and self._extend(answer)
         if newest:
             self._sent, self._warm = None, True
             self._pause, self._skip = 1, 0
-            if self._wanted:
+            if self._wanted and grown:
                 self._ask(wait=False)
 
-    def _extend(self, answer: DraftAnswer) -> None:
-        """Let the stream grow by what an answer holds beyond it."""
+    def _extend(self, answer: DraftAnswer) -> bool:
+        """Let the stream grow by what an answer holds beyond it. False when there is nothing."""
         skip = len(self._spelling.path) - answer.base
         held = [guess.token for guess in self._stream]
         known = self._spelling.path[answer.base :] + held
         if skip < 0 or len(answer.tokens) < len(known) or answer.tokens[: len(known)] != known:
-            return
+            return False
         self._stream += read_guesses(answer)[len(known) :]
         self._stream_ended = answer.ended
+        return len(self._stream) > len(held)
 
     def _start_over(self, answer: DraftAnswer) -> None:
         """The draft side does not know the sequence, or cannot serve it: send it whole the next time, at once or later."""
