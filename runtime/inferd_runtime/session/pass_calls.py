@@ -64,11 +64,15 @@ def verify(state: SessionState, call: Call) -> None:
     sampler = row_sampler(request.sampling, entry)
     with leased(state, entry, request.adapter) as lease:
         job = VerifyDraft(entry.context, request.tokens, request.parents, sampler, entry.model.tokenizer.eos_tokens)
-        await_job(
-            state, call, job,
-            lambda: p.Verification(job.accepted, job.token, job.path, len(entry.context.tokens)), lease,
-        )  # fmt: skip
+        await_job(state, call, job, lambda: verified(state, job, len(request.tokens)), lease)
     entry.model.engine.submit(job)
+
+
+def verified(state: SessionState, job: VerifyDraft, drafted: int) -> p.Verification:
+    """The answer, once its tokens are counted as generated ones."""
+    accepted = len(job.accepted)
+    state.count(p.Usage(tokens=accepted + 1, steps=1, drafted=drafted, accepted=accepted))
+    return p.Verification(job.accepted, job.token, job.path, len(job.context.tokens))
 
 
 def row_spec(request: p.Forward, entry: OpenContext) -> RowSpec:

@@ -170,6 +170,17 @@ def test_a_prediction_is_verified_and_changes_nothing(caller: DirectSession) -> 
             assert sources <= ({"predicted", "ngram"} if drafts else {"predicted"})
 
 
+def test_verified_tokens_are_counted_as_generated(caller: DirectSession) -> None:
+    context = caller.text("hello")
+    expected = caller.generate(caller.text("hello"), max_tokens=4).tokens
+    before = caller.call(p.GetUsage())
+    done = caller.call(p.VerifyDraft(context, [*expected[:3], 1]))
+    used = caller.call(p.GetUsage())
+    assert (done.accepted, done.token) == (expected[:3], expected[3])
+    assert (used.tokens - before.tokens, used.steps - before.steps) == (4, 1)
+    assert (used.drafted - before.drafted, used.accepted - before.accepted) == (4, 3)
+
+
 def test_a_corpus_learns_only_where_it_is_named_and_for_its_tenant_only() -> None:
     model = null_model()
     wish = {"system_speculation": True, "speculation": WISHED(["corpus"])}
