@@ -20,8 +20,9 @@ LARGEST = 4096.0
 SEQUENCES = (1, 4, 16, 64)
 ROWS = (1, 2, 3, 5, 9, 17)
 SHORT = 16
-LONG = 512
+LONG = (128, 1024)
 MOST_SECONDS = 1.2
+MOST_REPEATS = 20
 
 
 def measure_cost(driver: Driver) -> StepCost:
@@ -37,33 +38,31 @@ def measure_cost(driver: Driver) -> StepCost:
 def measure_times(driver: Driver, limit: float = MOST_SECONDS) -> StepTimes:
     """Time steps of 1 to 64 sequences with 1 to 17 rows each, a long context, and a tree. Pages must be unused yet.
 
-    It stops growing the batch after ``limit`` seconds, in which every point is timed a few times or, where steps are slow,
-    once; what was not reached is continued from what was. Raises nothing for small caches: they have fewer points.
+    It takes about ``limit`` seconds: cheap points are timed often, and batches that would take too long not at all; what was
+    not reached is continued from what was. Where not even two points fit into the cache, a row costs 1 % of a step.
     """
-    clock = _Clock(driver, limit)
-    rows = [
-        count for count in ROWS if SHORT + count <= driver.max_context and _pages(driver, SHORT + count) <= driver.pages
-    ]
-    if not rows:
+    rows = [count for count in ROWS if _fits(driver, 1, count, SHORT)]
+    if len(rows) < 2:
         return StepTimes.linear(1.0, 0.01)
-    table = [clock.row(1, rows)]
-    sequences = [1]
+    clock = _Clock(driver, limit)
+    table, sequences = [clock.row(1, rows)], [1]
+    context, reread = clock.context(rows[-1])
+    tree = clock.tree(rows[len(rows) // 2])
     for count in SEQUENCES[1:]:
-        slowest = table[-1][-1] * count / sequences[-1]
-        if count * _pages(driver, SHORT + rows[-1]) > driver.pages or clock.left < slowest * len(rows):
+        expected = sum(table[-1]) * count / sequences[-1]
+        if not _fits(driver, count, rows[-1], SHORT) or clock.left < 2 * expected:
             break
         table.append(clock.row(count, rows))
         sequences.append(count)
-    seconds = np.asarray(table)
-    context, reread = clock.context(rows[-1], seconds[0])
-    return StepTimes(Profile(sequences, rows, seconds, context, reread, clock.tree(rows, seconds[0])))
+    return StepTimes(Profile(sequences, rows, np.asarray(table), context, reread, tree))
 
 
 class _Clock:
-    """Times batches on a driver until its time is up."""
+    """Times batches on a driver until its time is up. The shortest of several times is the one that nothing disturbed."""
 
     def __init__(self, driver: Driver, limit: float) -> None:
         self._driver = driver
+        self._share = limit / len(SEQUENCES)
         self._end = time.perf_counter() + limit
 
     @property
@@ -72,35 +71,38 @@ class _Clock:
         return self._end - time.perf_counter()
 
     def row(self, sequences: int, rows: Sequence[int]) -> list[float]:
-        """Seconds of steps with ``sequences`` of each of these ``rows``; measured in turns, so that a disturbance hits all."""
-        batches = [_uniform(self._driver, sequences, count, SHORT) for count in rows]
+        """Seconds of steps of so many sequences with each of these ``rows``."""
+        return self._best([_uniform(self._driver, sequences, count, SHORT) for count in rows], self._share)
+
+    def context(self, rows: int) -> tuple[float, float]:
+        """Seconds for each token of context, and for each that a further row reads again."""
+        length = max((count for count in LONG if _fits(self._driver, 1, rows, count)), default=SHORT)
+        if length == SHORT or rows == 1:
+            return 0.0, 0.0
+        shapes = [(1, SHORT), (rows, SHORT), (1, length), (rows, length)]
+        batches = [_uniform(self._driver, 1, count, context) for count, context in shapes]
+        short, wide, long, both = self._best(batches, self._share / 2)
+        more = length - SHORT
+        context = max(0.0, long - short) / more
+        return context, max(0.0, (both - wide) / more - context) / (rows - 1)
+
+    def tree(self, rows: int) -> float:
+        """Seconds that a sequence with a mask of its own takes more."""
+        chain = _uniform(self._driver, 1, rows, SHORT)
+        visible = np.tril(np.ones((rows, SHORT + rows), np.bool_), SHORT)
+        tree = replace(chain, placements={0: Placement(np.arange(SHORT + rows), visible)})
+        without, with_mask = self._best([chain, tree], self._share / 2)
+        return max(0.0, with_mask - without)
+
+    def _best(self, batches: Sequence[Batch], seconds: float) -> list[float]:
+        """The shortest time of each in ``seconds``; in turns, so that a disturbance hits all."""
+        end = min(self._end, time.perf_counter() + seconds)
         best = [self._time(batch) for batch in batches]
-        for _ in range(REPEATS):
-            if self.left < sum(best):
+        for _ in range(MOST_REPEATS):
+            if time.perf_counter() + sum(best) > end:
                 break
             best = [min(known, self._time(batch)) for known, batch in zip(best, batches, strict=True)]
         return best
-
-    def context(self, rows: int, short: Sequence[float]) -> tuple[float, float]:
-        """Seconds for each token of context, and for each that a further row reads again."""
-        length = min(LONG, self._driver.max_context - rows, self._driver.pages * self._driver.page_size - rows)
-        if length < 4 * SHORT or self.left < 4 * (short[0] + short[-1]):
-            return 0.0, 0.0
-        one, many = (self._best(_uniform(self._driver, 1, count, length)) for count in (1, rows))
-        more = length - SHORT
-        context = max(0.0, one - short[0]) / more
-        return context, max(0.0, many - short[-1] - context * more) / (more * max(1, rows - 1))
-
-    def tree(self, rows: Sequence[int], short: Sequence[float]) -> float:
-        """Seconds that a sequence with a mask of its own takes more."""
-        at = len(rows) // 2
-        batch = _uniform(self._driver, 1, rows[at], SHORT)
-        visible = np.tril(np.ones((rows[at], SHORT + rows[at]), np.bool_), SHORT)
-        placed = replace(batch, placements={0: Placement(np.arange(SHORT + rows[at]), visible)})
-        return max(0.0, self._best(placed) - short[at])
-
-    def _best(self, batch: Batch) -> float:
-        return min(self._time(batch) for _ in range(REPEATS))
 
     def _time(self, batch: Batch) -> float:
         start = time.perf_counter()
@@ -129,6 +131,10 @@ def _decode_rows(rows: int, page_size: int) -> Batch:
         logit_rows=each,
         spans=[Span(at, 1, 0, [at]) for at in range(rows)],
     )
+
+
+def _fits(driver: Driver, sequences: int, rows: int, context: int) -> bool:
+    return context + rows <= driver.max_context and sequences * _pages(driver, context + rows) <= driver.pages
 
 
 def _pages(driver: Driver, tokens: int) -> int:

@@ -57,7 +57,7 @@ class StepTimes:
         self.learns = learns
         self._sequences = [float(count) for count in profile.sequences]
         self._rows = [float(count) for count in profile.rows]
-        self._measured = np.log(monotone(profile.seconds))
+        self._measured = np.log(monotone(divisible(profile)))
         self._points = np.zeros_like(self._measured)
         self._seen = 0
         self._level = 1.0
@@ -150,6 +150,13 @@ def _around(points: Sequence[float], at: float) -> list[tuple[int, float]]:
     low, share = _place(points, at)
     share = max(0.0, min(1.0, share))
     return [(low, 1 - share)] + ([(low + 1, share)] if share else [])
+
+
+def divisible(profile: Profile) -> Seconds:
+    """float64[S, U]: no step takes longer than its parts one after another would. A measurement that says so was disturbed."""
+    work = np.outer(profile.sequences, profile.rows)
+    each = profile.seconds / work
+    return np.asarray(np.minimum.accumulate(np.minimum.accumulate(each, 0), 1) * work)
 
 
 def monotone(seconds: Seconds) -> Seconds:

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from inferd_runtime.engine import costs
-from inferd_runtime.engine.costs import LARGEST, measure_cost
+from inferd_runtime.engine.costs import LARGEST, MOST_SECONDS, measure_cost, measure_times
 from inferd_runtime.models.batch import Batch, Outputs
+from inferd_runtime.speculation.times import StepShape, StepTimes
 from inferd_runtime.testing.null_driver import NullDriver
 
 
 class Timed(NullDriver):
-    """Every forward moves the clock by ``fixed`` and ``row`` per row."""
+    """Every forward moves the clock by ``fixed``, ``row`` per row, ``read`` per token of context and ``tree`` per mask."""
 
-    def __init__(self, fixed: float, row: float, pages: int = 64) -> None:
+    def __init__(
+        self, fixed: float, row: float, pages: int = 64, *, read: float = 0.0, tree: float = 0.0, jitter: float = 0.0
+    ) -> None:
         super().__init__(pages=pages)
-        self.fixed, self.row, self.now = fixed, row, 0.0
+        self.fixed, self.row, self.read, self.tree, self.now = fixed, row, read, tree, 0.0
+        self.jitter, self.rng = jitter, Random(3)
 
     def forward(self, batch: Batch) -> Outputs:
-        self.now += self.fixed + self.row * len(batch.tokens)
+        context = sum(span.start for span in batch.spans)
+        seconds = self.fixed + self.row * len(batch.tokens) + self.read * context + self.tree * len(batch.placements)
+        self.now += seconds * (1 + self.jitter * (self.rng.random() < 0.5))
         return super().forward(batch)
 
 
@@ -35,3 +43,51 @@ class Timed(NullDriver):
 def test_the_fixed_part_is_told_in_rows(monkeypatch: pytest.MonkeyPatch, driver: Timed, fixed: float) -> None:
     monkeypatch.setattr(costs.time, "perf_counter", lambda: driver.now)
     assert measure_cost(driver).fixed == pytest.approx(fixed)
+
+
+def profiled(monkeypatch: pytest.MonkeyPatch, driver: Timed, limit: float = MOST_SECONDS) -> StepTimes:
+    monkeypatch.setattr(costs.time, "perf_counter", lambda: driver.now)
+    return measure_times(driver, limit)
+
+
+SHAPES = [
+    StepShape(1, 1, 16),
+    StepShape(1, 4, 16),
+    StepShape(2, 18, 32),
+    StepShape(9, 30, 144),
+    StepShape(60, 180, 960),
+]
+
+
+def test_a_profile_tells_what_steps_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = profiled(monkeypatch, Timed(1e-3, 2e-5, pages=4096))
+    for shape in SHAPES:
+        assert times.time(shape) == pytest.approx(1e-3 + 2e-5 * shape.rows, rel=1e-3)
+
+
+def test_a_disturbed_device_is_measured_by_its_quiet_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = profiled(monkeypatch, Timed(1e-3, 2e-5, pages=4096, jitter=5.0))
+    for shape in SHAPES[:4]:
+        assert times.time(shape) == pytest.approx(1e-3 + 2e-5 * shape.rows, rel=0.3)
+
+
+def test_context_and_trees_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = profiled(monkeypatch, Timed(1e-3, 2e-5, pages=4096, read=1e-5, tree=5e-4))
+    assert times.tree == pytest.approx(5e-4)
+    assert times.time(StepShape(1, 3, 400)) - times.time(StepShape(1, 3, 0)) == pytest.approx(4e-3)
+
+
+@pytest.mark.parametrize("step", [1e-3, 0.02, 0.3])
+def test_measuring_ends_in_time(monkeypatch: pytest.MonkeyPatch, step: float) -> None:
+    driver = Timed(step, step / 20, pages=4096)
+    times = profiled(monkeypatch, driver)
+    assert driver.now < max(1.3 * MOST_SECONDS, 40 * step)
+    assert times.time(StepShape(1, 5, 0)) == pytest.approx(step * 1.25, rel=0.01)
+    assert times.learns
+
+
+@pytest.mark.parametrize(("pages", "points"), [(1, False), (4, False), (5, True), (40, True)])
+def test_a_small_cache_has_fewer_points(monkeypatch: pytest.MonkeyPatch, pages: int, points: bool) -> None:
+    times = profiled(monkeypatch, Timed(1.0, 0.5, pages=pages))
+    assert times.learns == points
+    assert times.time(StepShape(1, 3, 0)) == pytest.approx(2.5 if points else 1.03)

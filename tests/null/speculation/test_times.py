@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd_runtime.speculation.times import Profile, StepShape, StepTimes, monotone
+from inferd_runtime.speculation.times import Profile, StepShape, StepTimes, divisible, monotone
 
 SEQUENCES = (1, 4, 16)
 ROWS = (1, 2, 5, 9)
@@ -55,6 +55,13 @@ def test_more_work_never_takes_less_time(table: list[list[float]]) -> None:
 def test_what_is_monotone_stays_as_it_is() -> None:
     seconds = np.asarray([[1.0, 2.0, 3.0], [1.5, 2.5, 4.0]])
     assert np.array_equal(monotone(seconds), seconds)
+
+
+def test_a_disturbed_measurement_is_no_worse_than_steps_one_after_another() -> None:
+    seconds = np.asarray([[1.0, 20.0, 1.5], [1.2, 1.4, 30.0]])
+    assert divisible(Profile((1, 4), (1, 2, 4), seconds)) == pytest.approx(
+        np.asarray([[1.0, 2.0, 1.5], [1.2, 1.4, 2.8]])
+    )
 
 
 def test_it_learns_that_the_device_became_slower_everywhere() -> None:
