@@ -21,13 +21,16 @@ from inferd_grammar import Compiled, GrammarCompiler, Regex, TokenTable
 from inferd_runtime.drafting.direct import DirectDrafts
 from inferd_runtime.drafting.drafter import DraftLine, DraftModelDrafter
 from inferd_runtime.drafting.host import DraftHost
+from inferd_runtime.drafting.lengths import DraftLength
 from inferd_runtime.drafting.messages import DraftSpec
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.speculation.bridge import SharedVocabulary
+from inferd_runtime.speculation.corpus import Corpus, CorpusDrafter
 from inferd_runtime.speculation.drafter import Drafter, OfferedDraft
 from inferd_runtime.speculation.ngram import NgramDrafter
+from inferd_runtime.speculation.predicted import PredictedText
 from inferd_runtime.speculation.times import StepTimes
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
 from inferd_runtime.testing.null_driver import NullDriver
@@ -60,6 +63,13 @@ FREE_ROWS = StepTimes.linear(1.0, 0.0)
 """A device where rows cost nothing, so that the controller grants whatever is proposed."""
 
 
+class AlwaysSix(DraftLength):
+    """Does not look at the clock."""
+
+    def choose(self) -> tuple[int, bool]:
+        return 6, False
+
+
 def draft_model(model: Settings) -> Make:
     """A draft model with an engine of its own, for all generations of a batch."""
     driver = NearDriver(**model, pages=400)
@@ -68,7 +78,27 @@ def draft_model(model: Settings) -> Make:
 
     def make(request: Request) -> list[Drafter]:
         spec = DraftSpec("", request.sampler, driver.vocab_size)
-        return [DraftModelDrafter(line, next(numbers), SharedVocabulary(driver.vocab_size), spec, most=8)]
+        length = AlwaysSix(line.experience, most=6, overlaps=False)
+        return [DraftModelDrafter(line, next(numbers), SharedVocabulary(driver.vocab_size), spec, length=length)]
+
+    return make
+
+
+def edited(request: Request, vocab: int) -> list[int]:
+    """The answer with a token replaced, one left out, and one too many."""
+    tokens = list(request.tokens)
+    for at in range(6, len(tokens), 9):
+        tokens[at : at + 1] = [[(tokens[at] + 1) % vocab], [], [0, tokens[at]]][at % 3]
+    return tokens
+
+
+def corpus(model: Settings) -> Make:
+    """What others of a tenant wrote, all generations of a batch among them."""
+    shared = Corpus()
+
+    def make(request: Request) -> list[Drafter]:
+        shared.add(edited(request, model["vocab_size"]))
+        return [CorpusDrafter(shared)]
 
     return make
 
@@ -90,6 +120,8 @@ SOURCES: dict[str, Callable[[Settings, int], Make]] = {
     "blind tree": each(BlindTree),
     "several": each(lambda request, vocab, seed: NgramDrafter(), BlindTree, Oracle, OracleTree),
     "broken": each(Broken, lambda request, vocab, seed: NgramDrafter()),
+    "predicted": each(lambda request, vocab, seed: PredictedText(edited(request, vocab))),
+    "corpus": lambda model, seed: corpus(model),
     "draft model": lambda model, seed: draft_model(model),
 }
 
@@ -171,7 +203,7 @@ def sweep(name: str, seeds: Sequence[int], grammar: Compiled) -> int:
 
 LEAST = {
     "none": 0, "oracle": 150, "oracle tree": 150, "ngram": 1, "blind": 1, "blind tree": 1, "several": 150, "broken": 20,
-    "draft model": 100,
+    "draft model": 100, "predicted": 100, "corpus": 50,
 }  # fmt: skip
 
 
