@@ -93,6 +93,14 @@ def small(builder: Executor | None = None, capacity: int = 1 << 18) -> NgramDraf
     return drafter
 
 
+def check_places(index: NgramIndex) -> None:
+    """However the parts overlap, every place is found once, newest first."""
+    tail = index.tail()
+    for order in ORDERS:
+        places = index._places(order, tail.tobytes(), tail[::-1]) if order <= len(tail) else []
+        assert places == sorted(set(places), reverse=True)
+
+
 @given(CHUNKS, st.integers(0, 2 * MAX_DRAFT), st.lists(st.integers(0, 2), max_size=6))
 def test_a_proposal_is_what_a_plain_search_finds(chunks: list[list[int]], limit: int, ahead: list[int]) -> None:
     drafter, observed = small(), []
@@ -119,6 +127,7 @@ def test_a_late_builder_changes_nothing_once_it_is_done(chunks: list[list[int]],
         drafter.observe(chunk)
         observed += chunk
         drafter.propose(4)
+        check_places(drafter._index)
         if data.draw(st.booleans()):
             builder.work()
     while builder.work():
@@ -189,7 +198,16 @@ def test_the_newest_continuation_and_beside_it_the_most_frequent() -> None:
     assert drafter.propose(8) == Proposal([4, 12, 1, 2, 4, 12, 3, 11], [-1, 0, 1, 2, 3, 4, -1, 6], 2)
     chain = NgramDrafter(tree=False)
     chain.observe([1, 2, 3, 10, 1, 2, 3, 11, 1, 2, 4, 12, 1, 2])
-    assert chain.propose(3) == Proposal([3, 11, 1], match=2)
+    assert chain.propose(8) == Proposal([3, 11, 1, 2, 4, 12, 1, 2], match=2)
+
+
+@pytest.mark.parametrize("make", [NgramDrafter, small])
+def test_only_the_newest_occurrences_are_looked_at(make: Callable[[], NgramDrafter]) -> None:
+    drafter = make()
+    text = [9, 1, 2, 50, *(token for at in range(CANDIDATES) for token in (10 + at, 1, 2, 20 + at)), 9, 1, 2]
+    drafter.observe(text)
+    assert drafter.propose(1) == Proposal([20 + CANDIDATES - 1], match=2)
+    assert drafter.propose(1) == expected(text, 1)
 
 
 def test_nothing_is_proposed_beyond_the_limit_or_for_none() -> None:
@@ -233,15 +251,21 @@ def test_what_is_no_token_is_refused() -> None:
     assert NgramIndex(capacity=MAX_TOKENS).size == 0
 
 
-@given(st.lists(st.integers(0, 3), max_size=80), st.sampled_from(ORDERS), st.integers(0, 80))
-def test_the_nearest_place_of_an_ngram(text: list[int], order: int, place: int) -> None:
-    grams = FrozenGrams(array("i", text), 0, 0, ORDERS)
+@given(
+    st.lists(st.integers(0, 2), max_size=80), st.sampled_from(ORDERS), st.integers(0, 90), st.integers(0, 40),
+    st.integers(0, 9), st.integers(0, CANDIDATES),
+)  # fmt: skip
+def test_frozen_places(text: list[int], order: int, before: int, first: int, inside: int, most: int) -> None:
+    first = min(first, len(text))
+    start = min(first + inside, len(text))
+    grams = FrozenGrams(array("i", text[first:]), first, start, ORDERS)
     gram = text[-order:]
     hashed = sum(token * power for token, power in zip(reversed(gram), POWERS, strict=False))
-    places = [at for at in range(order, len(text)) if len(gram) == order and text[at - order : at] == gram]
-    after = [at for at in places if at >= place]
+    places = [at for at in range(max(start, first + order), len(text)) if text[at - order : at] == gram]
     if len(gram) == order:
-        assert grams.nearest(order, hashed, place) == (after[0] if after else places[-1] if places else -1)
+        assert grams.places(order, hashed, before, most) == [at for at in places[::-1] if at < before][:most]
+        after = [at for at in places if at >= before]
+        assert grams.nearest(order, hashed, before) == (after[0] if after else places[-1] if places else -1)
 
 
 def test_a_lookup_in_another_text() -> None:

@@ -167,6 +167,15 @@ def test_one_replaced_token_costs_one_guess() -> None:
     assert drafter.propose(3) == Proposal(FILE[52:55], match=1)
 
 
+@pytest.mark.parametrize(("distance", "match"), [(NEAR, 2), (NEAR + 1, 1)])
+def test_two_tokens_far_away_count_less_than_one_beside(distance: int, match: int) -> None:
+    prediction = [*range(10, 30), 6, *range(100, 300)]
+    prediction[20 + distance - 2 : 20 + distance] = [5, 6]
+    prediction[20] = 6
+    drafter = begun(prediction, [*range(10, 30), 5, 6])
+    assert drafter.propose(1).match == match
+
+
 def test_without_its_index_it_still_follows_the_prediction() -> None:
     drafter = PredictedText(range(10_000), NeverBuilds())
     drafter.observe([5])
