@@ -18,6 +18,7 @@ from typing import Any, Literal, get_type_hints
 import msgspec
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.drafting.options import DraftOptions, read_drafts
 from inferd_runtime.models.adapter_options import AdapterOptions, read_adapters
 from inferd_runtime.models.options import ModelOptions, read_models
 from inferd_runtime.sandbox.messages import Limits
@@ -26,6 +27,7 @@ CONFIG_FILE = "config.toml"
 READERS: Mapping[Any, Callable[[Any], Any]] = {
     tuple[ModelOptions, ...]: read_models,
     tuple[AdapterOptions, ...]: read_adapters,
+    tuple[DraftOptions, ...]: read_drafts,
 }
 LIMIT_FLAGS = {
     "wall_s": "--limit-wall",
@@ -42,6 +44,7 @@ class Settings:
 
     ``model``: what to serve, the default model first; ``device``, ``dtype`` ("": float32 on the CPU, elsewhere the
     checkpoint's own) and ``pages`` hold for each model that says nothing else. ``adapter``: the LoRA adapters of every tenant.
+    ``draft``: draft models for them.
     ``url`` is where a client looks for a server; without it, where this user's own server says it is, else ``host`` and
     ``port``. ``wall_s`` to ``output_bytes`` are what a run may use when nobody says otherwise; ``max_*`` what anybody may ask for
     over the network. ``token``: who holds it is the tenant ``default``; without one, ``serve`` makes one and keeps it in
@@ -64,6 +67,7 @@ class Settings:
     check: bool = False
     speculation: Literal["on", "off"] = "on"
     adapter: tuple[AdapterOptions, ...] = ()
+    draft: tuple[DraftOptions, ...] = ()
     host: str = "127.0.0.1"
     port: int = 7070
     url: str | None = None

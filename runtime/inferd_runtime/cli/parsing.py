@@ -32,6 +32,8 @@ HELP = {
     "check": "true: look for leaked pages whenever the engine is idle",
     "speculation": "on or off: whether to draft for generations that leave it to the operator",
     "adapter": "NAME=FOLDER[,model=MODEL]: a LoRA adapter in PEFT's format for every tenant; may be given several times",
+    "draft": "NAME[,for=MODEL][,process=true][,timeout_ms=N]: a draft model, with a model's options; may be given several "
+    "times",
     "url": "the server's address",
     "token": "the access token",
     "wall_s": "seconds that the run may take",
@@ -62,7 +64,7 @@ def add_settings(parser: argparse.ArgumentParser, names: Iterable[str], taken: f
         if flag_of(name).removeprefix("--").replace("-", "_") not in taken:
             group.add_argument(
                 flag_of(name), dest=f"setting_{name}", default=None, metavar="VALUE", help=HELP.get(name),
-                action="append" if name in ("model", "adapter") else "store",
+                action="append" if name in ("model", "adapter", "draft") else "store",
             )  # fmt: skip
     if "config" not in taken:
         group.add_argument("--config", dest="config_file", type=Path, metavar="FILE", help="a TOML file with settings")

@@ -20,7 +20,7 @@ from inferd_runtime.cli.run_screen import RunScreen
 from inferd_runtime.server.bundles import Program, make_program, read_sources, with_limits
 from inferd_runtime.server.runtime import open_runtime
 
-SETTINGS = ("model", "adapter", "device", "dtype", "threads", "pages", *LIMIT_SETTINGS)
+SETTINGS = ("model", "adapter", "draft", "device", "dtype", "threads", "pages", *LIMIT_SETTINGS)
 JSON_HELP = "print one JSON object {result, usage} and nothing else; what the program prints goes to stderr"
 
 

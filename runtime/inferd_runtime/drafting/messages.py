@@ -10,6 +10,7 @@ from inferd_runtime.engine.sampling import RowSampler
 
 ASK = "draft.ask"
 DROP = "draft.drop"
+DESCRIBE = "draft.describe"
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,16 @@ class DraftAnswer:
     ended: bool = False
     lost: bool = False
     error: str = ""
+
+
+@dataclass(frozen=True)
+class DraftDescription:
+    """What has to be known of a draft model in another process. ``tokenizer``: the text of its tokenizer.json."""
+
+    tokenizer: str
+    vocab_size: int
+    eos_tokens: list[int]
+    max_context: int
 
 
 Done = Callable[[DraftAnswer], None]

@@ -186,6 +186,29 @@ def divide_pages(models: Sequence[Placed], free: Callable[[str], int], page_size
     ]
 
 
+def divide_with_drafts(
+    models: Sequence[Placed], owners: Sequence[int], free: Callable[[str], int], page_size: int
+) -> list[int]:
+    """As :func:`divide_pages`, where the last ``len(owners)`` models draft for those at the indices ``owners``.
+
+    A draft model that leaves it to us gets as many pages as its target: they hold the same tokens, and each target's share
+    of the bytes pays for both.
+    """
+    count = len(models) - len(owners)
+    targets, alone = list(models[:count]), []
+    for draft, owner in zip(models[count:], owners, strict=True):
+        target = targets[owner]
+        if draft.pages or draft.device != target.device:
+            alone.append(draft)
+        else:
+            targets[owner] = target.with_kv(target.size.kv_token_bytes + draft.size.kv_token_bytes)
+    pages = divide_pages([*targets, *alone], free, page_size)
+    own = {id(draft): given for draft, given in zip(alone, pages[count:], strict=True)}
+    return pages[:count] + [
+        own.get(id(draft), pages[owner]) for draft, owner in zip(models[count:], owners, strict=True)
+    ]
+
+
 def _open_devices(models: Sequence[Placed]) -> set[str]:
     return {model.device for model in models if not model.pages}
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ import zmq
 from inferd.protocol import InferdError, InvalidRequest, ModelInfo, NotFound
 from inferd_grammar import GrammarCompiler, TokenTable
 from inferd_grammar.trial import TrialPool
+from inferd_runtime.drafting.options import DraftOptions, read_drafts
 from inferd_runtime.engine.adapters import AdapterLimits, AdapterSet
 from inferd_runtime.engine.costs import measure_cost, measure_times
 from inferd_runtime.engine.engine import Engine, EngineOptions
@@ -26,8 +28,9 @@ from inferd_runtime.engine.tenants import Tenancy
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.models.adapter_files import AdapterFiles
 from inferd_runtime.models.adapter_options import AdapterOptions, read_adapters
-from inferd_runtime.models.fit import Placed, check_fit, divide_pages
+from inferd_runtime.models.fit import Placed, check_fit, divide_with_drafts
 from inferd_runtime.models.options import ModelOptions, read_models
+from inferd_runtime.server.draft_models import attach, in_process, in_thread
 from inferd_runtime.session.compiling import CompileQueue
 from inferd_runtime.session.host import Lookups, ServedModel
 from inferd_runtime.session.hub import SessionHub
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
     from inferd_runtime.models.loading import LoadedModel
 
 MESSAGES_PER_STEP = 256
-IDLE_MS = 1000
+IDLE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class EngineSettings:
     speculation: str = "on"
     snapshots: str = ""
     snapshot_bytes: int = 10 << 30
+    drafts: tuple[DraftOptions, ...] = ()
     adapters: tuple[AdapterOptions, ...] = ()
     adapter_limits: AdapterLimits = field(default_factory=AdapterLimits)
 
@@ -77,7 +81,7 @@ def serve_model(settings: EngineSettings) -> ServedModel:
 def serve_models(
     settings: EngineSettings, models: Sequence[ModelOptions], trials: TrialPool | None = None
 ) -> list[ServedModel]:
-    """Load models and build their engines. What a model does not say itself, ``settings`` say.
+    """Load models and build their engines, with their draft models. What a model does not say itself, ``settings`` say.
 
     Constraints are compiled without a limit unless there are ``trials``.
     Raises InferdError; LimitExceeded before any weight is read when the models do not fit together.
@@ -89,20 +93,52 @@ def serve_models(
     from inferd_runtime.models.loading import load
     from inferd_runtime.models.sizing import default_threads
 
+    names = [model.name for model in models]
+    owners = [(draft, names.index(draft.target_among(names))) for draft in settings.drafts]
+    beside = [(draft, owner) for draft, owner in owners if not draft.process]
     disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(settings.threads or 1)
     defaults = ModelOptions("", settings.dtype, settings.device, settings.pages)
-    chosen = [model.over(defaults).checked() for model in models]
+    chosen = [model.over(defaults).checked() for model in (*models, *(draft.model for draft, _ in beside))]
     placed = [Placed(measure(model), check_device(model.device), model.pages) for model in chosen]
     check_fit(placed, available_bytes, settings.page_size)
     loaded = [load(model.name, device=model.device, dtype=model.dtype) for model in chosen]
     torch.set_num_threads(settings.threads or max(default_threads(model.module) for model in loaded))
     placed = [model.with_kv(_kv_token_bytes(probed)) for model, probed in zip(placed, loaded, strict=True)]
-    pages = divide_pages(placed, available_bytes, settings.page_size)
+    pages = divide_with_drafts(placed, [owner for _, owner in beside], available_bytes, settings.page_size)
     builder = ThreadPoolExecutor(1, "index")
-    served = [_build(settings, model, count, trials, builder) for model, count in zip(loaded, pages, strict=True)]
-    load_adapters(settings.adapters, served)
-    return served
+    each = [settings] * len(models) + [for_drafts(settings)] * len(beside)
+    served = [_build(*one, trials, builder) for one in zip(each, loaded, pages, strict=True)]
+    load_adapters(settings.adapters, served[: len(models)])
+    ready = [
+        in_thread(draft, model, partial(torch.set_num_threads, settings.threads or default_threads(one.module)))
+        for (draft, _), model, one in zip(beside, served[len(models) :], loaded[len(models) :], strict=True)
+    ]
+    ready += [in_process(draft, process_flags(settings, draft)) for draft in settings.drafts if draft.process]
+    return attach(served[: len(models)], ready)
+
+
+def for_drafts(settings: EngineSettings) -> EngineSettings:
+    """How a draft model's engine differs: contexts that leave its cache are computed again, and tenants keep their weights
+    but have no quota, because a draft costs its own target's tenants nothing but time.
+    """
+    tenancy = settings.tenancy
+    named = {name: replace(limits, kv_pages=0) for name, limits in tenancy.named.items()}
+    return replace(settings, swap_mb=0, tenancy=Tenancy(replace(tenancy.default, kv_pages=0), named))
+
+
+def process_flags(settings: EngineSettings, draft: DraftOptions) -> list[str]:
+    """The command line of a draft model's own process."""
+    model = draft.model.over(ModelOptions("", settings.dtype, settings.device, settings.pages))
+    flags = [
+        "--model",
+        str(model),
+        "--page-size",
+        str(settings.page_size),
+        "--token-budget",
+        str(settings.token_budget),
+    ]
+    return flags + (["--threads", str(settings.threads)] if settings.threads else [])
 
 
 def _kv_token_bytes(loaded: LoadedModel) -> int:
@@ -173,19 +209,23 @@ def run(settings: EngineSettings, models: Sequence[ModelOptions]) -> None:
     compiles = CompileQueue(trials)
     hub = SessionHub(by_name, lambda identity, frames: socket.send_multipart([identity, *frames]), store, compiles)
     poller = zmq.Poller()
-    for source in (socket, store, compiles):
+    drafts = [model.drafts for model in served if model.drafts is not None]
+    for source in (socket, store, compiles, *(source for one in drafts for source in one.waits_on)):
         if source is not None:
             poller.register(source, zmq.POLLIN)
     busy = False
     parent = os.getppid()
     while not stopping and os.getppid() == parent:
-        if poller.poll(0 if busy else IDLE_MS):
+        rest = 0.0 if busy else min([IDLE_SECONDS, *(one.patience(IDLE_SECONDS) for one in drafts)])
+        if poller.poll(math.ceil(1000 * rest)):
             receive(socket, hub)
-        elif not busy:
+        elif rest == IDLE_SECONDS:
             compiles.warm([model.grammars for model in served])  # not at the start: others need the processors then
         if store is not None:
             store.poll()
         compiles.poll()
+        for one in drafts:
+            one.poll()
         busy = step(served)
         if settings.check and not busy:
             for model in served:
@@ -193,6 +233,8 @@ def run(settings: EngineSettings, models: Sequence[ModelOptions]) -> None:
                 model.engine.check_integrity()
     hub.close_all()
     compiles.close()
+    for one in drafts:
+        one.close()
     if store is not None:
         store.close()
     socket.close()
@@ -235,6 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--snapshots", default="", metavar="DIR", help="where saved contexts are kept; without it, none are"
     )
     parser.add_argument("--snapshot-bytes", type=int, default=10 << 30, help="bytes of snapshots for each tenant")
+    parser.add_argument("--draft", action="append", metavar="NAME[,OPTION=VALUE]", help="a draft model; as --model")
     parser.add_argument("--adapter", action="append", metavar="NAME=FOLDER[,model=MODEL]", help="as --model")
     for name, value in (("adapters", 8), ("adapter-bytes", 256 << 20), ("adapter-rank", 256)):
         parser.add_argument(f"--max-{name}", type=int, default=value)
@@ -242,8 +285,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         models = read_models(options.pop("model") or ["tiny"])
         adapters = read_adapters(options.pop("adapter") or [])
+        drafts = read_drafts(options.pop("draft") or [])
         limits = AdapterLimits(*(options.pop(f"max_adapter{name}") for name in ("_rank", "_bytes", "s")))
-        run(EngineSettings(**options, adapters=adapters, adapter_limits=limits), models)
+        run(EngineSettings(**options, drafts=drafts, adapters=adapters, adapter_limits=limits), models)
     except InferdError as error:
         print(msgspec.json.encode(error.to_wire()).decode(), file=sys.stderr)
         return 2

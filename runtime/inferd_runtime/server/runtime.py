@@ -65,6 +65,7 @@ def default_commands(settings: Settings) -> Commands:
     flags = [part for model in settings.models for part in ("--model", str(model))]
     flags += ["--threads", str(settings.threads)] if settings.threads else []
     flags += [part for adapter in settings.adapter for part in ("--adapter", str(adapter))]
+    flags += [part for draft in settings.draft for part in ("--draft", str(draft))]
     limits = ("max_adapters", "max_adapter_bytes", "max_adapter_rank")
     flags += [part for name in limits for part in (flag_of(name), str(getattr(settings, name)))]
 

@@ -1,0 +1,93 @@
+"""Which draft models to load beside which models: ``NAME[,for=MODEL][,process=true][,timeout_ms=N][,dtype=...]...``."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inferd.protocol import InvalidRequest, NotFound
+from inferd_runtime.models.options import ModelOptions
+
+TIMEOUT_MS = 250
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """A draft model for ``target`` ("": the default model), in a ``process`` of its own or in a thread of the engine's.
+
+    A step waits for its drafts at most ``timeout_ms``.
+    """
+
+    model: ModelOptions
+    target: str = ""
+    process: bool = False
+    timeout_ms: int = TIMEOUT_MS
+
+    @classmethod
+    def parse(cls, text: str) -> DraftOptions:
+        """Read ``NAME[,key=value]``. Raises InvalidRequest that names the part that is wrong."""
+        name, *parts = text.split(",")
+        own = [part.partition("=") for part in parts if part.partition("=")[0] in ("for", "process", "timeout_ms")]
+        rest = [part for part in parts if part.partition("=")[0] not in ("for", "process", "timeout_ms")]
+        for key, count in Counter(key for key, _, _ in own).items():
+            if count > 1:
+                raise InvalidRequest(f"draft model {text!r}: {key} is given twice")
+        return cls._of(ModelOptions.parse(",".join([name, *rest])), {key: value for key, _, value in own})
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> DraftOptions:
+        """From a table with a ``name``. Raises InvalidRequest that names the key that is wrong."""
+        own = {key: values[key] for key in ("for", "process", "timeout_ms") if key in values}
+        return cls._of(ModelOptions.of({key: value for key, value in values.items() if key not in own}), own)
+
+    @classmethod
+    def _of(cls, model: ModelOptions, own: Mapping[str, Any]) -> DraftOptions:
+        process, timeout = str(own.get("process", False)).lower(), str(own.get("timeout_ms", TIMEOUT_MS))
+        if process not in ("true", "false"):
+            raise InvalidRequest(f"draft model {model.name!r}: process must be true or false, got {process!r}")
+        if not re.fullmatch(r"[1-9]\d{0,6}", timeout):
+            raise InvalidRequest(
+                f"draft model {model.name!r}: timeout_ms must be a positive whole number, got {timeout!r}"
+            )
+        return cls(model, str(own.get("for", "")), process == "true", int(timeout))
+
+    def __str__(self) -> str:
+        """The text that :meth:`parse` reads."""
+        options = [f"for={self.target}"] if self.target else []
+        options += ["process=true"] if self.process else []
+        options += [f"timeout_ms={self.timeout_ms}"] if self.timeout_ms != TIMEOUT_MS else []
+        return ",".join([str(self.model), *options])
+
+    def target_among(self, names: Sequence[str]) -> str:
+        """The name of its target. Raises NotFound where that is not served."""
+        if self.target and self.target not in names:
+            raise NotFound(f"draft model {self.model.name!r}: no model {self.target!r} is served")
+        return self.target or names[0]
+
+
+def read_drafts(value: Any) -> tuple[DraftOptions, ...]:
+    """Draft models from a setting: one text with ``;`` between them, or a list of texts and tables.
+
+    Raises InvalidRequest that names what is wrong, and the draft model that a model has twice.
+    """
+    entries = [entry for entry in value.split(";") if entry.strip()] if isinstance(value, str) else value
+    if not isinstance(entries, Sequence):
+        raise InvalidRequest(f"expected a draft model or a list of draft models, got {value!r}")
+    drafts = tuple(_read_draft(entry) for entry in entries)
+    for (name, _), count in Counter((draft.model.name, draft.target) for draft in drafts).items():
+        if count > 1:
+            raise InvalidRequest(f"draft model {name!r} is given twice")
+    return drafts
+
+
+def _read_draft(entry: Any) -> DraftOptions:
+    if isinstance(entry, DraftOptions):
+        return entry
+    if isinstance(entry, str):
+        return DraftOptions.parse(entry.strip())
+    if isinstance(entry, Mapping):
+        return DraftOptions.of(entry)
+    raise InvalidRequest(f"expected a draft model's name or its table, got {entry!r}")
