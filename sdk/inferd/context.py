@@ -348,6 +348,7 @@ class Context:
         system_speculation: SystemSpeculation = ...,
         predict: Prediction | None = ...,
         on_cycle: CycleCallback | None = ...,
+        heal: bool = ...,
         adapter: str | Adapter | None = ...,
         priority: int = ...,
     ) -> Generator[T]: ...
@@ -364,6 +365,7 @@ class Context:
         system_speculation: SystemSpeculation = ...,
         predict: Prediction | None = ...,
         on_cycle: CycleCallback | None = ...,
+        heal: bool = ...,
         adapter: str | Adapter | None = ...,
         priority: int = ...,
     ) -> Generator[Any]: ...
@@ -379,6 +381,7 @@ class Context:
         system_speculation: SystemSpeculation = False,
         predict: Prediction | None = None,
         on_cycle: CycleCallback | None = None,
+        heal: bool = False,
         adapter: str | Adapter | None = None,
         priority: int = 0,
     ) -> Generator[Any]:
@@ -402,6 +405,11 @@ class Context:
         changes which text comes, only how fast (but see ``SpecConfig.verifier``). ``on_cycle`` is called with a
         :class:`~inferd.SpeculationCycle` for each step, before the step is handed out.
 
+        ``heal``: where the context ends inside what the model knows as one token (``http:``, and ``://`` is one), its last
+        tokens are taken away and written again, so that the model can write the whole token. The text begins behind the
+        context as it was; the first steps' tokens write its end, and count towards ``max_tokens``. It goes with neither
+        ``mode="best_effort"`` nor a constraint of your own.
+
         Raises InvalidRequest, which names the argument, for one that is out of range, and ValueError for both kinds of
         speculation at once.
         """
@@ -422,6 +430,7 @@ class Context:
             adapter=adapter_name(adapter),
             priority=checked_priority(priority),
             on_cycle=checked_cycle(on_cycle),
+            heal=checked_flag("heal", heal),
         )
         if plan.own_constraint is not None and (speculator is not None or plan.drafts.wanted):
             kind = "speculator=" if speculator is not None else "predict=" if predict else "system_speculation=True"

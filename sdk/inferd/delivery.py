@@ -50,6 +50,7 @@ class Plan:
     drafts: RuntimeDrafts
     adapter: str = ""
     priority: int = 0
+    heal: bool = False
     on_cycle: Callable[[SpeculationCycle], object] | None = None
 
     @property
@@ -83,6 +84,7 @@ class Plan:
             speculation=self.drafts.settings,
             predicted=list(self.drafts.predicted),
             predicted_text=self.drafts.predicted_text,
+            heal=self.heal,
         )
 
 

@@ -16,7 +16,7 @@ class Constraint:
 
     json_schema (``value``: the schema's text; ``mode``: strict | best_effort), any_json, regex, lark and gbnf (``value``),
     choice (``options``), tagged (``tags``), all_of (``members``: all of them), exact (``members``: one, whose masks allow
-    every split of the text into tokens).
+    every split of the text into tokens), prefixed (``value``, then text of ``members``: at most one).
     """
 
     kind: str

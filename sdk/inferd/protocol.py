@@ -377,7 +377,8 @@ class StartGenerate:
     every one brings a mask, and runs one step; no other constraint and no speculation with it. ``adapter``: the LoRA
     adapter to compute with, "" is none; tokens that were computed with another one are computed again. ``priority``, from
     -3 to 3: each step up doubles its share of what the tenant gets. ``speculation``: how to draft, with
-    ``system_speculation``. ``predicted`` or ``predicted_text``: what the output will probably be, used as a draft.
+    ``system_speculation``. ``predicted`` or ``predicted_text``: what the output will probably be, used as a draft. ``heal``:
+    cut the context back where it ends inside a token, and write its end again; the steps' text begins behind it.
     """
 
     context: int
@@ -393,6 +394,7 @@ class StartGenerate:
     speculation: SpeculationSettings | None = None
     predicted: list[int] = field(default_factory=list)
     predicted_text: str = ""
+    heal: bool = False
 
 
 @operation("generate.next", Steps)

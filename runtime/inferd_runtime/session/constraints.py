@@ -15,6 +15,7 @@ from inferd_grammar import (
     Gbnf,
     JsonSchema,
     Lark,
+    Prefixed,
     Regex,
     Tag,
     Tagged,
@@ -34,6 +35,7 @@ USES: Mapping[str, frozenset[str]] = {
     "tagged": frozenset({"tags"}),
     "all_of": frozenset({"members"}),
     "exact": frozenset({"members"}),
+    "prefixed": frozenset({"value", "members"}),
 }
 """Which fields each kind uses; the others must be left alone."""
 
@@ -65,6 +67,10 @@ def _convert(constraint: p.Constraint) -> Constraint:
             return Choice(tuple(constraint.options))
         case "exact":
             return Exact(_only_member(constraint))
+        case "prefixed":
+            for member in constraint.members:
+                _strict(member)
+            return Prefixed(constraint.value, _only_member(constraint) if constraint.members else None)
         case "all_of":
             return AllOf(tuple(_convert(_strict(member)) for member in constraint.members))
     tags = ((tag, _convert(_strict(tag.content))) for tag in constraint.tags)
@@ -94,12 +100,12 @@ def _check_fields(constraint: p.Constraint) -> None:
 
 def _only_member(constraint: p.Constraint) -> Constraint:
     if len(constraint.members) != 1:
-        raise p.InvalidRequest(f"an exact constraint has one member, not {len(constraint.members)}")
+        raise p.InvalidRequest(f"a constraint of kind {constraint.kind} has one member, not {len(constraint.members)}")
     return _convert(constraint.members[0])
 
 
 def _strict(constraint: p.Constraint) -> p.Constraint:
     """Refuse best_effort where the finished text is not that of the schema alone."""
     if constraint.best_effort:
-        raise p.ConstraintError("mode best_effort is for a whole output: not inside all_of or tagged")
+        raise p.ConstraintError("mode best_effort is for a whole output: not inside all_of, tagged or prefixed")
     return constraint

@@ -10,6 +10,7 @@ from inferd_runtime.session import generating
 from inferd_runtime.session.adapting import leased
 from inferd_runtime.session.compile_calls import when_compiled
 from inferd_runtime.session.finishing import FinishedText, at_once
+from inferd_runtime.session.healing import Healing
 from inferd_runtime.session.pass_calls import row_sampler
 from inferd_runtime.session.state import Call, OpenContext, SessionState
 
@@ -20,24 +21,29 @@ def start(state: SessionState, call: Call) -> None:
     entry = state.free_context(request.context)
     state.check_room()
     generating.check_request(request)
+    healing = Healing.of(request, entry.context, entry.model)
+    if healing is not None:
+        request = healing.constrain(request)
+    begin = partial(_begin, state, request, entry, healing)
     if request.constraint is None:
-        call.respond(_begin(state, request, entry, None))
+        call.respond(begin(None))
     else:
-        when_compiled(
-            state, call, entry.model, request.constraint,
-            lambda compiled: _begin(state, request, entry, compiled), hold=entry.context,
-        )  # fmt: skip
+        when_compiled(state, call, entry.model, request.constraint, begin, hold=entry.context)
 
 
 def _begin(
-    state: SessionState, request: p.StartGenerate, entry: OpenContext, compiled: Compiled | None
+    state: SessionState,
+    request: p.StartGenerate,
+    entry: OpenContext,
+    healing: Healing | None,
+    compiled: Compiled | None,
 ) -> p.Generation:
     """Put the generation into the batch and give it a handle."""
     state.check_room()
-    prompt = list(entry.context.tokens)
     sampler = row_sampler(request.sampling, entry)
     with leased(state, entry, request.adapter) as lease:
-        opened = generating.start(request, entry.model, entry.context, compiled, sampler, lease)
+        opened = generating.start(request, entry.model, entry.context, compiled, sampler, lease, healing)
+    prompt = list(entry.context.tokens)
     if compiled is not None and request.constraint is not None and request.constraint.best_effort:
         run = at_once if state.compiles is None else partial(state.compiles.run, state.tenant)
         opened.check_at_end(FinishedText(compiled, run))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +21,7 @@ from inferd_runtime.engine.verifying import checked_draft
 from inferd_runtime.session.compiling import refused
 from inferd_runtime.session.constraints import to_grammar
 from inferd_runtime.session.finishing import FinishedText
+from inferd_runtime.session.healing import Healing, check_healing
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.session.speculating import build_sources, check_speculation, offered_source
 from inferd_runtime.speculation.drafter import OfferedDraft
@@ -126,6 +127,7 @@ def check_draft(request: p.NextSteps, context: Context) -> None:
 def check_request(request: p.StartGenerate) -> None:
     """Refuse what no model could do, before anything is compiled for it. Raises InvalidRequest."""
     check_speculation(request)
+    check_healing(request)
     if request.program_constraint and request.constraint is not None:
         raise p.InvalidRequest("program_constraint and constraint exclude each other: each step waits for its mask")
     if any(not stop for stop in request.stop):
@@ -141,8 +143,12 @@ def start(
     compiled: Compiled | None,
     sampler: RowSampler,
     lease: AdapterLease,
+    healing: Healing | None = None,
 ) -> OpenGeneration:
-    """Build a checked request's generation and put it into the batch. ``lease`` is the caller's if this raises."""
+    """Build a checked request's generation and put it into the batch. ``lease`` is the caller's if this raises.
+
+    ``healing`` cuts the context, whose end the generation then writes again.
+    """
     offers = Offers(
         OfferedDraft() if request.program_speculation else None,
         OfferedMask(model.info.vocab_size) if request.program_constraint else None,
@@ -159,20 +165,30 @@ def start(
         paced=request.program_speculation or request.program_constraint,
         priority=request.priority,
     )
-    generation = _generation(context, spec, TextAssembler(model.tokenizer.stream(), request.stop))
+    generation = _generation(context, spec, model, request.stop, healing)
     model.engine.submit(generation)
     opened = OpenGeneration(generation, offers, lease)
+    if healing is not None:
+        opened.on_close(healing.restore)
     if compiled is not None and matcher is not None:
         opened.on_close(partial(compiled.learn, matcher))
     return opened
 
 
-def _generation(context: Context, spec: GenerationSpec, text: TextAssembler) -> Generation:
+def _generation(
+    context: Context, spec: GenerationSpec, model: ServedModel, stop: Sequence[str], healing: Healing | None
+) -> Generation:
+    decode = model.tokenizer.stream()
+    if healing is not None:
+        healing.cut()
+        decode = healing.behind(decode)
     try:
-        return Generation(context, spec, text)
+        return Generation(context, spec, TextAssembler(decode, stop))
     except p.InferdError:
         if spec.sources is not None:
             spec.sources.drop()
+        if healing is not None:
+            healing.restore()
         raise
 
 

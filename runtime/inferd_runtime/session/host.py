@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from inferd.protocol import ModelInfo
 from inferd_grammar import GrammarCompiler
+from inferd_grammar.healing import Healer
 from inferd_runtime.drafting.models import DraftModels
 from inferd_runtime.engine.adapters import AdapterSet
 from inferd_runtime.engine.engine import Engine
@@ -45,3 +47,8 @@ class ServedModel:
     auto_speculation: bool = True
     drafts: DraftModels | None = None
     lookups: Lookups = field(default_factory=Lookups)
+
+    @cached_property
+    def healer(self) -> Healer:
+        """Cuts prompts back that end inside a token."""
+        return Healer(self.grammars.table)

@@ -361,3 +361,12 @@ async def _generate(ctx: Context, leave_after: int) -> list[int]:
         left -= 1
     assert ctx.length >= len(tokens)
     return tokens
+
+
+async def test_healing_is_asked_for_by_a_flag() -> None:
+    with FakeRuntime(["//x", "y"]) as runtime:
+        assert await Context().append("http:").generate(GREEDY, heal=True).collect_text() == "//x"
+        await Context().append("a").generate(GREEDY).collect_text()
+        with pytest.raises(InvalidRequest, match="heal"):
+            Context().append("a").generate(GREEDY, heal="yes")  # type: ignore[call-overload]
+    assert [request.heal for request in runtime.of_kind(StartGenerate)] == [True, False]

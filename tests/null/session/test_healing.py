@@ -1,0 +1,162 @@
+"""Token healing of a generation: what is cut, what is written again, and that nothing is lost when it is left early."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferd import protocol as p
+from inferd_grammar import GrammarCompiler, TokenTable
+from inferd_runtime.engine.adapters import AdapterSet
+from inferd_runtime.engine.engine import Engine, EngineOptions
+from inferd_runtime.engine.sampling import Logits
+from inferd_runtime.session.host import ServedModel
+from inferd_runtime.testing.byte_tokenizer import END, ByteTokenizer
+from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE as BYTES
+from inferd_runtime.testing.direct import DirectSession
+from inferd_runtime.testing.null_driver import NullDriver
+
+WORD = BYTES
+PROMPT = "see http:"
+
+
+class WordTokenizer(ByteTokenizer):
+    """Bytes, and ``://`` as one token more, which ``encode`` never uses."""
+
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        return super().decode([part for token in tokens for part in split(token)], special=special)
+
+    def stream(self) -> Callable[[int], str]:
+        decode = super().stream()
+        return lambda token: "".join(decode(part) for part in split(token))
+
+
+def split(token: int) -> list[int]:
+    return list(b"://") if token == WORD else [token]
+
+
+class Liking(NullDriver):
+    """Likes the word above all else."""
+
+    def logits(self, history: list[int]) -> Logits:
+        logits = super().logits(history)
+        logits[WORD] = np.float32(99.0)
+        return logits
+
+
+def served(driver: NullDriver) -> ServedModel:
+    spec = json.loads(ByteTokenizer.tokenizer_json())
+    spec["model"]["vocab"]["://"] = WORD
+    table = TokenTable.from_tokenizer_json(json.dumps(spec), vocab_size=WORD + 1, eos_ids=[END])
+    info = p.ModelInfo("null", WORD + 1, driver.max_context, driver.page_size, [END], "null")
+    engine = Engine(driver, EngineOptions(token_budget=64))
+    return ServedModel(info, engine, WordTokenizer(), GrammarCompiler(table), AdapterSet(driver))
+
+
+@pytest.fixture
+def caller() -> Iterator[DirectSession]:
+    caller = DirectSession(served(Liking(vocab_size=WORD + 1)))
+    yield caller
+    caller.close()
+
+
+def test_the_word_can_be_written_whole(caller: DirectSession) -> None:
+    plain = caller.generate(caller.text(PROMPT), max_tokens=2)
+    assert plain.tokens == [WORD, WORD]
+    context = caller.text(PROMPT)
+    healed = caller.generate(context, max_tokens=2, heal=True)
+    assert (healed.tokens, healed.text) == ([WORD, WORD], "//://")
+    assert caller.tokens(context) == [*b"see http", WORD, WORD]
+
+
+def test_a_constraint_speaks_of_what_comes_behind_the_prompt(caller: DirectSession) -> None:
+    context = caller.text(PROMPT)
+    constraint = p.Constraint("regex", value="//[a-c]{3}")
+    done = caller.generate(context, constraint=constraint, heal=True)
+    assert done.tokens[0] == WORD
+    assert done.text[:2] == "//"
+    assert set(done.text[2:]) <= set("abc")
+    assert done.finish == "stop"
+
+
+def test_where_nothing_can_be_healed_it_is_an_ordinary_generation(caller: DirectSession) -> None:
+    for text in ("a", "http", ":"):
+        context = caller.text(text)
+        assert caller.generate(context, max_tokens=3, heal=True).tokens == [WORD] * 3
+        assert caller.tokens(context)[: len(text)] == list(text.encode())
+
+
+@pytest.mark.parametrize("speculation", [False, True])
+def test_a_stop_string_is_not_looked_for_in_the_prompts_end(caller: DirectSession, speculation: bool) -> None:
+    done = caller.generate(caller.text(PROMPT), max_tokens=9, heal=True, stop=[":/"], system_speculation=speculation)
+    assert (done.text, done.finish) == ("//", "stop")
+
+
+def test_left_early_the_prompt_is_whole_again(caller: DirectSession) -> None:
+    context = caller.text(PROMPT)
+    started = caller.call(p.StartGenerate(context, max_tokens=5, heal=True))
+    assert started.position == len(PROMPT) - 1
+    assert caller.call(p.CloseGenerate(started.generation, 0)).length == len(PROMPT)
+    assert caller.tokens(context) == list(PROMPT.encode())
+    again = caller.generate(context, max_tokens=2, heal=True)
+    assert again.text == "//://"
+
+
+def test_a_generation_that_cannot_start_leaves_the_prompt(caller: DirectSession) -> None:
+    context = caller.text(PROMPT)
+    with pytest.raises(p.InvalidRequest, match="max_tokens"):
+        caller.call(p.StartGenerate(context, max_tokens=0, heal=True))
+    with pytest.raises(p.ConstraintError):
+        caller.call(p.StartGenerate(context, heal=True, constraint=p.Constraint("regex", value="(")))
+    assert caller.tokens(context) == list(PROMPT.encode())
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"program_constraint": True}, "program_constraint"),
+        ({"constraint": p.Constraint("json_schema", value="{}", mode="best_effort")}, "best_effort"),
+    ],
+)
+def test_what_it_does_not_go_with_is_refused(caller: DirectSession, fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(p.InvalidRequest, match=says):
+        caller.call(p.StartGenerate(caller.text(PROMPT), heal=True, **fields))
+
+
+def test_explicit_positions_are_refused(caller: DirectSession) -> None:
+    context = caller.text(PROMPT)
+    caller.call(p.Forward(context, [ord(":")], positions=[20]))
+    with pytest.raises(p.InvalidRequest, match="positions"):
+        caller.call(p.StartGenerate(context, heal=True))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    prompt=st.sampled_from(["see http:", "a:/", "x::", "://", "é:"]),
+    seed=st.integers(0, 30),
+    leave=st.integers(0, 6),
+    speculation=st.booleans(),
+)
+def test_the_context_is_the_prompt_and_what_was_said(prompt: str, seed: int, leave: int, speculation: bool) -> None:
+    caller = DirectSession(served(NullDriver(vocab_size=WORD + 1)))
+    tokenizer, context = WordTokenizer(), caller.text(prompt)
+    hot = p.Sampling(temperature=1.0, seed=seed)
+    request = p.StartGenerate(context, hot, 6, heal=True, system_speculation=speculation)
+    started = caller.call(request)
+    said, count, finish = "", 0, ""
+    while not finish and count < leave:
+        reply = caller.call(p.NextSteps(started.generation))
+        finish, said = reply.finish, said + "".join(step.text for step in reply.steps)
+        count += sum(len(step.tokens) for step in reply.steps)
+    caller.call(p.CloseGenerate(started.generation))
+    held = tokenizer.decode(caller.tokens(context))
+    assert held.startswith(prompt)
+    assert (prompt + said).startswith(held.rstrip("\ufffd")[: len(prompt + said)])
+    assert caller.tokens(context)[: started.position] == list(prompt.encode())[: started.position]
+    caller.close()
