@@ -15,7 +15,7 @@ from inferd_runtime.speculation.sources import SourceSet
 from inferd_runtime.speculation.times import StepShape, StepTimes
 
 SPECULATES = attrgetter("speculates")
-SAMPLED = 8
+SAMPLED = 32
 """One in so many steps without drafts is learnt from."""
 
 

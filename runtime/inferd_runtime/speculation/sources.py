@@ -21,7 +21,8 @@ ALTERNATIVE = "/second"
 """A source's guesses beside its first one are an experience of their own."""
 IN_VAIN = 4
 LONGEST_REST = 16
-"""A source whose guesses were not worth verifying so many times running is not asked for a while, so that it costs nothing."""
+SHORT_REST = 4
+"""A source whose guesses were wrong, or not worth verifying, so many times running is not asked for a while: it costs nothing."""
 LOG = logging.getLogger(__name__)
 
 
@@ -39,6 +40,7 @@ class Source:
 
     def __init__(self, drafter: Drafter) -> None:
         self.name = drafter.source
+        self.waits = type(drafter).ready is not Drafter.ready
         self.breaker = SourceBreaker()
         self._in_vain = 0
         self._rest = 0
@@ -54,16 +56,19 @@ class Source:
             self._rest -= 1
             return NOTHING
         proposal = self._guarded(lambda drafter: drafter.propose(limit, ahead), NOTHING)
-        return proposal if proposal.tokens and self.breaker.allows(proposal.match) else NOTHING
+        if proposal.tokens and not self.breaker.allows(proposal.match):
+            self._rest = SHORT_REST
+            return NOTHING
+        return proposal
 
-    def passed_over(self) -> None:
-        """Nothing of the last proposal was verified: it would not have paid."""
+    def missed(self) -> None:
+        """Nothing of the last proposal was worth verifying, or right."""
         self._in_vain += 1
         if self._in_vain >= IN_VAIN:
             self._rest = min(LONGEST_REST, 2 ** (self._in_vain - IN_VAIN))
 
-    def tried(self) -> None:
-        """Something of the last proposal was verified."""
+    def hit(self) -> None:
+        """Something of the last proposal was accepted."""
         self._in_vain = 0
 
     def feedback(self, proposed: int, accepted: int) -> None:
@@ -119,6 +124,7 @@ class SourceSet:
         self.forced = forced
         self.counters = counters
         self._sources = [Source(drafter) for drafter in drafters]
+        self._slow = [source for source in self._sources if source.waits]
         self._survival = survival
         self.max_draft = max_draft
         self._tree = tree
@@ -132,7 +138,7 @@ class SourceSet:
 
     def ready(self) -> bool:
         """False while a source makes a guess that is worth waiting for."""
-        return all(source.ready() for source in self._sources)
+        return not self._slow or all(source.ready() for source in self._slow)
 
     def propose(self, limit: int, forced: Sequence[int] = ()) -> Draft:
         """One draft of at most ``limit`` tokens: what is ``forced``, and behind it whatever the sources propose."""
@@ -210,9 +216,12 @@ class SourceSet:
     def _settle_source(self, asked: Asked, kept: Mapping[int, int], stands: Set[int], cost: float) -> None:
         drafted = [node for node in asked.places if node in kept]
         if not drafted:
-            return asked.source.passed_over()
-        asked.source.tried()
+            return asked.source.missed()
         accepted = sum(node in stands for node in drafted)
+        if accepted:
+            asked.source.hit()
+        else:
+            asked.source.missed()
         asked.source.feedback(len(drafted), accepted)
         asked.source.breaker.report((1 + accepted) / cost)
         if not asked.proposal.confidence:

@@ -50,6 +50,9 @@ class Broken(Drafter):
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
         return Proposal([9])
 
+    def ready(self) -> bool:
+        return True
+
 
 def together(*drafters: Drafter, tree: bool = True, max_draft: int = 16, survival: Survival | None = None) -> SourceSet:
     return SourceSet(
