@@ -29,6 +29,7 @@ def speculation_lines(models: Sequence[ModelStats]) -> Iterator[str]:
     yield from _metric("inferd_spec_accepted_tokens_per_pos_total", "counter", _by_position(models, "model"))
     breakers = {_model(model): int(model.speculation.breaker_open) for model in models}
     yield from _metric("inferd_spec_breaker_open", "gauge", breakers)
+    yield from _draft_models(models)
     yield from _as_vllm(models)
 
 
@@ -50,6 +51,19 @@ def _as_vllm(models: Sequence[ModelStats]) -> Iterator[str]:
     yield from _metric(
         "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter", _by_position(models, "model_name")
     )
+
+
+def _draft_models(models: Sequence[ModelStats]) -> Iterator[str]:
+    """What draft models did; no line where there is none."""
+    names = {name: f"{name}_total" for name in ("requests", "hits", "misses", "timeouts", "failures")}
+    names["waited"] = "waited_seconds_total"
+    for field, name in names.items() if any(model.draft_models for model in models) else ():
+        values = {
+            f'{_model(model)},draft_model="{escaped(draft.name)}"': getattr(draft, field)
+            for model in models
+            for draft in model.draft_models
+        }
+        yield from _metric(f"inferd_draft_model_{name}", "counter", values)
 
 
 def _by_source(models: Sequence[ModelStats], field: str) -> Mapping[str, int]:
@@ -76,7 +90,7 @@ def _model(model: ModelStats, label: str = "model") -> str:
     return f'{label}="{escaped(model.name)}"'
 
 
-def _metric(name: str, kind: str, values: Mapping[str, int]) -> Iterator[str]:
+def _metric(name: str, kind: str, values: Mapping[str, float]) -> Iterator[str]:
     yield f"# TYPE {name} {kind}"
     for labels, value in values.items():
         yield f"{name}{{{labels}}} {value}"

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from inferd import protocol as p
-from inferd_runtime.engine.engine import Engine
+from inferd_runtime.drafting.models import DraftModels
 from inferd_runtime.engine.speculation import Speculation
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session.compiling import CompileQueue
@@ -25,6 +25,7 @@ from inferd_runtime.session.link import (
     OPEN,
     STATS,
     TICKET,
+    DraftModelStats,
     EngineStats,
     GetCycles,
     ModelStats,
@@ -36,11 +37,20 @@ from inferd_runtime.session.session import Session
 Send = Callable[[bytes, list[bytes]], None]
 
 
-def _model_stats(name: str, engine: Engine) -> ModelStats:
+def _model_stats(name: str, model: ServedModel) -> ModelStats:
+    engine = model.engine
     return ModelStats(
         name, engine.steps, engine.scheduler.jobs, engine.pool.size, engine.pool.available,
-        engine.contexts.reused, engine.parking.swapped, engine.parking.dropped, _speculation_totals(engine.speculation),
+        engine.contexts.reused, engine.parking.swapped, engine.parking.dropped,
+        _speculation_totals(engine.speculation), [] if model.drafts is None else _draft_models(model.drafts),
     )  # fmt: skip
+
+
+def _draft_models(drafts: DraftModels) -> list[DraftModelStats]:
+    return [
+        DraftModelStats(name, done.requests, done.hits, done.misses, done.timeouts, done.failures, done.waited)
+        for name, done in drafts.counters.items()
+    ]
 
 
 def _speculation_totals(speculation: Speculation) -> SpeculationTotals:
@@ -105,7 +115,7 @@ class SessionHub:
 
     def stats(self) -> EngineStats:
         """Each model's engine, and totals over all of them."""
-        models = [_model_stats(name, model.engine) for name, model in self._models.items()]
+        models = [_model_stats(name, model) for name, model in self._models.items()]
         return EngineStats(
             steps=sum(model.steps for model in models),
             jobs=sum(model.jobs for model in models),

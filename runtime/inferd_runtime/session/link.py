@@ -66,6 +66,22 @@ class SpeculationTotals:
 
 
 @dataclass(frozen=True)
+class DraftModelStats:
+    """A draft model's work for one model. ``hits``: drafts ahead that were as the target went on; ``misses``: thrown away ones;
+    ``timeouts``: drafts that were waited for in vain; ``failures``: requests that ended with an error; ``waited``: seconds that
+    steps waited.
+    """
+
+    name: str
+    requests: int = 0
+    hits: int = 0
+    misses: int = 0
+    timeouts: int = 0
+    failures: int = 0
+    waited: float = 0.0
+
+
+@dataclass(frozen=True)
 class ModelStats:
     """One model's share of :class:`EngineStats`.
 
@@ -82,6 +98,7 @@ class ModelStats:
     swapped: int = 0
     recomputed: int = 0
     speculation: SpeculationTotals = field(default_factory=SpeculationTotals)
+    draft_models: list[DraftModelStats] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

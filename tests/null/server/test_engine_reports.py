@@ -8,7 +8,7 @@ import pytest
 from inferd.protocol import SOURCES, InferdError, InvalidRequest, LimitExceeded, SourceCount
 from inferd_runtime.server.engine import told_error
 from inferd_runtime.server.metrics import RunTotals, render
-from inferd_runtime.session.link import ModelStats, SpeculationTotals
+from inferd_runtime.session.link import DraftModelStats, ModelStats, SpeculationTotals
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,10 @@ def test_speculation_is_told_by_source_and_under_vllms_names() -> None:
         steps=100, drafts=40, emitted=155, truncated=5, wasted=20, accepted_per_position=[38, 22],
         sources=[SourceCount("ngram", 60, 3, 50), SourceCount("program", 20, 0, 10)], breaker_open=True,
     )  # fmt: skip
-    page = render(RunTotals(), {}, {}, [ModelStats("tiny", 5, 1, 64, 60, 0, 0, 0, done), ModelStats("b", 0, 0, 4, 4)])
+    draft = DraftModelStats("small", 9, 5, 3, 2, 1, 0.25)
+    page = render(
+        RunTotals(), {}, {}, [ModelStats("tiny", 5, 1, 64, 60, 0, 0, 0, done, [draft]), ModelStats("b", 0, 0, 4, 4)]
+    )  # fmt: skip
     lines = page.splitlines()
     for line in (
         'inferd_spec_steps_total{model="tiny"} 100',
@@ -68,9 +71,13 @@ def test_speculation_is_told_by_source_and_under_vllms_names() -> None:
         'vllm:spec_decode_num_accepted_tokens_total{model_name="tiny"} 60',
         'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="tiny",position="0"} 38',
         'vllm:spec_decode_num_drafts_total{model_name="b"} 0',
+        'inferd_draft_model_hits_total{model="tiny",draft_model="small"} 5',
+        'inferd_draft_model_timeouts_total{model="tiny",draft_model="small"} 2',
+        'inferd_draft_model_waited_seconds_total{model="tiny",draft_model="small"} 0.25',
         "# TYPE vllm:spec_decode_num_drafts_total counter",
         "# TYPE inferd_spec_breaker_open gauge",
     ):
         assert line in lines
     assert len(lines) == len(set(lines))
+    assert "draft_model_" not in render(RunTotals(), {}, {}, [ModelStats("b", 0, 0, 4, 4)])
     assert sum(line.startswith("inferd_spec_drafted_tokens_total{") for line in lines) == 2 * len(SOURCES)
