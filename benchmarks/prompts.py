@@ -12,7 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Prompt:
-    """A chat prompt, or raw text to continue when ``system`` and ``user`` are empty."""
+    """A chat prompt, or raw text to continue when ``system`` and ``user`` are empty.
+
+    ``more``: user messages that follow, each behind the answer to the one before. ``temperature`` 0 is greedy.
+    """
 
     kind: str
     system: str = ""
@@ -20,6 +23,8 @@ class Prompt:
     raw: str = ""
     schema: str = ""
     max_tokens: int = 160
+    more: tuple[str, ...] = ()
+    temperature: float = 0.0
 
 
 COPY_TEXT = (
