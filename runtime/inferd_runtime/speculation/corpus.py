@@ -18,7 +18,7 @@ from inferd_runtime.speculation.ngram_index import END, REACH, NgramIndex
 ORDERS = (4, 8)
 """Two or three tokens in common say little about what another text goes on with."""
 CAPACITY = 1_000_000
-"""Tokens of one tenant; the oldest are forgotten. About 26 bytes each."""
+"""Tokens of one tenant; the oldest are forgotten. About 24 bytes each."""
 TENANTS = 16
 """Tenants with a corpus; of more, the one whose corpus was wanted longest ago loses it."""
 CONTRIBUTION = 32_768

@@ -22,7 +22,7 @@ CANDIDATES = 8
 BATCH = 4096
 """How many tokens the dictionary holds before they are frozen."""
 CAPACITY = 1 << 18
-"""How many tokens one context's index remembers; the oldest are forgotten. About 30 bytes each."""
+"""How many tokens one context's index remembers; the oldest are forgotten. About 34 bytes each."""
 END = -(1 << 31)
 """Stands behind each text where several are indexed as one."""
 
@@ -93,7 +93,8 @@ class NgramIndex:
     """The n-grams of one growing text.
 
     A few thousand new tokens are frozen where they are appended; more are frozen by ``builder`` while the newest of them can be
-    found already. Without a builder all is built where it is appended: for tests, and for texts that are short.
+    found already. Without a builder all is built where it is appended: for tests, and for texts that are short. Besides what
+    CAPACITY says, the dictionary takes up to 2 MB.
     """
 
     def __init__(
@@ -130,7 +131,9 @@ class NgramIndex:
         self._collect()
         new = array("i", tokens)
         self._text.append(new)
-        if len(new) > self._batch // 8 or len(self._recent) + len(new) > self._batch:
+        # Freezing is cheaper by the token; behind what is frozen already it does some of that again.
+        many = self._batch // (8 if self._frozen else 64)
+        if len(new) > many or len(self._recent) + len(new) > self._batch:
             self._freeze()
         else:
             self._recent.extend(new.tobytes())
@@ -253,9 +256,8 @@ class NgramIndex:
         self._text.fold(self._capacity)
         text, end = self._text, self._text.end
         start = self._unmerged()
-        self._adopt(
-            FrozenGrams(*self._stretch(start if self._builder is None else max(start, end - 2 * self._batch), end))
-        )
+        newest = start if self._builder is None else max(start, end - 2 * self._batch)
+        self._adopt(FrozenGrams(*self._stretch(newest, end)))
         window = text.read(max(text.start, end - self._orders[-1]), end)
         self._recent = RecentGrams(end, window.tobytes(), self._orders)
         self._complete()

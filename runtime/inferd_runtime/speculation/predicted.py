@@ -45,7 +45,7 @@ class PredictedText(Drafter):
 
     The longest of 8, 4 and 2 tokens that occur decide, and of their occurrences the first behind the place that was reached:
     insertions, deletions and replacements all go on there. Only where there is none, the last before it. A single token is
-    enough just behind the place that was reached: most replacements are of a token or two. Memory: about 30 bytes per token of
+    enough just behind the place that was reached: most replacements are of a token or two. Memory: about 34 bytes per token of
     the prediction, shared by forks.
     """
 
