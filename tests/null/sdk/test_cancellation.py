@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferd import Context, InferdError, Sampler
+from inferd import Context, DraftTree, InferdError, Sampler, Speculator
 from inferd.transport import restore_transport, use_transport
 from inferd_runtime.engine.engine import EngineOptions
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
@@ -41,6 +41,23 @@ class SteppedRuntime:
         return replies[0]
 
 
+class Asking(Speculator):
+    """A speculator that waits wherever it can."""
+
+    async def reset(self) -> None:
+        await asyncio.sleep(0)
+
+    async def accept(self, tokens: list[int]) -> None:
+        await asyncio.sleep(0)
+
+    async def draft(self) -> DraftTree:
+        await asyncio.sleep(0)
+        return DraftTree([1, 2, 3], [-1, -1, 1])
+
+    async def rollback(self, n: int) -> None:
+        await asyncio.sleep(0)
+
+
 async def program(contexts: list[Context]) -> None:
     """Everything that a program awaits, in one go."""
     ctx = Context().system("s").user("a longer question, more than one step")
@@ -54,6 +71,8 @@ async def program(contexts: list[Context]) -> None:
             break
     await ctx.truncate(5)
     await ctx.prompt_logprobs([5, 6, 7])
+    await ctx.verify([1, 2, 3], [-1, -1, 1])
+    await ctx.generate(GREEDY, max_tokens=3, speculator=Asking()).collect_tokens()
     await contexts[1].user("more").generate(GREEDY, max_tokens=5, stop=["x"]).collect_text()
     await contexts[1].release()
 
