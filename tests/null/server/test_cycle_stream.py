@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
 
+import httpx
 import pytest
 
 from inferd.protocol import Unavailable
+from inferd_runtime.server.auth import Tokens
 from inferd_runtime.server.cycle_stream import cycle_events
-from inferd_runtime.session.link import CyclePage, WatchedCycle
+from inferd_runtime.server.gateway import make_app
+from inferd_runtime.server.registry import Registry
+from inferd_runtime.server.runtime import Runtime
+from inferd_runtime.session.link import CyclePage, GetCycles, WatchedCycle
 
 pytestmark = pytest.mark.anyio
 FIRST = WatchedCycle(4, "run", 1, 1, "ngram", 4, 2, 3)
@@ -62,3 +70,34 @@ async def test_it_ends_with_the_server() -> None:
     pages = Pages([CyclePage([FIRST], 5), CyclePage([SECOND], 6)])
     assert len(await pages.collect(as_sse=False)) == 1
     assert pages.asked == [5]
+
+
+class Stub:
+    """As much of a runtime as the route needs. It closes when its pages are told."""
+
+    def __init__(self, pages: list[CyclePage]) -> None:
+        self.pages = pages
+        self.asked: list[GetCycles] = []
+        self.engine = self
+
+    @property
+    def closing(self) -> bool:
+        return not self.pages and len(self.asked) > 2
+
+    async def call(self, request: GetCycles, reply_type: type[CyclePage]) -> CyclePage:
+        self.asked.append(request)
+        return self.pages.pop(0) if self.pages else CyclePage([], 6)
+
+
+async def test_the_route_tells_a_tenant_its_own(tmp_path: Path) -> None:
+    stub = Stub([CyclePage([], 4), CyclePage([FIRST, SECOND], 6)])
+    with contextlib.closing(Registry(tmp_path / "programs")) as registry:
+        app = make_app(cast(Runtime, stub), registry, Tokens({"secret": "alice"}))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://x") as client:
+            path = "/v1/speculation/cycles"
+            assert (await client.get(path)).status_code == 401
+            answer = await client.get(path, headers={"Authorization": "Bearer secret"})
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert [json.loads(line)["step"] for line in answer.text.splitlines() if line] == [1, 2]
+    assert {request.tenant for request in stub.asked} == {"alice"}
+    assert [request.after for request in stub.asked[:3]] == [-1, 4, 6]
