@@ -55,6 +55,17 @@ async def test_extract() -> None:
     assert runtime.contexts == {}
 
 
+async def test_edit_predicts_its_input(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "one two three four five six"
+    with FakeRuntime([text[:20] + "FIVE"]) as runtime:
+        assert await run("edit", text=text, instruction="Shout:") == text[:20] + "FIVE"
+    (request,) = runtime.of_kind(StartGenerate)
+    assert (request.predicted_text, request.system_speculation) == (text, True)
+    counts = capsys.readouterr().out.splitlines()[1]
+    assert counts == "[24 tokens in 5 steps; 73% of 26 guesses stood]"
+    assert runtime.contexts == {}
+
+
 async def test_custom_speculator_accepts_what_repeats(capsys: pytest.CaptureFixture[str]) -> None:
     sentence = "the quick brown fox jumps over the lazy dog. "
     with FakeRuntime([sentence * 2]) as runtime:
