@@ -24,6 +24,7 @@ from inferd_grammar import (
     Matcher,
     Regex,
     TokenTable,
+    trial,
 )
 from inferd_grammar.constraints import Exact
 from inferd_grammar.errors import GrammarLimit
@@ -172,6 +173,13 @@ def test_threads_have_a_child_each_and_use_it_again(table: TokenTable) -> None:
         pool.close()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, no attempt counts as slow, and no child is ended after one."""
+    monkeypatch.setattr(trial, "QUICK_SECONDS", 60.0)
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_closed_pool_ends_its_children_and_refuses(table: TokenTable) -> None:
     pool = TrialPool()
     compiler = GrammarCompiler(table, trials=pool)
@@ -185,6 +193,7 @@ def test_a_closed_pool_ends_its_children_and_refuses(table: TokenTable) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are listed in /proc on Linux only")
+@pytest.mark.usefixtures("patient")
 def test_a_child_has_pipes_and_no_other_descriptor(table: TokenTable, pool: TrialPool) -> None:
     read, write = os.pipe()
     os.set_inheritable(write, True)
@@ -206,7 +215,8 @@ def test_a_child_ends_with_its_parent(table: TokenTable, tmp_path: Path) -> None
     """Its input ends; the engine's launcher also covers a child that is busy then."""
     (tmp_path / "tokenizer.json").write_text(table.source)
     code = (
-        "import sys; from inferd_grammar import *; from inferd_grammar.trial import TrialPool;"
+        "import sys; from inferd_grammar import *; from inferd_grammar import trial; from inferd_grammar.trial import TrialPool;"
+        "trial.QUICK_SECONDS = 60;"
         f"table = TokenTable.from_tokenizer_json(open(sys.argv[1]).read(), eos_ids={list(table.eos_ids)});"
         "pool = TrialPool(); GrammarCompiler(table, trials=pool).compile(Regex('ab'));"
         "import os; print(pool._all[0]._child.pid, flush=True); os._exit(0)"
