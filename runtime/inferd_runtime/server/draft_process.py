@@ -97,12 +97,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--endpoint", required=True)
-    parser.add_argument("--model", required=True, type=ModelOptions.parse, metavar="NAME[,OPTION=VALUE]")
+    parser.add_argument("--model", required=True, metavar="NAME[,OPTION=VALUE]")
     for name, value in (("threads", 0), ("page-size", 16), ("token-budget", 512)):
         parser.add_argument(f"--{name}", type=int, default=value)
     options = vars(parser.parse_args(argv))
-    model = options.pop("model")
     try:
+        model = ModelOptions.parse(options.pop("model"))
         run(EngineSettings(**options, swap_mb=0), model)
     except InferdError as error:
         print(msgspec.json.encode(error.to_wire()).decode(), file=sys.stderr)

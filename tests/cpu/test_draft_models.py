@@ -1,0 +1,214 @@
+"""Draft models beside the embedded target: the same tokens by every way to them, and what they get right."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers import models as tokenizer_models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from inferd import protocol as p
+from inferd.protocol import InvalidRequest, NotFound, Sampling
+from inferd_runtime.drafting.drafter import DraftCounters
+from inferd_runtime.drafting.lengths import DraftLength
+from inferd_runtime.drafting.messages import DESCRIBE
+from inferd_runtime.drafting.options import DraftOptions
+from inferd_runtime.drafting.thread import DraftThread
+from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.server.draft_link import RemoteDrafts
+from inferd_runtime.server.draft_models import in_process
+from inferd_runtime.server.engine_process import EngineSettings, serve_models
+from inferd_runtime.session.host import ServedModel
+from inferd_runtime.session.session import Session
+from inferd_runtime.testing.direct import Generated
+
+SAMPLERS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_p=0.95, seed=2)}
+TEXT = "The ferry left the port at noon. The captain noted a light wind. The second engine was stopped for a while. The"
+SECONDS = 60.0
+
+
+def serve(*drafts: str, **settings: object) -> ServedModel:
+    options = tuple(DraftOptions.parse(draft) for draft in drafts)
+    return serve_models(EngineSettings(endpoint="", threads=1, drafts=options, **settings), [ModelOptions("tiny")])[0]  # type: ignore[arg-type]
+
+
+class Loop:
+    """A session whose step loop polls the draft models, as the engine process does."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self.model = model
+        self.session = Session({model.info.name: model}, "tenant")
+        self.ticket = 0
+
+    def call(self, request: object, while_waiting: Callable[[], None] = lambda: None) -> object:
+        self.ticket += 1
+        replies: list[object] = []
+        self.session.handle(self.ticket, request, replies.append)
+        until = time.monotonic() + SECONDS
+        while not replies:
+            while_waiting()
+            progressed = self.model.engine.step()
+            if self.model.drafts is not None and not self.model.drafts.poll() and not progressed:
+                time.sleep(0)  # the draft thread's turn
+            assert time.monotonic() < until, "never answered"
+        if isinstance(replies[0], p.InferdError):
+            raise replies[0]
+        return replies[0]
+
+    def generate(
+        self, text: str, sampler: Sampling, drafted: bool, *, max_tokens: int = 48,
+        while_waiting: Callable[[], None] = lambda: None, **settings: object,
+    ) -> Generated:  # fmt: skip
+        """One generation behind the text, with the draft model as the only source or without any."""
+        context = self.call(p.CreateContext()).context  # type: ignore[attr-defined]
+        self.call(p.AppendContext(context, [p.Part("text", text=text)]))
+        wishes = p.SpeculationSettings(sources=["draft_model"], **settings) if drafted else None  # type: ignore[arg-type]
+        request = p.StartGenerate(context, sampler, max_tokens, system_speculation=drafted, speculation=wishes)
+        started = self.call(request)
+        steps: list[p.Step] = []
+        finish = ""
+        while not finish:
+            reply = self.call(p.NextSteps(started.generation), while_waiting)  # type: ignore[attr-defined]
+            steps, finish = [*steps, *reply.steps], reply.finish  # type: ignore[attr-defined]
+        self.call(p.CloseGenerate(started.generation))  # type: ignore[attr-defined]
+        self.call(p.ReleaseContext(context))
+        return Generated([t for step in steps for t in step.tokens], "".join(s.text for s in steps), steps, finish)
+
+    @property
+    def counters(self) -> DraftCounters:
+        assert self.model.drafts is not None
+        (counters,) = self.model.drafts.counters.values()
+        return counters
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five tokens every time: on a busy machine a small draft model may rightly find that it does not pay."""
+    monkeypatch.setattr(DraftLength, "choose", lambda self: (5, False))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random model with a tokenizer of its own."""
+    folder = tmp_path_factory.mktemp("stranger")
+    tokenizer = Tokenizer(tokenizer_models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=380, special_tokens=["<end>"], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    tokenizer.train_from_iterator([TEXT], trainer)
+    hub: Any = PreTrainedTokenizerFast
+    hub(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=384, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, eos_token_id=tokenizer.token_to_id("<end>"), bos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, list[int]]:
+    loop = Loop(serve())
+    return {name: loop.generate(TEXT, sampler, drafted=False).tokens for name, sampler in SAMPLERS.items()}
+
+
+@pytest.fixture(scope="module")
+def ways(stranger: Path) -> Iterator[dict[str, Loop]]:
+    """A target per way to a draft model."""
+    drafts = {"thread": "tiny-draft", "process": "tiny-draft,process=true,timeout_ms=200", "bridge": str(stranger)}
+    loops = {way: Loop(serve(draft)) for way, draft in drafts.items()}
+    yield loops
+    for loop in loops.values():
+        loop.session.close()
+        loop.model.engine.check_integrity()
+        assert loop.model.drafts is not None
+        loop.model.drafts.close()
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("way", ["thread", "process", "bridge"])
+def test_the_tokens_are_the_same_by_every_way_to_a_draft_model(
+    way: str, name: str, ways: dict[str, Loop], plain: dict[str, list[int]]
+) -> None:
+    loop = ways[way]
+    before = loop.counters.requests
+    assert loop.generate(TEXT, SAMPLERS[name], drafted=True).tokens == plain[name]
+    assert len(plain[name]) >= 40
+    assert loop.counters.requests > before + 5
+    assert loop.counters.failures == 0
+    assert loop.counters.hits + loop.counters.misses > 0
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_draft_process_that_dies_in_mid_generation_costs_speed_only_and_comes_back(
+    ways: dict[str, Loop], plain: dict[str, list[int]]
+) -> None:
+    loop = ways["process"]
+    assert loop.model.drafts is not None
+    transport = loop.model.drafts._models[0].line.transport
+    assert isinstance(transport, RemoteDrafts)
+    first, kills, asked = transport.pid, 0, loop.counters.requests
+
+    def kill() -> None:
+        nonlocal kills
+        if loop.counters.requests > asked + 6 and not kills:
+            os.kill(first, signal.SIGKILL)
+            kills += 1
+
+    assert loop.generate(TEXT, SAMPLERS["greedy"], drafted=True, while_waiting=kill).tokens == plain["greedy"]
+    assert kills
+    assert loop.counters.failures + loop.counters.timeouts > 0
+    until = time.monotonic() + SECONDS
+    while transport.pid == first or not transport._send(0, DESCRIBE, b"\x80"):
+        loop.model.drafts.poll()
+        assert time.monotonic() < until, "it is not started again"
+        transport.wait(0.05)
+    before = loop.counters.hits + loop.counters.misses
+    assert loop.generate(TEXT, SAMPLERS["greedy"], drafted=True).tokens == plain["greedy"]
+    assert loop.counters.hits + loop.counters.misses > before, "it drafts again"
+
+
+@pytest.mark.usefixtures("eager")
+def test_rejection_with_the_draft_models_own_probabilities(ways: dict[str, Loop]) -> None:
+    generated = ways["thread"].generate(TEXT, SAMPLERS["sampled"], drafted=True, verifier="rejection")
+    assert generated.finish == "stop" or len(generated.tokens) == 48
+    assert sum(step.drafted for step in generated.steps) > 0
+    with pytest.raises(InvalidRequest, match="has another vocabulary"):
+        ways["bridge"].generate(TEXT, SAMPLERS["sampled"], drafted=True, verifier="rejection")
+
+
+def test_what_is_not_served_is_refused_by_name(ways: dict[str, Loop]) -> None:
+    with pytest.raises(NotFound, match="there is no draft model 'other'; there are tiny-draft"):
+        ways["thread"].generate(TEXT, SAMPLERS["greedy"], drafted=True, draft_model="other")
+    with pytest.raises(NotFound, match="draft model 'tiny-draft': no model 'other' is served"):
+        serve("tiny-draft,for=other")
+    with pytest.raises(NotFound, match=r"model '\./nowhere' cannot be loaded"):
+        serve("./nowhere")
+    with pytest.raises(InvalidRequest, match="dtype 'int3' is not one of"):
+        in_process(DraftOptions.parse("tiny-draft,process=true"), ["--model", "tiny-draft,dtype=int3"])
+
+
+def test_a_draft_model_gets_as_many_pages_as_its_target(ways: dict[str, Loop]) -> None:
+    model = ways["thread"].model
+    assert model.drafts is not None
+    transport = model.drafts._models[0].line.transport
+    assert isinstance(transport, DraftThread)
+    assert transport._host.engine.pool.size == model.engine.pool.size
+
+
+def test_vocabularies_are_compared_by_checksum(ways: dict[str, Loop]) -> None:
+    bridged = {way: loop.model.drafts._models[0].bridge is not None for way, loop in ways.items() if loop.model.drafts}
+    assert bridged == {"thread": False, "process": False, "bridge": True}
