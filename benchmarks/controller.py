@@ -18,8 +18,8 @@ from controller_traces import LENGTH, Place, Trace, load, record, synthetic
 
 from inferd_runtime.speculation.times import StepShape, StepTimes
 
-SEEDS = 3
-STEPS = {1: 1500, 16: 800, 64: 400, 256: 250}
+SEEDS = 2
+STEPS = {1: 1500, 16: 500, 64: 300, 256: 200}
 ROW_COST = {1: 0.01, 16: 0.06, 64: 0.3, 256: 0.8}
 """By batch: what one more row for every sequence costs, as a share of a step without drafts."""
 
@@ -124,8 +124,10 @@ def main() -> None:
         for seed in range(3 if options.quick else 20)
     }
     shares, random_shares = share_of_oracle(cells), sorted(share_of_oracle(random_cells).values())
+    bounds = [each["cost model"] / each["clairvoyant"] for each in cells.values()]
     figures = {
         "controller_vs_oracle_min": min(shares.values()),
+        "controller_vs_clairvoyant_min": min(bounds),
         "controller_adversarial_min": min(
             each["cost model"] for (_, kind), each in cells.items() if kind == "adversarial"
         ),

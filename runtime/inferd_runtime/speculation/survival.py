@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
 
 MATCHES = (2, 3, 5, 8, 12)
 """Where the buckets of match lengths begin, after the first: 0-1, 2, 3-4, 5-7, 8-11, 12 and more."""
 PLACES = (1, 2, 4, 8, 16)
 """Where the groups of places in a draft begin, after the first: 0, 1, 2-3, 4-7, 8-15, 16 and later."""
+GROUPS = tuple(bisect_right(PLACES, place) for place in range(64))
 DECAY = 0.98
 FADE = 0.999
 ENGINE_DECAY = 0.995
-ENGINE_FADE = 0.9995
 ENGINE_WEIGHT = 10.0
-FIRST_WEIGHT = 4.0
+FIRST_WEIGHT = 2.0
 LOOKUP = ((0.3, 0.6), (0.35, 0.65), (0.5, 0.75), (0.65, 0.85), (0.8, 0.92), (0.9, 0.96))
 KNOWN = {
     "predicted": ((0.8, 0.95),) * 6,
@@ -31,8 +30,9 @@ Cell = list[float]
 class Survival:
     """What the whole engine has seen: decayed counts of held and fallen per (source, match, place), each a Beta.
 
-    Evidence decays by DECAY with every draft that adds to it, and by FADE with every look at it: whatever is not tried any
-    more drifts back to where it began, until it is tried again.
+    Evidence decays by ENGINE_DECAY with every draft that adds to it (a request's own by DECAY: the engine sees many at once), and
+    by FADE with every look at it: whatever is not tried any more drifts back to where it began, until it is tried again.
+    What is assumed at the beginning weighs as much as FIRST_WEIGHT drafts only, because sources are mostly right or mostly wrong.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Survival:
         first, later = KNOWN.get(name, LOOKUP)[bucket]
         if beside:
             first = SECOND
-        return _blend(self._of(source, bucket), [first] + [later] * len(PLACES), FIRST_WEIGHT, ENGINE_FADE)
+        return _blend(self._of(source, bucket), [first] + [later] * len(PLACES), FIRST_WEIGHT)
 
     def learn(self, source: str, bucket: int, proposed: int, accepted: int) -> None:
         """Take in one verified draft."""
@@ -71,9 +71,8 @@ class RequestSurvival:
         groups = self._engine.chances(source, bucket)
         cells = self._cells.get((source, bucket))
         if cells is not None:
-            groups = _blend(cells, groups, ENGINE_WEIGHT, FADE)
-        spread = [chance for chance, size in zip(groups, _sizes(), strict=True) for _ in range(size)]
-        return spread[:count] + [groups[-1]] * (count - len(spread))
+            groups = _blend(cells, groups, ENGINE_WEIGHT)
+        return [groups[group] for group in GROUPS[:count]] + groups[-1:] * (count - len(GROUPS))
 
     def learn(self, source: str, match: int, proposed: int, accepted: int) -> None:
         """Of a draft of ``proposed`` tokens, the first ``accepted`` held and the next one, if there is one, fell."""
@@ -86,15 +85,10 @@ def _empty() -> list[Cell]:
     return [[0.0, 0.0] for _ in range(len(PLACES) + 1)]
 
 
-def _sizes() -> list[int]:
-    edges = (0, *PLACES, 2 * PLACES[-1])
-    return [end - start for start, end in pairwise(edges)]
-
-
-def _blend(cells: Sequence[Cell], groups: Sequence[float], weight: float, fade: float) -> list[float]:
+def _blend(cells: Sequence[Cell], groups: Sequence[float], weight: float) -> list[float]:
     for cell in cells:
-        cell[0] *= fade
-        cell[1] *= fade
+        cell[0] *= FADE
+        cell[1] *= FADE
     return [
         (held + weight * chance) / (held + fell + weight) for (held, fell), chance in zip(cells, groups, strict=True)
     ]
