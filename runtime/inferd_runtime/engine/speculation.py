@@ -67,7 +67,7 @@ class Speculation:
             self.controller.settle(price.shape, price.plain, emitted, seconds)
             return
         self._plain_steps += 1
-        if self._plain_steps % SAMPLED == 0:
+        if self._plain_steps % SAMPLED == 0 or self.controller.compares:
             shape = planned_shape(plan, drafts=False)
             self.controller.settle(shape, shape, emitted, seconds)
 
