@@ -93,12 +93,12 @@ class Caller:
 
 
 class EngineProcess:
-    """``python -m inferd_runtime.server.engine_process`` with the embedded model."""
+    """``python -m inferd_runtime.server.engine_process`` with the embedded model, and ``flags``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *flags: str) -> None:
         self.endpoint = f"ipc://{folder}/engine"
         command = [sys.executable, "-m", "inferd_runtime.server.engine_process", "--endpoint", self.endpoint]
-        self.process = subprocess.Popen([*command, "--threads", "1"])
+        self.process = subprocess.Popen([*command, "--threads", "1", *flags])
         self._context: zmq.Context[Any] = zmq.Context()
         self._callers: list[Caller] = []
 
@@ -118,9 +118,9 @@ class EngineProcess:
 
 
 @contextmanager
-def engine_process(folder: Path) -> Iterator[EngineProcess]:
+def engine_process(folder: Path, *flags: str) -> Iterator[EngineProcess]:
     """An engine that is up."""
-    engine = EngineProcess(folder)
+    engine = EngineProcess(folder, *flags)
     try:
         yield engine
     finally:
