@@ -2,24 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 
 import anyio
 import msgspec
 
-from inferd.protocol import Unavailable
+from inferd.protocol import LimitExceeded, Unavailable
 from inferd_runtime.server.event_stream import PING_SECONDS
 from inferd_runtime.session.link import CyclePage, WatchedCycle
 
 EVENT = "speculation.cycle"
 POLL_SECONDS = 0.25
+MOST_STREAMS = 8
+"""Streams that a tenant may have open: each asks the engine four times a second."""
 Read = Callable[[int], Awaitable[CyclePage]]
 """The page from an index on."""
 
 
+class Watchers:
+    """How many streams each tenant has open."""
+
+    def __init__(self) -> None:
+        self._open: Counter[str] = Counter()
+
+    def check(self, tenant: str) -> None:
+        """Raises LimitExceeded where the tenant has as many as it may."""
+        if self._open[tenant] >= MOST_STREAMS:
+            raise LimitExceeded(
+                f"{MOST_STREAMS} streams of speculation are open already: close one",
+                limit="speculation_streams", value=MOST_STREAMS,
+            )  # fmt: skip
+
+    async def count(self, tenant: str, events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+        """The events, counted as one stream while they are read."""
+        self._open[tenant] += 1
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    yield event
+        finally:
+            self._open[tenant] -= 1
+
+
 async def cycle_events(
     read: Read, first: CyclePage, *, as_sse: bool, ended: Callable[[], bool], poll: float = POLL_SECONDS
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     """Server-sent events or JSON lines, from the page ``first`` on, until the client leaves, the server or its engine ends.
 
     The engine is asked rather than told to push: it then owes nothing to a watcher who is slow or gone.

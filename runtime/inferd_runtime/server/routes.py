@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio.to_thread
 from starlette.requests import Request
@@ -14,7 +14,7 @@ from inferd.protocol import PROTOCOL_VERSION
 from inferd_runtime import __version__
 from inferd_runtime.server.auth import TENANT_KEY
 from inferd_runtime.server.bundles import Program
-from inferd_runtime.server.cycle_stream import cycle_events
+from inferd_runtime.server.cycle_stream import Watchers, cycle_events
 from inferd_runtime.server.event_stream import SSE, stream_events, streamed
 from inferd_runtime.server.metrics import TEXT_FORMAT, render
 from inferd_runtime.server.registry import Registry
@@ -39,6 +39,7 @@ class Api:
 
     runtime: Runtime
     registry: Registry
+    watchers: Watchers = field(default_factory=Watchers)
 
     def routes(self) -> list[BaseRoute]:
         """The routing table."""
@@ -115,9 +116,10 @@ class Api:
         async def read(after: int) -> CyclePage:
             return await runtime.engine.call(GetCycles(tenant, after), CyclePage)
 
+        self.watchers.check(tenant)
         as_sse = SSE in request.headers.get("accept", "")
         events = cycle_events(read, await read(-1), as_sse=as_sse, ended=lambda: runtime.closing)
-        return streamed(events, as_sse)
+        return streamed(self.watchers.count(tenant, events), as_sse)
 
     async def upload(self, request: Request) -> Response:
         """Keep a program: 201, or 200 when it was there already."""

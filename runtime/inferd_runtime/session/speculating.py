@@ -17,6 +17,8 @@ from inferd_runtime.speculation.sources import SourceSet
 BY_DEFAULT = ("predicted", "grammar", "ngram", "draft_model")
 """What a request gets that names no sources, by priority; a corpus learns from it and has to be named."""
 DEFAULTS = p.SpeculationSettings()
+LONG_TOKEN = 32
+"""Characters. A text of more per token of the context is refused before it costs everybody the time to split it."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +36,22 @@ class Wish:
     @classmethod
     def of(cls, request: p.StartGenerate, model: ServedModel) -> Wish:
         """Raises LimitExceeded for a prediction that is longer than a context."""
+        _check_length(len(request.predicted_text) // LONG_TOKEN, model)
         predicted = request.predicted or model.tokenizer.encode(request.predicted_text)
-        if len(predicted) > model.info.max_context:
-            raise p.LimitExceeded(
-                f"the prediction holds {len(predicted)} tokens, the model's context {model.info.max_context}",
-                limit="predicted", value=model.info.max_context, raise_with="a shorter prediction",
-            )  # fmt: skip
+        _check_length(len(predicted), model)
         settings = request.speculation or DEFAULTS
         names: Sequence[str] = ()
         if request.system_speculation and (model.auto_speculation or not settings.auto):
             names = settings.sources or BY_DEFAULT
         return cls(names, "grammar" in names and request.constraint is not None, predicted, settings)
+
+
+def _check_length(tokens: int, model: ServedModel) -> None:
+    if tokens > model.info.max_context:
+        raise p.LimitExceeded(
+            f"the prediction holds {tokens} tokens or more, the model's context {model.info.max_context}",
+            limit="predicted", value=model.info.max_context, raise_with="a shorter prediction",
+        )  # fmt: skip
 
 
 def check_speculation(request: p.StartGenerate) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import cast
 
 import httpx
 import pytest
 
-from inferd.protocol import Unavailable
+from inferd.protocol import LimitExceeded, Unavailable
 from inferd_runtime.server.auth import Tokens
-from inferd_runtime.server.cycle_stream import cycle_events
+from inferd_runtime.server.cycle_stream import MOST_STREAMS, Watchers, cycle_events
 from inferd_runtime.server.gateway import make_app
 from inferd_runtime.server.registry import Registry
 from inferd_runtime.server.runtime import Runtime
@@ -70,6 +70,25 @@ async def test_it_ends_with_the_server() -> None:
     pages = Pages([CyclePage([FIRST], 5), CyclePage([SECOND], 6)])
     assert len(await pages.collect(as_sse=False)) == 1
     assert pages.asked == [5]
+
+
+async def test_a_tenant_has_so_many_streams_at_most() -> None:
+    watchers = Watchers()
+
+    async def endless() -> AsyncGenerator[bytes]:
+        while True:
+            yield b"x"
+
+    streams = [watchers.count("a", endless()) for _ in range(MOST_STREAMS)]
+    for stream in streams:
+        watchers.check("a")
+        assert await anext(stream) == b"x"
+    with pytest.raises(LimitExceeded, match="8 streams"):
+        watchers.check("a")
+    watchers.check("b")
+    for stream in streams:
+        await stream.aclose()  # type: ignore[attr-defined]
+    watchers.check("a")
 
 
 class Stub:

@@ -101,6 +101,8 @@ def test_a_draft_model_that_is_not_served_is_refused(caller: DirectSession, wish
 def test_a_prediction_longer_than_a_context_is_refused(caller: DirectSession) -> None:
     with pytest.raises(p.LimitExceeded, match="513 tokens"):
         caller.call(p.StartGenerate(caller.text("hello"), predicted=[1] * 513))
+    with pytest.raises(p.LimitExceeded, match="prediction holds 515 tokens or more"):
+        caller.call(p.StartGenerate(caller.text("hello"), predicted_text="ab" * 8240))
 
 
 @pytest.mark.parametrize(
