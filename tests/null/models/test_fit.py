@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.protocol import LimitExceeded
-from inferd_runtime.models.fit import Asked, Fit, ModelSize, Placed, check_fit, divide_pages, readable
+from inferd_runtime.models.fit import (
+    Asked,
+    Fit,
+    ModelSize,
+    Placed,
+    check_fit,
+    divide_pages,
+    divide_with_drafts,
+    readable,
+)
 from inferd_runtime.models.sizing import CPU_KV_BYTES, LEAST_PAGES, default_pages, kv_budget
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -121,6 +130,24 @@ def test_given_pages_come_off_what_is_divided() -> None:
     given, left = Placed(SIZE, "cuda:0", 512), Placed(SIZE, "cuda:0")
     assert divide_pages([given, left], lambda device: GIB, 16) == [512, 256]
     assert divide_pages([given, given], lambda device: GIB, 16) == [512, 512]
+
+
+def test_a_draft_model_gets_its_targets_pages_out_of_its_targets_share() -> None:
+    target, other, draft = (
+        Placed(SIZE, "cpu"),
+        Placed(SIZE, "cpu"),
+        Placed(SIZE, "cpu").with_kv(SIZE.kv_token_bytes // 4),
+    )
+    whole = CPU_KV_BYTES // PAGE
+    assert divide_with_drafts([target, draft], [0], lambda device: 100 * GIB, 16) == [whole * 4 // 5] * 2
+    pages = divide_with_drafts([target, other, draft], [1], lambda device: 100 * GIB, 16)
+    assert pages == [whole // 2, whole * 2 // 5, whole * 2 // 5]
+    assert (
+        divide_with_drafts([target, dataclasses.replace(draft, pages=40)], [0], lambda device: 100 * GIB, 16)[1] == 40
+    )
+    assert divide_with_drafts([dataclasses.replace(target, pages=64), draft], [0], lambda device: GIB, 16) == [64, 64]
+    away = dataclasses.replace(draft, device="cuda:0")
+    assert divide_with_drafts([target, away], [0], lambda device: 100 * GIB, 16)[0] == whole
 
 
 @given(
