@@ -458,29 +458,30 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-LISTS_OF: dict[tuple[str, str], type[Any]] = {
-    ("Models", "models"): ModelInfo,
-    ("Adapters", "adapters"): AdapterInfo,
-    ("Steps", "steps"): Step,
-    ("Step", "sources"): SourceCount,
-    ("Steps", "checked"): CheckedKeyword,
-    ("CompiledGrammar", "checked"): CheckedKeyword,
-    ("Rows", "rows"): RowResult,
-    ("RowResult", "probes"): ProbeResult,
-    ("TokenLogprobs", "tokens"): TokenLogprob,
-    ("SavedContexts", "saved"): SavedContext,
+LISTS_OF: dict[str, dict[str, type[Any]]] = {
+    "Models": {"models": ModelInfo},
+    "Adapters": {"adapters": AdapterInfo},
+    "Steps": {"steps": Step, "checked": CheckedKeyword},
+    "Step": {"sources": SourceCount},
+    "CompiledGrammar": {"checked": CheckedKeyword},
+    "Rows": {"rows": RowResult},
+    "RowResult": {"probes": ProbeResult},
+    "TokenLogprobs": {"tokens": TokenLogprob},
+    "SavedContexts": {"saved": SavedContext},
 }
-BYTES_OF = frozenset({("Exported", "data")})
+"""Of each class, the fields that are lists of other ones."""
+NO_LISTS: dict[str, type[Any]] = {}
+BYTES_OF = {"Exported": "data"}
 
 
 def reply_from_plain(cls: type[Any], data: dict[str, Any]) -> Any:
     """Build a reply dataclass from plain values. Unknown keys of a newer runtime are left out."""
-    names = {f.name for f in dataclasses.fields(cls)}
-    values = {key: value for key, value in data.items() if key in names}
-    for key, value in values.items():
-        item = LISTS_OF.get((cls.__name__, key))
-        if item is not None:
-            values[key] = [reply_from_plain(item, entry) for entry in value]
-        elif (cls.__name__, key) in BYTES_OF and isinstance(value, str):
-            values[key] = base64.b64decode(value)  # as JSON carries bytes
+    known = cls.__dataclass_fields__
+    values = {key: value for key, value in data.items() if key in known}
+    for key, item in LISTS_OF.get(cls.__name__, NO_LISTS).items():
+        if values.get(key):
+            values[key] = [reply_from_plain(item, entry) for entry in values[key]]
+    packed = BYTES_OF.get(cls.__name__, "")
+    if isinstance(values.get(packed), str):
+        values[packed] = base64.b64decode(values[packed])  # as JSON carries bytes
     return cls(**values)
