@@ -18,8 +18,8 @@ class VerifyDraft(ContextJob):
     """Computes what is pending, verifies a draft behind it, and appends what was accepted and the model's own next token.
 
     These are the tokens that a generation with the same sampler would bring. Afterwards ``accepted`` are the draft's tokens
-    that stand, ``path`` their indices in the draft, ``token`` the one behind them. Nothing follows one of ``ends``, so these are
-    not verified: their row is sampled anyway.
+    that stand, ``path`` their indices in the draft, ``token`` the one behind them; ``drafted`` tokens were verified. Nothing
+    follows one of ``ends``, so these are not verified: their row is sampled anyway.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class VerifyDraft(ContextJob):
         self.accepted: list[int] = []
         self.path: list[int] = []
         self.token = -1
+        self.drafted = 0
         self._draft = draft
         self._ends = ends
         self._sampler = sampler
@@ -68,6 +69,7 @@ class VerifyDraft(ContextJob):
         if not done.tokens:
             return
         nodes = [node for node, _ in zip(done.path, done.tokens, strict=False)]
+        self.drafted = len(done.work.draft)
         self.path = [self._index(done.work.draft, node) for node in nodes]
         self.accepted, self.token = list(done.tokens[:-1]), done.tokens[-1]
         self.context.tokens.extend(done.tokens)

@@ -14,9 +14,10 @@ from inferd_runtime.engine.jobs import ContextJob, ForwardPass, Prefill, RowSpec
 from inferd_runtime.engine.probes import RowEdit, read_mask, resolve_all
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.engine.scoring import PromptScoring
-from inferd_runtime.engine.verifying import VerifyDraft
+from inferd_runtime.engine.verifying import PROGRAM, VerifyDraft
 from inferd_runtime.models.batch import Seen
 from inferd_runtime.session.adapting import leased
+from inferd_runtime.session.host import ServedModel
 from inferd_runtime.session.state import Call, OpenContext, SessionState
 
 MAX_MASK = 1 << 24
@@ -64,14 +65,16 @@ def verify(state: SessionState, call: Call) -> None:
     sampler = row_sampler(request.sampling, entry)
     with leased(state, entry, request.adapter) as lease:
         job = VerifyDraft(entry.context, request.tokens, request.parents, sampler, entry.model.tokenizer.eos_tokens)
-        await_job(state, call, job, lambda: verified(state, job, len(request.tokens)), lease)
+        await_job(state, call, job, lambda: verified(state, job, entry.model), lease)
     entry.model.engine.submit(job)
 
 
-def verified(state: SessionState, job: VerifyDraft, drafted: int) -> p.Verification:
+def verified(state: SessionState, job: VerifyDraft, model: ServedModel) -> p.Verification:
     """The answer, once its tokens are counted as generated ones."""
     accepted = len(job.accepted)
-    state.count(p.Usage(tokens=accepted + 1, steps=1, drafted=drafted, accepted=accepted))
+    state.count(p.Usage(tokens=accepted + 1, steps=1, drafted=job.drafted, accepted=accepted))
+    counts = [p.SourceCount(PROGRAM, job.drafted, 0, accepted)] if job.drafted else []
+    model.engine.speculation.counters.count(counts, accepted, accepted + 1)
     return p.Verification(job.accepted, job.token, job.path, len(job.context.tokens))
 
 

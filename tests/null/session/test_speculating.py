@@ -181,6 +181,9 @@ def test_verified_tokens_are_counted_as_generated(caller: DirectSession) -> None
     assert (done.accepted, done.token) == (expected[:3], expected[3])
     assert (used.tokens - before.tokens, used.steps - before.steps) == (4, 1)
     assert (used.drafted - before.drafted, used.accepted - before.accepted) == (4, 3)
+    totals = caller.engine.speculation.counters
+    assert (totals.steps, totals.drafts, totals.emitted) == (1, 1, 4)
+    assert (totals.sources["program"].drafted, totals.sources["program"].accepted) == (4, 3)
 
 
 def test_a_corpus_learns_only_where_it_is_named_and_for_its_tenant_only() -> None:
