@@ -6,7 +6,10 @@ Prints the ceiling first and one JSON line last. Arms have the same weights, pro
 compared round by round; every figure is the median of at least five rounds with its range. All arms of ours must bring the
 same tokens in every round, or the benchmark fails. Compared with no speculation, prompts are found in the prefix cache from
 the warm-up on, so that decoding is what is timed; compared with transformers, nothing is found and the prompts' time counts.
-``--quick`` leaves out batches 8 and 32 of all but the drafter that is always wrong, and most of the prompts.
+The column of processor time, in which a busy machine counts for less, compares the same way.
+
+``--quick`` leaves out most prompts, batches 8 and 32 of all but the drafter that is always wrong, and batch 256 of the
+controller's traces.
 """
 
 from __future__ import annotations
@@ -16,13 +19,16 @@ import json
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import controller_traces
 import speculation_prompts
 import torch
 import transformers
+from controller import ROW_COST, SEEDS, compare, share_of_oracle
+from lookup import measure_lookup
 from measure import figure, ratios, read_bandwidth
 from prompts import Prompt
 from speculation_arms import Run, Sources, SpeculationArm, TransformersArm
@@ -32,6 +38,8 @@ from inferd_runtime.speculation.times import StepShape
 ROUNDS = 5
 BATCHES = (1, 8, 32)
 LONGEST = 16
+SHORT = 40
+"""Tokens of each output for the drafter that is always wrong, with ``--quick``."""
 LOOKUPS = (10, 16)
 """The documented example of ``prompt_lookup_num_tokens``, and our own longest draft."""
 KEYS = {"copy": "copy_b1", "json": "json_b1", "code": "code_edit_b1", "agent": "agent_b1", "prose": "prose_b1"}
@@ -54,8 +62,9 @@ class Extent:
     def prompts(self, kind: str, batch: int) -> list[Prompt]:
         """The prompts of a kind for a batch: at least one for each place."""
         family: list[Prompt] = FAMILIES[kind]()
-        if batch == 1 and self.quick:
-            return family[1:3]
+        if self.quick:
+            family = family[1:3] if batch == 1 else family
+            family = [replace(one, max_tokens=SHORT) for one in family] if kind == "adversarial" else family
         return family * max(1, batch // len(family))
 
     def batches(self, kind: str) -> Sequence[int]:
@@ -79,7 +88,10 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     transformers.logging.set_verbosity_error()
     extent = Extent(options.quick)
-    ours, theirs = SpeculationArm(options.model, options.threads), TransformersArm(options.model, options.draft)
+    ours, theirs = (
+        SpeculationArm(options.model, options.draft, options.threads),
+        TransformersArm(options.model, options.draft),
+    )
     print_ceiling(ours, theirs, options.threads)
     figures: dict[str, float] = {}
     print("\n== against no speculation ==")
@@ -90,6 +102,8 @@ def main() -> None:
     print("\n== against transformers, batch 1 ==")
     for kind in PEERED:
         figures |= against_transformers(ours, theirs, kind, extent)
+    figures["draft_model_vs_assistant"] = min(figures[f"{kind}_draft_model_vs_assistant"] for kind in PEERED)
+    figures |= lookups() | against_oracle(extent)
     print(json.dumps({"benchmark": "speculation", "quick": options.quick, "threads": options.threads, **figures}))
 
 
@@ -192,11 +206,15 @@ def against_transformers(ours: SpeculationArm, theirs: TransformersArm, kind: st
     """Ours against prompt lookup, of which the better length counts, and the assistant model."""
     prompts = extent.prompts(kind, 1)
     ids, most = [ours.tokens(prompt) for prompt in prompts], prompts[0].max_tokens
-    arms: dict[str, Callable[[], Run]] = {"ours": partial(ours.run, prompts, 1, ours.usual, cold=True)}
+    arms: dict[str, Callable[[], Run]] = {
+        "ours": partial(ours.run, prompts, 1, ours.usual, cold=True),
+        "draft model": partial(ours.run, prompts, 1, ours.draft_model, cold=True),
+    }
     hows: dict[str, dict[str, Any]] = {f"lookup {count}": {"prompt_lookup_num_tokens": count} for count in LOOKUPS}
     hows["assistant"] = {"assistant_model": theirs.assistant}
     arms |= {name: partial(theirs.run, ids, most, how) for name, how in hows.items()}
     runs = alternated(arms, extent.rounds)
+    check_same(kind, {name: runs[name] for name in ("ours", "draft model")})
     share = [same_share(runs["ours"][0].tokens, runs[name][0].tokens) for name in hows]
     print(f"\n{kind}: {min(share):.1%} of the tokens are those of transformers")
     show(runs, "ours")
@@ -205,7 +223,30 @@ def against_transformers(ours: SpeculationArm, theirs: TransformersArm, kind: st
     return {
         f"{kind}_vs_prompt_lookup": middle(gain(runs, "ours", best)),
         f"{kind}_vs_assistant": middle(gain(runs, "ours", "assistant")),
+        f"{kind}_draft_model_vs_assistant": middle(gain(runs, "draft model", "assistant")),
     }
+
+
+def lookups() -> dict[str, float]:
+    """Microseconds of a proposal that finds something."""
+    found = measure_lookup(("1k", "128k"), ROUNDS)
+    print("\nlookup, us a proposal: " + ", ".join(f"{name} tokens {found[name]}" for name in ("1k", "128k")))
+    return {f"lookup_us_{name}": round(found[name].median, 2) for name in ("1k", "128k")}
+
+
+def against_oracle(extent: Extent) -> dict[str, float]:
+    """The controller on recorded drafts against one that knows every chance beforehand, at its worst."""
+    recorded, batches = controller_traces.load(), [batch for batch in ROW_COST if not (extent.quick and batch > 64)]
+    shares = share_of_oracle(
+        {
+            (batch, kind): compare(batch, traces, 1 if extent.quick else SEEDS, ("cost model", "oracle"))
+            for batch in batches
+            for kind, traces in recorded.items()
+        }
+    )
+    worst = min(shares, key=shares.__getitem__)
+    print(f"\ncontroller, at least {shares[worst]:.3f} of the oracle's speed: {worst[1]}, batch {worst[0]}")
+    return {"controller_vs_oracle_min": round(shares[worst], 3)}
 
 
 def same_share(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:

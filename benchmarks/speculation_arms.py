@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,13 +14,19 @@ from transformers import AutoModelForCausalLM
 
 from inferd import protocol as p
 from inferd_grammar import Compiled
+from inferd_runtime.drafting.direct import DirectDrafts
+from inferd_runtime.drafting.drafter import DraftLine
+from inferd_runtime.drafting.host import DraftHost
+from inferd_runtime.drafting.models import DraftModels, connect
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.generation import Generation, GenerationSpec
 from inferd_runtime.engine.grammar import GrammarCursor
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.engine.text import TextAssembler
 from inferd_runtime.models.loading import resolve
-from inferd_runtime.server.engine_process import EngineSettings, serve_model
+from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.server.draft_models import vocabulary_of
+from inferd_runtime.server.engine_process import EngineSettings, serve_models
 from inferd_runtime.session.generating import compile_constraint
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.session.speculating import build_sources
@@ -89,8 +95,10 @@ class RecordedDrafter(Drafter):
 class SpeculationArm:
     """Our engine in this process; nobody decodes text."""
 
-    def __init__(self, model: str, threads: int) -> None:
-        self.served: ServedModel = serve_model(EngineSettings(endpoint="", model=model, threads=threads))
+    def __init__(self, model: str, draft: str, threads: int) -> None:
+        both = (ModelOptions(model), ModelOptions(draft))
+        self.served, drafting = serve_models(EngineSettings(endpoint="", threads=threads), both)
+        self._with_draft = with_draft(self.served, drafting)
         self._compiled: dict[str, Compiled] = {}
         self._rendered: dict[tuple[Prompt, int, bool], list[int]] = {}
         self._tenants = map(str, itertools.count())
@@ -124,11 +132,18 @@ class SpeculationArm:
 
     def usual(self, start: Start) -> SourceSet | None:
         """What a request gets that asks for speculation and names no source."""
-        return self._asked(start, "")
+        return self._build(start, self.served, p.StartGenerate(0, system_speculation=True))
 
     def predicted(self, start: Start) -> SourceSet | None:
         """The same, and the user says that the answer will be much like the prompt."""
-        return self._asked(start, start.prompt.user)
+        request = p.StartGenerate(0, system_speculation=True, predicted_text=start.prompt.user)
+        return self._build(start, self.served, request)
+
+    def draft_model(self, start: Start) -> SourceSet | None:
+        """The draft model alone."""
+        alone = p.SpeculationSettings(sources=["draft_model"])
+        request = p.StartGenerate(0, system_speculation=True, speculation=alone)
+        return self._build(start, self._with_draft, request)
 
     def recorded(self, outputs: Outputs, shift: int) -> Sources:
         """Drafts of known outputs (of prompts with one turn), moved on by ``shift``."""
@@ -139,10 +154,9 @@ class SpeculationArm:
 
         return sources
 
-    def _asked(self, start: Start, predicted: str) -> SourceSet | None:
-        constraint = constraint_of(start.prompt)
-        request = p.StartGenerate(0, constraint=constraint, system_speculation=True, predicted_text=predicted)
-        return build_sources(request, self.served, start.context, start.sampler)
+    def _build(self, start: Start, served: ServedModel, request: p.StartGenerate) -> SourceSet | None:
+        request = replace(request, constraint=constraint_of(start.prompt))
+        return build_sources(request, served, start.context, start.sampler)
 
     # -- What conversations are made of ---------------------------------------------------------------------------
 
@@ -173,6 +187,14 @@ class SpeculationArm:
             self._compiled[prompt.schema] = compile_constraint(constraint, self.served)
         words = -(-self.served.info.vocab_size // 32)
         return GrammarCursor(self._compiled[prompt.schema].matcher(), words, self.served.tokenizer.eos_tokens)
+
+
+def with_draft(served: ServedModel, drafting: ServedModel) -> ServedModel:
+    """The target with a draft model that runs in the same thread, as an assistant model does."""
+    host = DraftHost(drafting.engine, drafting.tokenizer.eos_tokens)
+    line = DraftLine(DirectDrafts(host), drafting.info.max_context)
+    vocabularies = [vocabulary_of(model.grammars.table) for model in (served, drafting)]
+    return replace(served, drafts=DraftModels([connect(drafting.info.name, line, *vocabularies)]))
 
 
 class Conversation:
