@@ -5,7 +5,8 @@
 In exact arithmetic a draft changes nothing. In floating point a row's logits depend on how many rows are computed with it,
 so that a decision between two near-equal tokens can fall differently. For float32 and bfloat16, greedy and sampled: each
 prompt is decoded plainly and with drafts that are mostly right, and the texts are compared. ``fixed`` computes the same number
-of rows in every step of both runs. The last line is one JSON object.
+of rows in every step of both runs, ``keys`` fills the keys that attention reads up to a multiple, ``in company`` has another
+generation beside the one with drafts, too. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -16,17 +17,22 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-from measure import figure, interleaved
+import torch
+from measure import figure, interleaved, ratios
 
 from inferd.protocol import Sampling
 from inferd_runtime.engine.engine import Engine
 from inferd_runtime.engine.noise import gumbel
 from inferd_runtime.engine.sampling import RowSampler, candidates
+from inferd_runtime.kv.table import PageTable
+from inferd_runtime.models import attention
 from inferd_runtime.models.batch import Batch, Outputs, Rows
 from inferd_runtime.server.engine_process import EngineSettings, serve_model
 from inferd_runtime.speculation.drafter import Drafter
@@ -36,6 +42,8 @@ from inferd_runtime.testing.speculation import Request, Running
 NO_END = -1
 WIDTHS = (2, 4, 8, 16)
 FIXED = 8
+KEYS = 512
+"""As many as PyTorch's attention on the CPU adds up at a time."""
 SLACK = 32
 SAMPLERS = {"greedy": Sampling(), "temperature 1": Sampling(1.0)}
 
@@ -68,11 +76,14 @@ class Mostly(Drafter):
 
 
 class Recorder:
-    """A driver that remembers, by position, the logits that a token was last sampled from."""
+    """A driver that remembers, by position, the logits that a token of one context was last sampled from."""
 
-    def __init__(self, driver: Any) -> None:
+    def __init__(self, driver: Any, table: PageTable) -> None:
         self._driver = driver
+        self._table = table
         self.rows: dict[int, Rows] = {}
+        self.widths: list[int] = []
+        self.together = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._driver, name)
@@ -80,39 +91,108 @@ class Recorder:
     def forward(self, batch: Batch) -> Outputs:
         """As the driver's own."""
         outputs: Outputs = self._driver.forward(batch)
-        for position, row in zip(batch.positions[batch.logit_rows].tolist(), outputs.logits, strict=True):
-            self.rows[position + 1] = row
+        self.together = max(self.together, len(batch.spans))
+        for span in batch.spans:
+            if span.pages is self._table.pages:
+                mine = (batch.logit_rows >= span.first) & (batch.logit_rows < span.first + span.count)
+                positions = batch.positions[batch.logit_rows[mine]].tolist()
+                self.rows |= {at + 1: row for at, row in zip(positions, outputs.logits[mine], strict=True)}
+                self.widths.append(len(positions))
         return outputs
 
 
 @dataclass
 class Text:
-    """What one generation brought: its tokens, the logits of each, and the median of its steps in seconds."""
+    """What one generation brought: its tokens, the logits of each, how many rows its steps had, how many generations they served, and their median in seconds."""
 
     tokens: list[int]
     rows: dict[int, Rows]
+    widths: list[int]
+    together: int
     step: float
     accepted: int
 
 
-def generate(engine: Engine, request: Request, drafter: Drafter | None, count: int) -> Text:
-    """The first ``count`` tokens; the generation would go on, so that drafts do not get shorter towards the end."""
-    recorder = Recorder(engine.driver)
-    engine.driver = recorder
-    context = engine.create_context("fresh")
+def padded(group: attention.Group, keys: int, page_size: int) -> attention.Group:
+    """The group with masked keys behind it, so that there is a multiple of ``keys``."""
+    length = -(-group.length // keys) * keys
+    more = group.pages.new_zeros(len(group.pages), length // page_size - group.pages.shape[1])
+    pages = torch.cat([group.pages, more], 1)
+    return replace(group, pages=pages, length=length, causal_only=False, inplace=None, masks={})
+
+
+@dataclass(frozen=True)
+class Arm:
+    """``width`` 0: drafts of any length; else every step computes that many rows of every sequence, in both runs.
+
+    ``keys``: attention reads a multiple of that many keys, the rest of them masked (0: those that there are).
+    ``company``: another generation shares the batch of the run with drafts, and not of the plain one.
+    """
+
+    width: int = 0
+    keys: int = 0
+    company: bool = False
+
+    def __str__(self) -> str:
+        rows = f"fixed {self.width} rows" if self.width else "any rows"
+        return rows + (f", {self.keys} keys" if self.keys else "") + (", in company" if self.company else "")
+
+    @contextmanager
+    def attention(self) -> Iterator[None]:
+        """Have attention read so many keys."""
+        honest = attention._group
+        if self.keys:
+            attention._group = lambda *given: padded(honest(*given), self.keys, given[2])
+        yield
+        attention._group = honest
+
+    def filler(self, request: Request) -> list[Drafter]:
+        """No guesses, but as many rows."""
+        return [Mostly(request.prompt, (), most=0, fixed=self.width - 1)] if self.width else []
+
+    def drafter(self, request: Request, answer: Sequence[int]) -> list[Drafter]:
+        """Guesses that are mostly right."""
+        most = self.width - 1 if self.width else max(WIDTHS) - 1
+        return [Mostly(request.prompt, answer, most=most, fixed=max(0, self.width - 1))]
+
+
+def submit(engine: Engine, request: Request, drafters: list[Drafter]) -> Running:
+    """Start a request in a context that shares nothing with others."""
+    context = engine.create_context()
     context.append(request.prompt)
-    context.table.root = None  # Nothing is shared between runs.
-    one = Running.submit(engine, context, request, [] if drafter is None else [drafter])
+    context.table.root = None
+    one = Running.submit(engine, context, request, drafters)
+    for source in one.generation.spec.sources._sources if one.generation.spec.sources is not None else ():
+        # Verified whatever became of the drafts before.
+        source.missed = source.breaker.report = lambda *_: None
+    return one
+
+
+def generate(
+    engine: Engine, request: Request, drafters: list[Drafter], count: int, beside: list[Drafter] | None = None
+) -> Text:
+    """The first ``count`` tokens; the generation would go on, so that drafts do not get shorter towards the end.
+
+    ``beside``: the drafters of another generation that runs with it; None for none.
+    """
+    one = submit(engine, request, drafters)
+    others = [] if beside is None else [submit(engine, replace(request, prompt=request.prompt[1:]), beside)]
+    recorder = Recorder(engine.driver, one.generation.context.table)
+    engine.driver = recorder
     steps: list[float] = []
     while len(one.tokens) < count:
         started = time.perf_counter()
         engine.step()
         steps.append(time.perf_counter() - started)
-        one.take()
-    one.generation.close()
-    context.release()
+        for running in (one, *others):
+            running.take()
     engine.driver = recorder._driver
-    return Text(one.tokens[:count], recorder.rows, statistics.median(steps), one.accepted)
+    for running in (one, *others):
+        running.generation.close()
+        running.generation.context.release()
+    return Text(
+        one.tokens[:count], recorder.rows, recorder.widths, recorder.together, statistics.median(steps), one.accepted
+    )
 
 
 def margin(row: Rows, sampler: RowSampler, position: int) -> float:
@@ -201,33 +281,32 @@ def prompts(model: Any, count: int) -> list[tuple[int, ...]]:
     return found
 
 
-def compare(model: Any, sampling: Sampling, texts: Sequence[tuple[int, ...]], count: int, fixed: int) -> Outcome:
+def compare(model: Any, sampling: Sampling, texts: Sequence[tuple[int, ...]], count: int, arm: Arm) -> Outcome:
     """Plain decoding against drafts, prompt by prompt."""
     outcome = Outcome()
     for seed, prompt in enumerate(texts):
         request = Request(prompt, RowSampler.resolve(sampling, seed=seed, lineage=0), count + SLACK, NO_END)
-        filler = Mostly(prompt, (), most=0, fixed=fixed) if fixed else None
-        plain = generate(model.engine, request, filler, count)
-        most = fixed or max(WIDTHS) - 1
-        drafted = Mostly(prompt, plain.tokens, most=most, fixed=fixed)
-        outcome.add(plain, generate(model.engine, request, drafted, count), request)
+        with arm.attention():
+            plain = generate(model.engine, request, arm.filler(request), count)
+            beside = arm.filler(request) if arm.company else None
+            other = generate(model.engine, request, arm.drafter(request, plain.tokens), count, beside)
+        assert not arm.width or set(plain.widths[1:] + other.widths[1:]) == {arm.width}
+        assert other.together == 1 + arm.company
+        outcome.add(plain, other, request)
     return outcome
 
 
-def cost(model: Any, prompt: tuple[int, ...], count: int, rounds: int) -> dict[int, float]:
-    """How long a step of so many rows takes, relative to one row."""
+def cost(model: Any, prompt: tuple[int, ...], count: int, rounds: int) -> dict[str, float]:
+    """How long a step takes, relative to one row and the keys that there are."""
     request = Request(prompt, RowSampler.resolve(Sampling(), seed=0, lineage=0), count + SLACK, NO_END)
+    arms = [Arm(), *map(Arm, WIDTHS), Arm(FIXED, KEYS)]
 
-    def arm(width: int) -> Any:
-        def run() -> float:
-            drafter = Mostly(prompt, (), most=0, fixed=width - 1) if width > 1 else None
-            return generate(model.engine, request, drafter, count).step
+    def step(arm: Arm) -> float:
+        with arm.attention():
+            return generate(model.engine, request, arm.filler(request), count).step
 
-        return run
-
-    samples = interleaved({str(width): arm(width) for width in (1, *WIDTHS)}, rounds)
-    one = samples["1"]
-    return {width: figure([a / b for a, b in zip(samples[str(width)], one, strict=True)]).median for width in WIDTHS}
+    samples = interleaved({str(arm): partial(step, arm) for arm in arms}, rounds)
+    return {str(arm): round(figure(ratios(samples[str(arm)], samples[str(arms[0])])).median, 2) for arm in arms[1:]}
 
 
 def main() -> None:
@@ -245,13 +324,13 @@ def main() -> None:
             EngineSettings("", options.model, device=options.device, dtype=dtype, threads=options.threads)
         )
         texts = prompts(model, options.generations)
-        for name, sampling in SAMPLERS.items():
-            for fixed in (0, FIXED - 1):
-                arm = f"{dtype}, {name}, {f'fixed {fixed + 1} rows' if fixed else 'any rows'}"
-                found[arm] = compare(model, sampling, texts, options.tokens, fixed).figures()
-                print(arm, json.dumps({key: round(value, 5) for key, value in found[arm].items()}), flush=True)
+        for arm in (Arm(), Arm(FIXED), Arm(FIXED, KEYS), Arm(FIXED, KEYS, company=True)):
+            for name, sampling in SAMPLERS.items():
+                key = f"{dtype}, {name}, {arm}"
+                found[key] = compare(model, sampling, texts, options.tokens, arm).figures()
+                print(key, json.dumps({name: round(value, 5) for name, value in found[key].items()}), flush=True)
         found[f"{dtype}, step cost"] = cost(model, texts[0], options.tokens, options.rounds)
-        print(f"{dtype}: a step of n rows / of one row:", found[f"{dtype}, step cost"], flush=True)
+        print(f"{dtype}: a step / a step of one row:", found[f"{dtype}, step cost"], flush=True)
     print(json.dumps(found))
 
 
