@@ -2,7 +2,8 @@
 
 It keeps the sessions that are open and refuses everything else by name. ``model.tokenize`` drives the tests: the text
 ``die`` ends the process, ``hang`` is never answered (but for a cancel), anything else is its characters' code points.
-``context.create`` answers how many sessions are open, as the context's length.
+``context.create`` answers how many sessions are open, as the context's length. Whoever watches speculation gets one step
+each time that it asks.
 """
 
 from __future__ import annotations
@@ -28,7 +29,22 @@ from inferd.protocol import (
     Tokens,
     Usage,
 )
-from inferd_runtime.session.link import CANCEL, CLOSE, ERROR, JSON, OK, OPEN, STATS, TICKET, EngineStats, OpenSession
+from inferd_runtime.session.link import (
+    CANCEL,
+    CLOSE,
+    CYCLES,
+    ERROR,
+    JSON,
+    OK,
+    OPEN,
+    STATS,
+    TICKET,
+    CyclePage,
+    EngineStats,
+    GetCycles,
+    OpenSession,
+    WatchedCycle,
+)
 
 MODELS = Models([ModelInfo("fake", 256, 1024, 16, [0], "sha256:fake")])
 
@@ -66,6 +82,10 @@ class Engine:
             self.reply(session, ticket, form, MODELS)
         elif op == STATS:
             self.reply(session, ticket, form, EngineStats(7, 0, len(self.sessions), 64, 60))
+        elif op == CYCLES:
+            asked = msgspec.msgpack.decode(payload, type=GetCycles)
+            cycle = WatchedCycle(max(0, asked.after), asked.tenant, 1, 1, "ngram", 4, 2, 3)
+            self.reply(session, ticket, form, CyclePage([cycle], cycle.index + 1))
         elif op == "context.create":
             self.reply(session, ticket, form, ContextState(1, len(self.sessions), 0))
         elif op == "model.tokenize":

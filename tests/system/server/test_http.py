@@ -229,6 +229,20 @@ async def test_models_and_readiness(serve: Serve) -> None:
         assert (ready.status_code, ready.json()["ready"]) == (200, True)
 
 
+async def test_speculation_is_streamed_until_the_runtime_closes(serve: Serve) -> None:
+    async with serve() as served:
+        async with served.client.stream("GET", "/v1/speculation/cycles") as stream:
+            lines = stream.aiter_lines()
+            told = [json.loads(await anext(lines)) for _ in range(3)]
+            assert [cycle["index"] for cycle in told] == [0, 1, 2]
+            assert told[0]["session"] == "ann"
+            await served.gateway.runtime.shutdown()
+            assert len([line async for line in lines]) < 5
+        accept = {"Accept": "text/event-stream"}
+        async with httpx.AsyncClient(base_url=served.gateway.url, headers=accept) as stranger:
+            assert (await stranger.get("/v1/speculation/cycles")).status_code == 401
+
+
 async def test_metrics_count_what_ran(serve: Serve) -> None:
     async with serve() as served:
         await served.finished(await served.launch(HELLO, name="x"))
