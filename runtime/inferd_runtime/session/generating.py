@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -154,18 +154,15 @@ def start(
         OfferedMask(model.info.vocab_size) if request.program_constraint else None,
     )
     matcher = None if compiled is None else compiled.matcher()
-    spec = GenerationSpec(
-        sampler=sampler,
-        max_tokens=request.max_tokens,
-        eos_tokens=frozenset(model.tokenizer.eos_tokens),
-        grammar=offers.mask if matcher is None else _cursor(matcher, model),
-        sources=offered_source(offers.draft, model)
-        if offers.draft
-        else build_sources(request, model, context, sampler),
-        paced=request.program_speculation or request.program_constraint,
-        priority=request.priority,
-    )
-    generation = _generation(context, spec, model, request.stop, healing)
+    if healing is not None:
+        healing.cut()
+    try:
+        masks = offers.mask if matcher is None else _cursor(matcher, model)
+        generation = _generation(request, model, context, sampler, offers.draft, masks, healing)
+    except p.InferdError:
+        if healing is not None:
+            healing.restore()
+        raise
     model.engine.submit(generation)
     opened = OpenGeneration(generation, offers, lease)
     if healing is not None:
@@ -176,19 +173,31 @@ def start(
 
 
 def _generation(
-    context: Context, spec: GenerationSpec, model: ServedModel, stop: Sequence[str], healing: Healing | None
+    request: p.StartGenerate,
+    model: ServedModel,
+    context: Context,
+    sampler: RowSampler,
+    offered: OfferedDraft | None,
+    masks: OutputMasks | None,
+    healing: Healing | None,
 ) -> Generation:
+    sources = build_sources(request, model, context, sampler) if offered is None else offered_source(offered, model)
+    spec = GenerationSpec(
+        sampler=sampler,
+        max_tokens=request.max_tokens,
+        eos_tokens=frozenset(model.tokenizer.eos_tokens),
+        grammar=masks,
+        sources=sources,
+        paced=request.program_speculation or request.program_constraint,
+        priority=request.priority,
+    )
     decode = model.tokenizer.stream()
-    if healing is not None:
-        healing.cut()
-        decode = healing.behind(decode)
+    text = TextAssembler(decode if healing is None else healing.behind(decode), request.stop)
     try:
-        return Generation(context, spec, TextAssembler(decode, stop))
+        return Generation(context, spec, text)
     except p.InferdError:
-        if spec.sources is not None:
-            spec.sources.drop()
-        if healing is not None:
-            healing.restore()
+        if sources is not None:
+            sources.drop()
         raise
 
 
