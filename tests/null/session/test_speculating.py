@@ -32,8 +32,9 @@ def names(request: p.StartGenerate, *, auto: bool = True) -> list[str] | None:
     """The sources of a request, the grammar's tokens first; None where nothing is drafted."""
     model = dataclasses.replace(null_model(), auto_speculation=auto)
     wish, sampler = Wish.of(request, model), RowSampler.resolve(p.Sampling(), seed=0, lineage=0)
-    sources = build_sources(request, model, model.engine.create_context("t"), sampler)
-    drafters = [drafter.source for drafter in open_drafters(wish, model, "t", sampler)]
+    context = model.engine.create_context("t")
+    sources = build_sources(request, model, context, sampler)
+    drafters = [drafter.source for drafter in open_drafters(wish, model, context, sampler)]
     assert (sources is None) == (not wish.forced and not drafters)
     return None if sources is None else ["grammar"] * sources.forced + drafters
 
