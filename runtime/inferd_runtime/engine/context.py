@@ -13,6 +13,7 @@ from inferd_runtime.kv.account import Account, Allowance, QuotaExceeded
 from inferd_runtime.kv.pool import PagePool, PoolExhausted
 from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models.batch import Seen
+from inferd_runtime.speculation.sources import Memory
 
 
 class ContextSet:
@@ -85,7 +86,8 @@ class Context:
 
     ``lineage`` keys the sampling noise: 0 for a root, different for every fork, so that siblings with one seed differ.
     ``user`` is what works on the context right now; while it is set, nothing else may change it. From ``irregular_from``
-    on (None: nowhere) the KV does not follow from the tokens alone, and is not shared by prefix.
+    on (None: nowhere) the KV does not follow from the tokens alone, and is not shared by prefix. ``memory`` is what drafted
+    for it and learnt from it, until the next generation takes that over.
     """
 
     def __init__(self, family: ContextSet, account: Account) -> None:
@@ -101,6 +103,7 @@ class Context:
         self.user: object | None = None
         self.reused = 0
         self.forks = 0
+        self.memory: Memory | None = None
 
     @property
     def max_length(self) -> int:
@@ -173,6 +176,8 @@ class Context:
         self.uncompute(length)
         if self.irregular_from is not None and length <= self.irregular_from:
             self.table.private_from = None
+        if self.memory is not None and length < self.memory.length:
+            self.memory = None
 
     def uncompute(self, length: int) -> None:
         """Keep the K and V of at most ``length`` tokens; the tokens behind become pending again."""
@@ -204,6 +209,8 @@ class Context:
         child.table = self.table.fork(length)
         if self.irregular_from is not None and self.irregular_from >= len(child.tokens):
             child.table.private_from = None
+        if self.memory is not None and self.memory.length <= len(child.tokens):
+            child.memory = self.memory.fork()
         self.forks += 1
         child.lineage = mix(mix(self.lineage) + self.forks)
         self._family.adopt(child)
@@ -213,6 +220,7 @@ class Context:
         """Give the pages back and forget the tokens."""
         self.drop_computed()
         self.tokens = []
+        self.memory = None
         self._family.forget(self)
 
     # -- What the KV depends on beside the tokens -----------------------------------------------------------------

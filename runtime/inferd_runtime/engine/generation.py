@@ -74,7 +74,7 @@ class Generation:
             # The last token's logits are wanted, so it is computed once more.
             context.uncompute(len(context.tokens) - 1)
         if spec.sources is not None:
-            spec.sources.observe(list(context.tokens))
+            spec.sources.begin(list(context.tokens))
 
     # -- Job ------------------------------------------------------------------------------------------------------
 
@@ -167,13 +167,17 @@ class Generation:
             if -1 < keep < self._emitted:
                 raise InvalidRequest("the context has been used since the generation ended: truncate it instead")
             return
+        memory = None
         if self.spec.sources is not None:
+            memory = self.spec.sources.memory()
             self.spec.sources.drop()
         keep = self._emitted if keep < 0 else keep
         if keep > self._emitted:
             raise InvalidRequest(f"cannot keep {keep} tokens: {self._emitted} were delivered")
         if self.outbox or keep < self._emitted or not self.finish or self.error is not None:
             self.context.truncate(min(self._start + keep, len(self.context.tokens)))
+        if memory is not None and memory.length <= len(self.context.tokens):
+            self.context.memory = memory
         self.context.table.trim()
         self.context.user = None
         self.outbox.clear()

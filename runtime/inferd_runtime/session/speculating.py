@@ -96,7 +96,7 @@ def build_sources(
     """The sources of a checked request, None where it has none. Raises InvalidRequest, NotFound or LimitExceeded."""
     wish = Wish.of(request, model)
     context.check_tokens(wish.predicted)
-    drafters = list(open_drafters(wish, model, context.tenant, sampler))
+    drafters = list(open_drafters(wish, model, context, sampler))
     if not drafters and not wish.forced:
         return None
     return model.engine.speculation.sources(
@@ -104,23 +104,32 @@ def build_sources(
     )
 
 
+def open_lookup(wish: Wish, model: ServedModel, context: Context) -> NgramDrafter:
+    """The n-gram index that the last generation left with the context, or a new one."""
+    settings = wish.settings
+    memory, context.memory = context.memory, None
+    if memory is not None and isinstance(memory.drafter, NgramDrafter):
+        return memory.drafter.resume(settings.max_draft, settings.tree)
+    return NgramDrafter(settings.max_draft, model.lookups.builder, settings.tree)
+
+
 def offered_source(offered: OfferedDraft, model: ServedModel) -> SourceSet:
     """The program's own speculator as the only source."""
     return model.engine.speculation.sources([offered], max_draft=p.MAX_DRAFT, forced=False)
 
 
-def open_drafters(wish: Wish, model: ServedModel, tenant: str, sampler: RowSampler) -> Iterator[Drafter]:
+def open_drafters(wish: Wish, model: ServedModel, context: Context, sampler: RowSampler) -> Iterator[Drafter]:
     """One per source that the server has, by priority. Raises NotFound or InvalidRequest for a draft model that it has not."""
     settings, lookups = wish.settings, model.lookups
     if wish.predicted:
         yield PredictedText(wish.predicted, lookups.builder)
     if "ngram" in wish.names:
-        yield NgramDrafter(settings.max_draft, lookups.builder, settings.tree)
+        yield open_lookup(wish, model, context)
     if "corpus" in wish.names:
-        yield lookups.corpora.drafter(tenant, settings.max_draft, settings.tree)
+        yield lookups.corpora.drafter(context.tenant, settings.max_draft, settings.tree)
     if "draft_model" in wish.names and model.drafts is not None:
         yield model.drafts.open(
-            tenant=tenant, sampler=sampler, name=settings.draft_model,
+            tenant=context.tenant, sampler=sampler, name=settings.draft_model,
             verifier=settings.verifier, max_draft=settings.max_draft,
         )  # fmt: skip
     elif settings.draft_model or "draft_model" in settings.sources:

@@ -16,6 +16,12 @@ class Drafter:
     source = "custom"
     """The source's name in counters, one of a closed set."""
 
+    def begin(self, prompt: Sequence[int]) -> None:
+        """The generation starts behind these tokens, the whole context. One that observed the first of them before learns the
+        rest.
+        """
+        self.observe(prompt)
+
     def observe(self, tokens: Sequence[int]) -> None:
         """Learn tokens that now stand in the context, in order. The first call brings the prompt."""
 
@@ -33,7 +39,9 @@ class Drafter:
         return True
 
     def fork(self) -> Drafter | None:
-        """A drafter for a copy of the context as it was observed, or None where it has to start anew."""
+        """A drafter for a copy of the context as it was observed, or None where it has to start anew. Only those that can do
+        this stay with their context when a generation is over, for the next one.
+        """
         return None
 
     def drop(self) -> None:

@@ -38,6 +38,10 @@ class NgramDrafter(Drafter):
         """How many tokens were observed."""
         return self._index.size
 
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Index what is new of the context."""
+        self.observe(prompt[self.observed :])
+
     def observe(self, tokens: Sequence[int]) -> None:
         """Index tokens that now stand in the context."""
         self._index.extend(tokens)
@@ -49,6 +53,11 @@ class NgramDrafter(Drafter):
     def settle(self) -> None:
         """Wait until all that was observed is indexed, so that proposals no longer depend on time."""
         self._index.settle()
+
+    def resume(self, max_draft: int, tree: bool) -> NgramDrafter:
+        """The same index for another generation on the context."""
+        self._max_draft, self._tree = max_draft, tree
+        return self
 
     def fork(self) -> NgramDrafter:
         """A copy that shares the index of all but the newest tokens."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from inferd_runtime.speculation.breaker import SourceBreaker
 from inferd_runtime.speculation.counters import SpeculationCounters
@@ -35,6 +35,18 @@ class Branch:
     beside: int | None
 
 
+class Memory(NamedTuple):
+    """A drafter that stays with its context, of which it has observed the first ``length`` tokens."""
+
+    drafter: Drafter
+    length: int
+
+    def fork(self) -> Memory | None:
+        """For a copy of the context."""
+        drafter = self.drafter.fork()
+        return None if drafter is None else Memory(drafter, self.length)
+
+
 class Source:
     """One drafter behind a net: whatever it raises turns it off for this generation, and nothing else."""
 
@@ -45,6 +57,10 @@ class Source:
         self._in_vain = 0
         self._rest = 0
         self._drafter: Drafter | None = drafter
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """See :class:`Drafter`."""
+        self._guarded(lambda drafter: drafter.begin(prompt), None)
 
     def observe(self, tokens: Sequence[int]) -> None:
         """See :class:`Drafter`."""
@@ -78,6 +94,11 @@ class Source:
     def ready(self) -> bool:
         """See :class:`Drafter`."""
         return self._guarded(lambda drafter: drafter.ready(), True)
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """The drafter, unless it failed or was dropped."""
+        return self._drafter
 
     def drop(self) -> None:
         """See :class:`Drafter`. Nothing is asked of it afterwards."""
@@ -130,9 +151,17 @@ class SourceSet:
         self._tree = tree
         self._asked: list[Asked] = []
         self._proposed = NO_DRAFT
+        self._observed = 0
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Tell every source what stands before the generation."""
+        self._observed = len(prompt)
+        for source in self._sources:
+            source.begin(prompt)
 
     def observe(self, tokens: Sequence[int]) -> None:
         """Tell every source which tokens stand now."""
+        self._observed += len(tokens)
         for source in self._sources:
             source.observe(tokens)
 
@@ -239,6 +268,13 @@ class SourceSet:
             proposed = min(sum(node in kept for node in run), accepted + 1)
             if proposed:
                 self._survival.learn(asked.label(branch), asked.proposal.match, proposed, accepted)
+
+    def memory(self) -> Memory | None:
+        """What is worth keeping for the next generation on the context."""
+        for source in self._sources:
+            if source.drafter is not None and type(source.drafter).fork is not Drafter.fork:
+                return Memory(source.drafter, self._observed)
+        return None
 
     def drop(self) -> None:
         """The generation is over."""

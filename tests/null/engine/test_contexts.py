@@ -362,3 +362,35 @@ def test_what_is_irregular_is_not_shared_by_prefix() -> None:
     other = engine.create_context()
     other.append([1] * 9 + [2] * 9)
     assert other.reuse_prefix() == 8
+
+
+def test_a_drafter_stays_with_its_context_as_far_as_that_stands() -> None:
+    """A conversation's second turn must not index the first again."""
+    engine = Engine(NullDriver(vocab_size=VOCAB, pages=64))
+    context = engine.create_context()
+    context.append([1, 2, 3, 1, 2])
+
+    def generate(drafter: NgramDrafter) -> None:
+        spec = GenerationSpec(GREEDY, 6, frozenset(), None, engine.speculation.sources([drafter]))
+        generation = Generation(context, spec, TextAssembler(str, ()))
+        engine.submit(generation)
+        finish(engine, generation)
+
+    first = NgramDrafter()
+    generate(first)
+    assert context.memory is not None
+    assert context.memory.drafter is first
+    learnt = context.memory.length
+    assert learnt == first.observed > 5
+    copy, shorter = context.fork(), context.fork(learnt - 1)
+    assert shorter.memory is None
+    assert copy.memory is not None
+    assert copy.memory.drafter is not first
+    context.append([4, 4])
+    before = len(context.tokens)
+    generate(first)
+    assert first.observed > before
+    assert isinstance(copy.memory.drafter, NgramDrafter)
+    assert copy.memory.drafter.observed == learnt
+    context.truncate(before)
+    assert context.memory is None, "what was cut off would still be proposed"
