@@ -19,7 +19,7 @@ from controller_traces import LENGTH, Place, Trace, load, record, synthetic
 from inferd_runtime.speculation.times import StepShape, StepTimes
 
 SEEDS = 2
-STEPS = {1: 1500, 16: 500, 64: 300, 256: 200}
+STEPS = {1: 3000, 16: 1000, 64: 500, 256: 300}
 ROW_COST = {1: 0.01, 16: 0.06, 64: 0.3, 256: 0.8}
 """By batch: what one more row for every sequence costs, as a share of a step without drafts."""
 
@@ -121,7 +121,7 @@ def main() -> None:
     random_cells = {
         (lanes, f"random {seed}"): compare(lanes, synthetic(seed), 1, names)
         for lanes in ROW_COST
-        for seed in range(3 if options.quick else 20)
+        for seed in range(3 if options.quick else 10)
     }
     shares, random_shares = share_of_oracle(cells), sorted(share_of_oracle(random_cells).values())
     bounds = [each["cost model"] / each["clairvoyant"] for each in cells.values()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from math import log, sqrt
 
@@ -10,7 +11,7 @@ from controller_traces import LENGTH, Place
 from inferd_runtime.speculation.breaker import SourceBreaker
 from inferd_runtime.speculation.controller import Controller
 from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
-from inferd_runtime.speculation.survival import RequestSurvival
+from inferd_runtime.speculation.survival import MATCHES, RequestSurvival
 from inferd_runtime.speculation.times import StepShape, StepTimes
 
 SOURCE = "ngram"
@@ -161,11 +162,11 @@ class Oracle(Policy):
 
     def __init__(self, times: StepTimes, chances: dict[int, list[float]]) -> None:
         self._controller = Controller(times)
-        self._drafts = {match: draft_of(each) for match, each in chances.items()}
+        self._drafts = {bucket: draft_of(each) for bucket, each in chances.items()}
 
     def lengths(self, places: Sequence[Place]) -> list[int]:
         lanes = len(places)
-        drafts = [self._drafts[place.match] if place.match else NO_DRAFT for place in places]
+        drafts = [self._drafts[bucket_of(place)] if place.match else NO_DRAFT for place in places]
         chosen = self._controller.choose(drafts, lanes, StepShape(lanes, lanes, 0), LENGTH * lanes)
         return [len(draft.tokens) for draft in chosen]
 
@@ -181,13 +182,19 @@ def draft_of(chances: Sequence[float]) -> Draft:
     return Draft(range(count), range(-1, count - 1), [SOURCE] * count, survival)
 
 
+def bucket_of(place: Place) -> int:
+    """Which matches are counted together."""
+    return bisect_right(MATCHES, place.match)
+
+
 def chances_of(traces: Sequence[Sequence[Place]]) -> dict[int, list[float]]:
-    """By match: of the drafts that held up to each place, the share that held there, too."""
+    """By bucket of matches: of the drafts that held up to each place, the share that held there, too."""
     held: dict[int, list[int]] = {}
     for trace in traces:
         for place in trace:
-            held.setdefault(place.match, []).append(place.held)
-    return {match: [_share(some, at) for at in range(LENGTH)] for match, some in held.items() if match}
+            if place.match:
+                held.setdefault(bucket_of(place), []).append(place.held)
+    return {bucket: [_share(some, at) for at in range(LENGTH)] for bucket, some in held.items()}
 
 
 def _share(held: Sequence[int], at: int) -> float:

@@ -91,7 +91,7 @@ def places(prompt: Sequence[int], output: Sequence[int]) -> list[Place]:
     """The n-gram source's luck at every place of an output."""
     from inferd_runtime.speculation.ngram import NgramDrafter
 
-    drafter = NgramDrafter()
+    drafter = NgramDrafter(LENGTH, tree=False)
     drafter.observe(prompt)
     found = []
     for at, token in enumerate(output):

@@ -13,15 +13,15 @@ class SourceBreaker:
     """Whether one source may draft for one request, by an account of what its drafts won and lost, in plain steps' time.
 
     What it wins is kept up to LOSS; when it has lost all of that and LOSS more, the source rests. It is tried again after 32
-    steps, then 64, and so on; a long match need not wait, and one trial that pays turns it on again. So whatever a source
-    does, it costs a request a few steps at most, and then ever less.
+    steps, then 64, and so on; with a long match after the first step, then the second, the fourth, and so on. One trial that
+    pays turns it on again. So whatever a source does, it costs a request a few steps at most, and then ever less.
     """
 
     def __init__(self) -> None:
         self._account = 0.0
         self._on = True
         self._wait = FIRST_WAIT
-        self._left = 0
+        self._rested = 0
 
     @property
     def on(self) -> bool:
@@ -30,22 +30,21 @@ class SourceBreaker:
 
     def allows(self, match: int) -> bool:
         """Whether the source may draft in this step, on ``match`` tokens of context. Asked once a step."""
-        if self._on or match >= LONG_MATCH:
+        if self._on:
             return True
-        self._left -= 1
-        return self._left <= 0
+        self._rested += 1
+        return self._rested >= (self._wait // FIRST_WAIT if match >= LONG_MATCH else self._wait)
 
     def report(self, gain: float) -> None:
         """What a verified draft was worth: (1 + accepted) / (the step's time with it / without it)."""
         if self._on:
             self._account = min(LOSS, self._account + (gain - 1 if gain >= 1 else 1 - 1 / gain))
             if self._account < -LOSS:
-                self._on, self._left = False, self._wait
+                self._on, self._rested = False, 0
         elif gain > 1:
             self._on, self._account, self._wait = True, 0.0, FIRST_WAIT
         else:
-            self._wait = min(LONGEST_WAIT, 2 * self._wait)
-            self._left = self._wait
+            self._wait, self._rested = min(LONGEST_WAIT, 2 * self._wait), 0
 
 
 class EngineBreaker:

@@ -61,6 +61,15 @@ def test_a_long_match_need_not_wait() -> None:
     assert breaker.allows(0)
 
 
+def test_long_matches_that_fail_wait_too_but_less() -> None:
+    breaker = opened()
+    waits = []
+    for _ in range(5):
+        waits.append(steps_until_allowed(breaker, LONG_MATCH))
+        breaker.report(FAIL)
+    assert waits == [1, 2, 4, 8, 16]
+
+
 @given(st.lists(st.floats(0.01, 20.0), max_size=400))
 def test_while_it_is_on_a_source_never_costs_more_than_its_account(gains: list[float]) -> None:
     breaker, account = SourceBreaker(), 0.0
