@@ -103,7 +103,9 @@ class Recorder:
 
 @dataclass
 class Text:
-    """What one generation brought: its tokens, the logits of each, how many rows its steps had, how many generations they served, and their median in seconds."""
+    """What one generation brought: its tokens and the logits of each; how many rows its steps had, how many generations they
+    served at most, and their median in seconds.
+    """
 
     tokens: list[int]
     rows: dict[int, Rows]

@@ -38,6 +38,15 @@ def model() -> Any:
 
 
 @pytest.fixture(scope="module")
+def requests(model: Any) -> dict[str, list[Request]]:
+    """By sampler, with the answers of plain decoding."""
+    return {
+        name: [request_of(model.engine, model, at, sampling) for at in range(len(PROMPTS))]
+        for name, sampling in SAMPLERS.items()
+    }
+
+
+@pytest.fixture(scope="module")
 def engine(model: Any) -> Engine:
     found: Engine = model.engine
     return found
@@ -113,11 +122,12 @@ def name_of(guesser: type[Guesser] | None) -> str:
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("guesser", [Oracle, OracleTree, Blind, BlindTree, Wrong, None], ids=name_of)
-def test_tokens_acceptance_and_the_cache(engine: Engine, model: Any, name: str, guesser: type[Guesser] | None) -> None:
+def test_tokens_acceptance_and_the_cache(
+    engine: Engine, requests: dict[str, list[Request]], name: str, guesser: type[Guesser] | None
+) -> None:
     """All requests at once. Behind every step the cache holds all tokens but the one that was sampled last."""
-    requests = [request_of(engine, model, at, SAMPLERS[name]) for at in range(len(PROMPTS))]
     running = []
-    for seed, request in enumerate(requests):
+    for seed, request in enumerate(requests[name]):
         context = engine.create_context()
         context.append(request.prompt)
         drafter = guesser(request, 4096, seed) if guesser is not None else NgramDrafter()

@@ -2,7 +2,7 @@
 
 Toy targets of 5 tokens, sequences of 3, all 125 of them in one chi-square test, and the significance of 0.001 divided by
 the number of tests. A total variation of t adds at least 4 N t^2 to the statistic; 140 is found with a probability of .99:
-t = .0059 with a million sequences, .042 with 20,000. What broken verifiers do is further off.
+t = .0059 with a million sequences, .048 with 15,000. What broken verifiers do is further off.
 """
 
 from __future__ import annotations
@@ -239,11 +239,11 @@ def check(toy: Toy, verifier: Callable[..., Verdict], drafter: Drafter, runs: in
 
 
 CASES = [(pair, sampler) for pair in PAIRS for sampler in SAMPLERS]
-QUICK = ("cold", "all", "grammar")
+QUICK = ("all", "grammar")
 
 
 @pytest.mark.parametrize(
-    ("runs", "samplers"), [(20_000, QUICK), pytest.param(1_000_000, tuple(SAMPLERS), marks=pytest.mark.long)]
+    ("runs", "samplers"), [(15_000, QUICK), pytest.param(1_000_000, tuple(SAMPLERS), marks=pytest.mark.long)]
 )
 @pytest.mark.parametrize("pair", PAIRS)
 def test_the_joint_distribution_is_the_targets(pair: str, runs: int, samplers: tuple[str, ...]) -> None:

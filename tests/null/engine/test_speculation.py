@@ -202,12 +202,12 @@ def sweep(name: str, seeds: Sequence[int], grammar: Compiled) -> int:
 
 
 LEAST = {
-    "none": 0, "oracle": 150, "oracle tree": 150, "ngram": 1, "blind": 1, "blind tree": 1, "several": 150, "broken": 20,
-    "draft model": 100, "predicted": 100, "corpus": 50,
+    "none": 0, "oracle": 70, "oracle tree": 70, "ngram": 1, "blind": 1, "blind tree": 1, "several": 70, "broken": 10,
+    "draft model": 50, "predicted": 50, "corpus": 25,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 30), marks=pytest.mark.long)])
+@pytest.mark.parametrize("seeds", [range(1, 2), pytest.param(range(2, 30), marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_seed_brings_the_same_tokens_with_any_source(name: str, seeds: range, grammar: Compiled) -> None:
     assert sweep(name, seeds, grammar) >= LEAST.get(name, 0)
@@ -356,5 +356,5 @@ class Schedule(RuleBasedStateMachine):
             one.check()
 
 
-Schedule.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Schedule.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 TestAnySchedule = Schedule.TestCase

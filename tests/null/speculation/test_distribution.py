@@ -149,7 +149,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("runs", [1500, pytest.param(100_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("runs", [800, pytest.param(100_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", CASES)
 def test_the_engine_brings_the_models_distribution(name: str, runs: int) -> None:
     q, sampling, how, eos = CASES[name]
@@ -161,7 +161,7 @@ def test_the_engine_brings_the_models_distribution(name: str, runs: int) -> None
 def test_a_rejection_sampled_draft_with_the_end_of_text_in_it() -> None:
     """The draft ends there because of what was drawn; that it was drawn has to be told to the verifier."""
     driver = driver_of(5)
-    found = brought(driver, WARM, 3000, lambda key: Sampled(driver, WARM, uneven, key), 3, None)
+    found = brought(driver, WARM, 2000, lambda key: Sampled(driver, WARM, uneven, key), 3, None)
     check(found, range(5), free_target(driver, WARM, 3), 0)
 
 
@@ -187,7 +187,7 @@ def test_a_rejection_sampled_draft_where_only_long_drafts_pay() -> None:
 
     seconds = np.array([[1.0, 1.27, 1.27, 1.27], [2.0, 2.54, 2.54, 2.54]])
     times = StepTimes(Profile((1, 2), (1, 2, 3, 4), seconds), learns=False)
-    found = brought(driver, WARM, 3000, lambda key: Sampled(driver, WARM, q, key), 3, None, times, together=1)
+    found = brought(driver, WARM, 2000, lambda key: Sampled(driver, WARM, q, key), 3, None, times, together=1)
     check(found, range(5), free_target(driver, WARM, 3), 0)
 
 
