@@ -31,7 +31,7 @@ class EngineOptions:
     swap_bytes: int = 256 << 20
     tenancy: Tenancy = field(default_factory=Tenancy)
     cost: StepCost = field(default_factory=StepCost)
-    times: StepTimes = field(default_factory=lambda: StepTimes.linear(1.0, 0.01))
+    times: StepTimes = field(default_factory=lambda: StepTimes.linear(1e-3, 1e-5))
 
 
 class Engine:

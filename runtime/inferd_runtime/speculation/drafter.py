@@ -15,6 +15,8 @@ class Drafter:
 
     source = "custom"
     """The source's name in counters, one of a closed set."""
+    insists = False
+    """Whether what it proposes is verified whatever experience says."""
 
     def begin(self, prompt: Sequence[int]) -> None:
         """The generation starts behind these tokens, the whole context. One that observed the first of them before learns the
@@ -52,6 +54,7 @@ class OfferedDraft(Drafter):
     """The draft that a program's own speculator sends with every step."""
 
     source = "program"
+    insists = True
 
     def __init__(self) -> None:
         self._offer = NOTHING

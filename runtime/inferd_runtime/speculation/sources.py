@@ -52,6 +52,7 @@ class Source:
 
     def __init__(self, drafter: Drafter) -> None:
         self.name = drafter.source
+        self._insists = drafter.insists
         self.waits = type(drafter).ready is not Drafter.ready
         self.breaker = SourceBreaker()
         self._in_vain = 0
@@ -72,7 +73,7 @@ class Source:
             self._rest -= 1
             return NOTHING
         proposal = self._guarded(lambda drafter: drafter.propose(limit, ahead), NOTHING)
-        if proposal.tokens and not self.breaker.allows(proposal.match):
+        if proposal.tokens and not self._insists and not self.breaker.allows(proposal.match):
             self._rest = SHORT_REST
             return NOTHING
         return proposal
@@ -80,7 +81,7 @@ class Source:
     def missed(self) -> None:
         """Nothing of the last proposal was worth verifying, or right."""
         self._in_vain += 1
-        if self._in_vain >= IN_VAIN:
+        if self._in_vain >= IN_VAIN and not self._insists:
             self._rest = min(LONGEST_REST, 2 ** (self._in_vain - IN_VAIN))
 
     def hit(self) -> None:

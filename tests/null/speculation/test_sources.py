@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd_runtime.speculation.counters import SpeculationCounters, count_sources
-from inferd_runtime.speculation.drafter import Drafter
+from inferd_runtime.speculation.drafter import Drafter, OfferedDraft
 from inferd_runtime.speculation.drafts import NO_DRAFT, Draft, Proposal
 from inferd_runtime.speculation.sources import SourceSet, branches
 from inferd_runtime.speculation.survival import Survival
@@ -43,7 +43,9 @@ class Broken(Drafter):
         self._method = method
 
     def __getattribute__(self, name: str):  # type: ignore[no-untyped-def]
-        if name in ("observe", "propose", "feedback", "ready", "drop") and name == object.__getattribute__(self, "_method"):
+        if name in ("observe", "propose", "feedback", "ready", "drop") and name == object.__getattribute__(
+            self, "_method"
+        ):
             raise ZeroDivisionError(name)
         return object.__getattribute__(self, name)
 
@@ -162,6 +164,18 @@ def test_a_source_that_is_never_verified_is_asked_less_and_less() -> None:
     for _ in range(20):
         sources.propose(16)
     assert len(drafter.asked) > asked, "it is never asked again"
+
+
+def test_a_program_is_asked_every_time() -> None:
+    """It knows what it does, and was promised a step for every draft."""
+    offered = OfferedDraft()
+    sources = together(offered)
+    for _ in range(60):
+        offered.offer([1, 2])
+        draft = sources.propose(16)
+        assert draft.tokens == [1, 2]
+        sources.settle(draft, [], 3.0)
+        sources.observe([5])
 
 
 @given(st.lists(st.integers(-1, 30), max_size=8))
