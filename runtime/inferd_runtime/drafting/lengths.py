@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 MARGIN = 1.03
 """A draft has to promise at least this much more speed than none."""
-DECAY = 0.95
+DECAY, SLOW_DECAY = 0.95, 0.99
 PRIOR_WEIGHT = 6.0
 FIRST_ACCEPTANCE = 0.7
 FIRST_COST = 0.25
@@ -14,7 +14,8 @@ LARGEST = 8.0
 """A measured time counts as this many steps at most: once a machine stalls, that says nothing about drafts."""
 LEAST_SURVIVAL = 0.1
 FIRST_PROBE, LAST_PROBE = 8, 256
-PROBE_TOKENS = 2
+PROBE_TOKENS = 3
+SECOND_LOOK = 2
 TENTHS = 10
 FIRST_CONTROL, CONTROL = 4, 32
 """One step in so many (the first sooner) goes without a draft, to see what the others cost."""
@@ -49,8 +50,8 @@ class Calibration:
     def learn(self, confidence: float, right: bool) -> None:
         """A token was right or not."""
         tenth = _tenth(confidence)
-        self._right[tenth] = self._right[tenth] * DECAY + right
-        self._tried[tenth] = self._tried[tenth] * DECAY + 1
+        self._right[tenth] = self._right[tenth] * SLOW_DECAY + right
+        self._tried[tenth] = self._tried[tenth] * SLOW_DECAY + 1
         if self._general is not None:
             self._general.learn(confidence, right)
 
@@ -157,6 +158,10 @@ class DraftLength:
         for at, claimed in enumerate(confidence):
             self.calibration.learn(claimed, at < right)
         tried = len(confidence)
+        if tried and tried == right:
+            # What was right is worth another look soon.
+            self._probe = FIRST_PROBE
+            self._until_probe = min(self._until_probe, SECOND_LOOK)
         if tried:
             self._right = self._right * DECAY**tried + right
             self._tried = self._tried * DECAY**tried + tried
