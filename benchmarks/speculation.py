@@ -31,7 +31,7 @@ from controller import ROW_COST, SEEDS, compare, share_of_oracle
 from lookup import measure_lookup
 from measure import figure, ratios, read_bandwidth
 from prompts import Prompt
-from speculation_arms import Run, Sources, SpeculationArm, TransformersArm
+from speculation_arms import Run, SpeculationArm, TransformersArm
 
 from inferd_runtime.speculation.times import StepShape
 
@@ -67,9 +67,10 @@ class Extent:
             family = [replace(one, max_tokens=SHORT) for one in family] if kind == "adversarial" else family
         return family * max(1, batch // len(family))
 
-    def batches(self, kind: str) -> Sequence[int]:
-        """The batches in which a kind is measured."""
-        return (1,) if self.quick and kind != "adversarial" else BATCHES
+    @property
+    def batches(self) -> Sequence[int]:
+        """The batches in which all kinds are measured."""
+        return (1,) if self.quick else BATCHES
 
 
 FAMILIES: dict[str, Callable[[], list[Prompt]]] = {
@@ -96,9 +97,11 @@ def main() -> None:
     figures: dict[str, float] = {}
     print("\n== against no speculation ==")
     for kind in KEYS:
-        for batch in extent.batches(kind):
+        for batch in extent.batches:
             figures |= against_none(ours, kind, batch, extent)
-    figures |= against_wrong(ours, extent)
+    for batch in BATCHES:
+        figures |= against_wrong(ours, batch, extent)
+    figures["wrong_drafter_min"] = min(figures[f"wrong_drafter_b{batch}"] for batch in BATCHES)
     print("\n== against transformers, batch 1 ==")
     for kind in PEERED:
         figures |= against_transformers(ours, theirs, kind, extent)
@@ -170,32 +173,38 @@ def against_none(ours: SpeculationArm, kind: str, batch: int, extent: Extent) ->
     prompts, each = extent.prompts(kind, batch), {"none": ours.none, "usual": ours.usual}
     if kind == "code":
         each["predicted"] = ours.predicted
-    runs = measure(ours, f"{kind}, batch {batch}", prompts, batch, each, extent.rounds)
-    figures = {f"{kind}_b{batch}": middle(gain(runs, "usual", "none"))}
-    if batch == 1:
-        figures = {KEYS[kind]: middle(gain(runs, "usual", "none"))}
+    arms = {name: partial(ours.run, prompts, batch, sources) for name, sources in each.items()}
+    runs = measure(f"{kind}, batch {batch}", arms, extent.rounds)
+    figures = {KEYS[kind] if batch == 1 else f"{kind}_b{batch}": middle(gain(runs, "usual", "none"))}
     if kind == "code":
         figures[f"code_predict_b{batch}"] = middle(gain(runs, "predicted", "none"))
     return figures
 
 
-def against_wrong(ours: SpeculationArm, extent: Extent) -> dict[str, float]:
-    """A drafter that is always wrong, at every batch."""
-    found: dict[str, float] = {}
-    for batch in extent.batches("adversarial"):
-        prompts = extent.prompts("adversarial", batch)
-        outputs = ours.run(prompts, batch, ours.none).tokens
-        each: dict[str, Sources] = {"none": ours.none, "always wrong": ours.recorded(outputs, 1)}
-        runs = measure(ours, f"adversarial, batch {batch}", prompts, batch, each, 2 * extent.rounds)
-        found[f"wrong_drafter_b{batch}"] = middle(gain(runs, "always wrong", "none"))
-    return {"wrong_drafter_min": min(found.values()), **found}
+def against_wrong(ours: SpeculationArm, batch: int, extent: Extent) -> dict[str, float]:
+    """A drafter that is always wrong; in a full run also where the engine has just seen that n-grams are right."""
+    prompts = extent.prompts("adversarial", batch)
+    wrong = ours.recorded(ours.run(prompts, batch, ours.none).tokens, 1)
+    none, always = partial(ours.run, prompts, batch, ours.none), partial(ours.run, prompts, batch, wrong)
+    what = f"adversarial, batch {batch}"
+    runs = measure(what, {"none": none, "wrong": always}, 2 * extent.rounds)
+    figures = {f"wrong_drafter_b{batch}": middle(gain(runs, "wrong", "none"))}
+    if not extent.quick:
+        copies = partial(ours.run, extent.prompts("copy", batch), batch, ours.usual)
+        runs = measure(f"{what}, after copies", {"none": none, "wrong": partial(second, copies, always)}, extent.rounds)
+        figures[f"wrong_after_copies_b{batch}"] = middle(gain(runs, "wrong", "none"))
+    return figures
 
 
-def measure(
-    ours: SpeculationArm, what: str, prompts: Sequence[Prompt], batch: int, each: Mapping[str, Sources], rounds: int
-) -> Runs:
-    """The same prompts with each choice of sources; prints them."""
-    runs = alternated({name: partial(ours.run, prompts, batch, sources) for name, sources in each.items()}, rounds)
+def second(first: Callable[[], Run], run: Callable[[], Run]) -> Run:
+    """The run of the two that counts."""
+    first()
+    return run()
+
+
+def measure(what: str, arms: Mapping[str, Callable[[], Run]], rounds: int) -> Runs:
+    """The same prompts in every arm, of which ``none`` is the first; prints them."""
+    runs = alternated(arms, rounds)
     check_same(what, runs)
     print(f"\n{what}: {sum(map(len, runs['none'][0].tokens))} tokens")
     show(runs, "none")
