@@ -167,7 +167,8 @@ class DraftModelDrafter(Drafter):
         """Seconds after which the generation goes on without the draft that it waits for; None while it does not wait."""
         if self._sent is None or not self._sent.until:
             return None
-        return max(0.0, self._sent.until - self._line.clock())
+        left = self._sent.until - self._line.clock()
+        return left if left > 0 else None
 
     def drop(self) -> None:
         """Forget the sequence on the draft side, and say what it was worth."""

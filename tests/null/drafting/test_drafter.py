@@ -167,6 +167,9 @@ def test_nobody_waits_for_the_prompt_and_a_step_waits_for_a_draft_until_the_time
     stand.step(0)
     assert not stand.drafter.ready()
     assert stand.drafter.patience == pytest.approx(1.0)
+    stand.clock.now += 1.5
+    assert stand.drafter.patience is None, "a step loop must not spin for a generation that nobody steps"
+    stand.clock.now -= 1.5
     stand.clock.now += 0.25
     assert not stand.drafter.ready()
     stand.post.answer([3, 4, 5, 6])
