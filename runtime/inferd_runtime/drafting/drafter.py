@@ -12,6 +12,7 @@ import numpy as np
 from inferd_runtime.drafting.drawing import Guess
 from inferd_runtime.drafting.lengths import DraftExperience, DraftLength
 from inferd_runtime.drafting.messages import AskDraft, DraftAnswer, DraftSpec, DraftTransport
+from inferd_runtime.drafting.watch import StepWatch
 from inferd_runtime.speculation.bridge import Spelling
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import NOTHING, Probabilities, Proposal
@@ -65,11 +66,11 @@ class DraftModelDrafter(Drafter):
 
     What is committed is consumed from the stream. As long as they agree the draft model runs ahead, so that the next draft is
     there when the step ends (SpecSplit and PEARL, arXiv 2408.11850, call it a hit); where they part, the stream is thrown
-    away and drawn again. Only the draft side is asked to wait: a step rests while a draft is made that is worth it, but never
-    longer than the time-out, after which the source pauses, twice as many steps each time.
+    away and drawn again. A step rests while a draft is made that is worth it, but never longer than the time-out, after which
+    the source pauses, twice as many steps each time.
 
-    ``number`` names its sequence on the draft side. ``on_drop`` hears at the end how fast the
-    generation was: tokens per step's time, where no draft is 1.
+    ``number`` names its sequence on the draft side. ``on_drop`` hears at the end how fast the generation was
+    (:attr:`StepWatch.speed`).
     """
 
     source = "draft_model"
@@ -83,24 +84,24 @@ class DraftModelDrafter(Drafter):
         self._spelling = spelling
         self._spec = spec
         self._length = length
+        self._watch = StepWatch(line.clock, line.experience)
         self._on_drop = on_drop
         self._stream: list[Guess] = []
         self._stream_ended = False
         self._told = 0
         """How much of the path the draft side knows."""
-        self._begun = self._warm = self._dropped = self._beside = False
+        self._begun = self._warm = self._dropped = False
         self._wanted = 0
         self._sent: _Sent | None = None
         self._requests = self._valid_from = 0
         self._pause, self._skip = 1, 0
-        self._steps = self._tokens = self._proposed = self._verified = 0
-        self._proposed_at = self._waiting_since = self._waited = 0.0
+        self._proposed = self._verified = 0
 
     # -- What the generation says ---------------------------------------------------------------------------------
 
     def observe(self, tokens: Sequence[int]) -> None:
         """Consume what was committed from the stream, or throw it away; then have the draft model go on."""
-        self._measure(len(tokens))
+        self._end_step(len(tokens))
         drawn, length = len(self._stream), len(self._spelling.path)
         used, agreed = self._spelling.follow(tokens, [guess.token for guess in self._stream])
         self._length.learn([guess.confidence for guess in self._stream[: used + (not agreed)]], used)
@@ -117,11 +118,16 @@ class DraftModelDrafter(Drafter):
             return
         self._choose()
 
+    def _end_step(self, tokens: int) -> None:
+        self._watch.end(tokens, beside=self._sent is not None or self._proposed > 0)
+        if self._proposed:
+            self._length.count_verified(self._proposed, self._verified)
+        self._proposed = self._verified = 0
+
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
         """The beginning of the stream, in the target's tokens."""
-        self._rested()
-        self._proposed_at, self._proposed = self._line.clock(), 0
-        self._beside = self._sent is not None
+        self._line.counters.waited += self._watch.begin(beside=self._sent is not None)
+        self._proposed = 0
         if not self._stream or not self._wanted:
             return NOTHING
         chance = self._length.calibration.chance
@@ -157,7 +163,7 @@ class DraftModelDrafter(Drafter):
             return True
         now = self._line.clock()
         if now < sent.until:
-            self._waiting_since = self._waiting_since or now
+            self._watch.wait(now)
             return False
         self._give_up()
         return True
@@ -178,7 +184,7 @@ class DraftModelDrafter(Drafter):
         self._sent = None
         if self._begun:
             self._line.transport.drop(self._number)
-        self._on_drop(self._speed())
+        self._on_drop(self._watch.speed)
 
     # -- Asking and hearing ---------------------------------------------------------------------------------------
 
@@ -261,33 +267,6 @@ class DraftModelDrafter(Drafter):
 
     def _rest(self) -> None:
         self._skip, self._pause = self._pause, min(LONGEST_PAUSE, 2 * self._pause)
-
-    # -- Measuring ------------------------------------------------------------------------------------------------
-
-    def _measure(self, tokens: int) -> None:
-        """Note how long a step took since it asked for a proposal."""
-        if self._proposed_at:
-            beside = self._beside or self._sent is not None or self._proposed > 0
-            self._line.experience.count_step(self._line.clock() - self._proposed_at, beside=beside)
-            self._steps += 1
-            self._tokens += tokens
-        if self._proposed:
-            self._length.count_verified(self._proposed, self._verified)
-        self._proposed_at, self._proposed, self._verified = 0.0, 0, 0
-
-    def _rested(self) -> None:
-        """Note how long the step has waited, if it has."""
-        if self._waiting_since:
-            waited = self._line.clock() - self._waiting_since
-            self._waited += waited
-            self._line.counters.waited += waited
-            self._waiting_since = 0.0
-
-    def _speed(self) -> float:
-        step = self._line.experience.step_seconds
-        if not self._steps or not step:
-            return 0.0
-        return self._tokens / (self._steps * self._line.experience.slowdown + self._waited / step)
 
 
 def read_guesses(answer: DraftAnswer) -> list[Guess]:

@@ -55,7 +55,7 @@ def sentence_piece(size: int, text: str) -> Tokenizer:
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
     text = tokenizer.to_str()
     table = TokenTable.from_tokenizer_json(
-        text, vocab_size=tokenizer.get_vocab_size() + 3, eos_ids=[tokenizer.token_to_id("<end>")]
+        text, vocab_size=tokenizer.get_vocab_size() + 3, eos_ids=[tokenizer.token_to_id("<end>") or 0]
     )
     plain = Tokenizer.from_str(text)
     plain.encode_special_tokens = True
