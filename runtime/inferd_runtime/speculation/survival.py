@@ -15,6 +15,7 @@ FADE = 0.999
 ENGINE_DECAY = 0.995
 ENGINE_WEIGHT = 20.0
 FIRST_WEIGHT = 2.0
+MOST_ODDS = 20.0
 LOOKUP = ((0.3, 0.6), (0.35, 0.65), (0.5, 0.75), (0.65, 0.85), (0.8, 0.92), (0.9, 0.96))
 KNOWN = {
     "predicted": ((0.8, 0.95),) * 6,
@@ -43,12 +44,18 @@ class Survival:
         return RequestSurvival(self)
 
     def chances(self, source: str, bucket: int) -> list[float]:
-        """The chance per group of places, for one bucket of matches."""
-        name, _, beside = source.partition("/")
-        first, later = KNOWN.get(name, LOOKUP)[bucket]
-        if beside:
-            first = SECOND
-        return _blend(self._of(source, bucket), [first] + [later] * len(PLACES), FIRST_WEIGHT)
+        """The chance per group of places, for one bucket of matches.
+
+        A group is expected to differ from what was assumed as the one before it did: where first tokens hold better than
+        assumed, so will the later ones that nobody has tried yet.
+        """
+        groups, odds = [], 1.0
+        for (held, fell), assumed in zip(_faded(self._of(source, bucket)), _assumed(source, bucket), strict=True):
+            first = odds * assumed / (1 - assumed + odds * assumed)
+            chance = (held + FIRST_WEIGHT * first) / (held + fell + FIRST_WEIGHT)
+            odds = max(1 / MOST_ODDS, min(MOST_ODDS, chance / (1 - chance) * (1 - assumed) / assumed))
+            groups.append(chance)
+        return groups
 
     def learn(self, source: str, bucket: int, proposed: int, accepted: int) -> None:
         """Take in one verified draft."""
@@ -71,7 +78,10 @@ class RequestSurvival:
         groups = self._engine.chances(source, bucket)
         cells = self._cells.get((source, bucket))
         if cells is not None:
-            groups = _blend(cells, groups, ENGINE_WEIGHT)
+            groups = [
+                (held + ENGINE_WEIGHT * chance) / (held + fell + ENGINE_WEIGHT)
+                for (held, fell), chance in zip(_faded(cells), groups, strict=True)
+            ]
         return [groups[group] for group in GROUPS[:count]] + groups[-1:] * (count - len(GROUPS))
 
     def learn(self, source: str, match: int, proposed: int, accepted: int) -> None:
@@ -85,13 +95,17 @@ def _empty() -> list[Cell]:
     return [[0.0, 0.0] for _ in range(len(PLACES) + 1)]
 
 
-def _blend(cells: Sequence[Cell], groups: Sequence[float], weight: float) -> list[float]:
+def _assumed(source: str, bucket: int) -> list[float]:
+    name, _, beside = source.partition("/")
+    first, later = KNOWN.get(name, LOOKUP)[bucket]
+    return [SECOND if beside else first] + [later] * len(PLACES)
+
+
+def _faded(cells: Sequence[Cell]) -> Sequence[Cell]:
     for cell in cells:
         cell[0] *= FADE
         cell[1] *= FADE
-    return [
-        (held + weight * chance) / (held + fell + weight) for (held, fell), chance in zip(cells, groups, strict=True)
-    ]
+    return cells
 
 
 def _count(cells: Sequence[Cell], proposed: int, accepted: int, decay: float) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
 
 from inferd_runtime.engine import costs
 from inferd_runtime.engine.costs import LARGEST, MOST_SECONDS, measure_cost, measure_times
+from inferd_runtime.engine.sampling import Logits
 from inferd_runtime.models.batch import Batch, Outputs
 from inferd_runtime.speculation.times import StepShape, StepTimes
 from inferd_runtime.testing.null_driver import NullDriver
@@ -28,6 +30,9 @@ class Timed(NullDriver):
         seconds = self.fixed + self.row * len(batch.tokens) + self.read * context + self.tree * len(batch.placements)
         self.now += seconds * (1 + self.jitter * (self.rng.random() < 0.5))
         return super().forward(batch)
+
+    def logits(self, history: list[int]) -> Logits:
+        return np.zeros(self.vocab_size, np.float32)
 
 
 @pytest.mark.parametrize(

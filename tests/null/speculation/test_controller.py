@@ -116,6 +116,41 @@ def test_a_programs_own_draft_passes_whole_and_first() -> None:
     assert [len(draft.tokens) for draft in allocate(batch, StepTimes.linear(1.0, 0.001), 5)] == [0, 5]
 
 
+@pytest.mark.parametrize("row", [0.01, 0.05, 0.3, 0.8])
+@pytest.mark.parametrize("match", [2, 8, 20])
+def test_a_source_that_is_always_wrong_costs_an_engine_a_few_steps_once(row: float, match: int) -> None:
+    controller, times, plain = (
+        Controller(StepTimes.linear(1 - row, row)),
+        StepTimes.linear(1 - row, row),
+        StepShape(1, 1, 0),
+    )
+    lost = []
+    for _ in range(6):
+        request, steps = controller.survival.request(), 0.0
+        for _ in range(120):
+            draft = draft_of(request.chances("ngram", match, 16))
+            rows = len(controller.allocate([draft], plain, 16)[0].tokens)
+            if rows:
+                request.learn("ngram", match, rows, 0)
+            shape = StepShape(1, 1 + rows, 0)
+            steps += times.time(shape) - 1
+            controller.settle(shape, plain, 1, times.time(shape))
+        lost.append(steps)
+    assert lost[0] < 5
+    assert max(lost[1:]) < 1
+
+
+def test_a_source_that_is_always_right_is_believed_within_a_few_steps() -> None:
+    controller, plain = Controller(StepTimes.linear(0.7, 0.3)), StepShape(1, 1, 0)
+    request, lengths = controller.survival.request(), []
+    for _ in range(20):
+        rows = len(controller.allocate([draft_of(request.chances("ngram", 3, 16))], plain, 16)[0].tokens)
+        request.learn("ngram", 3, rows, rows)
+        lengths.append(rows)
+    assert lengths[0] > 0
+    assert lengths[-1] == 16
+
+
 class Machine:
     """An engine of one sequence whose steps take what ``real`` says, whatever the controller believes."""
 

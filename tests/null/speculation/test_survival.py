@@ -34,21 +34,32 @@ def test_what_held_is_likelier_afterwards_and_what_fell_less_likely(
     before = request.chances(source, match, proposed)
     request.learn(source, match, proposed, accepted)
     after = request.chances(source, match, proposed)
+    # Looking is forgetting a little (FADE), so a chance may move by a thousandth on its own.
     if accepted:
-        assert after[0] >= before[0] - 1e-3
-    if accepted < proposed and (accepted == 0 or accepted in (1, 2)):
-        assert after[accepted] <= max(before[accepted], after[0]) + 1e-3
+        assert after[0] >= before[0] - 2e-3
+    if accepted < proposed and accepted < 2:
+        # The first two places are counted alone; later ones share a group, in which others may have held.
+        assert after[accepted] <= before[accepted] + 2e-3
 
 
-def test_only_places_that_were_reached_are_learnt() -> None:
-    request = Survival().request()
-    before = request.chances("ngram", 6, 32)
+def test_what_nobody_has_tried_is_expected_to_be_as_good_as_what_stands_before_it() -> None:
+    good, bad = Survival().request(), Survival().request()
+    before = good.chances("ngram", 6, 32)
     for _ in range(20):
-        request.learn("ngram", 6, 8, 1)
-    after = request.chances("ngram", 6, 32)
-    assert after[0] > before[0]
-    assert after[1] < before[1]
-    assert after[2:] == before[2:]
+        good.learn("ngram", 6, 2, 2)
+        bad.learn("ngram", 6, 2, 0)
+    assert all(chance > was for chance, was in zip(good.chances("ngram", 6, 32), before, strict=True))
+    assert all(chance < was for chance, was in zip(bad.chances("ngram", 6, 32), before, strict=True))
+
+
+def test_later_places_are_judged_by_their_own_luck_once_they_were_tried() -> None:
+    request = Survival().request()
+    for _ in range(40):
+        request.learn("ngram", 6, 8, 0)
+        request.learn("ngram", 6, 8, 8)
+    chances = request.chances("ngram", 6, 8)
+    assert chances[0] == pytest.approx(0.5, abs=0.05)
+    assert min(chances[1:]) > 0.95
 
 
 def test_chances_approach_what_happens() -> None:
