@@ -101,6 +101,7 @@ def test_the_path_is_the_committed_text_however_it_arrives(target: str, draft: s
             spelling.follow(tokens[at : at + size], ())
             committed, held = one.text(tokens[: at + size]), other.text(spelling.path)
             assert committed.startswith(held)
+            held.decode()  # whole characters
             assert len(committed) - len(held) <= 3, "an incomplete character at most"
         whole = spelled(other, TEXT)
         same = sum(a == b for a, b in zip(reversed(spelling.path), reversed(whole), strict=False))
@@ -174,6 +175,19 @@ def test_whatever_comes_the_bridge_proposes_text_tokens_that_go_on_from_the_comm
         assert len(chances) == len(drafted)
         assert spelling.wanted(4) >= 2
         assert one.text(drafted) in other.text(stream)
+
+
+def test_a_text_that_ends_within_a_draft_token_is_gone_on_from_there() -> None:
+    spelling, _, other = bridge("bytes", "words")
+    stream = spelled(other, "The ferry left the port at noon.")
+    first = other.piece(stream[0])
+    spelling.follow(list(first), ())
+    inside = other.piece(stream[1])[:2]
+    assert spelling.follow(list(inside), stream[1:]) == (0, True)
+    assert other.text(spelling.path) == first
+    drafted, _ = spelling.render(stream[1:], [1.0] * len(stream[1:]), ended=True)
+    assert bytes(drafted) == other.text(stream)[len(first + inside) :]
+    assert spelling.render(stream[2:], [1.0] * len(stream[2:]), ended=True) == ([], []), "it does not begin as it must"
 
 
 def test_special_tokens_go_over_by_name_and_split_the_text() -> None:
