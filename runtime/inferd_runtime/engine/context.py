@@ -165,6 +165,16 @@ class Context:
             wrong = next(token for token in tokens if not 0 <= token < self._family.vocab_size)
             raise InvalidRequest(f"token id {wrong} is outside the vocabulary of {self._family.vocab_size}")
 
+    def check_room_behind(self) -> None:
+        """Raise InvalidRequest when there is nothing to go on from, LimitExceeded when nothing more fits."""
+        if not self.tokens:
+            raise InvalidRequest("the context is empty: add a prompt first")
+        if len(self.tokens) >= self.max_length:
+            raise LimitExceeded(
+                f"the context is full: {self.max_length} tokens",
+                limit="context_tokens", value=self.max_length, raise_with="a model with a longer context",
+            )  # fmt: skip
+
     # -- Cutting and copying --------------------------------------------------------------------------------------
 
     def truncate(self, length: int) -> None:

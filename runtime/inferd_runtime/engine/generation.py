@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, Step
+from inferd.protocol import InferdError, InvalidRequest, Step
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.grammar import OutputMasks
 from inferd_runtime.engine.plan import Verified, Work
@@ -259,12 +259,6 @@ def check_start(context: Context, spec: GenerationSpec) -> None:
     """Refuse a generation that cannot run. Raises InvalidRequest or LimitExceeded."""
     if spec.max_tokens < 1:
         raise InvalidRequest(f"max_tokens must be at least 1, not {spec.max_tokens}")
-    if not context.tokens:
-        raise InvalidRequest("the context is empty: add a prompt before generating")
     if context.user is not None:
         raise InvalidRequest("the context is in use by another operation")
-    if len(context.tokens) >= context.max_length:
-        raise LimitExceeded(
-            f"the context is full: {context.max_length} tokens",
-            limit="context_tokens", value=context.max_length, raise_with="a model with a longer context",
-        )  # fmt: skip
+    context.check_room_behind()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from inferd.protocol import MAX_DRAFT, InvalidRequest, LimitExceeded
+from inferd.protocol import MAX_DRAFT, InvalidRequest
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.jobs import ContextJob
 from inferd_runtime.engine.plan import Verified, Work
@@ -31,13 +31,7 @@ class VerifyDraft(ContextJob):
         ends: Collection[int] = (),
     ) -> None:
         draft = checked_draft(context, tokens, parents)
-        if not context.tokens:
-            raise InvalidRequest("the context is empty: add a prompt before verifying")
-        if len(context.tokens) >= context.max_length:
-            raise LimitExceeded(
-                f"the context is full: {context.max_length} tokens",
-                limit="context_tokens", value=context.max_length, raise_with="a model with a longer context",
-            )  # fmt: skip
+        context.check_room_behind()
         super().__init__(context)
         self.speculates = True
         self.accepted: list[int] = []
