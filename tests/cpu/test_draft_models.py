@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -80,7 +81,16 @@ class Loop:
             steps, finish = [*steps, *reply.steps], reply.finish  # type: ignore[attr-defined]
         self.call(p.CloseGenerate(started.generation))  # type: ignore[attr-defined]
         self.call(p.ReleaseContext(context))
+        self.settle()
         return Generated([t for step in steps for t in step.tokens], "".join(s.text for s in steps), steps, finish)
+
+    def settle(self) -> None:
+        """Wait until a draft thread has heard of all that was dropped, so that its pages can be counted."""
+        for model in self.model.drafts._models if self.model.drafts is not None else ():
+            if isinstance(model.line.transport, DraftThread):
+                heard = threading.Event()
+                model.line.transport._inbox.put(heard.set)
+                assert heard.wait(SECONDS)
 
     @property
     def counters(self) -> DraftCounters:

@@ -44,6 +44,17 @@ def test_what_does_not_pay_is_not_asked_but_for_probes(acceptance: float, cost: 
     assert asked[-1] - asked[-2] >= 128
 
 
+def test_a_model_that_is_right_after_all_is_soon_asked_again() -> None:
+    length = settled(0.1, 0.3)
+    trusted = []
+    for _ in range(25):
+        count, probe = length.choose()
+        trusted.append(count > 0 and not probe)
+        length.learn([0.9] * count, count)
+    assert not trusted[0]
+    assert trusted[-1]
+
+
 def test_guesses_that_nobody_verifies_are_not_drawn() -> None:
     length = settled(0.8, 0.2)
     assert length.choose()[0]

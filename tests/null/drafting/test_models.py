@@ -12,13 +12,13 @@ import pytest
 
 from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.drafting.direct import DirectDrafts
-from inferd_runtime.drafting.drafter import DraftLine
+from inferd_runtime.drafting.drafter import DraftLine, DraftModelDrafter
 from inferd_runtime.drafting.host import DraftHost
 from inferd_runtime.drafting.lengths import DraftLength
 from inferd_runtime.drafting.models import DraftModels, connect
 from inferd_runtime.drafting.thread import DraftThread
 from inferd_runtime.engine.sampling import RowSampler
-from inferd_runtime.speculation.bridge import Vocabulary
+from inferd_runtime.speculation.bridge import SharedVocabulary, Vocabulary
 
 PROMPT = [1, 2, 3, 4, 5]
 SECONDS = 20.0
@@ -74,7 +74,9 @@ def test_rejection_over_a_bridge_is_refused_by_name(make_host: MakeHost, sampler
 def test_for_rejection_a_model_with_the_same_vocabulary_is_chosen(make_host: MakeHost, sampler: Sampler) -> None:
     models = models_over(make_host(), other=TOKENS[::-1], same=TOKENS)
     for _ in range(8):
-        models.open(tenant="t", sampler=sampler(), verifier="rejection")
+        drafter = models.open(tenant="t", sampler=sampler(), verifier="rejection")
+        assert isinstance(drafter, DraftModelDrafter)
+        assert isinstance(drafter._spelling, SharedVocabulary)
 
 
 def test_the_bandit_finds_the_better_model(make_target: Any, make_host: MakeHost, sampler: Sampler) -> None:
