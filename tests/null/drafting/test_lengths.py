@@ -47,7 +47,7 @@ def test_what_does_not_pay_is_not_asked_but_for_probes(acceptance: float, cost: 
 def test_a_model_that_is_right_after_all_is_soon_asked_again() -> None:
     length = settled(0.1, 0.3)
     trusted = []
-    for _ in range(25):
+    for _ in range(16):
         count, probe = length.choose()
         trusted.append(count > 0 and not probe)
         length.learn([0.9] * count, count)
