@@ -18,11 +18,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from inferd import protocol as p
 from inferd.protocol import InvalidRequest, NotFound, Sampling
-from inferd_runtime.drafting.drafter import DraftCounters
 from inferd_runtime.drafting.lengths import DraftLength
 from inferd_runtime.drafting.messages import DESCRIBE
+from inferd_runtime.drafting.models import DraftModels
 from inferd_runtime.drafting.options import DraftOptions
 from inferd_runtime.drafting.thread import DraftThread
+from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.server.draft_link import RemoteDrafts
 from inferd_runtime.server.draft_models import in_process
@@ -57,7 +58,7 @@ class Loop:
         while not replies:
             while_waiting()
             progressed = self.model.engine.step()
-            if self.model.drafts is not None and not self.model.drafts.poll() and not progressed:
+            if not self.drafts.poll() and not progressed:
                 time.sleep(0)  # the draft thread's turn
             assert time.monotonic() < until, "never answered"
         if isinstance(replies[0], p.InferdError):
@@ -65,14 +66,14 @@ class Loop:
         return replies[0]
 
     def generate(
-        self, text: str, sampler: Sampling, drafted: bool, *, max_tokens: int = 48,
+        self, text: str, sampler: Sampling, name: str = "", *, max_tokens: int = 48,
         while_waiting: Callable[[], None] = lambda: None, **settings: object,
     ) -> Generated:  # fmt: skip
-        """One generation behind the text, with the draft model as the only source or without any."""
+        """One generation behind the text, with the draft model of a name as the only source, or without any."""
         context = self.call(p.CreateContext()).context  # type: ignore[attr-defined]
         self.call(p.AppendContext(context, [p.Part("text", text=text)]))
-        wishes = p.SpeculationSettings(sources=["draft_model"], **settings) if drafted else None  # type: ignore[arg-type]
-        request = p.StartGenerate(context, sampler, max_tokens, system_speculation=drafted, speculation=wishes)
+        wishes = p.SpeculationSettings(sources=["draft_model"], draft_model=name, **settings) if name else None  # type: ignore[arg-type]
+        request = p.StartGenerate(context, sampler, max_tokens, system_speculation=bool(name), speculation=wishes)
         started = self.call(request)
         steps: list[p.Step] = []
         finish = ""
@@ -86,17 +87,19 @@ class Loop:
 
     def settle(self) -> None:
         """Wait until a draft thread has heard of all that was dropped, so that its pages can be counted."""
-        for model in self.model.drafts._models if self.model.drafts is not None else ():
+        for model in self.drafts._models:
             if isinstance(model.line.transport, DraftThread):
                 heard = threading.Event()
                 model.line.transport._inbox.put(heard.set)
                 assert heard.wait(SECONDS)
 
     @property
-    def counters(self) -> DraftCounters:
+    def drafts(self) -> DraftModels:
         assert self.model.drafts is not None
-        (counters,) = self.model.drafts.counters.values()
-        return counters
+        return self.model.drafts
+
+    def transport(self, name: str) -> object:
+        return self.drafts._models[self.drafts.names.index(name)].line.transport
 
 
 @pytest.fixture
@@ -129,80 +132,81 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain() -> dict[str, list[int]]:
-    loop = Loop(serve())
-    return {name: loop.generate(TEXT, sampler, drafted=False).tokens for name, sampler in SAMPLERS.items()}
+def loop(stranger: Path) -> Iterator[Loop]:
+    """A target with a draft model in a thread, one in a process, and one in a thread behind a bridge."""
+    loop = Loop(serve("tiny-draft", f"{resolve('tiny-draft')},process=true,timeout_ms=200", str(stranger)))
+    yield loop
+    loop.session.close()
+    loop.model.engine.check_integrity()
+    loop.drafts.close()
 
 
 @pytest.fixture(scope="module")
-def ways(stranger: Path) -> Iterator[dict[str, Loop]]:
-    """A target per way to a draft model."""
-    drafts = {"thread": "tiny-draft", "process": "tiny-draft,process=true,timeout_ms=200", "bridge": str(stranger)}
-    loops = {way: Loop(serve(draft)) for way, draft in drafts.items()}
-    yield loops
-    for loop in loops.values():
-        loop.session.close()
-        loop.model.engine.check_integrity()
-        assert loop.model.drafts is not None
-        loop.model.drafts.close()
+def names(stranger: Path) -> dict[str, str]:
+    """The draft models' names by the way to them."""
+    return {"thread": "tiny-draft", "process": resolve("tiny-draft"), "bridge": str(stranger)}
+
+
+@pytest.fixture(scope="module")
+def plain(loop: Loop) -> dict[str, list[int]]:
+    return {name: loop.generate(TEXT, sampler).tokens for name, sampler in SAMPLERS.items()}
 
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("way", ["thread", "process", "bridge"])
 def test_the_tokens_are_the_same_by_every_way_to_a_draft_model(
-    way: str, name: str, ways: dict[str, Loop], plain: dict[str, list[int]]
+    way: str, name: str, loop: Loop, names: dict[str, str], plain: dict[str, list[int]]
 ) -> None:
-    loop = ways[way]
-    before = loop.counters.requests
-    assert loop.generate(TEXT, SAMPLERS[name], drafted=True).tokens == plain[name]
+    counters = loop.drafts.counters[names[way]]
+    before = counters.requests
+    assert loop.generate(TEXT, SAMPLERS[name], names[way]).tokens == plain[name]
     assert len(plain[name]) >= 40
-    assert loop.counters.requests > before + 5
-    assert loop.counters.failures == 0
-    assert loop.counters.hits + loop.counters.misses > 0
+    assert counters.requests > before + 5
+    assert counters.failures == 0
+    assert counters.hits + counters.misses > 0
 
 
 @pytest.mark.usefixtures("eager")
 def test_a_draft_process_that_dies_in_mid_generation_costs_speed_only_and_comes_back(
-    ways: dict[str, Loop], plain: dict[str, list[int]]
+    loop: Loop, names: dict[str, str], plain: dict[str, list[int]]
 ) -> None:
-    loop = ways["process"]
-    assert loop.model.drafts is not None
-    transport = loop.model.drafts._models[0].line.transport
+    transport, counters = loop.transport(names["process"]), loop.drafts.counters[names["process"]]
     assert isinstance(transport, RemoteDrafts)
-    first, kills, asked = transport.pid, 0, loop.counters.requests
+    first, kills, asked = transport.pid, 0, counters.requests
 
     def kill() -> None:
         nonlocal kills
-        if loop.counters.requests > asked + 6 and not kills:
+        if counters.requests > asked + 6 and not kills:
             os.kill(first, signal.SIGKILL)
             kills += 1
 
-    assert loop.generate(TEXT, SAMPLERS["greedy"], drafted=True, while_waiting=kill).tokens == plain["greedy"]
+    generated = loop.generate(TEXT, SAMPLERS["greedy"], names["process"], while_waiting=kill)
+    assert generated.tokens == plain["greedy"]
     assert kills
-    assert loop.counters.failures + loop.counters.timeouts > 0
+    assert counters.failures + counters.timeouts > 0
     until = time.monotonic() + SECONDS
     while transport.pid == first or not transport._send(0, DESCRIBE, b"\x80"):
-        loop.model.drafts.poll()
+        loop.drafts.poll()
         assert time.monotonic() < until, "it is not started again"
         transport.wait(0.05)
-    before = loop.counters.hits + loop.counters.misses
-    assert loop.generate(TEXT, SAMPLERS["greedy"], drafted=True).tokens == plain["greedy"]
-    assert loop.counters.hits + loop.counters.misses > before, "it drafts again"
+    before = counters.hits + counters.misses
+    assert loop.generate(TEXT, SAMPLERS["greedy"], names["process"]).tokens == plain["greedy"]
+    assert counters.hits + counters.misses > before, "it drafts again"
 
 
 @pytest.mark.usefixtures("eager")
-def test_rejection_with_the_draft_models_own_probabilities(ways: dict[str, Loop]) -> None:
-    generated = ways["thread"].generate(TEXT, SAMPLERS["sampled"], drafted=True, verifier="rejection")
+def test_rejection_with_the_draft_models_own_probabilities(loop: Loop, names: dict[str, str]) -> None:
+    generated = loop.generate(TEXT, SAMPLERS["sampled"], names["thread"], verifier="rejection")
     assert generated.finish == "stop" or len(generated.tokens) == 48
     assert sum(step.drafted for step in generated.steps) > 0
     with pytest.raises(InvalidRequest, match="has another vocabulary"):
-        ways["bridge"].generate(TEXT, SAMPLERS["sampled"], drafted=True, verifier="rejection")
+        loop.generate(TEXT, SAMPLERS["sampled"], names["bridge"], verifier="rejection")
 
 
-def test_what_is_not_served_is_refused_by_name(ways: dict[str, Loop]) -> None:
+def test_what_is_not_served_is_refused_by_name(loop: Loop) -> None:
     with pytest.raises(NotFound, match="there is no draft model 'other'; there are tiny-draft"):
-        ways["thread"].generate(TEXT, SAMPLERS["greedy"], drafted=True, draft_model="other")
+        loop.generate(TEXT, SAMPLERS["greedy"], "other")
     with pytest.raises(NotFound, match="draft model 'tiny-draft': no model 'other' is served"):
         serve("tiny-draft,for=other")
     with pytest.raises(NotFound, match=r"model '\./nowhere' cannot be loaded"):
@@ -211,14 +215,13 @@ def test_what_is_not_served_is_refused_by_name(ways: dict[str, Loop]) -> None:
         in_process(DraftOptions.parse("tiny-draft,process=true"), ["--model", "tiny-draft,dtype=int3"])
 
 
-def test_a_draft_model_gets_as_many_pages_as_its_target(ways: dict[str, Loop]) -> None:
-    model = ways["thread"].model
-    assert model.drafts is not None
-    transport = model.drafts._models[0].line.transport
-    assert isinstance(transport, DraftThread)
-    assert transport._host.engine.pool.size == model.engine.pool.size
+def test_a_draft_model_gets_as_many_pages_as_its_target(loop: Loop, names: dict[str, str]) -> None:
+    for way in ("thread", "bridge"):
+        transport = loop.transport(names[way])
+        assert isinstance(transport, DraftThread)
+        assert transport._host.engine.pool.size == loop.model.engine.pool.size
 
 
-def test_vocabularies_are_compared_by_checksum(ways: dict[str, Loop]) -> None:
-    bridged = {way: loop.model.drafts._models[0].bridge is not None for way, loop in ways.items() if loop.model.drafts}
-    assert bridged == {"thread": False, "process": False, "bridge": True}
+def test_vocabularies_are_compared_by_checksum(loop: Loop, names: dict[str, str]) -> None:
+    bridged = {model.name for model in loop.drafts._models if model.bridge is not None}
+    assert bridged == {names["bridge"]}
