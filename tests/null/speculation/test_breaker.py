@@ -70,6 +70,17 @@ def test_long_matches_that_fail_wait_too_but_less() -> None:
     assert waits == [1, 2, 4, 8, 16]
 
 
+def test_old_wins_do_not_pay_for_more_than_so_many_losses() -> None:
+    breaker = SourceBreaker()
+    for _ in range(1000):
+        breaker.report(WORTH)
+    losses = 0
+    while breaker.on:
+        breaker.report(FAIL)
+        losses += 1
+    assert losses == 2 * LOSS + 1
+
+
 @given(st.lists(st.floats(0.01, 20.0), max_size=400))
 def test_while_it_is_on_a_source_never_costs_more_than_its_account(gains: list[float]) -> None:
     breaker, account = SourceBreaker(), 0.0
@@ -130,6 +141,25 @@ def test_drafting_that_loses_stops_for_the_whole_engine() -> None:
     engine.run(2000, 1.0, 1.1)
     assert engine.breaker.state == "open"
     assert engine.run(20_000, 1.0, 1.1) < 1000
+
+
+def test_one_bad_window_is_not_enough() -> None:
+    breaker = EngineBreaker()
+    for _ in range(EngineBreaker.CONTROLS):
+        breaker.plain(1.0)
+    for time in (1.2, 0.9, 1.2, 0.9):
+        for _ in range(EngineBreaker.WINDOW):
+            breaker.drafted(1.0, time)
+    assert breaker.trips == 0
+
+
+def test_drafts_that_pass_while_it_is_open_judge_nothing() -> None:
+    engine = Engine()
+    engine.run(2000, 1.0, 1.1)
+    trips = engine.breaker.trips
+    for _ in range(1000):
+        engine.breaker.drafted(1.0, 1.1)
+    assert (engine.breaker.state, engine.breaker.trips) == ("open", trips)
 
 
 def test_two_percent_are_borne() -> None:

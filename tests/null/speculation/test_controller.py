@@ -183,8 +183,15 @@ def test_an_engine_that_loses_by_drafting_stops_and_comes_back_when_it_pays() ->
     assert machine.run(1000) > 980
 
 
+def compared(controller: Controller) -> None:
+    """Let the breaker have seen enough steps without drafts."""
+    for _ in range(10):
+        controller.settle(StepShape(1, 1, 0), StepShape(1, 1, 0), 1, 1.0)
+
+
 def test_a_programs_bad_drafts_stop_nobody() -> None:
     machine = Machine(StepTimes.linear(1.0, 0.1), accepted=0, source="program")
+    compared(machine.controller)
     assert machine.run(1000) == 1000
     assert machine.controller.state == "closed"
 
@@ -192,11 +199,26 @@ def test_a_programs_bad_drafts_stop_nobody() -> None:
 def test_steps_that_read_prompts_judge_nothing_and_are_not_used_for_comparison() -> None:
     controller, draft = Controller(StepTimes.linear(1.0, 0.001)), draft_of([0.9] * 4)
     plain = StepShape(2, 40, 0)
+    compared(controller)
     for _ in range(500):
         chosen = controller.allocate([draft, NO_DRAFT], plain, 16)
         assert len(chosen[0].tokens) == 4
         controller.settle(plain._replace(rows=44), plain, 1, 9.0)
     assert controller.state == "closed"
+
+
+def test_a_comparison_that_is_due_waits_for_a_step_that_only_decodes() -> None:
+    machine = Machine(StepTimes.linear(1.0, 0.001), accepted=0)
+    controller, plain = machine.controller, machine.plain
+    while not controller.breaker.wants_control:
+        controller.settle(plain._replace(rows=5), plain, 1, 1.0)
+    assert controller.allocate([machine.draft], StepShape(1, 40, 0), 16)[0].tokens
+    assert not controller.compares
+    assert not controller.allocate([machine.draft], plain, 16)[0].tokens
+    assert controller.compares
+    controller.settle(plain, plain, 1, 1.0)
+    assert not controller.compares
+    assert controller.allocate([machine.draft], plain, 16)[0].tokens
 
 
 def test_where_nobody_measures_drafting_goes_on() -> None:

@@ -59,6 +59,7 @@ def test_what_is_monotone_stays_as_it_is() -> None:
 
 def test_a_disturbed_measurement_is_no_worse_than_steps_one_after_another() -> None:
     seconds = np.asarray([[1.0, 20.0, 1.5], [1.2, 1.4, 30.0]])
+    assert StepTimes(Profile((1, 4), (1, 2, 4), seconds)).time(StepShape(1, 2, 0)) < 2
     assert divisible(Profile((1, 4), (1, 2, 4), seconds)) == pytest.approx(
         np.asarray([[1.0, 2.0, 1.5], [1.2, 1.4, 2.8]])
     )
