@@ -7,12 +7,12 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
-
+import inferd_runtime.models
 from inferd import protocol as p
 
 from .engine_client import SECONDS, Caller, EngineProcess, engine_process
 
+EMBEDDED = Path(inferd_runtime.models.__file__).parent / "tiny"
 TEXT = "The captain noted a light wind. The second engine was stopped for a while. The"
 GREEDY, SAMPLED = p.Sampling(), p.Sampling(temperature=0.8, seed=2)
 
@@ -30,10 +30,10 @@ def draft_process(engine: EngineProcess) -> int | None:
     return None
 
 
-def start(caller: Caller, sampling: p.Sampling, drafted: bool) -> int:
-    wishes = p.SpeculationSettings(sources=["draft_model"]) if drafted else None
+def start(caller: Caller, sampling: p.Sampling, draft: str = "") -> int:
+    wishes = p.SpeculationSettings(sources=["draft_model"], draft_model=draft) if draft else None
     context = caller.prompt(TEXT)
-    request = p.StartGenerate(context, sampling, 64, system_speculation=drafted, speculation=wishes)
+    request = p.StartGenerate(context, sampling, 64, system_speculation=bool(draft), speculation=wishes)
     return int(caller.call(request).generation)
 
 
@@ -47,26 +47,26 @@ def finish(caller: Caller, generation: int) -> list[int]:
             return tokens
 
 
-@pytest.mark.parametrize("way", ["", ",process=true,timeout_ms=100"], ids=["thread", "process"])
-def test_tokens_are_the_same_with_and_without_for_two_tenants_at_once(tmp_path: Path, way: str) -> None:
-    with engine_process(tmp_path, "--draft", f"tiny-draft{way}", "--check") as engine:
+def test_tokens_are_the_same_with_and_without_for_two_tenants_at_once(tmp_path: Path) -> None:
+    apart = str(EMBEDDED / "draft")
+    flags = ("--draft", "tiny-draft", "--draft", f"{apart},process=true,timeout_ms=100", "--check")
+    with engine_process(tmp_path, *flags) as engine:
         ann, bob = engine.session("ann"), engine.session("bob")
-        expected = [finish(ann, start(ann, sampling, drafted=False)) for sampling in (GREEDY, SAMPLED)]
+        expected = [finish(ann, start(ann, sampling)) for sampling in (GREEDY, SAMPLED)]
         assert min(map(len, expected)) > 30
-        handles = start(ann, GREEDY, drafted=True), start(bob, SAMPLED, drafted=True)
+        handles = start(ann, GREEDY, "tiny-draft"), start(bob, SAMPLED, apart)
         assert [finish(ann, handles[0]), finish(bob, handles[1])] == expected
-        totals = ann.stats().models[0].speculation
-        assert totals.steps > 0
-        if not way:
-            return
+        totals = ann.stats().models[0]
+        assert totals.speculation.steps > 0
+        assert [draft.name for draft in totals.draft_models if draft.requests] == ["tiny-draft", apart]
         victim = draft_process(engine)
         assert victim is not None
-        handle = start(ann, GREEDY, drafted=True)
+        handle = start(ann, GREEDY, apart)
         os.kill(victim, signal.SIGKILL)
         assert finish(ann, handle) == expected[0]
         until = time.monotonic() + SECONDS
         while draft_process(engine) in (victim, None):
-            finish(ann, start(ann, GREEDY, drafted=True))
+            finish(ann, start(ann, GREEDY, apart))
             assert time.monotonic() < until, "it is not started again"
         left = draft_process(engine)
     assert left is not None
