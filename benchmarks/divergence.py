@@ -315,13 +315,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--generations", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     found: dict[str, Any] = {"model": options.model, "device": options.device, "tokens": options.tokens}
-    for dtype in ("float32", "bfloat16"):
+    for dtype in options.dtypes.split(","):
         model = serve_model(
             EngineSettings("", options.model, device=options.device, dtype=dtype, threads=options.threads)
         )
