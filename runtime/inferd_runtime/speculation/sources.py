@@ -23,6 +23,8 @@ IN_VAIN = 4
 LONGEST_REST = 16
 SHORT_REST = 4
 """A source whose guesses were wrong, or not worth verifying, so many times running is not asked for a while: it costs nothing."""
+WELL_GUESSED = 4
+"""After so many accepted tokens of a source that is at hand, nobody waits for another one."""
 LOG = logging.getLogger(__name__)
 
 
@@ -153,6 +155,7 @@ class SourceSet:
         self._asked: list[Asked] = []
         self._proposed = NO_DRAFT
         self._observed = 0
+        self._well_guessed = False
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Tell every source what stands before the generation."""
@@ -167,8 +170,8 @@ class SourceSet:
             source.observe(tokens)
 
     def ready(self) -> bool:
-        """False while a source makes a guess that is worth waiting for."""
-        return not self._slow or all(source.ready() for source in self._slow)
+        """False while a source makes a guess that is worth waiting for: not where the others just guessed well."""
+        return not self._slow or self._well_guessed or all(source.ready() for source in self._slow)
 
     def propose(self, limit: int, forced: Sequence[int] = ()) -> Draft:
         """One draft of at most ``limit`` tokens: what is ``forced``, and behind it whatever the sources propose."""
@@ -235,6 +238,7 @@ class SourceSet:
 
         ``cost``: how long the step took, relative to one without drafts.
         """
+        self._well_guessed = False
         if self._asked:
             kept = match_nodes(self._proposed, verified) if verified.tokens else {}
             accepted = set(path)
@@ -250,6 +254,7 @@ class SourceSet:
         accepted = sum(node in stands for node in drafted)
         if accepted:
             asked.source.hit()
+            self._well_guessed |= accepted >= WELL_GUESSED and not asked.source.waits
         else:
             asked.source.missed()
         asked.source.feedback(len(drafted), accepted)

@@ -98,16 +98,16 @@ def test_each_source_hears_of_its_own_tokens() -> None:
 
 
 def test_what_was_cut_away_teaches_nothing() -> None:
-    """Only verified tokens say how likely guesses are: the rest of a draft was never tried."""
-    drafter, survival = Scripted("ngram", Proposal([1, 2, 3], match=4)), Survival()
-    sources = together(drafter, survival=survival)
-    before = survival.request().chances("ngram", 4, 3)
-    draft = sources.propose(16)
-    sources.settle(draft.likeliest(1), [0], 1.0)
-    after = survival.request().chances("ngram", 4, 3)
-    assert drafter.heard == [(1, 1)]
-    assert after[0] > before[0]
-    assert after[1:] == pytest.approx(before[1:], abs=1e-2)
+    """Only verified tokens say how likely guesses are: the rest of a draft was never tried, so it neither held nor fell."""
+    chances = []
+    for rows, path in ((1, [0]), (3, [0]), (3, [0, 1, 2])):
+        drafter, survival = Scripted("ngram", Proposal([1, 2, 3], match=4)), Survival()
+        sources = together(drafter, survival=survival)
+        sources.settle(sources.propose(16).likeliest(rows), path, 1.0)
+        assert drafter.heard == [(rows, len(path))]
+        chances.append(survival.request().chances("ngram", 4, 3))
+    untried, fallen, held = chances
+    assert fallen[1] < untried[1] < held[1]
 
 
 @pytest.mark.parametrize("accepted", [0, 1, 2, 3])
@@ -164,6 +164,23 @@ def test_a_source_that_is_never_verified_is_asked_less_and_less() -> None:
     for _ in range(20):
         sources.propose(16)
     assert len(drafter.asked) > asked, "it is never asked again"
+
+
+class Slow(Scripted):
+    """A draft model that has not answered yet."""
+
+    def ready(self) -> bool:
+        return False
+
+
+def test_nobody_waits_for_a_slow_source_while_another_guesses_well() -> None:
+    sources = together(Scripted("ngram", Proposal([1, 2, 3, 4, 5])), Slow("draft_model", Proposal(())))
+    assert not sources.ready()
+    draft = sources.propose(16)
+    sources.settle(draft, range(5), 1.2)
+    assert sources.ready()
+    sources.settle(sources.propose(16), range(1), 1.2)
+    assert not sources.ready()
 
 
 def test_a_program_is_asked_every_time() -> None:
