@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from inferd.protocol import LimitExceeded
+from inferd.protocol import MAX_DRAFT, LimitExceeded
 from inferd_runtime.engine.boundary import JobBoundary
 from inferd_runtime.engine.context import Context, ContextSet, quota_error
 from inferd_runtime.engine.fairness import StepCost
@@ -119,7 +119,7 @@ class Scheduler:
         if self._waiting:
             self._waiting.pop(job, None)
         work = job.work(budget, self._drafts.get(job, NO_DRAFT))
-        if work.draft.tokens and not self._fits(context, len(work.tokens) - len(work.draft) + work.draft.drawn):
+        if work.draft.drawn and not self._fits(context, len(work.tokens) + _unseen(work.draft)):
             work = job.work(budget, NO_DRAFT)
         if not work.tokens:
             return None
@@ -189,6 +189,11 @@ class Scheduler:
                 limit="kv_pages", value=pool.size, raise_with="--pages",
             )
         )  # fmt: skip
+
+
+def _unseen(draft: Draft) -> int:
+    """Rows that a draft might have had: where it was sampled, whether there is room must not depend on how it came out."""
+    return 0 if draft.probabilities is None else MAX_DRAFT - len(draft)
 
 
 def _tokens(plan: Sequence[Planned]) -> int:
