@@ -66,11 +66,11 @@ class Engine:
 
     def step(self) -> bool:
         """Run one step. False when nobody wanted anything."""
+        started = time.perf_counter()
         plan = self.scheduler.plan()
         if not plan:
             return False
         self.steps += 1
-        started = time.perf_counter()
         batch = prepare(plan, self.driver.page_size)
         try:
             outputs = self.driver.forward(batch)
