@@ -8,8 +8,8 @@ same tokens in every round, or the benchmark fails. Compared with no speculation
 the warm-up on, so that decoding is what is timed; compared with transformers, nothing is found and the prompts' time counts.
 The column of processor time, in which a busy machine counts for less, compares the same way.
 
-``--quick`` leaves out most prompts, batches 8 and 32 of all but the drafter that is always wrong, and batch 256 of the
-controller's traces.
+``--quick`` leaves out most prompts, batches 8 and 32 of all but the drafter that is always wrong, and batches above 16 of
+the controller's traces.
 """
 
 from __future__ import annotations
@@ -57,15 +57,16 @@ class Extent:
     @property
     def rounds(self) -> int:
         """Rounds of every comparison."""
-        return ROUNDS if self.quick else 2 * ROUNDS
+        return ROUNDS if self.quick else ROUNDS + 2
 
     def prompts(self, kind: str, batch: int) -> list[Prompt]:
-        """The prompts of a kind for a batch: at least one for each place."""
+        """The prompts of a kind for a batch: one for each place, and as many that take the places of those that end."""
         family: list[Prompt] = FAMILIES[kind]()
         if self.quick:
-            family = family[1:3] if batch == 1 else family
+            family = family[1 : 2 if kind == "agent" else 3] if batch == 1 else family
             family = [replace(one, max_tokens=SHORT) for one in family] if kind == "adversarial" else family
-        return family * max(1, batch // len(family))
+        places = batch if self.quick or batch == 1 else 2 * batch
+        return family * max(1, places // len(family))
 
     @property
     def batches(self) -> Sequence[int]:
@@ -161,11 +162,16 @@ def gain(runs: Runs, over: str, under: str) -> list[float]:
 def show(runs: Runs, base: str) -> None:
     """One line for each arm: its rate, how it compares with ``base``, and what its drafts came to."""
     for name, each in runs.items():
-        last = each[-1]
-        drafts = f"{last.accepted} of {last.drafted} drafts, {last.steps} steps" if last.steps else ""
+        drafted, accepted, steps = ([getattr(run, field) for run in each] for field in ("drafted", "accepted", "steps"))
+        drafts = f"{span(accepted)} of {span(drafted)} drafts, {span(steps)} steps" if any(steps) else ""
         ratio = "" if name == base else f"x {figure([round(value, 3) for value in gain(runs, name, base)])}"
         busy = statistics.median(ratios([run.processor for run in runs[base]], [run.processor for run in each]))
         print(f"  {name:<14}{figure([run.rate for run in each])} tok/s  {ratio:<28} {busy:6.2f}  {drafts}")
+
+
+def span(counts: Sequence[int]) -> str:
+    """All rounds' counts as one number or a range."""
+    return str(counts[0]) if min(counts) == max(counts) else f"{min(counts)}..{max(counts)}"
 
 
 def against_none(ours: SpeculationArm, kind: str, batch: int, extent: Extent) -> dict[str, float]:
@@ -187,7 +193,7 @@ def against_wrong(ours: SpeculationArm, batch: int, extent: Extent) -> dict[str,
     wrong = ours.recorded(ours.run(prompts, batch, ours.none).tokens, 1)
     none, always = partial(ours.run, prompts, batch, ours.none), partial(ours.run, prompts, batch, wrong)
     what = f"adversarial, batch {batch}"
-    runs = measure(what, {"none": none, "wrong": always}, 2 * extent.rounds)
+    runs = measure(what, {"none": none, "wrong": always}, extent.rounds if extent.quick else 2 * extent.rounds)
     figures = {f"wrong_drafter_b{batch}": middle(gain(runs, "wrong", "none"))}
     if not extent.quick:
         copies = partial(ours.run, extent.prompts("copy", batch), batch, ours.usual)
@@ -245,7 +251,7 @@ def lookups() -> dict[str, float]:
 
 def against_oracle(extent: Extent) -> dict[str, float]:
     """The controller on recorded drafts against one that knows every chance beforehand, at its worst."""
-    recorded, batches = controller_traces.load(), [batch for batch in ROW_COST if not (extent.quick and batch > 64)]
+    recorded, batches = controller_traces.load(), [batch for batch in ROW_COST if not (extent.quick and batch > 16)]
     shares = share_of_oracle(
         {
             (batch, kind): compare(batch, traces, 1 if extent.quick else SEEDS, ("cost model", "oracle"))

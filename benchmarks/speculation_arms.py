@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -104,26 +105,24 @@ class SpeculationArm:
         self._tenants = map(str, itertools.count())
 
     def run(self, prompts: Sequence[Prompt], batch: int, sources: Sources, *, cold: bool = False) -> Run:
-        """All prompts, ``batch`` of them at a time. ``cold``: no prompt is found in the prefix cache."""
+        """All prompts, ``batch`` of them at a time: the next begins where one ends. ``cold``: none is in the prefix cache."""
         tenant = next(self._tenants) if cold else ""
         conversations = [Conversation(self, number, prompt, tenant) for number, prompt in enumerate(prompts)]
         start, processor = time.perf_counter(), time.thread_time()
-        for first in range(0, len(conversations), batch):
-            self._together(conversations[first : first + batch], sources)
+        waiting = deque(conversations)
+        running: list[Conversation] = []
+        while running or waiting:
+            while waiting and len(running) < batch:
+                running.append(waiting.popleft())
+                running[-1].begin(sources)
+            self.served.engine.step()
+            running = [one for one in running if one.go_on(sources)]
         seconds, processor = time.perf_counter() - start, time.thread_time() - processor
         counters = [generation.counters for one in conversations for generation in one.generations]
         return Run(
             [output for one in conversations for output in one.outputs], seconds, processor,
             *(sum(getattr(counter, name) for counter in counters) for name in ("drafted", "accepted", "steps")),
         )  # fmt: skip
-
-    def _together(self, conversations: Sequence[Conversation], sources: Sources) -> None:
-        running = list(conversations)
-        for one in running:
-            one.begin(sources)
-        while running:
-            self.served.engine.step()
-            running = [one for one in running if one.go_on(sources)]
 
     # -- Sources --------------------------------------------------------------------------------------------------
 
