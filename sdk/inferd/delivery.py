@@ -94,6 +94,7 @@ class Ledger:
     def __init__(self) -> None:
         self._waiting: deque[Step] = deque()
         self._ended = ""
+        self.exhausted = False  # somebody asked for another step, and there was none
         self.delivered = 0
         self.tally = SpeculationTally()
         self.checked: list[CheckedKeyword] = []
@@ -111,6 +112,7 @@ class Ledger:
     def deliver(self) -> Step | None:
         """The next step for the program, if one is here."""
         if not self._waiting:
+            self.exhausted = bool(self._ended)
             return None
         step = self._waiting.popleft()
         self.delivered += len(step.tokens)
@@ -138,8 +140,8 @@ class Running:
 
     @property
     def ending(self) -> CloseGenerate:
-        """The request that ends it; the context keeps what was delivered."""
-        return CloseGenerate(self._generation, self._ledger.delivered)
+        """The request that ends it; the context keeps what was delivered, and at the very end what ended it, too."""
+        return CloseGenerate(self._generation, -1 if self._ledger.exhausted else self._ledger.delivered)
 
     async def fetch(self) -> None:
         """Ask for more steps."""

@@ -306,7 +306,8 @@ class FlushContext:
 class ForkContext:
     """A copy of the first ``length`` tokens (-1: all) that shares what is computed of them.
 
-    While a generation runs on the context, "all" is what it has delivered, and it goes on undisturbed.
+    While a generation runs on the context, "all" is what it has delivered, and it goes on undisturbed. A length at which a
+    healed prompt's end is not written again whole gives the whole prompt.
     """
 
     context: int
@@ -416,7 +417,9 @@ class NextSteps:
 @operation("generate.close", ContextState)
 @dataclass(frozen=True)
 class CloseGenerate:
-    """End a generation; the context keeps the first ``keep`` generated tokens (``-1``: all that were delivered)."""
+    """End a generation; the context keeps exactly the first ``keep`` generated tokens. ``-1``: all that were delivered, and
+    the end-of-text that the model wrote behind them.
+    """
 
     generation: int
     keep: int = -1

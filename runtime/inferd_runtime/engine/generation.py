@@ -157,31 +157,35 @@ class Generation:
         return steps
 
     def close(self, keep: int = -1) -> None:
-        """Give the context back with the first ``keep`` generated tokens (-1: all that were taken).
+        """Give the context back with exactly the first ``keep`` generated tokens; -1: all that were taken, and the end-of-text
+        that the model wrote behind them.
 
         Raises InvalidRequest for more than were taken, or fewer once the context has been used for something else.
         """
-        if keep < -1:
-            raise InvalidRequest(f"cannot keep {keep} tokens")
-        if self.context.user is not self:
-            if -1 < keep < self._emitted:
-                raise InvalidRequest("the context has been used since the generation ended: truncate it instead")
-            return
+        self._check_keep(keep)
         memory = None
         if self.spec.sources is not None:
             memory = self.spec.sources.memory()
             self.spec.sources.drop()
-        keep = self._emitted if keep < 0 else keep
-        if keep > self._emitted:
-            raise InvalidRequest(f"cannot keep {keep} tokens: {self._emitted} were delivered")
-        if self.outbox or keep < self._emitted or not self.finish or self.error is not None:
-            self.context.truncate(min(self._start + keep, len(self.context.tokens)))
+        if self.context.user is not self:
+            return
+        if keep >= 0 or self.outbox or not self.finish or self.error is not None:
+            wanted = self._start + (self._emitted if keep < 0 else keep)
+            self.context.truncate(min(wanted, len(self.context.tokens)))
         if memory is not None and memory.length <= len(self.context.tokens):
             self.context.memory = memory
         self.context.table.trim()
         self.context.user = None
         self.outbox.clear()
         self.finish = self.finish or "closed"
+
+    def _check_keep(self, keep: int) -> None:
+        if keep < -1:
+            raise InvalidRequest(f"cannot keep {keep} tokens")
+        if self.context.user is self and keep > self._emitted:
+            raise InvalidRequest(f"cannot keep {keep} tokens: {self._emitted} were delivered")
+        if self.context.user is not self and -1 < keep < self._emitted:
+            raise InvalidRequest("the context has been used since the generation ended: truncate it instead")
 
     # -- Inside ---------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from inferd.protocol import MAX_DRAFT, LimitExceeded
@@ -40,6 +41,8 @@ class Scheduler:
         self._budget = token_budget
         self._allocate = drafts
         self._drafts: dict[Job, Draft] = {}
+        self._ready: list[Job] = []
+        self._demand: Counter[str] | None = None
         self._queues = Queues(accounts, cost)
         self._waiting: dict[Job, int] = {}
         self._step = 0
@@ -73,7 +76,9 @@ class Scheduler:
         kept = self._kept_for_prefill() if any(entry.long for entry in ready) else 0
         short = [job for entry in ready for job in entry.short if job not in first]
         long = [job for entry in ready for job in entry.long if job not in first]
-        self._drafts = self._allocate([*first, *short, *long], self._budget - kept)
+        self._ready = [*first, *short, *long]
+        self._demand = None
+        self._drafts = self._allocate(self._ready, self._budget - kept)
         plan = self._admit(first, self._budget)
         plan += self._admit(short, self._budget - kept - _tokens(plan))
         return plan + self._admit(long, self._budget - _tokens(plan), REFUSALS)
@@ -88,6 +93,8 @@ class Scheduler:
         for job in jobs:
             if budget <= 0 or refusals <= 0:
                 break
+            if job.finished():
+                continue
             with JobBoundary(job):
                 planned = self._reserve(job, budget)
                 if planned is None:
@@ -174,9 +181,22 @@ class Scheduler:
         return True
 
     def _fits(self, context: Context, tokens: int) -> bool:
-        """Whether that many tokens fit without anybody leaving."""
-        wanted = context.pages_wanted(tokens)
-        return wanted <= self._contexts.pool.available and not context.over_quota(wanted)
+        """Whether that many tokens fit without anybody leaving, and beside what all that are ready need without drafts."""
+        wanted, certain = context.pages_wanted(tokens), context.pages_wanted(context.pending)
+        if wanted == certain:
+            return True
+        if self._demand is None:
+            self._demand = self._demanded()
+        others, own = self._demand.total() - certain, self._demand[context.tenant] - certain
+        return wanted + others <= self._contexts.pool.available and not context.over_quota(wanted + own)
+
+    def _demanded(self) -> Counter[str]:
+        """The pages that the jobs of this step need for what is pending. What was admitted already is counted too much."""
+        demand: Counter[str] = Counter()
+        for job in self._ready:
+            if not job.finished():
+                demand[job.context.tenant] += job.context.pages_wanted(job.context.pending)
+        return demand
 
     def _make_room(self, stuck: Sequence[Job]) -> None:
         """Nobody fits. Another context leaves the cache, though something works on it; when there is none, one job fails."""

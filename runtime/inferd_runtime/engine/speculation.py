@@ -42,12 +42,8 @@ class Speculation:
         if not any(draft.drawn for draft in guesses):
             return {}
         shape = _shape_of(jobs, budget)
-        left = max(0, budget - shape.rows)
-        drawn = {
-            job: draft.likeliest(left)
-            for job, draft in zip(jobs, guesses, strict=True)
-            if draft.probabilities is not None
-        }
+        sampled = [(job, draft) for job, draft in zip(jobs, guesses, strict=True) if draft.probabilities is not None]
+        drawn = _share_out(sampled, max(0, budget - shape.rows))
         shape = shape._replace(rows=shape.rows + sum(map(len, drawn.values())))
         rest = [NO_DRAFT if job in drawn else draft for job, draft in zip(jobs, guesses, strict=True)]
         chosen = self.controller.allocate(rest, shape, max(0, budget - shape.rows))
@@ -95,6 +91,15 @@ def guess(job: Job) -> Draft:
     with JobBoundary(job):
         return job.guess()
     return NO_DRAFT
+
+
+def _share_out(sampled: Sequence[tuple[Job, Draft]], rows: int) -> dict[Job, Draft]:
+    """Sampled drafts, each whole or its share of the rows: what is verified must not depend on what was drawn."""
+    granted: dict[Job, Draft] = {}
+    for waiting, (job, draft) in zip(range(len(sampled), 0, -1), sampled, strict=True):
+        granted[job] = draft.likeliest(rows // waiting)
+        rows -= len(granted[job])
+    return granted
 
 
 def _shape_of(jobs: Sequence[Job], budget: int) -> StepShape:

@@ -9,7 +9,7 @@ from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.jobs import ContextJob
 from inferd_runtime.engine.plan import Verified, Work
 from inferd_runtime.engine.sampling import RowSampler
-from inferd_runtime.speculation.drafts import NO_DRAFT, ROOT, Draft
+from inferd_runtime.speculation.drafts import ROOT, Draft, DraftBuilder, Proposal
 
 PROGRAM = "program"
 
@@ -30,7 +30,7 @@ class VerifyDraft(ContextJob):
         sampler: RowSampler,
         ends: Collection[int] = (),
     ) -> None:
-        draft = checked_draft(context, tokens, parents)
+        check_tree(context, tokens, parents)
         context.check_room_behind()
         super().__init__(context)
         self.speculates = True
@@ -38,7 +38,7 @@ class VerifyDraft(ContextJob):
         self.path: list[int] = []
         self.token = -1
         self.drafted = 0
-        self._draft = draft
+        self._draft, self._named = merged(tokens, parents)
         self._ends = ends
         self._sampler = sampler
         if context.pending == 0:
@@ -62,9 +62,8 @@ class VerifyDraft(ContextJob):
         """Append what stands, and end."""
         if not done.tokens:
             return
-        nodes = [node for node, _ in zip(done.path, done.tokens, strict=False)]
         self.drafted = len(done.work.draft)
-        self.path = [self._index(done.work.draft, node) for node in nodes]
+        self.path = [self._named[self._index(done.work.draft, node)] for node in done.path]
         self.accepted, self.token = list(done.tokens[:-1]), done.tokens[-1]
         self.context.tokens.extend(done.tokens)
         self._end()
@@ -76,8 +75,8 @@ class VerifyDraft(ContextJob):
         return self._draft.child(above, verified.tokens[node])
 
 
-def checked_draft(context: Context, tokens: Sequence[int], parents: Sequence[int]) -> Draft:
-    """A program's draft, each token named once at its place. Raises InvalidRequest, which names what is wrong."""
+def check_tree(context: Context, tokens: Sequence[int], parents: Sequence[int]) -> None:
+    """Refuse what is no draft for the context. Raises InvalidRequest, which names what is wrong."""
     if len(tokens) > MAX_DRAFT:
         raise InvalidRequest(f"a draft holds {MAX_DRAFT} tokens at most, not {len(tokens)}")
     if parents and len(parents) != len(tokens):
@@ -86,9 +85,16 @@ def checked_draft(context: Context, tokens: Sequence[int], parents: Sequence[int
         if not ROOT <= parent < node:
             raise InvalidRequest(f"parents[{node}] = {parent} is not {ROOT} or an index before {node}")
     context.check_tokens(tokens)
-    if not tokens:
-        return NO_DRAFT
-    count = len(tokens)
     if parents and context.irregular_from is not None:
         raise InvalidRequest("a draft tree does not go with explicit positions or an attention mask: send a chain")
-    return Draft(tokens, parents or range(-1, count - 1), [PROGRAM] * count, [1.0] * count)
+
+
+def merged(tokens: Sequence[int], parents: Sequence[int]) -> tuple[Draft, dict[int, int]]:
+    """The draft, in which a token that is named twice at one place stands once, and the first index of each node."""
+    builder = DraftBuilder()
+    nodes = builder.add(PROGRAM, Proposal(tokens, parents), [1.0] * len(tokens))
+    draft, places = builder.build()
+    named: dict[int, int] = {}
+    for index, node in enumerate(nodes):
+        named.setdefault(places[node], index)
+    return draft, named

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +18,7 @@ from inferd_runtime.engine.grammar import GrammarCursor, OfferedMask, OutputMask
 from inferd_runtime.engine.probes import read_mask
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.engine.text import TextAssembler
-from inferd_runtime.engine.verifying import checked_draft
+from inferd_runtime.engine.verifying import check_tree
 from inferd_runtime.session.compiling import refused
 from inferd_runtime.session.constraints import to_grammar
 from inferd_runtime.session.finishing import FinishedText
@@ -53,17 +54,20 @@ class Offers:
 
 
 class OpenGeneration:
-    """A generation handle. ``lease`` keeps its adapter, ``told`` is how many steps were handed out.
+    """A generation handle. ``lease`` keeps its adapter, ``told`` is how many steps were handed out. ``healing`` cut its prompt.
 
     What was given to :meth:`on_close` is called when it is closed, and nothing needs its matcher any more.
     """
 
-    def __init__(self, generation: Generation, offers: Offers, lease: AdapterLease) -> None:
+    def __init__(
+        self, generation: Generation, offers: Offers, lease: AdapterLease, healing: Healing | None = None
+    ) -> None:
         self.generation = generation
+        self._healing = healing
         self._offers = offers
         self._lease = lease
         self._finished: FinishedText | None = None
-        self._closed: list[Callable[[], None]] = []
+        self._closed: list[Callable[[], None]] = [] if healing is None else [healing.restore]
         self.told = 0
 
     def request_steps(self, request: p.NextSteps) -> None:
@@ -85,6 +89,21 @@ class OpenGeneration:
         if self._finished is not None:
             return self._finished.reply(steps, generation.finish, self._notify)
         return p.Steps(steps, generation.finish)
+
+    def keep(self, length: int = -1) -> tuple[int, Sequence[int]]:
+        """What closing it would leave if ``length`` tokens of the context were delivered (-1: those that were): how many of
+        these, and which tokens behind them, where it has not written the healed end of its prompt again.
+
+        Raises InvalidRequest for more than there is.
+        """
+        delivered = self.generation.delivered_length
+        left = (delivered, ()) if self._healing is None else self._healing.keep(delivered)
+        held = left[0] + len(left[1])
+        if not -1 <= length <= max(delivered, held):
+            raise p.InvalidRequest(f"cannot fork {length} tokens: the context holds {held}")
+        if length < 0 or length >= delivered:
+            return left
+        return (length, ()) if self._healing is None else self._healing.keep(length)
 
     def usage(self) -> p.Usage:
         """What this generation has used."""
@@ -113,10 +132,10 @@ class OpenGeneration:
 
 def check_draft(request: p.NextSteps, context: Context) -> None:
     """A program's draft must be a chain or tree of valid tokens behind the context. Raises InvalidRequest."""
-    draft = checked_draft(context, request.draft, request.parents)
+    check_tree(context, request.draft, request.parents)
     start = len(context.tokens)
     expected: list[int] = []
-    for parent in draft.parents:
+    for parent in request.parents or range(ROOT, len(request.draft) - 1):
         expected.append(start if parent == ROOT else expected[parent] + 1)
     if list(request.positions) != expected:
         raise p.InvalidRequest(
@@ -154,22 +173,29 @@ def start(
         OfferedMask(model.info.vocab_size) if request.program_constraint else None,
     )
     matcher = None if compiled is None else compiled.matcher()
-    if healing is not None:
-        healing.cut()
-    try:
+    with _unchanged_on_error(context, healing):
+        if healing is not None:
+            healing.cut()
         masks = offers.mask if matcher is None else _cursor(matcher, model)
         generation = _generation(request, model, context, sampler, offers.draft, masks, healing)
-    except p.InferdError:
-        if healing is not None:
-            healing.restore()
-        raise
     model.engine.submit(generation)
-    opened = OpenGeneration(generation, offers, lease)
-    if healing is not None:
-        opened.on_close(healing.restore)
+    opened = OpenGeneration(generation, offers, lease, healing)
     if compiled is not None and matcher is not None:
         opened.on_close(partial(compiled.learn, matcher))
     return opened
+
+
+@contextmanager
+def _unchanged_on_error(context: Context, healing: Healing | None) -> Iterator[None]:
+    """If the body raises, whatever it is, the context has its end back, and what its last generation left with it."""
+    memory = context.memory
+    try:
+        yield
+    except BaseException:
+        if healing is not None:
+            healing.restore()
+        context.memory = memory
+        raise
 
 
 def _generation(
@@ -195,7 +221,7 @@ def _generation(
     text = TextAssembler(decode if healing is None else healing.behind(decode), request.stop)
     try:
         return Generation(context, spec, text)
-    except p.InferdError:
+    except BaseException:
         if sources is not None:
             sources.drop()
         raise

@@ -105,8 +105,9 @@ class Source:
 
     def drop(self) -> None:
         """See :class:`Drafter`. Nothing is asked of it afterwards."""
-        self._guarded(lambda drafter: drafter.drop(), None)
-        self._drafter = None
+        drafter, self._drafter = self._drafter, None
+        if drafter is not None:
+            _let_go(drafter)
 
     def _guarded(self, call: Callable[[Drafter], T], otherwise: T) -> T:
         if self._drafter is None:
@@ -116,8 +117,16 @@ class Source:
         except Exception:
             # The boundary of one source: a bad guess must not cost the text.
             LOG.exception("the %s drafter failed; its generation goes on without it", self.name)
-            self._drafter = None
+            self.drop()
             return otherwise
+
+
+def _let_go(drafter: Drafter) -> None:
+    """Have a drafter give back what it holds elsewhere; one that failed may not be able to."""
+    try:
+        drafter.drop()
+    except Exception:
+        LOG.exception("the %s drafter could not be dropped", drafter.source)
 
 
 @dataclass(slots=True)

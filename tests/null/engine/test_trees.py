@@ -241,6 +241,23 @@ def test_verifying_by_hand_gives_what_a_generation_gives(seed: int) -> None:
     assert accepted > 2
 
 
+def test_a_token_that_is_named_twice_at_its_place_is_one_node() -> None:
+    """Else what follows the second of the twins was never reached."""
+    engine = Engine(NullDriver(vocab_size=VOCAB, seed=4))
+    plain = engine.create_context()
+    plain.append([1, 2, 3])
+    run(engine, plain, GREEDY, 4, None)
+    one, two, three, last = plain.tokens[3:]
+    context = engine.create_context()
+    context.append([1, 2, 3])
+    job = VerifyDraft(context, [one, one, two, three], [-1, -1, 1, 2], GREEDY)
+    engine.submit(job)
+    while not job.finished():
+        engine.step()
+    assert (job.accepted, job.path, job.token) == ([one, two, three], [0, 2, 3], last)
+    assert job.drafted == 3
+
+
 def test_a_draft_that_cannot_be_verified_is_refused_by_name() -> None:
     engine = Engine(NullDriver(vocab_size=VOCAB, max_context=8))
     context = engine.create_context()

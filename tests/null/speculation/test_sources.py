@@ -152,6 +152,22 @@ def test_a_source_that_raises_is_off_and_the_others_go_on(method: str, caplog: p
     assert "custom" in caplog.text
 
 
+class Holding(Scripted):
+    """Holds something elsewhere, and fails."""
+
+    def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
+        raise ZeroDivisionError
+
+
+def test_a_source_that_raises_gives_back_what_it_holds() -> None:
+    drafter = Holding("draft_model", Proposal(()))
+    sources = together(drafter)
+    assert not sources.propose(16).tokens
+    assert drafter.dropped == 1
+    sources.drop()
+    assert drafter.dropped == 1
+
+
 def test_a_source_that_is_never_verified_is_asked_less_and_less() -> None:
     """A guess that does not pay must not cost the time to make it, either."""
     drafter = Scripted("ngram", Proposal([1, 2], match=3))
