@@ -32,8 +32,8 @@ HELP = {
     "check": "true: look for leaked pages whenever the engine is idle",
     "speculation": "on or off: whether to draft for generations that leave it to the operator",
     "adapter": "NAME=FOLDER[,model=MODEL]: a LoRA adapter in PEFT's format for every tenant; may be given several times",
-    "draft": "NAME[,for=MODEL][,process=true][,timeout_ms=N]: a draft model, with a model's options; may be given several "
-    "times",
+    "draft": "NAME[,for=MODEL][,process=true][,timeout_ms=N][,choice=thompson|ucb]: a draft model, with a model's "
+    "options; may be given several times",
     "url": "the server's address",
     "token": "the access token",
     "wall_s": "seconds that the run may take",

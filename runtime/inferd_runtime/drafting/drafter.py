@@ -67,7 +67,7 @@ class DraftModelDrafter(Drafter):
     What is committed is consumed from the stream. As long as they agree the draft model runs ahead, so that the next draft is
     there when the step ends (SpecSplit and PEARL, arXiv 2408.11850, call it a hit); where they part, the stream is thrown
     away and drawn again. A step rests while a draft is made that is worth it, but never longer than the time-out, after which
-    the source pauses, twice as many steps each time.
+    the source pauses, twice as many steps each time. So it does after an error, or when the draft side has lost the sequence.
 
     ``number`` names its sequence on the draft side. ``on_drop`` hears at the end how fast the generation was
     (:attr:`StepWatch.speed`).
@@ -95,6 +95,7 @@ class DraftModelDrafter(Drafter):
         self._sent: _Sent | None = None
         self._requests = self._valid_from = 0
         self._pause, self._skip = 1, 0
+        self._lost_pause = 1
         self._proposed = self._verified = 0
 
     # -- What the generation says ---------------------------------------------------------------------------------
@@ -168,13 +169,18 @@ class DraftModelDrafter(Drafter):
         self._give_up()
         return True
 
-    @property
     def patience(self) -> float | None:
-        """Seconds after which the generation goes on without the draft that it waits for; None while it does not wait."""
-        if self._sent is None or not self._sent.until:
+        """Seconds after which the generation goes on without the draft that it waits for; None while it does not wait.
+
+        Where the time is up since it was told to wait, 0 once: it has to be stepped to go on. A step loop must not spin for one
+        that nobody steps.
+        """
+        if self._sent is None or not self._sent.until or not self._watch.waits:
             return None
         left = self._sent.until - self._line.clock()
-        return left if left > 0 else None
+        if left <= 0:
+            self._give_up()
+        return max(0.0, left)
 
     def drop(self) -> None:
         """Forget the sequence on the draft side, and say what it was worth."""
@@ -249,14 +255,17 @@ class DraftModelDrafter(Drafter):
         return len(self._stream) > len(held)
 
     def _start_over(self, answer: DraftAnswer) -> None:
-        """The draft side does not know the sequence, or cannot serve it: send it whole the next time, at once or later."""
+        """The draft side does not know the sequence, or cannot serve it: send it whole, but later.
+
+        One that is lost again and again does not fit beside the others there, however often it was answered in between.
+        """
         self._begun, self._sent, self._told = False, None, 0
         self._stream, self._stream_ended = [], False
         if answer.error:
             self._line.counters.failures += 1
             self._rest()
-        elif self._wanted:
-            self._ask(wait=self._warm)
+        else:
+            self._skip, self._lost_pause = self._lost_pause, min(LONGEST_PAUSE, 2 * self._lost_pause)
 
     def _give_up(self) -> None:
         """The answer is late: the step goes on without it. It is still welcome when it comes."""

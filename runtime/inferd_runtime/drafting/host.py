@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Hashable
 from functools import partial
 
@@ -16,9 +16,9 @@ MAX_SEQUENCES = 1024
 class DraftHost:
     """Owned by the thread that steps the engine, which batches all sequences.
 
-    A sequence belongs to a ``client`` and is known to it by a number. The one that was asked for longest ago is forgotten
-    when there are more than ``most``; its client sends it again. KV pages need no such limit: under pressure contexts leave
-    the cache, those that nothing is drawn for before the others.
+    A sequence belongs to a ``client`` and is known to it by a number. When there are more than ``most``, the tenant that has
+    most of them loses the one that was asked for longest ago; its client sends it again. KV pages need no such limit: under
+    pressure contexts leave the cache, of the tenant that holds most those that nothing is drawn for before the others.
     """
 
     def __init__(self, engine: Engine, eos_tokens: Collection[int], *, most: int = MAX_SEQUENCES) -> None:
@@ -65,4 +65,7 @@ class DraftHost:
 
     def _forget_oldest(self) -> None:
         while len(self._sequences) > self._most:
-            self._sequences.popitem(last=False)[1].drop()
+            counts = Counter(sequence.context.tenant for sequence in self._sequences.values())
+            largest = max(counts, key=lambda tenant: counts[tenant])
+            oldest = next(key for key, sequence in self._sequences.items() if sequence.context.tenant == largest)
+            self._sequences.pop(oldest).drop()

@@ -13,7 +13,7 @@ from inferd_runtime.drafting.drafter import DraftCounters, DraftLine, DraftModel
 from inferd_runtime.drafting.lengths import DraftLength
 from inferd_runtime.drafting.messages import DraftSpec, Pollable
 from inferd_runtime.engine.sampling import RowSampler
-from inferd_runtime.speculation.bandit import Thompson
+from inferd_runtime.speculation.bandit import Bandit, Thompson
 from inferd_runtime.speculation.bridge import SharedVocabulary, Spelling, Vocabulary, VocabularyBridge
 from inferd_runtime.speculation.drafter import Drafter
 
@@ -34,18 +34,25 @@ def connect(name: str, line: DraftLine, target: Vocabulary, draft: Vocabulary) -
     """A draft model for a target: directly where both have one vocabulary, over a bridge where they have not."""
     if target.checksum == draft.checksum:
         return DraftModel(name, line, len(target.tokens))
+    draft.index()
     return DraftModel(name, line, len(draft.tokens), partial(VocabularyBridge, target, draft))
 
 
 class DraftModels:
-    """Belongs to the thread of the target's step loop, which polls :attr:`waits_on` and calls :meth:`poll`."""
+    """Belongs to the thread of the target's step loop, which polls :attr:`waits_on` and calls :meth:`poll`.
 
-    def __init__(self, models: Sequence[DraftModel], *, lengths: type[DraftLength] = DraftLength) -> None:
+    ``bandit`` chooses for generations that name none of them.
+    """
+
+    def __init__(
+        self, models: Sequence[DraftModel], *,
+        lengths: type[DraftLength] = DraftLength, bandit: Callable[[int], Bandit] = Thompson,
+    ) -> None:  # fmt: skip
         if not models:
             raise ValueError("there has to be a draft model")
         self._models = list(models)
         self._lengths = lengths
-        self._bandit = Thompson(len(models))
+        self._bandit = bandit(len(models))
         self._numbers = itertools.count(1)
         self._open: WeakSet[DraftModelDrafter] = WeakSet()
 
@@ -97,7 +104,7 @@ class DraftModels:
 
     def patience(self, seconds: float) -> float:
         """How long the step loop may rest, ``seconds`` at most, before a generation goes on without its draft."""
-        waiting = [patience for drafter in self._open if (patience := drafter.patience) is not None]
+        waiting = [patience for drafter in self._open if (patience := drafter.patience()) is not None]
         return min([seconds, *waiting])
 
     def close(self) -> None:

@@ -1,4 +1,7 @@
-"""Which draft models to load beside which models: ``NAME[,for=MODEL][,process=true][,timeout_ms=N][,dtype=...]...``."""
+"""Which draft models to load beside which models.
+
+As text ``NAME[,for=MODEL][,process=true][,timeout_ms=N][,choice=thompson|ucb][,dtype=...]...``.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +15,31 @@ from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.models.options import ModelOptions
 
 TIMEOUT_MS = 250
+OWN = ("for", "process", "timeout_ms", "choice")
+CHOICES = ("thompson", "ucb")
+"""Bandits that choose between draft models. The first is the default."""
 
 
 @dataclass(frozen=True)
 class DraftOptions:
     """A draft model for ``target`` ("": the default model), in a ``process`` of its own or in a thread of the engine's.
 
-    A step waits for its drafts at most ``timeout_ms``.
+    A step waits for its drafts at most ``timeout_ms``. ``choice``: how it is chosen between the target's draft models, one of
+    CHOICES; "": as another of them says.
     """
 
     model: ModelOptions
     target: str = ""
     process: bool = False
     timeout_ms: int = TIMEOUT_MS
+    choice: str = ""
 
     @classmethod
     def parse(cls, text: str) -> DraftOptions:
         """Read ``NAME[,key=value]``. Raises InvalidRequest that names the part that is wrong."""
         name, *parts = text.split(",")
-        own = [part.partition("=") for part in parts if part.partition("=")[0] in ("for", "process", "timeout_ms")]
-        rest = [part for part in parts if part.partition("=")[0] not in ("for", "process", "timeout_ms")]
+        own = [part.partition("=") for part in parts if part.partition("=")[0] in OWN]
+        rest = [part for part in parts if part.partition("=")[0] not in OWN]
         for key, count in Counter(key for key, _, _ in own).items():
             if count > 1:
                 raise InvalidRequest(f"draft model {text!r}: {key} is given twice")
@@ -40,7 +48,7 @@ class DraftOptions:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> DraftOptions:
         """From a table with a ``name``. Raises InvalidRequest that names the key that is wrong."""
-        own = {key: values[key] for key in ("for", "process", "timeout_ms") if key in values}
+        own = {key: values[key] for key in OWN if key in values}
         return cls._of(ModelOptions.of({key: value for key, value in values.items() if key not in own}), own)
 
     @classmethod
@@ -52,13 +60,19 @@ class DraftOptions:
             raise InvalidRequest(
                 f"draft model {model.name!r}: timeout_ms must be a positive whole number, got {timeout!r}"
             )
-        return cls(model, str(own.get("for", "")), process == "true", int(timeout))
+        choice = str(own.get("choice", ""))
+        if choice not in CHOICES and "choice" in own:
+            raise InvalidRequest(
+                f"draft model {model.name!r}: choice must be one of {', '.join(CHOICES)}, got {choice!r}"
+            )
+        return cls(model, str(own.get("for", "")), process == "true", int(timeout), choice)
 
     def __str__(self) -> str:
         """The text that :meth:`parse` reads."""
         options = [f"for={self.target}"] if self.target else []
         options += ["process=true"] if self.process else []
         options += [f"timeout_ms={self.timeout_ms}"] if self.timeout_ms != TIMEOUT_MS else []
+        options += [f"choice={self.choice}"] if self.choice else []
         return ",".join([str(self.model), *options])
 
     def target_among(self, names: Sequence[str]) -> str:
@@ -66,6 +80,20 @@ class DraftOptions:
         if self.target and self.target not in names:
             raise NotFound(f"draft model {self.model.name!r}: no model {self.target!r} is served")
         return self.target or names[0]
+
+
+def choices_of(drafts: Sequence[DraftOptions], names: Sequence[str]) -> dict[str, str]:
+    """How a draft model is chosen for each of the targets ``names`` that has any.
+
+    Raises NotFound as :meth:`DraftOptions.target_among`, InvalidRequest where draft models of one target say different things.
+    """
+    said: dict[str, set[str]] = {}
+    for draft in drafts:
+        said.setdefault(draft.target_among(names), set()).update([draft.choice] if draft.choice else [])
+    for target, choices in said.items():
+        if len(choices) > 1:
+            raise InvalidRequest(f"draft models of {target!r}: choice is {' here and '.join(sorted(choices))} there")
+    return {target: next(iter(choices), CHOICES[0]) for target, choices in said.items()}
 
 
 def read_drafts(value: Any) -> tuple[DraftOptions, ...]:

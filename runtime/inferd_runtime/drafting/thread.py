@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
 import os
 import select
 from collections import deque
@@ -14,6 +16,8 @@ from threading import Thread
 from inferd_runtime.drafting.host import DraftHost
 from inferd_runtime.drafting.messages import AskDraft, Done, DraftAnswer, Pollable
 
+LOG = logging.getLogger(__name__)
+ENDED = "the draft model's thread has ended"
 Message = Callable[[], None]
 
 
@@ -21,7 +25,8 @@ class DraftThread:
     """Belongs to the thread of the step loop, which polls :attr:`waits_on` with its other sources and calls :meth:`poll`.
 
     The thread owns the host and its engine; ``prepare`` runs in it first. A request waits for at most one step of the draft
-    model before it supersedes another.
+    model before it supersedes another. Should the thread end with an exception, whatever is open and comes later is answered
+    with an error: generations go on without.
     """
 
     overlaps = True
@@ -30,20 +35,26 @@ class DraftThread:
         self._host = host
         self._prepare = prepare
         self._inbox: SimpleQueue[Message | None] = SimpleQueue()
-        self._answers: deque[tuple[Done, DraftAnswer]] = deque()
+        self._tickets = itertools.count()
+        self._pending: dict[int, Done] = {}
+        self._answers: deque[tuple[int, DraftAnswer]] = deque()
+        self._failed = False
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = Thread(target=self._run, name="draft", daemon=True)
         self._thread.start()
 
     def ask(self, request: AskDraft, done: Done) -> None:
         """See :class:`~inferd_runtime.drafting.messages.DraftTransport`."""
-        if not self._thread.is_alive():
-            return done(DraftAnswer(error="the draft model's thread has ended"))
-        self._inbox.put(partial(self._host.ask, None, request, partial(self._answered, done)))
+        if not self._alive:
+            return done(DraftAnswer(error=ENDED))
+        ticket = next(self._tickets)
+        self._pending[ticket] = done
+        self._inbox.put(partial(self._host.ask, None, request, partial(self._answered, ticket)))
 
     def drop(self, sequence: int) -> None:
         """See :class:`~inferd_runtime.drafting.messages.DraftTransport`."""
-        self._inbox.put(partial(self._host.drop, None, sequence))
+        if self._alive:
+            self._inbox.put(partial(self._host.drop, None, sequence))
 
     @property
     def waits_on(self) -> Sequence[Pollable]:
@@ -58,10 +69,15 @@ class DraftThread:
         """See :class:`~inferd_runtime.drafting.messages.DraftTransport`."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._event)
+        failed = self._failed  # read first: all answers were queued before
         progressed = bool(self._answers)
         while self._answers:
-            done, answer = self._answers.popleft()
-            done(answer)
+            ticket, answer = self._answers.popleft()
+            self._pending.pop(ticket)(answer)
+        if failed:
+            pending, self._pending = self._pending, {}
+            for done in pending.values():
+                done(DraftAnswer(error=ENDED))
         return progressed
 
     def close(self) -> None:
@@ -70,13 +86,26 @@ class DraftThread:
         self._thread.join()
         os.close(self._event)
 
-    def _answered(self, done: Done, answer: DraftAnswer) -> None:
-        self._answers.append((done, answer))
+    @property
+    def _alive(self) -> bool:
+        return self._thread.is_alive() and not self._failed
+
+    def _answered(self, ticket: int, answer: DraftAnswer) -> None:
+        self._answers.append((ticket, answer))
         os.eventfd_write(self._event, 1)
 
     # -- In the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception:
+            # The boundary of the thread: nobody above it would hear.
+            LOG.exception("the draft model's thread has ended; generations go on without it")
+            self._failed = True
+            os.eventfd_write(self._event, 1)
+
+    def _serve(self) -> None:
         if self._prepare is not None:
             self._prepare()
         busy = False

@@ -22,6 +22,11 @@ class StepWatch:
         """The next step waits for a draft."""
         self._waiting_since = self._waiting_since or now
 
+    @property
+    def waits(self) -> bool:
+        """Whether the next step was told to wait."""
+        return self._waiting_since > 0
+
     def begin(self, *, beside: bool) -> float:
         """A step begins, ``beside`` a draft model at work. Seconds that it has waited."""
         now, since = self._clock(), self._waiting_since

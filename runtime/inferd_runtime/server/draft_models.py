@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
@@ -11,11 +11,14 @@ from inferd_grammar import TokenTable
 from inferd_runtime.drafting.drafter import DraftLine
 from inferd_runtime.drafting.host import DraftHost
 from inferd_runtime.drafting.models import DraftModels, connect
-from inferd_runtime.drafting.options import DraftOptions
+from inferd_runtime.drafting.options import DraftOptions, choices_of
 from inferd_runtime.drafting.thread import DraftThread
 from inferd_runtime.server.draft_link import RemoteDrafts
 from inferd_runtime.session.host import ServedModel
+from inferd_runtime.speculation.bandit import Bandit, Thompson, UcbTuned
 from inferd_runtime.speculation.bridge import Vocabulary
+
+BANDITS: Mapping[str, Callable[[int], Bandit]] = {"thompson": Thompson, "ucb": UcbTuned}
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,15 @@ def in_process(options: DraftOptions, flags: Sequence[str]) -> ReadyDraft:
 
 
 def attach(served: Sequence[ServedModel], drafts: Sequence[ReadyDraft]) -> list[ServedModel]:
-    """The served models, each with its draft models."""
+    """The served models, each with its draft models. Raises as :func:`~inferd_runtime.drafting.options.choices_of`."""
     names = [model.info.name for model in served]
+    choices = choices_of([draft.options for draft in drafts], names)
     attached = []
     for model in served:
         own = [draft for draft in drafts if draft.options.target_among(names) == model.info.name]
         if own:
             target = vocabulary_of(model.grammars.table)
             models = [connect(one.options.model.name, one.line, target, one.vocabulary) for one in own]
-            model = replace(model, drafts=DraftModels(models))
+            model = replace(model, drafts=DraftModels(models, bandit=BANDITS[choices[model.info.name]]))
         attached.append(model)
     return attached

@@ -28,6 +28,7 @@ from inferd_runtime.drafting.messages import (
     DraftDescription,
     DropDraft,
 )
+from inferd_runtime.engine.tenants import Tenancy
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.server.engine_process import EngineSettings, serve_models
 from inferd_runtime.session.host import ServedModel
@@ -100,6 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", required=True, metavar="NAME[,OPTION=VALUE]")
     for name, value in (("threads", 0), ("page-size", 16), ("token-budget", 512)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--tenancy", type=partial(msgspec.json.decode, type=Tenancy), default=Tenancy(), help="JSON")
+    parser.add_argument("--plain", action="store_true", help="run transformers' own modules, never the fused pass")
     options = vars(parser.parse_args(argv))
     try:
         model = ModelOptions.parse(options.pop("model"))

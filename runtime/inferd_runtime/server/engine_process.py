@@ -20,7 +20,7 @@ import zmq
 from inferd.protocol import InferdError, InvalidRequest, ModelInfo, NotFound
 from inferd_grammar import GrammarCompiler, TokenTable
 from inferd_grammar.trial import TrialPool
-from inferd_runtime.drafting.options import DraftOptions, read_drafts
+from inferd_runtime.drafting.options import DraftOptions, choices_of, read_drafts
 from inferd_runtime.engine.adapters import AdapterLimits, AdapterSet
 from inferd_runtime.engine.costs import measure_cost, measure_times
 from inferd_runtime.engine.engine import Engine, EngineOptions
@@ -95,6 +95,7 @@ def serve_models(
 
     names = [model.name for model in models]
     owners = [(draft, names.index(draft.target_among(names))) for draft in settings.drafts]
+    choices_of(settings.drafts, names)  # refused before anything is loaded
     beside = [(draft, owner) for draft, owner in owners if not draft.process]
     disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(settings.threads or 1)
@@ -138,6 +139,8 @@ def process_flags(settings: EngineSettings, draft: DraftOptions) -> list[str]:
         "--token-budget",
         str(settings.token_budget),
     ]
+    flags += ["--tenancy", msgspec.json.encode(for_drafts(settings).tenancy).decode()]
+    flags += ["--plain"] if settings.plain else []
     return flags + (["--threads", str(settings.threads)] if settings.threads else [])
 
 

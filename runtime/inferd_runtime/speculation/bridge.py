@@ -12,6 +12,14 @@ from typing import NamedTuple, Protocol
 
 WINDOW = 48
 """Bytes of text before new text that are tokenised again with it."""
+MEMORY = 6 << 10
+"""Bytes of text that are spelled at once at most: of a longer context the draft model reads the end."""
+SPECIAL_BYTES = 64
+"""What stands for no text counts as so many, for it is a text less to spell in one go."""
+PIECES = (1024, 64)
+"""Bytes that are spelled on their own where the whole cannot be, so that one bad place stays alone."""
+LONGEST = 16
+"""Bytes of the longest token that bytes are spelled with where the tokenizer cannot help."""
 RATIOS = (0.25, 4.0)
 
 
@@ -52,10 +60,18 @@ class Vocabulary:
                 found.setdefault(token, number)
         return found
 
+    def index(self) -> None:
+        """Look over all tokens once, which takes a while: not in a step."""
+        len(self.sizes)  # keeps it
+
     @cached_property
-    def longest(self) -> int:
-        """Bytes of the longest token."""
-        return max(map(len, self.tokens), default=0)
+    def sizes(self) -> Mapping[bytes, Sequence[int]]:
+        """By the first two bytes of tokens (or the only one): how many bytes those have, LONGEST at most, longest first."""
+        found: dict[bytes, set[int]] = {}
+        for token in self.by_bytes:
+            if len(token) <= LONGEST:
+                found.setdefault(token[:2], set()).add(len(token))
+        return {start: sorted(sizes, reverse=True) for start, sizes in found.items()}
 
     def text(self, tokens: Sequence[int]) -> bytes:
         """The bytes of tokens."""
@@ -74,11 +90,11 @@ class Vocabulary:
             text = data.decode()
         except UnicodeDecodeError:
             return None
-        for front in ("", "\n"):
-            tokens = self._behind(self.encode(front + text), (front.encode(), b" " + front.encode()), data)
-            if tokens is not None:
-                return tokens
-        return None
+        tokens = self.encode(text)
+        found = self._behind(tokens, (b"", b" "), data)
+        if found is not None or self.text(tokens) != b" " + data:
+            return found
+        return self._behind(self.encode("\n" + text), (b"\n", b" \n"), data)
 
     def _behind(self, tokens: list[int], fronts: tuple[bytes, bytes], data: bytes) -> list[int] | None:
         """The tokens behind one of the fronts, if those are exactly ``data``."""
@@ -92,19 +108,34 @@ class Vocabulary:
                 return tokens[ends.index(len(front)) :]
         return None
 
-    def spell_greedily(self, data: bytes) -> list[int]:
+    def spell_all(self, data: bytes, pieces: Sequence[int] = PIECES) -> list[int]:
+        """Whatever the bytes are: what the tokenizer cannot spell, in ``pieces`` of so many bytes, and what it cannot spell of
+        those greedily. It reads all of it once for each size and once before at most, twice where it puts a space in front.
+        """
+        spelled = self.spell(data)
+        if spelled is not None:
+            return spelled
+        size, *smaller = [size for size in pieces if size < len(data)] or [0]
+        if not size:
+            return self._spell_greedily(data)
+        return [token for piece in cut(data, size) for token in self.spell_all(piece, smaller)]
+
+    def _spell_greedily(self, data: bytes) -> list[int]:
         """Always the longest token that fits; bytes that no token begins with are left out."""
         tokens, at = [], 0
         while at < len(data):
-            for size in range(min(self.longest, len(data) - at), 0, -1):
-                token = self.by_bytes.get(data[at : at + size])
-                if token is not None:
-                    tokens.append(token)
-                    break
-            else:
-                size = 1
-            at += size
+            size = self._longest_at(data, at)
+            if size:
+                tokens.append(self.by_bytes[data[at : at + size]])
+            at += size or 1
         return tokens
+
+    def _longest_at(self, data: bytes, at: int) -> int:
+        """Bytes of the longest token that stands there; 0: none does."""
+        for size in self.sizes.get(data[at : at + 2], ()):
+            if data[at : at + size] in self.by_bytes:
+                return size
+        return int(data[at : at + 1] in self.by_bytes)
 
 
 class Followed(NamedTuple):
@@ -170,6 +201,9 @@ class VocabularyBridge:
     """Two tokenizers. Text is what both agree on: a boundary that both have is an agreement point, and from the last one
     before it, text is tokenised again when more arrives (compare TLI of Timor et al. 2025, arXiv 2502.05202).
 
+    Of a text that is longer than MEMORY bytes only the end goes over at once, behind its first token where that is special:
+    otherwise the step loop would stand still while it is spelled. What is added later stays.
+
     It may find nothing to propose, or something that the target would not write: verification is what makes the output
     right. It never proposes an id that stands for no text.
     """
@@ -188,9 +222,14 @@ class VocabularyBridge:
 
     def follow(self, tokens: Sequence[int], stream: Sequence[int]) -> Followed:
         """See :class:`Spelling`."""
-        self.changed_from = before = len(self.path)
+        self.changed_from = len(self.path)
+        start = self._memorable_from(tokens)
+        if start:
+            self._forget(tokens[0])
+            tokens = tokens[start:]
+        before = len(self.path)
         self._remember(tokens)
-        if stream and all(map(self._target.piece, tokens)):
+        if stream and not start and all(map(self._target.piece, tokens)):
             followed = self._consume(self._owed + self._target.text(tokens), stream)
         else:
             self._write(tokens)
@@ -240,6 +279,28 @@ class VocabularyBridge:
                 self._write_special(token)
         self._write_text(bytes(text), ends=False)
 
+    def _memorable_from(self, tokens: Sequence[int]) -> int:
+        """Where the last MEMORY bytes begin, at a whole character."""
+        left, start = MEMORY, len(tokens)
+        while start and left > 0:
+            start -= 1
+            left -= len(self._target.piece(tokens[start])) or SPECIAL_BYTES
+        if not start:
+            return 0
+        return next((at for at, token in enumerate(tokens[start : start + 4], start) if self._may_begin(token)), start)
+
+    def _may_begin(self, token: int) -> bool:
+        piece = self._target.piece(token)
+        return not piece or starts_character(piece)
+
+    def _forget(self, first: int) -> None:
+        """Begin anew, behind the context's first token where that is special: models of that kind never saw a text without."""
+        begun = bool(self.path)
+        self.path = [token for token in self.path[:1] if not self._draft.piece(token)]
+        self._owed, self._segment, self.changed_from = b"", len(self.path), 0
+        if not begun and not self._target.piece(first):
+            self._write_special(first)
+
     def _write_special(self, token: int) -> None:
         """A special token of the same name stands for it, where there is one."""
         number = self._draft.special.get(self._target.names.get(token, ""))
@@ -252,15 +313,16 @@ class VocabularyBridge:
         if not data:
             return
         start, size = len(self.path), 0
-        while start > self._segment and (size < WINDOW or not starts_character(self._draft.piece(self.path[start]))):
+        while start > self._segment and (
+            size < WINDOW or (size < 2 * WINDOW and not starts_character(self._draft.piece(self.path[start])))
+        ):
             start -= 1
             size += len(self._draft.piece(self.path[start]))
         text = self._draft.text(self.path[start:]) + data
         whole = len(text) if ends else complete_characters(text)
         text, self._owed = text[:whole], text[whole:]
-        spelled = self._draft.spell(text)
         self.changed_from = min(self.changed_from, start)
-        self.path[start:] = self._draft.spell_greedily(text) if spelled is None else spelled
+        self.path[start:] = self._draft.spell_all(text)
 
     def render(
         self, stream: Sequence[int], confidence: Sequence[float], *, ended: bool
@@ -320,6 +382,23 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
 def starts_character(piece: bytes) -> bool:
     """Whether it begins with the first byte of a UTF-8 character."""
     return bool(piece) and piece[0] & 0xC0 != 0x80
+
+
+def cut(data: bytes, size: int) -> list[bytes]:
+    """Pieces of ``size`` bytes at most, where there is a choice before a space or behind the end of a line, else between
+    characters.
+    """
+    pieces, at = [], 0
+    while len(data) - at > size:
+        end = at + size
+        space, line = data.rfind(b" ", at + size // 2, end), data.rfind(b"\n", at + size // 2, end)
+        if max(space, line) > 0:
+            end = max(space, line + 1)
+        else:
+            end -= next((back for back in range(4) if starts_character(data[end - back : end - back + 1])), 0)
+        pieces.append(data[at:end])
+        at = end
+    return [*pieces, data[at:]]
 
 
 def complete_characters(data: bytes) -> int:

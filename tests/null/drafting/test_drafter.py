@@ -161,21 +161,38 @@ def test_what_is_certain_to_come_leads_to_the_place(stand: Stand) -> None:
 
 def test_nobody_waits_for_the_prompt_and_a_step_waits_for_a_draft_until_the_time_is_up(stand: Stand) -> None:
     assert stand.drafter.ready()
-    assert stand.drafter.patience is None
+    assert stand.drafter.patience() is None
     stand.post.answer([6, 7])
     assert stand.drafter.ready()
     stand.step(0)
     assert not stand.drafter.ready()
-    assert stand.drafter.patience == pytest.approx(1.0)
-    stand.clock.now += 1.5
-    assert stand.drafter.patience is None, "a step loop must not spin for a generation that nobody steps"
-    stand.clock.now -= 1.5
+    assert stand.drafter.patience() == pytest.approx(1.0)
     stand.clock.now += 0.25
     assert not stand.drafter.ready()
     stand.post.answer([3, 4, 5, 6])
     assert stand.drafter.ready()
     assert list(stand.drafter.propose(16).tokens) == [3, 4, 5, 6]
     assert stand.line.counters.waited == pytest.approx(0.25)
+    assert stand.line.counters.timeouts == 0
+
+
+def test_no_wake_up_is_lost_when_the_time_is_up_between_the_question_and_the_rest(stand: Stand) -> None:
+    stand.post.answer([6, 7])
+    stand.step(0)
+    assert not stand.drafter.ready()
+    stand.clock.now += 1.0
+    assert stand.drafter.patience() == 0.0, "it waits, and has to be stepped"
+    assert stand.drafter.patience() is None, "a step loop must not spin for a generation that nobody steps"
+    assert stand.drafter.ready()
+    assert stand.line.counters.timeouts == 1
+
+
+def test_nobody_is_woken_for_a_generation_that_was_not_told_to_wait(stand: Stand) -> None:
+    stand.post.answer([6, 7])
+    stand.step(0)
+    assert stand.drafter.patience() is None
+    stand.clock.now += 2.0
+    assert stand.drafter.patience() is None
     assert stand.line.counters.timeouts == 0
 
 
@@ -198,18 +215,37 @@ def test_time_outs_pause_the_source_ever_longer_and_an_answer_ends_that(stand: S
     assert not stand.drafter.ready(), "it is trusted again"
 
 
-def test_a_lost_sequence_is_sent_whole_and_an_error_pauses(stand: Stand, spec: DraftSpec) -> None:
+@pytest.mark.parametrize("bad", [DraftAnswer(lost=True), DraftAnswer(error="no room")], ids=["lost", "error"])
+def test_after_an_error_or_when_it_is_lost_the_sequence_is_sent_whole_but_not_at_once(
+    stand: Stand, spec: DraftSpec, bad: DraftAnswer
+) -> None:
     stand.post.answer([6, 7])
     stand.step(6)
-    stand.post.sent[-1][1](DraftAnswer(lost=True))
-    assert (stand.post.last.start, stand.post.last.tokens, stand.post.last.spec) == (0, [*PROMPT, 6], spec)
+    stand.post.sent[-1][1](bad)
     before = len(stand.post.sent)
-    stand.post.sent[-1][1](DraftAnswer(error="no room"))
     stand.step(7)
     assert len(stand.post.sent) == before
     stand.step(8)
     assert (stand.post.last.tokens, stand.post.last.spec) == ([*PROMPT, 6, 7, 8], spec)
-    assert stand.line.counters.failures == 1
+    assert stand.line.counters.failures == bool(bad.error)
+
+
+def test_a_draft_side_that_loses_a_sequence_again_and_again_is_not_sent_the_prompt_at_every_step(stand: Stand) -> None:
+    """Each time it is answered in between, as where more sequences take turns than there is room for."""
+    whole = []
+    for at in range(400):
+        before = len(stand.post.sent)
+        if before and stand.drafter._sent is not None:
+            if stand.post.last.spec is None:
+                stand.post.sent[-1][1](DraftAnswer(lost=True))
+            else:
+                stand.post.answer([6, 7])
+                stand.post.sent[-1][1](DraftAnswer(lost=True))
+        stand.step(0)
+        whole += [at] * any(request.spec is not None for request, _ in stand.post.sent[before:])
+    assert 4 <= len(whole) <= 10
+    gaps = [later - at for at, later in itertools.pairwise(whole)]
+    assert gaps[-1] >= 100
 
 
 def test_what_is_dropped_hears_nothing_and_says_what_it_was_worth(stand: Stand) -> None:

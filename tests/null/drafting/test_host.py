@@ -125,6 +125,19 @@ def test_what_is_not_known_has_to_be_sent_again(make_host: MakeHost, spec: Draft
     assert not ask(host, AskDraft(1, 0, PROMPT, 2, spec=spec))[0].lost
 
 
+def test_one_tenants_sequences_do_not_push_out_anothers(make_host: MakeHost, spec: DraftSpec) -> None:
+    host = make_host(most=8)
+    ask(host, AskDraft(1, 0, PROMPT, 2, spec=spec))
+    for number in range(2, 40):
+        ask(host, AskDraft(number, 0, PROMPT, 2, spec=replace(spec, tenant="greedy")))
+    assert len(host) == 8
+    before = host.engine.driver.tokens_fed  # type: ignore[attr-defined]
+    assert not ask(host, AskDraft(1, 5, [1], 1))[0].lost
+    assert host.engine.driver.tokens_fed - before <= 2, "nothing is computed again"  # type: ignore[attr-defined]
+    assert ask(host, AskDraft(2, 5, [1], 1))[0].lost, "of the tenant that holds most, the one asked for longest ago"
+    assert not ask(host, AskDraft(39, 5, [1], 1))[0].lost
+
+
 def test_ids_are_drawn_below_the_width_only(make_host: MakeHost, spec: DraftSpec) -> None:
     for seed in range(8):
         (answer,) = ask(make_host(seed), AskDraft(1, 0, PROMPT, 12, spec=replace(spec, width=3)))
@@ -174,7 +187,7 @@ def test_tenants_do_not_find_each_others_prefixes(make_host: MakeHost, spec: Dra
 def test_for_rejection_the_noise_is_its_own_and_the_distribution_comes_along(
     make_host: MakeHost, spec: DraftSpec, sampler: Sampler
 ) -> None:
-    """Also: end-of-text is proposed, and no doubt ends the draft, as the verifier must not see chosen draws."""
+    """Also: neither end-of-text nor doubt ends the draft, as the verifier must not see chosen draws."""
     drawn = sampler(1.0, 5)
     wanted = replace(spec, sampler=drawn, probabilities=True)
     (answer,) = ask(make_host(), AskDraft(1, 0, PROMPT, 12, least=0.9, spec=wanted))
@@ -189,8 +202,7 @@ def test_for_rejection_the_noise_is_its_own_and_the_distribution_comes_along(
     shared = continuation(driver, drawn, PROMPT, 12)
     assert answer.tokens != shared
     (ended,) = ask(make_host(eos=[answer.tokens[1]]), AskDraft(1, 0, PROMPT, 12, spec=wanted))
-    first = answer.tokens.index(answer.tokens[1])
-    assert (ended.tokens, ended.ended) == (answer.tokens[: first + 1], True)
+    assert (ended.tokens, ended.ended) == (answer.tokens, False)
 
 
 def test_free_draws_follow_their_distribution_and_shared_draws_are_the_targets(sampler: Sampler) -> None:

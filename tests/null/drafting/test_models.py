@@ -18,6 +18,8 @@ from inferd_runtime.drafting.lengths import DraftLength
 from inferd_runtime.drafting.models import DraftModels, connect
 from inferd_runtime.drafting.thread import DraftThread
 from inferd_runtime.engine.sampling import RowSampler
+from inferd_runtime.server.draft_models import BANDITS
+from inferd_runtime.speculation.bandit import Bandit
 from inferd_runtime.speculation.bridge import SharedVocabulary, Vocabulary
 
 PROMPT = [1, 2, 3, 4, 5]
@@ -79,11 +81,16 @@ def test_for_rejection_a_model_with_the_same_vocabulary_is_chosen(make_host: Mak
         assert isinstance(drafter._spelling, SharedVocabulary)
 
 
-def test_the_bandit_finds_the_better_model(make_target: Any, make_host: MakeHost, sampler: Sampler) -> None:
+@pytest.mark.parametrize("bandit", BANDITS.values(), ids=BANDITS)
+def test_the_bandit_finds_the_better_model(
+    make_target: Any, make_host: MakeHost, sampler: Sampler, bandit: Callable[[int], Bandit]
+) -> None:
     target = vocabulary(TOKENS)
     hosts = {"wrong": make_host(9), "right": make_host(0)}
     lines = {name: DraftLine(DirectDrafts(host), 512, clock=itertools.count().__next__) for name, host in hosts.items()}
-    models = DraftModels([connect(name, line, target, vocabulary(TOKENS)) for name, line in lines.items()])
+    models = DraftModels(
+        [connect(name, line, target, vocabulary(TOKENS)) for name, line in lines.items()], bandit=bandit
+    )
     for seed in range(30):
         drafter = models.open(tenant="t", sampler=sampler(0.5, seed))
         make_target().generate([seed % 12, *PROMPT], sampler(0.5, seed), drafter, max_tokens=30)
@@ -184,6 +191,43 @@ def test_a_thread_that_has_ended_is_an_error_and_no_wait(
     assert tokens == make_target().generate(PROMPT, sampler())[0]
     assert generation.counters.drafted == 0
     assert models.counters["draft"].failures > 0
+
+
+def test_a_thread_that_dies_in_mid_generation_is_reported_once_and_generations_go_on(
+    make_target: Any, threaded: Any, sampler: Sampler, caplog: pytest.LogCaptureFixture
+) -> None:
+    models, host = threaded()
+    counters, broken = models.counters["draft"], threading.Event()
+    step = host.engine.step
+
+    def stumble() -> bool:
+        if broken.is_set():
+            raise RuntimeError("the device is gone")
+        return bool(step())
+
+    host.engine.step = stumble
+    rest = resting(models)
+
+    def break_later() -> None:
+        if counters.requests > 4:
+            broken.set()
+        rest()
+
+    plain, _ = make_target().generate(PROMPT, sampler(), max_tokens=120)
+    (transport,) = {model.line.transport for model in models._models}
+    started, left = time.monotonic(), list[int]()
+    for _ in range(2):
+        drafter = models.open(tenant="t", sampler=sampler())
+        assert make_target().generate(PROMPT, sampler(), drafter, max_tokens=120, poll=break_later)[0] == plain
+        transport._thread.join(SECONDS)
+        left.append(transport._inbox.qsize())
+    assert time.monotonic() - started < SECONDS / 2, "what was open is answered, nobody waits until its time is up"
+    assert 2 <= counters.failures <= 20, "it is asked ever more rarely"
+    assert counters.timeouts == 0
+    assert left[0] == left[1], "nothing is kept for it"
+    assert [record.message for record in caplog.records] == [
+        "the draft model's thread has ended; generations go on without it"
+    ]
 
 
 def test_the_step_loop_rests_no_longer_than_a_generation_waits(threaded: Any, sampler: Sampler) -> None:

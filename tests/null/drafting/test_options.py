@@ -9,7 +9,7 @@ import pytest
 
 from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.config import Sources, resolve
-from inferd_runtime.drafting.options import DraftOptions, read_drafts
+from inferd_runtime.drafting.options import DraftOptions, choices_of, read_drafts
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.server.runtime import default_commands
 
@@ -20,6 +20,7 @@ from inferd_runtime.server.runtime import default_commands
         ("tiny-draft", DraftOptions(ModelOptions("tiny-draft"))),
         ("a/b,process=true", DraftOptions(ModelOptions("a/b"), process=True)),
         ("d,for=tiny,timeout_ms=40", DraftOptions(ModelOptions("d"), "tiny", False, 40)),
+        ("d,choice=ucb", DraftOptions(ModelOptions("d"), choice="ucb")),
         ("d,dtype=bfloat16,for=tiny,pages=9", DraftOptions(ModelOptions("d", "bfloat16", "", 9), "tiny")),
     ],
 )
@@ -33,6 +34,10 @@ def test_text_is_read_and_written_alike(text: str, options: DraftOptions) -> Non
     [
         ("d,process=maybe", "process must be true or false"),
         ("d,timeout_ms=0", "timeout_ms must be a positive whole number"),
+        ("d,choice=best", "draft model 'd': choice must be one of thompson, ucb, got 'best'"),
+        ("d,choice=", "choice must be one of"),
+        ("d,choice=ucb,choice=ucb", "choice is given twice"),
+        ([{"name": "d", "choice": 3}], "choice must be one of"),
         ("d,for=a,for=b", "for is given twice"),
         ("d,speed=9", "has no option 'speed'"),
         ("d,dtype=int3", "dtype 'int3'"),
@@ -54,6 +59,15 @@ def test_a_model_may_draft_for_several_targets() -> None:
     assert DraftOptions.parse("d").target_among(["a", "b"]) == "a"
     with pytest.raises(NotFound, match="draft model 'd': no model 'c' is served"):
         DraftOptions.parse("d,for=c").target_among(["a", "b"])
+
+
+def test_how_it_is_chosen_is_said_once_for_each_target() -> None:
+    drafts = read_drafts("d,choice=ucb;e;d,for=b;e,for=b")
+    assert choices_of(drafts, ["a", "b"]) == {"a": "ucb", "b": "thompson"}
+    with pytest.raises(InvalidRequest, match="draft models of 'a': choice is thompson here and ucb there"):
+        choices_of(read_drafts("d,choice=ucb;e,for=a,choice=thompson"), ["a", "b"])
+    with pytest.raises(NotFound, match="no model 'c'"):
+        choices_of(read_drafts("d,for=c"), ["a"])
 
 
 def test_settings_reach_the_engines_command_line(tmp_path: Path) -> None:
