@@ -426,7 +426,7 @@ class Context:
             stop=checked_stop(stop),
             constrain=constraint,
             speculator=checked_speculator(speculator),
-            drafts=RuntimeDrafts.checked(system_speculation, predict),
+            drafts=RuntimeDrafts.checked(system_speculation, predict, constrained=constraint is not None),
             adapter=adapter_name(adapter),
             priority=checked_priority(priority),
             on_cycle=checked_cycle(on_cycle),

@@ -18,10 +18,10 @@ OWN_SOURCES = tuple(source for source in SOURCES if source != "program")
 class SpecConfig:
     """How the runtime drafts: ``generate(system_speculation=SpecConfig(...))``. Raises InvalidRequest, which names the argument.
 
-    ``sources``: where drafts come from, some of ``predicted`` (what ``predict=`` says), ``grammar`` (tokens that a
-    constraint leaves no choice about), ``ngram`` (what followed the same tokens before in this context), ``corpus`` (what
-    followed them in your tenant's earlier contexts) and ``draft_model``. Empty: all that the server has for the request, but
-    ``corpus``, which learns from the request and so is used only where it is named.
+    ``sources``: where drafts come from, some of ``predicted`` (what ``predict=`` says), ``grammar`` (tokens that the
+    constraint leaves no choice about; it needs ``constrain=``), ``ngram`` (what followed the same tokens before in this
+    context), ``corpus`` (what followed them in your tenant's earlier contexts) and ``draft_model``. Empty: all that the server
+    has for the request, but ``corpus``, which learns from the request and so is used only where it is named.
 
     ``max_draft`` (1 to 64): tokens that one step verifies at most. ``tree``: whether guesses that differ may be verified
     side by side. ``draft_model``: which of the server's draft models, by name; "" lets the server choose.
@@ -38,13 +38,7 @@ class SpecConfig:
     verifier: str = "agreement"
 
     def __post_init__(self) -> None:
-        if isinstance(self.sources, str) or not isinstance(self.sources, Sequence):
-            raise InvalidRequest(f"sources must be a list of names, not {self.sources!r}")
-        for source in self.sources:
-            if source == "program":
-                raise InvalidRequest("sources: a program's own drafts come from generate(speculator=...)")
-            if source not in OWN_SOURCES:
-                raise InvalidRequest(f"sources must hold some of {', '.join(OWN_SOURCES)}, not {source!r}")
+        self._check_sources()
         if (
             isinstance(self.max_draft, bool)
             or not isinstance(self.max_draft, int)
@@ -54,6 +48,17 @@ class SpecConfig:
         if not isinstance(self.tree, bool):
             raise InvalidRequest(f"tree must be True or False, not {self.tree!r}")
         self._check_draft_model()
+
+    def _check_sources(self) -> None:
+        if isinstance(self.sources, str) or not isinstance(self.sources, Sequence):
+            raise InvalidRequest(f"sources must be a list of names, not {self.sources!r}")
+        for place, source in enumerate(self.sources):
+            if source == "program":
+                raise InvalidRequest("sources: a program's own drafts come from generate(speculator=...)")
+            if source not in OWN_SOURCES:
+                raise InvalidRequest(f"sources must hold some of {', '.join(OWN_SOURCES)}, not {source!r}")
+            if source in self.sources[:place]:
+                raise InvalidRequest(f"sources name {source!r} twice")
 
     def _check_draft_model(self) -> None:
         if not isinstance(self.draft_model, (str, Model)):
@@ -92,8 +97,10 @@ class RuntimeDrafts:
         return self.on or bool(self.predicted or self.predicted_text)
 
     @classmethod
-    def checked(cls, speculation: SystemSpeculation, predict: Prediction | None) -> RuntimeDrafts:
-        """Raises InvalidRequest, which names the argument."""
+    def checked(
+        cls, speculation: SystemSpeculation, predict: Prediction | None, *, constrained: bool = False
+    ) -> RuntimeDrafts:
+        """``constrained``: whether there is a constraint. Raises InvalidRequest, which names the argument."""
         predicted = () if predict is None or isinstance(predict, str) else tuple(checked_tokens("predict", predict))
         text = predict if isinstance(predict, str) else ""
         if isinstance(speculation, bool):
@@ -103,6 +110,8 @@ class RuntimeDrafts:
         if not isinstance(speculation, SpecConfig):
             raise InvalidRequest(f'system_speculation must be True, False, "auto" or a SpecConfig, not {speculation!r}')
         _check_prediction(speculation, bool(predicted or text))
+        if "grammar" in speculation.sources and not constrained:
+            raise InvalidRequest('sources name "grammar": pass the constraint that forces tokens as constrain=')
         return cls(True, speculation.to_wire(), predicted, text)
 
 

@@ -41,8 +41,8 @@ class Speculator:
     the number of tokens in the context so far (the sum of the lengths given to ``accept`` since ``reset``), each
     next one is one higher. Two empty lists mean "no guess", which is a plain step. Or it returns a
     :class:`DraftTree`, whose positions follow from its parents. What a draft holds beyond ``max_tokens``, or beyond
-    64 tokens, is not sent. While drafts keep being wrong, the runtime leaves some of them out: all their tokens are
-    then "not accepted".
+    64 tokens, is not sent; every other draft is verified as far as the step has room for it, however wrong the last
+    ones were. Tokens that were not verified are "not accepted".
 
     If a method raises, or ``draft`` returns something else or a token that the model does not have, the traceback
     is written once to stderr, the speculator is not called again in this generation, and the generation goes on

@@ -11,7 +11,7 @@ def checked_tokens(name: str, values: Iterable[int]) -> list[int]:
     """``values`` as a list of whole numbers of at least 0. Raises InvalidRequest, which names the argument and the
     entry.
     """
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+    if isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Iterable):
         raise InvalidRequest(f"{name} must be a list of whole numbers, not {type(values).__name__}")
     numbers = list(values)
     for index, value in enumerate(numbers):

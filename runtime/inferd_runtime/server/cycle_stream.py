@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import anyio
 import msgspec
@@ -27,21 +27,17 @@ class Watchers:
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()
 
-    def check(self, tenant: str) -> None:
-        """Raises LimitExceeded where the tenant has as many as it may."""
+    @contextmanager
+    def count(self, tenant: str) -> Iterator[None]:
+        """One stream more while the block runs. Raises LimitExceeded where the tenant has as many as it may."""
         if self._open[tenant] >= MOST_STREAMS:
             raise LimitExceeded(
                 f"{MOST_STREAMS} streams of speculation are open already: close one",
                 limit="speculation_streams", value=MOST_STREAMS,
             )  # fmt: skip
-
-    async def count(self, tenant: str, events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-        """The events, counted as one stream while they are read."""
         self._open[tenant] += 1
         try:
-            async with aclosing(events):
-                async for event in events:
-                    yield event
+            yield
         finally:
             self._open[tenant] -= 1
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.server.replies import event_json
@@ -24,12 +26,21 @@ def stream_events(run: Run, request: Request) -> StreamingResponse:
     """
     as_sse = SSE in request.headers.get("accept", "")
     start, follow = _first_index(request), _follow(request)
-    return streamed(_lines(run, start, follow, as_sse), as_sse)
+    return EventResponse(_lines(run, start, follow, as_sse), as_sse=as_sse)
 
 
-def streamed(events: AsyncIterator[bytes], as_sse: bool) -> StreamingResponse:
-    """The response that carries encoded events."""
-    return StreamingResponse(events, media_type=SSE if as_sse else NDJSON, headers={"Cache-Control": "no-store"})
+class EventResponse(StreamingResponse):
+    """Carries encoded events. When it is over, however that came, it closes them, and then ``held``."""
+
+    def __init__(self, events: AsyncGenerator[bytes], *, as_sse: bool, held: ExitStack | None = None) -> None:
+        super().__init__(events, media_type=SSE if as_sse else NDJSON, headers={"Cache-Control": "no-store"})
+        self._events = events
+        self._held = held or ExitStack()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            async with aclosing(self._events):
+                await super().__call__(scope, receive, send)
 
 
 def _first_index(request: Request) -> int:
@@ -53,7 +64,7 @@ def _follow(request: Request) -> bool:
     return text == "true"
 
 
-async def _lines(run: Run, start: int, follow: bool, as_sse: bool) -> AsyncIterator[bytes]:
+async def _lines(run: Run, start: int, follow: bool, as_sse: bool) -> AsyncGenerator[bytes]:
     index = start
     while True:
         batch = await run.next_batch(index, PING_SECONDS if follow else 0)

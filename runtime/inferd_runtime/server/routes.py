@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import anyio.to_thread
@@ -15,7 +16,7 @@ from inferd_runtime import __version__
 from inferd_runtime.server.auth import TENANT_KEY
 from inferd_runtime.server.bundles import Program
 from inferd_runtime.server.cycle_stream import Watchers, cycle_events
-from inferd_runtime.server.event_stream import SSE, stream_events, streamed
+from inferd_runtime.server.event_stream import SSE, EventResponse, stream_events
 from inferd_runtime.server.metrics import TEXT_FORMAT, render
 from inferd_runtime.server.registry import Registry
 from inferd_runtime.server.replies import program_json, reply, run_json, run_summary
@@ -116,10 +117,11 @@ class Api:
         async def read(after: int) -> CyclePage:
             return await runtime.engine.call(GetCycles(tenant, after), CyclePage)
 
-        self.watchers.check(tenant)
         as_sse = SSE in request.headers.get("accept", "")
-        events = cycle_events(read, await read(-1), as_sse=as_sse, ended=lambda: runtime.closing)
-        return streamed(self.watchers.count(tenant, events), as_sse)
+        with ExitStack() as counted:
+            counted.enter_context(self.watchers.count(tenant))
+            events = cycle_events(read, await read(-1), as_sse=as_sse, ended=lambda: runtime.closing)
+            return EventResponse(events, as_sse=as_sse, held=counted.pop_all())
 
     async def upload(self, request: Request) -> Response:
         """Keep a program: 201, or 200 when it was there already."""

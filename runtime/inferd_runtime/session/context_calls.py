@@ -28,14 +28,14 @@ def append(state: SessionState, call: Call) -> None:
 
 
 def fork(state: SessionState, call: Call) -> None:
-    """A copy. While a generation runs, it holds what was delivered so far at most, and the generation goes on."""
+    """A copy. While a generation runs, it holds at most what closing it now would leave, and the generation goes on."""
     request: p.ForkContext = call.request
     state.check_room()
     entry = state.context(request.context)
-    user = entry.context.user
-    if not isinstance(user, Generation):
-        entry = state.free_context(request.context)
-    held = user.delivered_length if isinstance(user, Generation) else len(entry.context.tokens)
+    running = state.running_on(entry.context)
+    if running is not None:
+        return call.respond(state.open_context(entry.fork(*running.keep(request.length))))
+    held = len(state.free_context(request.context).context.tokens)
     if not -1 <= request.length <= held:
         raise p.InvalidRequest(f"cannot fork {request.length} tokens: the context holds {held}")
     call.respond(state.open_context(entry.fork(held if request.length < 0 else request.length)))
@@ -52,9 +52,13 @@ def truncate(state: SessionState, call: Call) -> None:
 
 
 def tokens(state: SessionState, call: Call) -> None:
-    """The token ids that a context holds."""
+    """The token ids that a context holds. A prompt's end that a generation has not written again yet is there."""
     request: p.ContextTokens = call.request
-    call.respond(p.Tokens(state.context(request.context).context.tokens[max(0, request.start) :]))
+    context = state.context(request.context).context
+    running = state.running_on(context)
+    length, missing = (0, ()) if running is None else running.keep()
+    held = [*context.tokens[:length], *missing] if missing else context.tokens
+    call.respond(p.Tokens(held[max(0, request.start) :]))
 
 
 def release(state: SessionState, call: Call) -> None:

@@ -43,6 +43,8 @@ def _begin(
     sampler = row_sampler(request.sampling, entry)
     with leased(state, entry, request.adapter) as lease:
         opened = generating.start(request, entry.model, entry.context, compiled, sampler, lease, healing)
+    if healing is not None:
+        entry.stand_from(healing.start)
     prompt = list(entry.context.tokens)
     if compiled is not None and request.constraint is not None and request.constraint.best_effort:
         run = at_once if state.compiles is None else partial(state.compiles.run, state.tenant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,10 @@ from inferd_runtime.session.host import ServedModel
 
 @dataclass(frozen=True)
 class Healing:
-    """What was cut from a context: ``tokens`` from index ``start`` on, whose text is ``prefix``."""
+    """What was cut from a context: ``tokens`` from index ``start`` on, whose text is ``prefix``.
+
+    What was written again is counted in the bytes of the tokens: a decoder may drop the space that a text begins with.
+    """
 
     context: Context
     model: ServedModel
@@ -43,25 +47,44 @@ class Healing:
         """Cut the context."""
         self.context.truncate(self.start)
 
+    def keep(self, length: int) -> tuple[int, Sequence[int]]:
+        """What is to stand if the generation ends when the context has ``length`` tokens: how many of these, and what comes back
+        behind them. All of what was cut, unless all of it was written again.
+        """
+        return (length, ()) if length < self.start or self._covered(length) else (self.start, self.tokens)
+
     def restore(self) -> None:
         """Put back what was cut, unless all of it was written again."""
-        written = self.model.tokenizer.decode(self.context.tokens[self.start :])
-        if not written.startswith(self.prefix):
-            self.context.truncate(self.start)
-            self.context.append(self.tokens)
+        length, missing = self.keep(len(self.context.tokens))
+        if missing:
+            self.context.truncate(length)
+            self.context.append(missing)
 
     def behind(self, decode: Callable[[int], str]) -> Callable[[int], str]:
         """A stream decoder that leaves out the text that was cut."""
-        left = len(self.prefix)
+        pieces, utf8 = self.model.grammars.table.tokens, codecs.getincrementaldecoder("utf-8")("replace")
+        left, new, begun = len(self.prefix.encode()), "", False
 
         def decoded(token: int) -> str:
-            nonlocal left
+            nonlocal left, new, begun
             text = decode(token)
-            skipped = min(left, len(text))
-            left -= skipped
-            return text[skipped:]
+            if begun:
+                return text
+            new += utf8.decode(pieces[token][left:])
+            left = max(0, left - len(pieces[token]))
+            begun = not left and bool(text)
+            return text[max(0, len(text) - len(new)) :] if begun else ""
 
         return decoded
+
+    def _covered(self, length: int) -> bool:
+        """Whether the first ``length`` tokens hold all that was cut."""
+        pieces, wanted, written = self.model.grammars.table.tokens, self.prefix.encode(), b""
+        for at in range(self.start, length):
+            if len(written) >= len(wanted):
+                break
+            written += pieces[self.context.tokens[at]]
+        return written.startswith(wanted)
 
 
 def check_healing(request: p.StartGenerate) -> None:

@@ -71,15 +71,23 @@ def check_speculation(request: p.StartGenerate) -> None:
     if request.speculation is not None:
         if not request.system_speculation:
             raise p.InvalidRequest("speculation (how to draft) needs system_speculation")
-        _check_settings(request.speculation, predicts)
+        _check_sources(request.speculation, predicts, request.constraint is not None)
+        _check_settings(request.speculation)
 
 
-def _check_settings(settings: p.SpeculationSettings, predicts: bool) -> None:
+def _check_sources(settings: p.SpeculationSettings, predicts: bool, constrained: bool) -> None:
     for source in settings.sources:
         if source == "program" or source not in p.SOURCES:
             raise p.InvalidRequest(f"speculation: there is no source {source!r} to choose")
+    if len(set(settings.sources)) < len(settings.sources):
+        raise p.InvalidRequest(f"speculation: the sources {', '.join(settings.sources)} name one twice")
+    if "grammar" in settings.sources and not constrained:
+        raise p.InvalidRequest('speculation: the source "grammar" needs a constraint')
     if settings.sources and predicts != ("predicted" in settings.sources):
         raise p.InvalidRequest('speculation: a prediction and "predicted" among the sources go together')
+
+
+def _check_settings(settings: p.SpeculationSettings) -> None:
     if not 1 <= settings.max_draft <= p.MAX_DRAFT:
         raise p.InvalidRequest(f"speculation: max_draft = {settings.max_draft} is outside 1 to {p.MAX_DRAFT}")
     if settings.verifier not in p.VERIFIERS:
@@ -105,7 +113,7 @@ def build_sources(
 
 
 def open_lookup(wish: Wish, model: ServedModel, context: Context) -> NgramDrafter:
-    """The n-gram index that the last generation left with the context, or a new one."""
+    """The n-gram index that the last generation left with the context, or a new one. Whoever cannot begin puts it back."""
     settings = wish.settings
     memory, context.memory = context.memory, None
     if memory is not None and isinstance(memory.drafter, NgramDrafter):
@@ -132,5 +140,5 @@ def open_drafters(wish: Wish, model: ServedModel, context: Context, sampler: Row
             tenant=context.tenant, sampler=sampler, name=settings.draft_model,
             verifier=settings.verifier, max_draft=settings.max_draft,
         )  # fmt: skip
-    elif settings.draft_model or "draft_model" in settings.sources:
+    elif "draft_model" in wish.names and (settings.draft_model or "draft_model" in settings.sources):
         raise p.NotFound(f"no draft model is served for {model.info.name!r}")

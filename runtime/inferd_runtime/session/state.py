@@ -58,14 +58,22 @@ class OpenContext:
         """Note where the conversation stands now."""
         self._turns.append((len(self.context.tokens), turn))
 
+    def stand_from(self, length: int) -> None:
+        """The conversation stands from ``length`` on where it stands now: what is behind may be written anew, in fewer tokens."""
+        turn = self.turn
+        self._turns = [*(mark for mark in self._turns if mark[0] <= length), (length, turn)]
+
     def truncate(self, length: int) -> None:
         """Cut the context; the conversation stands where it stood then."""
         self.context.truncate(length)
         self._turns = [self._turns[0], *(mark for mark in self._turns[1:] if mark[0] <= length)]
 
-    def fork(self, length: int | None = None) -> OpenContext:
-        """A copy of the first ``length`` tokens (None: all) that stands at the same place, and knows the earlier ones."""
+    def fork(self, length: int | None = None, behind: Sequence[int] = ()) -> OpenContext:
+        """A copy of the first ``length`` tokens (None: all), with the tokens ``behind`` them. It stands at the same place, and
+        knows the earlier ones.
+        """
         child = self.context.fork(length)
+        child.append(behind)
         return OpenContext(self.model, child, *(mark for mark in self._turns if mark[0] <= len(child.tokens)))
 
 
@@ -153,6 +161,10 @@ class SessionState:
         if handle not in self.generations:
             raise p.NotFound(f"generation {handle} does not exist or was closed")
         return self.generations[handle]
+
+    def running_on(self, context: Context) -> OpenGeneration | None:
+        """The generation that owns the context, if one does."""
+        return next((opened for opened in self.generations.values() if opened.generation is context.user), None)
 
     def end_generation(self, generation: Generation) -> None:
         """Close a generation but keep its handle, which still tells why it ended. Whoever waits for a step is told."""

@@ -15,6 +15,7 @@ from inferd import (
     Context,
     DraftTree,
     InvalidRequest,
+    Regex,
     Sampler,
     SourceStats,
     SpecConfig,
@@ -340,6 +341,8 @@ async def test_a_prediction_is_text_or_tokens_with_or_without_other_sources() ->
     assert (alone.system_speculation, alone.predicted, alone.predicted_text) == (False, [], TEXT)
     among = await started(predict=[5, 6], system_speculation=True)
     assert (among.system_speculation, among.predicted, among.predicted_text) == (True, [5, 6], "")
+    forced = SpecConfig(["grammar"])
+    assert (await started(constrain=Regex(".*"), system_speculation=forced)).speculation == forced.to_wire()
     named = await started(predict="x", system_speculation=SpecConfig(["predicted"]))
     assert named.speculation == SpeculationSettings(["predicted"])
     assert (await started(predict="")).predicted_text == ""
@@ -351,6 +354,7 @@ async def test_a_prediction_is_text_or_tokens_with_or_without_other_sources() ->
         ({"sources": "ngram"}, "sources"),
         ({"sources": ["oracle"]}, "'oracle'"),
         ({"sources": ["program"]}, "speculator="),
+        ({"sources": ["ngram", "corpus", "ngram"]}, "'ngram' twice"),
         ({"max_draft": 0}, "max_draft"),
         ({"max_draft": 65}, "from 1 to 64"),
         ({"max_draft": True}, "max_draft"),
@@ -374,7 +378,12 @@ def test_a_config_names_what_is_wrong(arguments: dict[str, Any], says: str) -> N
         ({"system_speculation": 1}, InvalidRequest, "system_speculation"),
         ({"system_speculation": SpecConfig(["predicted"])}, InvalidRequest, "predict="),
         ({"system_speculation": SpecConfig(["ngram"]), "predict": "x"}, InvalidRequest, "predict="),
+        ({"system_speculation": SpecConfig(["grammar"])}, InvalidRequest, "constrain="),
+        ({"system_speculation": SpecConfig(["ngram", "grammar"])}, InvalidRequest, "constrain="),
         ({"predict": 5}, InvalidRequest, "predict"),
+        ({"predict": b"x"}, InvalidRequest, "not bytes"),
+        ({"predict": bytearray(b"x")}, InvalidRequest, "not bytearray"),
+        ({"predict": memoryview(b"x")}, InvalidRequest, "not memoryview"),
         ({"predict": [-1]}, InvalidRequest, r"predict\[0\]"),
         ({"predict": "x", "speculator": Speculator()}, ValueError, "predict="),
         ({"system_speculation": "auto", "speculator": Speculator()}, ValueError, "exclude each other"),

@@ -165,9 +165,7 @@ def test_what_a_constraint_forbids_is_filtered_and_never_verified() -> None:
     run_program(program)
 
 
-@pytest.mark.parametrize(
-    "mode", [False, True, "auto", SpecConfig(["ngram"], max_draft=4), SpecConfig(["grammar"]), SpecConfig(tree=False)]
-)
+@pytest.mark.parametrize("mode", [False, True, "auto", SpecConfig(["ngram"], max_draft=4), SpecConfig(tree=False)])
 def test_every_mode_gives_the_same_tokens(mode: bool | SpecConfig) -> None:
     async def program() -> None:
         cycles: list[SpeculationCycle] = []

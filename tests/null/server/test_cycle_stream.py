@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import anyio
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
 from inferd.protocol import LimitExceeded, Unavailable
-from inferd_runtime.server.auth import Tokens
+from inferd_runtime.server.auth import TENANT_KEY, Tokens
 from inferd_runtime.server.cycle_stream import MOST_STREAMS, Watchers, cycle_events
 from inferd_runtime.server.gateway import make_app
 from inferd_runtime.server.registry import Registry
+from inferd_runtime.server.routes import Api
 from inferd_runtime.server.runtime import Runtime
 from inferd_runtime.session.link import CyclePage, GetCycles, WatchedCycle
 
@@ -72,23 +76,17 @@ async def test_it_ends_with_the_server() -> None:
     assert pages.asked == [5]
 
 
-async def test_a_tenant_has_so_many_streams_at_most() -> None:
+def test_a_tenant_has_so_many_streams_at_most() -> None:
     watchers = Watchers()
-
-    async def endless() -> AsyncGenerator[bytes]:
-        while True:
-            yield b"x"
-
-    streams = [watchers.count("a", endless()) for _ in range(MOST_STREAMS)]
-    for stream in streams:
-        watchers.check("a")
-        assert await anext(stream) == b"x"
-    with pytest.raises(LimitExceeded, match="8 streams"):
-        watchers.check("a")
-    watchers.check("b")
-    for stream in streams:
-        await stream.aclose()  # type: ignore[attr-defined]
-    watchers.check("a")
+    with contextlib.ExitStack() as streams:
+        for _ in range(MOST_STREAMS):
+            streams.enter_context(watchers.count("a"))
+        with pytest.raises(LimitExceeded, match="8 streams"), watchers.count("a"):
+            pass
+        with watchers.count("b"):
+            pass
+    with watchers.count("a"):
+        pass
 
 
 class Stub:
@@ -120,3 +118,78 @@ async def test_the_route_tells_a_tenant_its_own(tmp_path: Path) -> None:
     assert [json.loads(line)["step"] for line in answer.text.splitlines() if line] == [1, 2]
     assert {request.tenant for request in stub.asked} == {"alice"}
     assert [request.after for request in stub.asked[:3]] == [-1, 4, 6]
+
+
+class Slow(Stub):
+    """An engine that answers when it is told to, or not at all."""
+
+    def __init__(self, *, dies: bool = False) -> None:
+        super().__init__([CyclePage([], 4)] * (MOST_STREAMS + 5))
+        self.go = anyio.Event()
+        self.dies = dies
+
+    async def call(self, request: GetCycles, reply_type: type[CyclePage]) -> CyclePage:
+        self.asked.append(request)
+        await self.go.wait()
+        if self.dies:
+            raise Unavailable("the engine is gone")
+        return self.pages.pop(0)
+
+
+def watching(tenant: str = "a") -> Request:
+    return Request({"type": "http", "method": "GET", "headers": [], TENANT_KEY: tenant})
+
+
+def watched(stub: Stub) -> Api:
+    return Api(cast(Runtime, stub), cast(Registry, None))
+
+
+async def test_streams_that_open_at_once_do_not_pass_the_limit() -> None:
+    stub, opened, refused = Slow(), list[Response](), list[LimitExceeded]()
+    api = watched(stub)
+
+    async def open_one() -> None:
+        try:
+            opened.append(await api.cycles(watching()))
+        except LimitExceeded as error:
+            refused.append(error)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(MOST_STREAMS + 3):
+                tasks.start_soon(open_one)
+            await anyio.wait_all_tasks_blocked()
+            assert (len(stub.asked), len(refused)) == (MOST_STREAMS, 3)
+            stub.go.set()
+    assert len(opened) == MOST_STREAMS
+    with pytest.raises(LimitExceeded):
+        await api.cycles(watching())
+    await api.cycles(watching("b"))
+
+
+async def test_a_stream_that_ends_in_any_way_makes_room_for_another() -> None:
+    stub = Slow(dies=True)
+    stub.go.set()
+    api = watched(stub)
+    for _ in range(MOST_STREAMS + 1):
+        with pytest.raises(Unavailable):
+            await watched_once(api)
+    api = watched(Stub([CyclePage([], 4)] * 99))
+    for _ in range(MOST_STREAMS + 1):
+        with pytest.raises(ConnectionResetError):
+            await watched_once(api)
+
+
+async def watched_once(api: Api) -> None:
+    """One stream, whose client is gone before the first byte."""
+
+    async def receive() -> dict[str, Any]:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        raise ConnectionResetError
+
+    request = watching()
+    response = await api.cycles(request)
+    await response(request.scope, receive, send)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from inferd import protocol as p
 from inferd_grammar import GrammarCompiler, TokenTable
 from inferd_runtime.engine.adapters import AdapterSet
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.sampling import Logits
+from inferd_runtime.models.tokenizer import HubTokenizer
 from inferd_runtime.session.host import ServedModel
-from inferd_runtime.testing.byte_tokenizer import END, ByteTokenizer
+from inferd_runtime.testing.byte_tokenizer import END, TURN, ByteTokenizer
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE as BYTES
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.null_driver import NullDriver
@@ -44,9 +47,13 @@ def split(token: int) -> list[int]:
 class Liking(NullDriver):
     """Likes the word above all else."""
 
+    def __init__(self, *, vocab_size: int, word: int = WORD) -> None:
+        super().__init__(vocab_size=vocab_size)
+        self.word = word
+
     def logits(self, history: list[int]) -> Logits:
         logits = super().logits(history)
-        logits[WORD] = np.float32(99.0)
+        logits[self.word] = np.float32(99.0)
         return logits
 
 
@@ -57,6 +64,27 @@ def served(driver: NullDriver) -> ServedModel:
     info = p.ModelInfo("null", WORD + 1, driver.max_context, driver.page_size, [END], "null")
     engine = Engine(driver, EngineOptions(token_budget=64))
     return ServedModel(info, engine, WordTokenizer(), GrammarCompiler(table), AdapterSet(driver))
+
+
+PIECES = ["</s>", "▁", "w", "o", "r", "l", "d", "▁w", "wo", "▁wo", "▁wor", "ld", "▁world", "▁worn", "rl", "▁▁", "hello"]
+
+
+def spaced(driver: NullDriver) -> ServedModel:
+    """As SentencePiece models come: tokens hold the space before a word, and a text loses the one that it begins with."""
+    vocab = {piece: token for token, piece in enumerate(PIECES)}
+    backend = Tokenizer(models.BPE(vocab, []))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first")
+    backend.decoder = decoders.Sequence([decoders.Metaspace("▁", "never"), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    backend.add_special_tokens(["</s>"])
+    tokenizer = HubTokenizer(SimpleNamespace(is_fast=True, backend_tokenizer=backend, chat_template=None), [0])
+    table = TokenTable.from_tokenizer_json(tokenizer.json, vocab_size=len(PIECES), eos_ids=[0])
+    info = p.ModelInfo("null", len(PIECES), driver.max_context, driver.page_size, [0], "null")
+    engine = Engine(driver, EngineOptions(token_budget=64))
+    return ServedModel(info, engine, tokenizer, GrammarCompiler(table), AdapterSet(driver))
+
+
+def pieces(tokens: Sequence[int]) -> str:
+    return "".join(PIECES[token] for token in tokens if token).replace("▁", " ")
 
 
 @pytest.fixture
@@ -160,3 +188,115 @@ def test_the_context_is_the_prompt_and_what_was_said(prompt: str, seed: int, lea
     assert (prompt + said).startswith(held.rstrip("\ufffd")[: len(prompt + said)])
     assert caller.tokens(context)[: started.position] == list(prompt.encode())[: started.position]
     caller.close()
+
+
+# -- Decoders that drop a space --------------------------------------------------------------------------------------
+
+
+def test_a_space_that_the_decoder_drops_costs_no_text_and_no_tokens() -> None:
+    word = PIECES.index("▁world")
+    caller = DirectSession(spaced(Liking(vocab_size=len(PIECES), word=word)))
+    context = caller.context(p.Part("tokens", tokens=[PIECES.index("hello"), PIECES.index("▁wor")]))
+    done = caller.generate(context, max_tokens=2, heal=True)
+    assert (done.tokens, done.text) == ([word, word], "ld world")
+    assert pieces(caller.tokens(context)) == "hello world world"
+    caller.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    before=st.lists(st.integers(1, len(PIECES) - 1), min_size=1, max_size=5),
+    end=st.sampled_from(["▁", "w", "▁w", "▁wo", "▁wor", "r", "l"]),
+    seed=st.integers(0, 30),
+    leave=st.integers(0, 6),
+    speculation=st.booleans(),
+)
+def test_with_dropped_spaces_too_the_context_is_the_prompt_and_what_was_said(
+    before: list[int], end: str, seed: int, leave: int, speculation: bool
+) -> None:
+    prompt = [*before, PIECES.index(end)]
+    caller = DirectSession(spaced(NullDriver(vocab_size=len(PIECES))))
+    context = caller.context(p.Part("tokens", tokens=prompt))
+    hot = p.Sampling(temperature=1.0, seed=seed)
+    started = caller.call(p.StartGenerate(context, hot, 8, heal=True, system_speculation=speculation))
+    assert started.position < len(prompt)
+    said, _ = deliver(caller, started.generation, leave)
+    caller.call(p.CloseGenerate(started.generation))
+    assert pieces(caller.tokens(context)) == pieces(prompt) + said
+    caller.close()
+
+
+def deliver(caller: DirectSession, generation: int, leave: int) -> tuple[str, int]:
+    """The text and the number of tokens that come until ``leave`` of them or the end."""
+    said, count, finish = "", 0, ""
+    while not finish and count < leave:
+        reply = caller.call(p.NextSteps(generation))
+        finish, said = reply.finish, said + "".join(step.text for step in reply.steps)
+        count += sum(len(step.tokens) for step in reply.steps)
+    return said, count
+
+
+# -- While it runs, and when it cannot -------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    prompt=st.sampled_from(["see http:", "a:/", "x::", "é:/"]),
+    seed=st.integers(0, 30),
+    leave=st.integers(0, 4),
+    whole=st.booleans(),
+)
+def test_a_fork_of_a_healed_generation_keeps_the_prompts_end(prompt: str, seed: int, leave: int, whole: bool) -> None:
+    caller = DirectSession(served(NullDriver(vocab_size=WORD + 1)))
+    context = caller.text(prompt)
+    started = caller.call(p.StartGenerate(context, p.Sampling(temperature=1.0, seed=seed), 6, heal=True))
+    delivered = started.position + deliver(caller, started.generation, leave)[1]
+    shown = caller.tokens(context)
+    copy = caller.call(p.ForkContext(context, -1 if whole else delivered))
+    first = caller.call(p.ForkContext(context, started.position)).context
+    before = caller.call(p.ForkContext(context, started.position - 1)).context
+    left = caller.call(p.CloseGenerate(started.generation))
+    end = [token for token in caller.tokens(context) if token != END]
+    assert (caller.tokens(copy.context), copy.length) == (end, len(end))
+    assert shown[: len(end)] == end
+    assert left.length == len(caller.tokens(context))
+    assert caller.tokens(first) == list(prompt.encode())
+    assert caller.tokens(before) == list(prompt.encode())[: started.position - 1]
+    assert caller.generate(copy.context, max_tokens=2).tokens
+    caller.close()
+
+
+def test_a_fork_of_a_healed_generation_holds_no_more_than_the_prompt(caller: DirectSession) -> None:
+    context = caller.text(PROMPT)
+    caller.call(p.StartGenerate(context, max_tokens=5, heal=True))
+    with pytest.raises(
+        p.InvalidRequest, match=f"cannot fork {len(PROMPT) + 1} tokens: the context holds {len(PROMPT)}"
+    ):
+        caller.call(p.ForkContext(context, len(PROMPT) + 1))
+
+
+@pytest.mark.parametrize("leave", [0, 1])
+def test_a_healed_prompt_that_got_shorter_stands_where_it_stood(leave: int) -> None:
+    caller = DirectSession(served(Liking(vocab_size=WORD + 1)))
+    parts = [p.Part("message", "user", "hi"), p.Part("cue"), p.Part("text", text="see x:/")]
+    context, later = caller.context(*parts), p.Part("message", "user", "more")
+    started = caller.call(p.StartGenerate(context, max_tokens=4, heal=True))
+    deliver(caller, started.generation, leave)
+    copies = [caller.call(p.ForkContext(context)).context]
+    caller.call(p.CloseGenerate(started.generation))
+    copies.append(caller.call(p.ForkContext(context)).context)
+    for held in (context, *copies):
+        length = len(caller.tokens(held))
+        caller.call(p.AppendContext(held, [later]))
+        assert bytes(split(token)[0] if token == WORD else token % 256 for token in caller.tokens(held)[length:]) == (
+            bytes([END % 256, TURN % 256]) + b"user:more" + bytes([END % 256])
+        )
+    caller.close()
+
+
+def test_whatever_stops_a_start_leaves_the_prompt_whole(caller: DirectSession) -> None:
+    context = caller.text(PROMPT)
+    with pytest.raises(UnicodeEncodeError):
+        caller.call(p.StartGenerate(context, max_tokens=5, heal=True, predicted_text="\ud800"))
+    assert caller.tokens(context) == list(PROMPT.encode())
+    assert caller.generate(context, max_tokens=2, heal=True).text == "//://"

@@ -12,6 +12,7 @@ from inferd import protocol as p
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.session.hub import SessionHub
 from inferd_runtime.session.speculating import Wish, build_sources, open_drafters
+from inferd_runtime.speculation.ngram import NgramDrafter
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.served import null_model
@@ -46,7 +47,6 @@ def names(request: p.StartGenerate, *, auto: bool = True) -> list[str] | None:
         ({"system_speculation": True}, ["ngram"]),
         ({"system_speculation": True, "constraint": REGEX}, ["grammar", "ngram"]),
         ({"system_speculation": True, "speculation": WISHED(["ngram"]), "constraint": REGEX}, ["ngram"]),
-        ({"system_speculation": True, "speculation": WISHED(["grammar"])}, None),
         ({"system_speculation": True, "speculation": WISHED(["grammar"]), "constraint": REGEX}, ["grammar"]),
         ({"system_speculation": True, "speculation": WISHED(auto=True)}, ["ngram"]),
         ({"predicted_text": "abc"}, ["predicted"]),
@@ -63,6 +63,8 @@ def test_an_operator_decides_for_those_who_leave_it_open() -> None:
     auto = p.StartGenerate(1, system_speculation=True, speculation=WISHED(auto=True))
     assert names(auto, auto=False) is None
     assert names(dataclasses.replace(auto, speculation=None), auto=False) == ["ngram"]
+    named = p.StartGenerate(1, system_speculation=True, speculation=WISHED(auto=True, draft_model="tiny-draft"))
+    assert names(named, auto=False) is None
 
 
 @pytest.mark.parametrize(
@@ -72,6 +74,9 @@ def test_an_operator_decides_for_those_who_leave_it_open() -> None:
         ({"speculation": WISHED(["oracle"])}, "'oracle'"),
         ({"speculation": WISHED(["program"])}, "'program'"),
         ({"speculation": WISHED(["predicted"])}, "predicted"),
+        ({"speculation": WISHED(["grammar"])}, 'source "grammar"'),
+        ({"speculation": WISHED(["ngram", "grammar"])}, 'source "grammar"'),
+        ({"speculation": WISHED(["ngram", "corpus", "ngram"])}, "ngram, corpus, ngram name one twice"),
         ({"speculation": WISHED(["ngram"]), "predicted": [1]}, "predicted"),
         ({"speculation": WISHED(max_draft=0)}, "max_draft = 0"),
         ({"speculation": WISHED(max_draft=65)}, "1 to 64"),
@@ -142,6 +147,23 @@ def test_a_generation_that_cannot_start_drops_its_sources(caller: DirectSession,
     with pytest.raises(p.InvalidRequest, match="max_tokens"):
         caller.call(p.StartGenerate(caller.text("hello"), max_tokens=0, system_speculation=True))
     assert dropped == ["ngram"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"max_tokens": 0}, {"speculation": WISHED(["ngram", "draft_model"])}, {"adapter": "unknown"}],
+)
+def test_a_refused_generation_leaves_the_index_of_the_last_one(
+    caller: DirectSession, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    context = caller.text(REPEATING)
+    caller.generate(context, max_tokens=4, system_speculation=True)
+    with pytest.raises(p.InferdError):
+        caller.call(p.StartGenerate(context, system_speculation=True, **fields))
+    built: list[object] = []
+    monkeypatch.setattr(NgramDrafter, "__init__", lambda self, *_: built.append(self))
+    assert caller.generate(context, max_tokens=4, system_speculation=True).tokens
+    assert built == []
 
 
 def test_the_engine_counts_what_its_steps_tell() -> None:
