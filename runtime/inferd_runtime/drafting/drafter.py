@@ -113,8 +113,8 @@ class DraftModelDrafter(Drafter):
         self._stream_ended = False
         self._line.counters.misses += not agreed
         self._line.counters.hits += agreed and used < drawn
-        if self._skip:
-            self._skip -= 1
+        if self._skip or not self.needed:
+            self._skip = max(0, self._skip - 1)
             self._wanted = 0
             return
         self._choose()

@@ -18,6 +18,9 @@ class Drafter:
     insists = False
     """Whether what it proposes is verified whatever experience says."""
 
+    needed = True
+    """Whether its next guess is: whoever asks sets it to False while other sources guess well enough."""
+
     def begin(self, prompt: Sequence[int]) -> None:
         """The generation starts behind these tokens, the whole context. One that observed the first of them before learns the
         rest.

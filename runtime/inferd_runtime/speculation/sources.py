@@ -69,6 +69,11 @@ class Source:
         """See :class:`Drafter`."""
         self._guarded(lambda drafter: drafter.observe(tokens), None)
 
+    def need(self, needed: bool) -> None:
+        """See :class:`Drafter`."""
+        if self._drafter is not None:
+            self._drafter.needed = needed
+
     def propose(self, limit: int, ahead: Sequence[int]) -> Proposal:
         """See :class:`Drafter`. Nothing while it rests."""
         if self._rest:
@@ -175,6 +180,8 @@ class SourceSet:
     def observe(self, tokens: Sequence[int]) -> None:
         """Tell every source which tokens stand now."""
         self._observed += len(tokens)
+        for source in self._slow:
+            source.need(not self._well_guessed)
         for source in self._sources:
             source.observe(tokens)
 

@@ -190,13 +190,18 @@ class Slow(Scripted):
 
 
 def test_nobody_waits_for_a_slow_source_while_another_guesses_well() -> None:
-    sources = together(Scripted("ngram", Proposal([1, 2, 3, 4, 5])), Slow("draft_model", Proposal(())))
+    slow = Slow("draft_model", Proposal(()))
+    sources = together(Scripted("ngram", Proposal([1, 2, 3, 4, 5])), slow)
     assert not sources.ready()
     draft = sources.propose(16)
     sources.settle(draft, range(5), 1.2)
     assert sources.ready()
+    sources.observe([1, 2, 3, 4, 5, 6])
+    assert not slow.needed, "it would draft on for nobody"
     sources.settle(sources.propose(16), range(1), 1.2)
     assert not sources.ready()
+    sources.observe([1, 2])
+    assert slow.needed
 
 
 def test_a_program_is_asked_every_time() -> None:
