@@ -20,7 +20,11 @@ REACH = 32
 CANDIDATES = 8
 """How many occurrences, newest first, are looked at."""
 BATCH = 4096
-"""How many tokens the dictionary holds before they are frozen."""
+"""How many tokens the dictionaries hold before they are frozen."""
+COPIED_SHARE = 64
+"""A fork copies the n-grams of at most one in so many tokens of a batch, the newest; of more it shares the dictionary."""
+SHARED = 4
+"""How many dictionaries are shared before all is frozen, so that a lookup stays short."""
 CAPACITY = 1 << 18
 """How many tokens one context's index remembers; the oldest are forgotten. About 34 bytes each."""
 END = -(1 << 31)
@@ -36,6 +40,7 @@ class Text:
         self.start = 0
         self._past = array("i")
         self._rest = array("i")
+        self._rest_is_shared = False
 
     @property
     def end(self) -> int:
@@ -44,12 +49,15 @@ class Text:
 
     def append(self, tokens: array[int]) -> None:
         """Append tokens."""
-        self._rest += tokens
+        if self._rest_is_shared:
+            self._rest, self._rest_is_shared = self._rest + tokens, False
+        else:
+            self._rest += tokens
 
     def fold(self, capacity: int) -> None:
         """Make the rest part of the past and forget all but the newest ``capacity`` tokens."""
         whole = self._past + self._rest
-        self._past, self._rest = whole[-capacity:], array("i")
+        self._past, self._rest, self._rest_is_shared = whole[-capacity:], array("i"), False
         self.start += len(whole) - len(self._past)
 
     def read(self, first: int, last: int) -> array[int]:
@@ -72,9 +80,10 @@ class Text:
         return [past[at] if (at := place - shift) < count else rest[at - count] for place in places]
 
     def fork(self) -> Text:
-        """A copy that shares the past."""
+        """A copy that shares the past, and the rest until either of them appends something; O(1)."""
         twin = Text()
-        twin.start, twin._past, twin._rest = self.start, self._past, self._rest[:]
+        twin.start, twin._past, twin._rest = self.start, self._past, self._rest
+        twin._rest_is_shared = self._rest_is_shared = True
         return twin
 
 
@@ -94,7 +103,7 @@ class NgramIndex:
 
     A few thousand new tokens are frozen where they are appended; more are frozen by ``builder`` while the newest of them can be
     found already. Without a builder all is built where it is appended: for tests, and for texts that are short. Besides what
-    CAPACITY says, the dictionary takes up to 2 MB.
+    CAPACITY says, the dictionaries take up to 2 MB, most of which forks share.
     """
 
     def __init__(
@@ -113,6 +122,9 @@ class NgramIndex:
         self._batch = batch
         self._text = Text()
         self._frozen: list[FrozenGrams] = []
+        # From here on nothing is frozen: it lies in _shared, newest first and never written to, and then in _recent.
+        self._loose = 0
+        self._shared: tuple[RecentGrams, ...] = ()
         self._recent = RecentGrams(0, b"", self._orders)
         self._pending: Future[FrozenGrams] | None = None
 
@@ -133,22 +145,39 @@ class NgramIndex:
         self._text.append(new)
         # Freezing is cheaper by the token; behind what is frozen already it does some of that again.
         many = self._batch // (8 if self._frozen else 64)
-        if len(new) > many or len(self._recent) + len(new) > self._batch:
+        if len(new) > many or self._text.end - self._loose > self._batch:
             self._freeze()
         else:
             self._recent.extend(new.tobytes())
 
     def settle(self) -> None:
-        """Wait until everything that was appended is frozen or in the dictionary."""
+        """Wait until everything that was appended is frozen or in a dictionary."""
         while self._pending is not None:
             self._take(self._pending)
 
     def fork(self) -> NgramIndex:
-        """A copy that shares what is frozen; O(tokens since the last freeze)."""
+        """A copy that shares all but the newest few tokens. O(1): more of them are not copied but shared from here on, and when
+        that was done SHARED times, frozen.
+        """
+        if len(self._recent) > self._batch // COPIED_SHARE:
+            self._share()
         twin = NgramIndex(self._orders, self._capacity, self._builder, self._batch)
         twin._text, twin._recent = self._text.fork(), self._recent.fork()
+        twin._loose, twin._shared = self._loose, self._shared
         twin._frozen, twin._pending = self._frozen, self._pending
         return twin
+
+    def _share(self) -> None:
+        """Begin another dictionary; the one so far does not change any more."""
+        if len(self._shared) < SHARED:
+            self._shared = (self._recent, *self._shared)
+            self._recent = self._empty()
+        else:
+            self._freeze()
+
+    def _empty(self) -> RecentGrams:
+        """A dictionary for what comes behind the text."""
+        return RecentGrams(self._text.end, self._text.last(self._orders[-1]).tobytes(), self._orders)
 
     def tail(self, ahead: Sequence[int] = ()) -> array[int]:
         """The last tokens (at most REACH) of the text with ``ahead`` behind it."""
@@ -203,8 +232,10 @@ class NgramIndex:
         return tokens[: tokens.index(END)] if END in tokens else tokens
 
     def _places(self, order: int, grams: bytes, newest_first: array[int]) -> list[int]:
-        recent = self._recent
-        places, before = recent.places(grams[-WIDTH * order :], CANDIDATES), recent.start
+        gram, before = grams[-WIDTH * order :], self._loose
+        places = self._recent.places(gram, CANDIDATES)
+        for older in self._shared:
+            places += older.places(gram, CANDIDATES - len(places))
         if len(places) < CANDIDATES:
             hashed = sum(map(mul, newest_first[:order], POWERS))
             for part in self._frozen:
@@ -254,12 +285,10 @@ class NgramIndex:
     def _freeze(self) -> None:
         """Freeze all: the newest here and now, what is more in the background."""
         self._text.fold(self._capacity)
-        text, end = self._text, self._text.end
-        start = self._unmerged()
+        start, end = self._unmerged(), self._text.end
         newest = start if self._builder is None else max(start, end - 2 * self._batch)
         self._adopt(FrozenGrams(*self._stretch(newest, end)))
-        window = text.read(max(text.start, end - self._orders[-1]), end)
-        self._recent = RecentGrams(end, window.tobytes(), self._orders)
+        self._loose, self._shared, self._recent = end, (), self._empty()
         self._complete()
 
     def _unmerged(self) -> int:
@@ -273,7 +302,7 @@ class NgramIndex:
 
     def _complete(self) -> None:
         """Have built what is not in one piece yet."""
-        start, end = self._unmerged(), self._recent.start
+        start, end = self._unmerged(), self._loose
         done = start == end or any(part.start <= start and end <= part.end for part in self._frozen)
         if self._pending is None and self._builder is not None and not done:
             self._pending = self._builder.submit(FrozenGrams, *self._stretch(start, end))
@@ -293,6 +322,7 @@ class NgramIndex:
 
     def _adopt(self, part: FrozenGrams) -> None:
         """Take in a part, newest first, for those that it covers; three at most, so that a lookup stays short."""
-        kept = [old for old in self._frozen if not (part.start <= old.start and old.end <= part.end)]
+        oldest = self._text.start
+        kept = [old for old in self._frozen if not (part.start <= max(old.start, oldest) and old.end <= part.end)]
         parts = sorted([*kept, part], key=lambda one: -one.start)
         self._frozen = parts[:1] + parts[1:][-2:]
