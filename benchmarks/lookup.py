@@ -15,12 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from measure import Figure, figure, interleaved, percentile, read_bandwidth
 
-from inferd_runtime.speculation.corpus import CAPACITY, Corpora
+from inferd_runtime.speculation.corpus import Corpora
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.ngram import NgramDrafter
 from inferd_runtime.speculation.predicted import PredictedText
 
 CONTEXTS = {"1k": 1_000, "8k": 8_000, "32k": 32_000, "128k": 131_072}
+CORPUS = 1_000_000
 VOCABULARY = 32_000
 STEPS = 400
 ROUNDS = 5
@@ -52,17 +53,15 @@ def timed(call: Callable[[], object]) -> float:
 class Stepper:
     """One drafter through the steps of a generation, again and again from the same context."""
 
-    def __init__(self, drafter: Drafter, output: Sequence[int]) -> None:
-        self._drafter = drafter
+    def __init__(self, make: Callable[[], Drafter], output: Sequence[int]) -> None:
+        self._make = make
         self._output = output
         self.proposing: list[float] = []
         self.observing: list[float] = []
 
     def run(self) -> float:
         """Median microseconds of the proposals that found something, over one pass through the output, token by token."""
-        drafter = self._drafter.fork()
-        assert drafter is not None
-        found = []
+        drafter, found = self._make(), []
         for token in self._output:
             start = time.perf_counter_ns()
             drafter.observe([token])
@@ -77,23 +76,25 @@ class Stepper:
 
 def steppers(contexts: Sequence[str]) -> dict[str, Stepper]:
     """The arms: an n-gram drafter at each length, a corpus of a million tokens, and predicted text under edits."""
-    text = sample_text(CAPACITY + STEPS)
+    text = sample_text(CORPUS + STEPS)
     arms: dict[str, Stepper] = {}
     for name in contexts:
         length = CONTEXTS[name]
         ngram = NgramDrafter()
         ngram.observe(text[:length])
-        arms[name] = Stepper(ngram, text[length : length + STEPS])
-    corpora = Corpora()
-    corpora.of("").add(text[:CAPACITY])
-    corpus = corpora.drafter("")
-    corpus.observe(text[:100])
-    arms["corpus_1m"] = Stepper(corpus, text[CAPACITY:])
-    predicted = PredictedText(text[: CONTEXTS["32k"]])
-    predicted.observe([0])
+        arms[name] = Stepper(ngram.fork, text[length : length + STEPS])
+    corpora = Corpora(capacity=CORPUS)
+    corpora.of("").add(text[:CORPUS])
+    arms["corpus_1m"] = Stepper(lambda: begun(corpora.drafter(""), text[:100]), text[CORPUS:])
     edited = [token for at, token in enumerate(text[: 2 * STEPS]) if at % 20 > 2][:STEPS]
-    arms["predicted_32k"] = Stepper(predicted, edited)
+    arms["predicted_32k"] = Stepper(lambda: begun(PredictedText(text[: CONTEXTS["32k"]]), [0]), edited)
     return arms
+
+
+def begun(drafter: Drafter, prompt: Sequence[int]) -> Drafter:
+    """The drafter behind a prompt."""
+    drafter.begin(prompt)
+    return drafter
 
 
 def measure_lookup(contexts: Sequence[str] = tuple(CONTEXTS), rounds: int = ROUNDS) -> dict[str, Figure]:

@@ -1,7 +1,8 @@
 """Lookup in what the same tenant's other generations wrote. Only for requests that ask for it.
 
 A draft that is accepted is faster than one that is not, so what a corpus holds can be told from outside by timing. Therefore it
-never leaves its tenant, and holds outputs of requests that opted in, never prompts.
+never leaves its tenant, and holds outputs of requests that opted in, never prompts. Nor does what others do change it: were it
+to make room for theirs, its loss would tell a tenant that they are at work.
 """
 
 from __future__ import annotations
@@ -17,10 +18,8 @@ from inferd_runtime.speculation.ngram_index import END, REACH, NgramIndex
 
 ORDERS = (4, 8)
 """Two or three tokens in common say little about what another text goes on with."""
-CAPACITY = 1_000_000
-"""Tokens of one tenant; the oldest are forgotten. About 24 bytes each."""
-TENANTS = 16
-"""Tenants with a corpus; of more, the one whose corpus was wanted longest ago loses it."""
+CAPACITY = 1 << 18
+"""Tokens of one tenant; the oldest are forgotten. About 24 bytes each, 8 MB in all."""
 CONTRIBUTION = 32_768
 """Tokens that one generation leaves behind, at most: its first."""
 
@@ -38,21 +37,24 @@ class Corpus:
 
 
 class Corpora:
-    """The corpora of one model, by tenant."""
+    """The corpora of one model, by tenant.
 
-    def __init__(self, builder: Executor | None = None, capacity: int = CAPACITY, tenants: int = TENANTS) -> None:
-        """``capacity`` tokens for each of ``tenants`` at most; ``builder`` belongs to the caller."""
+    Each tenant has as much room as it would have alone, and there is no bound on all together: the operator names the tenants,
+    so these are as many as it has memory for. A bound would let one tenant's use cost another its corpus, or its turn to have
+    one, and both can be timed.
+    """
+
+    def __init__(self, builder: Executor | None = None, capacity: int = CAPACITY) -> None:
+        """``capacity`` tokens for each tenant; ``builder`` belongs to the caller."""
         self._builder = builder
         self._capacity = capacity
-        self._tenants = tenants
         self._corpora: dict[str, Corpus] = {}
 
     def of(self, tenant: str) -> Corpus:
         """The tenant's corpus, new where there is none."""
-        corpus = self._corpora.pop(tenant, None) or Corpus(self._capacity, self._builder)
-        self._corpora[tenant] = corpus
-        if len(self._corpora) > self._tenants:
-            del self._corpora[next(iter(self._corpora))]
+        corpus = self._corpora.get(tenant)
+        if corpus is None:
+            corpus = self._corpora[tenant] = Corpus(self._capacity, self._builder)
         return corpus
 
     def drafter(self, tenant: str, max_draft: int = MAX_DRAFT, tree: bool = True) -> CorpusDrafter:
@@ -85,13 +87,6 @@ class CorpusDrafter(Drafter):
         """The continuation of the longest match."""
         tail = (self._tail + array("i", ahead))[-REACH:]
         return look_up(self._corpus.index, tail, min(limit, self._max_draft), tree=self._tree)
-
-    def fork(self) -> CorpusDrafter:
-        """A copy; what was written so far is contributed by the original alone."""
-        twin = CorpusDrafter(self._corpus, self._max_draft, self._tree)
-        twin._tail = self._tail
-        twin._output = None if self._output is None else array("i")
-        return twin
 
     def drop(self) -> None:
         """Contribute the output."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
-from copy import copy
 from operator import mul
 from typing import NamedTuple
 
@@ -46,7 +45,7 @@ class PredictedText(Drafter):
     The longest of 8, 4 and 2 tokens that occur decide, and of their occurrences the first behind the place that was reached:
     insertions, deletions and replacements all go on there. Only where there is none, the last before it. A single token is
     enough just behind the place that was reached: most replacements are of a token or two. Memory: about 34 bytes per token of
-    the prediction, shared by forks.
+    the prediction.
     """
 
     source = "predicted"
@@ -88,11 +87,6 @@ class PredictedText(Drafter):
     def settle(self) -> None:
         """Wait until the prediction is indexed."""
         self._grams.result()
-
-    def fork(self) -> PredictedText:
-        """A copy that shares the prediction."""
-        # Whatever changes is replaced, never written to.
-        return copy(self)
 
     def _follow(self, tokens: Sequence[int]) -> tuple[Anchor, array[int]]:
         """Where the output stands behind these tokens, and its last tokens."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from inferd_runtime.speculation.corpus import CONTRIBUTION, ORDERS, Corpora, CorpusDrafter
+from inferd_runtime.speculation.corpus import CAPACITY, CONTRIBUTION, ORDERS, Corpora, CorpusDrafter
+from inferd_runtime.speculation.counters import SpeculationCounters
 from inferd_runtime.speculation.drafts import NOTHING, Proposal
-from inferd_runtime.speculation.ngram_index import CANDIDATES, END, REACH
+from inferd_runtime.speculation.ngram_index import BATCH, CANDIDATES, END, REACH
+from inferd_runtime.speculation.sources import SourceSet
+from inferd_runtime.speculation.survival import Survival
 
 OUTPUTS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=30), max_size=6)
 
@@ -88,54 +93,44 @@ def test_prompts_are_not_contributed_and_outputs_only_at_the_end() -> None:
     assert generation(corpora, "one", [3, 4, 5, 6]).propose(4) == NOTHING
 
 
-def test_a_fork_contributes_what_it_wrote_itself() -> None:
-    corpora = Corpora()
-    original = generation(corpora, "one", [9], 1, 2, 3, 4)
-    twin = original.fork()
-    twin.observe([5, 6, 7, 8, 9])
-    twin.drop()
-    assert corpora.of("one").index.size == 6
-    assert generation(corpora, "one", [1, 2, 3, 4]).propose(4) == NOTHING
-    assert list(generation(corpora, "one", [5, 6, 7, 8]).propose(4).tokens) == [9]
-    original.observe([11])
-    original.drop()
-    assert list(generation(corpora, "one", [1, 2, 3, 4]).propose(4).tokens) == [11]
-
-
 class Tenants(RuleBasedStateMachine):
-    """Generations of several tenants, whose tokens tell whose they are."""
+    """Generations of several tenants, whose tokens tell whose they are, and the same ones of each tenant alone on a server."""
 
     @initialize()
     def start(self) -> None:
-        self.corpora = Corpora(capacity=120, tenants=3)
-        self.running: list[tuple[int, CorpusDrafter]] = []
+        self.corpora = Corpora(capacity=120)
+        self.alone = {tenant: Corpora(capacity=120) for tenant in range(5)}
+        self.running: list[tuple[int, CorpusDrafter, CorpusDrafter]] = []
 
     @rule(tenant=st.integers(0, 4))
     def begin(self, tenant: int) -> None:
-        self.running.append((tenant, generation(self.corpora, str(tenant), [0, 0, 0, 0])))
+        together, alone = (generation(one, str(tenant), [0, 0, 0, 0]) for one in (self.corpora, self.alone[tenant]))
+        self.running.append((tenant, together, alone))
 
     @rule(which=st.integers(0, 99), tokens=st.lists(st.integers(0, 1), max_size=30))
     def write(self, which: int, tokens: list[int]) -> None:
         if self.running:
-            tenant, drafter = self.running[which % len(self.running)]
-            drafter.observe([0, 0, 0, 0, *(10 * tenant + 10 + token for token in tokens)])
+            tenant, *drafters = self.running[which % len(self.running)]
+            for drafter in drafters:
+                drafter.observe([0, 0, 0, 0, *(10 * tenant + 10 + token for token in tokens)])
 
     @rule(which=st.integers(0, 99))
     def end(self, which: int) -> None:
         if self.running:
-            self.running.pop(which % len(self.running))[1].drop()
+            _, *drafters = self.running.pop(which % len(self.running))
+            for drafter in drafters:
+                drafter.drop()
 
-    @rule(which=st.integers(0, 99))
-    def propose(self, which: int) -> None:
+    @rule(which=st.integers(0, 99), ahead=st.sampled_from([[], [0, 0, 0, 0]]))
+    def propose(self, which: int, ahead: list[int]) -> None:
         if self.running:
-            tenant, drafter = self.running[which % len(self.running)]
-            own = {0, 10 * tenant + 10, 10 * tenant + 11}
-            assert set(drafter.propose(16).tokens) <= own
-            assert set(drafter.propose(16, [0, 0, 0, 0]).tokens) <= own
+            tenant, together, alone = self.running[which % len(self.running)]
+            proposal = together.propose(16, ahead)
+            assert set(proposal.tokens) <= {0, 10 * tenant + 10, 10 * tenant + 11}
+            assert proposal == alone.propose(16, ahead), "what others do can be told from how quick a guess is"
 
     @invariant()
     def memory_is_bounded(self) -> None:
-        assert len(self.corpora._corpora) <= 3
         assert all(corpus.index.remembered <= 120 + 4096 for corpus in self.corpora._corpora.values())
 
 
@@ -150,14 +145,36 @@ def test_a_corpus_never_crosses_tenants() -> None:
     assert list(generation(corpora, "one", [1, 2, 3, 4]).propose(4).tokens) == [5, 6]
 
 
-def test_the_corpus_wanted_longest_ago_makes_room() -> None:
-    corpora = Corpora(tenants=2)
-    for tenant in ("one", "two"):
-        generation(corpora, tenant, [9], 1, 2, 3, 4, 5).drop()
-    late = generation(corpora, "one", [1, 2, 3, 4])
-    corpora.of("three")
-    assert late.propose(1).tokens == [5]
-    assert generation(corpora, "two", [1, 2, 3, 4]).propose(1) == NOTHING
+def test_no_number_of_other_tenants_takes_a_corpus_away() -> None:
+    corpora = Corpora(capacity=200)
+    generation(corpora, "one", [9], 1, 2, 3, 4, 5).drop()
+    for tenant in range(300):
+        for _ in range(3):
+            generation(corpora, f"other {tenant}", [9], *range(200)).drop()
+    assert generation(corpora, "one", [1, 2, 3, 4]).propose(1) == Proposal([5], match=4)
+    late = corpora.of("late")
+    late.add([1, 2, 3, 4, 6])
+    assert generation(corpora, "late", [1, 2, 3, 4]).propose(1) == Proposal([6], match=4)
+
+
+def test_the_full_corpus_of_a_tenant_takes_eight_megabytes() -> None:
+    text = array("i", range(CONTRIBUTION))
+    tracemalloc.start()
+    try:
+        corpus = Corpora().of("one")
+        for _ in range(2 * CAPACITY // CONTRIBUTION):
+            corpus.add(text)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert CAPACITY <= corpus.index.remembered <= CAPACITY + BATCH
+    assert held < 8e6
+
+
+def test_a_corpus_drafter_does_not_stay_with_its_context() -> None:
+    sources = SourceSet([Corpora().drafter("one")], Survival().request(), SpeculationCounters())
+    sources.begin([1, 2, 3])
+    assert sources.memory() is None
 
 
 def test_the_oldest_outputs_are_forgotten() -> None:

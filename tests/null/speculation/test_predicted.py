@@ -11,9 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.errors import LimitExceeded
+from inferd_runtime.speculation.counters import SpeculationCounters
 from inferd_runtime.speculation.drafts import NOTHING, Proposal
 from inferd_runtime.speculation.grams import MAX_TOKENS
+from inferd_runtime.speculation.ngram import NgramDrafter
 from inferd_runtime.speculation.predicted import BESIDE, CONFIRMED, NEAR, ORDERS, REACH, PredictedText
+from inferd_runtime.speculation.sources import SourceSet
+from inferd_runtime.speculation.survival import Survival
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
 LONG = st.lists(st.integers(0, 9), max_size=200)
@@ -112,16 +116,13 @@ def test_a_proposal_follows_the_rules(prediction: list[int], output: list[int], 
     assert drafter.propose(limit) == before
 
 
-@given(TOKENS, TOKENS, TOKENS, TOKENS)
-def test_a_fork_and_its_original_go_their_own_ways(
-    prediction: list[int], before: list[int], left: list[int], right: list[int]
-) -> None:
-    original = begun(prediction, before)
-    twin = original.fork()
-    original.observe(left)
-    twin.observe(right)
-    assert original.propose(9) == begun(prediction, before + left).propose(9)
-    assert twin.propose(9) == begun(prediction, before + right).propose(9)
+def test_a_prediction_does_not_stay_with_its_context_but_the_ngram_index_beside_it_does() -> None:
+    ngram = NgramDrafter()
+    sources = SourceSet([PredictedText([1, 2, 3]), ngram], Survival().request(), SpeculationCounters())
+    sources.begin([1, 2])
+    memory = sources.memory()
+    assert memory is not None
+    assert memory.drafter is ngram
 
 
 def test_the_prompt_says_nothing_and_the_start_is_trusted() -> None:
