@@ -262,7 +262,7 @@ def test_a_fork_of_a_healed_generation_keeps_the_prompts_end(prompt: str, seed: 
     assert left.length == len(caller.tokens(context))
     assert caller.tokens(first) == list(prompt.encode())
     assert caller.tokens(before) == list(prompt.encode())[: started.position - 1]
-    assert caller.generate(copy.context, max_tokens=2).tokens
+    assert caller.generate(copy.context, max_tokens=2).finish
     caller.close()
 
 
