@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 LONG_MATCH = 12
-LOSS = 8.0
-FIRST_WAIT = 32
+CREDIT = 1.0
+MOST_CREDIT = 8.0
+FIRST_WAIT = 8
 LONGEST_WAIT = 4096
 CONTROL_EVERY = 100
 
@@ -12,13 +13,14 @@ CONTROL_EVERY = 100
 class SourceBreaker:
     """Whether one source may draft for one request, by an account of what its drafts won and lost, in plain steps' time.
 
-    What it wins is kept up to LOSS; when it has lost all of that and LOSS more, the source rests. It is tried again after 32
-    steps, then 64, and so on; with a long match after the first step, then the second, the fourth, and so on. One trial that
-    pays turns it on again. So whatever a source does, it costs a request a few steps at most, and then ever less.
+    It begins with CREDIT and may win up to MOST_CREDIT; when all is lost, the source rests. It is tried again after 8 steps,
+    then 16, and so on; with a long match after the first step, then the second, the fourth, and so on. One trial that pays
+    turns it on again. So whatever a source does, it costs a request a step or two at most, and then ever less: a short request
+    is not the place to find out that a source which served others well is wrong here.
     """
 
     def __init__(self) -> None:
-        self._account = 0.0
+        self._account = CREDIT
         self._on = True
         self._wait = FIRST_WAIT
         self._rested = 0
@@ -38,11 +40,11 @@ class SourceBreaker:
     def report(self, gain: float) -> None:
         """What a verified draft was worth: (1 + accepted) / (the step's time with it / without it)."""
         if self._on:
-            self._account = min(LOSS, self._account + (gain - 1 if gain >= 1 else 1 - 1 / gain))
-            if self._account < -LOSS:
+            self._account = min(MOST_CREDIT, self._account + (gain - 1 if gain >= 1 else 1 - 1 / gain))
+            if self._account < 0:
                 self._on, self._rested = False, 0
         elif gain > 1:
-            self._on, self._account, self._wait = True, 0.0, FIRST_WAIT
+            self._on, self._account, self._wait = True, CREDIT, FIRST_WAIT
         else:
             self._wait, self._rested = min(LONGEST_WAIT, 2 * self._wait), 0
 

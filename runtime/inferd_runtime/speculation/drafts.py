@@ -33,6 +33,12 @@ class Proposal:
         """The parent of a node."""
         return self.parents[node] if self.parents else node - 1
 
+    def first(self, count: int) -> Proposal:
+        """Its first tokens. What was sampled stays whole: how much of it is verified must not be decided afterwards."""
+        if count >= len(self.tokens) or self.probabilities is not None:
+            return self
+        return Proposal(self.tokens[:count], self.parents[:count], self.match, self.confidence[:count])
+
 
 NOTHING = Proposal(())
 

@@ -22,6 +22,8 @@ ALTERNATIVE = "/second"
 IN_VAIN = 4
 LONGEST_REST = 16
 SHORT_REST = 4
+TRIAL = 3
+"""Tokens of a source that its breaker has turned off and lets try again."""
 """A source whose guesses were wrong, or not worth verifying, so many times running is not asked for a while: it costs nothing."""
 WELL_GUESSED = 4
 """After so many accepted tokens of a source that is at hand, nobody waits for another one."""
@@ -80,10 +82,12 @@ class Source:
             self._rest -= 1
             return NOTHING
         proposal = self._guarded(lambda drafter: drafter.propose(limit, ahead), NOTHING)
-        if proposal.tokens and not self._insists and not self.breaker.allows(proposal.match):
+        if not proposal.tokens or self._insists:
+            return proposal
+        if not self.breaker.allows(proposal.match):
             self._rest = SHORT_REST
             return NOTHING
-        return proposal
+        return proposal if self.breaker.on else proposal.first(TRIAL)
 
     def missed(self) -> None:
         """Nothing of the last proposal was worth verifying, or right."""

@@ -182,6 +182,19 @@ def test_a_source_that_is_never_verified_is_asked_less_and_less() -> None:
     assert len(drafter.asked) > asked, "it is never asked again"
 
 
+def test_a_source_that_is_off_tries_again_with_a_few_tokens() -> None:
+    sources = together(Scripted("ngram", Proposal(list(range(16)), match=2)))
+    lengths = []
+    for _ in range(200):
+        draft = sources.propose(16)
+        lengths.append(len(draft))
+        sources.settle(draft, [], 2.0)
+    tried = [length for length in lengths if length]
+    assert tried[0] == 16
+    assert set(tried[3:]) == {3}
+    assert len(tried) < 20
+
+
 class Slow(Scripted):
     """A draft model that has not answered yet."""
 
