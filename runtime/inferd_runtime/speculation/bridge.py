@@ -16,8 +16,8 @@ MEMORY = 6 << 10
 """Bytes of text that are spelled at once at most: of a longer context the draft model reads the end."""
 SPECIAL_BYTES = 64
 """What stands for no text counts as so many, for it is a text less to spell in one go."""
-PIECES = (1024, 64)
-"""Bytes that are spelled on their own where the whole cannot be, so that one bad place stays alone."""
+PIECES = (2048, 64)
+"""Bytes that are spelled in one go, and where that fails, so that one bad place stays alone."""
 LONGEST = 16
 """Bytes of the longest token that bytes are spelled with where the tokenizer cannot help."""
 RATIOS = (0.25, 4.0)
@@ -109,16 +109,18 @@ class Vocabulary:
         return None
 
     def spell_all(self, data: bytes, pieces: Sequence[int] = PIECES) -> list[int]:
-        """Whatever the bytes are: what the tokenizer cannot spell, in ``pieces`` of so many bytes, and what it cannot spell of
-        those greedily. It reads all of it once for each size and once before at most, twice where it puts a space in front.
+        """Whatever the bytes are: piece by piece, what the tokenizer cannot spell in smaller pieces, and the rest greedily.
+
+        The tokenizer reads all of it once for each size at most, twice where it puts a space in front.
         """
-        spelled = self.spell(data)
-        if spelled is not None:
-            return spelled
-        size, *smaller = [size for size in pieces if size < len(data)] or [0]
-        if not size:
-            return self._spell_greedily(data)
-        return [token for piece in cut(data, size) for token in self.spell_all(piece, smaller)]
+        size, *smaller = pieces
+        tokens: list[int] = []
+        for piece in cut(data, size):
+            spelled = self.spell(piece)
+            if spelled is None and smaller and len(piece) > smaller[0]:
+                spelled = self.spell_all(piece, smaller)
+            tokens += self._spell_greedily(piece) if spelled is None else spelled
+        return tokens
 
     def _spell_greedily(self, data: bytes) -> list[int]:
         """Always the longest token that fits; bytes that no token begins with are left out."""

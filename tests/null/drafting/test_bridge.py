@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import unicodedata
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +18,16 @@ from inferd_runtime.drafting.drafter import DraftLine, DraftModelDrafter
 from inferd_runtime.drafting.lengths import DraftLength
 from inferd_runtime.drafting.messages import AskDraft, Done, DraftAnswer, DraftSpec
 from inferd_runtime.engine.sampling import RowSampler
-from inferd_runtime.speculation.bridge import Vocabulary, VocabularyBridge, complete_characters
+from inferd_runtime.speculation import bridge as bridges
+from inferd_runtime.speculation.bridge import (
+    MEMORY,
+    PIECES,
+    WINDOW,
+    Vocabulary,
+    VocabularyBridge,
+    common_prefix,
+    complete_characters,
+)
 
 TEXT = (
     "The ferry left the port at noon. The captain noted a light wind, and the second engine was stopped for a while. "
@@ -209,6 +220,126 @@ def test_a_special_token_that_the_draft_model_does_not_have_is_left_out() -> Non
     )
     spelling.follow([target.special["<turn>"], *spelled(target, "port")], ())
     assert spelling.path == list(b"port")
+
+
+class Counted:
+    """A vocabulary that counts the bytes its tokenizer reads."""
+
+    def __init__(self, name: str, *, normalizes: bool = False) -> None:
+        self.bytes = 0
+        self._encode = VOCABULARIES[name].encode
+        self._normalizes = normalizes
+        self.vocabulary = replace(VOCABULARIES[name], encode=self.encode)
+
+    def encode(self, text: str) -> list[int]:
+        self.bytes += len(text.encode())
+        return self._encode(unicodedata.normalize("NFC", text) if self._normalizes else text)
+
+
+PROMPTS = {
+    "plain": TEXT.encode(),
+    "not UTF-8": b"\xff",
+    "within characters": b"\x80",
+    "what is normalised": "e\u0301 and ".encode(),
+    "spaces": b" ",
+    "turns": b"<turn>a",
+}
+
+
+@pytest.mark.parametrize("draft", ["words", "syllables", "runs", "pieces"])
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_the_step_loop_does_not_stand_still_for_a_prompt_of_any_kind(prompt: str, draft: str) -> None:
+    """The tokenizer reads so much of 100,000 bytes and no more, and a window with every step behind them."""
+    target, counted = VOCABULARIES["bytes"], Counted(draft, normalizes=True)
+    spelling = VocabularyBridge(target, counted.vocabulary)
+    data = PROMPTS[prompt] * (100_000 // len(PROMPTS[prompt]))
+    tokens = list(data)
+    if prompt == "turns":
+        tokens = [target.special["<turn>"], ord("a")] * 50_000
+        data = b"a" * 50_000
+    spelling.follow(tokens, ())
+    assert counted.bytes <= 2 * (len(PIECES) + 1) * MEMORY
+    assert spelling._segment > 0 or data.endswith(counted.vocabulary.text(spelling.path) + spelling._owed)
+    for token in b"a\xffb\x80c":
+        counted.bytes, length = 0, len(spelling.path)
+        spelling.follow([token], ())
+        assert counted.bytes <= 8 * WINDOW
+        assert length - spelling.changed_from <= 2 * WINDOW
+
+
+@pytest.mark.parametrize("bad", [b"\xff", "e\u0301".encode()], ids=["not UTF-8", "normalised"])
+@pytest.mark.parametrize("draft", ["words", "syllables", "runs", "pieces"])
+def test_one_bad_place_does_not_change_how_the_rest_is_spelled(draft: str, bad: bytes) -> None:
+    counted = Counted(draft, normalizes=True)
+    text = (TEXT * (MEMORY // len(TEXT.encode()) - 1)).encode()
+    at = text.index(b"The", len(text) // 2)
+    whole = counted.vocabulary.spell_all(text)
+    spelled = counted.vocabulary.spell_all(text[:at] + bad + text[at:])
+    assert counted.vocabulary.text(spelled) == text[:at] + bad + text[at:]
+    same = whole[: common_prefix(whole, spelled)]
+    assert len(counted.vocabulary.text(same)) > at - PIECES[0] - PIECES[-1]
+    assert len(spelled) <= 1.15 * len(whole) + PIECES[-1]
+
+
+def test_of_a_long_context_the_end_goes_over_behind_its_first_token_if_that_is_special() -> None:
+    spelling, one, other = bridge("words", "syllables")
+    turn, text = one.special["<turn>"], spelled(one, TEXT)
+    spelling.follow([turn, *text * 200], ())
+    assert spelling.path[0] == other.special["<turn>"]
+    end = other.text(spelling.path[1:])
+    assert (TEXT.encode() * 200).endswith(end)
+    assert MEMORY <= len(end) <= MEMORY + 64
+    short, _, _ = bridge("words", "syllables")
+    short.follow(text * 9, ())
+    assert abs(spelling.wanted(8) - short.wanted(8)) <= 1, "what was left out does not count as read"
+    spelling.follow(text, ())
+    assert other.text(spelling.path[1:]).endswith(end + TEXT.encode())
+    stream = spelled(other, TEXT[:40])
+    assert spelling.follow([turn, *text * 200], stream) == (0, False)
+    assert spelling.path[0] == other.special["<turn>"]
+    assert other.text(spelling.path[1:]) == end
+    assert spelling.changed_from == 0
+
+
+def test_a_draft_model_goes_on_behind_a_long_context(sampler: Callable[..., RowSampler]) -> None:
+    """Its path is shorter than what it was told before: it is sent anew."""
+    spelling, one, other = bridge("words", "syllables")
+    post = Prophet(other, TEXT.encode() * 400)
+    line = DraftLine(post, 1 << 16)
+    spec = DraftSpec("t", sampler(), len(other.tokens))
+    drafter = DraftModelDrafter(line, 1, spelling, spec, length=Eight(line.experience, most=8, overlaps=True))
+    text = spelled(one, TEXT)
+    drafter.observe(text)
+    drafter.observe(text * 100)
+    assert post._paths[1] == spelling.path
+    drafter.observe(text)
+    assert post._paths[1] == spelling.path
+    drafter.drop()
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_whatever_is_left_out_the_path_is_an_end_of_the_committed_text(data: st.DataObject) -> None:
+    spelling, one, other = bridge(*data.draw(st.sampled_from([pair for pair in PAIRS if "pieces" not in pair])))
+    committed = b""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bridges, "MEMORY", 24)
+        for _ in range(data.draw(st.integers(1, 6))):
+            tokens = [token for token in data.draw(st.lists(st.integers(2, 255), max_size=60)) if one.piece(token)]
+            stream = data.draw(st.lists(st.integers(2, 255), max_size=4))
+            before = list(spelling.path)
+            followed = spelling.follow(tokens, stream)
+            committed += one.text(tokens)
+            assert committed.endswith(other.text(spelling.path) + spelling._owed)
+            assert spelling.path[: spelling.changed_from] == before[: spelling.changed_from]
+            assert followed.used <= len(stream)
+
+
+def test_greedy_spelling_takes_the_longest_token_that_stands_there() -> None:
+    tokens = [b"a", b"ab", b"abcd", b"b" * 100, b"", b"c"]
+    vocabulary = Vocabulary(tokens, {}, lambda text: [])
+    vocabulary.index()
+    assert vocabulary.spell_all(b"ababcdcxabc") == [1, 2, 5, 1, 5]
 
 
 def test_memory_beside_the_path_is_bounded() -> None:
