@@ -23,13 +23,16 @@ from inferd_runtime.drafting.messages import DESCRIBE
 from inferd_runtime.drafting.models import DraftModels
 from inferd_runtime.drafting.options import DraftOptions
 from inferd_runtime.drafting.thread import DraftThread
+from inferd_runtime.engine.tenants import Tenancy, TenantLimits
 from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.server import draft_process
 from inferd_runtime.server.draft_link import RemoteDrafts
 from inferd_runtime.server.draft_models import in_process
-from inferd_runtime.server.engine_process import EngineSettings, serve_models
+from inferd_runtime.server.engine_process import EngineSettings, process_flags, serve_models
 from inferd_runtime.session.host import ServedModel
 from inferd_runtime.session.session import Session
+from inferd_runtime.speculation.bandit import Thompson, UcbTuned
 from inferd_runtime.testing.direct import Generated
 
 SAMPLERS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_p=0.95, seed=2)}
@@ -213,6 +216,31 @@ def test_what_is_not_served_is_refused_by_name(loop: Loop) -> None:
         serve("./nowhere")
     with pytest.raises(InvalidRequest, match="dtype 'int3' is not one of"):
         in_process(DraftOptions.parse("tiny-draft,process=true"), ["--model", "tiny-draft,dtype=int3"])
+
+
+def test_tenants_keep_their_weights_and_have_no_quota_in_a_draft_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    tenancy = Tenancy(TenantLimits(kv_pages=9), {"vip": TenantLimits(kv_pages=5, weight=8.0)})
+    settings = EngineSettings(endpoint="", tenancy=tenancy, threads=1, page_size=8, plain=True)
+    flags = process_flags(settings, DraftOptions.parse("tiny-draft,process=true,pages=99"))
+    started: list[tuple[EngineSettings, ModelOptions]] = []
+    monkeypatch.setattr(draft_process, "run", lambda *given: started.append(given))
+    assert draft_process.main(["--endpoint", "ipc://x", *flags]) == 0
+    ((own, model),) = started
+    assert own.tenancy == Tenancy(TenantLimits(), {"vip": TenantLimits(weight=8.0)})
+    assert (own.page_size, own.threads, own.plain, model.name, model.pages) == (8, 1, True, "tiny-draft", 99)
+
+
+def test_the_operator_says_how_a_draft_model_is_chosen(loop: Loop) -> None:
+    assert isinstance(loop.drafts._bandit, Thompson)
+    both = f"{resolve('tiny-draft')},for=tiny"
+    model = serve("tiny-draft,choice=ucb", both)
+    assert model.drafts is not None
+    try:
+        assert isinstance(model.drafts._bandit, UcbTuned)
+    finally:
+        model.drafts.close()
+    with pytest.raises(InvalidRequest, match="draft models of 'tiny': choice is thompson here and ucb there"):
+        serve("tiny-draft,choice=ucb", f"{both},choice=thompson")
 
 
 def test_a_draft_model_gets_as_many_pages_as_its_target(loop: Loop, names: dict[str, str]) -> None:
