@@ -17,7 +17,7 @@ from inferd_runtime.speculation.drafts import NOTHING, ROOT, Proposal
 from inferd_runtime.speculation.grams import MAX_TOKENS, POWERS, FrozenGrams
 from inferd_runtime.speculation.ngram import BRANCH_SHARE, MAX_DRAFT, NgramDrafter, look_up
 from inferd_runtime.speculation.ngram_index import BATCH as BATCH_OF_A_CONTEXT
-from inferd_runtime.speculation.ngram_index import CANDIDATES, ORDERS, REACH, SHARED, NgramIndex
+from inferd_runtime.speculation.ngram_index import CANDIDATES, COPIED_SHARE, ORDERS, REACH, SHARED, NgramIndex
 
 BATCH = 24
 """Small, so that short texts go through all parts of the index."""
@@ -102,6 +102,16 @@ def check_places(index: NgramIndex) -> None:
     for order in ORDERS:
         places = index._places(order, tail.tobytes(), tail[::-1]) if order <= len(tail) else []
         assert places == sorted(set(places), reverse=True)
+        assert len(places) <= CANDIDATES
+
+
+def check_dictionaries(index: NgramIndex) -> None:
+    """However a context was forked, few dictionaries hold few tokens, each once."""
+    assert len(index._shared) <= SHARED
+    parts = [*index._shared[::-1], index._recent]
+    assert sum(map(len, parts)) <= index._batch
+    assert [part.start + len(part) for part in parts] == [*(part.start for part in parts[1:]), index.size]
+    assert parts[0].start == max([0, *(part.end for part in index._frozen)])
 
 
 @given(CHUNKS, st.integers(0, 2 * MAX_DRAFT), st.lists(st.integers(0, 2), max_size=6))
@@ -189,12 +199,14 @@ def test_a_fork_and_its_original_go_their_own_ways(
 class Family(RuleBasedStateMachine):
     """A context, its forks and theirs, in any order."""
 
-    @initialize(late=st.booleans())
-    def start(self, late: bool) -> None:
+    @initialize(late=st.booleans(), text=st.lists(st.integers(0, 1), max_size=60))
+    def start(self, late: bool, text: list[int]) -> None:
         self.builder = LateBuilder()
-        self.members: list[tuple[NgramDrafter, list[int]]] = [(small(self.builder if late else None), [])]
+        drafter = small(self.builder if late else None)
+        drafter.observe(text)
+        self.members: list[tuple[NgramDrafter, list[int]]] = [(drafter, text)]
 
-    @rule(which=st.integers(0, 99), tokens=st.lists(st.integers(0, 2), min_size=1, max_size=12))
+    @rule(which=st.integers(0, 99), tokens=st.lists(st.integers(0, 1), min_size=1, max_size=4))
     def observe(self, which: int, tokens: list[int]) -> None:
         drafter, text = self.members[which % len(self.members)]
         drafter.observe(tokens)
@@ -213,8 +225,8 @@ class Family(RuleBasedStateMachine):
     def lookups_are_short(self) -> None:
         for drafter, text in self.members:
             assert drafter.observed == len(text)
-            assert len(drafter._index._shared) <= SHARED
             check_places(drafter._index)
+            check_dictionaries(drafter._index)
 
     def teardown(self) -> None:
         for drafter, _ in self.members:
@@ -226,7 +238,7 @@ class Family(RuleBasedStateMachine):
 
 
 TestFamily = Family.TestCase
-TestFamily.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestFamily.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
 
 
 def held_by(call: Callable[[], object]) -> float:
@@ -267,6 +279,10 @@ def test_forks_that_go_on_hold_what_is_their_own() -> None:
     assert list(fork.propose(2).tokens) == []
     fork.observe([2])
     assert list(fork.propose(2).tokens) == [3, 4]
+    for drafter in (fork, original):
+        for token in range(200):
+            drafter.observe([token])
+        check_dictionaries(drafter._index)
 
 
 def test_an_original_that_was_forked_copies_no_dictionary() -> None:
@@ -284,7 +300,7 @@ def test_forks_of_forks_of_forks_look_into_few_dictionaries() -> None:
         for token in range(start, start + 100):
             drafter.observe([token])
         drafter = drafter.fork()
-        assert len(drafter._index._shared) <= SHARED
+        check_dictionaries(drafter._index)
     drafter.observe([50, 51])
     assert list(drafter.propose(2).tokens) == [52, 53]
 
@@ -314,6 +330,35 @@ def test_only_the_newest_occurrences_are_looked_at(make: Callable[[], NgramDraft
     drafter.observe(text)
     assert drafter.propose(1) == Proposal([20 + CANDIDATES - 1], match=2)
     assert drafter.propose(1) == expected(text, 1)
+
+
+def test_in_all_dictionaries_together_only_the_newest_occurrences_are_looked_at() -> None:
+    drafter, text = NgramDrafter(), []
+    for part in range(SHARED + 1):
+        for at in range(3 * BATCH_OF_A_CONTEXT // COPIED_SHARE):
+            for token in (1, 2, 20 + part if at % 2 else 10):
+                drafter.observe([token])
+                text.append(token)
+            drafter.observe([1, 2])
+            text += [1, 2]
+            if at < CANDIDATES:
+                check_places(drafter._index)
+                assert drafter.propose(4) == expected(text, 4)
+        drafter = drafter.fork()
+        check_dictionaries(drafter._index)
+
+
+def test_an_ngram_across_two_dictionaries_is_known() -> None:
+    drafter = NgramDrafter()
+    text = [*range(1000, 1100), *range(1, 9), 50]
+    for token in text[:-2]:
+        drafter.observe([token])
+    drafter = drafter.fork()
+    assert len(drafter._index._recent) == 0
+    again = [*text[-2:], *(token for _ in range(CANDIDATES) for token in (5, 6, 7, 8, 60)), *range(1, 9)]
+    for token in again:
+        drafter.observe([token])
+    assert drafter.propose(1) == Proposal([50], match=8)
 
 
 def test_nothing_is_proposed_beyond_the_limit_or_for_none() -> None:
