@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from statistics import median
 
 import numpy as np
@@ -15,13 +16,14 @@ from inferd_runtime.models.batch import Batch, Placement, Span
 from inferd_runtime.speculation.times import Profile, StepTimes
 
 MANY = 33
+MIXED = 8
 REPEATS = 5
 LARGEST = 4096.0
 SEQUENCES = (1, 4, 16, 64)
 ROWS = (1, 2, 3, 5, 9, 17)
 SHORT = 16
 LONG = (128, 1024)
-MOST_SECONDS = 1.2
+MOST_SECONDS = 1.5
 MOST_REPEATS = 20
 
 
@@ -48,13 +50,14 @@ def measure_times(driver: Driver, limit: float = MOST_SECONDS) -> StepTimes:
     table, sequences = [clock.row(1, rows)], [1]
     context, reread = clock.context(rows[-1])
     tree = clock.tree(rows[len(rows) // 2])
+    uneven = clock.uneven(MIXED) if _fits(driver, MIXED, 2, SHORT) else 0.0
     for count in SEQUENCES[1:]:
         expected = sum(table[-1]) * count / sequences[-1]
         if not _fits(driver, count, rows[-1], SHORT) or clock.left < 2 * expected:
             break
         table.append(clock.row(count, rows))
         sequences.append(count)
-    return StepTimes(Profile(sequences, rows, np.asarray(table), context, reread, tree))
+    return StepTimes(Profile(sequences, rows, np.asarray(table), context, reread, tree, uneven))
 
 
 class _Clock:
@@ -93,6 +96,18 @@ class _Clock:
         tree = replace(chain, placements={0: Placement(np.arange(SHORT + rows), visible)})
         without, with_mask = self._best([chain, tree], self._share / 2)
         return max(0.0, with_mask - without)
+
+    def uneven(self, sequences: int) -> float:
+        """Seconds that a step takes more where one of the sequences has another row, beside what that row costs."""
+        same, mixed, double = self._best(
+            [
+                _batch(self._driver, [1] * sequences, SHORT),
+                _batch(self._driver, [*[1] * (sequences - 1), 2], SHORT),
+                _batch(self._driver, [2] * sequences, SHORT),
+            ],
+            self._share / 2,
+        )
+        return max(0.0, mixed - same - max(0.0, double - same) / sequences)
 
     def _best(self, batches: Sequence[Batch], seconds: float) -> list[float]:
         """The shortest time of each in ``seconds``; in turns, so that a disturbance hits all."""
@@ -142,14 +157,23 @@ def _pages(driver: Driver, tokens: int) -> int:
 
 
 def _uniform(driver: Driver, sequences: int, rows: int, context: int) -> Batch:
-    """``rows`` tokens for each of ``sequences`` that hold ``context`` already, on pages of their own, all logits wanted."""
-    each = _pages(driver, context + rows)
-    index = np.arange(context, context + rows)
-    starts = np.arange(sequences) * each
+    """``rows`` tokens for each of ``sequences``, as :func:`_batch` has them."""
+    return _batch(driver, [rows] * sequences, context)
+
+
+def _batch(driver: Driver, rows: Sequence[int], context: int) -> Batch:
+    """So many tokens for each sequence, which hold ``context`` already, on pages of their own, all logits wanted."""
+    each = _pages(driver, context + max(rows))
+    index = np.concatenate([np.arange(context, context + count) for count in rows])
+    starts = np.repeat(np.arange(len(rows)) * each, rows)
+    ends = list(accumulate(rows))
     return Batch(
-        tokens=np.zeros(sequences * rows, np.int64),
-        positions=np.tile(index, sequences),
-        slots=(starts[:, None] * driver.page_size + index).reshape(-1),
-        logit_rows=np.arange(sequences * rows),
-        spans=[Span(at * rows, rows, context, range(at * each, (at + 1) * each)) for at in range(sequences)],
+        tokens=np.zeros(ends[-1], np.int64),
+        positions=index,
+        slots=starts * driver.page_size + index,
+        logit_rows=np.arange(ends[-1]),
+        spans=[
+            Span(end - count, count, context, range(at * each, (at + 1) * each))
+            for at, (count, end) in enumerate(zip(rows, ends, strict=True))
+        ],
     )

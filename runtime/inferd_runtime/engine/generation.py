@@ -66,6 +66,7 @@ class Generation:
         self.listener: Callable[[], None] | None = None
         self._text = text
         self._start = len(context.tokens)
+        self._end = min(self._start + spec.max_tokens, context.max_length)
         self._emitted = 0
         self._allowed = not spec.paced
         self._plain = spec.sources is None and spec.grammar is None
@@ -92,6 +93,8 @@ class Generation:
         """What the sources propose, without end-of-text: its row is sampled anyway, and nothing may follow it."""
         sources, context = self.spec.sources, self.context
         if sources is None or (context.pending > 1 and not self.spec.paced):
+            return NO_DRAFT
+        if self.spec.grammar is None and sources.rest():
             return NO_DRAFT
         limit = self._room() - 1
         if limit <= 0:
@@ -191,8 +194,7 @@ class Generation:
 
     def _room(self) -> int:
         """Tokens that may still be emitted."""
-        left = self.spec.max_tokens - (len(self.context.tokens) - self._start)
-        return min(left, self.context.max_length - len(self.context.tokens))
+        return self._end - len(self.context.tokens)
 
     def _emit(self, done: Verified) -> None:
         """Cut the run where it ends, write it into the context, queue the step."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import mul
+from operator import attrgetter, mul
 from typing import NamedTuple, TypeVar
 
 from inferd_runtime.speculation.breaker import SourceBreaker
@@ -27,6 +27,7 @@ TRIAL = 3
 """A source whose guesses were wrong, or not worth verifying, so many times running is not asked for a while: it costs nothing."""
 WELL_GUESSED = 4
 """After so many accepted tokens of a source that is at hand, nobody waits for another one."""
+RESTS = attrgetter("rests")
 LOG = logging.getLogger(__name__)
 
 
@@ -60,7 +61,8 @@ class Source:
         self.waits = type(drafter).ready is not Drafter.ready
         self.breaker = SourceBreaker()
         self._in_vain = 0
-        self._rest = 0
+        self.rests = 0
+        """For so many steps it is not asked."""
         self._drafter: Drafter | None = drafter
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -71,6 +73,10 @@ class Source:
         """See :class:`Drafter`."""
         self._guarded(lambda drafter: drafter.observe(tokens), None)
 
+    def pass_by(self) -> None:
+        """A step of its rest is over."""
+        self.rests -= 1
+
     def need(self, needed: bool) -> None:
         """See :class:`Drafter`."""
         if self._drafter is not None:
@@ -78,14 +84,14 @@ class Source:
 
     def propose(self, limit: int, ahead: Sequence[int]) -> Proposal:
         """See :class:`Drafter`. Nothing while it rests."""
-        if self._rest:
-            self._rest -= 1
+        if self.rests:
+            self.pass_by()
             return NOTHING
         proposal = self._guarded(lambda drafter: drafter.propose(limit, ahead), NOTHING)
         if not proposal.tokens or self._insists:
             return proposal
         if not self.breaker.allows(proposal.match):
-            self._rest = SHORT_REST
+            self.rests = SHORT_REST
             return NOTHING
         return proposal if self.breaker.on else proposal.first(TRIAL)
 
@@ -93,7 +99,7 @@ class Source:
         """Nothing of the last proposal was worth verifying, or right."""
         self._in_vain += 1
         if self._in_vain >= IN_VAIN and not self._insists:
-            self._rest = min(LONGEST_REST, 2 ** (self._in_vain - IN_VAIN))
+            self.rests = min(LONGEST_REST, 2 ** (self._in_vain - IN_VAIN))
 
     def hit(self) -> None:
         """Something of the last proposal was accepted."""
@@ -192,6 +198,15 @@ class SourceSet:
     def ready(self) -> bool:
         """False while a source makes a guess that is worth waiting for: not where the others just guessed well."""
         return not self._slow or self._well_guessed or all(source.ready() for source in self._slow)
+
+    def rest(self) -> bool:
+        """Whether there is nobody to ask in this step: all are resting, for a step less now."""
+        if not all(map(RESTS, self._sources)):
+            return False
+        self._asked = []
+        for source in self._sources:
+            source.pass_by()
+        return True
 
     def propose(self, limit: int, forced: Sequence[int] = ()) -> Draft:
         """One draft of at most ``limit`` tokens: what is ``forced``, and behind it whatever the sources propose."""

@@ -33,7 +33,8 @@ class StepShape(NamedTuple):
 class Profile(NamedTuple):
     """What was measured: ``seconds`` float64[S, U] of steps with ``sequences[i]`` sequences of ``rows[j]`` rows each at hardly
     any context; seconds more for each token of ``context``, for each one that each further row of its sequence reads
-    (``reread``), and for each ``tree``. At least two counts of rows.
+    (``reread``), for each ``tree``, and where the sequences do not all have as many rows (``uneven``). At least two counts of
+    rows.
     """
 
     sequences: Sequence[int]
@@ -42,6 +43,7 @@ class Profile(NamedTuple):
     context: float = 0.0
     reread: float = 0.0
     tree: float = 0.0
+    uneven: float = 0.0
 
 
 class StepTimes:
@@ -84,6 +86,7 @@ class StepTimes:
         curve, points, level = self._curve(sequences), self._rows, self._level
         fixed = context * (self._profile.context - self._profile.reread) + trees * self._profile.tree
         further = context * self._profile.reread
+        uneven = self._profile.uneven if sequences > 1 else 0.0
         times: list[float] = []
         at = 0
         for count in range(rows, rows + extra + 1):
@@ -91,7 +94,8 @@ class StepTimes:
             while at + 2 < len(points) and each > points[at + 1]:
                 at += 1
             share = (each - points[at]) / (points[at + 1] - points[at])
-            times.append(level * (curve[at] + share * (curve[at + 1] - curve[at]) + fixed + further * each))
+            mixed = uneven if count > sequences else 0.0
+            times.append(level * (curve[at] + share * (curve[at + 1] - curve[at]) + fixed + further * each + mixed))
         return times
 
     def array(self, shape: StepShape, extra: int) -> Seconds:
@@ -101,7 +105,8 @@ class StepTimes:
         slope = (curve[-1] - curve[-2]) / (points[-1] - points[-2])
         seconds = np.interp(each, points, curve) + slope * np.maximum(0.0, each - points[-1])
         context = shape.context * (self._profile.context + self._profile.reread * (each - 1))
-        return np.asarray(self._level * (seconds + context + shape.trees * self._profile.tree))
+        mixed = self._profile.uneven * ((each > 1) & (shape.sequences > 1))
+        return np.asarray(self._level * (seconds + context + shape.trees * self._profile.tree + mixed))
 
     def _curve(self, sequences: int) -> list[float]:
         """Seconds at so many sequences for each of the profile's row counts."""

@@ -82,6 +82,23 @@ def test_context_and_trees_are_measured(monkeypatch: pytest.MonkeyPatch) -> None
     assert times.time(StepShape(1, 3, 400)) - times.time(StepShape(1, 3, 0)) == pytest.approx(4e-3)
 
 
+class Uneven(Timed):
+    """A device that takes sequences with one row and those with more one after the other."""
+
+    def forward(self, batch: Batch) -> Outputs:
+        self.now += 3e-4 * (len({span.count for span in batch.spans}) > 1)
+        return super().forward(batch)
+
+
+def test_what_an_uneven_batch_costs_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One draft in a batch of many costs more than its rows; a profile of even batches alone made it look free."""
+    times = profiled(monkeypatch, Uneven(1e-3, 2e-5, pages=4096))
+    for shape, more in ((StepShape(8, 8, 0), 0.0), (StepShape(8, 9, 0), 3e-4), (StepShape(1, 9, 0), 0.0)):
+        assert times.time(shape) == pytest.approx(1e-3 + 2e-5 * shape.rows + more, rel=1e-2)
+        listed = times.times(shape, 5)
+        assert listed == pytest.approx(times.array(shape, 5).tolist())
+
+
 @pytest.mark.parametrize("step", [1e-3, 0.02, 0.3])
 def test_measuring_ends_in_time(monkeypatch: pytest.MonkeyPatch, step: float) -> None:
     driver = Timed(step, step / 20, pages=4096)
