@@ -133,12 +133,16 @@ class Generation:
             self.spec.sources.settle(done.work.draft, done.path, done.cost)
         self._allowed = not self.spec.paced
         self._emit(done)
+        if self.finish and self.spec.sources is not None:
+            self.spec.sources.end()
         self._notify()
 
     def fail(self, error: InferdError) -> None:
         """End with an error; what was delivered stays in the context."""
         if not self.finished():
             self.error = error
+            if self.spec.sources is not None:
+                self.spec.sources.end()
             self._notify()
 
     # -- The caller's side ----------------------------------------------------------------------------------------

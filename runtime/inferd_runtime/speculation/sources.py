@@ -317,6 +317,11 @@ class SourceSet:
                 return Memory(source.drafter, self._observed)
         return None
 
+    def end(self) -> None:
+        """Nothing more is guessed, though the generation may stay open for long: give back what is held elsewhere."""
+        for source in self._slow:
+            source.drop()
+
     def drop(self) -> None:
         """The generation is over."""
         for source in self._sources:

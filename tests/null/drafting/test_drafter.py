@@ -8,13 +8,19 @@ from typing import Any
 
 import pytest
 
+from inferd.protocol import LimitExceeded
 from inferd_runtime.drafting.direct import DirectDrafts
 from inferd_runtime.drafting.drafter import DraftLine, DraftModelDrafter
 from inferd_runtime.drafting.host import DraftHost
 from inferd_runtime.drafting.lengths import DraftLength
 from inferd_runtime.drafting.messages import AskDraft, Done, DraftAnswer, DraftSpec
+from inferd_runtime.engine.engine import Engine
+from inferd_runtime.engine.generation import Generation, GenerationSpec
 from inferd_runtime.engine.sampling import RowSampler
+from inferd_runtime.engine.text import TextAssembler
 from inferd_runtime.speculation.bridge import SharedVocabulary
+from inferd_runtime.testing.byte_tokenizer import ByteTokenizer
+from inferd_runtime.testing.null_driver import NullDriver
 
 PROMPT = [1, 2, 3, 4, 5]
 Sampler = Callable[..., RowSampler]
@@ -324,3 +330,31 @@ def test_a_right_draft_model_for_rejection_says_what_it_drew_from(sampler: Sampl
     assert proposal.probabilities.sum(axis=1) == pytest.approx(1.0)
     assert not proposal.probabilities[:, 12:].any(), "the draft model does not have these"
     assert not proposal.confidence
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["finished", "failed"])
+def test_a_generation_that_ended_but_is_not_closed_holds_nothing_on_the_draft_side(
+    make_host: MakeHost, sampler: Sampler, fails: bool
+) -> None:
+    host, engine = make_host(), Engine(NullDriver(vocab_size=12))
+    line = DraftLine(DirectDrafts(host), 512, clock=Clock())
+    spec = DraftSpec("t", sampler(), 12)
+    drafter = DraftModelDrafter(
+        line, 1, SharedVocabulary(12), spec, length=Four(line.experience, most=4, overlaps=False)
+    )
+    context = engine.create_context("t")
+    context.append(PROMPT)
+    sources = engine.speculation.sources([drafter])
+    wanted = GenerationSpec(sampler(), 12, frozenset([99]), None, sources)
+    generation = Generation(context, wanted, TextAssembler(ByteTokenizer().stream(), ()))
+    engine.submit(generation)
+    engine.step()
+    assert len(host) == 1
+    if fails:
+        generation.fail(LimitExceeded("no room", limit="pages", value=1))
+    while not generation.finished():
+        engine.step()
+    assert not len(host)
+    host.engine.pool.check_integrity([])
+    generation.close()
+    context.release()
