@@ -218,7 +218,7 @@ class Generation:
 
     def _step(self, done: Verified, content: list[int], text: str, kept: int) -> Step:
         draft, filtered = done.work.draft, done.work.filtered
-        counts = count_sources(draft.sources, done.path, filtered)
+        counts = count_sources(draft.sources, done.path, filtered) if draft.tokens or filtered else ()
         if self.spec.sources is not None:
             self.spec.sources.counters.count(counts, done.accepted, kept)
         if not counts:

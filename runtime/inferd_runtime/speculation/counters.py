@@ -65,8 +65,6 @@ class SpeculationCounters:
 
 def count_sources(sources: Sequence[str], path: Sequence[int], filtered: Sequence[str]) -> list[SourceCount]:
     """One step's counts: whose tokens were verified, which of them (``path``) were accepted, whose were illegal."""
-    if not sources and not filtered:
-        return []
     accepted = [sources[node] for node in path]
     names = dict.fromkeys([*sources, *filtered])
     return [SourceCount(name, sources.count(name), filtered.count(name), accepted.count(name)) for name in names]

@@ -71,7 +71,7 @@ class Source:
 
     def observe(self, tokens: Sequence[int]) -> None:
         """See :class:`Drafter`."""
-        self._guarded(lambda drafter: drafter.observe(tokens), None)
+        self._guarded(_observe, None, tokens)
 
     def pass_by(self) -> None:
         """A step of its rest is over."""
@@ -87,7 +87,7 @@ class Source:
         if self.rests:
             self.pass_by()
             return NOTHING
-        proposal = self._guarded(lambda drafter: drafter.propose(limit, ahead), NOTHING)
+        proposal = self._guarded(_propose, NOTHING, limit, ahead)
         if not proposal.tokens or self._insists:
             return proposal
         if not self.breaker.allows(proposal.match):
@@ -124,16 +124,24 @@ class Source:
         if drafter is not None:
             _let_go(drafter)
 
-    def _guarded(self, call: Callable[[Drafter], T], otherwise: T) -> T:
+    def _guarded(self, call: Callable[..., T], otherwise: T, *arguments: object) -> T:
         if self._drafter is None:
             return otherwise
         try:
-            return call(self._drafter)
+            return call(self._drafter, *arguments)
         except Exception:
             # The boundary of one source: a bad guess must not cost the text.
             LOG.exception("the %s drafter failed; its generation goes on without it", self.name)
             self.drop()
             return otherwise
+
+
+def _observe(drafter: Drafter, tokens: Sequence[int]) -> None:
+    drafter.observe(tokens)
+
+
+def _propose(drafter: Drafter, limit: int, ahead: Sequence[int]) -> Proposal:
+    return drafter.propose(limit, ahead)
 
 
 def _let_go(drafter: Drafter) -> None:
