@@ -17,7 +17,7 @@ from typing import Any, Literal, get_type_hints
 
 import msgspec
 
-from inferd.protocol import InvalidRequest
+from inferd.protocol import MAX_DRAFT, InvalidRequest
 from inferd_runtime.drafting.options import DraftOptions, read_drafts
 from inferd_runtime.models.adapter_options import AdapterOptions, read_adapters
 from inferd_runtime.models.options import ModelOptions, read_models
@@ -50,9 +50,10 @@ class Settings:
     over the network. ``token``: who holds it is the tenant ``default``; without one, ``serve`` makes one and keeps it in
     ``state_dir``. ``tokens_file``: lines of ``token tenant [kv_pages=N] [weight=W]``. ``tenant_pages``: pages of the KV cache
     that a tenant may hold when its line says nothing; ``swap_mb``: host memory for contexts that had to leave the cache
-    (0: they are recomputed). ``check``: look for leaked pages whenever the engine is idle. ``speculation``: whether the runtime
-    drafts for generations that leave it to the operator (``system_speculation="auto"``). ``snapshot_bytes``: what each
-    tenant's saved contexts may take in ``data_dir``.
+    (0: they are recomputed). ``fixed_rows``: every sequence computes so many rows in each step, drafted or not, so that on
+    the CPU drafts change no bit, in reduced precision neither (0: as many as it needs). ``check``: look for leaked pages
+    whenever the engine is idle. ``speculation``: whether the runtime drafts for generations that leave it to the operator
+    (``system_speculation="auto"``). ``snapshot_bytes``: what each tenant's saved contexts may take in ``data_dir``.
     """
 
     model: tuple[ModelOptions, ...] = (ModelOptions("tiny"),)
@@ -63,6 +64,7 @@ class Settings:
     page_size: int = 16
     token_budget: int = 512
     swap_mb: int = 256
+    fixed_rows: int = 0
     tenant_pages: int | None = None
     check: bool = False
     speculation: Literal["on", "off"] = "on"
@@ -200,7 +202,9 @@ def _convert(place: str, value: Any, kind: Any) -> Any:
 
 def _check(settings: Settings) -> None:
     """Refuse what no runtime can hold."""
-    positive = [f.name for f in dataclasses.fields(Settings) if f.name not in ("port", "swap_mb", "check")]
+    positive = [
+        f.name for f in dataclasses.fields(Settings) if f.name not in ("port", "swap_mb", "fixed_rows", "check")
+    ]
     for name in positive:
         value = getattr(settings, name)
         if isinstance(value, (int, float)) and value <= 0:
@@ -209,6 +213,8 @@ def _check(settings: Settings) -> None:
         model.checked()
     if settings.swap_mb < 0:
         raise InvalidRequest(f"swap_mb must not be negative, got {settings.swap_mb}")
+    if settings.fixed_rows and not 2 <= settings.fixed_rows <= MAX_DRAFT:
+        raise InvalidRequest(f"fixed_rows must be 0 or in 2..{MAX_DRAFT}, got {settings.fixed_rows}")
     if not 0 <= settings.port <= 65535:
         raise InvalidRequest(f"port must be in 0..65535, got {settings.port}")
     if settings.max_workers < settings.workers:

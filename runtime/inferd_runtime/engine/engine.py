@@ -17,6 +17,7 @@ from inferd_runtime.engine.sampling import Logits, RowSampler, draw
 from inferd_runtime.engine.scheduler import Scheduler
 from inferd_runtime.engine.speculation import Speculation, StepPrice
 from inferd_runtime.engine.tenants import Accounts, Tenancy
+from inferd_runtime.engine.widening import widen
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.models.batch import Outputs, Rows
 from inferd_runtime.speculation.drafts import ROOT
@@ -25,12 +26,18 @@ from inferd_runtime.speculation.times import StepTimes
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """``token_budget``: tokens per step. ``swap_bytes``: host memory for pages of contexts that had to leave the cache."""
+    """``token_budget``: tokens per step. ``swap_bytes``: host memory for pages of contexts that had to leave the cache.
+
+    ``fixed_rows``: every sequence feeds that many rows in each step, drafted or not, and drafts are as long as fits (0: as many
+    as it needs). Where the driver's arithmetic allows it, drafts then change no bit of any logit; each step costs what the
+    longest draft does. Trees and explicit positions keep their own number.
+    """
 
     token_budget: int = 512
     swap_bytes: int = 256 << 20
     tenancy: Tenancy = field(default_factory=Tenancy)
     cost: StepCost = field(default_factory=StepCost)
+    fixed_rows: int = 0
     times: StepTimes = field(default_factory=lambda: StepTimes.linear(1e-3, 1e-5))
 
 
@@ -41,12 +48,13 @@ class Engine:
         options = options or EngineOptions()
         accounts = Accounts(options.tenancy)
         self.driver = driver
-        self.pool = PagePool(driver.pages, driver.page_size)
+        self._width = options.fixed_rows
+        self.pool = PagePool(driver.pages - (self._width > 0), driver.page_size)
         self.parking = ParkingSpace(driver, options.swap_bytes)
         self.contexts = ContextSet(
             self.pool, self.parking, accounts, vocab_size=driver.vocab_size, max_length=driver.max_context
         )
-        self.speculation = Speculation(options.times)
+        self.speculation = Speculation(options.times, most=max(1, self._width - 1) if self._width else None)
         self.scheduler = Scheduler(
             self.contexts, accounts, self.speculation.allocate, token_budget=options.token_budget, cost=options.cost
         )
@@ -72,6 +80,8 @@ class Engine:
             return False
         self.steps += 1
         batch = prepare(plan, self.driver.page_size)
+        if self._width:
+            batch = widen(batch, self._width, self.pool.size, self.driver.page_size)
         try:
             outputs = self.driver.forward(batch)
         except Exception as error:  # noqa: BLE001 - the device boundary: the step's jobs fail, the engine goes on

@@ -20,12 +20,16 @@ SAMPLED = 32
 
 
 class Speculation:
-    """Decides which drafts a step verifies, and learns from how long it took and what came of it."""
+    """Decides which drafts a step verifies, and learns from how long it took and what came of it.
 
-    def __init__(self, times: StepTimes) -> None:
+    ``most``: rows for a draft that every sequence feeds anyway; then each draft gets as many, and there is nothing to decide.
+    """
+
+    def __init__(self, times: StepTimes, most: int | None = None) -> None:
         self.controller = Controller(times)
         self.counters = SpeculationCounters()
         self._plain_steps = 0
+        self._most = most
 
     def sources(
         self, drafters: Sequence[Drafter], *, max_draft: int = 16, tree: bool = True, forced: bool = True
@@ -41,6 +45,9 @@ class Speculation:
         guesses = [guess(job) if job.speculates else NO_DRAFT for job in jobs]
         if not any(draft.drawn for draft in guesses):
             return {}
+        if self._most is not None:
+            free = {job: draft.likeliest(self._most) for job, draft in zip(jobs, guesses, strict=True)}
+            return {job: draft for job, draft in free.items() if draft.drawn}
         shape = _shape_of(jobs, budget)
         sampled = [(job, draft) for job, draft in zip(jobs, guesses, strict=True) if draft.probabilities is not None]
         drawn = _share_out(sampled, max(0, budget - shape.rows))
@@ -53,7 +60,9 @@ class Speculation:
         """What the step's drafts cost by the model; None where there are none."""
         if not any(item.work.draft.tokens for item in plan):
             return None
-        return StepPrice(self.controller, planned_shape(plan, drafts=True), planned_shape(plan, drafts=False))
+        shape = planned_shape(plan, drafts=True)
+        plain = planned_shape(plan, drafts=False) if self._most is None else shape
+        return StepPrice(self.controller, shape, plain)
 
     def settle(self, plan: Sequence[Planned], price: StepPrice | None, emitted: int, seconds: float) -> None:
         """Learn from a step that brought ``emitted`` tokens. Of those without drafts a sample is enough."""

@@ -8,7 +8,7 @@ attends over each sequence's pages. Everything that the layers share (page indic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from typing import Any
 
@@ -134,12 +134,21 @@ class StepLayout:
 
 
 def lay_out(
-    batch: Batch, keys: Sequence[Tensor], values: Sequence[Tensor], page_size: int, scratch: Scratch | None = None
+    batch: Batch,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    page_size: int,
+    scratch: Scratch | None = None,
+    key_multiple: int = 0,
 ) -> StepLayout:
-    """Group the batch's sequences and index their pages."""
+    """Group the batch's sequences and index their pages. ``key_multiple``: see :func:`filled_up`; 0 leaves it."""
     device = keys[0].device
     positions = torch.from_numpy(batch.positions)
     groups = [_group(spans, positions, page_size, device) for spans in _grouped(batch)]
+    if key_multiple:
+        groups = [
+            group if group.first in batch.placements else filled_up(group, key_multiple, page_size) for group in groups
+        ]
     for group in groups:
         if group.first in batch.placements:
             group.placement = _placed(batch.placements[group.first], device)
@@ -147,6 +156,17 @@ def lay_out(
     slots = torch.from_numpy(batch.slots).to(device)
     order = _row_order(groups, batch)
     return StepLayout(keys, values, slots, groups, order, scratch or Scratch(), hidden_rows)
+
+
+def filled_up(group: Group, multiple: int, page_size: int) -> Group:
+    """The group with masked keys behind its own up to a multiple, so that sums over them are added up in the same order
+    whatever their number.
+    """
+    length = -(-group.length // multiple) * multiple
+    more = group.pages.new_zeros(len(group.pages), length // page_size - group.pages.shape[1])
+    return replace(
+        group, pages=torch.cat([group.pages, more], 1), length=length, causal_only=False, inplace=None, masks={}
+    )
 
 
 def _placed(placement: Placement, device: torch.device) -> tuple[Tensor, Tensor]:

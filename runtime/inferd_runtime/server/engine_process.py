@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from inferd_runtime.models.loading import LoadedModel
 
 MESSAGES_PER_STEP = 256
+KEY_MULTIPLE = 512
+"""As many keys as PyTorch's attention on the CPU adds up at a time."""
 IDLE_SECONDS = 1.0
 
 
@@ -49,7 +51,8 @@ class EngineSettings:
 
     ``threads`` 0 and ``pages`` 0 choose by the models' sizes, ``dtype`` "" as :func:`~inferd_runtime.models.loading.load`.
     ``plain``: run transformers' own modules even where there is a fused pass. ``check``: re-add page ownership when idle.
-    ``speculation`` on or off: whether to draft for generations that leave it to the operator.
+    ``fixed_rows``: see :class:`~inferd_runtime.engine.engine.EngineOptions`. ``speculation`` on or off: whether to draft for
+    generations that leave it to the operator.
     ``snapshots``: the folder for saved contexts, at most ``snapshot_bytes`` of each tenant; "" keeps none.
     """
 
@@ -62,6 +65,7 @@ class EngineSettings:
     page_size: int = 16
     token_budget: int = 512
     swap_mb: int = 256
+    fixed_rows: int = 0
     tenancy: Tenancy = field(default_factory=Tenancy)
     plain: bool = False
     check: bool = False
@@ -125,7 +129,7 @@ def for_drafts(settings: EngineSettings) -> EngineSettings:
     """
     tenancy = settings.tenancy
     named = {name: replace(limits, kv_pages=0) for name, limits in tenancy.named.items()}
-    return replace(settings, swap_mb=0, tenancy=Tenancy(replace(tenancy.default, kv_pages=0), named))
+    return replace(settings, swap_mb=0, fixed_rows=0, tenancy=Tenancy(replace(tenancy.default, kv_pages=0), named))
 
 
 def process_flags(settings: EngineSettings, draft: DraftOptions) -> list[str]:
@@ -165,6 +169,7 @@ def _build(
     driver = TorchDriver(
         run, like, kv, vocab_size=loaded.vocab_size, max_context=loaded.max_context,
         pages=pages, page_size=settings.page_size, adapters=LoraBank(run, loaded.module, kv),
+        key_multiple=KEY_MULTIPLE if settings.fixed_rows else 0,
     )  # fmt: skip
     table = TokenTable.from_tokenizer_json(
         loaded.tokenizer.json, vocab_size=loaded.vocab_size, eos_ids=loaded.tokenizer.eos_tokens
@@ -174,7 +179,9 @@ def _build(
         list(loaded.tokenizer.eos_tokens), loaded.fingerprint,
     )  # fmt: skip
     cost, times = measure_cost(driver), measure_times(driver)
-    options = EngineOptions(settings.token_budget, settings.swap_mb << 20, settings.tenancy, cost, times)
+    options = EngineOptions(
+        settings.token_budget, settings.swap_mb << 20, settings.tenancy, cost, settings.fixed_rows, times
+    )
     engine = Engine(driver, options)
     adapters = AdapterSet(driver, settings.adapter_limits)
     compiler = GrammarCompiler(table, trials=trials)
@@ -270,7 +277,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", action="append", metavar="NAME[,OPTION=VALUE]", help="may be given several times")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="")
-    for name, value in (("threads", 0), ("pages", 0), ("page-size", 16), ("token-budget", 512), ("swap-mb", 256)):
+    for name, value in (
+        ("threads", 0),
+        ("pages", 0),
+        ("page-size", 16),
+        ("token-budget", 512),
+        ("swap-mb", 256),
+        ("fixed-rows", 0),
+    ):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--tenancy", type=partial(msgspec.json.decode, type=Tenancy), default=Tenancy(), help="JSON")
     parser.add_argument("--plain", action="store_true", help="run transformers' own modules, never the fused pass")

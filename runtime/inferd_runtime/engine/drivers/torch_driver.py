@@ -22,7 +22,8 @@ class TorchDriver:
     """Holds the model and its KV tensors, one pair per layer: [pages, page_size, kv heads, width].
 
     ``run`` is the way through the model: transformers' modules with our attention, or the fused twin of them. ``adapters``
-    (None: there are never any) belong to the same one.
+    (None: there are never any) belong to the same one. ``key_multiple``: attention reads a multiple of that many keys, the rest
+    masked; together with steps of a fixed width, a row's logits then do not depend on what else is computed.
     """
 
     def __init__(
@@ -36,13 +37,17 @@ class TorchDriver:
         pages: int,
         page_size: int = 16,
         adapters: LoraBank | None = None,
+        key_multiple: int = 0,
     ) -> None:
+        if key_multiple % page_size:
+            raise ValueError(f"key_multiple {key_multiple} is no multiple of the page size {page_size}")
         self.vocab_size = vocab_size
         self.max_context = max_context
         self.pages = pages
         self.page_size = page_size
         self._run = run
         self._adapters = adapters
+        self._key_multiple = key_multiple
         self._device = like.device
         self._scratch = Scratch()
         self._keys = [self._cache(heads, width, like.dtype) for heads, width in shape.keys]
@@ -121,7 +126,7 @@ class TorchDriver:
     def forward(self, batch: Batch) -> Outputs:
         """Run one ragged batch. Logits are float32[R, V] on the host, R the number of wanted rows (it may be 0)."""
         rows = torch.from_numpy(batch.logit_rows).to(self._device)
-        layout = lay_out(batch, self._keys, self._values, self.page_size, self._scratch)
+        layout = lay_out(batch, self._keys, self._values, self.page_size, self._scratch, self._key_multiple)
         run = self._adapters.select(batch.spans) if self._adapters is not None else None
         layout.bounded = run is not None
         logits = (run or self._run)(
