@@ -101,14 +101,14 @@ def test_a_context_that_switches_is_computed_again(
 
 @pytest.mark.parametrize("sampling", [p.Sampling(), p.Sampling(temperature=0.7, top_p=0.95, seed=11)])
 def test_speculation_changes_no_token_under_an_adapter(caller: DirectSession, sampling: p.Sampling) -> None:
-    runs = [
-        caller.generate(
-            caller.text(PROMPT), adapter="a", sampling=sampling, max_tokens=60, system_speculation=speculation
-        )
-        for speculation in (False, True)
-    ]
-    assert runs[0].tokens == runs[1].tokens
-    assert sum(step.drafted for step in runs[1].steps) > 0
+    plain = caller.generate(caller.text(PROMPT), adapter="a", sampling=sampling, max_tokens=60)
+    # A guess that is mostly right, so that it is verified however busy the machine is.
+    guess = [token if at % 7 else token ^ 1 for at, token in enumerate(plain.tokens, 1)]
+    drafted = caller.generate(
+        caller.text(PROMPT), adapter="a", sampling=sampling, max_tokens=60, predicted=guess, system_speculation=True
+    )
+    assert plain.tokens == drafted.tokens
+    assert sum(step.drafted for step in drafted.steps) > 0
 
 
 def test_a_constraint_holds_under_an_adapter(caller: DirectSession) -> None:

@@ -236,9 +236,11 @@ class DraftModelDrafter(Drafter):
             return
         if answer.drawn:
             self._line.experience.count_tokens(answer.drawn, answer.seconds)
+        # Whichever it is, the draft side has read the prompt: from now on an answer is worth waiting for.
+        self._warm = True
         grown = number >= self._valid_from and self._extend(answer)
         if newest:
-            self._sent, self._warm = None, True
+            self._sent = None
             self._pause, self._skip = 1, 0
             if self._wanted and grown:
                 self._ask(wait=False)

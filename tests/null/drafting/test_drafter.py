@@ -182,6 +182,16 @@ def test_nobody_waits_for_the_prompt_and_a_step_waits_for_a_draft_until_the_time
     assert stand.line.counters.timeouts == 0
 
 
+def test_a_draft_model_slower_than_a_step_is_waited_for_once_it_has_read_the_prompt(stand: Stand) -> None:
+    """Every answer came when the next one was asked for already; so none was ever waited for, and none of any use."""
+    stand.drafter.observe(PROMPT)
+    stand.step(9)
+    assert stand.drafter.ready(), "nobody waits for a prompt"
+    stand.post.answer([3, 3, 3, 3], at=0)
+    stand.step(8)
+    assert not stand.drafter.ready()
+
+
 def test_no_wake_up_is_lost_when_the_time_is_up_between_the_question_and_the_rest(stand: Stand) -> None:
     stand.post.answer([6, 7])
     stand.step(0)
