@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,6 +27,7 @@ from inferd_runtime.session.host import ServedModel
 from inferd_runtime.session.speculating import build_sources, check_speculation, offered_source
 from inferd_runtime.speculation.drafter import OfferedDraft
 from inferd_runtime.speculation.drafts import ROOT
+from inferd_runtime.speculation.sources import SourceSet
 
 
 @dataclass(frozen=True)
@@ -173,11 +174,18 @@ def start(
         OfferedMask(model.info.vocab_size) if request.program_constraint else None,
     )
     matcher = None if compiled is None else compiled.matcher()
-    with _unchanged_on_error(context, healing):
+    masks = offers.mask if matcher is None else _cursor(matcher, model)
+    with ExitStack() as undo:
+        # Whatever stops the start, the context has its end back, and what its last generation left with it.
+        undo.callback(setattr, context, "memory", context.memory)
         if healing is not None:
+            undo.callback(healing.restore)
             healing.cut()
-        masks = offers.mask if matcher is None else _cursor(matcher, model)
-        generation = _generation(request, model, context, sampler, offers.draft, masks, healing)
+        sources = _sources(request, model, context, sampler, offers.draft)
+        if sources is not None:
+            undo.callback(sources.drop)
+        generation = _generation(request, model, context, sampler, sources, masks, healing)
+        undo.pop_all()
     model.engine.submit(generation)
     opened = OpenGeneration(generation, offers, lease, healing)
     if compiled is not None and matcher is not None:
@@ -185,17 +193,10 @@ def start(
     return opened
 
 
-@contextmanager
-def _unchanged_on_error(context: Context, healing: Healing | None) -> Iterator[None]:
-    """If the body raises, whatever it is, the context has its end back, and what its last generation left with it."""
-    memory = context.memory
-    try:
-        yield
-    except BaseException:
-        if healing is not None:
-            healing.restore()
-        context.memory = memory
-        raise
+def _sources(
+    request: p.StartGenerate, model: ServedModel, context: Context, sampler: RowSampler, offered: OfferedDraft | None
+) -> SourceSet | None:
+    return build_sources(request, model, context, sampler) if offered is None else offered_source(offered, model)
 
 
 def _generation(
@@ -203,11 +204,10 @@ def _generation(
     model: ServedModel,
     context: Context,
     sampler: RowSampler,
-    offered: OfferedDraft | None,
+    sources: SourceSet | None,
     masks: OutputMasks | None,
     healing: Healing | None,
 ) -> Generation:
-    sources = build_sources(request, model, context, sampler) if offered is None else offered_source(offered, model)
     spec = GenerationSpec(
         sampler=sampler,
         max_tokens=request.max_tokens,
@@ -219,12 +219,7 @@ def _generation(
     )
     decode = model.tokenizer.stream()
     text = TextAssembler(decode if healing is None else healing.behind(decode), request.stop)
-    try:
-        return Generation(context, spec, text)
-    except BaseException:
-        if sources is not None:
-            sources.drop()
-        raise
+    return Generation(context, spec, text)
 
 
 def _cursor(matcher: Matcher, model: ServedModel) -> OutputMasks:

@@ -60,6 +60,7 @@ class Source:
         self._insists = drafter.insists
         self.waits = type(drafter).ready is not Drafter.ready
         self.breaker = SourceBreaker()
+        self._dropped = False
         self._in_vain = 0
         self.rests = 0
         """For so many steps it is not asked."""
@@ -120,9 +121,10 @@ class Source:
 
     def drop(self) -> None:
         """See :class:`Drafter`. Nothing is asked of it afterwards."""
-        drafter, self._drafter = self._drafter, None
-        if drafter is not None:
-            _let_go(drafter)
+        if not self._dropped:
+            self._dropped = True
+            self._guarded(lambda drafter: drafter.drop(), None)
+            self._drafter = None
 
     def _guarded(self, call: Callable[..., T], otherwise: T, *arguments: object) -> T:
         if self._drafter is None:
@@ -130,7 +132,7 @@ class Source:
         try:
             return call(self._drafter, *arguments)
         except Exception:
-            # The boundary of one source: a bad guess must not cost the text.
+            # The boundary of one source: a bad guess must not cost the text. What it holds elsewhere it gives back, if it can.
             LOG.exception("the %s drafter failed; its generation goes on without it", self.name)
             self.drop()
             return otherwise
@@ -142,14 +144,6 @@ def _observe(drafter: Drafter, tokens: Sequence[int]) -> None:
 
 def _propose(drafter: Drafter, limit: int, ahead: Sequence[int]) -> Proposal:
     return drafter.propose(limit, ahead)
-
-
-def _let_go(drafter: Drafter) -> None:
-    """Have a drafter give back what it holds elsewhere; one that failed may not be able to."""
-    try:
-        drafter.drop()
-    except Exception:
-        LOG.exception("the %s drafter could not be dropped", drafter.source)
 
 
 @dataclass(slots=True)
