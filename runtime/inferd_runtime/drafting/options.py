@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferd.protocol import InvalidRequest, NotFound
+from inferd_runtime.models.option_lists import check_once, read_entries, read_entry
 from inferd_runtime.models.options import ModelOptions
 
 TIMEOUT_MS = 250
@@ -101,21 +102,10 @@ def read_drafts(value: Any) -> tuple[DraftOptions, ...]:
 
     Raises InvalidRequest that names what is wrong, and the draft model that a model has twice.
     """
-    entries = [entry for entry in value.split(";") if entry.strip()] if isinstance(value, str) else value
-    if not isinstance(entries, Sequence):
-        raise InvalidRequest(f"expected a draft model or a list of draft models, got {value!r}")
-    drafts = tuple(_read_draft(entry) for entry in entries)
-    for (name, _), count in Counter((draft.model.name, draft.target) for draft in drafts).items():
-        if count > 1:
-            raise InvalidRequest(f"draft model {name!r} is given twice")
+    drafts = read_entries(value, "a draft model", _read_draft)
+    check_once("draft model", [(draft.model.name, draft.target) for draft in drafts])
     return drafts
 
 
 def _read_draft(entry: Any) -> DraftOptions:
-    if isinstance(entry, DraftOptions):
-        return entry
-    if isinstance(entry, str):
-        return DraftOptions.parse(entry.strip())
-    if isinstance(entry, Mapping):
-        return DraftOptions.of(entry)
-    raise InvalidRequest(f"expected a draft model's name or its table, got {entry!r}")
+    return read_entry(entry, DraftOptions, DraftOptions.parse, DraftOptions.of, "a draft model's name or its table")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.models.option_lists import check_once, read_entries, read_entry
 
 MODEL = ",model="
 
@@ -40,21 +40,17 @@ def read_adapters(value: Any) -> tuple[AdapterOptions, ...]:
 
     Raises InvalidRequest that names what is wrong, and the adapter that is there twice.
     """
-    entries = [entry for entry in value.split(";") if entry.strip()] if isinstance(value, str) else value
-    if not isinstance(entries, Sequence):
-        raise InvalidRequest(f"expected an adapter or a list of adapters, got {value!r}")
-    adapters = tuple(_read_adapter(entry) for entry in entries)
-    for (name, _), count in Counter((adapter.name, adapter.model) for adapter in adapters).items():
-        if count > 1:
-            raise InvalidRequest(f"adapter {name!r} is given twice")
+    adapters = read_entries(value, "an adapter", _read_adapter)
+    check_once("adapter", [(adapter.name, adapter.model) for adapter in adapters])
     return adapters
 
 
 def _read_adapter(entry: Any) -> AdapterOptions:
-    if isinstance(entry, AdapterOptions):
-        return entry
-    if isinstance(entry, str):
-        return AdapterOptions.parse(entry.strip())
-    if isinstance(entry, Mapping) and {"name", "folder"} <= entry.keys() <= {"name", "folder", "model"}:
-        return AdapterOptions(str(entry["name"]), Path(str(entry["folder"])).expanduser(), str(entry.get("model", "")))
-    raise InvalidRequest(f"expected NAME=FOLDER, or a table with name, folder and maybe model, got {entry!r}")
+    expected = "NAME=FOLDER, or a table with name, folder and maybe model"
+    if isinstance(entry, Mapping) and not {"name", "folder"} <= entry.keys() <= {"name", "folder", "model"}:
+        raise InvalidRequest(f"expected {expected}, got {entry!r}")
+    return read_entry(entry, AdapterOptions, AdapterOptions.parse, _of_table, expected)
+
+
+def _of_table(entry: Mapping[str, Any]) -> AdapterOptions:
+    return AdapterOptions(str(entry["name"]), Path(str(entry["folder"])).expanduser(), str(entry.get("model", "")))

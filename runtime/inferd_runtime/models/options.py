@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.models.option_lists import check_once, read_entries, read_entry
 
 DTYPES = ("float32", "bfloat16", "float16")
 DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -81,21 +82,13 @@ def read_models(value: Any) -> tuple[ModelOptions, ...]:
 
     Raises InvalidRequest that names what is wrong, and the model that is there twice.
     """
-    entries = value.split(";") if isinstance(value, str) else value
-    if not isinstance(entries, Sequence) or not entries:
+    # At least one, so that an empty place between two is one that was forgotten.
+    models = read_entries(value.split(";") if isinstance(value, str) else value, "a model", _read_model)
+    if not models:
         raise InvalidRequest(f"expected a model or a list of models, got {value!r}")
-    models = tuple(_read_model(entry) for entry in entries)
-    for name, count in Counter(model.name for model in models).items():
-        if count > 1:
-            raise InvalidRequest(f"model {name!r} is given twice")
+    check_once("model", [(model.name,) for model in models])
     return models
 
 
 def _read_model(entry: Any) -> ModelOptions:
-    if isinstance(entry, ModelOptions):
-        return entry
-    if isinstance(entry, str):
-        return ModelOptions.parse(entry.strip())
-    if isinstance(entry, Mapping):
-        return ModelOptions.of(entry)
-    raise InvalidRequest(f"expected a model's name or its table, got {entry!r}")
+    return read_entry(entry, ModelOptions, ModelOptions.parse, ModelOptions.of, "a model's name or its table")
