@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.models.batch import Batch, Ids, Placement, Span
 
 NAME = "inferd_paged"
@@ -27,23 +28,6 @@ RULE = "inferd_rule"
 # Masked reads see what a page held before: zero times infinity would carry it into the sequence that holds the page next.
 # No trained model comes near, and it fits float16.
 BOUND = 3e4
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionRule:
-    """How one layer attends.
-
-    ``scaling`` multiplies the scores (None: query width ** -0.5). ``window``: a query sees that many tokens back, itself
-    included. ``softcap``: scores become softcap * tanh(score / softcap). ``chunk``: a query sees only keys of its own block
-    of that many positions, counted from position 0. ``sinks`` [H], in the model's dtype: one learned logit per query head
-    that joins the softmax's denominator and carries no value.
-    """
-
-    scaling: float | None
-    window: int | None
-    softcap: float | None
-    chunk: int | None = None
-    sinks: Tensor | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True)

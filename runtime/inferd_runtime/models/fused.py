@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
-from inferd_runtime.models.attention import AttentionRule, StepLayout, attend, lay_out
+from inferd_runtime.kernels.attention_rule import AttentionRule
+from inferd_runtime.models.attention import StepLayout, attend, lay_out
 from inferd_runtime.models.batch import Batch, Span
 from inferd_runtime.models.huge_pages import use_huge_pages
 from inferd_runtime.models.passes import ModelPass, PlainPass

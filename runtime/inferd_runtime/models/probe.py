@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from inferd.protocol import InvalidRequest
-from inferd_runtime.models.attention import LAYOUT, NAME, RULE, AttentionRule, paged_attention
+from inferd_runtime.kernels.attention_rule import AttentionRule
+from inferd_runtime.models.attention import LAYOUT, NAME, RULE, paged_attention
 from inferd_runtime.models.reach import MaskFunction, Reach, UnsupportedAttention, read_reach
 from inferd_runtime.models.selfcheck import Trial
 from inferd_runtime.models.shape import KvShape

@@ -1,0 +1,16 @@
+"""Whether Triton's kernels run in its interpreter, on the CPU: ``TRITON_INTERPRET=1``, read when a kernel module is imported."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def product(a, b, interpreted: tl.constexpr):
+    """``a @ b`` accumulated in float32. The interpreter keeps bfloat16 as bare bits and would multiply those."""
+    if interpreted:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32))
+    return tl.dot(a, b, input_precision="ieee")
