@@ -8,14 +8,21 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.kernels.noise import gumbel, stream, uniform
+from inferd_runtime.kernels.sampling import PAD
 
-PAD = -1
-"""Stands behind the emitted tokens and the accepted path, and where a row's mask allows no token."""
+__all__ = [
+    "ACCEPT", "PAD", "RESIDUAL", "DraftRows", "Drafts", "Noise", "Packed", "Verdict", "Verifier", "agree", "agreement",
+    "read_verdicts", "rejection",
+]  # fmt: skip
+
+Packed = npt.NDArray[np.int32]
 ACCEPT = 0xACCE97
 RESIDUAL = 0x5E51D0
 
@@ -53,6 +60,20 @@ class Verdict(NamedTuple):
     path: Tensor
 
 
+class DraftRows(NamedTuple):
+    """Drafts of B sequences, padded to K nodes, beside the flat rows of a step.
+
+    ``first`` int32[B]: the row behind the committed tokens; node i's row is ``first + 1 + i``. ``lengths`` int32[B]: nodes
+    that count; -1: a padding sequence, which emits nothing. ``tokens`` and ``parents`` int32[B, K]: each parent smaller than
+    its node's index, -1 for what follows the committed tokens.
+    """
+
+    first: Tensor
+    lengths: Tensor
+    tokens: Tensor
+    parents: Tensor
+
+
 class Verifier(Protocol):
     """``target`` float[B, K + 1, V]: processed scores (unnormalised log-probabilities, -inf for what is excluded), row 0
     behind the committed tokens and row i + 1 behind node i.
@@ -73,6 +94,27 @@ def agreement(target: Tensor, drafts: Drafts, noise: Noise) -> Verdict:
     positions = noise.positions[:, None] + _depths(parents)
     samples = _sample(target.to(torch.float64), noise.keys, positions)
     return _walk(samples, drafts, parents)
+
+
+def agree(samples: Tensor, drafts: DraftRows) -> Tensor:
+    """:func:`agreement` for rows that are sampled already: ``samples`` int64[N], flat. Any shape may hold padding.
+
+    One row per sequence, int32[B, 2 + 2 K], made to be copied to the host at once and read by :func:`read_verdicts`: how
+    many nodes stand; K + 1 tokens, theirs and one sample, then PAD; their K indices in order, then PAD.
+    """
+    width = drafts.tokens.shape[1]
+    places = drafts.first[:, None].long() + torch.arange(width + 1, device=samples.device)
+    own = samples[places.clamp(0, samples.shape[0] - 1)]
+    nodes = Drafts(drafts.tokens.long(), drafts.lengths.long())
+    accepted, tokens, path = _walk(own, nodes, drafts.parents.long())
+    tokens = tokens.masked_fill((drafts.lengths < 0)[:, None], PAD)
+    return torch.cat([accepted[:, None], tokens, path], dim=1).to(torch.int32)
+
+
+def read_verdicts(packed: Packed) -> tuple[Packed, Packed, Packed]:
+    """Views of what :func:`agree` packed: accepted int32[B], tokens int32[B, K + 1], path int32[B, K]."""
+    behind = packed.shape[1] // 2 + 1
+    return packed[:, 0], packed[:, 1:behind], packed[:, behind:]
 
 
 def rejection(target: Tensor, drafts: Drafts, noise: Noise) -> Verdict:
