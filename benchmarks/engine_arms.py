@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, Qwen3Config
 
+from inferd_runtime.engine.drawing import StepResult
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
-from inferd_runtime.engine.engine import Engine, EngineOptions, keep, split_rows, verify
+from inferd_runtime.engine.engine import Engine, EngineOptions, keep, outcome, shares
 from inferd_runtime.engine.generation import Generation, GenerationSpec
 from inferd_runtime.engine.plan import Driver, prepare
 from inferd_runtime.engine.sampling import RowSampler
@@ -156,7 +157,7 @@ class EngineArm:
         clock.append(time.perf_counter())
         outputs = self.engine.driver.forward(batch)
         clock.append(time.perf_counter())
-        verified = [(item, verify(item, rows)) for item, rows, _ in split_rows(plan, outputs)]
+        verified = [(share.item, outcome(share)) for share in shares(plan, StepResult(outputs))]
         clock.append(time.perf_counter())
         for item, done in verified:
             keep(item, done, self.engine.driver)

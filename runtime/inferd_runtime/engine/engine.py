@@ -1,14 +1,16 @@
-"""The step loop: plan, prepare, forward, verify, commit."""
+"""The step loop: plan, prepare, forward, verify, commit. A driver that samples does the middle part on its device."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from inferd.protocol import InferdError, InternalError
 from inferd_runtime.engine.boundary import JobBoundary
 from inferd_runtime.engine.context import Context, ContextSet
+from inferd_runtime.engine.drawing import Drawn, SamplingDriver, StepResult, is_drawn, lay_out_drawing, read_drawn
 from inferd_runtime.engine.fairness import StepCost
 from inferd_runtime.engine.parking import ParkingSpace
 from inferd_runtime.engine.plan import Driver, Job, Planned, Verified, Work, prepare
@@ -19,7 +21,7 @@ from inferd_runtime.engine.speculation import Speculation, StepPrice
 from inferd_runtime.engine.tenants import Accounts, Tenancy
 from inferd_runtime.engine.widening import widen
 from inferd_runtime.kv.pool import PagePool
-from inferd_runtime.models.batch import Outputs, Rows
+from inferd_runtime.models.batch import Rows
 from inferd_runtime.speculation.drafts import ROOT
 from inferd_runtime.speculation.times import StepTimes
 
@@ -79,30 +81,35 @@ class Engine:
         if not plan:
             return False
         self.steps += 1
-        batch = prepare(plan, self.driver.page_size)
-        if self._width:
-            batch = widen(batch, self._width, self.pool.size, self.driver.page_size)
         try:
-            outputs = self.driver.forward(batch)
+            result = self._forward(plan)
         except Exception as error:  # noqa: BLE001 - the device boundary: the step's jobs fail, the engine goes on
             abandon(plan, InternalError(f"the forward pass failed: {error!r}"))
             return True
         price = self.speculation.price(plan)
-        emitted = commit(plan, outputs, self.driver, price)
+        emitted = commit(plan, result, self.driver, price)
         self.speculation.settle(plan, price, emitted, time.perf_counter() - started)
         return True
 
+    def _forward(self, plan: Sequence[Planned]) -> StepResult:
+        """Run the planned step, and draw on the device if the driver can."""
+        batch = prepare(plan, self.driver.page_size)
+        if self._width:
+            batch = widen(batch, self._width, self.pool.size, self.driver.page_size)
+        if isinstance(self.driver, SamplingDriver):
+            return self.driver.launch(batch, lay_out_drawing(plan, self.driver.vocab_size)).wait()
+        return StepResult(self.driver.forward(batch))
 
-def commit(plan: Sequence[Planned], outputs: Outputs, driver: Driver, price: StepPrice | None = None) -> int:
+
+def commit(plan: Sequence[Planned], result: StepResult, driver: Driver, price: StepPrice | None = None) -> int:
     """Verify every job's rows and hand the outcome over; how many tokens were sampled. A job that cannot take its outcome
     fails alone.
     """
     emitted = 0
-    for item, rows, hidden in split_rows(plan, outputs):
+    for share in shares(plan, result):
+        item = share.item
         with JobBoundary(item.job):
-            done = verify(item, rows)
-            if hidden is not None:
-                done = done._replace(hidden=hidden)
+            done = outcome(share)
             if price is not None:
                 done = price.note(done)
             emitted += len(done.tokens)
@@ -112,15 +119,39 @@ def commit(plan: Sequence[Planned], outputs: Outputs, driver: Driver, price: Ste
     return emitted
 
 
-def split_rows(plan: Sequence[Planned], outputs: Outputs) -> Iterator[tuple[Planned, Logits, Rows | None]]:
-    """Each planned job with its share of the logits, float32[rows, V], and of the hidden states, float32[hidden, E]."""
-    logits, hidden = outputs
-    first = taken = 0
+class Share(NamedTuple):
+    """What a step brought one planned job: ``logits`` float32[rows, V], and ``hidden`` float32[hidden, E] where wanted; or,
+    where the device drew, all that was ``drawn``, and the job's place in it.
+    """
+
+    item: Planned
+    logits: Logits
+    hidden: Rows | None
+    drawn: Drawn | None = None
+    at: int = 0
+
+
+def shares(plan: Sequence[Planned], result: StepResult) -> Iterator[Share]:
+    """Each planned job's share."""
+    (logits, hidden), drawn = result
+    first = taken = at = 0
     for item in plan:
         rows, states = item.work.rows, item.work.hidden
-        yield item, logits[first : first + rows], hidden[taken : taken + states] if states else None
-        first += rows
+        mine = hidden[taken : taken + states] if states else None
         taken += states
+        if drawn is not None and rows and is_drawn(item.work):
+            yield Share(item, logits[:0], mine, drawn, at)
+            at += 1
+        else:
+            yield Share(item, logits[first : first + rows], mine)
+            first += rows
+
+
+def outcome(share: Share) -> Verified:
+    """What came of it: as the device drew, or as the host does now."""
+    item, logits, _, drawn, at = share
+    done = verify(item, logits) if drawn is None else read_drawn(item.work, drawn, at)
+    return done if share.hidden is None else done._replace(hidden=share.hidden)
 
 
 def verify(item: Planned, logits: Logits) -> Verified:

@@ -47,7 +47,9 @@ class Batch:
     ``tokens``, ``positions``, ``slots`` [T]: input ids, absolute positions, and where each token's K and V go
     (page * page_size + offset). ``logit_rows`` [R]: which rows' logits are wanted;
     ``hidden_rows`` [H]: which rows' final hidden states. ``placements``: by :attr:`Span.first`, of the sequences whose
-    positions are not their indices in the cache or that do not attend to all before.
+    positions are not their indices in the cache or that do not attend to all before. ``carried`` [T] (empty: none is): of
+    which sequence of the step launched before a token is the one that is drawn first, for tokens that the host does not know
+    yet; -1: it is in ``tokens``.
     """
 
     tokens: Ids
@@ -57,6 +59,7 @@ class Batch:
     spans: Sequence[Span]
     hidden_rows: Ids = field(default_factory=lambda: NO_ROWS)
     placements: Mapping[int, Placement] = field(default_factory=dict)
+    carried: Ids = field(default_factory=lambda: NO_ROWS)
 
 
 class Outputs(NamedTuple):

@@ -1,0 +1,171 @@
+"""Drawing on the device: what a driver that samples is told behind a forward pass, and what it answers.
+
+The host's sampler (:mod:`~inferd_runtime.engine.sampling`) is the twin: same noise, same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from inferd.protocol import ConstraintError
+from inferd_runtime.engine.plan import Driver, Planned, Verified, Work
+from inferd_runtime.engine.sampling import Masks
+from inferd_runtime.models.batch import Batch, Ids, Outputs
+from inferd_runtime.speculation.drafts import Draft
+
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
+NOBODY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """N rows of S sequences. Those of a sequence stand together: one behind its committed tokens, then one per draft node.
+
+    ``rows`` int64[N]: which of the batch's logit rows; ``host_rows`` int64[H]: the other ones, which the host wants to see.
+    ``temperature``, ``top_p``, ``min_p`` float64[N], ``top_k`` int64[N]; ``keys`` int64[N]: the noise keys, in two's
+    complement; ``positions`` int64[N]: of the token that is drawn. ``mask_rows`` int32[N]: which row of ``masks``
+    int32[M, ceil(V / 32)] the grammar allows there, NOBODY: everything.
+
+    ``first`` int32[S]: a sequence's first row of the N. ``lengths`` int32[S]: nodes of its draft; ``tokens`` and ``parents``
+    int32[S, K]: those, padded.
+    """
+
+    rows: Ids
+    host_rows: Ids
+    temperature: Floats
+    top_k: Ids
+    top_p: Floats
+    min_p: Floats
+    keys: Ids
+    positions: Ids
+    mask_rows: Ints
+    masks: Masks
+    first: Ints
+    lengths: Ints
+    tokens: Ints
+    parents: Ints
+
+
+class Drawn(NamedTuple):
+    """``accepted`` int[S]: nodes that stand. ``tokens`` int[S, K + 1]: theirs and one sample more. ``path`` int[S, K]: which
+    nodes. What stands behind is of no meaning; a token of NOBODY: its mask allows nothing.
+    """
+
+    accepted: npt.NDArray[np.integer]
+    tokens: npt.NDArray[np.integer]
+    path: npt.NDArray[np.integer]
+
+
+class StepResult(NamedTuple):
+    """What a step brought: ``outputs`` of the rows that were not drawn, and what was drawn (None: nothing on the device)."""
+
+    outputs: Outputs
+    drawn: Drawn | None = None
+
+
+class Launched(Protocol):
+    """A step on its way."""
+
+    def wait(self) -> StepResult:
+        """What it brought, once it is there. Raises what went wrong on the device."""
+        ...
+
+
+@runtime_checkable
+class SamplingDriver(Driver, Protocol):
+    """A driver that samples and verifies, too, so that no logits have to come to the host."""
+
+    def launch(self, batch: Batch, drawing: Drawing) -> Launched:
+        """Start a forward pass, and draw from its rows. ``Outputs.logits`` will be those of ``drawing.host_rows``."""
+        ...
+
+
+def is_drawn(work: Work) -> bool:
+    """Whether a driver that samples draws this. It does not where a draft comes with the probabilities it was drawn from."""
+    return work.sampler is not None and work.draft.probabilities is None
+
+
+def lay_out_drawing(plan: Sequence[Planned], vocab_size: int) -> Drawing:
+    """What is drawn in a planned step, in the plan's order."""
+    drawn = [item for item in plan if is_drawn(item.work) and item.work.rows]
+    counts = np.asarray([item.work.rows for item in drawn], np.int64)
+    samplers = [item.work.sampler for item in drawn if item.work.sampler is not None]
+    floats = np.asarray([(one.temperature, one.top_p, one.min_p) for one in samplers], np.float64).reshape(-1, 3)
+    temperature, top_p, min_p = np.repeat(floats, counts, axis=0).T.copy()
+    mask_rows, masks = _masks(drawn, vocab_size)
+    tokens, parents = _drafts([item.work.draft for item in drawn])
+    return Drawing(
+        *_rows(plan),
+        temperature=temperature,
+        top_k=np.repeat(np.asarray([one.top_k for one in samplers], np.int64), counts),
+        top_p=top_p,
+        min_p=min_p,
+        keys=np.repeat(np.asarray([one.key for one in samplers], np.uint64).view(np.int64), counts),
+        positions=_positions(drawn, counts),
+        mask_rows=mask_rows,
+        masks=masks,
+        first=(np.cumsum(counts) - counts).astype(np.int32),
+        lengths=np.asarray([len(item.work.draft) for item in drawn], np.int32),
+        tokens=tokens,
+        parents=parents,
+    )
+
+
+def _rows(plan: Sequence[Planned]) -> tuple[Ids, Ids]:
+    """The logit rows that are drawn, and the others."""
+    drawn = np.repeat([is_drawn(item.work) for item in plan], [item.work.rows for item in plan])
+    return np.flatnonzero(drawn), np.flatnonzero(~drawn)
+
+
+def _positions(drawn: Sequence[Planned], counts: Ids) -> Ids:
+    """Behind the fed tokens that are no draft, and as much further as the row's node is deep."""
+    base = [item.table.length + len(item.work.tokens) - len(item.work.draft) for item in drawn]
+    if not len(counts) or counts.max() == 1:
+        return np.asarray(base, np.int64)
+    depths = [depth for item in drawn for depth in (0, *_depths(item.work.draft))]
+    return np.repeat(np.asarray(base, np.int64), counts) + np.asarray(depths, np.int64)
+
+
+def _depths(draft: Draft) -> Iterator[int]:
+    """How many tokens stand between the committed ones and what each node's row samples."""
+    depths: list[int] = []
+    for parent in draft.parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return iter(depths)
+
+
+def _masks(drawn: Sequence[Planned], vocab_size: int) -> tuple[Ints, Masks]:
+    """Which mask each row has, and the masks behind each other."""
+    masked = [item.work.masks for item in drawn]
+    found = [one for one in masked if one is not None]
+    if not found:
+        rows = sum(item.work.rows for item in drawn)
+        return np.full(rows, NOBODY, np.int32), np.empty((0, -(-vocab_size // 32)), np.int32)
+    has = np.repeat([one is not None for one in masked], [item.work.rows for item in drawn])
+    return np.where(has, np.cumsum(has) - 1, NOBODY).astype(np.int32), np.concatenate(found)
+
+
+def _drafts(drafts: Sequence[Draft]) -> tuple[Ints, Ints]:
+    """Tokens and parents int32[S, K], padded to the longest draft."""
+    width = max(map(len, drafts), default=0)
+    tokens, parents = (np.full((len(drafts), width), NOBODY, np.int32) for _ in range(2))
+    for row, draft in enumerate(drafts):
+        if draft.tokens:
+            tokens[row, : len(draft)] = draft.tokens
+            parents[row, : len(draft)] = draft.parents
+    return tokens, parents
+
+
+def read_drawn(work: Work, drawn: Drawn, at: int) -> Verified:
+    """The outcome of the drawn sequence number ``at``. Raises ConstraintError when its mask allowed no token."""
+    accepted = int(drawn.accepted[at])
+    tokens = drawn.tokens[at, : accepted + 1].tolist()
+    if tokens[-1] == NOBODY:
+        raise ConstraintError("the constraint leaves no token to go on with")
+    return Verified(work, tokens, drawn.path[at, :accepted].tolist())

@@ -1,0 +1,83 @@
+"""A driver that samples, without a device: the null driver with the host's sampler behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from inferd.protocol import ConstraintError
+from inferd_runtime.engine.drawing import NOBODY, Drawing, Drawn, StepResult
+from inferd_runtime.engine.noise import MASK
+from inferd_runtime.engine.sampling import Logits, RowSampler, draw
+from inferd_runtime.models.batch import Batch, Outputs
+from inferd_runtime.testing.null_driver import NullDriver
+
+
+class Finished:
+    """A step that was done when it was launched. ``waited``: whether somebody has asked for it."""
+
+    def __init__(self, result: StepResult) -> None:
+        self.waited = False
+        self._result = result
+
+    def wait(self) -> StepResult:
+        """See :class:`~inferd_runtime.engine.drawing.Launched`."""
+        self.waited = True
+        return self._result
+
+
+class SamplingNullDriver(NullDriver):
+    """Draws what a :class:`~inferd_runtime.engine.drawing.Drawing` says, row by row, with the engine's own sampler.
+
+    ``launches`` are all steps so far.
+    """
+
+    launches: list[Finished]
+
+    def __init__(self, **options: int) -> None:
+        super().__init__(**options)
+        self.launches = []
+        self._last: Sequence[int] = ()
+
+    def launch(self, batch: Batch, drawing: Drawing) -> Finished:
+        """See :class:`~inferd_runtime.engine.drawing.SamplingDriver`."""
+        if len(batch.carried):
+            last = np.asarray([*self._last, 0], np.int64)
+            batch = replace(batch, tokens=np.where(batch.carried >= 0, last[batch.carried], batch.tokens))
+        outputs = self.forward(batch)
+        samples = [self._sample(drawing, row, outputs.logits[at]) for row, at in enumerate(drawing.rows.tolist())]
+        drawn = agree(drawing, samples)
+        self._last = drawn.tokens[:, 0].tolist()
+        self.launches.append(Finished(StepResult(Outputs(outputs.logits[drawing.host_rows], outputs.hidden), drawn)))
+        return self.launches[-1]
+
+    def _sample(self, drawing: Drawing, row: int, logits: Logits) -> int:
+        sampler = RowSampler(
+            float(drawing.temperature[row]), int(drawing.top_k[row]), float(drawing.top_p[row]),
+            float(drawing.min_p[row]), int(drawing.keys[row]) & MASK,
+        )  # fmt: skip
+        mask = None if drawing.mask_rows[row] < 0 else drawing.masks[drawing.mask_rows[row]]
+        try:
+            return draw(logits, sampler, int(drawing.positions[row]), mask)
+        except ConstraintError:
+            return NOBODY
+
+
+def agree(drawing: Drawing, samples: Sequence[int]) -> Drawn:
+    """Walk each draft from its root, as long as a child of the row is the row's sample."""
+    count, width = drawing.tokens.shape
+    accepted = np.zeros(count, np.int64)
+    tokens, path = np.full((count, width + 1), NOBODY), np.full((count, width), NOBODY)
+    for at, (first, nodes) in enumerate(zip(drawing.first.tolist(), drawing.lengths.tolist(), strict=True)):
+        node = NOBODY
+        while True:
+            sample = samples[first + node + 1]
+            tokens[at, accepted[at]] = sample
+            below = (drawing.parents[at, :nodes] == node) & (drawing.tokens[at, :nodes] == sample)
+            if not below.any():
+                break
+            node = path[at, accepted[at]] = int(below.argmax())
+            accepted[at] += 1
+    return Drawn(accepted, tokens, path)
