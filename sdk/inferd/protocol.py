@@ -75,7 +75,10 @@ from inferd.probes import (  # isort: skip
     ProbeResult as ProbeResult,
     TokenLogprob as TokenLogprob,
 )
-from inferd.sampling_operations import Sampling as Sampling  # isort: skip
+from inferd.sampling_operations import (  # isort: skip
+    MAX_BIASES as MAX_BIASES,
+    Sampling as Sampling,
+)
 from inferd.saved import (  # isort: skip
     MAX_EXPORT_BYTES as MAX_EXPORT_BYTES,
     DeleteSaved as DeleteSaved,

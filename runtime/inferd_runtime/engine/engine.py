@@ -171,7 +171,8 @@ def verify(item: Planned, logits: Logits) -> Verified:
     node = ROOT
     while True:
         mask = None if work.masks is None else work.masks[node + 1]
-        tokens.append(draw(logits[node + 1], work.sampler, position + len(path), mask))
+        entries = None if work.adjustments is None else work.adjustments[node + 1]
+        tokens.append(draw(logits[node + 1], work.sampler, position + len(path), mask, entries))
         node = work.draft.child(node, tokens[-1])
         if node == ROOT:
             return Verified(work, tokens, path, logits)
@@ -183,7 +184,7 @@ def _reject(work: Work, sampler: RowSampler, position: int, logits: Logits) -> V
     draft = work.draft
     tokens = [*draft.tokens, draft.refused] if draft.refused >= 0 else draft.tokens
     probabilities = None if draft.probabilities is None else draft.probabilities[: len(tokens)]
-    emitted = reject(logits, work.masks, sampler, position, tokens, probabilities)
+    emitted = reject(logits, work.masks, sampler, position, tokens, probabilities, work.adjustments)
     return Verified(work, emitted, range(len(emitted) - 1), logits)
 
 

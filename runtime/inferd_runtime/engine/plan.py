@@ -10,6 +10,7 @@ import numpy as np
 
 from inferd.protocol import InferdError
 from inferd_runtime.engine.context import Context
+from inferd_runtime.engine.penalties import Entries
 from inferd_runtime.engine.sampling import Logits, Masks, RowSampler
 from inferd_runtime.kv.table import PageCopy, PageTable
 from inferd_runtime.models.batch import NO_ROWS, Batch, Ids, Outputs, PageData, Placement, Rows, Span
@@ -20,9 +21,10 @@ class Work(NamedTuple):
     """What a job asks of this step: feed ``tokens`` behind its table, sample the last ``rows`` of them.
 
     The last ``len(draft)`` tokens are the draft's; ``filtered`` names the sources of guesses that the grammar forbade.
-    ``masks`` (int32[rows, words]) are the grammar's, one per sampled row. ``hidden``: the last that many tokens' final hidden
-    states are wanted, too. ``placement`` where the tokens do not all stand at their index and see all before; the scheduler
-    fills in the context's own, and the draft's where that is a tree.
+    ``masks`` (int32[rows, words]) are the grammar's, one per sampled row; so are ``adjustments`` (None: the sampler has none).
+    ``scored``: the job reads the sampled rows' logits, too, as the model gave them. ``hidden``: the last that many tokens'
+    final hidden states are wanted, too. ``placement`` where the tokens do not all stand at their index and see all before; the
+    scheduler fills in the context's own, and the draft's where that is a tree.
     """
 
     tokens: Sequence[int]
@@ -33,6 +35,8 @@ class Work(NamedTuple):
     hidden: int = 0
     placement: Placement | None = None
     filtered: Sequence[str] = ()
+    adjustments: Sequence[Entries] | None = None
+    scored: bool = False
 
 
 class Job(Protocol):

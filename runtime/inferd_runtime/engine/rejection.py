@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from inferd.protocol import ConstraintError
 from inferd_runtime.engine.noise import gumbel, stream, uniform
+from inferd_runtime.engine.penalties import Entries, adjust
 from inferd_runtime.engine.sampling import Logits, Masks, RowSampler, allowed_tokens, candidates
 
 ACCEPT = 0xACCE97
@@ -30,6 +31,7 @@ def reject(
     position: int,
     draft: Sequence[int],
     q: npt.NDArray[np.float32] | None,
+    adjustments: Sequence[Entries] | None = None,
 ) -> list[int]:
     """The tokens to emit: draft tokens that stand, then one sample of the target, the first at absolute ``position``.
 
@@ -37,13 +39,15 @@ def reject(
     float32[len(draft), V]: the distributions, as they were sampled, that the draft tokens were drawn from; None: each was
     certain. Where a draft ends before a token *because of what that token is* (illegal, end-of-text), the token has to be
     passed on as the last one all the same, with no row behind it: to sample the target instead would give the tokens that
-    drafts end with more than their share. So there are ``len(draft)`` rows or one more.
+    drafts end with more than their share. So there are ``len(draft)`` rows or one more. ``adjustments``: of each row, behind
+    the draft tokens before it.
 
     Raises ConstraintError when a mask allows no token.
     """
     tokens: list[int] = []
     for row in range(len(logits)):
-        p = distribution(logits[row], sampler, None if masks is None else masks[row])
+        adjusted = logits[row] if adjustments is None else adjust(logits[row], adjustments[row])
+        p = distribution(adjusted, sampler, None if masks is None else masks[row])
         if row == len(draft):
             return [*tokens, _draw(p, sampler.key, position + row)]
         guess = draft[row]
@@ -55,7 +59,9 @@ def reject(
 
 
 def distribution(logits: Logits, sampler: RowSampler, mask: Masks | None = None) -> Distribution:
-    """float64[V], what :func:`~inferd_runtime.engine.sampling.draw` draws from. Raises ConstraintError as it does."""
+    """float64[V], what :func:`~inferd_runtime.engine.sampling.draw` draws from, of a row with its adjustments. Raises
+    ConstraintError as it does.
+    """
     allowed = np.arange(logits.shape[0]) if mask is None else allowed_tokens(mask, logits.shape[0])
     if not allowed.size:
         raise ConstraintError("the constraint leaves no token to go on with")

@@ -1,7 +1,8 @@
 """Sampling on the host: the reference that every device kernel is compared with. NumPy, one row at a time.
 
-A row is processed as mask, temperature, top_k, top_p, min_p; then the Gumbel-argmax with counter-based noise draws from
-what is left. The draw depends on the row's logits, mask, sampler, key and position and on nothing else.
+A row is processed as penalties and bias (``engine/penalties.py``), mask, temperature, top_k, top_p, min_p; then the
+Gumbel-argmax with counter-based noise draws from what is left. The draw depends on the row's logits, adjustments, mask,
+sampler, key and position and on nothing else.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from inferd.protocol import ConstraintError, InvalidRequest, Sampling
 from inferd_runtime.engine.noise import MASK, gumbel, mix
+from inferd_runtime.engine.penalties import Entries, Penalties, adjust
 
 Logits = npt.NDArray[np.float32]
 Masks = npt.NDArray[np.int32]
@@ -23,17 +25,18 @@ SPARSE = 8
 
 @dataclass(frozen=True, slots=True)
 class RowSampler:
-    """A validated sampler with the key of its noise."""
+    """A validated sampler with the key of its noise. ``penalties`` None: none, and no bias."""
 
     temperature: float
     top_k: int
     top_p: float
     min_p: float
     key: int
+    penalties: Penalties | None = None
 
     @classmethod
     def resolve(cls, sampling: Sampling, *, seed: int, lineage: int) -> RowSampler:
-        """Check the request's sampler. Raises InvalidRequest that names the field out of range."""
+        """Check the request's sampler. Raises InvalidRequest or LimitExceeded that names the field out of range."""
         checks = {
             "temperature": sampling.temperature >= 0,
             "top_k": sampling.top_k >= 0,
@@ -44,7 +47,8 @@ class RowSampler:
             if not fine:
                 raise InvalidRequest(f"sampler: {name} = {getattr(sampling, name)} is out of range")
         key = mix((mix(seed & MASK) + lineage) & MASK) if lineage else mix(seed & MASK)
-        return cls(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, key)
+        penalties = Penalties.of(sampling)
+        return cls(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, key, penalties)
 
 
 def allowed_tokens(mask: Masks, vocab_size: int) -> npt.NDArray[np.int64]:
@@ -57,11 +61,16 @@ def allowed_tokens(mask: Masks, vocab_size: int) -> npt.NDArray[np.int64]:
     return np.asarray(tokens[tokens < vocab_size])
 
 
-def draw(logits: Logits, sampler: RowSampler, position: int, mask: Masks | None = None) -> int:
-    """Sample the token at absolute ``position`` from one row of logits (float32[V]).
+def draw(
+    logits: Logits, sampler: RowSampler, position: int, mask: Masks | None = None, entries: Entries | None = None
+) -> int:
+    """Sample the token at absolute ``position`` from one row of logits (float32[V]), which stays as it is.
 
-    Raises ConstraintError when ``mask`` allows no token.
+    ``entries``: what the sampler's penalties and biases make of it, behind all that stands before the row. Raises
+    ConstraintError when ``mask`` allows no token.
     """
+    if entries is not None:
+        logits = adjust(logits, entries)
     if mask is not None:
         return _draw_allowed(logits, sampler, position, mask)
     if sampler.temperature == 0:
