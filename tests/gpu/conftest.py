@@ -1,5 +1,11 @@
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+
+# The cases are those of the tests in the interpreter.
+sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
