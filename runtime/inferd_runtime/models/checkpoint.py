@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.models.auto import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
 from inferd.protocol import InvalidRequest, NotFound
@@ -102,16 +103,17 @@ def _as_written(tokenizer: Any, source: str) -> bool:
     return bool(tokenizer.encode(SAMPLE, add_special_tokens=False) == written)
 
 
-def read_weights(name: str, source: str, config: Any, dtype: torch.dtype | str) -> nn.Module:
-    """The model with all its weights, on the CPU.
+def read_weights(name: str, source: str, config: Any, dtype: torch.dtype | str, ranks: int = 1) -> nn.Module:
+    """The model with all its weights, on the CPU; with its part of them, on the rank's device, where there are several ranks.
 
     Raises NotFound when there are none, InvalidRequest when some are missing (transformers fills them with random numbers),
     of another shape, or damaged.
     """
     loader: Any = AutoModelForCausalLM
+    divided = {"distributed_config": DistributedConfig(tp_size=ranks, tp_plan="auto")} if ranks > 1 else {}
     with _reported(name, "its weights do not fit its configuration"):
         module, info = loader.from_pretrained(
-            source, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
+            source, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True, **divided
         )
     missing = sorted(info["missing_keys"])
     if missing:

@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.models.checkpoint import check_vocabulary, read_config, read_tokenizer, read_weights
+from inferd_runtime.models.parallel import check_plan, first_numbers
 from inferd_runtime.models.probe import Probed, attach
 from inferd_runtime.models.tokenizer import HubTokenizer
 
@@ -41,16 +42,22 @@ def resolve(name: str) -> str:
     return str(Path(name).expanduser()) if name.startswith("~") else name
 
 
-def load(name: str, *, device: str = "cpu", dtype: str = "") -> LoadedModel:
+def load(name: str, *, device: str = "cpu", dtype: str = "", ranks: int = 1) -> LoadedModel:
     """Load weights and tokenizer. ``dtype`` "" is float32 on the CPU and the checkpoint's own elsewhere.
 
+    With ``ranks`` above 1, every rank of the group that was joined (:func:`~inferd_runtime.models.parallel.join`) calls this, and
+    gets its part of the weights; ``device`` is the kind.
     Raises NotFound when there is no such folder or hub model or a part of it is not there, InvalidRequest naming the reason
     when it cannot be served.
     """
     source, number = resolve(name), _dtype(dtype, device)
     config = read_config(name, source)
     tokenizer = read_tokenizer(name, source)
-    module: Any = read_weights(name, source, config, number).to(device).eval()
+    if ranks > 1:
+        check_plan(name, config, ranks)
+    module: Any = read_weights(name, source, config, number, ranks).eval()
+    if ranks == 1:
+        module.to(device)
     vocab_size = check_vocabulary(name, tokenizer, module)
     probed = attach(module, name)
     return LoadedModel(
@@ -82,9 +89,13 @@ def eos_tokens(generation: GenerationConfig | None, tokenizer: Any) -> tuple[int
 
 
 def fingerprint(config: dict[str, Any], module: nn.Module) -> str:
-    """A short hash of the configuration and of a sample of the weights."""
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    """A short hash of the configuration and of a sample of the weights.
+
+    Rank 0 of a divided model gives the whole model's fingerprint.
+    """
+    own = {key: value for key, value in config.items() if key != "distributed_config"}
+    digest = hashlib.sha256(json.dumps(own, sort_keys=True, default=str).encode())
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(name.encode())
-        digest.update(tensor.reshape(-1)[:16].float().cpu().numpy().tobytes())
+        digest.update(first_numbers(tensor, 16).float().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -1,0 +1,262 @@
+"""A model that is divided between ranks, as one driver: rank 0 leads, the others follow.
+
+Every rank has a :class:`~inferd_runtime.engine.drivers.torch_driver.TorchDriver` over its own part of the model, and pages for
+its own heads. :class:`LeadingDriver` says each call to the others, does its own part of it, and takes one answer from each before
+it returns. So between two calls all ranks have done the same, and rank 0 alone plans, samples, and knows sequences.
+
+**In step or not at all.** A call that fails in every rank alike, and before the model's first reduction, has changed nothing and
+is raised, like any driver's. Whatever else goes wrong (a rank that has ended or does not answer, an exception inside the model,
+one rank that fails where another does not) would leave ranks that wait for each other, or whose caches differ, which nobody
+would see in a text: then ``lost`` ends the process.
+
+Commands go over a channel of their own, because a rank that waits for the next one may wait for hours, and a collective may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import NoReturn, TypeVar
+
+import msgspec
+import numpy as np
+
+from inferd.protocol import InferdError, InvalidRequest, Unavailable
+from inferd_runtime.engine.drivers.parallel_commands import (
+    Build,
+    CheckPages,
+    Command,
+    CopyPages,
+    Done,
+    Failed,
+    Forward,
+    Loaded,
+    MoveTokens,
+    ReadPages,
+    Reply,
+    Stop,
+    WritePages,
+    decode_command,
+    decode_reply,
+    encode,
+    page_rows,
+)
+from inferd_runtime.engine.drivers.torch_driver import TorchDriver
+from inferd_runtime.engine.plan import Driver
+from inferd_runtime.kv.table import PageCopy
+from inferd_runtime.models.adapter_files import AdapterFiles, AdapterSize
+from inferd_runtime.models.batch import Batch, Outputs, PageData
+from inferd_runtime.models.loading import LoadedModel
+from inferd_runtime.models.parallel import TIMEOUT_S, WatchedPass
+from inferd_runtime.models.passes import PlainPass
+
+T = TypeVar("T")
+Lost = Callable[[InferdError], NoReturn]
+
+
+def build_part(loaded: LoadedModel, pages: int, page_size: int) -> tuple[TorchDriver, WatchedPass]:
+    """The driver of one rank's part of a model, with so many pages, and its pass.
+
+    The pass is transformers' own modules, because the reductions are around them: the fused pass would go past these.
+    """
+    watched = WatchedPass(PlainPass(loaded.module))
+    driver = TorchDriver(
+        watched, next(loaded.module.parameters()), loaded.probe.kv, vocab_size=loaded.vocab_size,
+        max_context=loaded.max_context, pages=pages, page_size=page_size,
+    )  # fmt: skip
+    return driver, watched
+
+
+def lead(loaded: LoadedModel, pages: int, page_size: int, followers: Sequence[Connection], lost: Lost) -> LeadingDriver:
+    """The driver of a model that is loaded in every rank, once all have made their pages."""
+    driver = LeadingDriver(*build_part(loaded, pages, page_size), followers, lost)
+    driver.start()
+    return driver
+
+
+class LeadingDriver:
+    """Rank 0 of a divided model. ``own`` is its part of it, with ``watched`` as the pass.
+
+    A page is the parts of all ranks behind each other, rank 0's first; so ``kv_layout`` names the number of ranks. ``lost`` must
+    not return. Owned by one thread.
+    """
+
+    def __init__(
+        self,
+        own: Driver,
+        watched: WatchedPass,
+        followers: Sequence[Connection],
+        lost: Lost,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self.vocab_size = own.vocab_size
+        self.page_size = own.page_size
+        self.pages = own.pages
+        self.max_context = own.max_context
+        ranks = 1 + len(followers)
+        self.page_bytes = own.page_bytes * ranks
+        self.token_bytes: Sequence[int] = list(own.token_bytes) * ranks
+        self.kv_layout = f"{own.kv_layout}/{ranks} ranks"
+        self._own = own
+        self._watched = watched
+        self._followers = followers
+        self._lost = lost
+        self._timeout_s = timeout_s
+
+    def start(self) -> None:
+        """Have the other ranks make as many pages as this one has."""
+        self._all(Build(self.pages, self.page_size), lambda: None)
+
+    def forward(self, batch: Batch) -> Outputs:
+        """See :class:`~inferd_runtime.engine.plan.Driver`. Raises ValueError for what cannot be divided."""
+        return self._all(Forward.of(batch), lambda: self._own.forward(batch))[0]
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        if copies:
+            self._all(CopyPages.of(copies), lambda: self._own.copy_pages(copies))
+
+    def move_tokens(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        command = MoveTokens(list(sources), list(targets))
+        self._all(command, lambda: self._own.move_tokens(sources, targets))
+
+    def read_pages(self, pages: Sequence[int]) -> PageData:
+        """The parts of all ranks: uint8[n, page_bytes]."""
+        mine, answers = self._all(ReadPages(list(pages)), lambda: self._own.read_pages(pages))
+        return np.concatenate([mine, *(page_rows(answer.data, self._own.page_bytes) for answer in answers)], axis=1)
+
+    def write_pages(self, pages: Sequence[int], data: PageData) -> None:
+        """Give every rank its part of what :meth:`read_pages` gave."""
+        if not pages:
+            return
+        mine, *others = self._parts(data)
+        commands = [WritePages(list(pages), part.tobytes()) for part in others]
+        self._each(commands, lambda: self._own.write_pages(pages, mine))
+
+    def bearable(self, data: PageData) -> bool:
+        """See :class:`~inferd_runtime.engine.plan.Driver`: in every rank."""
+        if not len(data):
+            return True
+        mine, *others = self._parts(data)
+        commands = [CheckPages(part.tobytes()) for part in others]
+        fine, answers = self._each(commands, lambda: self._own.bearable(mine))
+        return fine and all(answer.holds for answer in answers)
+
+    def load_adapter(self, key: str, files: AdapterFiles) -> AdapterSize:
+        """Raises InvalidRequest: an adapter's weights would have to be divided like those that they change."""
+        raise InvalidRequest("a model that is divided between ranks (--tensor-parallel) is served without adapters")
+
+    def unload_adapter(self, key: str) -> None:
+        """Nothing: there are none."""
+
+    def close(self) -> None:
+        """Let the followers end."""
+        for follower in self._followers:
+            _try_send(follower, Stop())
+
+    def _parts(self, data: PageData) -> list[PageData]:
+        """Page data, divided by rank."""
+        return [np.ascontiguousarray(part) for part in np.split(data, 1 + len(self._followers), axis=1)]
+
+    def _all(self, command: Command, own: Callable[[], T]) -> tuple[T, list[Done]]:
+        return self._each([command] * len(self._followers), own)
+
+    def _each(self, commands: Sequence[Command], own: Callable[[], T]) -> tuple[T, list[Done]]:
+        """One command for each follower, and rank 0's own part of it. What it brings, and the answers."""
+        for follower, command in zip(self._followers, commands, strict=True):
+            if not _try_send(follower, command):
+                self._lost(Unavailable("a rank of the model has ended", process="follower"))
+        try:
+            mine = own()
+        except Exception as error:
+            self._check_shared(error)
+            raise
+        answers = [self._answer(follower) for follower in self._followers]
+        for rank, answer in enumerate(answers, 1):
+            if not isinstance(answer, Done):
+                self._lost(Unavailable(f"rank {rank} of the model fell out of step: {answer}", process="follower"))
+        return mine, [answer for answer in answers if isinstance(answer, Done)]
+
+    def _check_shared(self, error: Exception) -> None:
+        """Return if every rank failed like this one, before any reduction."""
+        if self._watched.broken:
+            self._lost(Unavailable(f"the model's pass failed in one of its ranks: {error!r}", process="engine"))
+        others = [self._answer(follower) for follower in self._followers]
+        if any(answer != Failed(repr(error)) for answer in others):
+            self._lost(Unavailable(f"rank 0 of the model fell out of step: {error!r}, {others}", process="engine"))
+
+    def _answer(self, follower: Connection) -> Reply:
+        try:
+            if follower.poll(self._timeout_s):
+                return decode_reply(follower.recv_bytes())
+        except (EOFError, OSError, msgspec.MsgspecError) as error:
+            self._lost(Unavailable(f"a rank of the model has ended: {error!r}", process="follower"))
+        self._lost(Unavailable(f"a rank of the model gave no answer for {self._timeout_s:g} s", process="follower"))
+
+
+def follow_with(loaded: LoadedModel, channel: Connection, free: int) -> None:
+    """A follower's life once its part is loaded: say so, make the pages that rank 0 asks for, and follow.
+
+    ``free``: bytes that are left for pages. Raises as :func:`follow`.
+    """
+    channel.send_bytes(encode(Loaded(free)))
+    try:
+        build = decode_command(channel.recv_bytes())
+    except EOFError:
+        return
+    if not isinstance(build, Build):
+        return
+    driver, watched = build_part(loaded, build.pages, build.page_size)
+    if _try_send(channel, Done()):
+        follow(driver, watched, channel)
+
+
+def follow(driver: Driver, watched: WatchedPass, channel: Connection) -> None:
+    """Carry out rank 0's commands until it says stop or has ended.
+
+    Raises what the model's pass raises: rank 0 waits in a reduction then, and only the end of this process frees it.
+    """
+    while True:
+        try:
+            command = decode_command(channel.recv_bytes())
+        except (EOFError, ConnectionError):
+            return
+        if isinstance(command, Stop):
+            return
+        try:
+            reply: Reply = _carry_out(driver, command)
+        except Exception as error:
+            if watched.broken:
+                raise
+            reply = Failed(repr(error))
+        if not _try_send(channel, reply):
+            return
+
+
+def _carry_out(driver: Driver, command: Command) -> Done:
+    match command:
+        case Forward():
+            driver.forward(command.batch())
+        case CopyPages():
+            driver.copy_pages([PageCopy(*copy) for copy in command.copies])
+        case MoveTokens():
+            driver.move_tokens(command.sources, command.targets)
+        case ReadPages():
+            return Done(data=driver.read_pages(command.pages).tobytes())
+        case WritePages():
+            driver.write_pages(command.pages, page_rows(command.data, driver.page_bytes))
+        case CheckPages():
+            return Done(holds=driver.bearable(page_rows(command.data, driver.page_bytes)))
+        case _:
+            raise ValueError(f"{type(command).__name__} is no command for a cache that is there")
+    return Done()
+
+
+def _try_send(channel: Connection, message: Command | Reply) -> bool:
+    """Whether the other end is still there."""
+    try:
+        channel.send_bytes(encode(message))
+    except OSError:
+        return False
+    return True
