@@ -6,7 +6,7 @@ The host's sampler (:mod:`~inferd_runtime.engine.sampling`) is the twin: same no
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -117,9 +117,18 @@ def lay_out_drawing(plan: Sequence[Planned], vocab_size: int) -> Drawing:
     )
 
 
+def undrawn(rows: int, vocab_size: int) -> Drawing:
+    """Nothing is drawn: the host wants to see all ``rows`` logit rows."""
+    nothing = lay_out_drawing((), vocab_size)
+    return replace(nothing, host_rows=np.arange(rows))
+
+
 def _rows(plan: Sequence[Planned]) -> tuple[Ids, Ids]:
     """The logit rows that are drawn, and the others."""
-    drawn = np.repeat([is_drawn(item.work) for item in plan], [item.work.rows for item in plan])
+    drawn = np.repeat(
+        np.asarray([is_drawn(item.work) for item in plan], np.bool_),
+        np.asarray([item.work.rows for item in plan], np.int64),
+    )
     return np.flatnonzero(drawn), np.flatnonzero(~drawn)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -98,6 +98,20 @@ class Scratch:
         return flat[:size].view(rows, *like.shape[1:])
 
 
+class Layout(Protocol):
+    """What travels through a model's modules and knows where this step's K and V are.
+
+    Where ``hidden_rows`` int64[H] is given, the pass leaves those rows' final hidden states [H, E] in ``hidden``.
+    """
+
+    hidden_rows: Tensor | None
+    hidden: Tensor | None
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
+        """Write k [T, Hkv, D] and v [T, Hkv, Dv], then attend with q [1, H, T, D]: [1, T, H, Dv]."""
+        ...
+
+
 @dataclass(slots=True)
 class StepLayout:
     """One step's layout: K and V of all layers (each [pages, page_size, heads, width]), write slots, groups, row order.
@@ -115,6 +129,10 @@ class StepLayout:
     hidden_rows: Tensor | None = None
     hidden: Tensor | None = None
     bounded: bool = False
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
+        """See :class:`Layout`."""
+        return attend(self, layer, query, key, value, rule)
 
 
 def lay_out(
@@ -245,7 +263,8 @@ def paged_attention(
     """
     rule: AttentionRule = getattr(module, RULE)
     layer: int = module.layer_idx  # type: ignore[assignment]
-    out = attend(kwargs[LAYOUT], layer, query, key[0].transpose(0, 1), value[0].transpose(0, 1), rule)
+    layout: Layout = kwargs[LAYOUT]
+    out = layout.attend(layer, query, key[0].transpose(0, 1), value[0].transpose(0, 1), rule)
     return out.contiguous(), None
 
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from inferd_runtime.models.attention import LAYOUT, StepLayout
+from inferd_runtime.models.attention import LAYOUT, Layout, StepLayout
 
 
 class ModelPass(Protocol):
@@ -26,7 +26,7 @@ class PlainPass:
     def __init__(self, model: nn.Module) -> None:
         self._model: Any = model
 
-    def __call__(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
+    def __call__(self, tokens: Tensor, positions: Tensor, layout: Layout, rows: Tensor) -> Tensor:
         """See :class:`ModelPass`."""
         if layout.hidden_rows is None:
             return self._logits(tokens, positions, layout, rows)
@@ -42,7 +42,7 @@ class PlainPass:
             for watch in watched:
                 watch.remove()
 
-    def _logits(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
+    def _logits(self, tokens: Tensor, positions: Tensor, layout: Layout, rows: Tensor) -> Tensor:
         output = self._model(
             input_ids=tokens[None],
             position_ids=positions[None],

@@ -23,7 +23,8 @@ class TorchDriver:
 
     ``run`` is the way through the model: transformers' modules with our attention, or the fused twin of them. ``adapters``
     (None: there are never any) belong to the same one. ``key_multiple``: attention reads a multiple of that many keys, the rest
-    masked; together with steps of a fixed width, a row's logits then do not depend on what else is computed.
+    masked; together with steps of a fixed width, a row's logits then do not depend on what else is computed. ``caches``: the
+    K and V of somebody else's, to work on.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class TorchDriver:
         page_size: int = 16,
         adapters: LoraBank | None = None,
         key_multiple: int = 0,
+        caches: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None,
     ) -> None:
         if key_multiple % page_size:
             raise ValueError(f"key_multiple {key_multiple} is no multiple of the page size {page_size}")
@@ -50,8 +52,10 @@ class TorchDriver:
         self._key_multiple = key_multiple
         self._device = like.device
         self._scratch = Scratch()
-        self._keys = [self._cache(heads, width, like.dtype) for heads, width in shape.keys]
-        self._values = [self._cache(heads, width, like.dtype) for heads, width in shape.values]
+        self._keys, self._values = caches or (
+            [self._cache(heads, width, like.dtype) for heads, width in shape.keys],
+            [self._cache(heads, width, like.dtype) for heads, width in shape.values],
+        )
         self.token_bytes: Sequence[int] = [cache[0, 0].numel() * cache.element_size() for cache in self._caches()]
         self.page_bytes = sum(self.token_bytes) * page_size
         self.kv_layout = f"{str(like.dtype).removeprefix('torch.')}/{page_size}/{shape.digest()}"
@@ -122,9 +126,14 @@ class TorchDriver:
     def _cache(self, heads: int, width: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(self.pages, self.page_size, heads, width, dtype=dtype, device=self._device)
 
-    @torch.inference_mode()
     def forward(self, batch: Batch) -> Outputs:
         """Run one ragged batch. Logits are float32[R, V] on the host, R the number of wanted rows (it may be 0)."""
+        logits, hidden = self.compute(batch)
+        return Outputs(_to_host(logits), _to_host(logits.new_empty(0, 0) if hidden is None else hidden))
+
+    @torch.inference_mode()
+    def compute(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """The same, left on the device: logits [R, V], and hidden states [H, E] where any are wanted."""
         rows = torch.from_numpy(batch.logit_rows).to(self._device)
         layout = lay_out(batch, self._keys, self._values, self.page_size, self._scratch, self._key_multiple)
         run = self._adapters.select(batch.spans) if self._adapters is not None else None
@@ -135,8 +144,7 @@ class TorchDriver:
             layout,
             rows if len(rows) else rows.new_zeros(1),
         )
-        hidden = logits.new_empty(0, 0) if layout.hidden is None else layout.hidden
-        return Outputs(_to_host(logits[: len(rows)]), _to_host(hidden))
+        return logits[: len(rows)], layout.hidden
 
 
 def _to_host(rows: Tensor) -> Rows:

@@ -1,0 +1,141 @@
+"""Steps on their way through a device: what runs in them, recorded once per shape, and what they bring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inferd_runtime.engine.drawing import Drawn, StepResult
+from inferd_runtime.engine.drivers.accelerator import Accelerator
+from inferd_runtime.engine.drivers.buckets import Shape
+from inferd_runtime.engine.drivers.staging import StepInputs
+from inferd_runtime.kernels.rows import PagedRows
+from inferd_runtime.kernels.sampling import SampleRows
+from inferd_runtime.kernels.suite import KernelSuite
+from inferd_runtime.kernels.verify import DraftRows, read_verdicts
+from inferd_runtime.models.batch import Outputs, Rows
+from inferd_runtime.models.kernel_pass import RowsPass
+
+IN_FLIGHT = 2
+"""Steps that may be launched before the first of them is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a step leaves on the device: ``logits`` [R, V], ``packed`` int32[B, 2 + 2 K] (``kernels/verify.py: agree``), and
+    ``hidden`` [H, E]. A recorded step leaves it in the same place every time.
+    """
+
+    logits: Tensor
+    packed: Tensor
+    hidden: Tensor | None = None
+
+
+class StepBody:
+    """Everything that a step does on the device, from its inputs on. It never waits for the device.
+
+    ``last`` int64[most sequences] keeps the first token that each sequence of a step drew, for the step behind it.
+    """
+
+    def __init__(
+        self, run: RowsPass, keys: Sequence[Tensor], values: Sequence[Tensor], kernels: KernelSuite, last: Tensor
+    ) -> None:
+        self._run = run
+        self._keys = keys
+        self._values = values
+        self._kernels = kernels
+        self._last = last
+
+    def compute(self, inputs: StepInputs, rows: PagedRows, hidden_rows: Tensor | None = None) -> Computed:
+        """Forward, sample, verify."""
+        carried = self._last[inputs.carried.clamp(min=0)]
+        tokens = torch.where(inputs.carried >= 0, carried, inputs.tokens)
+        logits, hidden = self._run(
+            tokens, inputs.positions, rows, self._keys, self._values, inputs.logit_rows, hidden_rows
+        )
+        return self.draw(inputs, logits, hidden)
+
+    def draw(self, inputs: StepInputs, logits: Tensor, hidden: Tensor | None) -> Computed:
+        """Sample and verify alone."""
+        samples = self._kernels.sample(logits, sample_rows(inputs))
+        packed = self._kernels.agree(samples, draft_rows(inputs))
+        self._last[: len(packed)].copy_(packed[:, 1])
+        return Computed(logits, packed, hidden)
+
+
+def paged_rows(inputs: StepInputs, shape: Shape, columns: Tensor, splits: int) -> PagedRows:
+    """A step's rows; ``columns`` int32[P]: 0, 1, ... up to the longest page table."""
+    where = (inputs.page_first[:, None] + columns).clamp(max=len(inputs.pages) - 1)
+    return PagedRows(
+        slots=inputs.slots,
+        positions=inputs.positions,
+        pages=inputs.pages[where],
+        first=inputs.first,
+        counts=inputs.counts,
+        lengths=inputs.lengths,
+        tails=inputs.tails,
+        seen=inputs.seen,
+        tile_sequences=inputs.tile_sequences,
+        tile_starts=inputs.tile_starts,
+        tile_rows=shape.tile_rows,
+        splits=splits,
+    )
+
+
+def sample_rows(inputs: StepInputs) -> SampleRows:
+    """A step's samplers."""
+    return SampleRows(
+        inputs.temperature, inputs.top_p, inputs.min_p, inputs.top_k, inputs.keys, inputs.drawn_positions,
+        inputs.mask_rows, inputs.masks,
+    )  # fmt: skip
+
+
+def draft_rows(inputs: StepInputs) -> DraftRows:
+    """A step's drafts."""
+    return DraftRows(inputs.draft_first, inputs.draft_lengths, inputs.draft_tokens, inputs.draft_parents)
+
+
+class ResultSlot:
+    """Host memory that a step's verdicts are copied to."""
+
+    def __init__(self, accelerator: Accelerator, size: int) -> None:
+        self._host = accelerator.staging(size * 4).view(torch.int32)
+        self.taken = False
+
+    def receive(self, packed: Tensor) -> Tensor:
+        """Queue the copy of int32[B, 2 + 2 K]."""
+        self.taken = True
+        host = self._host[: packed.numel()].view(packed.shape)
+        host.copy_(packed, non_blocking=True)
+        return host
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """See :class:`~inferd_runtime.engine.drawing.Launched`. ``logits`` and ``hidden`` are on the device still."""
+
+    slot: ResultSlot
+    verdicts: Tensor
+    sequences: int
+    logits: Tensor
+    hidden: Tensor | None
+    done: Callable[[], None]
+
+    def wait(self) -> StepResult:
+        """See :class:`~inferd_runtime.engine.drawing.Launched`."""
+        try:
+            self.done()
+            drawn = Drawn(*read_verdicts(self.verdicts[: self.sequences].numpy().copy()))
+            hidden = self.logits.new_empty(0, 0) if self.hidden is None else self.hidden
+            return StepResult(Outputs(to_host(self.logits), to_host(hidden)), drawn)
+        finally:
+            self.slot.taken = False
+
+
+def to_host(rows: Tensor) -> Rows:
+    """float32 on the host, contiguous."""
+    return np.ascontiguousarray(rows.float().cpu().numpy())

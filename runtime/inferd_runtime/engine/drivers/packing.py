@@ -1,0 +1,102 @@
+"""A planned step as the arrays of :mod:`~inferd_runtime.engine.drivers.staging`. NumPy only."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from inferd_runtime.engine.drawing import Drawing
+from inferd_runtime.models.batch import Batch, Ids, Placement, Span
+
+BITS = 64
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def pack_batch(batch: Batch, tile_rows: int) -> dict[str, npt.NDArray[Any]]:
+    """Rows, sequences and tiles of a step. Placements must be trees: see :func:`is_tree`."""
+    counts = np.asarray([span.count for span in batch.spans], np.int32)
+    starts = np.asarray([span.start for span in batch.spans], np.int32)
+    lengths = starts + counts
+    values: dict[str, npt.NDArray[Any]] = {
+        "tokens": batch.tokens,
+        "positions": batch.positions,
+        "slots": batch.slots,
+        "first": np.asarray([span.first for span in batch.spans], np.int32),
+        "counts": counts,
+        "lengths": lengths,
+        "tails": lengths,
+        **_tiles(counts, tile_rows),
+    }
+    if len(batch.carried):
+        values["carried"] = batch.carried
+    if batch.placements:
+        values |= _trees(batch, starts, lengths)
+    return values
+
+
+def pack_drawing(drawing: Drawing) -> dict[str, npt.NDArray[Any]]:
+    """Samplers and drafts of a step."""
+    return {
+        "temperature": drawing.temperature,
+        "top_p": drawing.top_p,
+        "min_p": drawing.min_p,
+        "top_k": drawing.top_k,
+        "keys": drawing.keys,
+        "drawn_positions": drawing.positions,
+        "mask_rows": drawing.mask_rows,
+        "draft_first": drawing.first,
+        "draft_lengths": drawing.lengths,
+        "draft_tokens": drawing.tokens,
+        "draft_parents": drawing.parents,
+    }
+
+
+def pack_pages(spans: Sequence[Span], page_size: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """The pages that each sequence reads or writes, behind each other, and where each one's begin."""
+    flat = array("i")
+    first = []
+    for span in spans:
+        first.append(len(flat))
+        flat.extend(span.pages[: -(-(span.start + span.count) // page_size)])
+    return np.frombuffer(flat, np.int32), np.asarray(first, np.int32)
+
+
+def _tiles(counts: npt.NDArray[np.int32], tile_rows: int) -> dict[str, npt.NDArray[Any]]:
+    each = -(-counts // tile_rows)
+    sequences = np.repeat(np.arange(len(counts), dtype=np.int32), each)
+    within = np.arange(len(sequences)) - np.repeat(np.cumsum(each) - each, each)
+    return {"tile_sequences": sequences, "tile_starts": (within * tile_rows).astype(np.int32)}
+
+
+def _trees(batch: Batch, starts: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32]) -> dict[str, npt.NDArray[Any]]:
+    """Which of its sequence's fed tokens each row sees, as bits."""
+    seen = np.zeros(len(batch.tokens), np.int64)
+    tails = lengths.copy()
+    for at, span in enumerate(batch.spans):
+        placement = batch.placements.get(span.first)
+        if placement is not None:
+            seen[span.first : span.first + span.count] = _bits(placement.visible[:, span.start :])
+            tails[at] = starts[at]
+    return {"seen": seen, "tails": tails}
+
+
+def _bits(visible: npt.NDArray[np.bool_]) -> Ids:
+    """bool[count, n] with n <= 64 as int64[count]."""
+    weights = np.left_shift(np.uint64(1), np.arange(visible.shape[1], dtype=np.uint64))
+    return np.asarray((visible * weights).sum(axis=1, dtype=np.uint64).view(np.int64))
+
+
+def is_tree(span: Span, placement: Placement) -> bool:
+    """Whether a placement is one that the kernels know: everything before this step's tokens is seen, and stands where its
+    index says; and these are few enough for a bit each.
+    """
+    start = span.start
+    return bool(
+        span.count <= BITS
+        and placement.visible[:, :start].all()
+        and np.array_equal(placement.positions[:start], np.arange(start))
+    )

@@ -1,0 +1,176 @@
+"""Everything a step is told, in one block of memory: filled on the host, copied to the device at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from inferd_runtime.engine.drivers.accelerator import Accelerator
+from inferd_runtime.engine.drivers.buckets import Shape
+
+ALIGNED = 16
+OF_LOGITS = frozenset({"logit_rows", "temperature", "top_p", "min_p", "top_k", "keys", "drawn_positions", "mask_rows"})
+TYPES = {"int64": torch.int64, "int32": torch.int32, "float64": torch.float64}
+
+
+class Field(NamedTuple):
+    """One array of the block; ``filler`` is what it holds where nothing is said."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    filler: int
+
+    @property
+    def bytes(self) -> int:
+        """Its size, rounded up so that the next one is aligned."""
+        size = int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+        return -(-size // ALIGNED) * ALIGNED
+
+
+def fields(shape: Shape) -> list[Field]:
+    """The arrays of a step of this shape; page numbers and masks, whose sizes vary, follow behind."""
+    rows, batch, tiles, nodes = (shape.rows,), (shape.batch,), (shape.tiles,), (shape.batch, shape.nodes)
+    return [
+        Field("tokens", "int64", rows, 0),
+        Field("carried", "int64", rows, -1),
+        Field("positions", "int64", rows, 0),
+        Field("slots", "int64", rows, -1),
+        Field("seen", "int64", rows, 0),
+        Field("logit_rows", "int64", rows, 0),
+        Field("temperature", "float64", rows, 0),
+        Field("top_p", "float64", rows, 1),
+        Field("min_p", "float64", rows, 0),
+        Field("top_k", "int64", rows, 0),
+        Field("keys", "int64", rows, 0),
+        Field("drawn_positions", "int64", rows, 0),
+        Field("mask_rows", "int32", rows, -1),
+        Field("first", "int32", batch, 0),
+        Field("counts", "int32", batch, 0),
+        Field("lengths", "int32", batch, 0),
+        Field("tails", "int32", batch, 0),
+        Field("page_first", "int32", batch, 0),
+        Field("tile_sequences", "int32", tiles, -1),
+        Field("tile_starts", "int32", tiles, 0),
+        Field("draft_first", "int32", batch, 0),
+        Field("draft_lengths", "int32", batch, -1),
+        Field("draft_tokens", "int32", nodes, -1),
+        Field("draft_parents", "int32", nodes, -1),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """A step's arrays on the device: ``arrays`` by name (:func:`fields`), ``pages`` int32[F], all sequences' page numbers
+    behind each other, and ``masks`` int32[M, W].
+    """
+
+    arrays: dict[str, Tensor]
+    pages: Tensor
+    masks: Tensor
+
+    def __getattr__(self, name: str) -> Tensor:
+        return self.arrays[name]
+
+    def with_logit_rows(self, count: int) -> StepInputs:
+        """The same with so many rows of logits (one, where nobody wants any)."""
+        arrays = {name: array[: max(1, count)] if name in OF_LOGITS else array for name, array in self.arrays.items()}
+        return StepInputs(arrays, self.pages, self.masks)
+
+
+class Staging:
+    """The block on the device, and two of its kind on the host: one is filled while the other may still be copied.
+
+    Steps of all shapes use the same memory. ``page_entries``: page numbers in a step, at most; ``masks``: rows of masks.
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, *, largest: Sequence[Shape], page_entries: int, masks: int, mask_words: int
+    ) -> None:
+        self._accelerator = accelerator
+        self._fixed = max(sum(field.bytes for field in fields(shape)) for shape in largest)
+        size = self._fixed + page_entries * 4
+        self._device = torch.zeros(size, dtype=torch.uint8, device=accelerator.device)
+        self._masks = torch.zeros(masks, mask_words, dtype=torch.int32, device=accelerator.device)
+        self._hosts = [accelerator.staging(size) for _ in range(2)]
+        self._mask_hosts = [accelerator.staging(masks * mask_words * 4) for _ in range(2)]
+        self._copied: list[Callable[[], None]] = [_nothing, _nothing]
+        self._turn = 0
+
+    def inputs(self, shape: Shape) -> StepInputs:
+        """The device's arrays for steps of this shape. They are views of one block, the same at every call."""
+        arrays, at = {}, 0
+        for field in fields(shape):
+            flat = self._device[at : at + field.bytes].view(TYPES[field.dtype])
+            arrays[field.name] = flat[: int(np.prod(field.shape))].view(field.shape)
+            at += field.bytes
+        return StepInputs(arrays, self._device[at : at + self._pages_room(at)].view(torch.int32), self._masks)
+
+    def _pages_room(self, at: int) -> int:
+        return (len(self._device) - at) // 4 * 4
+
+    def upload(
+        self,
+        shape: Shape,
+        values: dict[str, npt.NDArray[Any]],
+        pages: npt.NDArray[np.int32],
+        masks: npt.NDArray[np.int32],
+    ) -> None:
+        """Queue the copy of a step's values, each in the front of its array, fillers behind.
+
+        Raises ValueError for a step that is larger than what was made room for.
+        """
+        self._turn = 1 - self._turn
+        self._copied[self._turn]()
+        host = self._hosts[self._turn]
+        end = self._fill(host.numpy(), shape, values, pages)
+        self._device[:end].copy_(host[:end], non_blocking=True)
+        if len(masks):
+            self._upload_masks(masks)
+        self._copied[self._turn] = self._accelerator.mark()
+
+    def _fill(
+        self,
+        host: npt.NDArray[np.uint8],
+        shape: Shape,
+        values: dict[str, npt.NDArray[Any]],
+        pages: npt.NDArray[np.int32],
+    ) -> int:
+        """Write a step into a host block; how many bytes of it are in use."""
+        at = 0
+        for field in fields(shape):
+            count = int(np.prod(field.shape))
+            array = host[at : at + field.bytes].view(field.dtype)[:count].reshape(field.shape)
+            _put(array, values.get(field.name), field)
+            at += field.bytes
+        if at + pages.nbytes > len(host):
+            raise ValueError(f"a step of {len(pages)} page numbers is larger than what was made room for")
+        host[at : at + pages.nbytes].view(np.int32)[:] = pages
+        return at + pages.nbytes
+
+    def _upload_masks(self, masks: npt.NDArray[np.int32]) -> None:
+        host = self._mask_hosts[self._turn][: masks.nbytes].view(torch.int32).view(masks.shape)
+        host.numpy()[:] = masks
+        self._masks[: len(masks)].copy_(host, non_blocking=True)
+
+
+def _put(array: npt.NDArray[Any], value: npt.NDArray[Any] | None, field: Field) -> None:
+    """The value in the front, the filler in the rest."""
+    if value is None:
+        array.fill(field.filler)
+    elif value.ndim == 1:
+        array[: len(value)] = value
+        array[len(value) :] = field.filler
+    else:
+        array.fill(field.filler)
+        array[: value.shape[0], : value.shape[1]] = value
+
+
+def _nothing() -> None:
+    """Nothing has been copied yet."""

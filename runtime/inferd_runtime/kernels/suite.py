@@ -1,0 +1,48 @@
+"""The kernels of a step as one set: in plain torch, or in Triton. One signature each, so a driver does not see which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from inferd_runtime.kernels import attention, cache, elementwise, sampling, verify
+from inferd_runtime.kernels.attention_rule import AttentionRule
+from inferd_runtime.kernels.cache import CacheBlock
+from inferd_runtime.kernels.rows import PagedRows
+from inferd_runtime.kernels.sampling import SampleRows
+from inferd_runtime.kernels.verify import DraftRows
+
+
+class KernelSuite(NamedTuple):
+    """What each does is said where the reference is: ``kernels/<module>.py``."""
+
+    paged_attention: Callable[[Tensor, Tensor, Tensor, PagedRows, AttentionRule], Tensor]
+    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    rotate_and_write: Callable[..., Tensor]
+    silu_mul: Callable[[Tensor], Tensor]
+    sample: Callable[[Tensor, SampleRows], Tensor]
+    agree: Callable[[Tensor, DraftRows], Tensor]
+    move_tokens: Callable[[CacheBlock, Tensor, Tensor], None]
+    copy_pages: Callable[[CacheBlock, Tensor, Tensor], None]
+    gather_pages: Callable[[CacheBlock, Tensor], Tensor]
+    scatter_pages: Callable[[CacheBlock, Tensor, Tensor], None]
+
+
+def reference_kernels() -> KernelSuite:
+    """Plain torch, on any device."""
+    return KernelSuite(
+        attention.paged_attention, cache.write_kv, elementwise.rotate_and_write, elementwise.silu_mul, sampling.sample,
+        verify.agree, cache.move_tokens, cache.copy_pages, cache.gather_pages, cache.scatter_pages,
+    )  # fmt: skip
+
+
+def triton_kernels() -> KernelSuite:
+    """Triton's. Without a device they run in its interpreter, where TRITON_INTERPRET=1 was set before the first import."""
+    from inferd_runtime.kernels.triton import attention, cache, elementwise, sampling, verify
+
+    return KernelSuite(
+        attention.paged_attention, cache.write_kv, elementwise.rotate_and_write, elementwise.silu_mul, sampling.sample,
+        verify.agree, cache.move_tokens, cache.copy_pages, cache.gather_pages, cache.scatter_pages,
+    )  # fmt: skip
