@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from inferd.model import Model
-from inferd.protocol import InvalidRequest
+from inferd.protocol import MAX_LOGPROBS, InvalidRequest
 from inferd.sampling import Sampler
 from inferd.speculation import Speculator
 from inferd.speculation_stats import SpeculationCycle
@@ -51,10 +51,26 @@ def checked_flag(name: str, value: bool) -> bool:
     return value
 
 
+def checked_logprobs(value: int | None) -> int | None:
+    """A whole number from 0 to MAX_LOGPROBS, or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_LOGPROBS:
+        raise InvalidRequest(f"logprobs must be a whole number from 0 to {MAX_LOGPROBS}, or None, not {value!r}")
+    return value
+
+
 def checked_sampler(sampler: Sampler) -> Sampler:
     """A Sampler."""
     if not isinstance(sampler, Sampler):
         raise InvalidRequest(f"sampler must be a Sampler, such as Sampler.argmax(), not {sampler!r}")
+    return sampler
+
+
+def checked_pass_sampler(sampler: Sampler) -> Sampler:
+    """A Sampler for one pass: without penalties, which count what was generated, and without a bias of its own."""
+    if checked_sampler(sampler).adjusts:
+        raise InvalidRequest("sampler: penalized() and biased() go with generate and verify; forward has bias=")
     return sampler
 
 

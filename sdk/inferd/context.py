@@ -13,6 +13,8 @@ from inferd.arguments import (
     checked_count,
     checked_cycle,
     checked_flag,
+    checked_logprobs,
+    checked_pass_sampler,
     checked_priority,
     checked_sampler,
     checked_speculator,
@@ -269,7 +271,7 @@ class Context:
             0,
             ids,
             rows,
-            checked_sampler(Sampler.argmax() if sampler is None else sampler).sampling,
+            checked_pass_sampler(Sampler.argmax() if sampler is None else sampler).sampling,
             top,
             wire_probes(probes),
             allowed,
@@ -309,6 +311,7 @@ class Context:
         sampler: Sampler | None = None,
         *,
         adapter: str | Adapter | None = None,
+        generated: int = 0,
     ) -> Verification:
         """Verify a draft in one step, and append what stands of it and then the model's own token.
 
@@ -317,19 +320,22 @@ class Context:
         default), and a token is accepted while it is the one that was drawn. So the tokens are those that
         :meth:`generate` would bring with this sampler: give it a seed, the same for each call, or each call draws anew.
         End-of-text is never accepted from a draft: it comes as ``token``, and then the text is over. A turn that a user
-        message left open is cued first. ``adapter``: as in :meth:`generate`.
+        message left open is cued first. ``adapter``: as in :meth:`generate`. ``generated``: how many of the context's last
+        tokens are output to the sampler's penalties, for which all else is prompt.
 
         Returns a :class:`~inferd.Verification`: ``accepted`` tokens, ``token``, the model's own behind them, ``path``, the
         accepted tokens' indices in the draft, and ``length``, the context's new length. Raises InvalidRequest, which
         names the argument, for a draft that is none.
         """
         ids, above = checked_draft(tokens, parents)
+        checked_count("generated", generated)
         asked = VerifyDraft(
             0,
             ids,
             above,
             checked_sampler(Sampler.argmax() if sampler is None else sampler).sampling,
             adapter_name(adapter),
+            generated,
         )
         context = await self._handle.settle(cue=True)
         reply: Verification = await self._handle.call(replace(asked, context=context))
@@ -349,6 +355,7 @@ class Context:
         predict: Prediction | None = ...,
         on_cycle: CycleCallback | None = ...,
         heal: bool = ...,
+        logprobs: int | None = ...,
         adapter: str | Adapter | None = ...,
         priority: int = ...,
     ) -> Generator[T]: ...
@@ -366,6 +373,7 @@ class Context:
         predict: Prediction | None = ...,
         on_cycle: CycleCallback | None = ...,
         heal: bool = ...,
+        logprobs: int | None = ...,
         adapter: str | Adapter | None = ...,
         priority: int = ...,
     ) -> Generator[Any]: ...
@@ -382,6 +390,7 @@ class Context:
         predict: Prediction | None = None,
         on_cycle: CycleCallback | None = None,
         heal: bool = False,
+        logprobs: int | None = None,
         adapter: str | Adapter | None = None,
         priority: int = 0,
     ) -> Generator[Any]:
@@ -410,6 +419,9 @@ class Context:
         context as it was; the first steps' tokens write its end, and count towards ``max_tokens``. It goes with neither
         ``mode="best_effort"`` nor a constraint of your own.
 
+        ``logprobs``: each step's ``logprobs`` hold one :class:`~inferd.TokenLogprob` per token, with so many (0 to 20) of the
+        most likely tokens at its place. They are the model's own, before penalties, bias, constraint and temperature.
+
         Raises InvalidRequest, which names the argument, for one that is out of range, and ValueError for both kinds of
         speculation at once.
         """
@@ -431,6 +443,7 @@ class Context:
             priority=checked_priority(priority),
             on_cycle=checked_cycle(on_cycle),
             heal=checked_flag("heal", heal),
+            logprobs=checked_logprobs(logprobs),
         )
         if plan.own_constraint is not None and (speculator is not None or plan.drafts.wanted):
             kind = "speculator=" if speculator is not None else "predict=" if predict else "system_speculation=True"

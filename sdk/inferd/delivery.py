@@ -52,6 +52,7 @@ class Plan:
     priority: int = 0
     heal: bool = False
     on_cycle: Callable[[SpeculationCycle], object] | None = None
+    logprobs: int | None = None
 
     @property
     def constraint(self) -> OutputConstraint | None:
@@ -85,6 +86,7 @@ class Plan:
             predicted=list(self.drafts.predicted),
             predicted_text=self.drafts.predicted_text,
             heal=self.heal,
+            logprobs=self.logprobs,
         )
 
 

@@ -14,6 +14,9 @@ from inferd.errors import InvalidRequest
 from inferd.floats import unpack_floats
 from inferd.tokens import checked_tokens
 
+MAX_LOGPROBS = 20
+"""Most likely tokens that a generation tells with each of its own."""
+
 # -- As the wire carries them -----------------------------------------------------------------------------------------
 
 
@@ -47,8 +50,9 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token of a prompt: its log-probability given all before it, and its ``rank`` (1 is the most likely).
+    """A token of a prompt or of the output: its log-probability given all before it, and its ``rank`` (1 is the most likely).
 
+    Of the output, too, these are the model's own, before penalties, bias, constraint and temperature.
     ``top_tokens`` are the most likely ones at its place, with their log-probabilities. The first token of a context has
     nothing before it: ``logprob`` is None and ``rank`` 0.
     """

@@ -71,6 +71,7 @@ from inferd.pass_operations import (  # isort: skip
     TokenLogprobs as TokenLogprobs,
 )
 from inferd.probes import (  # isort: skip
+    MAX_LOGPROBS as MAX_LOGPROBS,
     Probe as Probe,
     ProbeResult as ProbeResult,
     TokenLogprob as TokenLogprob,
@@ -127,6 +128,7 @@ class Step:
     ``drafted`` tokens were verified, ``accepted`` of them stand, and the model added one of its own; ``truncated`` of all
     these came behind the end of the generation and count for nothing. ``filtered`` guesses were illegal under the
     constraint. ``sources`` says whose they were. ``saved_us``: microseconds that the drafts saved, by the cost model's estimate.
+    ``logprobs``, where they were asked for: one per token.
     """
 
     tokens: list[int]
@@ -137,6 +139,7 @@ class Step:
     truncated: int = 0
     saved_us: int = 0
     sources: list[SourceCount] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -383,6 +386,7 @@ class StartGenerate:
     -3 to 3: each step up doubles its share of what the tenant gets. ``speculation``: how to draft, with
     ``system_speculation``. ``predicted`` or ``predicted_text``: what the output will probably be, used as a draft. ``heal``:
     cut the context back where it ends inside a token, and write its end again; the steps' text begins behind it.
+    ``logprobs``: tell each token's log-probability, and so many (at most MAX_LOGPROBS) of the most likely at its place.
     """
 
     context: int
@@ -399,6 +403,7 @@ class StartGenerate:
     predicted: list[int] = field(default_factory=list)
     predicted_text: str = ""
     heal: bool = False
+    logprobs: int | None = None
 
 
 @operation("generate.next", Steps)
@@ -468,7 +473,7 @@ LISTS_OF: dict[str, dict[str, type[Any]]] = {
     "Models": {"models": ModelInfo},
     "Adapters": {"adapters": AdapterInfo},
     "Steps": {"steps": Step, "checked": CheckedKeyword},
-    "Step": {"sources": SourceCount},
+    "Step": {"sources": SourceCount, "logprobs": TokenLogprob},
     "CompiledGrammar": {"checked": CheckedKeyword},
     "Rows": {"rows": RowResult},
     "RowResult": {"probes": ProbeResult},

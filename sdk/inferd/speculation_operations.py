@@ -63,7 +63,7 @@ class VerifyDraft:
 
     ``parents``: per token, which one it follows (-1: the context; a smaller index than its own); empty means a chain. At most
     MAX_DRAFT tokens; none is a plain step. End-of-text, and what follows it, is not verified. ``adapter``: as in
-    ``generate.start``.
+    ``generate.start``. ``generated``: how many of the context's last tokens are output to the sampler's penalties.
     """
 
     context: int
@@ -71,3 +71,4 @@ class VerifyDraft:
     parents: list[int] = field(default_factory=list)
     sampling: Sampling = field(default_factory=Sampling)
     adapter: str = ""
+    generated: int = 0

@@ -62,8 +62,9 @@ class FakeRuntime:
     the text instead. ``verify`` says the next output step by step, and end-of-text behind it.
 
     Constraints and sampling are recorded, not applied: the text is what you say. A program's own constraint is asked, and
-    a text that its masks do not allow ends with ConstraintError. ``problem`` says what is wrong with the finished text of a
-    best_effort constraint (None: nothing). Of grammars only choices are known; all others allow any text.
+    a text that its masks do not allow ends with ConstraintError. Log-probabilities are those of ``forward``. ``problem``
+    says what is wrong with the finished text of a best_effort constraint (None: nothing). Of grammars only choices are
+    known; all others allow any text.
 
     Rows of ``forward`` come from a model that likes the end of text a little better than all other tokens, with mask, bias
     and probes applied; where tokens stand and what they see is recorded only. ``requests`` holds every request in
@@ -282,7 +283,9 @@ class FakeRuntime:
         drafted, accepted = sum(one.drafted for one in sources), sum(one.accepted for one in sources)
         ended = made.finish == "stop" and not self._goes_on(made)
         truncated = max(0, 1 + accepted - len(tokens) - ended)
-        return p.Step(tokens, text, drafted, accepted, truncated=truncated, sources=sources)
+        top = made.request.logprobs
+        scores = [] if top is None else ROWS.scores(tokens, top, first=False)
+        return p.Step(tokens, text, drafted, accepted, truncated=truncated, sources=sources, logprobs=scores)
 
     def _goes_on(self, made: _Generation) -> bool:
         return made.made < len(made.output) or made.end_due

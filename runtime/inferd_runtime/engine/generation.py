@@ -6,10 +6,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from inferd.protocol import InferdError, InvalidRequest, Step
+from inferd.protocol import InferdError, InvalidRequest, Step, TokenLogprob
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.grammar import OutputMasks
+from inferd_runtime.engine.penalties import History
 from inferd_runtime.engine.plan import Verified, Work
+from inferd_runtime.engine.probes import token_logprob
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.engine.text import TextAssembler
 from inferd_runtime.speculation.counters import count_sources
@@ -23,7 +25,9 @@ RUN_AHEAD = 16
 class GenerationSpec:
     """What a generation needs to know, resolved before it starts. ``paced``: every step waits for :meth:`allow`.
 
-    ``priority`` (-3 to 3): each step up doubles its share among the tenant's own work.
+    ``priority`` (-3 to 3): each step up doubles its share among the tenant's own work. ``logprobs``: every token comes with its
+    log-probability by the model's own logits, before penalties, bias, mask and temperature, and with so many of the most
+    likely ones at its place; None: without.
     """
 
     sampler: RowSampler
@@ -33,6 +37,7 @@ class GenerationSpec:
     sources: SourceSet | None = None
     paced: bool = False
     priority: int = 0
+    logprobs: int | None = None
 
 
 @dataclass(slots=True)
@@ -69,7 +74,9 @@ class Generation:
         self._end = min(self._start + spec.max_tokens, context.max_length)
         self._emitted = 0
         self._allowed = not spec.paced
-        self._plain = spec.sources is None and spec.grammar is None
+        penalties = spec.sampler.penalties
+        self._history = None if penalties is None else History(penalties, context.tokens)
+        self._plain = spec.sources is None and spec.grammar is None and penalties is None and spec.logprobs is None
         context.user = self
         if context.pending == 0:
             # The last token's logits are wanted, so it is computed once more.
@@ -117,11 +124,13 @@ class Generation:
         if self._plain:
             return Work(pending, 1, NO_DRAFT, None, self.spec.sampler)
         draft = draft.likeliest(budget - len(pending))
-        if self.spec.grammar is None:
-            return Work([*pending, *draft.tokens], len(draft) + 1, draft, None, self.spec.sampler)
-        legal, masks = self.spec.grammar.masks(draft)
-        filtered = illegal(draft, legal)
-        return Work([*pending, *legal.tokens], len(legal) + 1, legal, masks, self.spec.sampler, filtered=filtered)
+        legal, masks = (draft, None) if self.spec.grammar is None else self.spec.grammar.masks(draft)
+        return Work(
+            [*pending, *legal.tokens], len(legal) + 1, legal, masks, self.spec.sampler,
+            filtered=illegal(draft, legal),
+            adjustments=None if self._history is None else self._history.rows(legal),
+            scored=self.spec.logprobs is not None,
+        )  # fmt: skip
 
     def commit(self, done: Verified) -> None:
         """Take accepted tokens and the new one; end on end-of-text, a stop string, or the length."""
@@ -204,6 +213,8 @@ class Generation:
         """Cut the run where it ends, write it into the context, queue the step."""
         kept, text = self._cut(done.tokens)
         self.context.tokens.extend(done.tokens[:kept])
+        if self._history is not None:
+            self._history.advance(done.tokens[:kept])
         self.context.table.truncate(min(self.context.table.length, len(self.context.tokens)))
         content = [token for token in done.tokens[:kept] if token not in self.spec.eos_tokens]
         if not self.finish and self._forced_to_end():
@@ -217,14 +228,27 @@ class Generation:
         self.outbox.append(self._step(done, content, text, kept))
 
     def _step(self, done: Verified, content: list[int], text: str, kept: int) -> Step:
-        draft, filtered = done.work.draft, done.work.filtered
+        draft, filtered, scores = done.work.draft, done.work.filtered, self._scores(done, len(content))
         counts = count_sources(draft.sources, done.path, filtered) if draft.tokens or filtered else ()
         if self.spec.sources is not None:
             self.spec.sources.counters.count(counts, done.accepted, kept)
         if not counts:
-            return Step(content, text)
+            return Step(content, text, logprobs=scores)
         truncated, saved_us = len(done.tokens) - kept, round(done.saved * 1e6)
-        return Step(content, text, len(draft), done.accepted, len(filtered), truncated, saved_us, counts)
+        return Step(content, text, len(draft), done.accepted, len(filtered), truncated, saved_us, counts, scores)
+
+    def _scores(self, done: Verified, count: int) -> list[TokenLogprob]:
+        """How likely each of the first ``count`` tokens was: by the row it was drawn from, which for all but the first is the one
+        behind the accepted token before it.
+        """
+        top = self.spec.logprobs
+        if top is None:
+            return []
+        assert done.logits is not None
+        rows = [0, *(node + 1 for node in done.path)]
+        return [
+            token_logprob(done.logits[row], token, top) for row, token in zip(rows[:count], done.tokens, strict=False)
+        ]
 
     def _cut(self, tokens: Sequence[int]) -> tuple[int, str]:
         """How many of the tokens stand, and their text; sets ``finish``."""

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from inferd.protocol import MAX_DRAFT, InvalidRequest
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.jobs import ContextJob
+from inferd_runtime.engine.penalties import History
 from inferd_runtime.engine.plan import Verified, Work
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.speculation.drafts import ROOT, Draft, DraftBuilder, Proposal
@@ -19,7 +20,8 @@ class VerifyDraft(ContextJob):
 
     These are the tokens that a generation with the same sampler would bring. Afterwards ``accepted`` are the draft's tokens
     that stand, ``path`` their indices in the draft, ``token`` the one behind them; ``drafted`` tokens were verified. Nothing
-    follows one of ``ends``, so these are not verified: their row is sampled anyway.
+    follows one of ``ends``, so these are not verified: their row is sampled anyway. The context's last ``generated`` tokens are
+    output to the sampler's penalties, and what stands before them is prompt. Raises InvalidRequest.
     """
 
     def __init__(
@@ -29,8 +31,11 @@ class VerifyDraft(ContextJob):
         parents: Sequence[int],
         sampler: RowSampler,
         ends: Collection[int] = (),
+        generated: int = 0,
     ) -> None:
         check_tree(context, tokens, parents)
+        if not 0 <= generated <= len(context.tokens):
+            raise InvalidRequest(f"generated = {generated} is outside 0 to {len(context.tokens)}, the context's length")
         context.check_room_behind()
         super().__init__(context)
         self.speculates = True
@@ -41,6 +46,11 @@ class VerifyDraft(ContextJob):
         self._draft, self._named = merged(tokens, parents)
         self._ends = ends
         self._sampler = sampler
+        self._history: History | None = None
+        if sampler.penalties is not None:
+            start = len(context.tokens) - generated
+            self._history = History(sampler.penalties, context.tokens[:start])
+            self._history.advance(context.tokens[start:])
         if context.pending == 0:
             # The last token's logits are wanted, so it is computed once more.
             context.uncompute(len(context.tokens) - 1)
@@ -56,7 +66,10 @@ class VerifyDraft(ContextJob):
             return Work(pending[:budget])
         room = min(budget - len(pending), self.context.max_length - len(self.context.tokens) - 1)
         draft = draft.likeliest(room)
-        return Work([*pending, *draft.tokens], len(draft) + 1, draft, None, self._sampler)
+        adjustments = None if self._history is None else self._history.rows(draft)
+        return Work(
+            [*pending, *draft.tokens], len(draft) + 1, draft, None, self._sampler, adjustments=adjustments
+        )  # fmt: skip
 
     def commit(self, done: Verified) -> None:
         """Append what stands, and end."""

@@ -145,7 +145,7 @@ def check_draft(request: p.NextSteps, context: Context) -> None:
 
 
 def check_request(request: p.StartGenerate) -> None:
-    """Refuse what no model could do, before anything is compiled for it. Raises InvalidRequest."""
+    """Refuse what no model could do, before anything is compiled for it. Raises InvalidRequest or LimitExceeded."""
     check_speculation(request)
     check_healing(request)
     if request.program_constraint and request.constraint is not None:
@@ -154,6 +154,13 @@ def check_request(request: p.StartGenerate) -> None:
         raise p.InvalidRequest("stop: an empty string would stop at once")
     if abs(request.priority) > MAX_PRIORITY:
         raise p.InvalidRequest(f"priority = {request.priority} is outside -{MAX_PRIORITY} to {MAX_PRIORITY}")
+    if request.logprobs is not None and request.logprobs < 0:
+        raise p.InvalidRequest(f"logprobs = {request.logprobs} is negative")
+    if request.logprobs is not None and request.logprobs > p.MAX_LOGPROBS:
+        raise p.LimitExceeded(
+            f"logprobs = {request.logprobs}; {p.MAX_LOGPROBS} are allowed", limit="logprobs", value=p.MAX_LOGPROBS,
+            raise_with="a loop over forward, for more of each row",
+        )  # fmt: skip
 
 
 def start(
@@ -216,6 +223,7 @@ def _generation(
         sources=sources,
         paced=request.program_speculation or request.program_constraint,
         priority=request.priority,
+        logprobs=request.logprobs,
     )
     decode = model.tokenizer.stream()
     text = TextAssembler(decode if healing is None else healing.behind(decode), request.stop)

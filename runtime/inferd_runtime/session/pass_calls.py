@@ -11,7 +11,7 @@ import numpy as np
 from inferd import protocol as p
 from inferd_runtime.engine.adapters import AdapterLease
 from inferd_runtime.engine.jobs import ContextJob, ForwardPass, Prefill, RowSpec
-from inferd_runtime.engine.probes import RowEdit, read_mask, resolve_all
+from inferd_runtime.engine.probes import RowEdit, check_vocabulary, read_mask, resolve_all
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.engine.scoring import PromptScoring
 from inferd_runtime.engine.verifying import PROGRAM, VerifyDraft
@@ -64,7 +64,9 @@ def verify(state: SessionState, call: Call) -> None:
     entry = state.free_context(request.context)
     sampler = row_sampler(request.sampling, entry)
     with leased(state, entry, request.adapter) as lease:
-        job = VerifyDraft(entry.context, request.tokens, request.parents, sampler, entry.model.tokenizer.eos_tokens)
+        job = VerifyDraft(
+            entry.context, request.tokens, request.parents, sampler, entry.model.tokenizer.eos_tokens, request.generated
+        )
         await_job(state, call, job, lambda: verified(state, job, entry.model), lease)
     entry.model.engine.submit(job)
 
@@ -86,7 +88,12 @@ def row_spec(request: p.Forward, entry: OpenContext) -> RowSpec:
     mask = read_mask(request.mask, request.mask_bits, vocab_size)
     edit = RowEdit.resolve(mask, request.bias_tokens, request.bias_values, vocab_size)
     readings = resolve_all(request.probes, len(request.at) or 1, request.top, vocab_size)
-    return RowSpec(row_sampler(request.sampling, entry), edit, request.top, readings)
+    sampler = row_sampler(request.sampling, entry)
+    if sampler.penalties is not None:
+        raise p.InvalidRequest(
+            "forward: a sampler with penalties or logit_bias goes with a generation or verify; a pass has a bias of its own"
+        )
+    return RowSpec(sampler, edit, request.top, readings)
 
 
 def visibility(rows: Sequence[Sequence[int]], length: int) -> list[Seen]:
@@ -117,7 +124,8 @@ def await_job(state: SessionState, call: Call, job: ContextJob, reply: Callable[
 
 
 def row_sampler(sampling: p.Sampling, entry: OpenContext) -> RowSampler:
-    """The request's sampler on this context; without a seed one is picked. Raises InvalidRequest."""
+    """The request's sampler on this context; without a seed one is picked. Raises InvalidRequest or LimitExceeded."""
+    check_vocabulary("logit_bias", sampling.bias_tokens, entry.model.engine.driver.vocab_size)
     seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
     return RowSampler.resolve(sampling, seed=seed, lineage=entry.context.lineage)
 

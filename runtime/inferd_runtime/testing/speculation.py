@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from inferd.protocol import TokenLogprob
 from inferd_grammar import Compiled
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.engine import Engine
 from inferd_runtime.engine.generation import Generation, GenerationSpec
 from inferd_runtime.engine.grammar import GrammarCursor
+from inferd_runtime.engine.penalties import Penalties
 from inferd_runtime.engine.sampling import Logits, RowSampler, draw
 from inferd_runtime.engine.text import TextAssembler
 from inferd_runtime.speculation.drafter import Drafter
@@ -43,7 +45,10 @@ class Request:
         while not finish:
             mask = None if cursor is None else cursor.masks(NO_DRAFT)[1][0]
             position = len(self.prompt) + len(tokens)
-            token = draw(driver.logits([*self.prompt, *tokens]), self.sampler, position, mask)
+            row = driver.logits([*self.prompt, *tokens])
+            if self.sampler.penalties is not None:
+                row = penalised(row, self.sampler.penalties, self.prompt, tokens)
+            token = draw(row, self.sampler, position, mask)
             if token == self.eos:
                 return replace(self, tokens=tuple(tokens), finish="stop")
             tokens.append(token)
@@ -64,6 +69,19 @@ class Request:
         if self.grammar is None:
             return None
         return GrammarCursor(self.grammar.matcher(), -(-vocab_size // 32), [self.eos])
+
+
+def penalised(logits: Logits, penalties: Penalties, prompt: Sequence[int], output: Sequence[int]) -> Logits:
+    """What penalties and biases make of a row, float32[V], straight from their definitions: everything is counted anew."""
+    row = logits.copy()
+    biases = dict(zip(penalties.bias_tokens, penalties.bias_values, strict=True))
+    for token in {*prompt, *output, *biases}:
+        value, times = float(logits[token]), output.count(token)
+        if token in prompt or times:
+            value = value / penalties.repetition if value > 0 else value * penalties.repetition
+        shift = biases.get(token, 0.0) - penalties.frequency * times - (penalties.presence if times else 0.0)
+        row[token] = np.float32(value + float(np.float32(shift)))
+    return row
 
 
 class Guesser(Drafter):
@@ -174,6 +192,7 @@ class Running:
     request: Request
     generation: Generation
     tokens: list[int] = field(default_factory=list)
+    scores: list[TokenLogprob] = field(default_factory=list)
     steps: int = 0
     accepted: int = 0
     truncated: int = 0
@@ -188,11 +207,13 @@ class Running:
         *,
         tree: bool = True,
         paced: bool = False,
+        logprobs: int | None = None,
     ) -> Running:
         """Start a request on a context that holds its prompt."""
         cursor = request.cursor(engine.driver.vocab_size)
         sources = engine.speculation.sources(drafters, tree=tree) if drafters or cursor is not None else None
-        spec = GenerationSpec(request.sampler, request.max_tokens, frozenset([request.eos]), cursor, sources, paced)
+        ends = frozenset([request.eos])
+        spec = GenerationSpec(request.sampler, request.max_tokens, ends, cursor, sources, paced, logprobs=logprobs)
         stops = (request.stop,) if request.stop else ()
         generation = Generation(context, spec, TextAssembler(ByteTokenizer().stream(), stops))
         engine.submit(generation)
@@ -203,6 +224,7 @@ class Running:
         fresh: list[int] = []
         for step in self.generation.take():
             fresh += step.tokens
+            self.scores += step.logprobs
             self.steps += 1
             self.accepted += step.accepted
             self.truncated += step.truncated

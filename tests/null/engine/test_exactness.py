@@ -32,6 +32,8 @@ SAMPLERS = {
     "top_k": Sampling(temperature=0.8, top_k=5),
     "min_p": Sampling(temperature=1.2, min_p=0.05),
     "top_k_top_p": Sampling(temperature=0.9, top_k=12, top_p=0.9),
+    "repetition": Sampling(temperature=0.8, repetition_penalty=1.3),
+    "all penalties": Sampling(1.0, 0, 0.95, 0.0, None, 1.2, 0.6, 0.9, (7, 4, 2), (1.0, -100.0, 0.5)),
 }
 
 

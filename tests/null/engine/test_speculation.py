@@ -58,6 +58,11 @@ SAMPLERS = [
     Sampling(0.8, top_k=5),
     Sampling(1.5, min_p=0.05),
     Sampling(0.9, top_k=12, top_p=0.9, min_p=0.02),
+    Sampling(0.0, repetition_penalty=1.3, frequency_penalty=0.4),
+    Sampling(1.0, presence_penalty=1.5, frequency_penalty=0.7, bias_tokens=(3, 5, 0), bias_values=(1.5, -100.0, -0.5)),
+    Sampling(
+        0.9, top_k=9, top_p=0.95, repetition_penalty=0.6, presence_penalty=-0.8, bias_tokens=(1,), bias_values=(2.5,)
+    ),
 ]
 FREE_ROWS = StepTimes.linear(1.0, 0.0)
 """A device where rows cost nothing, so that the controller grants whatever is proposed."""
@@ -150,7 +155,7 @@ def grammar() -> Compiled:
 def constrained_requests(driver: NullDriver, seed: int, grammar: Compiled) -> list[Request]:
     chance = random.Random(seed)
     requests = []
-    for at, sampling in enumerate(SAMPLERS[:5]):
+    for at, sampling in enumerate([*SAMPLERS[:5], *SAMPLERS[-3:-1]]):
         prompt = tuple(b'{"name":"abc","tags":["x","yy"]}'[: chance.randint(1, 31)])
         sampler, limit = RowSampler.resolve(sampling, seed=seed + at, lineage=0), chance.choice((15, 60))
         requests.append(Request(prompt, sampler, limit, grammar=grammar).answered(driver))
@@ -238,7 +243,7 @@ def test_a_program_that_offers_a_draft_with_every_step_changes_nothing(guesser: 
             one.check()
             one.generation.close()
             accepted += one.accepted
-    assert accepted >= {Oracle: 80, OracleTree: 80, BlindTree: 3, Wrong: 0}[guesser]
+    assert accepted >= {Oracle: 70, OracleTree: 70, BlindTree: 3, Wrong: 0}[guesser]
 
 
 MODEL: Settings = {"vocab_size": 6, "scale": 1.2, "seed": 1, "order": 4, "max_context": 60}

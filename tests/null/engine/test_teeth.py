@@ -1,8 +1,7 @@
 """Do the proofs bite? Faults that verifiers in the field have had, built into this one: each must be found.
 
 A check passes on the engine as it is and fails with the fault. Faults of the verifiers alone (independent siblings by
-u < p, residuals of whole batches) are in ``tests/cpu/kernels/test_distribution.py``. The sampler has no penalties and a
-generation reports no log-probabilities, so there is no history of a penalty to be short, and no row to report from.
+u < p, residuals of whole batches) are in ``tests/cpu/kernels/test_distribution.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from inferd.protocol import Sampling
+from inferd.protocol import Sampling, TokenLogprob
 from inferd_grammar import GrammarCompiler, Regex, TokenTable
 from inferd_runtime.engine import engine as step_loop
 from inferd_runtime.engine import rejection, scheduler
@@ -23,9 +22,11 @@ from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.generation import Generation
 from inferd_runtime.engine.grammar import GrammarCursor
 from inferd_runtime.engine.noise import gumbel, stream
+from inferd_runtime.engine.penalties import Entries, History, Penalties, adjust
 from inferd_runtime.engine.plan import Driver, Planned, Verified
 from inferd_runtime.engine.positions import tree_placement
-from inferd_runtime.engine.sampling import Logits, Masks, RowSampler, draw
+from inferd_runtime.engine.probes import token_logprob
+from inferd_runtime.engine.sampling import Logits, Masks, RowSampler, draw, log_softmax
 from inferd_runtime.models.batch import Placement
 from inferd_runtime.speculation.drafts import ROOT, Draft
 from inferd_runtime.speculation.times import StepTimes
@@ -57,13 +58,21 @@ def finish(engine: Engine, running: Sequence[Running]) -> None:
     assert counters.emitted == counters.steps + counters.accepted - counters.truncated
 
 
-def same_tokens(*guessers: type[Guesser]) -> None:
+PLAIN = (Sampling(), Sampling(1.0), Sampling(0.8, top_p=0.9))
+PENALISED = (
+    Sampling(repetition_penalty=1.5),
+    Sampling(1.0, presence_penalty=1.0, frequency_penalty=0.5),
+    Sampling(0.8, frequency_penalty=1.5, bias_tokens=(2,), bias_values=(1.0,)),
+)
+
+
+def same_tokens(*guessers: type[Guesser], samplings: Sequence[Sampling] = PLAIN) -> None:
     """A seed's tokens, whatever is drafted; the model notices a token that it reads from the wrong place."""
     for seed, guesser in enumerate(guessers):
         model, driver = (NullDriver(vocab_size=8, scale=1.5, seed=seed, order=5) for _ in range(2))
         engine = Engine(driver, EngineOptions(times=FREE_ROWS))
         running = []
-        for at, sampling in enumerate((Sampling(), Sampling(1.0), Sampling(0.8, top_p=0.9))):
+        for at, sampling in enumerate(samplings):
             prompt = tuple(random.Random(at).choices(range(8), k=5))
             request = Request(prompt, RowSampler.resolve(sampling, seed=at, lineage=0), 30).answered(model)
             stop = "".join(map(chr, request.tokens[25:27]))
@@ -88,6 +97,24 @@ def same_constrained_tokens() -> None:
             context.append([65])
             running.append(Running.submit(engine, context, request, [guesser(request, VOCAB_SIZE, seed)]))
         finish(engine, running)
+
+
+def own_log_probabilities(*guessers: type[Guesser]) -> None:
+    """Every token tells its log-probability by the model's logits behind all that stands before it."""
+    for seed, guesser in enumerate(guessers):
+        model, driver = (NullDriver(vocab_size=8, scale=1.5, seed=seed, order=5) for _ in range(2))
+        engine = Engine(driver, EngineOptions(times=FREE_ROWS))
+        sampler = RowSampler.resolve(PENALISED[1], seed=seed, lineage=0)
+        request = Request((1, 2, 3), sampler, 30).answered(model)
+        context = engine.create_context()
+        context.append(request.prompt)
+        one = Running.submit(engine, context, request, [guesser(request, 8, seed)], logprobs=2)
+        finish(engine, [one])
+        assert [score.token for score in one.scores] == one.tokens
+        for at, score in enumerate(one.scores):
+            expected = log_softmax(model.logits([*request.prompt, *request.tokens[:at]]))
+            assert score.logprob == pytest.approx(expected[score.token], abs=1e-5)
+            assert score.top_tokens == np.argsort(-expected)[:2].tolist()
 
 
 @dataclass(frozen=True)
@@ -136,8 +163,12 @@ class Toy:
 
 CHAINS = partial(same_tokens, Oracle, Blind, Oracle)
 TREES = partial(same_tokens, OracleTree, BlindTree, OracleTree)
+PENALISED_CHAINS = partial(same_tokens, Oracle, Blind, Oracle, samplings=PENALISED)
+PENALISED_TREES = partial(same_tokens, OracleTree, BlindTree, OracleTree, samplings=PENALISED)
+SCORES = partial(own_log_probabilities, Oracle, OracleTree, Oracle)
 CHECKS: dict[str, Callable[[], None]] = {
-    "chains": CHAINS, "trees": TREES, "constrained": same_constrained_tokens, "rejection": Toy(),
+    "chains": CHAINS, "trees": TREES, "penalties, chains": PENALISED_CHAINS, "penalties, trees": PENALISED_TREES,
+    "log-probabilities": SCORES, "constrained": same_constrained_tokens, "rejection": Toy(),
     "rejection, cold": Toy(Sampling(0.4)), "rejection with the sampler's noise": Toy(tag=None),
 }  # fmt: skip
 
@@ -299,6 +330,67 @@ def truncated_uncounted(patch: Patch) -> None:
     patch.setattr(Generation, "_step", step)
 
 
+def rows_with(paths: Callable[[Draft, int], list[int]]) -> Callable[[Patch], None]:
+    """Another history of the penalties: the tokens that count for the row behind a node (ROOT: the first row)."""
+
+    def rows(history: History, draft: Draft) -> list[Entries]:
+        return [history.entries(paths(draft, node)) for node in range(ROOT, len(draft))]
+
+    return lambda patch: patch.setattr(History, "rows", rows)
+
+
+def own_path(draft: Draft, node: int) -> list[int]:
+    return [] if node == ROOT else [*own_path(draft, draft.parents[node]), draft.tokens[node]]
+
+
+def history_keeps_the_draft(patch: Patch) -> None:
+    honest = History.rows
+
+    def rows(history: History, draft: Draft) -> list[Entries]:
+        found = honest(history, draft)
+        history.advance(draft.tokens)
+        return found
+
+    patch.setattr(History, "rows", rows)
+
+
+def advance_with(change: Callable[[Sequence[int]], Sequence[int]]) -> Callable[[Patch], None]:
+    honest = History.advance
+    return lambda patch: patch.setattr(History, "advance", lambda history, tokens: honest(history, change(tokens)))
+
+
+def prompt_counts_as_output(patch: Patch) -> None:
+    honest = History.__init__
+
+    def begin(history: History, penalties: Penalties, prompt: Sequence[int]) -> None:
+        honest(history, penalties)
+        history.advance(prompt)
+
+    patch.setattr(History, "__init__", begin)
+
+
+def scores_from(row_of: Callable[[Verified, int], int]) -> Callable[[Patch], None]:
+    """The row that the log-probability of emitted token number ``at`` is read from."""
+
+    def scores(generation: Generation, done: Verified, count: int) -> list[TokenLogprob]:
+        assert done.logits is not None
+        return [token_logprob(done.logits[row_of(done, at)], done.tokens[at], 2) for at in range(count)]
+
+    return lambda patch: patch.setattr(Generation, "_scores", scores)
+
+
+def scored_behind_the_penalties(patch: Patch) -> None:
+    def scores(generation: Generation, done: Verified, count: int) -> list[TokenLogprob]:
+        rows, entries = [0, *(node + 1 for node in done.path)], done.work.adjustments
+        assert done.logits is not None
+        assert entries is not None
+        return [
+            token_logprob(adjust(done.logits[rows[at]], entries[rows[at]]), done.tokens[at], 2) for at in range(count)
+        ]
+
+    patch.setattr(Generation, "_scores", scores)
+
+
 def reject_with(change: Callable[..., list[int]]) -> Callable[[Patch], None]:
     honest = rejection.reject
 
@@ -353,6 +445,30 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], Callable[[], None]]] = {
     "the bonus row has no mask": (masks_with(no_bonus_mask), same_constrained_tokens),
     "all rows have the first row's mask": (masks_with(first_mask_everywhere), same_constrained_tokens),
     "the matcher is not taken back": (matcher_stays_where_it_walked, same_constrained_tokens),
+    "penalties: history short of the draft's path": (rows_with(lambda draft, node: []), PENALISED_CHAINS),
+    "penalties: history short by the newest draft token": (
+        rows_with(lambda draft, node: own_path(draft, node)[:-1]),
+        PENALISED_CHAINS,
+    ),
+    "penalties: each row counts its own token only": (
+        rows_with(lambda draft, node: own_path(draft, node)[-1:]),
+        PENALISED_CHAINS,
+    ),
+    "penalties: siblings count": (rows_with(lambda draft, node: list(draft.tokens[: node + 1])), PENALISED_TREES),
+    "penalties: rejected tokens stay counted": (history_keeps_the_draft, PENALISED_CHAINS),
+    "penalties: accepted tokens are not counted": (advance_with(lambda tokens: tokens[-1:]), PENALISED_CHAINS),
+    "penalties: the model's own token is not counted": (
+        advance_with(lambda tokens: tokens[:-1] or tokens),
+        PENALISED_CHAINS,
+    ),
+    "penalties: the prompt counts as output": (prompt_counts_as_output, PENALISED_CHAINS),
+    "log-probability from the row behind": (
+        scores_from(lambda done, at: [*(node + 1 for node in done.path), done.work.rows - 1][at]),
+        SCORES,
+    ),
+    "log-probability from the first row": (scores_from(lambda done, at: 0), SCORES),
+    "log-probability by number, not by node": (scores_from(lambda done, at: at), SCORES),
+    "log-probability behind the penalties": (scored_behind_the_penalties, SCORES),
     "what is cut off at the end is not counted": (truncated_uncounted, CHAINS),
     "the bonus is drawn from a residual": (reject_with(residual_for_the_bonus), Toy()),
     "p is edited in place": (p_edited_in_place, Toy()),
