@@ -24,10 +24,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def make(family: str, seed: int = 0) -> nn.Module:
+def make(family: str, seed: int = 0, **changes: Any) -> nn.Module:
     """A random float32 model; larger weights than usual, so that differences show."""
     torch.manual_seed(seed)
-    settings = {**COMMON, **FAMILIES[family]}
+    settings = {**COMMON, **FAMILIES[family], **changes}
     if family == "gpt2":
         settings = {key: settings[key] for key in (*FAMILIES["gpt2"], "vocab_size", "bos_token_id", "eos_token_id")}
     config = AutoConfig.for_model(family, **settings)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inferd.protocol import ConstraintError
+from inferd_runtime.engine.penalties import Entries
 from inferd_runtime.engine.plan import Driver, Planned, Verified, Work
 from inferd_runtime.engine.sampling import Masks
 from inferd_runtime.models.batch import Batch, Ids, Outputs
@@ -21,6 +22,18 @@ from inferd_runtime.speculation.drafts import Draft
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
 NOBODY = -1
+NO_ENTRIES = Entries(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.float32))
+
+
+class Adjusted(NamedTuple):
+    """Penalties and biases of N rows, sparse, as ``kernels/sampling.py: Adjustments`` has them: row n owns the entries
+    ``first[n]`` to ``first[n + 1] - 1``. ``first`` int32[N + 1], ``tokens`` int32[A], ``repetition`` and ``shift`` float32[A].
+    """
+
+    first: Ints
+    tokens: Ints
+    repetition: npt.NDArray[np.float32]
+    shift: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +46,7 @@ class Drawing:
     int32[M, ceil(V / 32)] the grammar allows there, NOBODY: everything.
 
     ``first`` int32[S]: a sequence's first row of the N. ``lengths`` int32[S]: nodes of its draft; ``tokens`` and ``parents``
-    int32[S, K]: those, padded.
+    int32[S, K]: those, padded. ``adjusted`` None: no row has penalties or biases.
     """
 
     rows: Ids
@@ -50,6 +63,7 @@ class Drawing:
     lengths: Ints
     tokens: Ints
     parents: Ints
+    adjusted: Adjusted | None = None
 
 
 class Drawn(NamedTuple):
@@ -87,8 +101,10 @@ class SamplingDriver(Driver, Protocol):
 
 
 def is_drawn(work: Work) -> bool:
-    """Whether a driver that samples draws this. It does not where a draft comes with the probabilities it was drawn from."""
-    return work.sampler is not None and work.draft.probabilities is None
+    """Whether a driver that samples draws this. It does not where a draft comes with the probabilities it was drawn from, or
+    where the job wants to see the logits.
+    """
+    return work.sampler is not None and work.draft.probabilities is None and not work.scored
 
 
 def lay_out_drawing(plan: Sequence[Planned], vocab_size: int) -> Drawing:
@@ -114,6 +130,7 @@ def lay_out_drawing(plan: Sequence[Planned], vocab_size: int) -> Drawing:
         lengths=np.asarray([len(item.work.draft) for item in drawn], np.int32),
         tokens=tokens,
         parents=parents,
+        adjusted=_adjusted([item.work for item in drawn]),
     )
 
 
@@ -134,7 +151,7 @@ def _rows(plan: Sequence[Planned]) -> tuple[Ids, Ids]:
 
 def _positions(drawn: Sequence[Planned], counts: Ids) -> Ids:
     """Behind the fed tokens that are no draft, and as much further as the row's node is deep."""
-    base = [item.table.length + len(item.work.tokens) - len(item.work.draft) for item in drawn]
+    base = [item.start + len(item.work.tokens) - len(item.work.draft) for item in drawn]
     if not len(counts) or counts.max() == 1:
         return np.asarray(base, np.int64)
     depths = [depth for item in drawn for depth in (0, *_depths(item.work.draft))]
@@ -169,6 +186,16 @@ def _drafts(drafts: Sequence[Draft]) -> tuple[Ints, Ints]:
             tokens[row, : len(draft)] = draft.tokens
             parents[row, : len(draft)] = draft.parents
     return tokens, parents
+
+
+def _adjusted(drawn: Sequence[Work]) -> Adjusted | None:
+    """All rows' entries behind each other; None where there are none."""
+    if all(work.adjustments is None for work in drawn):
+        return None
+    rows = [entries for work in drawn for entries in work.adjustments or [NO_ENTRIES] * work.rows]
+    first = np.cumsum([0, *(len(entries.tokens) for entries in rows)])
+    tokens, repetition, shift = (np.concatenate(column) for column in zip(*rows, strict=True))
+    return Adjusted(first.astype(np.int32), tokens.astype(np.int32), repetition, shift)
 
 
 def read_drawn(work: Work, drawn: Drawn, at: int) -> Verified:

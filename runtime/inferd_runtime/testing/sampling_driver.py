@@ -10,6 +10,7 @@ import numpy as np
 from inferd.protocol import ConstraintError
 from inferd_runtime.engine.drawing import NOBODY, Drawing, Drawn, StepResult
 from inferd_runtime.engine.noise import MASK
+from inferd_runtime.engine.penalties import Entries
 from inferd_runtime.engine.sampling import Logits, RowSampler, draw
 from inferd_runtime.models.batch import Batch, Outputs
 from inferd_runtime.testing.null_driver import NullDriver
@@ -60,9 +61,18 @@ class SamplingNullDriver(NullDriver):
         )  # fmt: skip
         mask = None if drawing.mask_rows[row] < 0 else drawing.masks[drawing.mask_rows[row]]
         try:
-            return draw(logits, sampler, int(drawing.positions[row]), mask)
+            return draw(logits, sampler, int(drawing.positions[row]), mask, entries_of(drawing, row))
         except ConstraintError:
             return NOBODY
+
+
+def entries_of(drawing: Drawing, row: int) -> Entries | None:
+    """A row's penalties and biases."""
+    if drawing.adjusted is None:
+        return None
+    first, tokens, repetition, shift = drawing.adjusted
+    own = slice(first[row], first[row + 1])
+    return Entries(tokens[own].astype(np.int64), repetition[own], shift[own])
 
 
 def agree(drawing: Drawing, samples: Sequence[int]) -> Drawn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from inferd_runtime.engine.drivers.accelerator import Accelerator
 from inferd_runtime.engine.drivers.buckets import Shape
 from inferd_runtime.engine.drivers.staging import StepInputs
 from inferd_runtime.kernels.rows import PagedRows
-from inferd_runtime.kernels.sampling import SampleRows
+from inferd_runtime.kernels.sampling import Adjustments, SampleRows
 from inferd_runtime.kernels.suite import KernelSuite
 from inferd_runtime.kernels.verify import DraftRows, read_verdicts
 from inferd_runtime.models.batch import Outputs, Rows
@@ -50,18 +50,26 @@ class StepBody:
         self._kernels = kernels
         self._last = last
 
-    def compute(self, inputs: StepInputs, rows: PagedRows, hidden_rows: Tensor | None = None) -> Computed:
+    def compute(
+        self,
+        inputs: StepInputs,
+        rows: PagedRows,
+        hidden_rows: Tensor | None = None,
+        adjustments: Adjustments | None = None,
+    ) -> Computed:
         """Forward, sample, verify."""
         carried = self._last[inputs.carried.clamp(min=0)]
         tokens = torch.where(inputs.carried >= 0, carried, inputs.tokens)
         logits, hidden = self._run(
             tokens, inputs.positions, rows, self._keys, self._values, inputs.logit_rows, hidden_rows
         )
-        return self.draw(inputs, logits, hidden)
+        return self.draw(inputs, logits, hidden, adjustments)
 
-    def draw(self, inputs: StepInputs, logits: Tensor, hidden: Tensor | None) -> Computed:
+    def draw(
+        self, inputs: StepInputs, logits: Tensor, hidden: Tensor | None, adjustments: Adjustments | None = None
+    ) -> Computed:
         """Sample and verify alone."""
-        samples = self._kernels.sample(logits, sample_rows(inputs))
+        samples = self._kernels.sample(logits, replace(sample_rows(inputs), adjustments=adjustments))
         packed = self._kernels.agree(samples, draft_rows(inputs))
         self._last[: len(packed)].copy_(packed[:, 1])
         return Computed(logits, packed, hidden)

@@ -31,6 +31,7 @@ from inferd_runtime.engine.drivers.packing import is_tree, pack_batch, pack_draw
 from inferd_runtime.engine.drivers.staging import Staging
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.kernels.cache import CacheBlock, resolve_copies
+from inferd_runtime.kernels.sampling import Adjustments
 from inferd_runtime.kernels.suite import KernelSuite
 from inferd_runtime.kv.table import PageCopy
 from inferd_runtime.models.adapter_files import AdapterFiles, AdapterSize
@@ -136,7 +137,7 @@ class CudaDriver:
                 replay, computed = recorded
                 self._upload(shape, batch, drawing)
                 replay()
-                return computed
+                return self._adjusted(shape, computed, drawing)
         return self._compute_exactly(batch, drawing)
 
     def _compute_exactly(self, batch: Batch, drawing: Drawing) -> Computed:
@@ -150,7 +151,24 @@ class CudaDriver:
         longest = max(-(-(span.start + span.count) // self.page_size) for span in batch.spans)
         rows = paged_rows(inputs, shape, self._columns[:longest], self._options.splits(shape.tiles))
         wanted = len(batch.logit_rows)
-        return self._body.compute(inputs.with_logit_rows(wanted), rows, self._hidden_rows(batch))
+        return self._body.compute(
+            inputs.with_logit_rows(wanted), rows, self._hidden_rows(batch), self._adjustments(drawing, wanted)
+        )
+
+    def _adjusted(self, shape: Shape, computed: Computed, drawing: Drawing) -> Computed:
+        """A recorded step's draws; made once more where there are penalties, which are too many to be recorded."""
+        adjustments = self._adjustments(drawing, shape.rows)
+        if adjustments is None:
+            return computed
+        return self._body.draw(self._staging.inputs(shape), computed.logits, computed.hidden, adjustments)
+
+    def _adjustments(self, drawing: Drawing, rows: int) -> Adjustments | None:
+        """Penalties and biases on the device, for ``rows`` rows, of which the drawn ones come first."""
+        if drawing.adjusted is None:
+            return None
+        first = np.pad(drawing.adjusted.first, (0, rows + 1 - len(drawing.adjusted.first)), "edge")
+        columns = (first, *drawing.adjusted[1:])
+        return Adjustments(*(torch.from_numpy(column).to(self._accelerator.device) for column in columns))
 
     def _compute_plainly(self, batch: Batch, drawing: Drawing) -> Computed:
         """Through the reference driver; only what is drawn goes through kernels."""

@@ -1,0 +1,249 @@
+"""The fast driver's logic without a device: recorded steps and sampling beside the reference driver and the host's sampler."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from cuda_bench import MOST_ROWS, PAGE_SIZE, CudaBench
+from families import FAMILIES, VOCAB
+
+from inferd.protocol import Sampling
+from inferd_grammar import Compiled, GrammarCompiler, Regex, TokenTable
+from inferd_runtime.engine.costs import _batch
+from inferd_runtime.engine.drawing import undrawn
+from inferd_runtime.engine.drivers.buckets import bucket
+from inferd_runtime.engine.engine import Engine, EngineOptions
+from inferd_runtime.engine.plan import Driver
+from inferd_runtime.engine.sampling import RowSampler
+from inferd_runtime.kernels.suite import reference_kernels
+from inferd_runtime.models.batch import Placement
+from inferd_runtime.speculation.drafter import Drafter
+from inferd_runtime.speculation.times import StepTimes
+from inferd_runtime.testing.byte_tokenizer import END, ByteTokenizer
+from inferd_runtime.testing.speculation import Blind, BlindTree, Oracle, OracleTree, Request, Running, Wrong
+
+TOLERANCE = 1e-4
+EOS = 2
+BYTES = 260
+FREE_ROWS = StepTimes.linear(1.0, 1e-6)
+SAMPLERS = {
+    "argmax": Sampling(),
+    "filtered": Sampling(0.9, top_k=30, top_p=0.9, min_p=0.01),
+    "penalised": Sampling(
+        0.8, repetition_penalty=1.3, presence_penalty=0.4, bias_tokens=[5, 7], bias_values=[2.0, -3.0]
+    ),
+}
+SHAPES = ([1, 1, 1], [16, 1, 1, 1], [20, 1, 3])
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def bench(request: pytest.FixtureRequest) -> CudaBench:
+    return CudaBench(request.param, reference_kernels())
+
+
+@pytest.fixture(scope="module")
+def llama() -> CudaBench:
+    return CudaBench("llama", reference_kernels())
+
+
+@pytest.mark.parametrize("counts", SHAPES, ids=str)
+def test_logits_are_the_reference_drivers(bench: CudaBench, counts: list[int]) -> None:
+    """Twice, with other tokens and pages: what a recording has frozen would show."""
+    for seed, context in ((0, 7), (1, 21)):
+        batch = _batch(bench.driver, counts, context)
+        past = _batch(bench.driver, [context] * len(counts), 0)
+        spans = [replace_pages(one, at.pages) for one, at in zip(past.spans, batch.spans, strict=True)]
+        slots = np.concatenate([np.asarray(span.pages)[np.arange(context) // PAGE_SIZE] for span in spans]) * PAGE_SIZE
+        tokens = np.random.default_rng(seed).integers(0, VOCAB, len(past.tokens) + len(batch.tokens))
+        past = replace(past, spans=spans, slots=slots + past.positions % PAGE_SIZE, tokens=tokens[: len(past.tokens)])
+        batch = replace(batch, tokens=tokens[len(past.tokens) :])
+        for driver in (bench.driver, bench.reference):
+            feed_in_parts(driver, past)
+        got, expected = bench.driver.forward(batch).logits, bench.reference.forward(batch).logits
+        assert np.abs(got - expected).max() < TOLERANCE
+
+
+def replace_pages(span, pages):  # type: ignore[no-untyped-def]
+    return span._replace(pages=pages)
+
+
+def feed_in_parts(driver: Driver, batch) -> None:  # type: ignore[no-untyped-def]
+    """Sequence by sequence."""
+    for span in batch.spans:
+        rows = slice(span.first, span.first + span.count)
+        part = replace(
+            batch, tokens=batch.tokens[rows], positions=batch.positions[rows], slots=batch.slots[rows],
+            logit_rows=np.asarray([span.count - 1]), spans=[span._replace(first=0)],
+        )  # fmt: skip
+        driver.forward(part)
+
+
+# -- Generations ------------------------------------------------------------------------------------------------------
+
+
+def requests_of(name: str, count: int, grammar: Compiled | None = None) -> list[Request]:
+    chance = random.Random(name)
+    found = []
+    for seed in range(count):
+        prompt = tuple(chance.randrange(3, VOCAB) for _ in range(chance.randrange(1, 30)))
+        sampler = RowSampler.resolve(SAMPLERS[name], seed=seed, lineage=0)
+        found.append(Request(prompt, sampler, chance.randrange(4, 14), EOS, grammar=grammar))
+    return found
+
+
+def run(driver: Driver, requests: Sequence[Request], drafters: Sequence[type[Drafter] | None]) -> list[Running]:
+    """All at once; each with its drafter, if any. Those whose answer is known are held against it."""
+    engine = Engine(driver, EngineOptions(token_budget=64, times=FREE_ROWS))
+    running = []
+    for request, drafter in zip(requests, drafters, strict=True):
+        context = engine.create_context()
+        context.append(request.prompt)
+        sources = [] if drafter is None else [drafter(request, VOCAB, 1)]  # type: ignore[call-arg]
+        running.append(Running.submit(engine, context, request, sources))
+    while not all(one.generation.finished() for one in running):
+        engine.step()
+        for one in running:
+            one.take()
+    for one in running:
+        if one.request.finish:
+            one.check()
+        one.generation.close()
+        one.generation.context.release()
+    return running
+
+
+def answered(driver: Driver, requests: Sequence[Request]) -> list[Request]:
+    """With what the reference driver and the host's sampler bring, without drafts."""
+    plain = run(driver, requests, [None] * len(requests))
+    return [
+        replace(request, tokens=tuple(one.tokens), finish=one.generation.finish)
+        for request, one in zip(requests, plain, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_tokens_are_the_reference_drivers_with_any_draft(llama: CudaBench, name: str) -> None:
+    requests = answered(llama.reference, requests_of(name, 6))
+    replays = llama.host.replays
+    for drafters in ([None] * 6, [Oracle, OracleTree, Blind, BlindTree, Wrong, None]):
+        run(llama.driver, requests, drafters)
+    assert llama.host.replays > replays + 10
+
+
+def test_tokens_of_other_families(bench: CudaBench) -> None:
+    requests = answered(bench.reference, requests_of("filtered", 3))
+    run(bench.driver, requests, [OracleTree, Oracle, None])
+
+
+def test_masked_rows() -> None:
+    """A grammar's masks reach the device, and only the rows that they are for."""
+    bench = CudaBench("llama", reference_kernels(), vocab_size=BYTES)
+    table = TokenTable.from_tokenizer_json(ByteTokenizer.tokenizer_json(), vocab_size=BYTES, eos_ids=[END])
+    grammar = GrammarCompiler(table).compile(Regex(r"[a-d]{3,6}=(x|yy|[0-4]{2})"))
+    plain, masked = requests_of("filtered", 2), requests_of("argmax", 2, grammar)
+    requests = [replace(request, eos=END) for request in (*plain, *masked)]
+    run(bench.driver, answered(bench.reference, requests), [Oracle, None, Oracle, None])
+
+
+def test_without_recording_the_tokens_are_the_same() -> None:
+    bench = CudaBench("qwen3", reference_kernels(), record=False)
+    requests = answered(bench.reference, requests_of("filtered", 3))
+    run(bench.driver, requests, [OracleTree, Oracle, None])
+    assert bench.host.recordings == 0
+
+
+# -- What is not for kernels ------------------------------------------------------------------------------------------
+
+
+def test_a_mask_that_is_no_tree_goes_through_the_reference(llama: CudaBench) -> None:
+    batch = _batch(llama.driver, [3, 1], 9)
+    visible = np.tril(np.ones((3, 12), np.bool_), 9)
+    visible[2, 4] = False
+    batch = replace(batch, placements={0: Placement(np.arange(12), visible)})
+    for driver in (llama.driver, llama.reference):
+        feed_in_parts(driver, _batch(driver, [9, 9], 0))
+    before = llama.host.replays
+    got, expected = llama.driver.forward(batch).logits, llama.reference.forward(batch).logits
+    assert np.abs(got - expected).max() < TOLERANCE
+    assert llama.host.replays == before
+
+
+def test_a_step_that_cannot_be_recorded_runs_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = CudaBench("llama", reference_kernels())
+
+    def refuse(body: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(bench.host, "record", refuse)
+    requests = answered(bench.reference, requests_of("argmax", 2))
+    run(bench.driver, requests, [None, Oracle])
+
+
+def test_too_many_steps_in_flight_are_refused(llama: CudaBench) -> None:
+    batch = _batch(llama.driver, [1], 3)
+    steps = [llama.driver.launch(batch, undrawn(1, VOCAB)) for _ in range(2)]
+    with pytest.raises(RuntimeError, match="2 steps are in flight"):
+        llama.driver.launch(batch, undrawn(1, VOCAB))
+    assert all(len(step.wait().outputs.logits) == 1 for step in steps)
+    llama.driver.forward(batch)
+
+
+def test_a_step_that_is_too_large_is_refused(llama: CudaBench) -> None:
+    with pytest.raises(ValueError, match=f"was made for {MOST_ROWS}"):
+        llama.driver.forward(_batch(llama.driver, [MOST_ROWS + 1], 0))
+
+
+# -- Recording --------------------------------------------------------------------------------------------------------
+
+
+def test_one_recording_serves_every_step_of_its_shape(llama: CudaBench) -> None:
+    llama.driver.forward(_batch(llama.driver, [1, 1, 1, 1], 5))
+    recordings = llama.host.recordings
+    for context in (6, 9, 30):
+        llama.driver.forward(_batch(llama.driver, [1, 1, 1], context))
+    assert llama.host.recordings == recordings
+
+
+def test_recording_leaves_the_cache_as_it_is() -> None:
+    bench = CudaBench("llama", reference_kernels())
+    pages = list(range(bench.driver.pages))
+    bench.driver.write_pages(pages, np.full((len(pages), bench.driver.page_bytes), 1, np.uint8))
+    before = bench.driver.read_pages(pages)
+    batch = _batch(bench.driver, [1, 1], 6)
+    bench.driver.forward(batch)
+    changed = np.flatnonzero((bench.driver.read_pages(pages) != before).any(axis=1))
+    assert changed.tolist() == sorted({int(slot) // PAGE_SIZE for slot in batch.slots})
+
+
+def test_a_wait_for_the_device_cannot_be_recorded(llama: CudaBench) -> None:
+    number = torch.tensor(3.0)
+    with pytest.raises(RuntimeError, match=r"waits for aten\._local_scalar_dense"):
+        llama.host.record(lambda: number.item())
+
+
+def test_what_is_decided_on_the_host_is_frozen() -> None:
+    """The recorder shows what a CUDA graph would do to a step that reads a Python number."""
+    bench = CudaBench("llama", reference_kernels())
+    box, source = [1.0], torch.ones(2)
+    replay, result = bench.host.record(lambda: source * box[0])
+    box[0] = 5.0
+    source.fill_(2.0)
+    replay()
+    assert result.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(("counts", "rows", "batch"), [([1], 1, 1), ([1] * 3, 4, 4), ([9], 16, 1), ([2, 1], 4, 2)])
+def test_buckets(counts: list[int], rows: int, batch: int) -> None:
+    shape = bucket(counts)
+    assert shape is not None
+    assert (shape.rows, shape.batch) == (rows, batch)
+
+
+@pytest.mark.parametrize("counts", [[17], [1] * 257, [16] * 70])
+def test_what_has_no_bucket(counts: list[int]) -> None:
+    assert bucket(counts) is None
