@@ -18,13 +18,15 @@ class DraftSpec:
     """How a sequence is drafted.
 
     ``width``: only token ids below it are drawn. ``probabilities``: the distributions that tokens are drawn from are wanted;
-    then nothing ends a draft early because of what was drawn, which would bias the verifier that reads them.
+    then nothing ends a draft early because of what was drawn, which would bias the verifier that reads them. ``prompt``: how
+    many of the certain tokens are no output to the sampler's penalties.
     """
 
     tenant: str
     sampler: RowSampler
     width: int
     probabilities: bool = False
+    prompt: int = 0
 
 
 @dataclass(frozen=True)

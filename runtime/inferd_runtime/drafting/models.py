@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from weakref import WeakSet
 
@@ -74,16 +74,21 @@ class DraftModels:
         name: str = "",
         verifier: str = "agreement",
         max_draft: int = MAX_DRAFT,
+        prompt: int = 0,
     ) -> Drafter:
         """A drafter for one generation of a tenant. Its first ``observe`` brings the whole context, from index 0 on.
 
         ``name`` "" lets a bandit choose. ``sampler`` is the target's own, so that the draft model draws with the same noise;
-        for the ``rejection`` verifier it draws with its own and says what from. Raises NotFound for a draft model that is not
-        served, InvalidRequest where it cannot say what it draws from.
+        for the ``rejection`` verifier it draws with its own and says what from. Its penalties and biases hold for the draft
+        model, too, where both have one vocabulary; what stands behind the first ``prompt`` tokens is output to them. Over a
+        bridge, where ids mean other tokens, it guesses without: the target alone decides. Raises NotFound for a draft model
+        that is not served, InvalidRequest where it cannot say what it draws from.
         """
         arm = self._find(name, verifier)
         model = self._models[arm]
-        spec = DraftSpec(tenant, sampler, model.width, probabilities=verifier == "rejection")
+        if model.bridge is not None:
+            sampler = replace(sampler, penalties=None)
+        spec = DraftSpec(tenant, sampler, model.width, probabilities=verifier == "rejection", prompt=prompt)
         spelling = SharedVocabulary(model.width) if model.bridge is None else model.bridge()
         length = self._lengths(model.line.experience, most=max_draft, overlaps=model.line.transport.overlaps)
         drafter = DraftModelDrafter(

@@ -13,7 +13,9 @@ from inferd.protocol import InferdError
 from inferd_runtime.drafting.drawing import Guess, draw_freely, draw_guess
 from inferd_runtime.drafting.messages import AskDraft, Done, DraftAnswer, DraftSpec
 from inferd_runtime.engine.context import Context
-from inferd_runtime.engine.plan import Verified, Work
+from inferd_runtime.engine.penalties import History, adjust
+from inferd_runtime.engine.plan import Outlook, Verified, Work
+from inferd_runtime.engine.sampling import Logits
 from inferd_runtime.speculation.bridge import common_prefix
 from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 
@@ -54,6 +56,8 @@ class DraftSequence:
         self._ended = False
         self._open: _Open | None = None
         self._gone = False
+        self._history: History | None = None
+        self._counted = 0
 
     # -- The client's side ----------------------------------------------------------------------------------------
 
@@ -137,6 +141,10 @@ class DraftSequence:
         """Nothing: drafts of drafts are not made."""
         return NO_DRAFT
 
+    def outlook(self) -> Outlook:
+        """See :class:`~inferd_runtime.engine.plan.Job`. Its tokens are drawn on the host, which wants their confidence."""
+        return Outlook.OPEN
+
     def work(self, budget: int, draft: Draft) -> Work:
         """What is pending, in chunks; the last of it brings the logits of the next token."""
         pending = self.context.tokens[self.context.table.length :]
@@ -149,7 +157,7 @@ class DraftSequence:
         if done.work.rows and done.logits is not None:
             position = len(self.context.tokens)
             draw = draw_freely if self._spec.probabilities else draw_guess
-            self._take(draw(done.logits[0, : self._spec.width], self._spec.sampler, position))
+            self._take(draw(self._adjusted(done.logits[0, : self._spec.width]), self._spec.sampler, position))
         now = time.perf_counter()
         if done.work.rows and len(done.work.tokens) <= FEW_ROWS:
             self._open.drawn += 1
@@ -157,6 +165,18 @@ class DraftSequence:
         self._open.since = now
         if self._met():
             self._answer()
+
+    def _adjusted(self, logits: Logits) -> Logits:
+        """The row as the target's penalties and biases would have it, behind the certain tokens and the path."""
+        penalties = self._spec.sampler.penalties
+        if penalties is None:
+            return logits
+        tokens, certain = self.context.tokens, len(self.context.tokens) - len(self._path)
+        if self._history is None:
+            self._history, self._counted = History(penalties, tokens[: self._spec.prompt]), self._spec.prompt
+        self._history.advance(tokens[self._counted : certain])
+        self._counted = max(self._counted, certain)
+        return adjust(logits, self._history.entries(tokens[certain:]).below(len(logits)))
 
     def _take(self, guess: Guess) -> None:
         """Go on with a token. End-of-text ends a draft, but not where the verifier reads distributions: a draft that is shorter

@@ -34,6 +34,11 @@ class Entries(NamedTuple):
     repetition: npt.NDArray[np.float32]
     shift: npt.NDArray[np.float32]
 
+    def below(self, width: int) -> Entries:
+        """Those of token ids below ``width``."""
+        kept = self.tokens < width
+        return Entries(self.tokens[kept], self.repetition[kept], self.shift[kept])
+
 
 @dataclass(frozen=True, slots=True)
 class Penalties:

@@ -138,7 +138,7 @@ def open_drafters(wish: Wish, model: ServedModel, context: Context, sampler: Row
     if "draft_model" in wish.names and model.drafts is not None:
         yield model.drafts.open(
             tenant=context.tenant, sampler=sampler, name=settings.draft_model,
-            verifier=settings.verifier, max_draft=settings.max_draft,
+            verifier=settings.verifier, max_draft=settings.max_draft, prompt=len(context.tokens),
         )  # fmt: skip
     elif "draft_model" in wish.names and (settings.draft_model or "draft_model" in settings.sources):
         raise p.NotFound(f"no draft model is served for {model.info.name!r}")

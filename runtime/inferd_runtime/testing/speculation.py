@@ -75,7 +75,7 @@ def penalised(logits: Logits, penalties: Penalties, prompt: Sequence[int], outpu
     """What penalties and biases make of a row, float32[V], straight from their definitions: everything is counted anew."""
     row = logits.copy()
     biases = dict(zip(penalties.bias_tokens, penalties.bias_values, strict=True))
-    for token in {*prompt, *output, *biases}:
+    for token in {*prompt, *output, *biases} & set(range(len(row))):
         value, times = float(logits[token]), output.count(token)
         if token in prompt or times:
             value = value / penalties.repetition if value > 0 else value * penalties.repetition

@@ -14,8 +14,10 @@ from inferd_runtime.drafting.drawing import draw_freely, draw_guess
 from inferd_runtime.drafting.host import DraftHost
 from inferd_runtime.drafting.messages import AskDraft, DraftAnswer, DraftSpec
 from inferd_runtime.engine.engine import Engine, EngineOptions
+from inferd_runtime.engine.penalties import Penalties
 from inferd_runtime.engine.sampling import RowSampler, draw
 from inferd_runtime.testing.null_driver import NullDriver
+from inferd_runtime.testing.speculation import penalised
 
 MakeHost = Callable[..., DraftHost]
 Sampler = Callable[..., RowSampler]
@@ -37,10 +39,14 @@ def ask(host: DraftHost, request: AskDraft, *, steps: int = 1 << 20) -> list[Dra
     return answers
 
 
-def continuation(driver: NullDriver, sampler: RowSampler, tokens: list[int], count: int) -> list[int]:
+def continuation(driver: NullDriver, sampler: RowSampler, tokens: list[int], count: int, prompt: int = 0) -> list[int]:
+    """What the model writes; to penalties, what stands behind the first ``prompt`` tokens is output."""
     held = list(tokens)
     for _ in range(count):
-        held.append(draw(driver.logits(held), sampler, len(held)))
+        row = driver.logits(held)
+        if sampler.penalties is not None:
+            row = penalised(row, sampler.penalties, held[:prompt], held[prompt:])
+        held.append(draw(row, sampler, len(held)))
     return held[len(tokens) :]
 
 
@@ -226,14 +232,15 @@ def test_free_draws_follow_their_distribution_and_shared_draws_are_the_targets(s
 def test_any_course_of_requests_draws_what_the_model_would_write(data: st.DataObject) -> None:
     """The client commits what was drawn or something else, asks again while a request is open, and lets steps pass."""
     seed = data.draw(st.integers(0, 3))
-    drawn = RowSampler(0.7, 0, 1.0, 0.0, seed)
+    penalties = Penalties(1.3, 0.5, 0.4, (2, 99), (0.7, 1.0)) if data.draw(st.booleans()) else None
+    drawn = RowSampler(0.7, 0, 1.0, 0.0, seed, penalties)
     reference = NullDriver(vocab_size=6, seed=seed)
     host = DraftHost(Engine(NullDriver(vocab_size=6, seed=seed, pages=24), EngineOptions(token_budget=8)), [5])
     held: list[int] = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=20))
-    told, given = 0, 0
+    told, given, prompt = 0, 0, len(held)
     answers: list[tuple[int, DraftAnswer]] = []
     for turn in range(data.draw(st.integers(1, 8))):
-        spec = DraftSpec("t", drawn, 6) if turn == 0 else None
+        spec = DraftSpec("t", drawn, 6, prompt=prompt) if turn == 0 else None
         count, length = data.draw(st.integers(1, 9)), len(held)
         host.ask(0, AskDraft(1, told, held[told:], count, 0.0, spec), lambda a, n=length: answers.append((n, a)))  # type: ignore[misc]
         told, given = len(held), given + 1
@@ -241,7 +248,7 @@ def test_any_course_of_requests_draws_what_the_model_would_write(data: st.DataOb
             host.step()
             host.engine.check_integrity()
         if data.draw(st.booleans()):
-            held += continuation(reference, drawn, held, data.draw(st.integers(1, 4)))
+            held += continuation(reference, drawn, held, data.draw(st.integers(1, 4)), prompt)
         else:
             held += data.draw(st.lists(st.integers(0, 4), max_size=3))
     while host.step():
@@ -249,7 +256,7 @@ def test_any_course_of_requests_draws_what_the_model_would_write(data: st.DataOb
     assert len(answers) == given, "every request is answered once"
     for length, answer in answers:
         assert answer.base == length
-        expected = continuation(reference, drawn, held[:length], len(answer.tokens) + 1)
+        expected = continuation(reference, drawn, held[:length], len(answer.tokens) + 1, prompt)
         assert answer.tokens == expected[:-1]
         assert not answer.ended or expected[-1] == 5
     host.close()

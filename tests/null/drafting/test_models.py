@@ -6,8 +6,10 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from inferd.protocol import InvalidRequest, NotFound
@@ -15,8 +17,10 @@ from inferd_runtime.drafting.direct import DirectDrafts
 from inferd_runtime.drafting.drafter import DraftLine, DraftModelDrafter
 from inferd_runtime.drafting.host import DraftHost
 from inferd_runtime.drafting.lengths import DraftLength
+from inferd_runtime.drafting.messages import AskDraft, DraftSpec
 from inferd_runtime.drafting.models import DraftModels, connect
 from inferd_runtime.drafting.thread import DraftThread
+from inferd_runtime.engine.penalties import Penalties
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.server.draft_models import BANDITS
 from inferd_runtime.speculation.bandit import Bandit
@@ -64,6 +68,22 @@ def test_a_draft_model_is_found_by_name(make_host: MakeHost, sampler: Sampler) -
     assert [counters.requests for counters in models.counters.values()] == [0, 1]
     with pytest.raises(NotFound, match="there is no draft model 'third'; there are first, second"):
         models.open(tenant="t", sampler=sampler(), name="third")
+
+
+def test_penalties_hold_where_ids_mean_the_same(make_host: MakeHost, sampler: Sampler) -> None:
+    models = models_over(make_host(), same=TOKENS, other=TOKENS[::-1])
+    drawn = replace(sampler(), penalties=Penalties(frequency=1.0))
+    for name, penalties in (("same", drawn.penalties), ("other", None)):
+        drafter = models.open(tenant="t", sampler=drawn, name=name, prompt=3)
+        assert isinstance(drafter, DraftModelDrafter)
+        assert drafter._spec.sampler.penalties == penalties
+        assert drafter._spec.prompt == 3
+
+
+def test_a_request_with_penalties_survives_the_way_to_another_process() -> None:
+    sampler = RowSampler(0.5, 0, 1.0, 0.0, 2**64 - 1, Penalties(1.5, 0.0, 0.25, (3,), (-1.0,)))
+    request = AskDraft(1, 0, PROMPT, 4, spec=DraftSpec("t", sampler, 12, prompt=5))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=AskDraft) == request
 
 
 def test_rejection_over_a_bridge_is_refused_by_name(make_host: MakeHost, sampler: Sampler) -> None:

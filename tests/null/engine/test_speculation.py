@@ -82,7 +82,7 @@ def draft_model(model: Settings) -> Make:
     line, numbers = DraftLine(transport, driver.max_context), itertools.count()
 
     def make(request: Request) -> list[Drafter]:
-        spec = DraftSpec("", request.sampler, driver.vocab_size)
+        spec = DraftSpec("", request.sampler, driver.vocab_size, prompt=len(request.prompt))
         length = AlwaysSix(line.experience, most=6, overlaps=False)
         return [DraftModelDrafter(line, next(numbers), SharedVocabulary(driver.vocab_size), spec, length=length)]
 
