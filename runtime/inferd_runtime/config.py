@@ -51,7 +51,8 @@ class Settings:
     ``state_dir``. ``tokens_file``: lines of ``token tenant [kv_pages=N] [weight=W]``. ``tenant_pages``: pages of the KV cache
     that a tenant may hold when its line says nothing; ``swap_mb``: host memory for contexts that had to leave the cache
     (0: they are recomputed). ``fixed_rows``: every sequence computes so many rows in each step, drafted or not, so that on
-    the CPU drafts change no bit, in reduced precision neither (0: as many as it needs). ``check``: look for leaked pages
+    the CPU drafts change no bit, in reduced precision neither (0: as many as it needs). ``tensor_parallel``: over how many
+    processes the model is divided. ``check``: look for leaked pages
     whenever the engine is idle. ``speculation``: whether the runtime drafts for generations that leave it to the operator
     (``system_speculation="auto"``). ``snapshot_bytes``: what each tenant's saved contexts may take in ``data_dir``.
     """
@@ -65,6 +66,7 @@ class Settings:
     token_budget: int = 512
     swap_mb: int = 256
     fixed_rows: int = 0
+    tensor_parallel: int = 1
     tenant_pages: int | None = None
     check: bool = False
     speculation: Literal["on", "off"] = "on"

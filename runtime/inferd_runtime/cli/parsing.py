@@ -26,6 +26,7 @@ HELP = {
     "token_budget": "tokens that one step may feed",
     "swap_mb": "MiB of host memory for contexts that had to leave the cache; 0: they are computed again",
     "fixed_rows": "rows that every sequence computes in each step, so that drafts change no bit; 0: as many as it needs",
+    "tensor_parallel": "processes that the model is divided between, each with its own GPU or a part of the CPU",
     "tenant_pages": "pages that a tenant may hold, where the tokens file says nothing else",
     "tokens_file": "lines of `token tenant [kv_pages=N] [weight=W]`",
     "data_dir": "where uploaded programs and saved contexts are kept",

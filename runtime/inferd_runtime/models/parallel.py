@@ -20,13 +20,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.models.attention import StepLayout
 from inferd_runtime.models.fit import ModelSize
 from inferd_runtime.models.passes import ModelPass
+from inferd_runtime.models.sizing import default_threads
 
 TIMEOUT_S = 300.0
 """How long a rank waits for another in one collective; ranks that read weights may be far apart."""
@@ -104,6 +105,12 @@ def leave() -> None:
     """Leave the group, if this process is in one."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def use_threads(threads: int, module: nn.Module | None = None, ranks: int = 1) -> None:
+    """Compute with so many threads in this process; 0: the rank's part of what is right for the model, or one without it."""
+    own = 1 if module is None else max(1, default_threads(module) // ranks)
+    torch.set_num_threads(threads or own)
 
 
 def first_numbers(tensor: Tensor, count: int) -> Tensor:

@@ -31,12 +31,15 @@ from inferd_runtime.models.adapter_options import AdapterOptions, read_adapters
 from inferd_runtime.models.fit import Placed, check_fit, divide_with_drafts
 from inferd_runtime.models.options import ModelOptions, read_models
 from inferd_runtime.server.draft_models import attach, in_process, in_thread
+from inferd_runtime.server.followers import Followers
 from inferd_runtime.session.compiling import CompileQueue
 from inferd_runtime.session.host import Lookups, ServedModel
 from inferd_runtime.session.hub import SessionHub
 from inferd_runtime.speculation.corpus import Corpora
 
 if TYPE_CHECKING:
+    from inferd_runtime.engine.drivers.parallel import LeadingDriver
+    from inferd_runtime.engine.drivers.torch_driver import TorchDriver
     from inferd_runtime.models.loading import LoadedModel
 
 MESSAGES_PER_STEP = 256
@@ -50,7 +53,8 @@ class EngineSettings:
     """How one engine process serves, and where; ``model`` to ``dtype`` and ``pages`` hold for models that say nothing else.
 
     ``threads`` 0 and ``pages`` 0 choose by the models' sizes, ``dtype`` "" as :func:`~inferd_runtime.models.loading.load`.
-    ``plain``: run transformers' own modules even where there is a fused pass. ``check``: re-add page ownership when idle.
+    ``tensor_parallel``: over how many ranks the model is divided. ``plain``: run transformers' own modules even where there is
+    a fused pass. ``check``: re-add page ownership when idle.
     ``fixed_rows``: see :class:`~inferd_runtime.engine.engine.EngineOptions`. ``speculation`` on or off: whether to draft for
     generations that leave it to the operator.
     ``snapshots``: the folder for saved contexts, at most ``snapshot_bytes`` of each tenant; "" keeps none.
@@ -66,6 +70,7 @@ class EngineSettings:
     token_budget: int = 512
     swap_mb: int = 256
     fixed_rows: int = 0
+    tensor_parallel: int = 1
     tenancy: Tenancy = field(default_factory=Tenancy)
     plain: bool = False
     check: bool = False
@@ -83,11 +88,15 @@ def serve_model(settings: EngineSettings) -> ServedModel:
 
 
 def serve_models(
-    settings: EngineSettings, models: Sequence[ModelOptions], trials: TrialPool | None = None
+    settings: EngineSettings,
+    models: Sequence[ModelOptions],
+    trials: TrialPool | None = None,
+    followers: Followers | None = None,
 ) -> list[ServedModel]:
     """Load models and build their engines, with their draft models. What a model does not say itself, ``settings`` say.
 
-    Constraints are compiled without a limit unless there are ``trials``.
+    Constraints are compiled without a limit unless there are ``trials``. The ranks of a divided model end with this process;
+    who gives ``followers`` can end them before.
     Raises InferdError; LimitExceeded before any weight is read when the models do not fit together.
     """
     import torch
@@ -105,15 +114,21 @@ def serve_models(
     torch.set_num_threads(settings.threads or 1)
     defaults = ModelOptions("", settings.dtype, settings.device, settings.pages)
     chosen = [model.over(defaults).checked() for model in (*models, *(draft.model for draft, _ in beside))]
+    followers = followers or Followers(settings.tensor_parallel)
+    followers.check(chosen[: len(models)], adapters=bool(settings.adapters), fixed_rows=settings.fixed_rows > 0)
     placed = [Placed(measure(model), check_device(model.device), model.pages) for model in chosen]
+    placed[0] = followers.placed(placed[0])
     check_fit(placed, available_bytes, settings.page_size)
-    loaded = [load(model.name, device=model.device, dtype=model.dtype) for model in chosen]
-    torch.set_num_threads(settings.threads or max(default_threads(model.module) for model in loaded))
+    loaded = [followers.load(chosen[0], settings.threads)]
+    loaded += [load(model.name, device=model.device, dtype=model.dtype) for model in chosen[1:]]
+    torch.set_num_threads(settings.threads or followers.each(max(default_threads(model.module) for model in loaded)))
     placed = [model.with_kv(_kv_token_bytes(probed)) for model, probed in zip(placed, loaded, strict=True)]
-    pages = divide_with_drafts(placed, [owner for _, owner in beside], available_bytes, settings.page_size)
+    placed[0] = followers.loaded(placed[0])
+    pages = divide_with_drafts(placed, [owner for _, owner in beside], followers.available, settings.page_size)
     builder = ThreadPoolExecutor(1, "index")
     each = [settings] * len(models) + [for_drafts(settings)] * len(beside)
-    served = [_build(*one, trials, builder) for one in zip(each, loaded, pages, strict=True)]
+    drivers = [_driver(*one, followers) for one in zip(each, loaded, pages, strict=True)]
+    served = [_build(*one, trials, builder) for one in zip(each, loaded, drivers, strict=True)]
     load_adapters(settings.adapters, served[: len(models)])
     ready = [
         in_thread(draft, model, partial(torch.set_num_threads, settings.threads or default_threads(one.module)))
@@ -129,7 +144,8 @@ def for_drafts(settings: EngineSettings) -> EngineSettings:
     """
     tenancy = settings.tenancy
     named = {name: replace(limits, kv_pages=0) for name, limits in tenancy.named.items()}
-    return replace(settings, swap_mb=0, fixed_rows=0, tenancy=Tenancy(replace(tenancy.default, kv_pages=0), named))
+    own = Tenancy(replace(tenancy.default, kv_pages=0), named)
+    return replace(settings, swap_mb=0, fixed_rows=0, tensor_parallel=1, tenancy=own)
 
 
 def process_flags(settings: EngineSettings, draft: DraftOptions) -> list[str]:
@@ -153,10 +169,12 @@ def _kv_token_bytes(loaded: LoadedModel) -> int:
     return loaded.probe.kv.bytes_per_token(next(loaded.module.parameters()).element_size())
 
 
-def _build(
-    settings: EngineSettings, loaded: LoadedModel, pages: int, trials: TrialPool | None, builder: Executor
-) -> ServedModel:
-    """The engine, page pool and grammar compiler of a loaded model."""
+def _driver(
+    settings: EngineSettings, loaded: LoadedModel, pages: int, followers: Followers
+) -> TorchDriver | LeadingDriver:
+    """The driver of a loaded model."""
+    if settings.tensor_parallel > 1:
+        return followers.lead(loaded, pages, settings.page_size)
     from inferd_runtime.engine.drivers.torch_driver import TorchDriver
     from inferd_runtime.models.fused import fuse
     from inferd_runtime.models.lora_bank import LoraBank
@@ -166,11 +184,21 @@ def _build(
     fused = None if settings.plain else fuse(loaded.module, kv, loaded.probe.rules)
     run = fused or PlainPass(loaded.module)
     like = next(loaded.module.parameters())
-    driver = TorchDriver(
+    return TorchDriver(
         run, like, kv, vocab_size=loaded.vocab_size, max_context=loaded.max_context,
         pages=pages, page_size=settings.page_size, adapters=LoraBank(run, loaded.module, kv),
         key_multiple=KEY_MULTIPLE if settings.fixed_rows else 0,
     )  # fmt: skip
+
+
+def _build(
+    settings: EngineSettings,
+    loaded: LoadedModel,
+    driver: TorchDriver | LeadingDriver,
+    trials: TrialPool | None,
+    builder: Executor,
+) -> ServedModel:
+    """The engine, page pool and grammar compiler of a loaded model."""
     table = TokenTable.from_tokenizer_json(
         loaded.tokenizer.json, vocab_size=loaded.vocab_size, eos_ids=loaded.tokenizer.eos_tokens
     )
@@ -213,7 +241,8 @@ def run(settings: EngineSettings, models: Sequence[ModelOptions]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _frame: stopping.append(received))
     trials = TrialPool((sys.executable, "-m", "inferd_runtime.server.tether", str(os.getpid())))
-    served = serve_models(settings, models, trials)
+    followers = Followers(settings.tensor_parallel)
+    served = serve_models(settings, models, trials, followers)
     by_name = {model.info.name: model for model in served}
     store = SnapshotStore(Path(settings.snapshots), settings.snapshot_bytes) if settings.snapshots else None
     compiles = CompileQueue(trials)
@@ -245,6 +274,7 @@ def run(settings: EngineSettings, models: Sequence[ModelOptions]) -> None:
     compiles.close()
     for one in drafts:
         one.close()
+    followers.close()
     if store is not None:
         store.close()
     socket.close()
@@ -284,6 +314,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("token-budget", 512),
         ("swap-mb", 256),
         ("fixed-rows", 0),
+        ("tensor-parallel", 1),
     ):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--tenancy", type=partial(msgspec.json.decode, type=Tenancy), default=Tenancy(), help="JSON")
