@@ -375,3 +375,31 @@ async def test_a_full_context_is_named() -> None:
 async def test_output_that_does_not_fit_is_refused(text: str) -> None:
     with FakeRuntime([text]), pytest.raises(ConstraintError):
         await Context().append("p").generate(GREEDY, constrain=JsonSchema(Person)).collect_json()
+
+
+async def test_log_probabilities_come_with_every_token() -> None:
+    with FakeRuntime(["hi there"], steps=(3,)) as runtime:
+        steps = [step async for step in Context().append("x").generate(GREEDY, logprobs=2)]
+        assert runtime.of_kind(StartGenerate)[0].logprobs == 2
+    assert [[score.token for score in step.logprobs] for step in steps] == [step.tokens for step in steps]
+    assert all(len(score.top_tokens) == len(score.top_logprobs) == 2 for step in steps for score in step.logprobs)
+
+
+async def test_log_probabilities_are_left_out_unless_asked_for() -> None:
+    with FakeRuntime(["hi", "hi"]):
+        async for step in Context().append("x").generate(GREEDY):
+            assert step.logprobs == []
+        async for step in Context().append("x").generate(GREEDY, logprobs=0):
+            assert all(score.logprob is not None and not score.top_tokens for score in step.logprobs)
+            assert len(step.logprobs) == len(step.tokens)
+
+
+@pytest.mark.parametrize("logprobs", [-1, 21, True, 1.0, "1"])
+async def test_log_probabilities_out_of_range_are_refused(logprobs: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^logprobs must be a whole number from 0 to 20"):
+        Context().append("x").generate(GREEDY, logprobs=logprobs)
+
+
+async def test_a_pass_refuses_penalties_and_a_second_bias() -> None:
+    with FakeRuntime(), pytest.raises(InvalidRequest, match="forward has bias="):
+        await Context().forward([1], sampler=GREEDY.biased({1: 1.0}))

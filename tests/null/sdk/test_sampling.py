@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from inferd import InvalidRequest, Sampler
+from inferd import InvalidRequest, LimitExceeded, Sampler
 from inferd.protocol import Sampling
 
 
@@ -51,6 +51,52 @@ def test_temperature_out_of_range(temperature: float) -> None:
 def test_values_out_of_range_are_refused_by_name(make: Callable[[], Sampler], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         make()
+
+
+def test_penalties_and_a_bias_go_on_any_sampler_and_leave_the_rest() -> None:
+    plain = Sampler.top_p(0.7, 0.95, seed=3)
+    sampler = plain.penalized(repetition=1.1, presence=0.5, frequency=-0.25).biased({42: -5, 7: 1.5})
+    assert sampler.sampling == Sampling(
+        0.7, top_p=0.95, seed=3, repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=-0.25,
+        bias_tokens=(42, 7), bias_values=(-5.0, 1.5),
+    )  # fmt: skip
+    assert sampler.adjusts
+    assert not plain.adjusts
+    assert sampler.penalized().biased({}) == plain
+    assert len({plain, sampler}) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"repetition": 0}, "repetition must be a number from 0.01 to 100"),
+        ({"repetition": True}, "repetition must"),
+        ({"presence": 2.1}, "presence must be a number from -2 to 2"),
+        ({"frequency": math.nan}, "frequency must"),
+    ],
+)
+def test_penalties_out_of_range_are_refused_by_name(fields: dict[str, float], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        Sampler.argmax().penalized(**fields)
+
+
+@pytest.mark.parametrize(
+    ("bias", "message"),
+    [
+        ([1], "bias must map token ids to numbers"),
+        ({-1: 1.0}, "bias.0. must be a whole number"),
+        ({5: -math.inf}, r"bias\[5\] must be a number from -100 to 100"),
+        ({5: "1"}, r"bias\[5\] must"),
+    ],
+)
+def test_a_bias_out_of_range_is_refused_by_name(bias: dict[int, float], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        Sampler.argmax().biased(bias)
+
+
+def test_too_many_biases_are_refused() -> None:
+    with pytest.raises(LimitExceeded, match="bias names 1025 tokens; 1024 are allowed"):
+        Sampler.argmax().biased(dict.fromkeys(range(1025), 1.0))
 
 
 def test_whole_numbers_become_floats() -> None:
