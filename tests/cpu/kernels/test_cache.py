@@ -16,6 +16,7 @@ from cache_cases import (
     filled,
     ops,
     random_moves,
+    tokens_of,
 )
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -25,6 +26,7 @@ from inferd_runtime.kernels import cache as reference
 from inferd_runtime.kernels.cache import FP8, CacheBlock, resolve_copies
 from inferd_runtime.kernels.triton import cache as kernels
 from inferd_runtime.models.shape import KvShape
+from inferd_runtime.testing.recorded_host import RecordedHost
 
 PAIRS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=12)
 
@@ -173,3 +175,32 @@ def test_pages_are_those_of_the_reference_driver(run: CacheOps) -> None:
     run.scatter_pages(target, pages, torch.from_numpy(back))
     assert torch.equal(target.keys[1][pages].view(torch.uint8), source.keys[1][pages].view(torch.uint8))
     assert torch.equal(target.values[2][pages].view(torch.uint8), source.values[2][pages].view(torch.uint8))
+
+
+def test_a_recorded_step_does_it_again_with_other_indices() -> None:
+    """Nothing in the reference is decided on the host."""
+    held, pages = block(), torch.tensor([0])
+    rows, slots = torch.randn(3, 1, 5), torch.tensor([0, -1, 1])
+    sources, targets = torch.tensor([0, -1]), torch.tensor([7, 8])
+
+    def step() -> torch.Tensor:
+        reference.write_kv(rows, rows[:, :, :3], held.keys[0], held.values[0], slots)
+        reference.move_tokens(held, sources, targets)
+        reference.copy_pages(held, pages, pages + 1)
+        data = reference.gather_pages(held, pages)
+        reference.scatter_pages(held, pages + 4, data)
+        return data
+
+    replay, data = RecordedHost().record(step)
+    expected = tokens_of(filled(held))
+    rows.normal_()
+    for tensor, new in ((slots, [-1, 13, 12]), (sources, [13, 12]), (targets, [20, 19]), (pages, [4])):
+        tensor.copy_(torch.tensor(new))
+    replay()
+    for cache, written in zip(expected[:2], (rows, rows[:, :, :3]), strict=True):
+        cache[[13, 12]] = written[1:].contiguous().view(torch.uint8).view(2, -1)
+    for cache in expected:
+        cache[[20, 19]] = cache[[13, 12]]
+        cache[15:18] = cache[24:27] = cache[12:15]
+    assert all(torch.equal(one, other) for one, other in zip(tokens_of(held), expected, strict=True))
+    assert torch.equal(data[0], torch.cat([cache[12:15].reshape(-1) for cache in expected]))
