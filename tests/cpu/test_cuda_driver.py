@@ -17,14 +17,20 @@ from inferd_grammar import Compiled, GrammarCompiler, Regex, TokenTable
 from inferd_runtime.engine.costs import _batch
 from inferd_runtime.engine.drawing import undrawn
 from inferd_runtime.engine.drivers.buckets import bucket
+from inferd_runtime.engine.drivers.build import DriverOptions, agrees, build_driver, fast_driver
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.plan import Driver
 from inferd_runtime.engine.sampling import RowSampler
+from inferd_runtime.kernels.attention import paged_attention
 from inferd_runtime.kernels.suite import reference_kernels
+from inferd_runtime.models import products
 from inferd_runtime.models.batch import Placement
+from inferd_runtime.models.fused import fuse
+from inferd_runtime.models.loading import load
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.times import StepTimes
 from inferd_runtime.testing.byte_tokenizer import END, ByteTokenizer
+from inferd_runtime.testing.recorded_host import RecordedHost
 from inferd_runtime.testing.speculation import Blind, BlindTree, Oracle, OracleTree, Request, Running, Wrong
 
 TOLERANCE = 1e-4
@@ -247,3 +253,31 @@ def test_buckets(counts: list[int], rows: int, batch: int) -> None:
 @pytest.mark.parametrize("counts", [[17], [1] * 257, [16] * 70])
 def test_what_has_no_bucket(counts: list[int]) -> None:
     assert bucket(counts) is None
+
+
+# -- Built from a loaded model ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kv_dtype", ["", "fp8"])
+def test_the_embedded_model_through_the_fast_driver(kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fused decoder over kernels, as it is built for a device, beside the reference on the same cache."""
+    monkeypatch.setattr(products, "can_pack", lambda weight: False)
+    loaded = load("tiny")
+    fused = fuse(loaded.module, loaded.probe.kv, loaded.probe.rules)
+    options = DriverOptions(pages=64, page_size=16, most_rows=64, kv_dtype=kv_dtype)
+    driver = fast_driver(loaded, fused, options, reference_kernels(), RecordedHost())
+    assert agrees(driver, driver.plain, 1e-3)
+    assert driver.page_bytes == build_driver(loaded, options).page_bytes
+
+
+def test_a_driver_that_computes_something_else_is_found() -> None:
+    bench = CudaBench("llama", reference_kernels())
+    wrong = CudaBench("llama", reference_kernels()._replace(paged_attention=blind_attention))
+    assert agrees(bench.driver, bench.reference, 1e-3)
+    assert not agrees(wrong.driver, wrong.reference, 0.2)
+
+
+def blind_attention(query, keys, values, rows, rule):  # type: ignore[no-untyped-def]
+    """Sees one key too few."""
+    shorter = replace(rows, lengths=(rows.lengths - 1).clamp(min=1), tails=(rows.tails - 1).clamp(min=1))
+    return paged_attention(query, keys, values, shorter, rule)

@@ -140,6 +140,21 @@ def undrawn(rows: int, vocab_size: int) -> Drawing:
     return replace(nothing, host_rows=np.arange(rows))
 
 
+def greedy_drawing(batch: Batch, vocab_size: int) -> Drawing:
+    """Every row of a batch drawn by argmax, those of a sequence as a chain of drafts of token 0: for trial steps."""
+    counts = np.asarray([span.count for span in batch.spans], np.int64)
+    rows, width = int(counts.sum()), int(counts.max()) - 1
+    chain = np.arange(NOBODY, width - 1, dtype=np.int32)
+    return Drawing(
+        rows=np.arange(rows), host_rows=np.empty(0, np.int64),
+        temperature=np.zeros(rows), top_k=np.zeros(rows, np.int64), top_p=np.ones(rows), min_p=np.zeros(rows),
+        keys=np.zeros(rows, np.int64), positions=batch.positions + 1,
+        mask_rows=np.full(rows, NOBODY, np.int32), masks=np.empty((0, -(-vocab_size // 32)), np.int32),
+        first=(np.cumsum(counts) - counts).astype(np.int32), lengths=(counts - 1).astype(np.int32),
+        tokens=np.zeros((len(counts), width), np.int32), parents=np.tile(chain, (len(counts), 1)),
+    )  # fmt: skip
+
+
 def _rows(plan: Sequence[Planned]) -> tuple[Ids, Ids]:
     """The logit rows that are drawn, and the others."""
     drawn = np.repeat(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from inferd_runtime.kernels.attention_rule import AttentionRule
+from inferd_runtime.kernels.cache import FP8, narrowed
 from inferd_runtime.models.batch import Batch, Ids, Placement, Span
 
 NAME = "inferd_paged"
@@ -273,8 +274,8 @@ def attend(layout: StepLayout, layer: int, query: Tensor, key: Tensor, value: Te
     keys, values = layout.keys[layer], layout.values[layer]
     if layout.bounded:
         key, value = (states.nan_to_num(0.0).clamp_(-BOUND, BOUND) for states in (key, value))
-    keys.view(-1, *keys.shape[2:]).index_copy_(0, layout.slots, key)
-    values.view(-1, *values.shape[2:]).index_copy_(0, layout.slots, value)
+    _write(keys, layout.slots, key)
+    _write(values, layout.slots, value)
     parts = [_attend(group, query, keys, values, rule, layout.scratch) for group in layout.groups]
     if layout.order is None:
         return parts[0].reshape(1, -1, *parts[0].shape[2:])
@@ -282,9 +283,20 @@ def attend(layout: StepLayout, layer: int, query: Tensor, key: Tensor, value: Te
     return flat.index_select(0, layout.order)[None]
 
 
+def _write(cache: Tensor, slots: Tensor, states: Tensor) -> None:
+    """Rows [T, Hkv, D] into a cache, which may be narrower than they are."""
+    rows = cache.view(-1, *cache.shape[2:])
+    if cache.dtype == FP8:
+        # As bytes: float8 has few operations of its own.
+        rows, states = rows.view(torch.uint8), narrowed(states, FP8).view(torch.uint8)
+    rows.index_copy_(0, slots, states)
+
+
 def _attend(group: Group, query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule, scratch: Scratch) -> Tensor:
     """One group's attention: [B, q, H, Dv]. Grouped query heads become more queries of their key head."""
-    k, v = _read(group, keys, scratch, "keys"), _read(group, values, scratch, "values")
+    k, v = (_read(group, cache, scratch, name) for cache, name in ((keys, "keys"), (values, "values")))
+    if k.dtype == FP8:
+        k, v = k.to(query.dtype), v.to(query.dtype)
     batch, width = group.rows.shape
     heads, shared = query.shape[1], k.shape[1]
     if group.in_order:
@@ -302,8 +314,11 @@ def _read(group: Group, cache: Tensor, scratch: Scratch, name: str) -> Tensor:
     if group.inplace is not None:
         start, end = group.inplace
         return cache.view(-1, *cache.shape[2:])[start:end].transpose(0, 1)[None]
-    gathered = scratch.take(name, cache, group.pages.numel())
-    torch.index_select(cache, 0, group.pages.reshape(-1), out=gathered)
+    if cache.dtype == FP8:
+        gathered = cache.view(torch.uint8).index_select(0, group.pages.reshape(-1)).view(FP8)
+    else:
+        gathered = scratch.take(name, cache, group.pages.numel())
+        torch.index_select(cache, 0, group.pages.reshape(-1), out=gathered)
     flat = gathered.view(group.pages.shape[0], -1, *cache.shape[2:])
     return flat[:, : group.length].transpose(1, 2)
 

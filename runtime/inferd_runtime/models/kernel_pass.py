@@ -16,7 +16,7 @@ from inferd_runtime.models.passes import PlainPass
 class WriteKv(Protocol):
     """Writes rows of K and V to cache slots."""
 
-    def __call__(self, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    def __call__(self, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slots: Tensor, /) -> None:
         """``key`` and ``value`` [T, Hkv, D], caches [pages, page_size, Hkv, D], ``slots`` int64[T], -1: nowhere."""
         ...
 
@@ -24,7 +24,7 @@ class WriteKv(Protocol):
 class PagedAttention(Protocol):
     """Attends over page tables."""
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, rule: AttentionRule) -> Tensor:
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, rule: AttentionRule, /) -> Tensor:
         """``query`` [T, H, D] -> [T, H, Dv]."""
         ...
 

@@ -71,7 +71,7 @@ class CudaDriver:
         self.page_bytes = plain.page_bytes
         self.token_bytes = plain.token_bytes
         self.kv_layout = plain.kv_layout
-        self._plain = plain
+        self.plain = plain
         self._block = block
         self._kernels = kernels
         self._accelerator = accelerator
@@ -174,7 +174,7 @@ class CudaDriver:
         """Through the reference driver; only what is drawn goes through kernels."""
         if len(batch.carried):
             raise ValueError("tokens are carried over to kernels only")
-        logits, hidden = self._plain.compute(batch)
+        logits, hidden = self.plain.compute(batch)
         count = len(batch.logit_rows)
         shape = Shape(max(1, count), max(1, len(drawing.first)), 1, 1, drawing.tokens.shape[1])
         self._staging.upload(shape, pack_drawing(drawing), np.empty(0, np.int32), drawing.masks)
@@ -240,7 +240,7 @@ class CudaDriver:
 
     def bearable(self, data: PageData) -> bool:
         """See :class:`~inferd_runtime.engine.plan.Driver`."""
-        return self._plain.bearable(data)
+        return self.plain.bearable(data)
 
     @torch.inference_mode()
     def write_pages(self, pages: Sequence[int], data: PageData) -> None:
@@ -251,11 +251,11 @@ class CudaDriver:
 
     def load_adapter(self, key: str, files: AdapterFiles) -> AdapterSize:
         """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`."""
-        return self._plain.load_adapter(key, files)
+        return self.plain.load_adapter(key, files)
 
     def unload_adapter(self, key: str) -> None:
         """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`."""
-        self._plain.unload_adapter(key)
+        self.plain.unload_adapter(key)
 
     def _indices(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(list(values), dtype=torch.int64, device=self._accelerator.device)

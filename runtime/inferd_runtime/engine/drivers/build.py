@@ -1,0 +1,129 @@
+"""From a loaded model to the driver that runs it: the fast one on a CUDA device, the reference everywhere else."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from inferd.protocol import InvalidRequest
+from inferd_runtime.engine.drivers.accelerator import Accelerator, CudaAccelerator
+from inferd_runtime.engine.drivers.cuda_driver import CudaDriver, CudaOptions
+from inferd_runtime.engine.drivers.torch_driver import TorchDriver
+from inferd_runtime.engine.plan import Driver
+from inferd_runtime.kernels.attention import choose_splits
+from inferd_runtime.kernels.cache import FP8, CacheBlock
+from inferd_runtime.kernels.suite import KernelSuite, triton_kernels
+from inferd_runtime.models.batch import Batch, Ids, Rows, Span
+from inferd_runtime.models.device_pass import PassKernels, device_pass
+from inferd_runtime.models.fused import FusedPass, fuse
+from inferd_runtime.models.kernel_pass import KernelPass, RowsPass
+from inferd_runtime.models.loading import LoadedModel
+from inferd_runtime.models.lora_bank import LoraBank
+from inferd_runtime.models.passes import ModelPass, PlainPass
+
+logger = logging.getLogger(__name__)
+KEY_MULTIPLE = 64
+TRIAL = 24
+"""Tokens of the trial that the fast driver has to pass."""
+EXACT = 1e-3
+ROUNDED = 0.2
+
+
+@dataclass(frozen=True)
+class DriverOptions:
+    """``most_rows``: rows of a step, at most. ``plain``: transformers' own modules instead of the fused pass. ``fixed_rows``:
+    see :class:`~inferd_runtime.engine.engine.EngineOptions`. ``kv_dtype`` "" is the model's own, or fp8. ``graphs``: whether
+    steps are recorded as CUDA graphs.
+    """
+
+    pages: int
+    page_size: int
+    most_rows: int
+    plain: bool = False
+    fixed_rows: int = 0
+    kv_dtype: str = ""
+    graphs: bool = True
+
+
+def build_driver(loaded: LoadedModel, options: DriverOptions) -> Driver:
+    """The driver of a model on its device. A fast driver that does not agree with the reference is not used."""
+    fused = None if options.plain else fuse(loaded.module, loaded.probe.kv, loaded.probe.rules)
+    like = next(loaded.module.parameters())
+    if like.device.type != "cuda":
+        return reference_driver(loaded, fused, options)
+    fast = fast_driver(loaded, fused, options, triton_kernels(), CudaAccelerator(like.device))
+    if agrees(fast, fast.plain, EXACT if like.dtype == torch.float32 and not options.kv_dtype else ROUNDED):
+        return fast
+    logger.warning("model %s: the kernels' logits differ from the reference's, which is served instead", loaded.name)
+    return fast.plain
+
+
+def reference_driver(
+    loaded: LoadedModel, fused: ModelPass | None, options: DriverOptions, block: CacheBlock | None = None
+) -> TorchDriver:
+    """PyTorch alone. ``block``: the cache to work on, else it makes its own."""
+    kv, run = loaded.probe.kv, fused or PlainPass(loaded.module)
+    return TorchDriver(
+        run, next(loaded.module.parameters()), kv, vocab_size=loaded.vocab_size, max_context=loaded.max_context,
+        pages=options.pages, page_size=options.page_size, adapters=LoraBank(run, loaded.module, kv),
+        key_multiple=KEY_MULTIPLE if options.fixed_rows else 0,
+        caches=None if block is None else (block.keys, block.values), kv_dtype=cache_dtype(options.kv_dtype),
+    )  # fmt: skip
+
+
+def cache_dtype(name: str) -> torch.dtype | None:
+    """The dtype of a cache that is not the model's own."""
+    return FP8 if name == "fp8" else None
+
+
+def fast_driver(
+    loaded: LoadedModel, fused: ModelPass | None, options: DriverOptions, kernels: KernelSuite, accelerator: Accelerator
+) -> CudaDriver:
+    """Kernels, and recorded steps."""
+    kv, like = loaded.probe.kv, next(loaded.module.parameters())
+    dtype = cache_dtype(options.kv_dtype) or like.dtype
+    block = CacheBlock(kv.keys, kv.values, dtype, options.pages, options.page_size, accelerator.device)
+    plain = reference_driver(loaded, fused, options, block)
+    heads = int(loaded.module.config.num_attention_heads)  # type: ignore[union-attr, arg-type]
+    kv_heads = max(1, max(count for count, _ in kv.keys))
+    splits = partial(choose_splits, kv_heads=kv_heads, most_keys=loaded.max_context, processors=accelerator.processors)
+    chosen = CudaOptions(options.most_rows, splits, group=max(1, heads // kv_heads), record=options.graphs)
+    return CudaDriver(rows_pass(loaded, fused, kernels), plain, block, kernels, accelerator, chosen)
+
+
+def rows_pass(loaded: LoadedModel, fused: ModelPass | None, kernels: KernelSuite) -> RowsPass:
+    """The fused decoder with our kernels where it is known, else transformers' modules with our attention."""
+    if isinstance(fused, FusedPass):
+        try:
+            return device_pass(fused, PassKernels(kernels.rotate_and_write, kernels.silu_mul, kernels.paged_attention))
+        except InvalidRequest as reason:
+            logger.info("model %s runs through transformers' modules: %s", loaded.name, reason)
+    return KernelPass(loaded.module, kernels.write_kv, kernels.paged_attention)
+
+
+def agrees(fast: Driver, reference: Driver, allowed: float) -> bool:
+    """Whether two drivers over one cache give the same logits for a chunk of random tokens and a decode row behind it, up to
+    a share of their spread. Writes into the first pages, so nothing may be in them yet.
+    """
+    tokens = np.random.default_rng(0).integers(min(fast.vocab_size, 1000), size=TRIAL)
+    return all(
+        off(*(driver.forward(batch).logits for driver in (reference, fast))) <= allowed
+        for batch in (trial_batch(tokens[:-1], 0), trial_batch(tokens[-1:], TRIAL - 1))
+    )
+
+
+def trial_batch(tokens: Ids, start: int) -> Batch:
+    """Tokens of one sequence from ``start`` on, all logits wanted, on the first pages."""
+    at = np.arange(start, start + len(tokens))
+    return Batch(tokens, at, at, np.arange(len(at)), [Span(0, len(at), start, range(TRIAL))])
+
+
+def off(expected: Rows, got: Rows) -> float:
+    """By how much of its spread the middle row of logits float32[R, V] differs; infinite for what is not a number."""
+    spread = np.maximum(np.abs(expected - expected.mean(-1, keepdims=True)).max(-1), 1e-6)
+    found = float(np.median(np.abs(got - expected).max(-1) / spread))
+    return found if np.isfinite(found) else float("inf")
