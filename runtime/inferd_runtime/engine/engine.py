@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from inferd.protocol import InferdError, InternalError
 from inferd_runtime.engine.boundary import JobBoundary
 from inferd_runtime.engine.context import Context, ContextSet
-from inferd_runtime.engine.drawing import Drawn, SamplingDriver, StepResult, is_drawn, lay_out_drawing, read_drawn
+from inferd_runtime.engine.drawing import (
+    Drawn,
+    Launched,
+    SamplingDriver,
+    StepResult,
+    is_drawn,
+    lay_out_drawing,
+    read_drawn,
+)
 from inferd_runtime.engine.fairness import StepCost
 from inferd_runtime.engine.parking import ParkingSpace
 from inferd_runtime.engine.plan import Driver, Job, Planned, Verified, Work, prepare
 from inferd_runtime.engine.rejection import reject
+from inferd_runtime.engine.run_ahead import Flight, Forward, RunAhead, attempt
 from inferd_runtime.engine.sampling import Logits, RowSampler, draw
 from inferd_runtime.engine.scheduler import Scheduler
 from inferd_runtime.engine.speculation import Speculation, StepPrice
@@ -33,6 +43,8 @@ class EngineOptions:
     ``fixed_rows``: every sequence feeds that many rows in each step, drafted or not, and drafts are as long as fits (0: as many
     as it needs). Where the driver's arithmetic allows it, drafts then change no bit of any logit; each step costs what the
     longest draft does. Trees and explicit positions keep their own number.
+
+    ``overlap``: where the driver samples, the next step is launched while one runs (:mod:`~inferd_runtime.engine.run_ahead`).
     """
 
     token_budget: int = 512
@@ -41,6 +53,7 @@ class EngineOptions:
     cost: StepCost = field(default_factory=StepCost)
     fixed_rows: int = 0
     times: StepTimes = field(default_factory=lambda: StepTimes.linear(1e-3, 1e-5))
+    overlap: bool = True
 
 
 class Engine:
@@ -60,6 +73,9 @@ class Engine:
         self.scheduler = Scheduler(
             self.contexts, accounts, self.speculation.allocate, token_budget=options.token_budget, cost=options.cost
         )
+        self._sampler = driver if isinstance(driver, SamplingDriver) else None
+        self._run_ahead = RunAhead(self.scheduler, self.pool) if options.overlap and self._sampler is not None else None
+        self._behind: Flight | None = None
         self.steps = 0
 
     def create_context(self, tenant: str = "") -> Context:
@@ -75,39 +91,59 @@ class Engine:
         self.contexts.check_integrity()
 
     def step(self) -> bool:
-        """Run one step. False when nobody wanted anything."""
-        started = time.perf_counter()
-        plan = self.scheduler.plan()
-        if not plan:
+        """Take a step to its end, and set off the one behind it before where that can be. False when nobody wanted anything."""
+        flight = self._behind or self._launch(self.scheduler.plan)
+        if flight is None:
             return False
-        self.steps += 1
-        try:
-            result = self._forward(plan)
-        except Exception as error:  # noqa: BLE001 - the device boundary: the step's jobs fail, the engine goes on
-            abandon(plan, InternalError(f"the forward pass failed: {error!r}"))
-            return True
-        price = self.speculation.price(plan)
-        emitted = commit(plan, result, self.driver, price)
-        self.speculation.settle(plan, price, emitted, time.perf_counter() - started)
+        self._behind = None if self._run_ahead is None else self._launch(partial(self._run_ahead.plan, flight))
+        self._land(flight)
         return True
 
-    def _forward(self, plan: Sequence[Planned]) -> StepResult:
-        """Run the planned step, and draw on the device if the driver can."""
+    def close(self) -> None:
+        """Wait for the step that is on its way, if one is."""
+        flight, self._behind = self._behind, None
+        if flight is not None:
+            self._land(flight)
+
+    def _launch(self, make: Callable[[], list[Planned]]) -> Flight | None:
+        """Plan a step and set it off. None when nobody wants anything."""
+        started = time.perf_counter()
+        plan = make()
+        return Flight(plan, attempt(partial(self._forward, plan)), started) if plan else None
+
+    def _forward(self, plan: Sequence[Planned]) -> Launched:
+        """Start the planned step; the device draws if it can."""
         batch = prepare(plan, self.driver.page_size)
         if self._width:
             batch = widen(batch, self._width, self.pool.size, self.driver.page_size)
-        if isinstance(self.driver, SamplingDriver):
-            return self.driver.launch(batch, lay_out_drawing(plan, self.driver.vocab_size)).wait()
-        return StepResult(self.driver.forward(batch))
+        if self._sampler is None:
+            return Forward(self.driver, batch)
+        return self._sampler.launch(batch, lay_out_drawing(plan, self.driver.vocab_size))
+
+    def _land(self, flight: Flight) -> None:
+        """Wait for a step, and hand out what it brought. Its jobs fail if the device did."""
+        self.steps += 1
+        result = flight.wait()
+        if isinstance(result, InternalError):
+            abandon(flight.plan, result)
+        else:
+            price = self.speculation.price(flight.plan)
+            emitted = commit(flight, result, self.driver, price)
+            self.speculation.settle(flight.plan, price, emitted, time.perf_counter() - flight.since)
+        if self._behind is not None:
+            self._behind.since = time.perf_counter()
 
 
-def commit(plan: Sequence[Planned], result: StepResult, driver: Driver, price: StepPrice | None = None) -> int:
+def commit(flight: Flight, result: StepResult, driver: Driver, price: StepPrice | None = None) -> int:
     """Verify every job's rows and hand the outcome over; how many tokens were sampled. A job that cannot take its outcome
-    fails alone.
+    fails alone. What is not wanted any more is thrown away: its K and V stand behind what counts.
     """
     emitted = 0
-    for share in shares(plan, result):
+    for at, share in enumerate(shares(flight.plan, result)):
         item = share.item
+        if not flight.stands(at):
+            item.table.trim()
+            continue
         with JobBoundary(item.job):
             done = outcome(share)
             if price is not None:

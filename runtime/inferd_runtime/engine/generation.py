@@ -10,7 +10,7 @@ from inferd.protocol import InferdError, InvalidRequest, Step, TokenLogprob
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.grammar import OutputMasks
 from inferd_runtime.engine.penalties import History
-from inferd_runtime.engine.plan import Verified, Work
+from inferd_runtime.engine.plan import Outlook, Verified, Work
 from inferd_runtime.engine.probes import token_logprob
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.engine.text import TextAssembler
@@ -145,6 +145,13 @@ class Generation:
         if self.finish and self.spec.sources is not None:
             self.spec.sources.end()
         self._notify()
+
+    def outlook(self) -> Outlook:
+        """See :class:`~inferd_runtime.engine.plan.Job`. Certain where neither a program, nor a guess, nor a grammar has a say."""
+        if self.finished() or self._room() <= 1:
+            return Outlook.NOTHING
+        certain = self._plain and not self.spec.paced and len(self.outbox) + 1 < RUN_AHEAD
+        return Outlook.ROW if certain else Outlook.OPEN
 
     def fail(self, error: InferdError) -> None:
         """End with an error; what was delivered stays in the context."""

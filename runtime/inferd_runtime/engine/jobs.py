@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from inferd.protocol import InferdError, InvalidRequest, RowResult
 from inferd_runtime.engine.context import Context
-from inferd_runtime.engine.plan import Verified, Work
+from inferd_runtime.engine.plan import Outlook, Verified, Work
 from inferd_runtime.engine.probes import Reading, RowEdit, entropy, top_logprobs
 from inferd_runtime.engine.sampling import Logits, RowSampler, draw, log_softmax
 from inferd_runtime.models.batch import Seen
@@ -43,6 +43,10 @@ class ContextJob:
     def guess(self) -> Draft:
         """Nothing: these jobs are told what to compute."""
         return NO_DRAFT
+
+    def outlook(self) -> Outlook:
+        """See :class:`~inferd_runtime.engine.plan.Job`. Nobody runs ahead of these jobs."""
+        return Outlook.OPEN
 
     def fail(self, error: InferdError) -> None:
         """End with an error."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
@@ -39,6 +40,14 @@ class Work(NamedTuple):
     scored: bool = False
 
 
+class Outlook(Enum):
+    """What a job wants behind the token that a row on its way brings it, unless what that token is ends it."""
+
+    ROW = "one row more, to feed that token and sample the next"
+    NOTHING = "nothing: it ends with that token, or has ended"
+    OPEN = "that depends"
+
+
 class Job(Protocol):
     """Something that wants rows in the batch. All methods are synchronous and called between forwards.
 
@@ -65,6 +74,10 @@ class Job(Protocol):
         """Take the step's outcome. The page table has already advanced over the fed tokens that stay."""
         ...
 
+    def outlook(self) -> Outlook:
+        """What it will want next. Asked where a step is on its way that brings it one token."""
+        ...
+
     def fail(self, error: InferdError) -> None:
         """End with an error."""
         ...
@@ -75,12 +88,23 @@ class Job(Protocol):
 
 
 class Planned(NamedTuple):
-    """A job's work with the pages it needs reserved, and the key of the adapter that computes it ("": none)."""
+    """A job's work with the pages it needs reserved, and the key of the adapter that computes it ("": none).
+
+    ``ahead``: tokens of the job that are in flight, and come before these. ``carried``: its place in the step that they are
+    in, which draws the token that is fed here (-1: the host knows it).
+    """
 
     job: Job
     work: Work
     table: PageTable
     adapter: str = ""
+    ahead: int = 0
+    carried: int = -1
+
+    @property
+    def start(self) -> int:
+        """Where its first token stands in its sequence, by what is known when the step is laid out."""
+        return self.table.length + self.ahead
 
 
 class Verified(NamedTuple):
@@ -155,7 +179,7 @@ def prepare(plan: Sequence[Planned], page_size: int) -> Batch:
     counts = [len(item.work.tokens) for item in plan]
     if not all(counts):
         raise ValueError("a planned job feeds no token")
-    starts = [item.table.length for item in plan]
+    starts = [item.start for item in plan]
     ends = list(accumulate(counts))
     spans = [
         Span(end - count, count, start, item.table.pages, item.adapter)
@@ -176,7 +200,17 @@ def prepare(plan: Sequence[Planned], page_size: int) -> Batch:
         spans=spans,
         hidden_rows=_last_rows(hidden, ends) if any(hidden) else NO_ROWS,
         placements=placements,
+        carried=_carried(plan, ends),
     )
+
+
+def _carried(plan: Sequence[Planned], ends: Sequence[int]) -> Ids:
+    """Who draws each token that the host does not know yet."""
+    if all(item.carried < 0 for item in plan):
+        return NO_ROWS
+    carried = np.full(ends[-1], -1, np.int64)
+    carried[np.asarray(ends) - 1] = [item.carried for item in plan]
+    return carried
 
 
 def _placed(index: Ids, spans: Sequence[Span], placements: Mapping[int, Placement]) -> Ids:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from inferd_runtime.engine.fairness import FairClock, StepCost, priority_weight
@@ -69,6 +69,10 @@ class TenantQueue:
         found = {priority: line.ready() for priority, line in self._lines.items() if line.jobs}
         return {priority: ready for priority, ready in found.items() if ready.jobs}
 
+    def only(self, jobs: Set[Job]) -> bool:
+        """Whether nobody else wants anything."""
+        return not any(job.ready() for line in self._lines.values() for job in line.jobs if job not in jobs)
+
     def fair(self, ready: dict[int, Ready]) -> list[Ready]:
         """The priorities whose turn it is."""
         return [ready[priority] for priority in self._clock.eligible(ready.keys())]
@@ -119,6 +123,13 @@ class Queues:
             entry for ready in wanting.values() for entry in ready.values() if not any(entry is one for one in fair)
         ]
         return fair, rest
+
+    def turn_of(self, jobs: Set[Job]) -> bool:
+        """Whether nobody but these wants anything, and it is the turn of all who do."""
+        if not all(queue.only(jobs) for queue in self._tenants.values()):
+            return False
+        _, rest = self.ready()
+        return not rest
 
     def charge(self, plan: Sequence[Planned]) -> None:
         """Count what everybody feeds in a step. Whoever is alone is not counted: there is nobody to be fair to."""

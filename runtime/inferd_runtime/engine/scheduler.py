@@ -71,6 +71,14 @@ class Scheduler:
                 return plan
             self._make_room([job for entry in (*fair, *rest) for job in entry.jobs if not job.finished()])
 
+    def has_turn(self, plan: Sequence[Planned]) -> bool:
+        """Whether the step behind a planned one is for its jobs alone: nobody else wants anything, and nobody is to wait."""
+        return self._queues.turn_of({item.job for item in plan})
+
+    def charge(self, plan: Sequence[Planned]) -> None:
+        """Count a step that was not planned here."""
+        self._queues.charge(plan)
+
     def _fill(self, first: Sequence[Job], ready: Sequence[Ready]) -> list[Planned]:
         """Short work, then long work with what is left of the budget, of which a part is always kept for it."""
         kept = self._kept_for_prefill() if any(entry.long for entry in ready) else 0

@@ -32,6 +32,7 @@ def widen(batch: Batch, width: int, page: int, page_size: int) -> Batch:
         logit_rows=_moved(batch.logit_rows, row_shift),
         hidden_rows=_moved(batch.hidden_rows, row_shift),
         spans=[_wider(*each, page, page_size) for each in zip(batch.spans, shifts.tolist(), missing, strict=True)],
+        carried=np.insert(batch.carried, ends, -1) if len(batch.carried) else batch.carried,
         placements={first + int(row_shift[first]): placed for first, placed in batch.placements.items()},
     )
 

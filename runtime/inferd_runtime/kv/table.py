@@ -22,7 +22,9 @@ class PageTable:
     Owner ranges: pages ``[0, ceil(length / page_size))`` hold computed tokens and may be shared; pages behind them are
     reserved, exclusively ours, and hold nothing that counts. ``chain[i]`` stands in the prefix index for pages ``0..i``;
     it covers full pages only and never more than are computed. ``root`` is what comes before the first page there; None
-    keeps the table out of the index. From token ``private_from`` on (None: nowhere) nothing is shared through it.
+    keeps the table out of the index. From token ``private_from`` on (None: nowhere) nothing is shared through it. ``ahead``:
+    tokens behind the next ones to be counted that a step in flight writes; until the table is cut or trimmed, they keep their
+    pages.
     """
 
     def __init__(self, pool: PagePool, account: Account | None = None, root: Hashable | None = None) -> None:
@@ -32,6 +34,7 @@ class PageTable:
         self.pages: list[int] = []
         self.chain: list[int] = []
         self.length = 0
+        self.ahead = 0
         self.private_from: int | None = None
         self.allowance: Allowance | None = None
 
@@ -166,14 +169,23 @@ class PageTable:
         """Keep the first ``length`` computed tokens; pages behind them go back to the pool."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot keep {length} of {self.length} computed tokens")
+        if length < self.length:
+            self.ahead = 0
         self.length = length
         if len(self.chain) * self._pool.page_size > length:
             del self.chain[length // self._pool.page_size :]
-        self.trim()
+        self._give_back(length + self.ahead)
 
     def trim(self) -> None:
-        """Give reserved pages back that hold no computed token."""
-        keep = -(-self.length // self._pool.page_size)
+        """Give reserved pages back that hold no computed token, those that a step in flight writes among them: whoever gets
+        these writes later.
+        """
+        self.ahead = 0
+        self._give_back(self.length)
+
+    def _give_back(self, length: int) -> None:
+        """Release the pages behind the first ``length`` tokens."""
+        keep = -(-length // self._pool.page_size)
         if keep < len(self.pages):
             self._pool.release(self.pages[keep:])
             del self.pages[keep:]
@@ -196,4 +208,4 @@ class PageTable:
         self._pool.release(self.pages)
         self.pages = []
         self.chain = []
-        self.length = 0
+        self.length = self.ahead = 0
