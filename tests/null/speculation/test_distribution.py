@@ -6,6 +6,7 @@ sequences per case, and shows that they bring the engine's tokens.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ from inferd.protocol import Sampling
 from inferd_grammar import Compiled, GrammarCompiler, Regex, TokenTable
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.noise import gumbel, stream
+from inferd_runtime.engine.penalties import History, Penalties
 from inferd_runtime.engine.sampling import Logits, RowSampler
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import ROOT, Proposal
@@ -22,7 +24,7 @@ from inferd_runtime.speculation.times import Profile, StepTimes
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
 from inferd_runtime.testing.distribution import ToyTarget, p_value, plain_distribution, sequence_counts, total_variation
 from inferd_runtime.testing.null_driver import NullDriver
-from inferd_runtime.testing.speculation import Request, Running
+from inferd_runtime.testing.speculation import Request, Running, penalised
 
 LENGTH = 3
 SIGNIFICANCE = 0.001 / 20
@@ -156,6 +158,43 @@ def test_the_engine_brings_the_models_distribution(name: str, runs: int) -> None
     driver = driver_of(5)
     found = brought(driver, sampling, runs, lambda key: Sampled(driver, sampling, q, key, **how), eos, None)
     check(found, range(5), free_target(driver, sampling, eos), 0)
+
+
+PENALISED = Sampling(1.0, repetition_penalty=1.4, frequency_penalty=1.0, bias_tokens=(2,), bias_values=(0.7,))
+
+
+def penalised_joint(driver: NullDriver, sampling: Sampling) -> np.ndarray:
+    """float64[V ** LENGTH]: the probability of every sequence behind the prompt [0], in lexical order."""
+    penalties, vocab = Penalties.of(sampling), driver.vocab_size
+    assert penalties is not None
+    joint = []
+    for sequence in itertools.product(range(vocab), repeat=LENGTH):
+        chance = 1.0
+        for at, token in enumerate(sequence):
+            row = driver.logits([0, *sequence[:at]])
+            row = penalised(row, penalties, [0], sequence[:at])
+            chance *= plain_distribution(row, sampling, np.ones(vocab, bool))[token]
+        joint.append(chance)
+    return np.array(joint)
+
+
+def penalised_p_value(name: str, runs: int) -> float:
+    q, _, how, _ = CASES[name]
+    driver = driver_of(5)
+    found = brought(driver, PENALISED, runs, lambda key: Sampled(driver, WARM, q, key, **how), END)
+    return p_value(sequence_counts(found, 5), penalised_joint(driver, PENALISED))
+
+
+@pytest.mark.parametrize("runs", [800, pytest.param(20_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["shared noise in a tree", "rejection", "rejection, uneven"])
+def test_penalties_are_part_of_the_distribution(name: str, runs: int) -> None:
+    """The draft model knows nothing of them."""
+    assert penalised_p_value(name, runs) > SIGNIFICANCE
+
+
+def test_penalties_of_the_first_row_on_all_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(History, "rows", lambda history, draft: [history.entries()] * (len(draft) + 1))
+    assert penalised_p_value("rejection", 800) < SIGNIFICANCE
 
 
 def test_a_rejection_sampled_draft_with_the_end_of_text_in_it() -> None:
