@@ -1,0 +1,128 @@
+"""Attention over page tables in torch: the reference of the kernel in :mod:`inferd_runtime.kernels.triton.attention`.
+
+It asks no value of a tensor on the host, so that it also runs inside a recorded step, and lays out every tile's whole page table.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inferd_runtime.kernels.attention_rule import AttentionRule
+from inferd_runtime.kernels.rows import PagedRows
+
+LOWEST = -1e30
+"""A maximum over no scores. Finite, so that the difference of two is a number."""
+MOST_SPLITS = 64
+FEWEST_KEYS = 256
+MOST_KEYS = 8192
+
+
+def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, rule: AttentionRule) -> Tensor:
+    """Attention of query [T, H, D], after RoPE, over the pages of each row's sequence: [T, H, Dv] in query's dtype.
+
+    ``keys`` [pages, page_size, Hkv, D] and ``values`` [pages, page_size, Hkv, Dv], this step's rows already written, in
+    float8_e4m3fn (taken as it stands, without a scale), bfloat16, float16 or float32. H is a multiple of Hkv. Sums are in
+    float32 (float64 for a float64 query). Rows that belong to no tile, and rows that see no key, are zero. Keys that no row
+    of a tile sees may hold anything. Raises ValueError for shapes and dtypes that do not belong together.
+    """
+    check_attention(query, keys, values, rule)
+    exact = torch.float64 if query.dtype == torch.float64 else torch.float32
+    tile, row, used = _tile_rows(rows)
+    at = (rows.first[tile][:, None] + row).long().clamp(0, len(query) - 1)
+    visible = _visible(rows, tile, row, at, keys.shape[1], rule) & used[:, :, None]
+    seen = visible.any(dim=1)
+    k, v = (_gathered(cache, rows, tile, seen, exact) for cache in (keys, values))
+    parts, shared, group = len(tile), keys.shape[2], query.shape[1] // keys.shape[2]
+    q = query[at].to(exact).view(parts, -1, shared, group, query.shape[2]).permute(0, 2, 3, 1, 4)
+    scores = _scores(q, k[:, :, None], rule).masked_fill(~visible[:, None, None], float("-inf"))
+    out = _softmax(scores, rule.sinks) @ v[:, :, None]
+    out = out.permute(0, 3, 1, 2, 4).reshape(-1, query.shape[1], values.shape[3]).to(query.dtype)
+    # What no tile's row is goes to one row more, which is cut off.
+    target = torch.where(used, at, len(query)).view(-1)
+    return out.new_zeros(len(query) + 1, *out.shape[1:]).index_copy_(0, target, out)[: len(query)]
+
+
+def check_attention(query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> None:
+    """Raises ValueError for what no attention over pages can serve, by name."""
+    if query.shape[2] != keys.shape[3] or query.shape[1] % keys.shape[2]:
+        raise ValueError(f"queries {tuple(query.shape)} do not go with keys {tuple(keys.shape)}")
+    if keys.shape[:3] != values.shape[:3] or keys.dtype != values.dtype:
+        raise ValueError(
+            f"keys {tuple(keys.shape)} {keys.dtype} and values {tuple(values.shape)} {values.dtype} differ"
+        )
+    if not query.is_floating_point() or not keys.is_floating_point():
+        raise ValueError(f"attention of {query.dtype} over {keys.dtype}")
+    if rule.sinks is not None and rule.sinks.shape != query.shape[1:2]:
+        raise ValueError(f"{tuple(rule.sinks.shape)} sinks for {query.shape[1]} query heads")
+
+
+def choose_splits(tiles: int, kv_heads: int, most_keys: int, processors: int) -> int:
+    """Into how many parts to cut the keys of sequences of up to ``most_keys`` keys: a power of two up to 64.
+
+    A tile and a key head are one program per part. First, 1.5 programs per processor (SM): two fit on one at the kernel's
+    block sizes, and one and a half keep a memory-bound device busy (one, and a single slow one idles the rest). Second, a part
+    of at most 8192 keys, so that the longest sequence of an uneven batch is not the last to end by far; not where there
+    are programs for eight rounds anyway. Never less than 256 keys in a part: below, starting and combining parts costs more
+    than the keys. A program that finds its part empty ends at once.
+    """
+    programs, splits = tiles * kv_heads, 1
+    while splits < MOST_SPLITS and most_keys >= 2 * splits * FEWEST_KEYS:
+        idle = 2 * programs * splits < 3 * processors
+        uneven = programs < 8 * processors and most_keys > splits * MOST_KEYS
+        if not idle and not uneven:
+            break
+        splits *= 2
+    return splits
+
+
+def _tile_rows(rows: PagedRows) -> tuple[Tensor, Tensor, Tensor]:
+    """Each tile's sequence int64[N], its rows among that sequence's own int64[N, R], and which of them there are."""
+    tile = rows.tile_sequences.long().clamp(min=0)
+    row = rows.tile_starts[:, None].long() + torch.arange(rows.tile_rows, device=tile.device)
+    used = (rows.tile_sequences >= 0)[:, None] & (row < rows.counts[tile][:, None])
+    return tile, row, used
+
+
+def _visible(rows: PagedRows, tile: Tensor, row: Tensor, at: Tensor, page_size: int, rule: AttentionRule) -> Tensor:
+    """bool[N, R, L]: which keys of its page table a row sees."""
+    before = (rows.lengths - rows.counts)[tile].long()[:, None]
+    tails = rows.tails[tile].long()[:, None]
+    key = torch.arange(rows.pages.shape[1] * page_size, device=at.device)[None]
+    bit = (key - tails)[:, None]
+    linked = (rows.seen[at][:, :, None] >> bit.clamp(0, 63)) & 1
+    visible = (key[:, None] <= (before + row)[:, :, None]) & ((bit < 0) | (linked == 1))
+    own = rows.positions[at][:, :, None]
+    behind = (rows.first[tile].long()[:, None] + key - before).clamp(0, len(rows.positions) - 1)
+    place = torch.where(key < tails, key, rows.positions[behind])[:, None]
+    if rule.window is not None:
+        visible = visible & (place > own - rule.window)
+    if rule.chunk is not None:
+        visible = visible & (place // rule.chunk == own // rule.chunk)
+    return visible
+
+
+def _gathered(cache: Tensor, rows: PagedRows, tile: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """Keys or values [N, Hkv, L, D]; zero where no row of the tile looks, whatever stands there."""
+    page = torch.arange(rows.pages.shape[1], device=tile.device) * cache.shape[1]
+    used = page < rows.lengths[tile][:, None]
+    flat = cache[torch.where(used, rows.pages[tile], 0).long()].flatten(1, 2).to(dtype)
+    return torch.where(seen[:, :, None, None], flat, 0.0).transpose(1, 2)
+
+
+def _scores(q: Tensor, k: Tensor, rule: AttentionRule) -> Tensor:
+    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if rule.scaling is None else rule.scaling)
+    return scores if rule.softcap is None else torch.tanh(scores / rule.softcap) * rule.softcap
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Weights of scores [N, Hkv, H / Hkv, R, L]; zero throughout for rows that see nothing."""
+    top = scores.amax(dim=-1, keepdim=True).clamp(min=LOWEST)
+    if sinks is None:
+        weights = torch.exp(scores - top)
+        total = weights.sum(dim=-1, keepdim=True)
+        return weights / torch.where(total == 0, 1.0, total)
+    column = sinks.to(scores.dtype).view(1, *scores.shape[1:3], 1, 1)
+    top = torch.maximum(top, column)
+    weights = torch.exp(scores - top)
+    return weights / (weights.sum(dim=-1, keepdim=True) + torch.exp(column - top))

@@ -1,0 +1,250 @@
+"""Attention over page tables in Triton: one kernel for decoding, draft chains and trees, and chunks of prompts, and one that
+combines the parts of long sequences. Reference: :mod:`inferd_runtime.kernels.attention`.
+
+Everything that a launch is made of follows from shapes and from the rule, so that it can be captured in a graph and holds for
+any values. Block sizes are not searched for: that would break a capture, and every start would pay for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inferd_runtime.kernels.attention import LOWEST, check_attention
+from inferd_runtime.kernels.attention_rule import AttentionRule
+from inferd_runtime.kernels.rows import PagedRows
+from inferd_runtime.kernels.triton.attention_kernel import LOOSE, TABLES, attend, combine
+from inferd_runtime.kernels.triton.interpreted import INTERPRETED
+from inferd_runtime.kernels.triton.variant import Variant
+
+POINTERS = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.uint8: "u8", torch.int32: "i32",
+    torch.int64: "i64",
+}  # fmt: skip
+LEAST_CAPABILITY = 80
+CLEARED = 16
+"""Rows that one program sets to zero where they are padding."""
+TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+
+
+class Blocks(NamedTuple):
+    """What one program takes: ``rows`` of a tile, which are ``queries`` of one product, and ``keys`` at a time."""
+
+    rows: int
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def choose_blocks(dtype: torch.dtype, width: int, group: int, tile_rows: int, capability: int) -> Blocks:
+    """Block sizes for products of ``dtype`` over heads of that width, ``group`` query heads per key head; ``capability`` is
+    the device's compute capability times ten.
+
+    The accumulator, queries x width in float32, stays in registers: at most 128 x 128. Shared memory is kept under 99 KiB, the
+    least that a block gets from capability 8.0 on (8.6, 8.9). A block of K, or of V, is 16 KiB in half precision. Few queries
+    are bound by memory and want bytes under way, some 32 KiB per processor at 4.8 TB/s and 900 ns: five stages are two
+    blocks each of K and V ahead (the other stages hold page numbers), and up to three programs share a processor. Many
+    queries are bound by arithmetic: three stages leave shared memory to the queries. Before capability 9.0 a product takes its
+    operands from registers, so that a large one is shared by eight warps, and 128 queries meet half as many keys.
+    """
+    padded = _padded(width)
+    if dtype == torch.float32:
+        # Exact products have no tensor cores: both operands pass through registers.
+        rows = max(1, min(tile_rows, 16 // triton.next_power_of_2(group)))
+        queries = max(16, triton.next_power_of_2(rows * group))
+        return Blocks(rows, queries, 16, 4 if queries * padded <= 16 * 128 else 8, 2)
+    most = max(16, min(128, 16384 // padded))
+    rows = max(1, min(tile_rows, most // triton.next_power_of_2(group)))
+    queries = max(16, triton.next_power_of_2(rows * group))
+    keys = max(16, min(64, 8192 // padded))
+    if queries * padded < 64 * 128 and queries <= 64:
+        return Blocks(rows, queries, keys, 4, 5)
+    large = queries > 64 or padded > 128
+    if capability >= 90:
+        return Blocks(rows, queries, keys, 8 if large else 4, 3)
+    return Blocks(rows, queries, max(16, keys // 2) if large else keys, 8, 3)
+
+
+class Launch(NamedTuple):
+    """A kernel with everything that it is launched with. All of it follows from shapes, so that it can be captured."""
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    arguments: dict[str, Any]
+    warps: int
+    stages: int
+
+    def run(self) -> None:
+        """Launch it on the current device."""
+        self.kernel[self.grid](**self.arguments, num_warps=self.warps, num_stages=self.stages)
+
+
+def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, rule: AttentionRule) -> Tensor:
+    """See :func:`inferd_runtime.kernels.attention.paged_attention`. Allocates its result and, where there are splits, scratch.
+
+    Raises ValueError for float64 too, and for heads whose numbers do not stand side by side.
+    """
+    check_attention(query, keys, values, rule)
+    for states in (query, keys, values):
+        known = states.dtype in TYPES or (states.dtype == torch.float8_e4m3fn and states is not query)
+        if not known or states.stride(-1) != 1:
+            raise ValueError(f"attention of {states.dtype} with strides {states.stride()}")
+    out = query.new_empty(*query.shape[:2], values.shape[3])
+    for launch in launches(query, keys, values, rows, rule, out, compute_capability(query.device)):
+        launch.run()
+    return out
+
+
+@cache
+def compute_capability(device: torch.device) -> int:
+    """Times ten; in the interpreter the least that is served."""
+    if device.type != "cuda":
+        return LEAST_CAPABILITY
+    major, minor = torch.cuda.get_device_capability(device)
+    return major * 10 + minor
+
+
+def launches(
+    query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, rule: AttentionRule, out: Tensor, capability: int
+) -> list[Launch]:
+    """One launch without splits, two with, for a device of that compute capability (times ten)."""
+    scratch = _scratch(out, rows.splits)
+    first = _attend_launch(query, keys, values, rows, rule, out, scratch, capability)
+    return [first] if rows.splits == 1 else [first, _combine_launch(out, scratch, rows, rule)]
+
+
+def _scratch(out: Tensor, splits: int) -> dict[str, Tensor]:
+    """Accumulators float32[T, H, splits, Dv], maxima and sums float32[T, H, splits]; stand-ins where there is one part."""
+    shape = (*out.shape[:2], splits) if splits > 1 else (0,)
+    tops, sums = (out.new_empty(shape, dtype=torch.float32) for _ in range(2))
+    return {"totals": out.new_empty(*shape, out.shape[2], dtype=torch.float32), "tops": tops, "sums": sums}
+
+
+def product_dtype(query: torch.dtype, cache: torch.dtype) -> torch.dtype:
+    """What the products are computed in: the query's dtype; float32 where the cache holds another one than float8."""
+    return query if cache in (query, torch.float8_e4m3fn) else torch.float32
+
+
+def _attend_launch(
+    query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, rule: AttentionRule, out: Tensor,
+    scratch: dict[str, Tensor], capability: int,
+) -> Launch:  # fmt: skip
+    heads, width = query.shape[1:]
+    shared, value_width = values.shape[2:]
+    group = heads // shared
+    dtype = product_dtype(query.dtype, keys.dtype)
+    bytewise = keys.dtype == torch.float8_e4m3fn
+    if bytewise:
+        keys, values = keys.view(torch.uint8), values.view(torch.uint8)
+    blocks = choose_blocks(dtype, max(width, value_width), group, rows.tile_rows, capability)
+    parts, tiles = rows.tile_rows // blocks.rows, len(rows.tile_sequences)
+    cleared = triton.cdiv(len(query), CLEARED) if rows.splits == 1 else 0
+    arguments: dict[str, Any] = {name: getattr(rows, name) for name in TABLES}
+    arguments |= {"query": query, "keys": keys, "values": values, "sinks": rule.sinks, "out": out, **scratch}
+    arguments |= {"tiles": tiles, "rows": len(query), "table_stride": rows.pages.stride(0)}
+    arguments |= {"query_row": query.stride(0), "query_head": query.stride(1)}
+    for name, states in (("key", keys), ("value", values)):
+        arguments |= zip((f"{name}_page", f"{name}_slot", f"{name}_head"), states.stride()[:3], strict=True)
+    arguments |= {
+        "page_size": keys.shape[1], "heads": heads, "group": group, "width": width, "padded": _padded(width),
+        "value_width": value_width, "value_padded": _padded(value_width),
+        "group_columns": triton.next_power_of_2(group * value_width),
+        "parts": parts, "part_rows": blocks.rows, "queries": blocks.queries, "block": blocks.keys, "splits": rows.splits,
+        "scaling": width**-0.5 if rule.scaling is None else rule.scaling, "softcap": rule.softcap,
+        "window": rule.window, "chunk": rule.chunk, "dtype": TYPES[dtype], "bytewise": bytewise,
+        "native": capability >= 89,
+        "twice": blocks.queries >= 64 and rule.window is None and rule.chunk is None,
+        "lowest": LOWEST, "cleared": CLEARED, "interpreted": INTERPRETED,
+    }  # fmt: skip
+    return Launch(attend, (shared * parts, tiles + cleared, rows.splits), arguments, blocks.warps, blocks.stages)
+
+
+def _combine_launch(out: Tensor, scratch: dict[str, Tensor], rows: PagedRows, rule: AttentionRule) -> Launch:
+    arguments = {
+        **scratch, "sinks": rule.sinks, "out": out, "slots": rows.slots, "heads": out.shape[1], "width": out.shape[2],
+        "padded": _padded(out.shape[2]), "splits": rows.splits, "splits_padded": triton.next_power_of_2(rows.splits),
+        "lowest": LOWEST,
+    }  # fmt: skip
+    return Launch(combine, (len(out), out.shape[1], 1), arguments, 4, 1)
+
+
+def _padded(width: int) -> int:
+    """A product's sides are powers of two, of 16 at least."""
+    return max(16, int(triton.next_power_of_2(width)))
+
+
+class Served(NamedTuple):
+    """What a model asks of the kernel, for :func:`variants`."""
+
+    heads: int = 32
+    shared: int = 8
+    width: int = 128
+    dtype: torch.dtype = torch.bfloat16
+    cache: torch.dtype = torch.bfloat16
+    window: int | None = None
+    softcap: float | None = None
+    chunk: int | None = None
+    sinks: bool = False
+
+    def launches(self, tile_rows: int, splits: int, capability: int) -> list[Launch]:
+        """Over pages of 16 tokens, with tensors that have no memory."""
+        meta = torch.device("meta")
+        query = torch.empty(64, self.heads, self.width, dtype=self.dtype, device=meta)
+        cache = torch.empty(64, 16, self.shared, self.width, dtype=self.cache, device=meta)
+        wide, narrow = (torch.empty(64, dtype=dtype, device=meta) for dtype in (torch.int64, torch.int32))
+        rows = PagedRows(
+            slots=wide, positions=wide, pages=narrow.view(8, 8), first=narrow, counts=narrow, lengths=narrow, tails=narrow,
+            seen=wide, tile_sequences=narrow, tile_starts=narrow, tile_rows=tile_rows, splits=splits,
+        )  # fmt: skip
+        sinks = query[0, :, 0] if self.sinks else None
+        rule = AttentionRule(None, self.window, self.softcap, self.chunk, sinks)
+        return launches(query, cache, cache, rows, rule, query, capability)
+
+
+def variants(capability: int = 90) -> Iterator[Variant]:
+    """What is compiled for decoding, drafts and prompts: for 32 query heads and 8 key heads of width 128, and for what else
+    models ask for. Block sizes are those of that compute capability, times ten.
+    """
+    half, fp8 = torch.float16, torch.float8_e4m3fn
+    for name, served in (("bf16", Served()), ("fp16", Served(dtype=half, cache=half)), ("fp8", Served(cache=fp8))):
+        for tile_rows, splits in ((1, 1), (1, 32), (8, 1), (8, 32), (16, 1), (128, 1)):
+            yield from _variants(name, served, tile_rows, splits, capability)
+    others = {
+        "width 64, window, sinks": Served(heads=64, width=64, window=128, sinks=True),
+        "width 256, softcap": Served(heads=8, shared=4, width=256, softcap=50.0),
+        "width 96": Served(shared=32, width=96),
+        "chunk, 5 to 1": Served(heads=40, chunk=8192),
+        "7 to 1": Served(heads=28, shared=4),
+        "fp32": Served(dtype=torch.float32, cache=torch.float32),
+    }
+    for name, served in others.items():
+        for tile_rows, splits in ((1, 32), (8, 32), (128, 1)):
+            yield from _variants(name, served, tile_rows, splits, capability)
+
+
+def _variants(name: str, served: Served, tile_rows: int, splits: int, capability: int) -> Iterator[Variant]:
+    for launch in served.launches(tile_rows, splits, capability):
+        constants = {param.name for param in launch.kernel.params if param.is_constexpr}
+        constants |= {name for name, value in launch.arguments.items() if value is None}
+        given = {name: value for name, value in launch.arguments.items() if name not in constants}
+        yield Variant(
+            f"{launch.kernel.__name__} {name}, {tile_rows} rows, {splits} splits",
+            launch.kernel,
+            {name: _signature(name, value) for name, value in given.items()},
+            {name: launch.arguments[name] for name in constants},
+            launch.warps,
+            launch.stages,
+        )
+
+
+def _signature(name: str, value: Tensor | int) -> str:
+    if isinstance(value, Tensor):
+        return f"*{POINTERS[value.dtype]}"
+    return "i32" if value % 16 or name in LOOSE else "i32:16"

@@ -1,0 +1,281 @@
+"""The kernels of attention over page tables: :mod:`inferd_runtime.kernels.triton.attention` launches them.
+
+A program takes some rows of a tile, the query heads of one key head, and one part of the keys. All its queries are the rows of
+one matrix product, so that a draft of eight tokens reads K and V as often as one token does: once. The softmax is
+computed online, in base 2 (Milakov and Gimelshein 2018; Dao, FlashAttention-2, 2023), and the parts are combined by a second
+kernel (Flash-Decoding, Dao et al. 2023).
+
+Parts take blocks of keys in turn, counted from key 0: which keys are summed up in which order depends on the number of
+parts alone, not on how long a sequence is nor on which of its rows are computed together.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from inferd_runtime.kernels.triton.interpreted import product
+
+LOOSE = ("tiles", "rows", "table_stride")
+"""Numbers that differ from step to step: nothing is compiled for what divides them."""
+TABLES = ("pages", "slots", "positions", "first", "counts", "lengths", "tails", "seen", "tile_sequences", "tile_starts")
+"""What :class:`PagedRows` brings: parts of one block of memory, perhaps, wherever they begin."""
+
+
+@triton.jit
+def _cleared(
+    out,
+    slots,
+    program,
+    head,
+    total,
+    size: tl.constexpr,
+    columns: tl.constexpr,
+    heads: tl.constexpr,
+    cleared: tl.constexpr,
+):
+    """Zeroes for the padding among some rows: their columns of one key head."""
+    row = program * cleared + tl.arange(0, cleared)
+    slot = tl.load(slots + row, mask=row < total, other=0)
+    column = tl.arange(0, columns)
+    at = row.to(tl.int64)[:, None] * (heads * size) + head * size + column[None, :]
+    tl.store(
+        out + at,
+        tl.zeros([cleared, columns], out.dtype.element_ty),
+        mask=(slot < 0)[:, None] & (column < size)[None, :],
+    )
+
+
+@triton.jit
+def _number(x, like: tl.constexpr, bytewise: tl.constexpr, native: tl.constexpr):
+    """What the cache holds, in the products' dtype. Bytes are float8_e4m3fn; capability 8.0 cannot convert these itself."""
+    if bytewise:
+        if native:
+            x = x.to(tl.float8e4nv, bitcast=True)
+        else:
+            # The exponent's bias is 15 in float16 and 7 here: 2 ** 8 apart, also for numbers below 2 ** -6.
+            bits = x.to(tl.int16)
+            half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+            wide = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+            x = tl.where((bits & 0x7F) == 0x7F, float("nan"), wide)
+    return x.to(like)
+
+
+@triton.jit
+def _read(
+    cache, page, place, head, page_stride, slot_stride, head_stride, inside,
+    width: tl.constexpr, padded: tl.constexpr, masked: tl.constexpr,
+):  # fmt: skip
+    """[keys, padded] of one key head. Where ``inside`` is false nothing is read, and zero stands there."""
+    column = tl.arange(0, padded)
+    at = page.to(tl.int64) * page_stride + place * slot_stride + head * head_stride
+    pointers = cache + at[:, None] + column[None, :]
+    if masked:
+        block = tl.load(pointers, mask=inside[:, None] & (column < width)[None, :], other=0)
+    elif width < padded:
+        block = tl.load(pointers, mask=(column < width)[None, :], other=0)
+    else:
+        block = tl.load(pointers)
+    return block
+
+
+@triton.jit
+def _scored(scores, scaling: tl.constexpr, softcap: tl.constexpr):
+    """Scores in base 2."""
+    if softcap is None:
+        scores = scores * (scaling * 1.4426950408889634)
+    else:
+        # tanh(x) = 1 - 2 / (exp(2 x) + 1), which is right at both infinities.
+        power = tl.exp2(scores * (2 * 1.4426950408889634 * scaling / softcap))
+        scores = (1.0 - 2.0 / (power + 1.0)) * (softcap * 1.4426950408889634)
+    return scores
+
+
+@triton.jit
+def _visible(key, inside, own, place, seen, tail, before, first, positions, window: tl.constexpr, chunk: tl.constexpr):
+    """bool[queries, keys]: causal, the ancestors in a tree, the window and the chunk."""
+    bit = key - tail
+    # Half a mask at a time: the whole would take twice the registers.
+    low, high = seen.to(tl.int32), (seen >> 32).to(tl.int32)
+    linked = ((tl.where((bit < 32)[None, :], low[:, None], high[:, None]) >> (bit & 31)[None, :]) & 1) != 0
+    visible = inside[None, :] & (key[None, :] <= own[:, None]) & ((bit < 0)[None, :] | linked)
+    if (window is not None) or (chunk is not None):
+        stands = tl.load(positions + (first + key - before), mask=inside & (bit >= 0), other=0).to(tl.int32)
+        stands = tl.where(bit < 0, key, stands)
+        if window is not None:
+            visible = visible & (stands[None, :] > place[:, None] - window)
+        if chunk is not None:
+            visible = visible & ((stands // chunk)[None, :] == (place // chunk)[:, None])
+    return visible
+
+
+@triton.jit
+def _walk(
+    total, top, sums, q, keys, values, table, start, stop, low, own, place, seen, tail, before, first, positions, head,
+    key_page, key_slot, key_head, value_page, value_slot, value_head,
+    page_size: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, value_width: tl.constexpr,
+    value_padded: tl.constexpr, block: tl.constexpr, step: tl.constexpr, scaling: tl.constexpr, softcap: tl.constexpr,
+    window: tl.constexpr, chunk: tl.constexpr, masked: tl.constexpr, bytewise: tl.constexpr, native: tl.constexpr,
+    interpreted: tl.constexpr,
+):  # fmt: skip
+    """Accumulator [queries, value_padded], maximum and sum [queries], with the blocks from ``start`` on added."""
+    for begin in range(start, stop, step):
+        key = begin + tl.arange(0, block)
+        inside = (key >= low) & (key < stop)
+        page = tl.load(table + key // page_size, mask=inside, other=0) if masked else tl.load(table + key // page_size)
+        k = _read(keys, page, key % page_size, head, key_page, key_slot, key_head, inside, width, padded, masked)
+        scores = product(q, tl.trans(_number(k, q.dtype, bytewise, native)), interpreted)
+        scores = _scored(scores, scaling, softcap)
+        if masked:
+            visible = _visible(key, inside, own, place, seen, tail, before, first, positions, window, chunk)
+            scores = tl.where(visible, scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - higher[:, None])
+        fade = tl.exp2(top - higher)
+        sums = sums * fade + tl.sum(weights, 1)
+        v = _read(
+            values, page, key % page_size, head, value_page, value_slot, value_head, inside,
+            value_width, value_padded, masked,
+        )  # fmt: skip
+        total = total * fade[:, None] + product(weights.to(q.dtype), _number(v, q.dtype, bytewise, native), interpreted)
+        top = higher
+    return total, top, sums
+
+
+@triton.jit(do_not_specialize=LOOSE, do_not_specialize_on_alignment=TABLES)
+def attend(
+    query, keys, values, sinks, out, totals, tops, sums,
+    pages, slots, positions, first, counts, lengths, tails, seen, tile_sequences, tile_starts,
+    tiles, rows, table_stride, query_row, query_head,
+    key_page, key_slot, key_head, value_page, value_slot, value_head,
+    page_size: tl.constexpr, heads: tl.constexpr, group: tl.constexpr, width: tl.constexpr, padded: tl.constexpr,
+    value_width: tl.constexpr, value_padded: tl.constexpr, group_columns: tl.constexpr,
+    parts: tl.constexpr, part_rows: tl.constexpr, queries: tl.constexpr, block: tl.constexpr, splits: tl.constexpr,
+    scaling: tl.constexpr, softcap: tl.constexpr, window: tl.constexpr, chunk: tl.constexpr,
+    dtype: tl.constexpr, bytewise: tl.constexpr, native: tl.constexpr, twice: tl.constexpr, lowest: tl.constexpr,
+    cleared: tl.constexpr, interpreted: tl.constexpr,
+):  # fmt: skip
+    """Grid (key heads * parts of a tile, tiles and the programs that clear padding, splits)."""
+    head = tl.program_id(0) // parts
+    part = tl.program_id(0) % parts
+    # Of a prompt the last rows see most: they begin first.
+    tile = tiles - 1 - tl.program_id(1)
+    split = tl.program_id(2)
+    if tile < 0:
+        if (splits == 1) & (part == 0):
+            _cleared(out, slots, -1 - tile, head, rows, group * value_width, group_columns, heads // group, cleared)
+        return
+    sequence = tl.load(tile_sequences + tile)
+    if sequence < 0:
+        return
+    start_row = tl.load(tile_starts + tile) + part * part_rows
+    count = tl.load(counts + sequence)
+    if start_row >= count:
+        return
+    length = tl.load(lengths + sequence)
+    tail = tl.load(tails + sequence)
+    begin = tl.load(first + sequence)
+    before = length - count
+
+    index = tl.arange(0, queries)
+    row = start_row + index // group
+    used = (index < part_rows * group) & (row < count)
+    at = (begin + row).to(tl.int64)
+    head_at = head * group + index % group
+    column = tl.arange(0, padded)
+    pointers = query + at[:, None] * query_row + head_at[:, None] * query_head + column[None, :]
+    q = tl.load(pointers, mask=used[:, None] & (column < width)[None, :], other=0).to(dtype)
+    bits = tl.load(seen + at, mask=used, other=0)
+    own = before + row
+
+    # Which keys the rows can see at all. In a tree a row's position is not its key's index.
+    place = tl.load(positions + at, mask=used, other=0x7FFFFFFF).to(tl.int32)
+    least = tl.min(place, 0)
+    low = 0
+    if window is not None:
+        low = tl.maximum(low, least - window + 1)
+    if chunk is not None:
+        low = tl.maximum(low, least // chunk * chunk)
+    low = tl.minimum(low, tail)
+    stop = before + tl.minimum(start_row + part_rows, count)
+
+    top = tl.full([queries], lowest, tl.float32)
+    denominator = tl.zeros([queries], tl.float32)
+    total = tl.zeros([queries, value_padded], tl.float32)
+    opening = low // block
+    start = (opening + (split + splits - opening % splits) % splits) * block
+    table = pages + sequence.to(tl.int64) * table_stride
+    if twice:
+        # The blocks that all rows see whole need no mask.
+        whole = tl.minimum(tail, _own_first(before, start_row)) // block * block
+        total, top, denominator = _walk(
+            total, top, denominator, q, keys, values, table, start, whole, low, own, place, bits, tail, before, begin,
+            positions, head, key_page, key_slot, key_head, value_page, value_slot, value_head,
+            page_size, width, padded, value_width, value_padded, block, splits * block, scaling, softcap,
+            window, chunk, False, bytewise, native, interpreted,
+        )  # fmt: skip
+        start += tl.cdiv(tl.maximum(whole - start, 0), splits * block) * (splits * block)
+    total, top, denominator = _walk(
+        total, top, denominator, q, keys, values, table, start, stop, low, own, place, bits, tail, before, begin,
+        positions, head, key_page, key_slot, key_head, value_page, value_slot, value_head,
+        page_size, width, padded, value_width, value_padded, block, splits * block, scaling, softcap,
+        window, chunk, True, bytewise, native, interpreted,
+    )  # fmt: skip
+
+    column = tl.arange(0, value_padded)
+    kept = used[:, None] & (column < value_width)[None, :]
+    line = at * heads + head_at
+    if splits == 1:
+        if sinks is not None:
+            sink = tl.load(sinks + head_at).to(tl.float32) * 1.4426950408889634
+            higher = tl.maximum(top, sink)
+            fade = tl.exp2(top - higher)
+            denominator = denominator * fade + tl.exp2(sink - higher)
+            total = total * fade[:, None]
+        total = total / tl.where(denominator == 0, 1.0, denominator)[:, None]
+        tl.store(out + line[:, None] * value_width + column[None, :], total.to(out.dtype.element_ty), mask=kept)
+    else:
+        line = line * splits + split
+        tl.store(tops + line, top, mask=used)
+        tl.store(sums + line, denominator, mask=used)
+        # Of a part that saw nothing the combination reads no accumulator.
+        kept = kept & (denominator != 0)[:, None]
+        tl.store(totals + line[:, None] * value_width + column[None, :], total, mask=kept)
+
+
+@triton.jit
+def _own_first(before, start_row):
+    """Behind the last key that a program's first row sees."""
+    return before + start_row + 1
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots"])
+def combine(
+    totals, tops, sums, sinks, out, slots,
+    heads: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, splits: tl.constexpr, splits_padded: tl.constexpr,
+    lowest: tl.constexpr,
+):  # fmt: skip
+    """One row's one head out of its parts. Grid (T, H)."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    column = tl.arange(0, padded)
+    line = row * heads + head
+    if tl.load(slots + row) < 0:
+        tl.store(out + line * width + column, tl.zeros([padded], out.dtype.element_ty), mask=column < width)
+        return
+    split = tl.arange(0, splits_padded)
+    inside = split < splits
+    top = tl.load(tops + line * splits + split, mask=inside, other=lowest)
+    parts = tl.load(sums + line * splits + split, mask=inside, other=0.0)
+    pointers = totals + (line * splits + split)[:, None] * width + column[None, :]
+    total = tl.load(pointers, mask=(parts != 0)[:, None] & (column < width)[None, :], other=0.0)
+    highest = tl.max(top, 0)
+    if sinks is not None:
+        sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
+        highest = tl.maximum(highest, sink)
+    weights = tl.exp2(top - highest)
+    denominator = tl.sum(parts * weights, 0)
+    if sinks is not None:
+        denominator += tl.exp2(sink - highest)
+    result = tl.sum(total * weights[:, None], 0) / tl.where(denominator == 0, 1.0, denominator)
+    tl.store(out + line * width + column, result.to(out.dtype.element_ty), mask=column < width)
