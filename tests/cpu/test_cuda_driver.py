@@ -17,7 +17,14 @@ from inferd_grammar import Compiled, GrammarCompiler, Regex, TokenTable
 from inferd_runtime.engine.costs import _batch
 from inferd_runtime.engine.drawing import undrawn
 from inferd_runtime.engine.drivers.buckets import bucket
-from inferd_runtime.engine.drivers.build import DriverOptions, agrees, build_driver, fast_driver
+from inferd_runtime.engine.drivers.build import (
+    DriverOptions,
+    agrees,
+    build_driver,
+    fast_driver,
+    measured_step_bytes,
+    step_bytes,
+)  # fmt: skip
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.plan import Driver
 from inferd_runtime.engine.sampling import RowSampler
@@ -281,3 +288,16 @@ def blind_attention(query, keys, values, rows, rule):  # type: ignore[no-untyped
     """Sees one key too few."""
     shorter = replace(rows, lengths=(rows.lengths - 1).clamp(min=1), tails=(rows.tails - 1).clamp(min=1))
     return paged_attention(query, keys, values, shorter, rule)
+
+
+def test_what_steps_take_is_measured_with_the_largest_one() -> None:
+    loaded = load("tiny")
+    host = RecordedHost()
+    options = DriverOptions(pages=1000, page_size=16, most_rows=80, plain=True)
+    kernels = reference_kernels()
+    rows: list[int] = []
+    counting = kernels._replace(sample=lambda logits, one: rows.append(len(logits)) or kernels.sample(logits, one))
+    assert measured_step_bytes(loaded, options, counting, host) == 0
+    assert max(rows) == 80
+    assert host.recordings == 1
+    assert step_bytes(loaded, options) == 0

@@ -27,6 +27,8 @@ HELP = {
     "swap_mb": "MiB of host memory for contexts that had to leave the cache; 0: they are computed again",
     "fixed_rows": "rows that every sequence computes in each step, so that drafts change no bit; 0: as many as it needs",
     "tensor_parallel": "processes that the model is divided between, each with its own GPU or a part of the CPU",
+    "kv_dtype": "model or fp8: of the KV cache",
+    "graphs": "on or off: whether steps are recorded as CUDA graphs, on a GPU",
     "tenant_pages": "pages that a tenant may hold, where the tokens file says nothing else",
     "tokens_file": "lines of `token tenant [kv_pages=N] [weight=W]`",
     "data_dir": "where uploaded programs and saved contexts are kept",

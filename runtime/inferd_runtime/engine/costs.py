@@ -24,6 +24,8 @@ SEQUENCES = (1, 4, 16, 64)
 ROWS = (1, 2, 3, 5, 9, 17)
 SHORT = 16
 LONG = (128, 1024)
+MEASURED_ROWS = SEQUENCES[-1] * ROWS[-1]
+"""Rows of the widest step that is timed."""
 MOST_SECONDS = 1.5
 MOST_REPEATS = 20
 

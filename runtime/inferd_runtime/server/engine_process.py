@@ -7,7 +7,8 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +23,7 @@ from inferd_grammar import GrammarCompiler, TokenTable
 from inferd_grammar.trial import TrialPool
 from inferd_runtime.drafting.options import DraftOptions, choices_of, read_drafts
 from inferd_runtime.engine.adapters import AdapterLimits, AdapterSet
-from inferd_runtime.engine.costs import measure_cost, measure_times
+from inferd_runtime.engine.costs import MEASURED_ROWS, measure_cost, measure_times
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.tenants import Tenancy
 from inferd_runtime.kv.snapshots import SnapshotStore
@@ -38,14 +39,13 @@ from inferd_runtime.session.hub import SessionHub
 from inferd_runtime.speculation.corpus import Corpora
 
 if TYPE_CHECKING:
+    from inferd_runtime.engine.drivers.build import DeviceDriver, DriverOptions
     from inferd_runtime.engine.drivers.parallel import LeadingDriver
-    from inferd_runtime.engine.drivers.torch_driver import TorchDriver
     from inferd_runtime.models.loading import LoadedModel
 
 MESSAGES_PER_STEP = 256
-KEY_MULTIPLE = 512
-"""As many keys as PyTorch's attention on the CPU adds up at a time."""
 IDLE_SECONDS = 1.0
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,8 @@ class EngineSettings:
     swap_mb: int = 256
     fixed_rows: int = 0
     tensor_parallel: int = 1
+    kv_dtype: str = "model"
+    graphs: str = "on"
     tenancy: Tenancy = field(default_factory=Tenancy)
     plain: bool = False
     check: bool = False
@@ -115,16 +117,24 @@ def serve_models(
     defaults = ModelOptions("", settings.dtype, settings.device, settings.pages)
     chosen = [model.over(defaults).checked() for model in (*models, *(draft.model for draft, _ in beside))]
     followers = followers or Followers(settings.tensor_parallel)
-    followers.check(chosen[: len(models)], adapters=bool(settings.adapters), fixed_rows=settings.fixed_rows > 0)
+    followers.check(
+        chosen[: len(models)],
+        adapters=bool(settings.adapters),
+        fixed_rows=settings.fixed_rows > 0,
+        fp8=settings.kv_dtype == "fp8",
+    )
     placed = [Placed(measure(model), check_device(model.device), model.pages) for model in chosen]
+    if settings.kv_dtype == "fp8":
+        placed = [model.with_kv(model.size.kv_token_bytes // BYTES[model.size.dtype]) for model in placed]
     placed[0] = followers.placed(placed[0])
     check_fit(placed, available_bytes, settings.page_size)
     loaded = [followers.load(chosen[0], settings.threads)]
     loaded += [load(model.name, device=model.device, dtype=model.dtype) for model in chosen[1:]]
     torch.set_num_threads(settings.threads or followers.each(max(default_threads(model.module) for model in loaded)))
-    placed = [model.with_kv(_kv_token_bytes(probed)) for model, probed in zip(placed, loaded, strict=True)]
+    placed = [model.with_kv(_kv_token_bytes(settings, probed)) for model, probed in zip(placed, loaded, strict=True)]
     placed[0] = followers.loaded(placed[0])
-    pages = divide_with_drafts(placed, [owner for _, owner in beside], followers.available, settings.page_size)
+    free = _free(settings, loaded, followers.available)
+    pages = divide_with_drafts(placed, [owner for _, owner in beside], free, settings.page_size)
     builder = ThreadPoolExecutor(1, "index")
     each = [settings] * len(models) + [for_drafts(settings)] * len(beside)
     drivers = [_driver(*one, followers) for one in zip(each, loaded, pages, strict=True)]
@@ -161,40 +171,60 @@ def process_flags(settings: EngineSettings, draft: DraftOptions) -> list[str]:
     ]
     flags += ["--tenancy", msgspec.json.encode(for_drafts(settings).tenancy).decode()]
     flags += ["--plain"] if settings.plain else []
+    flags += ["--kv-dtype", settings.kv_dtype, "--graphs", settings.graphs]
     return flags + (["--threads", str(settings.threads)] if settings.threads else [])
 
 
-def _kv_token_bytes(loaded: LoadedModel) -> int:
+def _kv_token_bytes(settings: EngineSettings, loaded: LoadedModel) -> int:
     """One token's keys and values in all layers, as the probe saw them; the estimate may have had to guess."""
-    return loaded.probe.kv.bytes_per_token(next(loaded.module.parameters()).element_size())
+    from inferd_runtime.engine.drivers.build import element_size
+
+    return loaded.probe.kv.bytes_per_token(element_size(loaded, _driver_options(settings, 1)))
+
+
+def _driver_options(settings: EngineSettings, pages: int) -> DriverOptions:
+    """What the driver is told. There is room for the steps by which the cost model is measured, too."""
+    from inferd_runtime.engine.drivers.build import DriverOptions
+
+    return DriverOptions(
+        pages,
+        settings.page_size,
+        most_rows=max(MEASURED_ROWS, settings.token_budget * max(1, settings.fixed_rows)),
+        plain=settings.plain,
+        fixed_rows=settings.fixed_rows,
+        kv_dtype="" if settings.kv_dtype == "model" else settings.kv_dtype,
+        graphs=settings.graphs == "on",
+    )
+
+
+def _free(
+    settings: EngineSettings, loaded: Sequence[LoadedModel], available: Callable[[str], int]
+) -> Callable[[str], int]:
+    """Bytes for KV pages by device: what is available, less what steps will take beside."""
+    from inferd_runtime.engine.drivers.build import step_bytes
+
+    taken: Counter[str] = Counter()
+    for model in loaded:
+        device = next(model.module.parameters()).device
+        taken[str(device)] += step_bytes(model, _driver_options(settings, 1))
+    return lambda device: max(0, available(device) - taken[device])
 
 
 def _driver(
     settings: EngineSettings, loaded: LoadedModel, pages: int, followers: Followers
-) -> TorchDriver | LeadingDriver:
+) -> DeviceDriver | LeadingDriver:
     """The driver of a loaded model."""
     if settings.tensor_parallel > 1:
         return followers.lead(loaded, pages, settings.page_size)
-    from inferd_runtime.engine.drivers.torch_driver import TorchDriver
-    from inferd_runtime.models.fused import fuse
-    from inferd_runtime.models.lora_bank import LoraBank
-    from inferd_runtime.models.passes import PlainPass
+    from inferd_runtime.engine.drivers.build import build_driver
 
-    kv = loaded.probe.kv
-    fused = None if settings.plain else fuse(loaded.module, kv, loaded.probe.rules)
-    run = fused or PlainPass(loaded.module)
-    like = next(loaded.module.parameters())
-    return TorchDriver(
-        run, like, kv, vocab_size=loaded.vocab_size, max_context=loaded.max_context,
-        pages=pages, page_size=settings.page_size, adapters=LoraBank(run, loaded.module, kv),
-        key_multiple=KEY_MULTIPLE if settings.fixed_rows else 0,
-    )  # fmt: skip
+    return build_driver(loaded, _driver_options(settings, pages))
 
 
 def _build(
     settings: EngineSettings,
     loaded: LoadedModel,
-    driver: TorchDriver | LeadingDriver,
+    driver: DeviceDriver | LeadingDriver,
     trials: TrialPool | None,
     builder: Executor,
 ) -> ServedModel:
@@ -318,6 +348,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--tenancy", type=partial(msgspec.json.decode, type=Tenancy), default=Tenancy(), help="JSON")
+    parser.add_argument("--kv-dtype", choices=("model", "fp8"), default="model", help="of the KV cache")
+    parser.add_argument("--graphs", choices=("on", "off"), default="on", help="whether steps are recorded on a GPU")
     parser.add_argument("--plain", action="store_true", help="run transformers' own modules, never the fused pass")
     parser.add_argument("--check", action="store_true", help="re-add page ownership whenever the engine is idle")
     parser.add_argument("--speculation", choices=("on", "off"), default="on", help='for system_speculation="auto"')

@@ -96,7 +96,7 @@ class Followers:
         self._driver: LeadingDriver | None = None
         self._closing = threading.Event()
 
-    def check(self, models: Sequence[ModelOptions], *, adapters: bool, fixed_rows: bool) -> None:
+    def check(self, models: Sequence[ModelOptions], *, adapters: bool, fixed_rows: bool, fp8: bool) -> None:
         """Raise InvalidRequest for what does not go together with several ranks, or for devices that are not there."""
         from inferd_runtime.models.parallel import check_devices
 
@@ -106,6 +106,7 @@ class Followers:
             (len(models) > 1, "several models"),
             (adapters, "adapters"),
             (fixed_rows, "--fixed-rows: that sums over ranks stay equal to the bit is not proven"),
+            (fp8, "--kv-dtype fp8"),
         )
         for given, what in refused:
             if given:

@@ -128,7 +128,7 @@ def test_one_budget_is_divided_and_not_counted_twice() -> None:
 
 def test_given_pages_come_off_what_is_divided() -> None:
     given, left = Placed(SIZE, "cuda:0", 512), Placed(SIZE, "cuda:0")
-    assert divide_pages([given, left], lambda device: GIB, 16) == [512, 256]
+    assert divide_pages([given, left], lambda device: GIB, 16) == [512, 460]  # 0.9 of what is left
     assert divide_pages([given, given], lambda device: GIB, 16) == [512, 512]
 
 
@@ -161,7 +161,7 @@ def test_all_pages_together_stay_in_the_budget(sizes: list[tuple[int, int]], fre
         for count, model in zip(chosen, models, strict=True)
         if not model.pages and count > LEAST_PAGES
     ]
-    assert sum(ours) <= free // 2
+    assert sum(ours) <= kv_budget("cuda:0", free)
     assert all(count >= LEAST_PAGES for count, model in zip(chosen, models, strict=True) if not model.pages)
 
 
@@ -171,7 +171,7 @@ def test_the_default_is_bounded_by_streams_and_memory() -> None:
     assert default_pages(1 << 20, 160, 16, 0) == LEAST_PAGES
     assert kv_budget("cpu", GIB) == GIB // 2
     assert kv_budget("cpu", 64 * GIB) == CPU_KV_BYTES
-    assert kv_budget("cuda:0", 64 * GIB) == 32 * GIB
+    assert kv_budget("cuda:0", 64 * GIB) == int(57.6 * GIB)
 
 
 def test_bytes_for_people() -> None:

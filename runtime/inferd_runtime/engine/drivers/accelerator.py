@@ -34,8 +34,8 @@ class Accelerator(Protocol):
         """
         ...
 
-    def free_bytes(self) -> int:
-        """Device memory that could still be allocated, what this process keeps in reserve included."""
+    def footprint(self, body: Callable[[], object]) -> int:
+        """Bytes of device memory that ``body`` has taken and that, once it has ended, no other program can have."""
         ...
 
 
@@ -70,7 +70,12 @@ class CudaAccelerator:
             result = body()
         return graph.replay, result
 
-    def free_bytes(self) -> int:
-        """See :class:`Accelerator`."""
-        free, _ = torch.cuda.mem_get_info(self.device)
-        return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+    def footprint(self, body: Callable[[], object]) -> int:
+        """See :class:`Accelerator`. What PyTorch keeps in reserve counts, and what libraries take beside it."""
+        torch.cuda.empty_cache()
+        before = torch.cuda.mem_get_info(self.device)[0]
+        body()
+        torch.cuda.synchronize(self.device)
+        taken = before - torch.cuda.mem_get_info(self.device)[0]
+        torch.cuda.empty_cache()
+        return max(0, taken)

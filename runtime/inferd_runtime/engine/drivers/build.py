@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.engine.drivers.accelerator import Accelerator, CudaAccelerator
+from inferd_runtime.engine.drivers.buckets import MOST_ROWS
 from inferd_runtime.engine.drivers.cuda_driver import CudaDriver, CudaOptions
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.engine.plan import Driver
@@ -26,7 +27,8 @@ from inferd_runtime.models.lora_bank import LoraBank
 from inferd_runtime.models.passes import ModelPass, PlainPass
 
 logger = logging.getLogger(__name__)
-KEY_MULTIPLE = 64
+KEY_MULTIPLE = 512
+"""As many keys as PyTorch's attention on the CPU adds up at a time."""
 TRIAL = 24
 """Tokens of the trial that the fast driver has to pass."""
 EXACT = 1e-3
@@ -49,7 +51,10 @@ class DriverOptions:
     graphs: bool = True
 
 
-def build_driver(loaded: LoadedModel, options: DriverOptions) -> Driver:
+DeviceDriver = TorchDriver | CudaDriver
+
+
+def build_driver(loaded: LoadedModel, options: DriverOptions) -> DeviceDriver:
     """The driver of a model on its device. A fast driver that does not agree with the reference is not used."""
     fused = None if options.plain else fuse(loaded.module, loaded.probe.kv, loaded.probe.rules)
     like = next(loaded.module.parameters())
@@ -60,6 +65,35 @@ def build_driver(loaded: LoadedModel, options: DriverOptions) -> Driver:
         return fast
     logger.warning("model %s: the kernels' logits differ from the reference's, which is served instead", loaded.name)
     return fast.plain
+
+
+def step_bytes(loaded: LoadedModel, options: DriverOptions) -> int:
+    """Device memory that steps take beside weights and cache: read off the largest step and a recorded one. 0 on the CPU."""
+    device = next(loaded.module.parameters()).device
+    if device.type != "cuda":
+        return 0
+    return measured_step_bytes(loaded, options, triton_kernels(), CudaAccelerator(device))
+
+
+def measured_step_bytes(
+    loaded: LoadedModel, options: DriverOptions, kernels: KernelSuite, accelerator: Accelerator
+) -> int:
+    """The same with a driver of the fewest pages, which is thrown away."""
+    rows = min(options.most_rows, loaded.max_context)
+    few = replace(options, pages=-(-rows // options.page_size) + 1)
+    cache = loaded.probe.kv.bytes_per_token(element_size(loaded, options)) * options.page_size * few.pages
+
+    def try_steps() -> None:
+        driver = fast_driver(loaded, None, few, kernels, accelerator)
+        for count in (rows, MOST_ROWS):
+            driver.forward(trial_batch(np.zeros(min(count, rows), np.int64), 0, few.page_size))
+
+    return max(0, accelerator.footprint(try_steps) - cache)
+
+
+def element_size(loaded: LoadedModel, options: DriverOptions) -> int:
+    """Bytes of a number in the cache."""
+    return (cache_dtype(options.kv_dtype) or next(loaded.module.parameters()).dtype).itemsize
 
 
 def reference_driver(
@@ -112,14 +146,15 @@ def agrees(fast: Driver, reference: Driver, allowed: float) -> bool:
     tokens = np.random.default_rng(0).integers(min(fast.vocab_size, 1000), size=TRIAL)
     return all(
         off(*(driver.forward(batch).logits for driver in (reference, fast))) <= allowed
-        for batch in (trial_batch(tokens[:-1], 0), trial_batch(tokens[-1:], TRIAL - 1))
+        for batch in (trial_batch(tokens[:-1], 0, fast.page_size), trial_batch(tokens[-1:], TRIAL - 1, fast.page_size))
     )
 
 
-def trial_batch(tokens: Ids, start: int) -> Batch:
+def trial_batch(tokens: Ids, start: int, page_size: int) -> Batch:
     """Tokens of one sequence from ``start`` on, all logits wanted, on the first pages."""
     at = np.arange(start, start + len(tokens))
-    return Batch(tokens, at, at, np.arange(len(at)), [Span(0, len(at), start, range(TRIAL))])
+    pages = range(-(-int(at[-1] + 1) // page_size))
+    return Batch(tokens, at, at, np.arange(len(at)), [Span(0, len(at), start, pages)])
 
 
 def off(expected: Rows, got: Rows) -> float:
