@@ -13,6 +13,7 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 
 from inferd import protocol as p
 from inferd_runtime.engine.penalties import History, Penalties, adjust
+from inferd_runtime.kernels.sampling import Adjustments, adjusted
 from inferd_runtime.models.loading import resolve
 from inferd_runtime.server.engine_process import EngineSettings, serve_model
 from inferd_runtime.testing.direct import DirectSession
@@ -103,3 +104,19 @@ def compare(scores: list[p.TokenLogprob], others: list[p.TokenLogprob]) -> None:
         assert one.token == other.token
         assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
         assert one.top_logprobs == pytest.approx(other.top_logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_device_reference_adjusts_to_the_same_bits(name: str) -> None:
+    """``kernels/sampling.py`` takes the rows' entries behind each other."""
+    penalties, generator = Penalties.of(SAMPLERS[name]), np.random.default_rng(5)
+    assert penalties is not None
+    history = History(penalties, generator.integers(0, 300, 50).tolist())
+    history.advance(generator.integers(0, 300, 30).tolist())
+    rows = [history.entries(generator.integers(0, 300, count).tolist()) for count in (0, 1, 7, 3)]
+    logits = (generator.standard_normal((4, 300)) * 5).astype(np.float32)
+    sizes = [0, *np.cumsum([len(row.tokens) for row in rows]).tolist()]
+    columns = [torch.from_numpy(np.concatenate(column)) for column in zip(*rows, strict=True)]
+    adjustments = Adjustments(torch.tensor(sizes, dtype=torch.int32), columns[0].to(torch.int32), *columns[1:])
+    theirs = adjusted(torch.from_numpy(logits), adjustments).numpy()
+    assert theirs.tobytes() == np.stack([adjust(*pair) for pair in zip(logits, rows, strict=True)]).tobytes()

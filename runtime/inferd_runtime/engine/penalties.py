@@ -108,8 +108,7 @@ class History:
         for token in self._biases:
             self._place(token)
         if penalties.repetition != 1:
-            for token in dict.fromkeys(prompt):
-                self._repetition[self._place(token)] = penalties.repetition
+            self._read(dict.fromkeys(prompt))
 
     def advance(self, tokens: Iterable[int]) -> None:
         """Count tokens that were generated and stand."""
@@ -145,6 +144,16 @@ class History:
             paths.append([token] if parent == ROOT else [*paths[parent], token])
             rows.append(self.entries(paths[-1]))
         return rows
+
+    def _read(self, prompt: Iterable[int]) -> None:
+        """Give every token of the prompt an entry, all at once: a prompt may be long, and others wait for the step."""
+        for token in self._biases.keys() & prompt:
+            self._repetition[self._places[token]] = self._penalties.repetition
+        new = [token for token in prompt if token not in self._places]
+        self._places.update(zip(new, range(len(self._tokens), len(self._tokens) + len(new)), strict=True))
+        self._tokens.extend(new)
+        self._repetition.extend([self._penalties.repetition] * len(new))
+        self._shift.extend([0.0] * len(new))
 
     def _place(self, token: int) -> int:
         """Where the token's entry is; it has one from now on."""

@@ -24,11 +24,11 @@ def blocks(page: str) -> list[tuple[int, str]]:
     return [(page[: found.start(1)].count("\n"), textwrap.dedent(found[1])) for found in BLOCK.finditer(page)]
 
 
-@pytest.mark.parametrize("guide", ["speculation.md"])
-def test_every_block_of_the_guide_runs(guide: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("guide", "least"), [("sampling.md", 18), ("speculation.md", 50)])
+def test_every_block_of_the_guide_runs(guide: str, least: int, capsys: pytest.CaptureFixture[str]) -> None:
     page = (GUIDES / guide).read_text()
     found = blocks(page)
-    assert sum(bool(line) for _, source in found for line in source.splitlines()) == page.count("\n    ") > 50
+    assert sum(bool(line) for _, source in found for line in source.splitlines()) == page.count("\n    ") > least
     names: dict[str, Any] = {}
 
     async def program() -> None:
@@ -40,7 +40,17 @@ def test_every_block_of_the_guide_runs(guide: str, capsys: pytest.CaptureFixture
 
     run_program(program)
     assert capsys.readouterr().err == ""
-    check_speculation(names)
+    CHECKS[guide](names)
+
+
+def check_sampling(names: dict[str, Any]) -> None:
+    """The loop brought the generation's tokens, and every token was scored."""
+    assert names["done"].length >= len("tick tock tick ") + len(names["plain"])
+    assert names["made"] >= len(names["plain"]) > 10
+    assert names["text"]
+    assert "-" not in names["text"]
+    assert all(logprob < 0 and len(top) == 3 for _, logprob, _, top in names["told"])
+    assert names["told"]
 
 
 def check_speculation(names: dict[str, Any]) -> None:
@@ -48,3 +58,6 @@ def check_speculation(names: dict[str, Any]) -> None:
     stats = names["stats"]
     assert stats.emitted == stats.steps + stats.accepted - stats.truncated
     assert [cycle.step for cycle in names["cycles"]] == list(range(1, len(names["cycles"]) + 1))
+
+
+CHECKS = {"sampling.md": check_sampling, "speculation.md": check_speculation}
