@@ -23,7 +23,15 @@ MOST_ROWS = 96
 class CudaBench:
     """One model behind both drivers, each with a cache of its own. ``host`` counts what is recorded and replayed."""
 
-    def __init__(self, family: str, kernels: KernelSuite, *, record: bool = True, vocab_size: int = VOCAB) -> None:
+    def __init__(
+        self,
+        family: str,
+        kernels: KernelSuite,
+        *,
+        record: bool = True,
+        vocab_size: int = VOCAB,
+        most_rows: int = MOST_ROWS,
+    ) -> None:
         model = make(family, vocab_size=vocab_size)
         probed = attach(model, family)
         run, like = PlainPass(model), next(model.parameters())
@@ -39,7 +47,7 @@ class CudaBench:
             block,
             kernels,
             self.host,
-            CudaOptions(MOST_ROWS, splits=lambda tiles: 2, group=probed_group(model), record=record),
+            CudaOptions(most_rows, splits=lambda tiles: 2, group=probed_group(model), record=record),
         )
 
 

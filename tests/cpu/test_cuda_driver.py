@@ -14,7 +14,8 @@ from families import FAMILIES, VOCAB
 
 from inferd.protocol import Sampling
 from inferd_grammar import Compiled, GrammarCompiler, Regex, TokenTable
-from inferd_runtime.engine.costs import _batch
+from inferd_runtime.engine import costs
+from inferd_runtime.engine.costs import MEASURED_ROWS, _batch, measure_times
 from inferd_runtime.engine.drawing import undrawn
 from inferd_runtime.engine.drivers.buckets import bucket
 from inferd_runtime.engine.drivers.build import (
@@ -35,7 +36,7 @@ from inferd_runtime.models.batch import Placement
 from inferd_runtime.models.fused import fuse
 from inferd_runtime.models.loading import load
 from inferd_runtime.speculation.drafter import Drafter
-from inferd_runtime.speculation.times import StepTimes
+from inferd_runtime.speculation.times import StepShape, StepTimes
 from inferd_runtime.testing.byte_tokenizer import END, ByteTokenizer
 from inferd_runtime.testing.recorded_host import RecordedHost
 from inferd_runtime.testing.speculation import Blind, BlindTree, Oracle, OracleTree, Request, Running, Wrong
@@ -301,3 +302,25 @@ def test_what_steps_take_is_measured_with_the_largest_one() -> None:
     assert max(rows) == 80
     assert host.recordings == 1
     assert step_bytes(loaded, options) == 0
+
+
+def test_recording_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes, the cost model gets all of its points."""
+    bench = CudaBench("llama", reference_kernels(), most_rows=MEASURED_ROWS)
+    clock = [0.0]
+    monkeypatch.setattr(costs.time, "perf_counter", lambda: clock[0])
+    record, launch = bench.host.record, bench.driver.launch
+
+    def slow_record(body):  # type: ignore[no-untyped-def]
+        clock[0] += 100.0
+        return record(body)
+
+    def timed_launch(batch, drawing):  # type: ignore[no-untyped-def]
+        clock[0] += 1e-6 * (10 + len(batch.tokens))
+        return launch(batch, drawing)
+
+    monkeypatch.setattr(bench.host, "record", slow_record)
+    monkeypatch.setattr(bench.driver, "launch", timed_launch)
+    times = measure_times(bench.driver, limit=0.002)
+    assert bench.host.recordings > 3
+    assert times.time(StepShape(1, 9, 25)) == pytest.approx(19e-6, rel=0.05)
