@@ -106,10 +106,10 @@ def check_write(run: CacheOps, block: CacheBlock, dtype: torch.dtype, slots: Seq
     states = []
     for index, cache in enumerate((block.keys[layer], block.values[layer])):
         rows = torch.randn(
-            len(slots), cache.shape[2] + 2, cache.shape[3], generator=torch.Generator().manual_seed(index)
+            len(slots), cache.shape[2] + 2, cache.shape[3] + 3, generator=torch.Generator().manual_seed(index)
         )
         rows = (rows * 10 ** torch.linspace(-5, 4, rows.numel()).view(rows.shape)).to(dtype)
-        rows = rows[:, 1:-1]
+        rows = rows[:, 1:-1, :-3]
         states.append(rows.to(run.device))
         for slot, row in zip(slots, rows, strict=True):
             if slot >= 0:

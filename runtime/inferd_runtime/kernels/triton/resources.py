@@ -3,7 +3,7 @@
     python -m inferd_runtime.kernels.triton.resources --arch 90
 
 prints a table, and one line of JSON last. Status 1: a kernel keeps registers in memory (spills), or wants more shared memory
-than a block can have. Every module of kernels says in ``variants()`` what it is compiled as.
+than a block can have. Every module of kernels says in ``variants(capability)`` what it is compiled as.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from triton.compiler import ASTSource, CompiledKernel
 from inferd_runtime.kernels.triton.interpreted import INTERPRETED
 from inferd_runtime.kernels.triton.variant import Variant
 
-MODULES = ("cache", "elementwise")
+MODULES = ("cache", "elementwise", "attention")
 SHARED_LIMITS = {80: 163 << 10, 90: 227 << 10}
 """Bytes of shared memory that one block can have (CUDA C++ programming guide, technical specifications)."""
 WARP = 32
@@ -77,10 +77,10 @@ def usage(variant: Variant, arch: int) -> Usage:
     return Usage(variant.name, registers, stack + local, int(kernel.metadata.shared), variant.num_warps)
 
 
-def variants(modules: Sequence[str]) -> Iterator[Variant]:
+def variants(modules: Sequence[str], arch: int) -> Iterator[Variant]:
     """Those of all modules, their names before the variants' own."""
     for module in modules:
-        listed: Iterator[Variant] = import_module(f"inferd_runtime.kernels.triton.{module}").variants()
+        listed: Iterator[Variant] = import_module(f"inferd_runtime.kernels.triton.{module}").variants(arch)
         yield from (variant._replace(name=f"{module}: {variant.name}") for variant in listed)
 
 
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if INTERPRETED:
         print("nothing can be compiled while Triton interprets: unset TRITON_INTERPRET", file=sys.stderr)
         return 2
-    found = [usage(variant, chosen.arch) for variant in variants(chosen.module or MODULES)]
+    found = [usage(variant, chosen.arch) for variant in variants(chosen.module or MODULES, chosen.arch)]
     print(table(found, chosen.arch))
     kernels = [used._asdict() for used in found]
     print(json.dumps({"arch": chosen.arch, "shared_limit": SHARED_LIMITS[chosen.arch], "kernels": kernels}))
