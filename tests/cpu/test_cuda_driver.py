@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from cuda_bench import MOST_ROWS, PAGE_SIZE, CudaBench
+from cuda_bench import MOST_ROWS, PAGE_SIZE, SAMPLERS, CudaBench, answered, requests_of, run
 from families import FAMILIES, VOCAB
 
-from inferd.protocol import Sampling
-from inferd_grammar import Compiled, GrammarCompiler, Regex, TokenTable
+from inferd_grammar import GrammarCompiler, Regex, TokenTable
 from inferd_runtime.engine import costs
 from inferd_runtime.engine.costs import MEASURED_ROWS, _batch, measure_times
 from inferd_runtime.engine.drawing import undrawn
@@ -26,32 +23,20 @@ from inferd_runtime.engine.drivers.build import (
     measured_step_bytes,
     step_bytes,
 )  # fmt: skip
-from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.plan import Driver
-from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.kernels.attention import paged_attention
 from inferd_runtime.kernels.suite import reference_kernels
 from inferd_runtime.models import products
 from inferd_runtime.models.batch import Placement
 from inferd_runtime.models.fused import fuse
 from inferd_runtime.models.loading import load
-from inferd_runtime.speculation.drafter import Drafter
-from inferd_runtime.speculation.times import StepShape, StepTimes
+from inferd_runtime.speculation.times import StepShape
 from inferd_runtime.testing.byte_tokenizer import END, ByteTokenizer
 from inferd_runtime.testing.recorded_host import RecordedHost
-from inferd_runtime.testing.speculation import Blind, BlindTree, Oracle, OracleTree, Request, Running, Wrong
+from inferd_runtime.testing.speculation import Blind, BlindTree, Oracle, OracleTree, Wrong
 
 TOLERANCE = 1e-4
-EOS = 2
 BYTES = 260
-FREE_ROWS = StepTimes.linear(1.0, 1e-6)
-SAMPLERS = {
-    "argmax": Sampling(),
-    "filtered": Sampling(0.9, top_k=30, top_p=0.9, min_p=0.01),
-    "penalised": Sampling(
-        0.8, repetition_penalty=1.3, presence_penalty=0.4, bias_tokens=[5, 7], bias_values=[2.0, -3.0]
-    ),
-}
 SHAPES = ([1, 1, 1], [16, 1, 1, 1], [20, 1, 3])
 
 
@@ -98,46 +83,6 @@ def feed_in_parts(driver: Driver, batch) -> None:  # type: ignore[no-untyped-def
 
 
 # -- Generations ------------------------------------------------------------------------------------------------------
-
-
-def requests_of(name: str, count: int, grammar: Compiled | None = None) -> list[Request]:
-    chance = random.Random(name)
-    found = []
-    for seed in range(count):
-        prompt = tuple(chance.randrange(3, VOCAB) for _ in range(chance.randrange(1, 30)))
-        sampler = RowSampler.resolve(SAMPLERS[name], seed=seed, lineage=0)
-        found.append(Request(prompt, sampler, chance.randrange(4, 14), EOS, grammar=grammar))
-    return found
-
-
-def run(driver: Driver, requests: Sequence[Request], drafters: Sequence[type[Drafter] | None]) -> list[Running]:
-    """All at once; each with its drafter, if any. Those whose answer is known are held against it."""
-    engine = Engine(driver, EngineOptions(token_budget=64, times=FREE_ROWS))
-    running = []
-    for request, drafter in zip(requests, drafters, strict=True):
-        context = engine.create_context()
-        context.append(request.prompt)
-        sources = [] if drafter is None else [drafter(request, VOCAB, 1)]  # type: ignore[call-arg]
-        running.append(Running.submit(engine, context, request, sources))
-    while not all(one.generation.finished() for one in running):
-        engine.step()
-        for one in running:
-            one.take()
-    for one in running:
-        if one.request.finish:
-            one.check()
-        one.generation.close()
-        one.generation.context.release()
-    return running
-
-
-def answered(driver: Driver, requests: Sequence[Request]) -> list[Request]:
-    """With what the reference driver and the host's sampler bring, without drafts."""
-    plain = run(driver, requests, [None] * len(requests))
-    return [
-        replace(request, tokens=tuple(one.tokens), finish=one.generation.finish)
-        for request, one in zip(requests, plain, strict=True)
-    ]
 
 
 @pytest.mark.parametrize("name", SAMPLERS)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-# The cases are those of the tests in the interpreter.
+# The checks are the CPU's: what a device computes is held against the same references.
 sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
 
 
