@@ -1,0 +1,724 @@
+"""Running ahead: the step behind the one on its way changes no token, loses no page and makes nobody wait.
+
+The loop without it is the plain twin. Both are held to what the model says row after row, and to each other step by step.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from inferd.protocol import InternalError, LimitExceeded, Sampling
+from inferd_grammar import Compiled, GrammarCompiler, Regex, TokenTable
+from inferd_runtime.engine import engine as step_loop
+from inferd_runtime.engine.context import Context
+from inferd_runtime.engine.drawing import Drawing, StepResult
+from inferd_runtime.engine.engine import Engine, EngineOptions
+from inferd_runtime.engine.fairness import StepCost
+from inferd_runtime.engine.generation import RUN_AHEAD, Generation
+from inferd_runtime.engine.jobs import ForwardPass, Prefill, RowSpec
+from inferd_runtime.engine.plan import Outlook, Planned
+from inferd_runtime.engine.queues import Queues
+from inferd_runtime.engine.run_ahead import Flight, RunAhead
+from inferd_runtime.engine.sampling import RowSampler
+from inferd_runtime.engine.tenants import Tenancy, TenantLimits
+from inferd_runtime.kv.account import QuotaExceeded
+from inferd_runtime.kv.pool import PoolExhausted
+from inferd_runtime.kv.table import PageTable
+from inferd_runtime.models.batch import Batch
+from inferd_runtime.speculation.drafter import Drafter
+from inferd_runtime.speculation.times import StepTimes
+from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
+from inferd_runtime.testing.sampling_driver import Finished, SamplingNullDriver
+from inferd_runtime.testing.speculation import BlindTree, Oracle, Request, Running
+
+MODEL: dict[str, Any] = {"vocab_size": 6, "scale": 1.2, "seed": 1, "order": 4, "max_context": 60}
+SAMPLINGS = [
+    Sampling(), Sampling(1.0), Sampling(0.8, top_p=0.9), Sampling(1.5, min_p=0.05), Sampling(0.0, repetition_penalty=1.3),
+]  # fmt: skip
+GREEDY = RowSampler.resolve(Sampling(), seed=0, lineage=0)
+FREE_ROWS = StepTimes.linear(1.0, 0.0)
+EVERYBODY = StepCost(1000.0)
+Patch = pytest.MonkeyPatch
+
+
+class Watched(SamplingNullDriver):
+    """Notes of every launch whether somebody had waited for the one before, and which tokens it fed. Fails where it is told."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.early: list[bool] = []
+        self.fed: list[list[int]] = []
+        self.fail_launch: set[int] = set()
+        self.fail_wait: set[int] = set()
+
+    def launch(self, batch: Batch, drawing: Drawing) -> Finished:
+        self.early.append(bool(self.launches) and not self.launches[-1].waited)
+        self.fed.append(batch.tokens.tolist())
+        number = len(self.early) - 1
+        if number in self.fail_launch:
+            raise RuntimeError("no room on the device")
+        launched = super().launch(batch, drawing)
+        if number in self.fail_wait:
+            self.launches[-1] = launched = Lost(launched)
+        return launched
+
+
+class Lost(Finished):
+    """A step that the device did not bring to its end."""
+
+    def __init__(self, step: Finished) -> None:
+        super().__init__(step.wait())
+
+    def wait(self) -> StepResult:
+        super().wait()
+        raise RuntimeError("the device is lost")
+
+
+def make_request(driver: SamplingNullDriver, prompt: Sequence[int], seed: int, **fields: Any) -> Request:
+    sampler = RowSampler.resolve(SAMPLINGS[seed % len(SAMPLINGS)], seed=seed, lineage=fields.pop("lineage", 0))
+    return Request(tuple(prompt), sampler, **{"max_tokens": 20, "eos": END, **fields}).answered(driver)
+
+
+def start(engine: Engine, request: Request, drafters: Sequence[Drafter] = (), tenant: str = "", **how: Any) -> Running:
+    context = engine.create_context(tenant)
+    context.append(request.prompt)
+    return Running.submit(engine, context, request, drafters, **how)
+
+
+def finish(engine: Engine, running: Sequence[Running], most: int = 400) -> None:
+    """Step until all have ended, and hold them to their answers."""
+    for _ in range(most):
+        if all(one.generation.finished() for one in running):
+            break
+        engine.step()
+        engine.check_integrity()
+        for one in running:
+            assert len(one.generation.outbox) <= RUN_AHEAD
+            one.take()
+    for one in running:
+        one.take()
+        one.check()
+
+
+def release(engine: Engine, running: Sequence[Running]) -> None:
+    """Everything goes; no page may stay."""
+    for one in running:
+        one.generation.close()
+        one.generation.context.release()
+    engine.close()
+    engine.pool.check_integrity([])
+
+
+# -- It overlaps ------------------------------------------------------------------------------------------------------
+
+
+def test_the_next_step_is_launched_before_the_one_on_its_way_is_waited_for() -> None:
+    driver = Watched(**MODEL)
+    engine = Engine(driver)
+    running = [start(engine, make_request(driver, [1, 2, 3], seed, max_tokens=20)) for seed in range(4)]
+    finish(engine, running)
+    assert driver.early == [False] + [True] * 19
+    assert engine.steps == 20
+    assert all(launch.waited for launch in driver.launches), "nothing is behind a step that ends everybody"
+
+
+def test_without_overlap_every_step_is_waited_for_before_the_next() -> None:
+    driver = Watched(**MODEL)
+    engine = Engine(driver, EngineOptions(overlap=False))
+    finish(engine, [start(engine, make_request(driver, [1, 2, 3], seed)) for seed in range(4)])
+    assert not any(driver.early)
+
+
+def test_whoever_reads_a_prompt_is_not_run_ahead_of_before_its_last_chunk() -> None:
+    driver = Watched(**MODEL)
+    engine = Engine(driver, EngineOptions(token_budget=8))
+    finish(engine, [start(engine, make_request(driver, [1, 2] * 10, 1, max_tokens=5))])
+    assert driver.early == [False] * 3 + [True] * 4
+
+
+def make_odd(engine: Engine, driver: SamplingNullDriver, kind: str) -> Running:
+    """A generation whose next row nobody can know."""
+    if kind == "drafts":
+        request = make_request(driver, [1, 2], 1)
+        return start(engine, request, [Oracle(request, 6)])
+    if kind == "penalties":
+        return start(engine, make_request(driver, [1, 2], 4))
+    if kind == "log-probabilities":
+        return start(engine, make_request(driver, [1, 2], 1), logprobs=2)
+    running = start(engine, make_request(driver, [1, 2], 1), paced=True)
+    running.generation.allow()
+    return running
+
+
+@pytest.mark.parametrize("kind", ["drafts", "penalties", "log-probabilities", "paced"])
+def test_nobody_runs_ahead_beside_a_job_that_has_to_be_asked(kind: str) -> None:
+    driver = Watched(**MODEL)
+    engine = Engine(driver, EngineOptions(times=FREE_ROWS))
+    odd, plain = make_odd(engine, driver, kind), start(engine, make_request(driver, [3], 0, max_tokens=40))
+    while not odd.generation.finished():
+        engine.step()
+        plain.take()
+        odd.take()
+        odd.generation.allow()
+    # With the token that certainly ends it, it wants nothing any more.
+    assert not any(driver.early[:-1])
+    finish(engine, [odd, plain])
+    assert any(driver.early)
+
+
+def test_a_newcomer_waits_for_the_step_on_its_way_and_no_longer() -> None:
+    driver = Watched(**MODEL)
+    engine = Engine(driver)
+    old = [start(engine, make_request(driver, [1, 2, 3], seed, max_tokens=50)) for seed in range(3)]
+    for seed in (5, 6, 7, 8):
+        for _ in range(seed):
+            engine.step()
+            for one in old:
+                one.take()
+        assert driver.early[-1], "a step is on its way"
+        launched = len(driver.fed)
+        old.append(start(engine, make_request(driver, [5, 4] * 5, seed, max_tokens=30)))
+        engine.step()
+        engine.step()
+        assert len(driver.fed[launched]) > len(old), "its prompt is in the very next step"
+    finish(engine, old)
+
+
+def test_a_job_that_the_clock_holds_back_is_not_kept_waiting() -> None:
+    """One stream beside a dozen of another tenant, where rows cost as much as steps: it gets its half with overlap, too."""
+    rates = []
+    for overlap in (True, False):
+        driver = Watched(**{**MODEL, "max_context": 500}, pages=2000)
+        engine = Engine(driver, EngineOptions(512, cost=StepCost(1.0), overlap=overlap))
+        many = [start(engine, make_request(driver, [1], 0, max_tokens=450), tenant="many") for _ in range(12)]
+        lone = start(engine, make_request(driver, [2], 0, max_tokens=450), tenant="lone")
+        while driver.tokens_fed < 600:
+            engine.step()
+            for one in (*many, lone):
+                one.take()
+        rates.append(len(lone.tokens) / driver.tokens_fed)
+    assert rates[0] == pytest.approx(rates[1], rel=0.1)
+
+
+# -- The twins --------------------------------------------------------------------------------------------------------
+
+
+def state(engine: Engine) -> list[Any]:
+    """What a step leaves behind. Pages that a step in flight will write are no part of it."""
+    size = engine.pool.page_size
+    pages = [(context, -(-context.table.length // size)) for context in engine.contexts]
+    return [
+        (context.tokens, context.table.length, context.pending, len(context.table.chain), held, context.lineage)
+        for context, held in pages
+    ]
+
+
+def pages_ahead(engine: Engine) -> int:
+    size = engine.pool.page_size
+    return sum(len(context.table.pages) - -(-context.table.length // size) for context in engine.contexts)
+
+
+def lockstep(seed: int, page_size: int) -> int:
+    """Both loops through the same schedule: after every step all is the same. How many steps were launched early."""
+    chance = random.Random(seed)
+    drivers = [Watched(**MODEL, page_size=page_size) for _ in range(2)]
+    engines = [
+        Engine(driver, EngineOptions(token_budget=24, times=FREE_ROWS, overlap=overlap, cost=EVERYBODY))
+        for driver, overlap in zip(drivers, (True, False), strict=True)
+    ]
+    twins: list[list[Running]] = []
+    for _ in range(chance.randint(1, 6)):
+        prompt, drafts = chance.choices(range(3), k=chance.randint(1, 9)), chance.random() < 0.1
+        stop = "".join(map(chr, chance.choices(range(6), k=2))) if chance.random() < 0.3 else ""
+        request = make_request(
+            drivers[0], prompt, chance.randrange(100), stop=stop,
+            max_tokens=chance.choice((1, 2, 9, 40)), eos=chance.choice((END, END, 4)),
+        )  # fmt: skip
+        tenant = chance.choice("ab")
+        twins.append(
+            [start(engine, request, [BlindTree(request, 6, seed)] if drafts else [], tenant) for engine in engines]
+        )
+    steps = 0
+    while any(not one.generation.finished() for pair in twins for one in pair):
+        assert [engine.step() for engine in engines] == [True, True]
+        steps += 1
+        left, right = engines
+        assert state(left) == state(right)
+        assert left.pool.available + pages_ahead(left) == right.pool.available + pages_ahead(right)
+        for pair in twins:
+            assert pair[0].take() == pair[1].take()
+            assert pair[0].generation.finish == pair[1].generation.finish
+        for pair in [pair for pair in twins if chance.random() < 0.03 and pair[0].generation.context.user is not None]:
+            interfere(pair, chance.choice(("close", "fork")), chance.random())
+        for engine in engines:
+            engine.check_integrity()
+    assert [engine.steps for engine in engines] == [steps, steps]
+    for engine in engines:
+        engine.close()
+        assert not pages_ahead(engine)
+    for engine, running in zip(engines, zip(*twins, strict=True), strict=True):
+        for one in running:
+            if one.generation.context.user is not None:
+                one.check()
+        for context in list(engine.contexts):
+            context.release()
+        engine.close()
+        engine.pool.check_integrity([])
+    return sum(drivers[0].early)
+
+
+def interfere(pair: Sequence[Running], what: str, chance: float) -> None:
+    """The same to both twins, between two steps."""
+    for one in pair:
+        generation = one.generation
+        if what == "close":
+            generation.close(int(chance * len(one.tokens)))
+        else:
+            generation.context.fork(generation.delivered_length)
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+@pytest.mark.parametrize("seeds", [range(25), pytest.param(range(25, 2000), marks=pytest.mark.long)])
+def test_the_twins_go_in_lockstep(seeds: range, page_size: int) -> None:
+    assert sum(lockstep(seed, page_size) for seed in seeds) > 3 * len(seeds)
+
+
+@pytest.fixture(scope="module")
+def grammar() -> Compiled:
+    table = TokenTable.from_tokenizer_json(ByteTokenizer.tokenizer_json(), vocab_size=VOCAB_SIZE, eos_ids=[END])
+    return GrammarCompiler(table).compile(Regex(r"(a[0-4]{3}|b[5-9]{3}|[x-z]{4}){1,4}"))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("pages", [400, 30])
+def test_grammars_drafts_and_plain_streams_mixed(grammar: Compiled, pages: int, overlap: bool) -> None:
+    driver = Watched(vocab_size=VOCAB_SIZE, scale=1.0, pages=pages, max_context=100)
+    engine = Engine(driver, EngineOptions(token_budget=40, times=FREE_ROWS, overlap=overlap))
+    running: list[Running] = []
+    for seed in range(12):
+        request = make_request(driver, b"some text"[: 1 + seed % 9], seed, max_tokens=15 + 5 * (seed % 5))
+        if seed % 4 == 1:
+            request = make_request(driver, b"x", seed, max_tokens=20, grammar=grammar)
+        running.append(start(engine, request, [Oracle(request, VOCAB_SIZE)] if seed % 4 == 2 else []))
+        for _ in range(3):
+            engine.step()
+            for one in running:
+                one.take()
+    finish(engine, running)
+    assert any(driver.early) == overlap
+    release(engine, running)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_fixed_widths_run_ahead_as_well(seed: int) -> None:
+    driver = Watched(**MODEL)
+    engine = Engine(driver, EngineOptions(fixed_rows=3))
+    running = [start(engine, make_request(driver, [1] * (1 + at), 5 * seed + at)) for at in range(3)]
+    finish(engine, running)
+    assert sum(driver.early) > 10
+    assert {len(fed) % 3 for fed in driver.fed[1:]} == {0}
+    release(engine, running)
+
+
+class Schedule(RuleBasedStateMachine):
+    """Two tenants, one with a quota, in a small cache. Whatever a session may do happens while steps are on their way."""
+
+    overlap = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = SamplingNullDriver(**MODEL)
+        self.driver = Watched(**MODEL, pages=20)
+        tenancy = Tenancy(named={"small": TenantLimits(kv_pages=9)})
+        self.engine = Engine(self.driver, EngineOptions(20, 40 * 32, tenancy, times=FREE_ROWS, overlap=self.overlap))
+        self.contexts: list[Context] = []
+        self.running: list[Running] = []
+
+    def start(self, context: Context, data: st.DataObject) -> None:
+        seed = data.draw(st.integers(0, 20))
+        stop = "".join(map(chr, data.draw(st.lists(st.integers(0, 5), max_size=2))))
+        limit, eos = data.draw(st.sampled_from([1, 2, 7, 30])), data.draw(st.sampled_from([END, 4]))
+        request = make_request(
+            self.model, context.tokens, seed, max_tokens=limit, eos=eos, stop=stop, lineage=context.lineage
+        )
+        makers: list[Callable[..., Drafter]] = data.draw(st.sampled_from([[], [], [], [], [Oracle], [BlindTree]]))
+        drafters = [make(request, 6, seed) for make in makers]
+        paced = data.draw(st.sampled_from([False] * 5 + [True]))
+        self.running.append(Running.submit(self.engine, context, request, drafters, paced=paced))
+
+    def idle(self, least: int = 0, most: int = 100) -> list[Context]:
+        return [one for one in self.contexts if one.user is None and least <= len(one.tokens) <= most]
+
+    @precondition(lambda self: len(self.contexts) < 6)
+    @rule(
+        tenant=st.sampled_from(["small", "large"]),
+        prompt=st.lists(st.integers(0, 2), min_size=1, max_size=20),
+        data=st.data(),
+    )
+    def begin(self, tenant: str, prompt: list[int], data: st.DataObject) -> None:
+        self.contexts.append(self.engine.create_context(tenant))
+        self.contexts[-1].append(prompt)
+        self.start(self.contexts[-1], data)
+
+    @precondition(lambda self: self.idle(1, 54))
+    @rule(data=st.data())
+    def go_on(self, data: st.DataObject) -> None:
+        self.start(data.draw(st.sampled_from(self.idle(1, 54))), data)
+
+    @precondition(lambda self: self.idle())
+    @rule(data=st.data(), what=st.sampled_from(["truncate", "park", "release", "read"]))
+    def idle_context(self, data: st.DataObject, what: str) -> None:
+        context = data.draw(st.sampled_from(self.idle()))
+        if what == "truncate":
+            context.truncate(data.draw(st.integers(0, len(context.tokens))))
+        elif what == "park" and context.table.pages:
+            context.park()
+        elif what == "release":
+            self.contexts.remove(context)
+            context.release()
+        elif what == "read" and context.parked is None and context.table.length >= 4:
+            full = context.table.pages[: context.table.length // 4]
+            held = self.driver.read_pages(full).view(np.int64).reshape(-1)
+            assert held.tolist() == context.tokens[: len(held)]
+
+    @precondition(lambda self: self.idle(1, 50))
+    @rule(
+        data=st.data(),
+        tokens=st.lists(st.integers(0, 2), min_size=1, max_size=5),
+        kind=st.sampled_from([Prefill, ForwardPass]),
+    )
+    def other_jobs(self, data: st.DataObject, tokens: list[int], kind: type) -> None:
+        context = data.draw(st.sampled_from(self.idle(1, 50)))
+        if kind is Prefill:
+            context.append(tokens)
+            job: Any = Prefill(context)
+            job.settle()
+        else:
+            job = ForwardPass(context, tokens, [], RowSpec(GREEDY))
+        self.engine.submit(job)
+
+    @rule(steps=st.sampled_from([1, 1, 2, 3, 9]))
+    def steps(self, steps: int) -> None:
+        for _ in range(steps):
+            self.engine.step()
+            self.engine.check_integrity()
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def take(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.running))
+        one.take()
+        one.generation.allow()
+
+    @precondition(lambda self: self.running and len(self.contexts) < 6)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.running))
+        child = one.generation.context.fork(one.generation.delivered_length)
+        assert child.tokens == [*one.request.prompt, *one.tokens]
+        self.contexts.append(child)
+        if len(child.tokens) < 55:
+            self.start(child, data)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        one = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        keep = data.draw(st.integers(0, len(one.tokens)))
+        goes_on = not one.generation.finished()
+        one.generation.close(keep)
+        if goes_on or keep < len(one.tokens):
+            assert one.generation.context.tokens == [*one.request.prompt, *one.tokens[:keep]]
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        self.engine.check_integrity()
+        for one in self.running:
+            self.check_error(one)
+            assert tuple(one.tokens) == one.request.tokens[: len(one.tokens)]
+            assert len(one.generation.outbox) <= RUN_AHEAD
+
+    def check_error(self, one: Running) -> None:
+        """Only the tenant with a quota may meet it."""
+        error = one.generation.error
+        assert error is None or (isinstance(error, LimitExceeded) and one.generation.context.tenant == "small"), error
+
+    def teardown(self) -> None:
+        for _ in range(1000):
+            for one in self.running:
+                one.take()
+                one.generation.allow()
+            if not self.engine.step():
+                break
+            self.engine.check_integrity()
+        for one in self.running:
+            if one.generation.error is None:
+                one.check()
+        for context in self.contexts:
+            context.release()
+        self.engine.close()
+        self.engine.pool.check_integrity([])
+
+
+class PlainSchedule(Schedule):
+    """The plain twin."""
+
+    overlap = False
+
+
+BRISK = settings(max_examples=40, stateful_step_count=40, deadline=None)
+Schedule.TestCase.settings = PlainSchedule.TestCase.settings = BRISK
+TestAnySchedule = Schedule.TestCase
+TestAnySchedulePlainly = PlainSchedule.TestCase
+
+
+# -- What goes wrong on the device ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["launch", "wait"])
+@pytest.mark.parametrize("number", range(6))
+def test_a_step_that_fails_takes_its_jobs_with_it_and_nothing_else(where: str, number: int) -> None:
+    driver = Watched(**MODEL)
+    engine = Engine(driver)
+    (driver.fail_launch if where == "launch" else driver.fail_wait).add(number)
+    asked = [make_request(driver, [1, 2, 3], seed, max_tokens=limit) for seed, limit in enumerate((3, 9, 12))]
+    running = [start(engine, request) for request in asked]
+    while any(not one.generation.finished() for one in running):
+        assert engine.step()
+        engine.check_integrity()
+        for one in running:
+            one.take()
+    for one in running:
+        ended_before = len(one.request.tokens) <= number
+        assert isinstance(one.generation.error, InternalError) is not ended_before
+        assert tuple(one.tokens) == one.request.tokens[:number], "what came before it stays"
+        one.generation.close()
+        assert tuple(one.generation.context.tokens) == one.request.prompt + tuple(one.tokens)
+    again = [
+        Running.submit(engine, one.generation.context, make_request(driver, one.generation.context.tokens, seed), [])
+        for seed, one in enumerate(running)
+    ]
+    finish(engine, again)
+    assert all(launch.waited for launch in driver.launches), "what was launched behind it, too"
+    release(engine, again)
+
+
+def test_an_engine_that_ends_waits_for_the_step_on_its_way() -> None:
+    driver = Watched(**MODEL)
+    engine = Engine(driver)
+    running = start(engine, make_request(driver, [1, 2, 3], 0))
+    engine.step()
+    assert not driver.launches[-1].waited
+    running.generation.close()
+    running.generation.context.release()
+    engine.check_integrity()
+    engine.close()
+    assert driver.launches[-1].waited
+    engine.pool.check_integrity([])
+    engine.close()
+
+
+# -- The time of a step -----------------------------------------------------------------------------------------------
+
+
+class Device(SamplingNullDriver):
+    """A clock that only the device and the host's calls move: a step takes ``busy`` behind the one before, a launch 1."""
+
+    def __init__(self, busy: float) -> None:
+        super().__init__(**MODEL)
+        self.now = self.free = 0.0
+        self.busy = busy
+
+    def launch(self, batch: Batch, drawing: Drawing) -> Finished:
+        self.now += 1
+        self.free = max(self.free, self.now) + self.busy
+        return Timed(super().launch(batch, drawing), self, self.free)
+
+
+class Timed(Finished):
+    """Done at a time of the device's."""
+
+    def __init__(self, step: Finished, device: Device, done: float) -> None:
+        super().__init__(step.wait())
+        self.device, self.done = device, done
+
+    def wait(self) -> StepResult:
+        self.device.now = max(self.device.now, self.done)
+        return super().wait()
+
+
+@pytest.mark.parametrize(("busy", "each"), [(5.0, 5.0), (0.25, 1.0)])
+def test_a_steps_time_runs_from_one_result_to_the_next(busy: float, each: float, monkeypatch: Patch) -> None:
+    """The device's where the device is slower, the host's where the host is."""
+    device = Device(busy)
+    engine = Engine(device)
+    seconds: list[float] = []
+    monkeypatch.setattr(step_loop.time, "perf_counter", lambda: device.now)
+    monkeypatch.setattr(engine.speculation, "settle", lambda plan, price, emitted, took: seconds.append(took))
+    finish(engine, [start(engine, make_request(device, [1, 2, 3], 0, max_tokens=12))])
+    assert seconds[1:-1] == [each] * 10
+    assert sum(seconds) == device.now, "no time is counted twice, and none is lost"
+
+
+# -- Do the proofs bite? ----------------------------------------------------------------------------------------------
+
+
+def check_lockstep() -> None:
+    for seed in range(40):
+        lockstep(seed, 3)
+
+
+def check_tight_cache() -> None:
+    """Streams that fill the cache, so that some have to leave it, or their tenant's quota, so that some end with an error."""
+    for seed, quota in ((0, 0), (1, 0), (0, 12), (1, 12)):
+        errors = []
+        for overlap in (True, False):
+            tenancy = Tenancy(named={"small": TenantLimits(kv_pages=quota)})
+            driver = Watched(**MODEL, pages=24 if quota else 12)
+            engine = Engine(driver, EngineOptions(24, tenancy=tenancy, overlap=overlap))
+            requests = [make_request(driver, [at], 5 * seed + at, max_tokens=10 + 8 * at) for at in range(3)]
+            running = [start(engine, request, tenant="small") for request in requests]
+            while any(not one.generation.finished() for one in running):
+                engine.step()
+                engine.check_integrity()
+                for one in running:
+                    one.take()
+            errors.append([type(one.generation.error) for one in running])
+            finish(engine, [one for one in running if one.generation.error is None])
+            release(engine, running)
+            assert any(driver.early) == overlap
+        assert sorted(map(str, errors[0])) == sorted(map(str, errors[1]))
+        assert (LimitExceeded in errors[0]) == bool(quota)
+
+
+def check_slow_reader() -> None:
+    driver = Watched(**MODEL)
+    engine = Engine(driver)
+    slow = [start(engine, make_request(driver, [1], 0, max_tokens=40)), start(engine, make_request(driver, [2], 1))]
+    while any(not one.generation.finished() for one in slow):
+        for _ in range(20):
+            engine.step()
+            assert all(len(one.generation.outbox) <= RUN_AHEAD for one in slow)
+        slow[0].take()
+        slow[1].take()
+    finish(engine, slow)
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    "lockstep": check_lockstep,
+    "tight": check_tight_cache,
+    "slow reader": check_slow_reader,
+    "newcomer": test_a_newcomer_waits_for_the_step_on_its_way_and_no_longer,
+    "clock": test_a_job_that_the_clock_holds_back_is_not_kept_waiting,
+    "overlap": test_the_next_step_is_launched_before_the_one_on_its_way_is_waited_for,
+    "end": test_an_engine_that_ends_waits_for_the_step_on_its_way,
+}
+
+
+@pytest.mark.parametrize("name", ["tight", "slow reader"])
+def test_the_engine_as_it_is_passes(name: str) -> None:
+    CHECKS[name]()
+
+
+def everything_stands(patch: Patch) -> None:
+    patch.setattr(Flight, "stands", lambda flight, at: True)
+
+
+def not_one_further(patch: Patch) -> None:
+    patch.setattr(Planned, "start", property(lambda item: item.table.length))
+
+
+def planned_with(change: Callable[[list[Planned]], list[Planned]]) -> Callable[[Patch], None]:
+    honest = RunAhead._going_on
+    return lambda patch: patch.setattr(RunAhead, "_going_on", lambda ahead, flight: change(honest(ahead, flight)))
+
+
+def neighbours_token(plan: list[Planned]) -> list[Planned]:
+    return [item._replace(carried=plan[at - 1].carried) for at, item in enumerate(plan)]
+
+
+def place_in_this_step(plan: list[Planned]) -> list[Planned]:
+    return [item._replace(carried=at) for at, item in enumerate(plan)]
+
+
+def nothing_carried(plan: list[Planned]) -> list[Planned]:
+    return [item._replace(carried=-1) for item in plan]
+
+
+def no_page_reserved(patch: Patch) -> None:
+    honest = Context.reserve
+    patch.setattr(Context, "reserve", lambda context, extra: honest(context, extra) if extra == 1 else None)
+
+
+def pages_taken_back(patch: Patch) -> None:
+    """With the step before, as if they were a rejected draft's."""
+    patch.setattr(
+        PageTable, "_give_back", lambda table, length, honest=PageTable._give_back: honest(table, table.length)
+    )
+
+
+def pages_kept(patch: Patch) -> None:
+    """By a job that has ended: nobody gives the page back that was meant for its next token."""
+    patch.setattr(PageTable, "trim", lambda table: None)
+
+
+def room_not_asked(patch: Patch) -> None:
+    patch.setattr(RunAhead, "_has_room", lambda ahead, plan: True)
+
+
+def turn_not_asked(patch: Patch) -> None:
+    patch.setattr(Queues, "turn_of", lambda queues, jobs: True)
+
+
+def only_the_clock_not_asked(patch: Patch) -> None:
+    patch.setattr(Queues, "turn_of", lambda queues, jobs: all(queue.only(jobs) for queue in queues._tenants.values()))
+
+
+def outbox_not_asked(patch: Patch) -> None:
+    def outlook(generation: Generation) -> Outlook:
+        return Outlook.NOTHING if generation.finished() or generation._room() <= 1 else Outlook.ROW
+
+    patch.setattr(Generation, "outlook", outlook)
+
+
+def length_not_asked(patch: Patch) -> None:
+    honest = Generation.outlook
+    patch.setattr(Generation, "outlook", lambda one: Outlook.ROW if honest(one) is Outlook.NOTHING else honest(one))
+
+
+def not_waited_for(patch: Patch) -> None:
+    patch.setattr(Engine, "close", lambda engine: None)
+
+
+FAULTS: dict[str, tuple[Callable[[Patch], None], str]] = {
+    "what a job that has ended still gets is committed": (everything_stands, "lockstep"),
+    "the row behind has the place of the one before": (not_one_further, "lockstep"),
+    "a row is fed its neighbour's token": (planned_with(neighbours_token), "lockstep"),
+    "a token is looked up by its place in the step it is fed in": (planned_with(place_in_this_step), "lockstep"),
+    "the unknown token is fed as it stands there": (planned_with(nothing_carried), "lockstep"),
+    "no page is reserved": (no_page_reserved, "lockstep"),
+    "the page is taken back while a step writes it": (pages_taken_back, "lockstep"),
+    "the page of a job that has ended is kept": (pages_kept, "lockstep"),
+    "nobody asks whether there is room": (room_not_asked, "tight"),
+    "nobody asks who else wants to run": (turn_not_asked, "newcomer"),
+    "nobody asks whose turn it is": (only_the_clock_not_asked, "clock"),
+    "nobody asks whether the reader is slow": (outbox_not_asked, "slow reader"),
+    "nobody asks whether the length is reached": (length_not_asked, "overlap"),
+    "a step in flight is left alone at the end": (not_waited_for, "end"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(fault: str, monkeypatch: Patch) -> None:
+    build_in, check = FAULTS[fault]
+    build_in(monkeypatch)
+    with pytest.raises((AssertionError, ValueError, PoolExhausted, QuotaExceeded)):
+        CHECKS[check]()
