@@ -301,6 +301,8 @@ def run(settings: EngineSettings, models: Sequence[ModelOptions]) -> None:
                 model.engine.pool.check_integrity(hub.held_pages(model))
                 model.engine.check_integrity()
     hub.close_all()
+    for model in served:
+        model.engine.close()
     compiles.close()
     for one in drafts:
         one.close()
