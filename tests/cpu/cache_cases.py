@@ -15,7 +15,6 @@ from inferd_runtime.kernels.cache import FP8, CacheBlock, resolve_copies
 Shapes = Sequence[tuple[int, int]]
 ODD: Shapes = ((1, 5), (3, 8), (2, 3))
 ODD_VALUES: Shapes = ((1, 3), (3, 8), (2, 7))
-GUARD = 0xA5
 
 
 class CacheOps(NamedTuple):
@@ -36,8 +35,8 @@ def ops(module: object, device: str = "cpu") -> CacheOps:
 
 def filled(block: CacheBlock, seed: int = 0) -> CacheBlock:
     """The block with other bytes everywhere, those between the caches included."""
-    generator = torch.Generator().manual_seed(seed)
-    block.flat.copy_(torch.randint(0, 256, block.flat.shape, generator=generator, dtype=torch.uint8))
+    generator = torch.Generator(block.flat.device).manual_seed(seed)
+    block.flat.random_(0, 256, generator=generator)
     return block
 
 

@@ -22,7 +22,7 @@ from cache_cases import (
 from inferd_runtime.kernels.cache import FP8, CacheBlock
 from inferd_runtime.kernels.triton import cache as kernels
 
-SERVED: Shapes = ((8, 128),) * 8
+SERVED: Shapes = ((8, 128),) * 2
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, FP8]
 
 
@@ -54,18 +54,18 @@ def test_rows_are_written(run: CacheOps, make: Make, dtype: torch.dtype, rows: i
 
 @pytest.mark.parametrize("count", [1, 4, 16, 64, 65, 1000])
 def test_tokens_are_moved(run: CacheOps, make: Make, count: int) -> None:
-    for seed in range(4):
+    for seed in range(2):
         check_moves(run, make(), random_moves(count, 4800, seed))
 
 
 @pytest.mark.parametrize("count", [1, 4, 16, 64, 200])
 def test_pages_are_moved(run: CacheOps, make: Make, count: int) -> None:
-    for seed in range(4):
+    for seed in range(2):
         check_moves(run, make(), random_moves(count, 300, seed), pages=True)
 
 
 def test_pages_are_copied_in_order(run: CacheOps, make: Make) -> None:
-    for seed in range(4):
+    for seed in range(2):
         copies = [(source, target) for source, target in random_moves(100, 120, seed) if min(source, target) >= 0]
         check_copies(run, make(), copies)
 
@@ -91,7 +91,7 @@ def test_all_of_it_is_captured(run: CacheOps) -> None:
     pages = torch.tensor([0], device="cuda")
 
     def step() -> torch.Tensor:
-        run.write_kv(rows, rows, held.keys[3], held.values[3], slots)
+        run.write_kv(rows, rows, held.keys[1], held.values[1], slots)
         run.move_tokens(held, sources, targets)
         run.copy_pages(held, pages, pages + 1)
         data = run.gather_pages(held, pages)
@@ -107,10 +107,10 @@ def test_all_of_it_is_captured(run: CacheOps) -> None:
     slots.copy_(torch.tensor([4, -1, 5, 6, 7]))
     sources.copy_(torch.tensor([4, 7]))
     graph.replay()
-    flat = held.keys[3].view(-1, 8, 128)
+    flat = held.keys[1].view(-1, 8, 128)
     kept = [0, 2, 3, 4]
     assert torch.equal(flat[4:8], rows[kept])
     assert torch.equal(flat[8:10], rows[[0, 4]])
     for page in (1, 2):
-        assert torch.equal(held.keys[3][page], held.keys[3][0])
+        assert torch.equal(held.keys[1][page], held.keys[1][0])
     assert torch.equal(data.view(-1), torch.cat([part[0] for part in held.parts()]))

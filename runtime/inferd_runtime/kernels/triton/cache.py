@@ -2,7 +2,7 @@
 
 Moves read everything before they write anything without waiting for each other: a program owns some byte columns of one cache,
 for all moves, so that nobody else reads or writes there. Between its loads and its stores all its threads meet. As many moves
-as fit are held in registers; more are staged through memory, by the same program.
+as fit are held in registers; more are staged by the same program through memory, which takes as much of it as is moved.
 """
 
 from __future__ import annotations
