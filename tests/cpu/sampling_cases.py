@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import triton
+import triton.language as tl
 
 from inferd.protocol import Sampling
 from inferd_grammar.tokens import bit_mask
+from inferd_runtime.engine.noise import MASK, mix, stream
 from inferd_runtime.engine.sampling import RowSampler, draw
-from inferd_runtime.kernels.noise import key_tensor
+from inferd_runtime.kernels.noise import FIRST, GOLDEN, SECOND, key_tensor
 from inferd_runtime.kernels.sampling import PAD, Adjustments, SampleRows
+from inferd_runtime.kernels.triton import noise
+from inferd_runtime.kernels.verify import ACCEPT
 
 Row = npt.NDArray[np.float32]
 Sampler = Callable[[torch.Tensor, SampleRows], torch.Tensor]
@@ -48,7 +53,6 @@ class Case:
     entries: Sequence[dict[int, tuple[float, float]] | None] = ()
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
-    shuffle: int = field(default=0)
 
     def expected(self) -> list[int]:
         """The host's draws; PAD where nothing is allowed."""
@@ -94,6 +98,11 @@ class Case:
             repetition=self._tensor([r for _, r, _ in flat] + [3.0, 0.0, 2.0], torch.float32),
             shift=self._tensor([s for _, _, s in flat] + [9.0, 1.0, 5.0], torch.float32),
         )
+
+    def every(self, step: int) -> Case:
+        """Each ``step``-th row."""
+        lists = {name: getattr(self, name)[::step] for name in ("logits", "samplers", "positions", "masks", "entries")}
+        return replace(self, **lists)
 
     def check(self, sample: Sampler) -> None:
         """The tokens are the host's, and the caller's logits are as they were."""
@@ -187,3 +196,86 @@ def _entries(generator: np.random.Generator, vocab: int, at: int) -> dict[int, t
     if at % 4 == 2:
         entries[chosen[0]] = (1.3, 25.0)
     return entries
+
+
+@triton.jit
+def _noise(rows, tokens, words, exact, rough, block: tl.constexpr):
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    row, token = tl.load(rows + place).to(tl.uint64), tl.load(tokens + place)
+    tl.store(words + place, noise.token_words(row, token).to(tl.int64))
+    tl.store(exact + place, noise.gumbel(row, token))
+    tl.store(rough + place, noise.rough_gumbel(row, token))
+
+
+@triton.jit
+def _row_words(keys, positions, words, tag: tl.constexpr, block: tl.constexpr):
+    place = tl.arange(0, block)
+    key = tl.load(keys + place).to(tl.uint64)
+    word = noise.row_word(noise.stream(key, tag) if tag else key, tl.load(positions + place))
+    tl.store(words + place, word.to(tl.int64))
+
+
+NOISE_BLOCK = 128
+KEYS = (0, 1, 2**63 - 1, 2**63, 2**64 - 1, 0x9E3779B97F4A7C15, 12345, 2**40)
+POSITIONS = (0, 1, 4095, 2**31 - 1, 2**31, 2**40, 7, 2**62)
+ODD_WORDS = [
+    word & (2**64 - 1)
+    for centre in (0, 1 << 12, 1 << 32, 1 << 52, 0xF8 << 56, 1 << 63, 2**64 - (1 << 12), 2**64 - (1 << 30))
+    for word in (centre - (1 << 12), centre - 1, centre, centre + 1, centre + (1 << 12) + 5)
+]
+"""Where u is next to 0, to 1, or to where the series begins, and where a half of a word is next to 0 or all ones."""
+
+
+def check_row_words(device: str) -> None:
+    """What a row's tokens share is the engine's, for the sampler's stream and others'."""
+    pairs = list(itertools.product(KEYS, POSITIONS))
+    positions = torch.tensor([position for _, position in pairs], device=device)
+    keys = key_tensor([key for key, _ in pairs]).to(device)
+    for tag in (0, ACCEPT):
+        words = torch.empty(len(pairs), dtype=torch.int64, device=device)
+        _row_words[(1,)](keys, positions, words, tag=tag, block=len(pairs))
+        expected = [
+            (mix((mix(stream(key, tag) if tag else key) ^ position) & MASK) + GOLDEN) & MASK for key, position in pairs
+        ]
+        assert [word & MASK for word in words.tolist()] == expected
+
+
+def check_noise(device: str, count: int) -> None:
+    """All bits of a token's word are the engine's, and the two kinds of noise made of them are as close as they say.
+
+    Of random words, and of the odd ones, whose row words are computed backwards.
+    """
+    generator = np.random.default_rng(3)
+    tokens = generator.integers(1 << 31, size=count)
+    tokens[: min(count, 200)] = np.arange(min(count, 200))
+    rows = generator.integers(1 << 63, size=count, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    for at, word in enumerate(ODD_WORDS):
+        rows[at] = (unmixed(word) - int(tokens[at]) * GOLDEN) & MASK
+    expected = np.array(
+        [finished((int(row) + int(token) * GOLDEN) & MASK) for row, token in zip(rows, tokens, strict=True)], np.uint64
+    )
+    assert expected[: len(ODD_WORDS)].tolist() == ODD_WORDS
+    words, exact, rough = (
+        torch.empty(count, dtype=t, device=device) for t in (torch.int64, torch.float64, torch.float32)
+    )
+    given = (torch.from_numpy(each).to(device) for each in (rows.view(np.int64), tokens.astype(np.int32)))
+    _noise[(count // NOISE_BLOCK,)](*given, words, exact, rough, block=NOISE_BLOCK)
+    assert np.array_equal(words.cpu().numpy().view(np.uint64), expected)
+    host = -np.log(-np.log(((expected >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52))
+    np.testing.assert_allclose(exact.cpu().numpy(), host, rtol=1e-14, atol=1e-15)
+    np.testing.assert_allclose(rough.cpu().numpy(), host, rtol=0, atol=noise.ROUGH)
+
+
+def finished(word: int) -> int:
+    """The finaliser behind its first addition."""
+    return mix((word - GOLDEN) & MASK)
+
+
+def unmixed(word: int) -> int:
+    """The number that :func:`finished` makes ``word`` of."""
+    for shift, factor in ((31, SECOND), (27, FIRST), (30, 1)):
+        whole = word
+        for _ in range(64 // shift + 1):
+            whole = word ^ (whole >> shift)
+        word = whole * pow(factor, -1, 1 << 64) & MASK
+    return word

@@ -1,0 +1,567 @@
+"""The fused sampling of rows in Triton: mask, temperature, top_k, top_p, min_p and Gumbel-argmax, without a sort.
+
+Reference: :mod:`inferd_runtime.kernels.sampling`; the law: ``engine/sampling.py``. Four launches whose grids depend on shapes
+alone, so that a CUDA graph can hold them:
+
+1. ``_scan``, rows x splits of the vocabulary: reads the logits, once. Of each split the largest logit and the largest score
+   (scaled logit plus noise) in float32; for top_p its mass, for top_k the largest logits of small groups instead of scores.
+2. ``_settle``, rows: the best split is looked at again and its best tokens are scored in float64, exactly as on the host:
+   that is the draw of all rows without top_k, top_p and min_p. With them it is a proposal: the draw among all tokens is the
+   draw among some, if it is one of those. With top_k: the k-th largest group is a bound below which nothing counts.
+3. ``_round``, rows x splits that hold something above the proposal: the mass above it, which must be less than top_p of all,
+   and the next proposal, from what is above, as all the rest is out if it fails. With top_k: the list of what is above the
+   bound, little more than k tokens. All others leave at once.
+4. ``_finish``, rows: settles what the round found. Lists are decided in registers. What is still open (top_p after a failed
+   proposal, masses too close to their bound for float32, top_k beyond the lists) it decides by itself, in a loop.
+
+Exactness. The token is the host's except where two float64 scores agree to the rounding of a logarithm (about 1e-14), or a
+mass is top_p of the total to the rounding of a float64 sum. What float32 cannot decide is decided in float64: see CLOSE, MASS.
+
+What is expected of an H200 (132 multiprocessors at 1.75 GHz, 4.8 TB/s), for 72 rows of 152k logits. ``_scan`` reads 22 MB of
+bfloat16: 5 us. Its noise is 44 instructions a token (SASS: 22 of integer logic, 12 multiplications, 8 of float32, 2 of the
+special unit), with the rest about 60: 10.9 M tokens * 60 / (132 * 128 * 1.75e9 / s) = 22 us, which hides the reading. Rows
+with temperature 0 or top_k need no noise there. The other launches read from the L2 cache what they need of it, some 3 us
+each by their latencies: 30 to 35 us altogether. Adjusted rows are copied to float32 first: 44 MB written and read, 20 us.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inferd_runtime.kernels.sampling import Adjustments, SampleRows
+from inferd_runtime.kernels.triton.noise import gumbel, row_word
+from inferd_runtime.kernels.triton.rows import (
+    CLOSE,
+    LOWEST,
+    draw,
+    logit_of,
+    lowest_likely,
+    lowest_reaching,
+    ordinal,
+    rough_scores,
+    scale_of,
+    scaled,
+    score,
+    tile,
+)
+
+OPEN = tl.constexpr(0)
+"""A proposal's mass is to be checked, or, without one, what has an ordinal of ``low`` or more is to be drawn from."""
+SETTLED = tl.constexpr(1)
+UNSURE = tl.constexpr(2)
+"""The mass above the proposal is so close to the bound that float64 must decide."""
+LISTED = tl.constexpr(3)
+"""top_k: all that counts has an ordinal of ``low`` or more, and is being listed."""
+UNLISTED = tl.constexpr(4)
+"""top_k: too many for a list."""
+MASS = tl.constexpr(2.0**-15)
+"""How far a mass in float32 may be off, relatively: each term by 2^-22 of its scaled logit, which is 17 in the mean at most
+(there are fewer than e^17 tokens), and by 2^-22 of itself: 5e-6; the sums of a split and of all by 1e-6.
+"""
+
+
+ENTRIES = 256
+"""Adjustments of a program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """``block``: tokens of a split; ``group``: those of which top_k sees the largest first; ``listed``: the longest list;
+    ``rounds``: launches over rows x splits behind the scan. Powers of two, but the last.
+    """
+
+    block: int
+    group: int
+    listed: int = 1024
+    rounds: int = 1
+
+    @classmethod
+    def of(cls, rows: int, vocab: int) -> Tiling:
+        """Splits enough to fill a device, and about 1,024 to 2,048 groups."""
+        block = 1024 if rows <= 8 else 2048 if rows <= 32 else 4096
+        group = 1 << max(0, (vocab >> 10).bit_length() - 1)
+        return cls(min(block, max(128, triton.next_power_of_2(vocab))), group)
+
+
+@triton.jit
+def _row(logits, stride, vocab, keys, positions, mask_rows, masks, n, masked: tl.constexpr):
+    """See rows.py; without any mask there is nothing to be read of one."""
+    at = tl.load(mask_rows + n)
+    word = row_word(tl.load(keys + n), tl.load(positions + n))
+    words = masks + tl.maximum(at, 0).to(tl.int64) * tl.cdiv(vocab, 32)
+    return logits + n * stride, words, (at >= 0) & masked, vocab, word
+
+
+@triton.jit
+def _scan(
+    logits, stride, vocab, temperatures, top_ps, top_ks, keys, positions, mask_rows, masks, peaks, scores, masses, groups,
+    masked: tl.constexpr, block: tl.constexpr, group: tl.constexpr,
+):  # fmt: skip
+    split, splits, n = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
+    row = _row(logits, stride, vocab, keys, positions, mask_rows, masks, n, masked)
+    token = split * block + tl.arange(0, block)
+    logit = tile(row, token)
+    peak = tl.max(logit)
+    tl.store(peaks + n * splits + split, peak)
+    temperature, top_k = tl.load(temperatures + n), tl.load(top_ks + n)
+    if temperature > 0:
+        if (top_k > 0) & (top_k < vocab):
+            largest = tl.max(tl.reshape(logit, (block // group, group)), 1)
+            place = split * (block // group) + tl.arange(0, block // group)
+            tl.store(groups + n * splits * (block // group) + place, largest)
+        else:
+            scale = scale_of(tl.where(peak > float("-inf"), peak, 0.0), temperature)
+            tl.store(scores + n * splits + split, tl.max(rough_scores(row, scale, token, logit, LOWEST)))
+            if tl.load(top_ps + n) < 1:
+                tl.store(masses + (n * splits + split) * 2, tl.sum(tl.exp(scaled(logit, scale))))
+
+
+@triton.jit
+def _contending(rough):
+    """Which splits can hold the best token, by their best scores."""
+    return (rough >= tl.max(rough) - CLOSE) & (rough > float("-inf"))
+
+
+@triton.jit
+def _propose(token, logit, low, top_p, scale):
+    """What to do with the draw from all that has not been ruled out; ``low``: the least ordinal that min_p leaves."""
+    key, top = ordinal(logit), ordinal(scale[0])
+    fits = key >= low
+    state = tl.where((token < 0) | (fits & ((top_p >= 1) | (key == top))), SETTLED, OPEN)
+    return state, tl.where(fits, token, -1), tl.where(fits, key + 1, low)
+
+
+@triton.jit
+def _kth_group(groups, n, count, wanted, scale, lanes: tl.constexpr):
+    """An ordinal (int64) that ``wanted`` or more of a row's groups reach: hardly more than that, if so many have any token."""
+    lane = tl.arange(0, lanes)
+    key = ordinal(tl.load(groups + n * count + lane, mask=lane < count, other=float("-inf")))
+    low, high = tl.full((), LOWEST, tl.int64), ordinal(scale[0]).to(tl.int64)
+    while low < high:
+        middle = (low + high + 1) >> 1
+        reached = tl.sum((key >= middle).to(tl.int32)).to(tl.int64)
+        low = tl.where(reached >= wanted, middle, low)
+        high = tl.where(reached >= wanted, high, middle - 1)
+        # A few groups more cost less than finding the very bound.
+        high = tl.where((reached >= wanted) & (reached <= wanted + wanted // 8), low, high)
+    return low
+
+
+@triton.jit
+def _open(
+    row, peak, temperature, top_p, min_p, top_k, scores, masses, groups, n, splits,
+    block: tl.constexpr, group: tl.constexpr, lanes: tl.constexpr, group_lanes: tl.constexpr,
+):  # fmt: skip
+    """State, token and ``low`` of a row behind the scan, and the mass of all its tokens (only where top_p needs it)."""
+    lane = tl.arange(0, lanes)
+    top = tl.max(peak)
+    scale = scale_of(top, temperature)
+    state, token = tl.full((), SETTLED, tl.int32), tl.full((), -1, tl.int32)
+    low = tl.full((), LOWEST, tl.int32)
+    total = tl.full((), 0.0, tl.float64)
+    if top > float("-inf"):
+        if temperature == 0:
+            first = tl.min(tl.where(peak == top, lane, lanes))
+            places = first * block + tl.arange(0, block)
+            token = tl.min(tl.where(tile(row, places) == top, places, row[3]))
+        elif (top_k > 0) & (top_k < row[3]):
+            count = splits * (block // group)
+            state = tl.where(top_k <= count, LISTED, UNLISTED).to(tl.int32)
+            if top_k <= count:
+                kth = _kth_group(groups, n, count, top_k, scale, group_lanes)
+                # Logits that differ may have one score.
+                low = lowest_reaching(score(logit_of(kth), scale), kth, scale).to(tl.int32)
+        else:
+            rough = tl.load(scores + n * splits + lane, mask=lane < splits, other=float("-inf"))
+            rough = tl.where(peak > float("-inf"), rough + scaled(peak, scale), float("-inf"))
+            token, logit = draw(row, scale, _contending(rough), low, block, lanes)
+            low = lowest_likely(min_p, scale)
+            state, token, low = _propose(token, logit, low, top_p, scale)
+            if top_p < 1:
+                mass = tl.load(masses + (n * splits + lane) * 2, mask=lane < splits, other=0.0)
+                total = tl.sum(mass.to(tl.float64) * tl.exp(score(peak, scale)))
+    return state, token, low, total
+
+
+@triton.jit
+def _verdict(certain, possible, top_p, total):
+    """Whether a proposal with that mass above it, in float32, is SETTLED, still OPEN (it is out), or UNSURE."""
+    inside = possible * (1 + MASS) < top_p * total * (1 - MASS)
+    outside = certain * (1 - MASS) >= top_p * total * (1 + MASS)
+    return tl.where(inside, SETTLED, tl.where(outside, OPEN, UNSURE))
+
+
+@triton.jit
+def _above(logit, scale, low):
+    """float32 masses of what has an ordinal of ``low`` or more: of what is more likely in float64, too, than the logit
+    below ``low``, and of all.
+    """
+    rough = scaled(logit, scale)
+    mass = tl.where(ordinal(logit) >= low, tl.exp(rough), 0.0)
+    bound = scaled(logit_of(low - 1), scale)
+    return tl.sum(tl.where(rough > bound + 2.0**-18 * (1 - bound), mass, 0.0)), tl.sum(mass)
+
+
+@triton.jit
+def _gather(
+    row, scale, top_p, token, low, total, scores, masses, n, splits, block: tl.constexpr, lanes: tl.constexpr
+):  # fmt: skip
+    """State, token and ``low`` of an open row behind a round."""
+    lane = tl.arange(0, lanes)
+    state = tl.full((), OPEN, tl.int32)
+    if token >= 0:
+        at = masses + (n * splits + lane) * 2
+        certain = tl.load(at, mask=lane < splits, other=0.0).to(tl.float64)
+        possible = tl.load(at + 1, mask=lane < splits, other=0.0).to(tl.float64)
+        state = _verdict(tl.sum(certain), tl.sum(possible), top_p, total)
+    if state == OPEN:
+        rough = tl.load(scores + n * splits + lane, mask=lane < splits, other=float("-inf"))
+        token, logit = draw(row, scale, _contending(rough), low, block, lanes)
+        state, token, low = _propose(token, logit, low, top_p, scale)
+    return state, token, low
+
+
+@triton.jit
+def _settle(
+    logits, stride, vocab, temperatures, top_ps, min_ps, top_ks, keys, positions, mask_rows, masks,
+    peaks, scores, masses, groups, states, lows, totals, counts, drawn, splits,
+    masked: tl.constexpr, first: tl.constexpr, block: tl.constexpr, group: tl.constexpr,
+    lanes: tl.constexpr, group_lanes: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0).to(tl.int64)
+    row = _row(logits, stride, vocab, keys, positions, mask_rows, masks, n, masked)
+    lane = tl.arange(0, lanes)
+    peak = tl.load(peaks + n * splits + lane, mask=lane < splits, other=float("-inf"))
+    temperature, top_p = tl.load(temperatures + n), tl.load(top_ps + n)
+    if first:
+        state, token, low, total = _open(
+            row, peak, temperature, top_p, tl.load(min_ps + n), tl.load(top_ks + n), scores, masses, groups, n, splits,
+            block, group, lanes, group_lanes,
+        )  # fmt: skip
+        tl.store(totals + n, total)
+        tl.store(counts + n, 0)
+        _save(states, lows, drawn, n, state, token, low)
+    elif tl.load(states + n) == OPEN:
+        scale = scale_of(tl.max(peak), temperature)
+        token, low, total = tl.load(drawn + n).to(tl.int32), tl.load(lows + n), tl.load(totals + n)
+        state, token, low = _gather(row, scale, top_p, token, low, total, scores, masses, n, splits, block, lanes)
+        _save(states, lows, drawn, n, state, token, low)
+
+
+@triton.jit
+def _save(states, lows, drawn, n, state, token, low):
+    tl.store(states + n, state)
+    tl.store(lows + n, low)
+    tl.store(drawn + n, token.to(tl.int64))
+
+
+@triton.jit
+def _round(
+    logits, stride, vocab, temperatures, keys, positions, mask_rows, masks,
+    peaks, scores, masses, states, lows, counts, listed_tokens, listed_logits,
+    masked: tl.constexpr, first: tl.constexpr, block: tl.constexpr, listed: tl.constexpr, lanes: tl.constexpr,
+):  # fmt: skip
+    split, splits, n = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
+    state, low, at = tl.load(states + n), tl.load(lows + n), n * splits + split
+    holds = ordinal(tl.load(peaks + at)) >= low
+    if state == OPEN:
+        if holds:
+            row = _row(logits, stride, vocab, keys, positions, mask_rows, masks, n, masked)
+            lane = tl.arange(0, lanes)
+            top = tl.max(tl.load(peaks + n * splits + lane, mask=lane < splits, other=float("-inf")))
+            scale = scale_of(top, tl.load(temperatures + n))
+            token = split * block + tl.arange(0, block)
+            logit = tile(row, token)
+            tl.store(scores + at, tl.max(rough_scores(row, scale, token, logit, low)))
+            certain, possible = _above(logit, scale, low)
+            tl.store(masses + at * 2, certain)
+            tl.store(masses + at * 2 + 1, possible)
+        else:
+            tl.store(scores + at, float("-inf"))
+            tl.store(masses + at * 2, 0.0)
+            tl.store(masses + at * 2 + 1, 0.0)
+    elif (state == LISTED) & holds & first:
+        row = _row(logits, stride, vocab, keys, positions, mask_rows, masks, n, masked)
+        token = split * block + tl.arange(0, block)
+        logit = tile(row, token)
+        chosen = (ordinal(logit) >= low).to(tl.int32)
+        place = tl.atomic_add(counts + n, tl.sum(chosen), sem="relaxed") + tl.cumsum(chosen) - 1
+        kept = (chosen > 0) & (place < listed)
+        tl.store(listed_tokens + n * listed + place, token, mask=kept)
+        tl.store(listed_logits + n * listed + place, logit, mask=kept)
+
+
+@triton.jit
+def _draw_listed(
+    word, scale, low, count, top_k, top_p, min_p, listed_tokens, listed_logits, n, vocab, listed: tl.constexpr
+):  # fmt: skip
+    """The token (int32) that a row draws from its list, all of it in float64, as on the host."""
+    lane = tl.arange(0, listed)
+    token = tl.load(listed_tokens + n * listed + lane, mask=lane < count, other=vocab)
+    logit = tl.load(listed_logits + n * listed + lane, mask=lane < count, other=float("-inf"))
+    key = ordinal(logit)
+    lowest, highest = low.to(tl.int64), tl.where(count > top_k, ordinal(scale[0]), low).to(tl.int64)
+    while lowest < highest:
+        middle = (lowest + highest + 1) >> 1
+        reached = tl.sum((key >= middle).to(tl.int32)).to(tl.int64)
+        lowest = tl.where(reached >= top_k, middle, lowest)
+        highest = tl.where(reached > top_k, highest, tl.where(reached == top_k, middle, middle - 1))
+    exact = score(logit, scale)
+    # Ties at the bound stay in, those that only the scores have included.
+    keep = (lane < count) & (exact >= tl.min(tl.where((key >= lowest) & (lane < count), exact, 0.0)))
+    share = tl.where(keep, tl.exp(exact), 0.0)
+    total = tl.sum(share)
+    if min_p > 0:
+        keep = keep & (exact >= tl.log(min_p))
+    drawn = tl.where(keep, exact + gumbel(word, token), float("-inf"))
+    best = tl.full((), -1, tl.int32)
+    while best < 0:
+        best = tl.min(tl.where(keep & (drawn == tl.max(drawn)), token, vocab))
+        own = tl.max(tl.where(token == best, share, 0.0))
+        if (top_p < 1) & (tl.sum(tl.where(share > own, share, 0.0)) >= top_p * total):
+            drawn = tl.where(share > own, drawn, float("-inf"))
+            best = tl.full((), -1, tl.int32)
+    return best
+
+
+@triton.jit
+def _kth(row, peak, wanted, scale, block: tl.constexpr, splits: tl.constexpr):
+    """The ordinal (int64) of the ``wanted``-th largest logit, or LOWEST where there are fewer: one pass for each bit."""
+    lane = tl.arange(0, splits)
+    low, high = tl.full((), LOWEST, tl.int64), ordinal(scale[0]).to(tl.int64)
+    while low < high:
+        middle = (low + high + 1) >> 1
+        active = ordinal(peak) >= middle
+        reached = tl.full((), 0, tl.int64)
+        split = tl.min(tl.where(active, lane, splits))
+        while split < splits:
+            logit = tile(row, split * block + tl.arange(0, block))
+            reached += tl.sum((ordinal(logit) >= middle).to(tl.int32))
+            split = tl.min(tl.where(active & (lane > split), lane, splits))
+        low = tl.where(reached >= wanted, middle, low)
+        high = tl.where(reached >= wanted, high, middle - 1)
+    return low
+
+
+@triton.jit
+def _weigh(row, peak, scale, low, top_p, total, block: tl.constexpr, splits: tl.constexpr):
+    """As a round and :func:`_verdict`, by one program."""
+    lane = tl.arange(0, splits)
+    active = ordinal(peak) >= low
+    certain, possible = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
+    split = tl.min(tl.where(active, lane, splits))
+    while split < splits:
+        sure, all_of_it = _above(tile(row, split * block + tl.arange(0, block)), scale, low)
+        certain += sure.to(tl.float64)
+        possible += all_of_it.to(tl.float64)
+        split = tl.min(tl.where(active & (lane > split), lane, splits))
+    return _verdict(certain, possible, top_p, total)
+
+
+@triton.jit
+def _weigh_exactly(row, peak, scale, low, floor, top_p, block: tl.constexpr, splits: tl.constexpr):
+    """SETTLED or OPEN, in float64: what is likelier than the logit below ``low``, of what ``floor`` leaves."""
+    lane = tl.arange(0, splits)
+    active = ordinal(peak) >= floor
+    own = tl.exp(score(logit_of(low - 1), scale))
+    above, total = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
+    split = tl.min(tl.where(active, lane, splits))
+    while split < splits:
+        logit = tile(row, split * block + tl.arange(0, block))
+        share = tl.where(ordinal(logit) >= floor, tl.exp(score(logit, scale)), 0.0)
+        total += tl.sum(share)
+        above += tl.sum(tl.where(share > own, share, 0.0))
+        split = tl.min(tl.where(active & (lane > split), lane, splits))
+    return tl.where(above < top_p * total, SETTLED, OPEN)
+
+
+@triton.jit
+def _search(
+    row, peak, scale, state, token, low, total, top_k, top_p, min_p, block: tl.constexpr, lanes: tl.constexpr
+):  # fmt: skip
+    """The token (int32) of a row that nothing has settled yet: proposals until one stands. Each rules out one logit at least."""
+    floor = tl.full((), LOWEST, tl.int32)
+    ranked = state == UNLISTED
+    if ranked:
+        kth = _kth(row, peak, top_k, scale, block, lanes)
+        floor = lowest_reaching(score(logit_of(kth), scale), kth, scale).to(tl.int32)
+        low = tl.maximum(floor, lowest_likely(min_p, scale))
+        state = tl.full((), OPEN, tl.int32)
+    while state != SETTLED:
+        if token >= 0:
+            if (state == OPEN) & (ranked == 0):
+                state = _weigh(row, peak, scale, low, top_p, total, block, lanes)
+            else:
+                state = tl.full((), UNSURE, tl.int32)
+            if state == UNSURE:
+                state = _weigh_exactly(row, peak, scale, low, floor, top_p, block, lanes)
+        if state == OPEN:
+            token, logit = draw(row, scale, ordinal(peak) >= low, low, block, lanes)
+            state, token, low = _propose(token, logit, low, top_p, scale)
+    return token
+
+
+@triton.jit
+def _finish(
+    logits, stride, vocab, temperatures, top_ps, min_ps, top_ks, keys, positions, mask_rows, masks,
+    peaks, scores, masses, groups, states, lows, totals, counts, drawn, listed_tokens, listed_logits, splits,
+    masked: tl.constexpr, first: tl.constexpr, block: tl.constexpr, group: tl.constexpr, listed: tl.constexpr,
+    lanes: tl.constexpr, group_lanes: tl.constexpr,
+):  # fmt: skip
+    """``first``: there was no round. ``states`` tells afterwards what each row came with."""
+    n = tl.program_id(0).to(tl.int64)
+    row = _row(logits, stride, vocab, keys, positions, mask_rows, masks, n, masked)
+    lane = tl.arange(0, lanes)
+    peak = tl.load(peaks + n * splits + lane, mask=lane < splits, other=float("-inf"))
+    temperature, top_p, min_p = tl.load(temperatures + n), tl.load(top_ps + n), tl.load(min_ps + n)
+    top_k, top = tl.load(top_ks + n), tl.max(peak)
+    scale = scale_of(top, temperature)
+    if first:
+        state, token, low, total = _open(
+            row, peak, temperature, top_p, min_p, top_k, scores, masses, groups, n, splits,
+            block, group, lanes, group_lanes,
+        )  # fmt: skip
+        state = tl.where(state == LISTED, UNLISTED, state)
+    else:
+        state, low, total = tl.load(states + n), tl.load(lows + n), tl.load(totals + n)
+        token = tl.load(drawn + n).to(tl.int32)
+        if state == OPEN:
+            state, token, low = _gather(row, scale, top_p, token, low, total, scores, masses, n, splits, block, lanes)
+        elif state == LISTED:
+            count = tl.load(counts + n)
+            if count <= listed:
+                token = _draw_listed(
+                    row[4], scale, low, count, top_k, top_p, min_p, listed_tokens, listed_logits, n, vocab, listed
+                )
+                state = tl.full((), SETTLED, tl.int32)
+            else:
+                state = tl.full((), UNLISTED, tl.int32)
+    tl.store(states + n, state)
+    if state != SETTLED:
+        token = _search(row, peak, scale, state, token, low, total, top_k, top_p, min_p, block, lanes)
+    tl.store(drawn + n, token.to(tl.int64))
+
+
+@triton.jit
+def _adjust(
+    logits, vocab, first, tokens, repetition, shift, rows, entries, steps: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
+    """Entries of all rows, in place."""
+    entry = tl.program_id(0) * block + tl.arange(0, block)
+    inside = entry < entries
+    low = tl.zeros((block,), tl.int32)
+    high = low + rows
+    # How many rows end at the entry or before it.
+    for _ in range(steps):
+        middle = (low + high) // 2
+        over = tl.load(first + middle + 1, mask=inside & (low < high), other=0) <= entry
+        high = tl.where(over | (low >= high), high, middle)
+        low = tl.where(over & (low < high), middle + 1, low)
+    inside = inside & (low < rows)
+    place = low.to(tl.int64) * vocab + tl.load(tokens + entry, mask=inside, other=0)
+    before = tl.load(logits + place, mask=inside, other=0.0).to(tl.float64)
+    by = tl.load(repetition + entry, mask=inside, other=1.0).to(tl.float64)
+    after = tl.where(before > 0, before / by, before * by)
+    after += tl.load(shift + entry, mask=inside, other=0.0).to(tl.float64)
+    tl.store(logits + place, after.to(tl.float32), mask=inside)
+
+
+def adjusted(logits: Tensor, adjustments: Adjustments) -> Tensor:
+    """See :func:`inferd_runtime.kernels.sampling.adjusted`."""
+    copy = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    rows, entries = len(copy), len(adjustments.tokens)
+    if rows and entries:
+        _adjust[(triton.cdiv(entries, ENTRIES),)](
+            copy, copy.shape[1], adjustments.first, adjustments.tokens, adjustments.repetition, adjustments.shift,
+            rows, entries, steps=rows.bit_length(), block=ENTRIES,
+        )  # fmt: skip
+    return copy
+
+
+def sample(logits: Tensor, rows: SampleRows) -> Tensor:
+    """See :func:`inferd_runtime.kernels.sampling.sample`."""
+    return sample_tiled(logits, rows, Tiling.of(*logits.shape))[0]
+
+
+def sample_tiled(logits: Tensor, rows: SampleRows, tiling: Tiling) -> tuple[Tensor, Tensor]:
+    """:func:`sample`, and int32[N]: the state in which each row came to the end of the last launch, for tests."""
+    if rows.adjustments is not None:
+        logits = adjusted(logits, rows.adjustments)
+    elif logits.stride(1) != 1:
+        logits = logits.contiguous()
+    count, vocab = logits.shape
+    work = _Work.of(logits, triton.cdiv(vocab, tiling.block), tiling)
+    if count:
+        _launch(logits, rows, tiling, work)
+    return work.drawn, work.states
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What the launches leave each other, for N rows and S splits of G groups each.
+
+    ``peaks`` and ``scores`` float32[N, S], ``masses`` float32[N, S, 2], ``groups`` float32[N, S * G]; ``states``, ``lows``,
+    ``counts`` int32[N], ``totals`` float64[N], ``drawn`` int64[N]; the lists int32 and float32[N, L].
+    """
+
+    peaks: Tensor
+    scores: Tensor
+    masses: Tensor
+    groups: Tensor
+    states: Tensor
+    lows: Tensor
+    counts: Tensor
+    totals: Tensor
+    drawn: Tensor
+    listed_tokens: Tensor
+    listed_logits: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor, splits: int, tiling: Tiling) -> _Work:
+        """Uninitialised."""
+        n, groups = len(logits), splits * (tiling.block // tiling.group)
+
+        def empty(dtype: torch.dtype, *shape: int) -> Tensor:
+            return logits.new_empty((n, *shape), dtype=dtype)
+
+        return cls(
+            empty(torch.float32, splits), empty(torch.float32, splits), empty(torch.float32, splits, 2),
+            empty(torch.float32, groups), empty(torch.int32), empty(torch.int32), empty(torch.int32),
+            empty(torch.float64), empty(torch.int64), empty(torch.int32, tiling.listed), empty(torch.float32, tiling.listed),
+        )  # fmt: skip
+
+
+def _launch(logits: Tensor, rows: SampleRows, tiling: Tiling, work: _Work) -> None:
+    count, splits = work.peaks.shape
+    masked = len(rows.masks) > 0
+    where = (rows.keys, rows.positions, rows.mask_rows, rows.masks)
+    source = (logits, logits.stride(0), logits.shape[1])
+    samplers = (*source, rows.temperature, rows.top_p, rows.min_p, rows.top_k, *where)
+    found = (work.peaks, work.scores, work.masses)
+    lists = (work.listed_tokens, work.listed_logits)
+    result = (work.states, work.lows, work.totals, work.counts, work.drawn)
+    warps = min(8, max(1, tiling.block // 512))
+    lanes = triton.next_power_of_2(splits)
+    sizes = {
+        "masked": masked, "block": tiling.block, "group": tiling.group, "num_warps": warps,
+        "lanes": lanes, "group_lanes": triton.next_power_of_2(work.groups.shape[1]),
+    }  # fmt: skip
+    _scan[(splits, count)](
+        *source, rows.temperature, rows.top_p, rows.top_k, *where, *found, work.groups,
+        masked=masked, block=tiling.block, group=tiling.group, num_warps=warps,
+    )  # fmt: skip
+    for turn in range(tiling.rounds):
+        _settle[(count,)](*samplers, *found, work.groups, *result, splits, first=turn == 0, **sizes)
+        _round[(splits, count)](
+            *source, rows.temperature, *where, *found, work.states, work.lows, work.counts, *lists,
+            masked=masked, first=turn == 0, block=tiling.block, listed=tiling.listed, lanes=lanes, num_warps=warps,
+        )  # fmt: skip
+    _finish[(count,)](
+        *samplers, *found, work.groups, *result, *lists, splits,
+        first=tiling.rounds == 0, listed=tiling.listed, **sizes,
+    )  # fmt: skip
