@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,53 +18,60 @@ from inferd_runtime.engine.drivers.buckets import Shape
 
 ALIGNED = 16
 OF_LOGITS = frozenset({"logit_rows", "temperature", "top_p", "min_p", "top_k", "keys", "drawn_positions", "mask_rows"})
+SIZES = {"int64": 8, "int32": 4, "float64": 8}
 TYPES = {"int64": torch.int64, "int32": torch.int32, "float64": torch.float64}
 
 
 class Field(NamedTuple):
-    """One array of the block; ``filler`` is what it holds where nothing is said."""
+    """One array of the block: so many ``elements`` in ``shape``, from byte ``start`` to ``end``, which is the next one's start.
+    ``filler`` is what it holds where nothing is said.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    elements: int
+    start: int
+    end: int
     filler: int
 
-    @property
-    def bytes(self) -> int:
-        """Its size, rounded up so that the next one is aligned."""
-        size = int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
-        return -(-size // ALIGNED) * ALIGNED
 
-
-def fields(shape: Shape) -> list[Field]:
+@lru_cache(maxsize=256)
+def fields(shape: Shape) -> tuple[Field, ...]:
     """The arrays of a step of this shape; page numbers and masks, whose sizes vary, follow behind."""
     rows, batch, tiles, nodes = (shape.rows,), (shape.batch,), (shape.tiles,), (shape.batch, shape.nodes)
-    return [
-        Field("tokens", "int64", rows, 0),
-        Field("carried", "int64", rows, -1),
-        Field("positions", "int64", rows, 0),
-        Field("slots", "int64", rows, -1),
-        Field("seen", "int64", rows, 0),
-        Field("logit_rows", "int64", rows, 0),
-        Field("temperature", "float64", rows, 0),
-        Field("top_p", "float64", rows, 1),
-        Field("min_p", "float64", rows, 0),
-        Field("top_k", "int64", rows, 0),
-        Field("keys", "int64", rows, 0),
-        Field("drawn_positions", "int64", rows, 0),
-        Field("mask_rows", "int32", rows, -1),
-        Field("first", "int32", batch, 0),
-        Field("counts", "int32", batch, 0),
-        Field("lengths", "int32", batch, 0),
-        Field("tails", "int32", batch, 0),
-        Field("page_first", "int32", batch, 0),
-        Field("tile_sequences", "int32", tiles, -1),
-        Field("tile_starts", "int32", tiles, 0),
-        Field("draft_first", "int32", batch, 0),
-        Field("draft_lengths", "int32", batch, -1),
-        Field("draft_tokens", "int32", nodes, -1),
-        Field("draft_parents", "int32", nodes, -1),
-    ]
+    found, start = [], 0
+    for name, dtype, sizes, filler in (
+        ("tokens", "int64", rows, 0),
+        ("carried", "int64", rows, -1),
+        ("positions", "int64", rows, 0),
+        ("slots", "int64", rows, -1),
+        ("seen", "int64", rows, 0),
+        ("logit_rows", "int64", rows, 0),
+        ("temperature", "float64", rows, 0),
+        ("top_p", "float64", rows, 1),
+        ("min_p", "float64", rows, 0),
+        ("top_k", "int64", rows, 0),
+        ("keys", "int64", rows, 0),
+        ("drawn_positions", "int64", rows, 0),
+        ("mask_rows", "int32", rows, -1),
+        ("first", "int32", batch, 0),
+        ("counts", "int32", batch, 0),
+        ("lengths", "int32", batch, 0),
+        ("tails", "int32", batch, 0),
+        ("page_first", "int32", batch, 0),
+        ("tile_sequences", "int32", tiles, -1),
+        ("tile_starts", "int32", tiles, 0),
+        ("draft_first", "int32", batch, 0),
+        ("draft_lengths", "int32", batch, -1),
+        ("draft_tokens", "int32", nodes, -1),
+        ("draft_parents", "int32", nodes, -1),
+    ):
+        count = math.prod(sizes)
+        end = start + -(-count * SIZES[dtype] // ALIGNED) * ALIGNED
+        found.append(Field(name, dtype, sizes, count, start, end, filler))
+        start = end
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +103,7 @@ class Staging:
         self, accelerator: Accelerator, *, largest: Sequence[Shape], page_entries: int, masks: int, mask_words: int
     ) -> None:
         self._accelerator = accelerator
-        self._fixed = max(sum(field.bytes for field in fields(shape)) for shape in largest)
+        self._fixed = max(fields(shape)[-1].end for shape in largest)
         size = self._fixed + page_entries * 4
         self._device = torch.zeros(size, dtype=torch.uint8, device=accelerator.device)
         self._masks = torch.zeros(masks, mask_words, dtype=torch.int32, device=accelerator.device)
@@ -105,15 +114,12 @@ class Staging:
 
     def inputs(self, shape: Shape) -> StepInputs:
         """The device's arrays for steps of this shape. They are views of one block, the same at every call."""
-        arrays, at = {}, 0
+        arrays = {}
         for field in fields(shape):
-            flat = self._device[at : at + field.bytes].view(TYPES[field.dtype])
-            arrays[field.name] = flat[: int(np.prod(field.shape))].view(field.shape)
-            at += field.bytes
-        return StepInputs(arrays, self._device[at : at + self._pages_room(at)].view(torch.int32), self._masks)
-
-    def _pages_room(self, at: int) -> int:
-        return (len(self._device) - at) // 4 * 4
+            flat = self._device[field.start : field.end].view(TYPES[field.dtype])
+            arrays[field.name] = flat[: field.elements].view(field.shape)
+        behind = self._device[fields(shape)[-1].end :]
+        return StepInputs(arrays, behind[: len(behind) // 4 * 4].view(torch.int32), self._masks)
 
     def upload(
         self,
@@ -143,12 +149,10 @@ class Staging:
         pages: npt.NDArray[np.int32],
     ) -> int:
         """Write a step into a host block; how many bytes of it are in use."""
-        at = 0
         for field in fields(shape):
-            count = int(np.prod(field.shape))
-            array = host[at : at + field.bytes].view(field.dtype)[:count].reshape(field.shape)
+            array = host[field.start : field.end].view(field.dtype)[: field.elements]
             _put(array, values.get(field.name), field)
-            at += field.bytes
+        at = fields(shape)[-1].end
         if at + pages.nbytes > len(host):
             raise ValueError(f"a step of {len(pages)} page numbers is larger than what was made room for")
         host[at : at + pages.nbytes].view(np.int32)[:] = pages
@@ -161,15 +165,17 @@ class Staging:
 
 
 def _put(array: npt.NDArray[Any], value: npt.NDArray[Any] | None, field: Field) -> None:
-    """The value in the front, the filler in the rest."""
+    """The value in the front of a flat array, the filler in the rest."""
+    if value is None or value.ndim > 1:
+        array.fill(field.filler)
     if value is None:
-        array.fill(field.filler)
-    elif value.ndim == 1:
-        array[: len(value)] = value
+        return
+    if value.ndim > 1:
+        array.reshape(field.shape)[: value.shape[0], : value.shape[1]] = value
+        return
+    array[: len(value)] = value
+    if len(value) < field.elements:
         array[len(value) :] = field.filler
-    else:
-        array.fill(field.filler)
-        array[: value.shape[0], : value.shape[1]] = value
 
 
 def _nothing() -> None:
