@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from inferd.protocol import InvalidRequest
 from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.models.attention import LAYOUT, NAME, RULE, paged_attention
+from inferd_runtime.models.parallel_whole import is_divided, whole_twin
 from inferd_runtime.models.reach import MaskFunction, Reach, UnsupportedAttention, read_reach
 from inferd_runtime.models.selfcheck import Trial
 from inferd_runtime.models.shape import KvShape
@@ -79,7 +80,7 @@ def attach(module: nn.Module, name: str) -> Probed:
     model: Any = module
     try:
         calls = _probe(model)
-        trial = Trial(model)
+        trial = Trial(model, whole_twin(model) if is_divided(model) else model)
         kv = KvShape(tuple(call.keys for call in calls), tuple(call.values for call in calls))
         for call in calls:
             setattr(call.module, RULE, call.rule)
@@ -106,9 +107,14 @@ def _probe(model: Any) -> list[Call]:
     if sorted(prompt) != list(range(len(prompt))):
         raise UnsupportedAttention(f"its layers are numbered {sorted(prompt)}")
     for layer, call in prompt.items():
-        if single.get(layer) != call or single[layer].rule.sinks is not call.rule.sinks:
+        if single.get(layer) != call or not _same_memory(single[layer].rule.sinks, call.rule.sinks):
             raise UnsupportedAttention(f"{_named(model, [layer])} attends to one token otherwise than to several")
     return [prompt[layer] for layer in sorted(prompt)]
+
+
+def _same_memory(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two calls handed over one tensor; a rank's part of it is another object each time."""
+    return one is other or (one is not None and other is not None and one.data_ptr() == other.data_ptr())
 
 
 def _named(model: nn.Module, layers: Iterable[int]) -> str:

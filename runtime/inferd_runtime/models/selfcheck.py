@@ -37,26 +37,30 @@ ROUNDED = 0.2
 
 
 class Trial:
-    """Two sequences of random tokens and the model's own logits of them; made before the model is switched to ours."""
+    """Two sequences of random tokens and the model's own logits of them; made before the model is switched to ours.
 
-    def __init__(self, model: Any) -> None:
+    ``own`` is the model that gives these, another than ``model`` where that is divided between ranks.
+    """
+
+    def __init__(self, model: Any, own: Any) -> None:
         self._model = model
+        self._divided = own is not model
         self._like: Tensor = next(model.parameters())
         vocabulary = int(model.get_input_embeddings().weight.shape[0])
         random = np.random.default_rng(0)
         self._tokens: Ids = random.integers(min(vocabulary, TEXT_TOKENS), size=(2, TOKENS))
-        self._expected = self._own_logits()
+        self._expected = self._own_logits(own)
 
     @torch.inference_mode()
-    def _own_logits(self) -> Tensor:
+    def _own_logits(self, own: Any) -> Tensor:
         """float32[2, TOKENS, V].
 
         Eager attention, because other implementations leave out what they do not know; and no positions, because a family
         may count them otherwise than from 0 (RoBERTa).
         """
-        self._model.set_attn_implementation("eager")
+        own.set_attn_implementation("eager")
         tokens = torch.from_numpy(self._tokens).to(self._like.device)
-        logits: Tensor = self._model(input_ids=tokens, use_cache=False).logits
+        logits: Tensor = own(input_ids=tokens, use_cache=False).logits
         return logits.float()
 
     @torch.inference_mode()
@@ -88,7 +92,8 @@ class Trial:
         if not worst <= allowed:
             raise UnsupportedAttention(
                 f"its logits differ from its own attention's by {worst:.2g} of their spread ({allowed:g} is allowed): "
-                "it carries state beside attention, or counts positions by itself"
+                + ("the plan by which it is divided between ranks is wrong, or " if self._divided else "")
+                + "it carries state beside attention, or counts positions by itself"
             )
 
 
