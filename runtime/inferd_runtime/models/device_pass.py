@@ -89,15 +89,15 @@ class DevicePass:
         keys: Tensor,
         values: Tensor,
     ) -> Tensor:
-        """hidden [T, E] -> [T, E]."""
+        """hidden [T, E] -> [T, E], in its place."""
         kernels = self._kernels
         heads = layer.query_heads, layer.key_heads
         qkv = layer.qkv(rms_norm(hidden, layer.input_norm.shape, layer.input_norm, layer.eps))
         query = kernels.rotate_and_write(qkv, *angles, layer.head_norm, layer.eps, heads, keys, values, rows.slots)
         attended = kernels.paged_attention(query, keys, values, rows, layer.rule)
-        hidden = layer.out.onto(attended.reshape(len(hidden), -1), hidden)
+        hidden = _dense(layer.out).into(attended.reshape(len(hidden), -1), hidden)
         normed = rms_norm(hidden, layer.post_norm.shape, layer.post_norm, layer.eps)
-        return layer.down.onto(kernels.silu_mul(layer.gate_up(normed)), hidden)
+        return _dense(layer.down).into(kernels.silu_mul(layer.gate_up(normed)), hidden)
 
     def _final(self, hidden: Tensor) -> Tensor:
         return rms_norm(hidden, self._norm.shape, self._norm, self._layers[0].eps)
@@ -117,6 +117,11 @@ def device_pass(fused: FusedPass, kernels: PassKernels) -> DevicePass:
             raise InvalidRequest(f"layer {index}: heads of {layer.width} elements cannot be rotated by halves")
     _check_dense("the head", fused._head)
     return DevicePass(fused._layers, fused._embedding, rotary, fused._norm, fused._head, kernels)
+
+
+def _dense(product: Product) -> DenseProduct:
+    assert isinstance(product, DenseProduct)  # checked when the pass was made
+    return product
 
 
 def _check_dense(name: str, product: Product) -> None:

@@ -48,6 +48,10 @@ class DenseProduct:
         """See :class:`Product`. It has no bias."""
         return torch.addmm(residual, rows, self.weight.t())
 
+    def into(self, rows: Tensor, residual: Tensor) -> Tensor:
+        """As :meth:`onto`, in place of the residual: on CUDA, PyTorch would copy it first."""
+        return residual.addmm_(rows, self.weight.t())
+
 
 class PackedProduct:
     """The weight in oneDNN's blocks. Needs float32 on the CPU and a PyTorch with oneDNN: see :func:`can_pack`."""
