@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "kv": {"kv"},
     "kernels": {"kernels", "kv"},
 }
-TORCH_ROOMS = ("engine/drivers/", "kernels/", "models/", "server/engine_process.py")
+TORCH_ROOMS = ("engine/drivers/", "kernels/", "models/", "server/engine_process.py", "testing/recorded_host.py")
 
 
 def imports(path: Path) -> Iterator[str]:
