@@ -58,10 +58,11 @@ def check_rotated(
 ) -> Tensor:
     """``qkv`` as [T, H + 2 Hkv, D]. Raises ValueError where shapes do not go together."""
     query_heads, key_heads = heads
-    width = qkv.shape[1] // (query_heads + 2 * key_heads)
-    states = qkv.view(len(qkv), query_heads + 2 * key_heads, width)
-    if width % 2:
-        raise ValueError(f"heads of {width} elements cannot be rotated by halves")
+    every = query_heads + 2 * key_heads
+    width = qkv.shape[1] // every
+    if qkv.shape[1] != every * width or width % 2:
+        raise ValueError(f"{qkv.shape[1]} elements for {every} heads, which have to be rotated by halves")
+    states = qkv.view(len(qkv), every, width)
     if any(angle.shape != (len(qkv), width) for angle in (cos, sin)):
         raise ValueError(f"cos {list(cos.shape)} and sin {list(sin.shape)} for {len(qkv)} rows of width {width}")
     if head_norm is not None and head_norm.shape != (query_heads + key_heads, width):

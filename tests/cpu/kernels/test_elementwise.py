@@ -80,7 +80,7 @@ def test_what_does_not_fit_is_refused(run: ElementwiseOps) -> None:
             block.keys[0], block.values[0], torch.zeros(2, dtype=torch.int64),
         )  # fmt: skip
 
-    with pytest.raises(ValueError, match="cannot be rotated"):
+    with pytest.raises(ValueError, match="20 elements for 4 heads"):
         rotate(5, 5, 5, 5)
     with pytest.raises(ValueError, match="cos"):
         rotate(4, 6, 4, 4)
@@ -88,5 +88,10 @@ def test_what_does_not_fit_is_refused(run: ElementwiseOps) -> None:
         rotate(4, 4, 6, 4)
     with pytest.raises(ValueError, match="for a cache"):
         rotate(4, 4, 4, 6)
+    with pytest.raises(ValueError, match="for 3 heads"):
+        run.rotate_and_write(
+            torch.zeros(1, 8), torch.zeros(1, 2), torch.zeros(1, 2), None, 1e-5, (1, 1), *torch.zeros(2, 1, 1, 1, 2),
+            torch.zeros(1, dtype=torch.int64),
+        )  # fmt: skip
     with pytest.raises(ValueError, match="no gate and up"):
         run.silu_mul(torch.zeros(1, 3))

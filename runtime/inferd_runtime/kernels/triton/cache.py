@@ -196,8 +196,8 @@ def _copy_parts(block: CacheBlock, pages: Tensor, data: Tensor, *, scatter: bool
         )  # fmt: skip
 
 
-def variants(capability: int = 90) -> Iterator[Variant]:
-    """What is compiled for 8 key heads of width 128, and for pages of 16 tokens, whatever the device is capable of."""
+def variants() -> Iterator[Variant]:
+    """What is compiled for 8 key heads of width 128, and for pages of 16 tokens."""
     strides = dict.fromkeys(("key_row", "key_head", "value_row", "value_head"), "i32:16")
     sizes = {"key_size": 1024, "key_width": 128, "value_size": 1024, "value_width": 128}
     for name, rows, cache in (("bf16", "*bf16", "*bf16"), ("fp16", "*fp16", "*fp16"), ("fp8", "*bf16", "*u8")):

@@ -129,8 +129,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
-def variants(capability: int = 90) -> Iterator[Variant]:
-    """What is compiled for 32 query and 8 key heads of width 128 or 64, whatever the device is capable of."""
+def variants() -> Iterator[Variant]:
+    """What is compiled for 32 query and 8 key heads of width 128 or 64."""
     strides = dict.fromkeys(("qkv_row", "cos_row", "sin_row"), "i32:16")
     for dtype in ("*bf16", "*fp16"):
         for cache in (dtype, "*u8"):

@@ -3,7 +3,7 @@
     python -m inferd_runtime.kernels.triton.resources --arch 90
 
 prints a table, and one line of JSON last. Status 1: a kernel keeps registers in memory (spills), or wants more shared memory
-than a block can have. Every module of kernels says in ``variants(capability)`` what it is compiled as.
+than a block can have. Every module of kernels says in ``variants()`` what it is compiled as.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +27,8 @@ from inferd_runtime.kernels.triton.interpreted import INTERPRETED
 from inferd_runtime.kernels.triton.variant import Variant
 
 MODULES = ("cache", "elementwise", "attention")
+BY_CAPABILITY = ("attention",)
+"""Whose ``variants(capability)`` depend on the device."""
 SHARED_LIMITS = {80: 163 << 10, 90: 227 << 10}
 """Bytes of shared memory that one block can have (CUDA C++ programming guide, technical specifications)."""
 WARP = 32
@@ -80,8 +82,9 @@ def usage(variant: Variant, arch: int) -> Usage:
 def variants(modules: Sequence[str], arch: int) -> Iterator[Variant]:
     """Those of all modules, their names before the variants' own."""
     for module in modules:
-        listed: Iterator[Variant] = import_module(f"inferd_runtime.kernels.triton.{module}").variants(arch)
-        yield from (variant._replace(name=f"{module}: {variant.name}") for variant in listed)
+        given = (arch,) if module in BY_CAPABILITY else ()
+        listed: Callable[..., Iterator[Variant]] = import_module(f"inferd_runtime.kernels.triton.{module}").variants
+        yield from (variant._replace(name=f"{module}: {variant.name}") for variant in listed(*given))
 
 
 def too_large(used: Usage, arch: int) -> bool:
