@@ -118,10 +118,15 @@ def first_numbers(tensor: Tensor, count: int) -> Tensor:
 
     Where a part may be narrower than ``count``, that is, of small weights, all ranks put theirs together.
     """
-    if not isinstance(tensor, DTensor):
-        return tensor.reshape(-1)[:count]
-    part: Tensor = tensor.full_tensor() if tensor.numel() <= SMALL else tensor.to_local()
+    divided = isinstance(tensor, DTensor)
+    part: Tensor = tensor.full_tensor() if divided and tensor.numel() <= SMALL else own_part(tensor)
     return part.reshape(-1)[:count]
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a weight."""
+    part: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return part
 
 
 def share(size: ModelSize, ranks: int) -> ModelSize:
