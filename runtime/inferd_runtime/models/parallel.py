@@ -118,8 +118,8 @@ def first_numbers(tensor: Tensor, count: int) -> Tensor:
 
     Where a part may be narrower than ``count``, that is, of small weights, all ranks put theirs together.
     """
-    divided = isinstance(tensor, DTensor)
-    part: Tensor = tensor.full_tensor() if divided and tensor.numel() <= SMALL else own_part(tensor)
+    small = tensor.numel() <= SMALL
+    part: Tensor = tensor.full_tensor() if small and isinstance(tensor, DTensor) else own_part(tensor)
     return part.reshape(-1)[:count]
 
 
