@@ -6,6 +6,7 @@ Gumbel-argmax with the engine's noise. Nothing here waits for the device, so tha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,11 +55,33 @@ class SampleRows:
     adjustments: Adjustments | None = None
 
 
+def check_rows(logits: Tensor, rows: SampleRows) -> None:
+    """Raise ValueError, which names it, for a tensor whose dtype, shape or layout the kernels cannot read."""
+    count, vocab_size = logits.shape
+    floats = dict.fromkeys(("temperature", "top_p", "min_p"), torch.float64)
+    numbers = dict.fromkeys(("top_k", "keys", "positions"), torch.int64)
+    for name, dtype in {**floats, **numbers, "mask_rows": torch.int32}.items():
+        check_tensor(name, getattr(rows, name), dtype, (count,))
+    check_tensor("masks", rows.masks, torch.int32, (rows.masks.shape[0], -(-vocab_size // 32)))
+    if rows.adjustments is not None:
+        entries = rows.adjustments.tokens.shape
+        check_tensor("first", rows.adjustments.first, torch.int32, (count + 1,))
+        for name, dtype in (("tokens", torch.int32), ("repetition", torch.float32), ("shift", torch.float32)):
+            check_tensor(name, getattr(rows.adjustments, name), dtype, entries)
+
+
+def check_tensor(name: str, given: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
+    """Raise ValueError unless the tensor is that, and contiguous."""
+    if given.dtype != dtype or given.shape != shape or not given.is_contiguous():
+        raise ValueError(f"{name}: {given.dtype}{list(given.shape)}, not a contiguous {dtype}{list(shape)}")
+
+
 def sample(logits: Tensor, rows: SampleRows) -> Tensor:
     """int64[N]: the token that each row of ``logits`` float[N, V] (finite or -inf; not changed) draws.
 
-    PAD where nothing is left: the mask allows nothing, or -inf only.
+    PAD where nothing is left: the mask allows nothing, or -inf only. Raises ValueError where ``rows`` are not what they say.
     """
+    check_rows(logits, rows)
     if rows.adjustments is not None:
         logits = adjusted(logits, rows.adjustments)
     if rows.masks.shape[0]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.kernels.noise import gumbel, stream, uniform
-from inferd_runtime.kernels.sampling import PAD
+from inferd_runtime.kernels.sampling import PAD, check_tensor
 
 __all__ = [
     "ACCEPT", "PAD", "RESIDUAL", "DraftRows", "Drafts", "Noise", "Packed", "Verdict", "Verifier", "agree", "agreement",
@@ -100,8 +100,10 @@ def agree(samples: Tensor, drafts: DraftRows) -> Tensor:
     """:func:`agreement` for rows that are sampled already: ``samples`` int64[N], flat. Any shape may hold padding.
 
     One row per sequence, int32[B, 2 + 2 K], made to be copied to the host at once and read by :func:`read_verdicts`: how
-    many nodes stand; K + 1 tokens, theirs and one sample, then PAD; their K indices in order, then PAD.
+    many nodes stand; K + 1 tokens, theirs and one sample, then PAD; their K indices in order, then PAD. Raises ValueError where
+    ``drafts`` are not what they say.
     """
+    check_drafts(samples, drafts)
     width = drafts.tokens.shape[1]
     places = drafts.first[:, None].long() + torch.arange(width + 1, device=samples.device)
     own = samples[places.clamp(0, samples.shape[0] - 1)]
@@ -109,6 +111,15 @@ def agree(samples: Tensor, drafts: DraftRows) -> Tensor:
     accepted, tokens, path = _walk(own, nodes, drafts.parents.long())
     tokens = tokens.masked_fill((drafts.lengths < 0)[:, None], PAD)
     return torch.cat([accepted[:, None], tokens, path], dim=1).to(torch.int32)
+
+
+def check_drafts(samples: Tensor, drafts: DraftRows) -> None:
+    """Raise ValueError, which names it, for a tensor whose dtype, shape or layout the kernel cannot read."""
+    shape = drafts.tokens.shape
+    wanted = {"first": shape[:1], "lengths": shape[:1], "tokens": shape, "parents": shape}
+    check_tensor("samples", samples, torch.int64, samples.shape[:1])
+    for name, size in wanted.items():
+        check_tensor(name, getattr(drafts, name), torch.int32, size)
 
 
 def read_verdicts(packed: Packed) -> tuple[Packed, Packed, Packed]:

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from inferd_runtime.kernels import verify
+from inferd_runtime.kernels.triton import verify as kernels
 from inferd_runtime.kernels.verify import PAD, DraftRows, Drafts, Noise, agreement, read_verdicts
 
 Agree = Callable[[torch.Tensor, DraftRows], torch.Tensor]
-AGREES: dict[str, Agree] = {"torch": verify.agree}
+AGREES: dict[str, Agree] = {"torch": verify.agree, "triton": kernels.agree}
 
 
 @pytest.fixture(params=AGREES)

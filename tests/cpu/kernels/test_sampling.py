@@ -29,13 +29,10 @@ from inferd_runtime.kernels.triton.sampling import OPEN, SETTLED, UNLISTED, UNSU
 
 
 def interpreted(*tiling: int) -> Sampler:
-    """The kernels, with the tiling that is served if none is given. Scaled logits may overflow to -inf, as on the host."""
-
-    def sample(logits: torch.Tensor, rows: sampling.SampleRows) -> torch.Tensor:
-        with np.errstate(over="ignore"):
-            return kernels.sample_tiled(logits, rows, Tiling(*tiling))[0] if tiling else kernels.sample(logits, rows)
-
-    return sample
+    """The kernels, with the tiling that is served if none is given."""
+    if not tiling:
+        return kernels.sample
+    return lambda logits, rows: kernels.sample_tiled(logits, rows, Tiling(*tiling))[0]
 
 
 CHOICES = {
@@ -130,13 +127,12 @@ def test_the_draws_of_a_seed_are_not_all_the_same(sample: Sampler) -> None:
 
 def states_of(case: Case, tiling: Tiling) -> list[int]:
     """In which state the rows come to the last launch, whose tokens must be the host's."""
-    with np.errstate(over="ignore"):
-        tokens, states = kernels.sample_tiled(*case.tensors(), tiling)
+    tokens, states = kernels.sample_tiled(*case.tensors(), tiling)
     assert tokens.tolist() == case.expected()
     return states.tolist()
 
 
-def rows_of_a_kind(kind: int, sampling: Sampling, count: int, vocab: int = 250) -> Case:
+def rows_of_a_kind(kind: int, sampling: Sampling, count: int, vocab: int = 120) -> Case:
     generator = np.random.default_rng(kind)
     rows = [list(kinds_of_rows(generator, vocab))[kind] for _ in range(count)]
     return Case(np.stack(rows).astype(np.float32), resolved([sampling], count, seed=kind), range(count))
@@ -144,7 +140,7 @@ def rows_of_a_kind(kind: int, sampling: Sampling, count: int, vocab: int = 250) 
 
 def test_what_the_round_leaves_open_is_finished() -> None:
     """Hot rows and a small nucleus: one proposal after the other falls. So they do without any round."""
-    case = rows_of_a_kind(0, Sampling(30.0, top_p=0.02), 4)
+    case = rows_of_a_kind(0, Sampling(30.0, top_p=0.02), 3)
     assert OPEN in states_of(case, Tiling(128, 1))
     assert OPEN in states_of(case, Tiling(128, 1, rounds=0))
 
@@ -168,7 +164,7 @@ def test_a_long_list_is_finished_without_it() -> None:
 
 
 def test_a_list_is_hardly_longer_than_top_k() -> None:
-    """Of 250 tokens in groups of 2, 40 fit into a list of 64."""
+    """Of 120 tokens in groups of 2, 40 fit into a list of 64."""
     case = rows_of_a_kind(0, Sampling(20.0, top_k=40, top_p=0.9), 3)
     assert set(states_of(case, Tiling(128, 2, 64))) == {SETTLED.value}
 
@@ -180,12 +176,12 @@ def test_masses_that_float32_cannot_tell_apart_are_summed_in_float64() -> None:
 
 def test_logits_with_one_score_are_ties() -> None:
     """Below a large logit those that differ by less than float64 holds of the difference; the first two by less, too."""
-    row = np.full(200, -np.inf, np.float32)
+    row = np.full(100, -np.inf, np.float32)
     row[:6] = [3e38, 1e15, 2e15, 3e15, 4e15, -3e38]
-    samplers = resolved([Sampling(1e39, top_k=2), Sampling(1e39, top_k=3, top_p=0.99)], 8, seed=1)
-    case = Case(np.tile(row, (8, 1)), samplers, range(8))
-    assert len(set(case.expected())) > 3
-    for tiling in (Tiling(64, 1), Tiling(64, 64, 4), Tiling(64, 1, rounds=0)):
+    samplers = resolved([Sampling(1e39, top_k=2), Sampling(1e39, top_k=3, top_p=0.99)], 6, seed=1)
+    case = Case(np.tile(row, (6, 1)), samplers, range(6))
+    assert len(set(case.expected())) > 2
+    for tiling in (Tiling(128, 1), Tiling(128, 1, rounds=0)):
         states_of(case, tiling)
 
 
@@ -201,8 +197,7 @@ def test_no_temperature_is_too_cold_or_too_hot(temperature: float) -> None:
 def test_logits_that_are_no_numbers_do_not_hang_the_device(bad: float) -> None:
     case = every_pair(70, seed=3).every(37)
     case.logits[:, 30:50] = bad
-    with np.errstate(over="ignore"):
-        tokens = kernels.sample(*case.tensors())
+    tokens = kernels.sample(*case.tensors())
     assert bool(((tokens >= -1) & (tokens < 70)).all())
 
 

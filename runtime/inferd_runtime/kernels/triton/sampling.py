@@ -26,14 +26,16 @@ each by their latencies: 30 to 35 us altogether. Adjusted rows are copied to flo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from inferd_runtime.kernels.sampling import Adjustments, SampleRows
+from inferd_runtime.kernels.sampling import Adjustments, SampleRows, check_rows
 from inferd_runtime.kernels.triton.noise import gumbel, row_word
 from inferd_runtime.kernels.triton.rows import (
     CLOSE,
@@ -49,6 +51,7 @@ from inferd_runtime.kernels.triton.rows import (
     score,
     tile,
 )
+from inferd_runtime.kernels.triton.variant import Variant
 
 OPEN = tl.constexpr(0)
 """A proposal's mass is to be checked, or, without one, what has an ordinal of ``low`` or more is to be drawn from."""
@@ -497,7 +500,10 @@ def sample_tiled(logits: Tensor, rows: SampleRows, tiling: Tiling) -> tuple[Tens
     count, vocab = logits.shape
     work = _Work.of(logits, triton.cdiv(vocab, tiling.block), tiling)
     if count:
-        _launch(logits, rows, tiling, work)
+        check_rows(logits, rows)
+        # In the interpreter NumPy would warn of scaled logits that overflow to -inf, as they shall.
+        with np.errstate(over="ignore"):
+            _launch(logits, rows, tiling, work)
     return work.drawn, work.states
 
 
@@ -536,6 +542,11 @@ class _Work:
         )  # fmt: skip
 
 
+def _warps(tiling: Tiling) -> list[int]:
+    """Of programs for a split, of those that settle a row and of those that finish one: none of them spills."""
+    return [min(8, max(1, tiling.block // tokens)) for tokens in (512, 256, 128)]
+
+
 def _launch(logits: Tensor, rows: SampleRows, tiling: Tiling, work: _Work) -> None:
     count, splits = work.peaks.shape
     masked = len(rows.masks) > 0
@@ -545,10 +556,10 @@ def _launch(logits: Tensor, rows: SampleRows, tiling: Tiling, work: _Work) -> No
     found = (work.peaks, work.scores, work.masses)
     lists = (work.listed_tokens, work.listed_logits)
     result = (work.states, work.lows, work.totals, work.counts, work.drawn)
-    warps = min(8, max(1, tiling.block // 512))
+    warps, settling, finishing = _warps(tiling)
     lanes = triton.next_power_of_2(splits)
     sizes = {
-        "masked": masked, "block": tiling.block, "group": tiling.group, "num_warps": warps,
+        "masked": masked, "block": tiling.block, "group": tiling.group,
         "lanes": lanes, "group_lanes": triton.next_power_of_2(work.groups.shape[1]),
     }  # fmt: skip
     _scan[(splits, count)](
@@ -556,12 +567,49 @@ def _launch(logits: Tensor, rows: SampleRows, tiling: Tiling, work: _Work) -> No
         masked=masked, block=tiling.block, group=tiling.group, num_warps=warps,
     )  # fmt: skip
     for turn in range(tiling.rounds):
-        _settle[(count,)](*samplers, *found, work.groups, *result, splits, first=turn == 0, **sizes)
+        _settle[(count,)](*samplers, *found, work.groups, *result, splits, first=turn == 0, num_warps=settling, **sizes)
         _round[(splits, count)](
             *source, rows.temperature, *where, *found, work.states, work.lows, work.counts, *lists,
             masked=masked, first=turn == 0, block=tiling.block, listed=tiling.listed, lanes=lanes, num_warps=warps,
         )  # fmt: skip
     _finish[(count,)](
         *samplers, *found, work.groups, *result, *lists, splits,
-        first=tiling.rounds == 0, listed=tiling.listed, **sizes,
+        first=tiling.rounds == 0, listed=tiling.listed, num_warps=finishing, **sizes,
     )  # fmt: skip
+
+
+def variants() -> Iterator[Variant]:
+    """72 rows of 152,064 logits, 16, and 8; bfloat16 as they come from a model, and float32 as adjustments leave them."""
+    types = {
+        "stride": "i64:16", "vocab": "i32:16", "temperatures": "*fp64", "top_ps": "*fp64", "min_ps": "*fp64",
+        "top_ks": "*i64", "keys": "*i64", "positions": "*i64", "mask_rows": "*i32", "masks": "*i32", "peaks": "*fp32",
+        "scores": "*fp32", "masses": "*fp32", "groups": "*fp32", "states": "*i32", "lows": "*i32", "totals": "*fp64",
+        "counts": "*i32", "drawn": "*i64", "listed_tokens": "*i32", "listed_logits": "*fp32", "splits": "i32",
+    }  # fmt: skip
+    for rows, kind in ((72, "*bf16"), (72, "*fp32"), (16, "*bf16"), (8, "*bf16")):
+        tiling = Tiling.of(rows, 152_064)
+        splits = triton.cdiv(152_064, tiling.block)
+        lanes, group_lanes = triton.next_power_of_2(splits), triton.next_power_of_2(152_064 // tiling.group)
+        constants = {
+            "masked": True, "first": True, "block": tiling.block, "group": tiling.group, "listed": tiling.listed,
+            "lanes": lanes, "group_lanes": group_lanes,
+        }  # fmt: skip
+        warps, settling, finishing = _warps(tiling)
+        for name, kernel, threads, first in (
+            ("scan", _scan, warps, True), ("settle", _settle, settling, True), ("round", _round, warps, True),
+            ("finish", _finish, finishing, False),
+        ):  # fmt: skip
+            fixed = {each: value for each, value in constants.items() if each in kernel.arg_names}
+            signature = {each: type_ for each, type_ in types.items() if each in kernel.arg_names} | {"logits": kind}
+            label = f"{name} of {rows} rows, {kind[1:]}"
+            yield Variant(label, kernel, signature, fixed | ({"first": first} if "first" in fixed else {}), threads)
+    entries = {
+        "tokens": "*i32",
+        "repetition": "*fp32",
+        "shift": "*fp32",
+        "first": "*i32",
+        "rows": "i32",
+        "entries": "i32",
+    }
+    signature = entries | {"logits": "*fp32", "vocab": "i32:16"}
+    yield Variant("adjust", _adjust, signature, {"steps": 7, "block": ENTRIES})

@@ -1,0 +1,62 @@
+"""The agreement scan in Triton, a program per sequence. Reference: :mod:`inferd_runtime.kernels.verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inferd_runtime.kernels.triton.variant import Variant
+from inferd_runtime.kernels.verify import DraftRows, check_drafts
+
+PAD = tl.constexpr(-1)
+
+
+@triton.jit
+def _agree(samples, firsts, lengths, tokens, parents, packed, width, nodes: tl.constexpr):
+    """From the root, as long as a child of the row is the row's sample: a node's parent comes before it."""
+    b = tl.program_id(0).to(tl.int64)
+    length, first = tl.load(lengths + b), tl.load(firsts + b).to(tl.int64)
+    node = tl.arange(0, nodes)
+    inside = node < length
+    token = tl.load(tokens + b * width + node, mask=inside, other=PAD)
+    parent = tl.load(parents + b * width + node, mask=inside, other=PAD)
+    own = packed + b * (2 * width + 2)
+    # What is not written below is PAD; all threads meet before anything is.
+    for part in range(0, 2 * width + 2, nodes):
+        tl.store(own + part + node, PAD, mask=part + node < 2 * width + 2)
+    tl.debug_barrier()
+    accepted = tl.full((), 0, tl.int32)
+    row = tl.where(length >= 0, -1, nodes)
+    while row < nodes:
+        sample = tl.load(samples + first + 1 + row).to(tl.int32)
+        tl.store(own + 1 + accepted, sample)
+        child = tl.min(tl.where(inside & (node > row) & (parent == row) & (token == sample), node, nodes))
+        if child < nodes:
+            tl.store(own + 2 + width + accepted, child)
+            accepted += 1
+        row = child
+    tl.store(own, accepted)
+
+
+def agree(samples: Tensor, drafts: DraftRows) -> Tensor:
+    """See :func:`inferd_runtime.kernels.verify.agree`."""
+    batch, width = drafts.tokens.shape
+    packed = drafts.tokens.new_empty(batch, 2 + 2 * width)
+    if batch:
+        check_drafts(samples, drafts)
+        _agree[(batch,)](
+            samples, drafts.first, drafts.lengths, drafts.tokens, drafts.parents, packed, width,
+            nodes=max(2, triton.next_power_of_2(width)), num_warps=1,
+        )  # fmt: skip
+    return packed
+
+
+def variants() -> Iterator[Variant]:
+    """Trees of up to 64 nodes."""
+    types = {"samples": "*i64", "packed": "*i32", "width": "i32"}
+    types |= dict.fromkeys(("firsts", "lengths", "tokens", "parents"), "*i32")
+    for nodes in (8, 64):
+        yield Variant(f"agree {nodes}", _agree, types, {"nodes": nodes}, num_warps=1)
