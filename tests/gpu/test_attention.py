@@ -106,7 +106,8 @@ def test_a_row_gives_the_same_bits_whatever_stands_beside_it(splits: int) -> Non
     whole = paged_attention(case.query, case.keys, case.values, case.rows, PLAIN)
     for count in range(1, 8):
         counts, lengths = torch.full_like(case.rows.counts, count), case.rows.lengths - 8 + count
-        fewer = replace(case.rows, counts=counts, lengths=lengths, tails=lengths)
+        slots = torch.where(torch.arange(8, device="cuda") < count, case.rows.slots, -1)
+        fewer = replace(case.rows, slots=slots, counts=counts, lengths=lengths, tails=lengths)
         part = paged_attention(case.query, case.keys, case.values, fewer, PLAIN)
         assert torch.equal(part[:count], whole[:count])
 

@@ -111,6 +111,15 @@ def test_dtypes(attend: Attention, dtype: torch.dtype, cache: torch.dtype | None
     check_attention(attend, build(shape, [chain(18, 3)]), AttentionRule(None, None, None, None, sinks))
 
 
+def test_large_and_small_queries_meet_a_float8_cache_in_float16_without_loss() -> None:
+    """bfloat16 reaches far beyond float16; a row of zeros too."""
+    for scale, scaling in ((1e8, 1e-8), (1e-8, 1e8), (0.0, 1.0)):
+        shape = Shape(dtype=torch.bfloat16, cache=torch.float8_e4m3fn, heads=2, shared=1)
+        case = build(shape, [chain(9, 1)])
+        case = replace(case, query=case.query * scale)
+        check_attention(triton_attention, case, AttentionRule(scaling, None, None))
+
+
 @BOTH
 def test_a_cache_of_another_dtype_is_multiplied_in_float32(attend: Attention) -> None:
     for dtype, cache in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32), HALF):
@@ -141,7 +150,7 @@ def test_padding_is_written_and_what_is_not_seen_does_not_leak(
         return memory.fill_(float("nan")) if memory.is_floating_point() else memory
 
     monkeypatch.setattr(Tensor, "new_empty", dirty)
-    for splits, rule in product((1, 3), (PLAIN, AttentionRule(None, 3, None, None, torch.ones(4)))):
+    for splits, rule in ((1, PLAIN), (2, AttentionRule(None, 3, None, None, torch.ones(4)))):
         case = build(Shape(spare=20, splits=splits, tile_rows=2), [chain(17, 2), chain(2, 3)])
         check_attention(attend, case, rule)
 
@@ -184,7 +193,9 @@ def test_a_row_alone_gives_the_bits_that_it_gives_beside_others() -> None:
     case = build(Shape(tile_rows=4, splits=2, page_size=16, heads=2, shared=1), [chain(100, 4)])
     whole = triton_attention(case.query, case.keys, case.values, case.rows, PLAIN)
     two = torch.tensor([2], dtype=torch.int32)
-    fewer = replace(case.rows, counts=two, lengths=case.rows.lengths - 2, tails=case.rows.lengths - 2)
+    slots = torch.where(torch.arange(4) < 2, case.rows.slots, -1)
+    lengths = case.rows.lengths - 2
+    fewer = replace(case.rows, slots=slots, counts=two, lengths=lengths, tails=lengths)
     part = triton_attention(case.query, case.keys, case.values, fewer, PLAIN)
     assert torch.equal(whole[:2], part[:2])
 
@@ -214,14 +225,14 @@ def check_random(shape: Shape, sequences: list[Sequenced], rule: AttentionRule, 
         check_attention(attend, case, rule, exact)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(shapes, st.lists(sequence, min_size=1, max_size=3), random_rules, st.integers(0, 99), st.booleans())
 def test_random_batches(shape: Shape, sequences: list[Sequenced], rule: AttentionRule, seed: int, sinks: bool) -> None:
     check_random(shape, sequences, rule, seed, sinks)
 
 
 @pytest.mark.long
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(shapes, st.lists(sequence, min_size=1, max_size=5), random_rules, st.integers(0, 10**6), st.booleans())
 def test_many_random_batches(
     shape: Shape, sequences: list[Sequenced], rule: AttentionRule, seed: int, sinks: bool

@@ -128,8 +128,12 @@ def _scratch(out: Tensor, splits: int) -> dict[str, Tensor]:
 
 
 def product_dtype(query: torch.dtype, cache: torch.dtype) -> torch.dtype:
-    """What the products are computed in: the query's dtype; float32 where the cache holds another one than float8."""
-    return query if cache in (query, torch.float8_e4m3fn) else torch.float32
+    """What the products are computed in: the dtype of both; float32 where they differ; of float8, which float16 holds and an
+    instruction converts to, float16 or the query's float32.
+    """
+    if cache == torch.float8_e4m3fn:
+        return torch.float32 if query == torch.float32 else torch.float16
+    return query if cache == query else torch.float32
 
 
 def _attend_launch(
@@ -158,7 +162,9 @@ def _attend_launch(
         "group_columns": triton.next_power_of_2(group * value_width),
         "parts": parts, "part_rows": blocks.rows, "queries": blocks.queries, "block": blocks.keys, "splits": rows.splits,
         "scaling": width**-0.5 if rule.scaling is None else rule.scaling, "softcap": rule.softcap,
-        "window": rule.window, "chunk": rule.chunk, "dtype": TYPES[dtype], "bytewise": bytewise,
+        "window": rule.window, "chunk": rule.chunk, "dtype": TYPES[dtype],
+        "scaled": (dtype, query.dtype) == (torch.float16, torch.bfloat16),
+        "bytewise": bytewise,
         "native": capability >= 89,
         "twice": blocks.queries >= 64 and rule.window is None and rule.chunk is None,
         "lowest": LOWEST, "cleared": CLEARED, "interpreted": INTERPRETED,

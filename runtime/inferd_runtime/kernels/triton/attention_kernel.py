@@ -56,9 +56,16 @@ def _number(x, like: tl.constexpr, bytewise: tl.constexpr, native: tl.constexpr)
             # The exponent's bias is 15 in float16 and 7 here: 2 ** 8 apart, also for numbers below 2 ** -6.
             bits = x.to(tl.int16)
             half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
-            wide = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-            x = tl.where((bits & 0x7F) == 0x7F, float("nan"), wide)
+            x = tl.where((bits & 0x7F) == 0x7F, float("nan"), half.to(tl.float16, bitcast=True) * 256.0)
     return x.to(like)
+
+
+@triton.jit
+def _reach(q):
+    """A power of two for each query [queries, width], no more than half its largest number away from it: by that the query
+    fits float16, and keeps all of bfloat16's places."""
+    largest = tl.maximum(tl.max(tl.abs(q.to(tl.float32)), 1), 1e-30)
+    return (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -111,12 +118,12 @@ def _visible(key, inside, own, place, seen, tail, before, first, positions, wind
 
 @triton.jit
 def _walk(
-    total, top, sums, q, keys, values, table, start, stop, low, own, place, seen, tail, before, first, positions, head,
+    total, top, sums, q, reach, keys, values, table, start, stop, low, own, place, seen, tail, before, first, positions, head,
     key_page, key_slot, key_head, value_page, value_slot, value_head,
     page_size: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, value_width: tl.constexpr,
     value_padded: tl.constexpr, block: tl.constexpr, step: tl.constexpr, scaling: tl.constexpr, softcap: tl.constexpr,
-    window: tl.constexpr, chunk: tl.constexpr, masked: tl.constexpr, bytewise: tl.constexpr, native: tl.constexpr,
-    interpreted: tl.constexpr,
+    window: tl.constexpr, chunk: tl.constexpr, masked: tl.constexpr, scaled: tl.constexpr, bytewise: tl.constexpr,
+    native: tl.constexpr, interpreted: tl.constexpr,
 ):  # fmt: skip
     """Accumulator [queries, value_padded], maximum and sum [queries], with the blocks from ``start`` on added."""
     for begin in range(start, stop, step):
@@ -125,6 +132,8 @@ def _walk(
         page = tl.load(table + key // page_size, mask=inside, other=0) if masked else tl.load(table + key // page_size)
         k = _read(keys, page, key % page_size, head, key_page, key_slot, key_head, inside, width, padded, masked)
         scores = product(q, tl.trans(_number(k, q.dtype, bytewise, native)), interpreted)
+        if scaled:
+            scores = scores * reach[:, None]
         scores = _scored(scores, scaling, softcap)
         if masked:
             visible = _visible(key, inside, own, place, seen, tail, before, first, positions, window, chunk)
@@ -152,8 +161,8 @@ def attend(
     value_width: tl.constexpr, value_padded: tl.constexpr, group_columns: tl.constexpr,
     parts: tl.constexpr, part_rows: tl.constexpr, queries: tl.constexpr, block: tl.constexpr, splits: tl.constexpr,
     scaling: tl.constexpr, softcap: tl.constexpr, window: tl.constexpr, chunk: tl.constexpr,
-    dtype: tl.constexpr, bytewise: tl.constexpr, native: tl.constexpr, twice: tl.constexpr, lowest: tl.constexpr,
-    cleared: tl.constexpr, interpreted: tl.constexpr,
+    dtype: tl.constexpr, scaled: tl.constexpr, bytewise: tl.constexpr, native: tl.constexpr, twice: tl.constexpr,
+    lowest: tl.constexpr, cleared: tl.constexpr, interpreted: tl.constexpr,
 ):  # fmt: skip
     """Grid (key heads * parts of a tile, tiles and the programs that clear padding, splits)."""
     head = tl.program_id(0) // parts
@@ -184,7 +193,12 @@ def attend(
     head_at = head * group + index % group
     column = tl.arange(0, padded)
     pointers = query + at[:, None] * query_row + head_at[:, None] * query_head + column[None, :]
-    q = tl.load(pointers, mask=used[:, None] & (column < width)[None, :], other=0).to(dtype)
+    q = tl.load(pointers, mask=used[:, None] & (column < width)[None, :], other=0)
+    reach = tl.full([queries], 1.0, tl.float32)
+    if scaled:
+        reach = _reach(q)
+        q = q.to(tl.float32) / reach[:, None]
+    q = q.to(dtype)
     bits = tl.load(seen + at, mask=used, other=0)
     own = before + row
 
@@ -209,17 +223,17 @@ def attend(
         # The blocks that all rows see whole need no mask.
         whole = tl.minimum(tail, _own_first(before, start_row)) // block * block
         total, top, denominator = _walk(
-            total, top, denominator, q, keys, values, table, start, whole, low, own, place, bits, tail, before, begin,
+            total, top, denominator, q, reach, keys, values, table, start, whole, low, own, place, bits, tail, before, begin,
             positions, head, key_page, key_slot, key_head, value_page, value_slot, value_head,
             page_size, width, padded, value_width, value_padded, block, splits * block, scaling, softcap,
-            window, chunk, False, bytewise, native, interpreted,
+            window, chunk, False, scaled, bytewise, native, interpreted,
         )  # fmt: skip
         start += tl.cdiv(tl.maximum(whole - start, 0), splits * block) * (splits * block)
     total, top, denominator = _walk(
-        total, top, denominator, q, keys, values, table, start, stop, low, own, place, bits, tail, before, begin,
+        total, top, denominator, q, reach, keys, values, table, start, stop, low, own, place, bits, tail, before, begin,
         positions, head, key_page, key_slot, key_head, value_page, value_slot, value_head,
         page_size, width, padded, value_width, value_padded, block, splits * block, scaling, softcap,
-        window, chunk, True, bytewise, native, interpreted,
+        window, chunk, True, scaled, bytewise, native, interpreted,
     )  # fmt: skip
 
     column = tl.arange(0, value_padded)
