@@ -76,7 +76,8 @@ class Generation:
         self._allowed = not spec.paced
         penalties = spec.sampler.penalties
         self._history = None if penalties is None else History(penalties, context.tokens)
-        self._plain = spec.sources is None and spec.grammar is None and penalties is None and spec.logprobs is None
+        self._bare = spec.grammar is None and penalties is None and spec.logprobs is None
+        self._plain = self._bare and spec.sources is None
         context.user = self
         if context.pending == 0:
             # The last token's logits are wanted, so it is computed once more.
@@ -147,11 +148,15 @@ class Generation:
         self._notify()
 
     def outlook(self) -> Outlook:
-        """See :class:`~inferd_runtime.engine.plan.Job`. Certain where neither a program, nor a guess, nor a grammar has a say."""
+        """See :class:`~inferd_runtime.engine.plan.Job`. Certain where neither a program, nor a grammar, nor a guess has a say."""
         if self.finished() or self._room() <= 1:
             return Outlook.NOTHING
-        certain = self._plain and not self.spec.paced and len(self.outbox) + 1 < RUN_AHEAD
-        return Outlook.ROW if certain else Outlook.OPEN
+        waits = self.spec.paced or len(self.outbox) + 1 >= RUN_AHEAD
+        return Outlook.ROW if not waits and (self._plain or self._rests()) else Outlook.OPEN
+
+    def _rests(self) -> bool:
+        """Whether nothing makes the next row differ from a plain one but sources, and these are resting."""
+        return self._bare and self.spec.sources is not None and self.spec.sources.resting
 
     def fail(self, error: InferdError) -> None:
         """End with an error; what was delivered stays in the context."""

@@ -92,6 +92,8 @@ class RunAhead:
         if not plan or not self._has_room(plan) or not self._scheduler.has_turn(flight.plan):
             return []
         for item in plan:
+            if item.job.speculates:
+                item.job.guess()  # nothing: its sources rest, for a step less now
             item.job.context.reserve(item.ahead + 1)
             item.table.ahead = 1
         self._scheduler.charge(plan)

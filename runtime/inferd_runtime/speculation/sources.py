@@ -201,6 +201,11 @@ class SourceSet:
         """False while a source makes a guess that is worth waiting for: not where the others just guessed well."""
         return not self._slow or self._well_guessed or all(source.ready() for source in self._slow)
 
+    @property
+    def resting(self) -> bool:
+        """Whether there certainly is nobody to ask in the next step, whatever comes of the one under way."""
+        return not self._asked and not self._slow and all(map(RESTS, self._sources))
+
     def rest(self) -> bool:
         """Whether there is nobody to ask in this step: all are resting, for a step less now."""
         if not all(map(RESTS, self._sources)):
