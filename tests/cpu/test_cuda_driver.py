@@ -25,7 +25,7 @@ from inferd_runtime.engine.drivers.build import (
 )  # fmt: skip
 from inferd_runtime.engine.plan import Driver
 from inferd_runtime.kernels.attention import paged_attention
-from inferd_runtime.kernels.suite import reference_kernels
+from inferd_runtime.kernels.suite import reference_kernels, triton_kernels
 from inferd_runtime.models import products
 from inferd_runtime.models.batch import Placement
 from inferd_runtime.models.fused import fuse
@@ -269,3 +269,10 @@ def test_recording_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     times = measure_times(bench.driver, limit=0.002)
     assert bench.host.recordings > 3
     assert times.time(StepShape(1, 9, 25)) == pytest.approx(19e-6, rel=0.05)
+
+
+def test_tokens_through_tritons_kernels() -> None:
+    """All of them together, in the interpreter: prompts, decode rows, chains, trees."""
+    bench = CudaBench("qwen3", triton_kernels(), record=False)
+    requests = [replace(request, max_tokens=4) for request in requests_of("filtered", 3)]
+    run(bench.driver, answered(bench.reference, requests), [OracleTree, Oracle, None])
