@@ -135,8 +135,7 @@ def rejection(target: Tensor, drafts: Drafts, noise: Noise) -> Verdict:
     The draft must not have used the noise of the tags ACCEPT and RESIDUAL, and must hold every token that was drawn: one
     left out for what it is changes the distribution. Raises InvalidRequest for trees.
     """
-    if drafts.parents is not None:
-        raise InvalidRequest("the rejection verifier takes chains: use agreement for trees")
+    check_chains(drafts)
     # A row that allows nothing has no distribution: 0 everywhere.
     p = target.to(torch.float64).softmax(dim=2).nan_to_num(0.0)
     q = _distributions(drafts, p.shape[2])
@@ -150,6 +149,12 @@ def rejection(target: Tensor, drafts: Drafts, noise: Noise) -> Verdict:
     positions = noise.positions + accepted
     drawn = _sample(residual.log()[:, None], stream(noise.keys, RESIDUAL), positions[:, None])[:, 0]
     return _chain_verdict(drafts.tokens, accepted, drawn)
+
+
+def check_chains(drafts: Drafts) -> None:
+    """Raise InvalidRequest for trees."""
+    if drafts.parents is not None:
+        raise InvalidRequest("the rejection verifier takes chains: use agreement for trees")
 
 
 def _distributions(drafts: Drafts, vocab_size: int) -> Tensor:

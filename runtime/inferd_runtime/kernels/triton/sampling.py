@@ -86,7 +86,7 @@ class Tiling:
     @classmethod
     def of(cls, rows: int, vocab: int) -> Tiling:
         """Splits enough to fill a device, and about 1,024 to 2,048 groups."""
-        block = 1024 if rows <= 8 else 2048 if rows <= 32 else 4096
+        block = 1024 if rows <= 32 else 4096
         group = 1 << max(0, (vocab >> 10).bit_length() - 1)
         return cls(min(block, max(128, triton.next_power_of_2(vocab))), group)
 
@@ -579,14 +579,14 @@ def _launch(logits: Tensor, rows: SampleRows, tiling: Tiling, work: _Work) -> No
 
 
 def variants() -> Iterator[Variant]:
-    """72 rows of 152,064 logits, 16, and 8; bfloat16 as they come from a model, and float32 as adjustments leave them."""
+    """72 rows of 152,064 logits, and 8; bfloat16 as they come from a model, and float32 as adjustments leave them."""
     types = {
         "stride": "i64:16", "vocab": "i32:16", "temperatures": "*fp64", "top_ps": "*fp64", "min_ps": "*fp64",
         "top_ks": "*i64", "keys": "*i64", "positions": "*i64", "mask_rows": "*i32", "masks": "*i32", "peaks": "*fp32",
         "scores": "*fp32", "masses": "*fp32", "groups": "*fp32", "states": "*i32", "lows": "*i32", "totals": "*fp64",
         "counts": "*i32", "drawn": "*i64", "listed_tokens": "*i32", "listed_logits": "*fp32", "splits": "i32",
     }  # fmt: skip
-    for rows, kind in ((72, "*bf16"), (72, "*fp32"), (16, "*bf16"), (8, "*bf16")):
+    for rows, kind in ((72, "*bf16"), (72, "*fp32"), (8, "*bf16"), (8, "*fp32")):
         tiling = Tiling.of(rows, 152_064)
         splits = triton.cdiv(152_064, tiling.block)
         lanes, group_lanes = triton.next_power_of_2(splits), triton.next_power_of_2(152_064 // tiling.group)
