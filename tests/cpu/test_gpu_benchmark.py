@@ -1,0 +1,138 @@
+"""``benchmarks/gpu.py`` in its smoke mode: every line that a device will run has run here, and no figure is missing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import gpu
+from gpu_bench import Budget, Report
+
+MODEL_FREE = ("sampling", "rejection", "attention", "verify")
+WITH_MODEL = ("decode", "prefill", "steps", "equality", "speculation")
+KINDS = ("greedy", "temperature", "top_p", "top_k_top_p", "mask")
+STAGES = ("plan", "prepare", "lay_out", "launch", "upload", "staging", "wait", "commit", "whole", "kernels")
+DRAFTERS = ("none", "copy", "right", "mostly", "wrong")
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The benchmark with a command line; what it printed."""
+
+    def run(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["gpu.py", *arguments])
+        gpu.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def smoke(start: Callable[..., str], sections: Sequence[str], folder: Path) -> dict[str, Any]:
+    """The JSON line of these sections, which the file repeats."""
+    line: dict[str, Any] = json.loads(
+        start("--smoke", "--only", ",".join(sections), "--output", str(folder)).splitlines()[-1]
+    )
+    saved = json.loads((folder / "gpu.json").read_text())
+    assert saved["figures"].items() <= line.items()
+    assert saved["samples"]
+    return line
+
+
+def missing(line: dict[str, Any], wanted: set[str]) -> list[str]:
+    """What is no finite number there."""
+    return sorted(name for name in wanted if not (isinstance(line.get(name), float) and abs(line[name]) < float("inf")))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_without_a_device_it_says_so(start: Callable[..., str]) -> None:
+    with pytest.raises(SystemExit, match="needs a CUDA device") as refused:
+        start()
+    assert "\n" not in str(refused.value)
+
+
+def test_kernels_without_a_model(start: Callable[..., str], tmp_path: Path) -> None:
+    line = smoke(start, MODEL_FREE, tmp_path)
+    wanted = {"copy_tb_s", "matmul_tflop_s"} | {f"{name}_seconds" for name in MODEL_FREE}
+    for shape in ("1x1", "2x2"):
+        wanted |= {
+            f"sample_{shape}_{kind}_{arm}_us"
+            for kind in KINDS
+            for arm in ("graph", "eager", "chain_eager", "chain_graph")
+        }
+        wanted |= {f"sample_{shape}_{kind}_chain_graph_over_ours" for kind in KINDS}
+        wanted |= {f"sample_{shape}_temperature_{arm}_us" for arm in ("multinomial_eager", "race_graph")}
+        wanted |= {f"sample_{shape}_{kind}_sorted_graph_us" for kind in ("top_p", "top_k_top_p")}
+    for shape in ("1x2", "2x2"):
+        wanted |= {
+            f"rejection_{shape}_{arm}_us" for arm in ("graph", "eager", "chain_eager", "chain_graph", "agree_graph")
+        }
+    for batch in (1, 2):
+        for context in (32, 48):
+            prefix = f"attention_{context}_b{batch}"
+            wanted |= {f"{prefix}_{arm}_us" for arm in ("bf16", "fp8", "torch")}
+            wanted |= {
+                f"{prefix}_{name}" for name in ("bf16_of_bandwidth", "fp8_of_bandwidth", "fp8_vs_bf16", "vs_torch")
+            }
+        wanted |= {f"verify_32_b{batch}_{form}_k{k}_vs_k0" for form in ("chain", "tree") for k in (1, 8, 16)}
+    assert missing(line, wanted) == []
+    assert line["left_out"] == line["failed"] == []
+    assert line["smoke"] is True
+
+
+def test_the_model(start: Callable[..., str], tmp_path: Path) -> None:
+    line = smoke(start, WITH_MODEL, tmp_path)
+    wanted = {f"{name}_seconds" for name in WITH_MODEL}
+    for batch in (1, 2):
+        arms = ["engine", "engine_simple", "driver", "driver_ahead", "generate" if batch == 1 else "generate_batch"]
+        wanted |= {f"decode_b{batch}_{arm}_{unit}" for arm in arms for unit in ("tok_s", "of_floor")}
+        wanted |= {f"decode_b{batch}_vs_{arms[-1]}", f"decode_b{batch}_floor_tok_s"}
+        wanted |= {f"step_b{batch}_{way}_{stage}_us" for way in ("recorded", "launched") for stage in STAGES}
+        wanted |= {f"step_b{batch}_{way}_launches" for way in ("recorded", "launched")}
+        wanted |= {f"verify_step_b{batch}_k{k}_{unit}" for k in (0, 1, 2, 4, 8, 15) for unit in ("ms", "vs_k0")}
+        wanted |= {f"spec_{kind}_b{batch}{unit}" for kind in DRAFTERS for unit in ("", "_tok_s", "_as_expected")}
+    wanted |= {
+        f"prefill_24_{arm}_{unit}" for arm in ("driver", "engine", "transformers") for unit in ("tok_s", "of_matmul")
+    }
+    runs = ("again", "simple_loop", "drafts", "drafts_again")
+    wanted |= {
+        f"equal_{name}_fixed{width}_{unit}" for name in runs for width in (0, 8) for unit in ("tokens", "streams")
+    }
+    assert missing(line, wanted) == []
+    assert line["left_out"] == line["failed"] == []
+    assert line["kernels_agree"] == line["fuse_accepted"] == 1
+    assert all(line[f"spec_{kind}_b{batch}_as_expected"] == 1 for kind in DRAFTERS for batch in (1, 2))
+
+
+def test_an_unknown_section_is_named(start: Callable[..., str]) -> None:
+    with pytest.raises(SystemExit, match="no section decoding"):
+        start("--smoke", "--only", "ceilings,decoding")
+
+
+def test_a_section_that_fails_is_named_and_costs_no_other(
+    start: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(gpu, "measure_sampling", broken)
+    with pytest.raises(SystemExit):
+        start("--smoke", "--only", "sampling,verify")
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert line["failed"] == ["sampling"]
+    assert "verify_32_b1_chain_k8_vs_k0" in line
+
+
+def test_a_section_without_time_names_what_it_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report(None, {})
+    assert Budget(report, "decode", 60).allows("batch 1")
+    assert not Budget(report, "decode", -1).allows("batch 8")
+    assert report.left_out == ["decode: batch 8"]
+    assert "batch 8" in capsys.readouterr().out
