@@ -27,6 +27,7 @@ POINTERS = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.uint8: "u8", torch.int32: "i32",
     torch.int64: "i64",
 }  # fmt: skip
+MOST_SUMS = 128 * 128
 LEAST_CAPABILITY = 80
 CLEARED = 16
 """Rows that one program sets to zero where they are padding."""
@@ -53,14 +54,18 @@ def choose_blocks(dtype: torch.dtype, width: int, group: int, tile_rows: int, ca
     blocks each of K and V ahead (the other stages hold page numbers), and up to three programs share a processor. Many
     queries are bound by arithmetic: three stages leave shared memory to the queries. Before capability 9.0 a product takes its
     operands from registers, so that a large one is shared by eight warps, and 128 queries meet half as many keys.
+
+    Raises ValueError where the query heads of one key head do not fit a program: 71 of width 256, say.
     """
     padded = _padded(width)
+    if triton.next_power_of_2(group) * padded > MOST_SUMS:
+        raise ValueError(f"attention of {group} query heads of width {width} per key head")
     if dtype == torch.float32:
         # Exact products have no tensor cores: both operands pass through registers.
         rows = max(1, min(tile_rows, 16 // triton.next_power_of_2(group)))
         queries = max(16, triton.next_power_of_2(rows * group))
         return Blocks(rows, queries, 16, 4 if queries * padded <= 16 * 128 else 8, 2)
-    most = max(16, min(128, 16384 // padded))
+    most = max(16, min(128, MOST_SUMS // padded))
     rows = max(1, min(tile_rows, most // triton.next_power_of_2(group)))
     queries = max(16, triton.next_power_of_2(rows * group))
     keys = max(16, min(64, 8192 // padded))
