@@ -17,11 +17,13 @@ alone, so that a CUDA graph can hold them:
 Exactness. The token is the host's except where two float64 scores agree to the rounding of a logarithm (about 1e-14), or a
 mass is top_p of the total to the rounding of a float64 sum. What float32 cannot decide is decided in float64: see CLOSE, MASS.
 
-What is expected of an H200 (132 multiprocessors at 1.75 GHz, 4.8 TB/s), for 72 rows of 152k logits. ``_scan`` reads 22 MB of
-bfloat16: 5 us. Its noise is 44 instructions a token (SASS: 22 of integer logic, 12 multiplications, 8 of float32, 2 of the
-special unit), with the rest about 60: 10.9 M tokens * 60 / (132 * 128 * 1.75e9 / s) = 22 us, which hides the reading. Rows
-with temperature 0 or top_k need no noise there. The other launches read from the L2 cache what they need of it, some 3 us
-each by their latencies: 30 to 35 us altogether. Adjusted rows are copied to float32 first: 44 MB written and read, 20 us.
+What is expected of an H200 (132 multiprocessors at 1.75 GHz, 4.8 TB/s; nothing here was measured), for 72 rows of 152k logits.
+``_scan`` reads 22 MB of bfloat16: 5 us. The noise is 44 instructions a token (counted in the machine code: 20 of integer
+logic, 12 multiplications and additions, 10 of float32, 2 of the special unit); with loading, scaling, the maxima and what a
+program does once, about 75, of which 38 go to the unit that does 64 a cycle: 10.9 M tokens * 38 / (132 * 64 * 1.75e9 / s)
+= 28 us, which hides the reading. Rows with temperature 0 or top_k need no noise there. The other launches read from the L2
+cache what they need of it: 5, 2 and 3 us of latency. Together 40 us; 15 us for one row. Rows with adjustments are copied to
+float32 first: 22 MB read, 44 MB written, then 44 MB read: 20 us more.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ import triton.language as tl
 from torch import Tensor
 
 from inferd_runtime.kernels.sampling import Adjustments, SampleRows, check_rows
-from inferd_runtime.kernels.triton.noise import gumbel, row_word
+from inferd_runtime.kernels.triton.noise import gumbel, rough_gumbel, row_word
 from inferd_runtime.kernels.triton.rows import (
     CLOSE,
     LOWEST,
@@ -119,7 +121,7 @@ def _scan(
             tl.store(groups + n * splits * (block // group) + place, largest)
         else:
             scale = scale_of(tl.where(peak > float("-inf"), peak, 0.0), temperature)
-            tl.store(scores + n * splits + split, tl.max(rough_scores(row, scale, token, logit, LOWEST)))
+            tl.store(scores + n * splits + split, tl.max(scaled(logit, scale) + rough_gumbel(row[4], token)))
             if tl.load(top_ps + n) < 1:
                 tl.store(masses + (n * splits + split) * 2, tl.sum(tl.exp(scaled(logit, scale))))
 
@@ -544,7 +546,7 @@ class _Work:
 
 def _warps(tiling: Tiling) -> list[int]:
     """Of programs for a split, of those that settle a row and of those that finish one: none of them spills."""
-    return [min(8, max(1, tiling.block // tokens)) for tokens in (512, 256, 128)]
+    return [min(8, max(least, tiling.block // tokens)) for tokens, least in ((512, 1), (256, 1), (128, 4))]
 
 
 def _launch(logits: Tensor, rows: SampleRows, tiling: Tiling, work: _Work) -> None:
