@@ -95,11 +95,19 @@ def test_parts_are_combined_also_where_there_are_more_than_keys(splits: int, rul
 
 @BOTH
 def test_a_tree_of_64_nodes_uses_the_last_bit(attend: Attention) -> None:
-    parents = [-1, *range(31), -1, *range(32, 63)]  # two branches of 32
+    parents = [-1, *(node * 7 % (node + 1) - 1 for node in range(1, 64))]  # no two halves of the masks are alike
     case = build(Shape(heads=1, shared=1, tile_rows=32, page_size=16), [tree(3, 65, parents)])
     assert int(case.rows.seen.min()) < 0
     check_attention(attend, case, PLAIN)
     check_attention(attend, case, AttentionRule(None, 9, None))
+
+
+@BOTH
+def test_a_tree_may_stand_far_behind_the_keys_before_it(attend: Attention) -> None:
+    """Positions are the program's to choose: the nodes see each other through a window that shows nothing else."""
+    case = build(Shape(heads=2, shared=1, tile_rows=8), [tree(9, 6, [-1, 0, 0, 1, -1])])
+    case = replace(case, rows=replace(case.rows, positions=case.rows.positions + 100))
+    check_attention(attend, case, AttentionRule(None, 8, None))
 
 
 @BOTH
