@@ -5,7 +5,7 @@ STAMP := .venv/installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test lint types unit bench clean
+.PHONY: demo test lint types unit bench bench-gpu clean
 
 demo: $(STAMP)
 	$(BIN)/inferd run inferlets/extract/main.py --text "Ada Lovelace, 36"
@@ -25,6 +25,9 @@ unit: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/first_light.py --quick
+
+bench-gpu: $(STAMP)
+	$(BIN)/python benchmarks/gpu.py --output build/gpu
 
 $(STAMP): pyproject.toml constraints.txt
 	test -d .venv || $(PYTHON) -m venv .venv

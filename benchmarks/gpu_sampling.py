@@ -182,8 +182,8 @@ def one_rejection(bench: Bench, report: Report, ceilings: Ceilings, batch: int, 
 
 
 def rejection_kernel(bench: Bench) -> Callable[[Tensor, Drafts, Noise], Verdict]:
-    """Triton's where there is a device, else the reference."""
-    if not bench.on_device:
+    """Of the same kind as the other kernels."""
+    if bench.kernels.sample is reference.sample:
         return verify.rejection
     from inferd_runtime.kernels.triton.rejection import rejection
 

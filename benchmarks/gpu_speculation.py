@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,7 @@ NOISE = 8
 FREE_ROWS = StepTimes.linear(1.0, 1e-6)
 FIXED = 8
 STREAMS = 32
+ALONE = 4
 COPY_TARGET, WRONG_TARGET = 5.0, 0.98
 Prompts = list[list[int]]
 
@@ -171,7 +172,7 @@ def same_share(expected: Sequence[Sequence[int]], got: Sequence[Sequence[int]]) 
 def measure_equality(bench: Bench, report: Report, budget: Budget, served: Served, ceilings: Ceilings) -> None:
     """Greedy tokens on random weights, whose scores are close: with drafts against without, and what else might change them.
 
-    On an H200: 32 streams of 64 tokens, eight runs at 5 to 8 ms a step: 5 s, and as much for recording.
+    On an H200: 32 streams of 64 tokens, ten runs at 5 to 8 ms a step, and four streams alone, twice: 10 s with recording.
     """
     del ceilings
     streams = min(STREAMS, max(bench.sizes.batches))
@@ -183,27 +184,39 @@ def measure_equality(bench: Bench, report: Report, budget: Budget, served: Serve
 
 
 def one_width(bench: Bench, report: Report, served: Served, prompts: Prompts, fixed: int) -> None:
-    """Everything against a plain run of the same width."""
-    say = partial(say_all, bench, served, prompts, fixed)
-    plain = say().tokens
-    arms: dict[str, Callable[[], Answered]] = {
-        "again": say,
-        "simple_loop": partial(say, overlap=False),
-        "drafts": partial(say, answers=plain),
-        "drafts_again": partial(say, answers=plain),
-    }
-    for name, run in arms.items():
-        done = run()
-        tokens, whole = same_share(plain, done.tokens)
-        prefix = f"equal_{name}_fixed{fixed}"
-        report.value(f"{prefix}_tokens", tokens)
-        report.value(f"{prefix}_streams", whole)
-        drafts = f", {done.accepted} of {done.drafted} drafts accepted" if done.drafted else ""
-        print(f"  width {fixed or 'free'}, {name:<13} {tokens:.4f} of the tokens, {whole:.3f} of the streams{drafts}")
+    """Everything against a plain run of the same width: all streams at once, and a few of them each by itself. Side by side,
+    streams with drafts end at different steps, and the last ones run in smaller batches than they would without.
+    """
+    say = partial(say_all, bench, served, fixed)
+    plain = say(prompts).tokens
+    check(report, f"again_fixed{fixed}", plain, say(prompts))
+    check(report, f"simple_loop_fixed{fixed}", plain, say(prompts, overlap=False))
+    for name in ("drafts", "drafts_again"):
+        check(report, f"{name}_fixed{fixed}", plain, say(prompts, plain))
+    alone = [say([prompt]).tokens[0] for prompt in prompts[:ALONE]]
+    done = [say([prompt], [answer]) for prompt, answer in zip(prompts, alone, strict=False)]
+    check(report, f"drafts_alone_fixed{fixed}", alone, together(done))
+
+
+def check(report: Report, name: str, plain: Prompts, done: Answered) -> None:
+    """Report what is equal."""
+    tokens, whole = same_share(plain, done.tokens)
+    report.value(f"equal_{name}_tokens", tokens)
+    report.value(f"equal_{name}_streams", whole)
+    drafts = f", {done.accepted} of {done.drafted} drafts accepted" if done.drafted else ""
+    print(f"  {name:<24} {tokens:.4f} of the tokens, {whole:.3f} of the streams{drafts}")
+
+
+def together(runs: Sequence[Answered]) -> Answered:
+    """Several runs as one."""
+    return Answered(
+        [run.tokens[0] for run in runs], sum(run.seconds for run in runs),
+        sum(run.drafted for run in runs), sum(run.accepted for run in runs),
+    )  # fmt: skip
 
 
 def say_all(
-    bench: Bench, served: Served, prompts: Prompts, fixed: int, answers: Prompts | None = None, overlap: bool = True
+    bench: Bench, served: Served, fixed: int, prompts: Prompts, answers: Prompts | None = None, overlap: bool = True
 ) -> Answered:
     """All streams, with drafts of known ``answers`` that are right in four of five tokens."""
     arm = StreamArm(served.driver, overlap=overlap, times=FREE_ROWS, fixed=fixed)

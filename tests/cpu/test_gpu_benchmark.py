@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import gpu
+import gpu_bench
 from gpu_bench import Budget, Report
+
+from inferd_runtime.kernels.suite import triton_kernels
+from inferd_runtime.testing.recorded_host import RecordedHost
 
 MODEL_FREE = ("sampling", "rejection", "attention", "verify")
 WITH_MODEL = ("decode", "prefill", "steps", "equality", "speculation")
@@ -101,7 +106,7 @@ def test_the_model(start: Callable[..., str], tmp_path: Path) -> None:
     wanted |= {
         f"prefill_24_{arm}_{unit}" for arm in ("driver", "engine", "transformers") for unit in ("tok_s", "of_matmul")
     }
-    runs = ("again", "simple_loop", "drafts", "drafts_again")
+    runs = ("again", "simple_loop", "drafts", "drafts_again", "drafts_alone")
     wanted |= {
         f"equal_{name}_fixed{width}_{unit}" for name in runs for width in (0, 8) for unit in ("tokens", "streams")
     }
@@ -136,3 +141,24 @@ def test_a_section_without_time_names_what_it_leaves_out(capsys: pytest.CaptureF
     assert not Budget(report, "decode", -1).allows("batch 8")
     assert report.left_out == ["decode: batch 8"]
     assert "batch 8" in capsys.readouterr().out
+
+
+class Repeating(RecordedHost):
+    """Does a recorded step again by running it: what Triton's interpreter does cannot be recorded as torch operations."""
+
+    def record(self, body: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        """See :class:`RecordedHost`."""
+        return lambda: body() and None, body()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for the interpreter")
+def test_kernels_of_triton(start: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The same calls to the kernels that a device runs, in the interpreter."""
+    bench = replace(gpu.smoke_bench(), kernels=triton_kernels())
+    monkeypatch.setattr(gpu, "smoke_bench", lambda: bench)
+    monkeypatch.setattr(gpu_bench, "RecordedHost", Repeating)
+    monkeypatch.setattr(gpu, "Budget", lambda report, name, seconds: Budget(report, name, 100 * seconds))
+    line = smoke(start, MODEL_FREE, tmp_path)
+    assert line["failed"] == line["left_out"] == []
+    assert line["kernels"] == "kernels.triton.attention"
