@@ -100,7 +100,10 @@ class RunAhead:
         return plan
 
     def _going_on(self, flight: Flight) -> list[Planned]:
-        """A row each; none at all where the step in flight is not of plain rows only, or one of its jobs must be asked first."""
+        """A row each; none at all where the step in flight is not of plain rows only, or one of its jobs must be asked first.
+
+        Rows under an adapter are not plain: a driver may compute them in another way, which knows nothing of carried tokens.
+        """
         plan: list[Planned] = []
         for at, (job, work, table, adapter, _, _) in enumerate(flight.plan):
             outlook = job.outlook()
