@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,10 +31,11 @@ from inferd_runtime.models import products
 from inferd_runtime.models.batch import Placement
 from inferd_runtime.models.fused import fuse
 from inferd_runtime.models.loading import load
+from inferd_runtime.speculation.drafts import Proposal
 from inferd_runtime.speculation.times import StepShape
 from inferd_runtime.testing.byte_tokenizer import END, ByteTokenizer
 from inferd_runtime.testing.recorded_host import RecordedHost
-from inferd_runtime.testing.speculation import Blind, BlindTree, Oracle, OracleTree, Wrong
+from inferd_runtime.testing.speculation import Blind, BlindTree, Guesser, Oracle, OracleTree, Wrong
 
 TOLERANCE = 1e-4
 BYTES = 260
@@ -276,3 +278,28 @@ def test_tokens_through_tritons_kernels() -> None:
     bench = CudaBench("qwen3", triton_kernels(), record=False)
     requests = [replace(request, max_tokens=4) for request in requests_of("filtered", 3)]
     run(bench.driver, answered(bench.reference, requests), [OracleTree, Oracle, None])
+
+
+class Sampled(Guesser):
+    """Draws its guesses, as a draft model would, from distributions that it passes on."""
+
+    def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
+        chance = np.random.default_rng(self.seen)
+        rows = chance.dirichlet(np.full(self.vocab, 0.3), size=min(limit, 3)).astype(np.float32)
+        right = self.right(limit, ahead)[: len(rows)]
+        rows[np.arange(len(right)), right] += 1.0
+        rows /= rows.sum(axis=1, keepdims=True)
+        return Proposal(
+            [int(chance.choice(self.vocab, p=row / row.sum())) for row in rows.astype(float)], probabilities=rows
+        )
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_sampled_drafts_are_verified_on_the_device(llama: CudaBench, name: str) -> None:
+    """As the host would: the same tokens stand and the same are drawn, with grammar-free samplers of every kind beside."""
+    requests = answered(llama.reference, requests_of(name, 4))
+    unknown = [replace(request, finish="") for request in requests]
+    drafters = [Sampled, None, Sampled, Oracle]
+    expected, got = (run(driver, unknown, drafters) for driver in (llama.reference, llama.driver))
+    assert [one.tokens for one in got] == [one.tokens for one in expected]
+    assert sum(one.accepted for one in got) > 2

@@ -17,7 +17,7 @@ from inferd_runtime.engine.penalties import Entries
 from inferd_runtime.engine.plan import Driver, Planned, Verified, Work
 from inferd_runtime.engine.sampling import Masks
 from inferd_runtime.models.batch import Batch, Ids, Outputs
-from inferd_runtime.speculation.drafts import Draft
+from inferd_runtime.speculation.drafts import NO_DRAFT, Draft, Probabilities
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
@@ -36,6 +36,21 @@ class Adjusted(NamedTuple):
     shift: npt.NDArray[np.float32]
 
 
+class Rejecting(NamedTuple):
+    """R sequences whose drafts, chains, come with the probabilities that they were drawn from: rejection sampling verifies them.
+
+    ``at`` int64[R]: which of the S sequences, each with ``rows`` int64[R] rows. ``lengths`` int64[R]: tokens of the draft,
+    as many as rows where the last one is refused whatever it is (``Draft.refused``), else one less. ``tokens`` int64[R, K]
+    and ``probabilities`` float32[R, K, V]: those, padded.
+    """
+
+    at: Ids
+    rows: Ids
+    lengths: Ids
+    tokens: Ids
+    probabilities: Probabilities
+
+
 @dataclass(frozen=True, slots=True)
 class Drawing:
     """N rows of S sequences. Those of a sequence stand together: one behind its committed tokens, then one per draft node.
@@ -46,7 +61,8 @@ class Drawing:
     int32[M, ceil(V / 32)] the grammar allows there, NOBODY: everything.
 
     ``first`` int32[S]: a sequence's first row of the N. ``lengths`` int32[S]: nodes of its draft; ``tokens`` and ``parents``
-    int32[S, K]: those, padded. ``adjusted`` None: no row has penalties or biases.
+    int32[S, K]: those, padded. ``adjusted`` None: no row has penalties or biases. ``rejecting`` None: no draft is sampled; one
+    that is has no nodes here.
     """
 
     rows: Ids
@@ -64,6 +80,7 @@ class Drawing:
     tokens: Ints
     parents: Ints
     adjusted: Adjusted | None = None
+    rejecting: Rejecting | None = None
 
 
 class Drawn(NamedTuple):
@@ -101,10 +118,8 @@ class SamplingDriver(Driver, Protocol):
 
 
 def is_drawn(work: Work) -> bool:
-    """Whether a driver that samples draws this. It does not where a draft comes with the probabilities it was drawn from, or
-    where the job wants to see the logits.
-    """
-    return work.sampler is not None and work.draft.probabilities is None and not work.scored
+    """Whether a driver that samples draws this. It does not where the job wants to see the logits."""
+    return work.sampler is not None and not work.scored
 
 
 def lay_out_drawing(plan: Sequence[Planned], vocab_size: int) -> Drawing:
@@ -115,7 +130,8 @@ def lay_out_drawing(plan: Sequence[Planned], vocab_size: int) -> Drawing:
     floats = np.asarray([(one.temperature, one.top_p, one.min_p) for one in samplers], np.float64).reshape(-1, 3)
     temperature, top_p, min_p = np.repeat(floats, counts, axis=0).T.copy()
     mask_rows, masks = _masks(drawn, vocab_size)
-    tokens, parents = _drafts([item.work.draft for item in drawn])
+    agreeing = [item.work.draft if item.work.draft.probabilities is None else NO_DRAFT for item in drawn]
+    tokens, parents = _drafts(agreeing)
     return Drawing(
         *_rows(plan),
         temperature=temperature,
@@ -127,10 +143,11 @@ def lay_out_drawing(plan: Sequence[Planned], vocab_size: int) -> Drawing:
         mask_rows=mask_rows,
         masks=masks,
         first=(np.cumsum(counts) - counts).astype(np.int32),
-        lengths=np.asarray([len(item.work.draft) for item in drawn], np.int32),
+        lengths=np.asarray([len(draft) for draft in agreeing], np.int32),
         tokens=tokens,
         parents=parents,
         adjusted=_adjusted([item.work for item in drawn]),
+        rejecting=_rejecting([item.work.draft for item in drawn]),
     )
 
 
@@ -211,6 +228,41 @@ def _adjusted(drawn: Sequence[Work]) -> Adjusted | None:
     first = np.cumsum([0, *(len(entries.tokens) for entries in rows)])
     tokens, repetition, shift = (np.concatenate(column) for column in zip(*rows, strict=True))
     return Adjusted(first.astype(np.int32), tokens.astype(np.int32), repetition, shift)
+
+
+def _rejecting(drafts: Sequence[Draft]) -> Rejecting | None:
+    """The sampled drafts; None where there are none."""
+    found = [(at, draft) for at, draft in enumerate(drafts) if draft.probabilities is not None]
+    if not found:
+        return None
+    chains = [[*draft.tokens, *([draft.refused] if draft.refused >= 0 else [])] for _, draft in found]
+    lengths = np.asarray([len(chain) for chain in chains], np.int64)
+    first = next(draft.probabilities for _, draft in found if draft.probabilities is not None)
+    tokens = np.full((len(found), lengths.max()), NOBODY, np.int64)
+    probabilities = np.zeros((*tokens.shape, first.shape[1]), np.float32)
+    for row, ((_, draft), chain) in enumerate(zip(found, chains, strict=True)):
+        tokens[row, : len(chain)] = chain
+        if draft.probabilities is not None:
+            probabilities[row, : len(chain)] = draft.probabilities[: len(chain)]
+    at, rows = np.asarray([(at, len(draft) + 1) for at, draft in found], np.int64).T.copy()
+    return Rejecting(at, rows, lengths, tokens, probabilities)
+
+
+def merged(drawn: Drawn, rejecting: Rejecting, accepted: Ids, tokens: Ids) -> Drawn:
+    """What agreement brought, with what rejection sampling brought instead, ``accepted`` int64[R] and ``tokens``
+    int64[R, K + 1]: where all of a draft stands and no row is behind it, nothing is sampled.
+    """
+    count, width = drawn.tokens.shape
+    wide = max(width, tokens.shape[1])
+    all_tokens = np.full((count, wide), NOBODY, np.int64)
+    all_tokens[:, :width] = drawn.tokens
+    all_tokens[rejecting.at, : tokens.shape[1]] = tokens
+    path = np.tile(np.arange(wide - 1), (count, 1))
+    path[:, : width - 1] = drawn.path
+    path[rejecting.at] = np.arange(wide - 1)
+    all_accepted = drawn.accepted.astype(np.int64)
+    all_accepted[rejecting.at] = np.minimum(accepted, rejecting.rows - 1)
+    return Drawn(all_accepted, all_tokens, path)
 
 
 def read_drawn(work: Work, drawn: Drawn, at: int) -> Verified:

@@ -12,7 +12,7 @@ from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.kernels.cache import CacheBlock
 from inferd_runtime.kernels.rows import PagedRows
 from inferd_runtime.kernels.sampling import SampleRows
-from inferd_runtime.kernels.verify import DraftRows
+from inferd_runtime.kernels.verify import DraftRows, Verifier
 
 
 class KernelSuite(NamedTuple):
@@ -24,6 +24,7 @@ class KernelSuite(NamedTuple):
     silu_mul: Callable[[Tensor], Tensor]
     sample: Callable[[Tensor, SampleRows], Tensor]
     agree: Callable[[Tensor, DraftRows], Tensor]
+    rejection: Verifier
     move_tokens: Callable[[CacheBlock, Tensor, Tensor], None]
     copy_pages: Callable[[CacheBlock, Tensor, Tensor], None]
     gather_pages: Callable[[CacheBlock, Tensor], Tensor]
@@ -34,15 +35,15 @@ def reference_kernels() -> KernelSuite:
     """Plain torch, on any device."""
     return KernelSuite(
         attention.paged_attention, cache.write_kv, elementwise.rotate_and_write, elementwise.silu_mul, sampling.sample,
-        verify.agree, cache.move_tokens, cache.copy_pages, cache.gather_pages, cache.scatter_pages,
+        verify.agree, verify.rejection, cache.move_tokens, cache.copy_pages, cache.gather_pages, cache.scatter_pages,
     )  # fmt: skip
 
 
 def triton_kernels() -> KernelSuite:
     """Triton's. Without a device they run in its interpreter, where TRITON_INTERPRET=1 was set before the first import."""
-    from inferd_runtime.kernels.triton import attention, cache, elementwise, sampling, verify
+    from inferd_runtime.kernels.triton import attention, cache, elementwise, rejection, sampling, verify
 
     return KernelSuite(
         attention.paged_attention, cache.write_kv, elementwise.rotate_and_write, elementwise.silu_mul, sampling.sample,
-        verify.agree, cache.move_tokens, cache.copy_pages, cache.gather_pages, cache.scatter_pages,
+        verify.agree, rejection.rejection, cache.move_tokens, cache.copy_pages, cache.gather_pages, cache.scatter_pages,
     )  # fmt: skip

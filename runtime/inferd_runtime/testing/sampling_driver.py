@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from inferd.protocol import ConstraintError
-from inferd_runtime.engine.drawing import NOBODY, Drawing, Drawn, StepResult
+from inferd_runtime.engine.drawing import NOBODY, Drawing, Drawn, Rejecting, StepResult, merged
 from inferd_runtime.engine.noise import MASK
 from inferd_runtime.engine.penalties import Entries
-from inferd_runtime.engine.sampling import Logits, RowSampler, draw
-from inferd_runtime.models.batch import Batch, Outputs
+from inferd_runtime.engine.rejection import reject
+from inferd_runtime.engine.sampling import Logits, Masks, RowSampler, draw
+from inferd_runtime.models.batch import Batch, Ids, Outputs
 from inferd_runtime.testing.null_driver import NullDriver
 
 
@@ -50,20 +51,55 @@ class SamplingNullDriver(NullDriver):
         outputs = self.forward(batch)
         samples = [self._sample(drawing, row, outputs.logits[at]) for row, at in enumerate(drawing.rows.tolist())]
         drawn = agree(drawing, samples)
+        if drawing.rejecting is not None:
+            drawn = merged(drawn, drawing.rejecting, *self._reject(drawing, drawing.rejecting, outputs.logits))
         self._last = drawn.tokens[:, 0].tolist()
         self.launches.append(Finished(StepResult(Outputs(outputs.logits[drawing.host_rows], outputs.hidden), drawn)))
         return self.launches[-1]
 
     def _sample(self, drawing: Drawing, row: int, logits: Logits) -> int:
-        sampler = RowSampler(
-            float(drawing.temperature[row]), int(drawing.top_k[row]), float(drawing.top_p[row]),
-            float(drawing.min_p[row]), int(drawing.keys[row]) & MASK,
-        )  # fmt: skip
-        mask = None if drawing.mask_rows[row] < 0 else drawing.masks[drawing.mask_rows[row]]
+        mask, entries = mask_of(drawing, row), entries_of(drawing, row)
         try:
-            return draw(logits, sampler, int(drawing.positions[row]), mask, entries_of(drawing, row))
+            return draw(logits, sampler_of(drawing, row), int(drawing.positions[row]), mask, entries)
         except ConstraintError:
             return NOBODY
+
+    def _reject(self, drawing: Drawing, rejecting: Rejecting, logits: Logits) -> tuple[Ids, Ids]:
+        """How many tokens of each draft stand, and what is emitted."""
+        accepted = np.zeros(len(rejecting.at), np.int64)
+        tokens = np.full((len(rejecting.at), rejecting.tokens.shape[1] + 1), NOBODY)
+        for at, first in enumerate(drawing.first[rejecting.at].tolist()):
+            rows, length = range(first, first + int(rejecting.rows[at])), int(rejecting.lengths[at])
+            masks = [mask for row in rows if (mask := mask_of(drawing, row)) is not None]
+            entries = [one for row in rows if (one := entries_of(drawing, row)) is not None]
+            try:
+                emitted = reject(
+                    logits[drawing.rows[rows]],
+                    np.stack(masks) if masks else None,
+                    sampler_of(drawing, first),
+                    int(drawing.positions[first]),
+                    rejecting.tokens[at, :length].tolist(),
+                    rejecting.probabilities[at],
+                    entries or None,
+                )
+            except ConstraintError:
+                emitted = [NOBODY]
+            accepted[at] = len(emitted) - 1
+            tokens[at, : len(emitted)] = emitted
+        return accepted, tokens
+
+
+def sampler_of(drawing: Drawing, row: int) -> RowSampler:
+    """A row's sampler."""
+    return RowSampler(
+        float(drawing.temperature[row]), int(drawing.top_k[row]), float(drawing.top_p[row]),
+        float(drawing.min_p[row]), int(drawing.keys[row]) & MASK,
+    )  # fmt: skip
+
+
+def mask_of(drawing: Drawing, row: int) -> Masks | None:
+    """A row's mask."""
+    return None if drawing.mask_rows[row] < 0 else drawing.masks[drawing.mask_rows[row]]
 
 
 def entries_of(drawing: Drawing, row: int) -> Entries | None:

@@ -9,14 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inferd_runtime.engine.drawing import Drawn, StepResult
+from inferd_runtime.engine.drawing import Drawn, Rejecting, StepResult, merged
 from inferd_runtime.engine.drivers.accelerator import Accelerator
 from inferd_runtime.engine.drivers.buckets import Shape
 from inferd_runtime.engine.drivers.staging import StepInputs
+from inferd_runtime.kernels.processing import NONE, allowed, process
 from inferd_runtime.kernels.rows import PagedRows
-from inferd_runtime.kernels.sampling import Adjustments, SampleRows
+from inferd_runtime.kernels.sampling import Adjustments, SampleRows, adjusted
 from inferd_runtime.kernels.suite import KernelSuite
-from inferd_runtime.kernels.verify import DraftRows, read_verdicts
+from inferd_runtime.kernels.verify import DraftRows, Drafts, Noise, Verifier, read_verdicts
 from inferd_runtime.models.batch import Outputs, Rows
 from inferd_runtime.models.kernel_pass import RowsPass
 
@@ -73,6 +74,35 @@ class StepBody:
         packed = self._kernels.agree(samples, draft_rows(inputs))
         self._last[: len(packed)].copy_(packed[:, 1])
         return Computed(logits, packed, hidden)
+
+
+def reject(
+    logits: Tensor, rows: SampleRows, first: Tensor, rejecting: Rejecting, rejection: Verifier
+) -> tuple[Tensor, Tensor]:
+    """Rejection sampling of the sampled drafts, from the same rows: accepted int64[R] and tokens int64[R, K + 1], on the device.
+
+    ``first`` int64[R]: each one's first row of ``logits`` [N, V].
+    """
+    device, (count, width) = logits.device, rejecting.tokens.shape
+    lengths, tokens, own = (
+        torch.from_numpy(one).to(device) for one in (rejecting.lengths, rejecting.tokens, rejecting.rows)
+    )
+    # Behind a refused token there is no row: any will do, for what is sampled there is not read.
+    steps = torch.minimum(torch.arange(width + 1, device=device), own[:, None] - 1)
+    target = processed(logits, rows)[(first[:, None] + steps).reshape(-1)].view(count, width + 1, -1)
+    drafts = Drafts(tokens, lengths, None, torch.from_numpy(rejecting.probabilities).to(device))
+    verdict = rejection(target, drafts, Noise(rows.keys[first], rows.positions[first]))
+    return verdict.accepted, verdict.tokens
+
+
+def processed(logits: Tensor, rows: SampleRows) -> Tensor:
+    """What the rows' samplers leave, as scores float64[N, V]."""
+    if rows.adjustments is not None:
+        logits = adjusted(logits, rows.adjustments)
+    if rows.masks.shape[0]:
+        free = (rows.mask_rows < 0)[:, None]
+        logits = logits.masked_fill(~(free | allowed(rows.masks[rows.mask_rows.clamp(min=0)], logits.shape[1])), NONE)
+    return process(logits, temperature=rows.temperature, top_k=rows.top_k, top_p=rows.top_p, min_p=rows.min_p)
 
 
 def paged_rows(inputs: StepInputs, shape: Shape, columns: Tensor, splits: int) -> PagedRows:
@@ -132,12 +162,16 @@ class LaunchedStep:
     logits: Tensor
     hidden: Tensor | None
     done: Callable[[], None]
+    rejecting: Rejecting | None = None
+    rejected: tuple[Tensor, Tensor] | None = None
 
     def wait(self) -> StepResult:
         """See :class:`~inferd_runtime.engine.drawing.Launched`."""
         try:
             self.done()
             drawn = Drawn(*read_verdicts(self.verdicts[: self.sequences].numpy().copy()))
+            if self.rejecting is not None and self.rejected is not None:
+                drawn = merged(drawn, self.rejecting, *(one.cpu().numpy() for one in self.rejected))
             hidden = self.logits.new_empty(0, 0) if self.hidden is None else self.hidden
             return StepResult(Outputs(to_host(self.logits), to_host(hidden)), drawn)
         finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ from inferd_runtime.engine.drivers.captured import (
     ResultSlot,
     StepBody,
     paged_rows,
+    reject,
+    sample_rows,
 )  # fmt: skip
 from inferd_runtime.engine.drivers.packing import is_tree, pack_batch, pack_drawing, pack_pages
 from inferd_runtime.engine.drivers.staging import Staging
@@ -40,6 +42,7 @@ from inferd_runtime.models.kernel_pass import RowsPass
 
 logger = logging.getLogger(__name__)
 Replay = Callable[[], None]
+NO_PAGES = np.empty(0, np.int32)
 NO_MASKS = np.empty((0, 0), np.int32)
 PREFILL_ROWS = 128
 """Rows of queries that one program of the attention takes, heads of a group counted."""
@@ -118,7 +121,21 @@ class CudaDriver:
         logits = done.logits[drawn:wanted].clone()
         hidden = None if done.hidden is None else done.hidden.clone()
         verdicts = slot.receive(done.packed)
-        return LaunchedStep(slot, verdicts, len(drawing.first), logits, hidden, self._accelerator.mark())
+        rejected = self._reject(done.logits, drawing)
+        mark = self._accelerator.mark()
+        return LaunchedStep(slot, verdicts, len(drawing.first), logits, hidden, mark, drawing.rejecting, rejected)
+
+    def _reject(self, logits: Tensor, drawing: Drawing) -> tuple[Tensor, Tensor] | None:
+        """Verify the drafts that were sampled. They are few, and their probabilities many: that is not recorded."""
+        if drawing.rejecting is None:
+            return None
+        count = len(drawing.rows)
+        shape = Shape(count, max(1, len(drawing.first)), 1, 1, 0)
+        samplers = {name: one for name, one in pack_drawing(drawing).items() if not name.startswith("draft")}
+        self._staging.upload(shape, samplers, NO_PAGES, drawing.masks)
+        rows = replace(sample_rows(self._staging.inputs(shape)), adjustments=self._adjustments(drawing, count))
+        first = torch.from_numpy(drawing.first[drawing.rejecting.at].astype(np.int64)).to(logits.device)
+        return reject(logits[:count], rows, first, drawing.rejecting, self._kernels.rejection)
 
     def _needs_plain(self, batch: Batch) -> bool:
         """Whether something in it is not for kernels."""
@@ -177,7 +194,7 @@ class CudaDriver:
         logits, hidden = self.plain.compute(batch)
         count = len(batch.logit_rows)
         shape = Shape(max(1, count), max(1, len(drawing.first)), 1, 1, drawing.tokens.shape[1])
-        self._staging.upload(shape, pack_drawing(drawing), np.empty(0, np.int32), drawing.masks)
+        self._staging.upload(shape, pack_drawing(drawing), NO_PAGES, drawing.masks)
         order = torch.from_numpy(np.concatenate([drawing.rows, drawing.host_rows])).to(logits.device)
         return self._body.draw(
             self._staging.inputs(shape).with_logit_rows(count), logits.index_select(0, order), hidden
@@ -207,7 +224,7 @@ class CudaDriver:
     def _record(self, shape: Shape) -> tuple[Replay, Computed] | None:
         """Record a step of nothing but padding: it is run, too, and must leave the cache and the last tokens as they are."""
         inputs, splits, last = self._staging.inputs(shape), self._options.splits(shape.tiles), self._last.clone()
-        self._staging.upload(shape, {}, np.empty(0, np.int32), NO_MASKS)
+        self._staging.upload(shape, {}, NO_PAGES, NO_MASKS)
         try:
             return self._accelerator.record(
                 lambda: self._body.compute(inputs, paged_rows(inputs, shape, self._columns, splits))
