@@ -14,9 +14,11 @@ packages it needs, and what was expected of each figure before any was measured:
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +38,9 @@ from gpu_model import Served, serve
 from gpu_sampling import measure_rejection, measure_sampling
 from gpu_speculation import measure_equality, measure_speculation
 from gpu_steps import measure_steps
+
+PATIENCE = 60
+"""Seconds over twice its own that a section may take before the process is ended."""
 
 
 class Sections:
@@ -68,6 +73,8 @@ class Sections:
     def run(self, name: str) -> None:
         """One section; the ceilings come first whatever is asked for."""
         section = self.all[name]
+        # Should a library wait for ever, the process ends, and what was saved stays.
+        faulthandler.dump_traceback_later(2 * section.seconds + PATIENCE, exit=True, file=sys.__stderr__)
         begin = time.perf_counter()
         self._report.attempt(name, lambda: section.run(Budget(self._report, name, section.seconds)))
         seconds = self._report.value(f"{name}_seconds", time.perf_counter() - begin)
@@ -75,6 +82,7 @@ class Sections:
         gc.collect()
         if self._bench.on_device:
             torch.cuda.empty_cache()
+        faulthandler.cancel_dump_traceback_later()
         self._report.save()
 
     def _run_ceilings(self, budget: Budget) -> None:
@@ -121,6 +129,7 @@ class Section:
 def main() -> None:
     """Run the sections and print."""
     options = parse()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if not options.smoke and not torch.cuda.is_available():
         raise SystemExit(
             "gpu.py needs a CUDA device, and there is none here (--smoke runs everything on the CPU, in tiny sizes)"

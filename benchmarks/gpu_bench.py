@@ -255,7 +255,8 @@ class Budget:
         self._end = time.perf_counter() + seconds
 
     def allows(self, what: str) -> bool:
-        """Whether there is time for another point; names it in the report where there is not."""
+        """Whether there is time for another point; names it in the report where there is not. What came before is saved."""
+        self._report.save()
         if time.perf_counter() < self._end:
             return True
         self._report.left_out.append(f"{self._section}: {what}")

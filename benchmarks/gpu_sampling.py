@@ -14,7 +14,7 @@ from torch import Tensor
 from inferd_runtime.kernels import sampling as reference
 from inferd_runtime.kernels import verify
 from inferd_runtime.kernels.sampling import SampleRows
-from inferd_runtime.kernels.verify import DraftRows, Drafts, Noise, Verdict
+from inferd_runtime.kernels.verify import DraftRows, Drafts, Noise
 
 KINDS: dict[str, tuple[float, int, float]] = {
     "greedy": (0.0, 0, 1.0),
@@ -170,7 +170,7 @@ def one_rejection(bench: Bench, report: Report, ceilings: Ceilings, batch: int, 
         f"\n{batch} x {k}: {size / 1e6:.1f} MB of scores and probabilities, read in {size / ceilings.bandwidth * 1e6:.1f} us"
     )
     cases = [drafted(bench, batch, k, vocab) for _ in range(bench.copies(size, MOST_CALLS))]
-    ours: list[Call] = [partial(rejection_kernel(bench), *case) for case in cases]
+    ours: list[Call] = [partial(bench.kernels.rejection, *case) for case in cases]
     chain: list[Call] = [partial(verify.rejection, *case) for case in cases[:4]]
     arms = {"graph": bench.graph_arm(ours), "eager": bench.eager_arm(ours), "chain_eager": bench.eager_arm(chain)}
     arms |= optional(bench, report, f"{prefix}_chain", chain)
@@ -179,15 +179,6 @@ def one_rejection(bench: Bench, report: Report, ceilings: Ceilings, batch: int, 
     for peer in found.keys() & {"chain_graph", "chain_eager"}:
         own = found["eager" if peer.endswith("eager") else "graph"]
         report.add(f"{prefix}_{peer}_over_ours", ratios(found[peer], own))
-
-
-def rejection_kernel(bench: Bench) -> Callable[[Tensor, Drafts, Noise], Verdict]:
-    """Of the same kind as the other kernels."""
-    if bench.kernels.sample is reference.sample:
-        return verify.rejection
-    from inferd_runtime.kernels.triton.rejection import rejection
-
-    return rejection
 
 
 def drafted(bench: Bench, batch: int, k: int, vocab: int) -> tuple[Tensor, Drafts, Noise]:

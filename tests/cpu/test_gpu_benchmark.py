@@ -143,6 +143,44 @@ def test_a_section_without_time_names_what_it_leaves_out(capsys: pytest.CaptureF
     assert "batch 8" in capsys.readouterr().out
 
 
+class Event:
+    """A device's clock by which three milliseconds pass between any two events."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        """See ``torch.cuda.Event``."""
+
+    def synchronize(self) -> None:
+        """See ``torch.cuda.Event``."""
+
+    def elapsed_time(self, other: Event) -> float:
+        """See ``torch.cuda.Event``."""
+        return 3.0
+
+
+def test_a_device_is_timed_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "synchronize", chosen.append)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(gpu_bench, "CudaAccelerator", lambda device: RecordedHost())
+    bench = gpu_bench.cuda_bench()
+    calls: list[int] = []
+    assert bench.timed(lambda: calls.append(1), 2) == pytest.approx(1.5e-3)
+    assert bench.graph_arm([lambda: calls.append(1)] * 3)() == pytest.approx(1e-3 / 3)
+    assert len(calls) == 2 + 3
+    assert set(chosen) == {torch.device("cuda", 0)}
+    assert bench.rounds >= 5
+    assert bench.sizes is gpu_bench.FULL
+
+
+def test_without_its_tool_the_driver_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu.driver_version().startswith("unknown: ")
+
+
 class Repeating(RecordedHost):
     """Does a recorded step again by running it: what Triton's interpreter does cannot be recorded as torch operations."""
 
