@@ -23,8 +23,8 @@ PAD = -1
 class Adjustments:
     """Penalties and biases of N rows, sparse: row n owns the entries ``first[n]`` to ``first[n + 1] - 1`` of A.
 
-    ``first`` int32[N + 1], ascending; entries from ``first[N]`` on are padding. ``tokens`` int32[A], distinct within a row.
-    ``repetition`` float32[A], positive (1: none), and ``shift`` float32[A]: a logit l becomes
+    ``first`` int32[N + 1], ascending; entries from ``first[N]`` on are padding. ``tokens`` int32[A], below V and distinct within
+    a row. ``repetition`` float32[A], positive (1: none), and ``shift`` float32[A]: a logit l becomes
     (l / repetition if l > 0 else l * repetition) + shift, computed in float64 and rounded to float32 once. The product of
     two float32 is exact there, so no device's fused multiply-add changes a bit.
     """

@@ -25,7 +25,8 @@ from sampling_cases import (
 from inferd.protocol import Sampling
 from inferd_runtime.kernels import sampling
 from inferd_runtime.kernels.triton import sampling as kernels
-from inferd_runtime.kernels.triton.sampling import OPEN, SETTLED, UNLISTED, UNSURE, Tiling
+from inferd_runtime.kernels.triton.proposals import OPEN, SETTLED, UNLISTED, UNSURE
+from inferd_runtime.kernels.triton.sampling import Tiling
 
 
 def interpreted(*tiling: int) -> Sampler:

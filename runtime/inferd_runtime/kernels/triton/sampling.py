@@ -15,15 +15,16 @@ alone, so that a CUDA graph can hold them:
    proposal, masses too close to their bound for float32, top_k beyond the lists) it decides by itself, in a loop.
 
 Exactness. The token is the host's except where two float64 scores agree to the rounding of a logarithm (about 1e-14), or a
-mass is top_p of the total to the rounding of a float64 sum. What float32 cannot decide is decided in float64: see CLOSE, MASS.
+mass is top_p of the total to the rounding of a float64 sum. What float32 cannot decide is decided in float64: see CLOSE in
+rows.py and MASS in proposals.py.
 
 What is expected of an H200 (132 multiprocessors at 1.75 GHz, 4.8 TB/s; nothing here was measured), for 72 rows of 152k logits.
 ``_scan`` reads 22 MB of bfloat16: 5 us. The noise is 44 instructions a token (counted in the machine code: 20 of integer
 logic, 12 multiplications and additions, 10 of float32, 2 of the special unit); with loading, scaling, the maxima and what a
-program does once, about 75, of which 38 go to the unit that does 64 a cycle: 10.9 M tokens * 38 / (132 * 64 * 1.75e9 / s)
-= 28 us, which hides the reading. Rows with temperature 0 or top_k need no noise there. The other launches read from the L2
-cache what they need of it: 5, 2 and 3 us of latency. Together 40 us; 15 us for one row. Rows with adjustments are copied to
-float32 first: 22 MB read, 44 MB written, then 44 MB read: 20 us more.
+program does once, about 80: 10.9 M tokens * 80 / (132 * 128 * 1.75e9 / s) = 30 us, which hides the reading. 36 of them go to
+the unit that does 64 a cycle: 27 us. Rows with temperature 0 or top_k need no noise there. The other launches read from the
+L2 cache what they need of it: 5, 2 and 3 us of latency. Together 40 us; 14 us for one row. Rows with adjustments are copied
+to float32 first: 22 MB read, 44 MB written, then 44 MB read: 20 us more.
 """
 
 from __future__ import annotations
@@ -38,37 +39,20 @@ import triton.language as tl
 from torch import Tensor
 
 from inferd_runtime.kernels.sampling import Adjustments, SampleRows, check_rows
-from inferd_runtime.kernels.triton.noise import gumbel, rough_gumbel, row_word
-from inferd_runtime.kernels.triton.rows import (
-    CLOSE,
-    LOWEST,
-    draw,
-    logit_of,
-    lowest_likely,
-    lowest_reaching,
-    ordinal,
-    rough_scores,
-    scale_of,
-    scaled,
-    score,
-    tile,
+from inferd_runtime.kernels.triton.noise import rough_gumbel, row_word
+from inferd_runtime.kernels.triton.proposals import (
+    LISTED,
+    OPEN,
+    SETTLED,
+    UNLISTED,
+    draw_listed,
+    gather,
+    mass_above,
+    open_row,
+    search,
 )
+from inferd_runtime.kernels.triton.rows import ordinal, rough_scores, scale_of, scaled, tile
 from inferd_runtime.kernels.triton.variant import Variant
-
-OPEN = tl.constexpr(0)
-"""A proposal's mass is to be checked, or, without one, what has an ordinal of ``low`` or more is to be drawn from."""
-SETTLED = tl.constexpr(1)
-UNSURE = tl.constexpr(2)
-"""The mass above the proposal is so close to the bound that float64 must decide."""
-LISTED = tl.constexpr(3)
-"""top_k: all that counts has an ordinal of ``low`` or more, and is being listed."""
-UNLISTED = tl.constexpr(4)
-"""top_k: too many for a list."""
-MASS = tl.constexpr(2.0**-15)
-"""How far a mass in float32 may be off, relatively: each term by 2^-22 of its scaled logit, which is 17 in the mean at most
-(there are fewer than e^17 tokens), and by 2^-22 of itself: 5e-6; the sums of a split and of all by 1e-6.
-"""
-
 
 ENTRIES = 256
 """Adjustments of a program."""
@@ -127,111 +111,6 @@ def _scan(
 
 
 @triton.jit
-def _contending(rough):
-    """Which splits can hold the best token, by their best scores."""
-    return (rough >= tl.max(rough) - CLOSE) & (rough > float("-inf"))
-
-
-@triton.jit
-def _propose(token, logit, low, top_p, scale):
-    """What to do with the draw from all that has not been ruled out; ``low``: the least ordinal that min_p leaves."""
-    key, top = ordinal(logit), ordinal(scale[0])
-    fits = key >= low
-    state = tl.where((token < 0) | (fits & ((top_p >= 1) | (key == top))), SETTLED, OPEN)
-    return state, tl.where(fits, token, -1), tl.where(fits, key + 1, low)
-
-
-@triton.jit
-def _kth_group(groups, n, count, wanted, scale, lanes: tl.constexpr):
-    """An ordinal (int64) that ``wanted`` or more of a row's groups reach: hardly more than that, if so many have any token."""
-    lane = tl.arange(0, lanes)
-    key = ordinal(tl.load(groups + n * count + lane, mask=lane < count, other=float("-inf")))
-    low, high = tl.full((), LOWEST, tl.int64), ordinal(scale[0]).to(tl.int64)
-    while low < high:
-        middle = (low + high + 1) >> 1
-        reached = tl.sum((key >= middle).to(tl.int32)).to(tl.int64)
-        low = tl.where(reached >= wanted, middle, low)
-        high = tl.where(reached >= wanted, high, middle - 1)
-        # A few groups more cost less than finding the very bound.
-        high = tl.where((reached >= wanted) & (reached <= wanted + wanted // 8), low, high)
-    return low
-
-
-@triton.jit
-def _open(
-    row, peak, temperature, top_p, min_p, top_k, scores, masses, groups, n, splits,
-    block: tl.constexpr, group: tl.constexpr, lanes: tl.constexpr, group_lanes: tl.constexpr,
-):  # fmt: skip
-    """State, token and ``low`` of a row behind the scan, and the mass of all its tokens (only where top_p needs it)."""
-    lane = tl.arange(0, lanes)
-    top = tl.max(peak)
-    scale = scale_of(top, temperature)
-    state, token = tl.full((), SETTLED, tl.int32), tl.full((), -1, tl.int32)
-    low = tl.full((), LOWEST, tl.int32)
-    total = tl.full((), 0.0, tl.float64)
-    if top > float("-inf"):
-        if temperature == 0:
-            first = tl.min(tl.where(peak == top, lane, lanes))
-            places = first * block + tl.arange(0, block)
-            token = tl.min(tl.where(tile(row, places) == top, places, row[3]))
-        elif (top_k > 0) & (top_k < row[3]):
-            count = splits * (block // group)
-            state = tl.where(top_k <= count, LISTED, UNLISTED).to(tl.int32)
-            if top_k <= count:
-                kth = _kth_group(groups, n, count, top_k, scale, group_lanes)
-                # Logits that differ may have one score.
-                low = lowest_reaching(score(logit_of(kth), scale), kth, scale).to(tl.int32)
-        else:
-            rough = tl.load(scores + n * splits + lane, mask=lane < splits, other=float("-inf"))
-            rough = tl.where(peak > float("-inf"), rough + scaled(peak, scale), float("-inf"))
-            token, logit = draw(row, scale, _contending(rough), low, block, lanes)
-            low = lowest_likely(min_p, scale)
-            state, token, low = _propose(token, logit, low, top_p, scale)
-            if top_p < 1:
-                mass = tl.load(masses + (n * splits + lane) * 2, mask=lane < splits, other=0.0)
-                total = tl.sum(mass.to(tl.float64) * tl.exp(score(peak, scale)))
-    return state, token, low, total
-
-
-@triton.jit
-def _verdict(certain, possible, top_p, total):
-    """Whether a proposal with that mass above it, in float32, is SETTLED, still OPEN (it is out), or UNSURE."""
-    inside = possible * (1 + MASS) < top_p * total * (1 - MASS)
-    outside = certain * (1 - MASS) >= top_p * total * (1 + MASS)
-    return tl.where(inside, SETTLED, tl.where(outside, OPEN, UNSURE))
-
-
-@triton.jit
-def _above(logit, scale, low):
-    """float32 masses of what has an ordinal of ``low`` or more: of what is more likely in float64, too, than the logit
-    below ``low``, and of all.
-    """
-    rough = scaled(logit, scale)
-    mass = tl.where(ordinal(logit) >= low, tl.exp(rough), 0.0)
-    bound = scaled(logit_of(low - 1), scale)
-    return tl.sum(tl.where(rough > bound + 2.0**-18 * (1 - bound), mass, 0.0)), tl.sum(mass)
-
-
-@triton.jit
-def _gather(
-    row, scale, top_p, token, low, total, scores, masses, n, splits, block: tl.constexpr, lanes: tl.constexpr
-):  # fmt: skip
-    """State, token and ``low`` of an open row behind a round."""
-    lane = tl.arange(0, lanes)
-    state = tl.full((), OPEN, tl.int32)
-    if token >= 0:
-        at = masses + (n * splits + lane) * 2
-        certain = tl.load(at, mask=lane < splits, other=0.0).to(tl.float64)
-        possible = tl.load(at + 1, mask=lane < splits, other=0.0).to(tl.float64)
-        state = _verdict(tl.sum(certain), tl.sum(possible), top_p, total)
-    if state == OPEN:
-        rough = tl.load(scores + n * splits + lane, mask=lane < splits, other=float("-inf"))
-        token, logit = draw(row, scale, _contending(rough), low, block, lanes)
-        state, token, low = _propose(token, logit, low, top_p, scale)
-    return state, token, low
-
-
-@triton.jit
 def _settle(
     logits, stride, vocab, temperatures, top_ps, min_ps, top_ks, keys, positions, mask_rows, masks,
     peaks, scores, masses, groups, states, lows, totals, counts, drawn, splits,
@@ -244,7 +123,7 @@ def _settle(
     peak = tl.load(peaks + n * splits + lane, mask=lane < splits, other=float("-inf"))
     temperature, top_p = tl.load(temperatures + n), tl.load(top_ps + n)
     if first:
-        state, token, low, total = _open(
+        state, token, low, total = open_row(
             row, peak, temperature, top_p, tl.load(min_ps + n), tl.load(top_ks + n), scores, masses, groups, n, splits,
             block, group, lanes, group_lanes,
         )  # fmt: skip
@@ -254,7 +133,7 @@ def _settle(
     elif tl.load(states + n) == OPEN:
         scale = scale_of(tl.max(peak), temperature)
         token, low, total = tl.load(drawn + n).to(tl.int32), tl.load(lows + n), tl.load(totals + n)
-        state, token, low = _gather(row, scale, top_p, token, low, total, scores, masses, n, splits, block, lanes)
+        state, token, low = gather(row, scale, top_p, token, low, total, scores, masses, n, splits, block, lanes)
         _save(states, lows, drawn, n, state, token, low)
 
 
@@ -283,7 +162,7 @@ def _round(
             token = split * block + tl.arange(0, block)
             logit = tile(row, token)
             tl.store(scores + at, tl.max(rough_scores(row, scale, token, logit, low)))
-            certain, possible = _above(logit, scale, low)
+            certain, possible = mass_above(logit, scale, low)
             tl.store(masses + at * 2, certain)
             tl.store(masses + at * 2 + 1, possible)
         else:
@@ -302,116 +181,6 @@ def _round(
 
 
 @triton.jit
-def _draw_listed(
-    word, scale, low, count, top_k, top_p, min_p, listed_tokens, listed_logits, n, vocab, listed: tl.constexpr
-):  # fmt: skip
-    """The token (int32) that a row draws from its list, all of it in float64, as on the host."""
-    lane = tl.arange(0, listed)
-    token = tl.load(listed_tokens + n * listed + lane, mask=lane < count, other=vocab)
-    logit = tl.load(listed_logits + n * listed + lane, mask=lane < count, other=float("-inf"))
-    key = ordinal(logit)
-    lowest, highest = low.to(tl.int64), tl.where(count > top_k, ordinal(scale[0]), low).to(tl.int64)
-    while lowest < highest:
-        middle = (lowest + highest + 1) >> 1
-        reached = tl.sum((key >= middle).to(tl.int32)).to(tl.int64)
-        lowest = tl.where(reached >= top_k, middle, lowest)
-        highest = tl.where(reached > top_k, highest, tl.where(reached == top_k, middle, middle - 1))
-    exact = score(logit, scale)
-    # Ties at the bound stay in, those that only the scores have included.
-    keep = (lane < count) & (exact >= tl.min(tl.where((key >= lowest) & (lane < count), exact, 0.0)))
-    share = tl.where(keep, tl.exp(exact), 0.0)
-    total = tl.sum(share)
-    if min_p > 0:
-        keep = keep & (exact >= tl.log(min_p))
-    drawn = tl.where(keep, exact + gumbel(word, token), float("-inf"))
-    best = tl.full((), -1, tl.int32)
-    while best < 0:
-        best = tl.min(tl.where(keep & (drawn == tl.max(drawn)), token, vocab))
-        own = tl.max(tl.where(token == best, share, 0.0))
-        if (top_p < 1) & (tl.sum(tl.where(share > own, share, 0.0)) >= top_p * total):
-            drawn = tl.where(share > own, drawn, float("-inf"))
-            best = tl.full((), -1, tl.int32)
-    return best
-
-
-@triton.jit
-def _kth(row, peak, wanted, scale, block: tl.constexpr, splits: tl.constexpr):
-    """The ordinal (int64) of the ``wanted``-th largest logit, or LOWEST where there are fewer: one pass for each bit."""
-    lane = tl.arange(0, splits)
-    low, high = tl.full((), LOWEST, tl.int64), ordinal(scale[0]).to(tl.int64)
-    while low < high:
-        middle = (low + high + 1) >> 1
-        active = ordinal(peak) >= middle
-        reached = tl.full((), 0, tl.int64)
-        split = tl.min(tl.where(active, lane, splits))
-        while split < splits:
-            logit = tile(row, split * block + tl.arange(0, block))
-            reached += tl.sum((ordinal(logit) >= middle).to(tl.int32))
-            split = tl.min(tl.where(active & (lane > split), lane, splits))
-        low = tl.where(reached >= wanted, middle, low)
-        high = tl.where(reached >= wanted, high, middle - 1)
-    return low
-
-
-@triton.jit
-def _weigh(row, peak, scale, low, top_p, total, block: tl.constexpr, splits: tl.constexpr):
-    """As a round and :func:`_verdict`, by one program."""
-    lane = tl.arange(0, splits)
-    active = ordinal(peak) >= low
-    certain, possible = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
-    split = tl.min(tl.where(active, lane, splits))
-    while split < splits:
-        sure, all_of_it = _above(tile(row, split * block + tl.arange(0, block)), scale, low)
-        certain += sure.to(tl.float64)
-        possible += all_of_it.to(tl.float64)
-        split = tl.min(tl.where(active & (lane > split), lane, splits))
-    return _verdict(certain, possible, top_p, total)
-
-
-@triton.jit
-def _weigh_exactly(row, peak, scale, low, floor, top_p, block: tl.constexpr, splits: tl.constexpr):
-    """SETTLED or OPEN, in float64: what is likelier than the logit below ``low``, of what ``floor`` leaves."""
-    lane = tl.arange(0, splits)
-    active = ordinal(peak) >= floor
-    own = tl.exp(score(logit_of(low - 1), scale))
-    above, total = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
-    split = tl.min(tl.where(active, lane, splits))
-    while split < splits:
-        logit = tile(row, split * block + tl.arange(0, block))
-        share = tl.where(ordinal(logit) >= floor, tl.exp(score(logit, scale)), 0.0)
-        total += tl.sum(share)
-        above += tl.sum(tl.where(share > own, share, 0.0))
-        split = tl.min(tl.where(active & (lane > split), lane, splits))
-    return tl.where(above < top_p * total, SETTLED, OPEN)
-
-
-@triton.jit
-def _search(
-    row, peak, scale, state, token, low, total, top_k, top_p, min_p, block: tl.constexpr, lanes: tl.constexpr
-):  # fmt: skip
-    """The token (int32) of a row that nothing has settled yet: proposals until one stands. Each rules out one logit at least."""
-    floor = tl.full((), LOWEST, tl.int32)
-    ranked = state == UNLISTED
-    if ranked:
-        kth = _kth(row, peak, top_k, scale, block, lanes)
-        floor = lowest_reaching(score(logit_of(kth), scale), kth, scale).to(tl.int32)
-        low = tl.maximum(floor, lowest_likely(min_p, scale))
-        state = tl.full((), OPEN, tl.int32)
-    while state != SETTLED:
-        if token >= 0:
-            if (state == OPEN) & (ranked == 0):
-                state = _weigh(row, peak, scale, low, top_p, total, block, lanes)
-            else:
-                state = tl.full((), UNSURE, tl.int32)
-            if state == UNSURE:
-                state = _weigh_exactly(row, peak, scale, low, floor, top_p, block, lanes)
-        if state == OPEN:
-            token, logit = draw(row, scale, ordinal(peak) >= low, low, block, lanes)
-            state, token, low = _propose(token, logit, low, top_p, scale)
-    return token
-
-
-@triton.jit
 def _finish(
     logits, stride, vocab, temperatures, top_ps, min_ps, top_ks, keys, positions, mask_rows, masks,
     peaks, scores, masses, groups, states, lows, totals, counts, drawn, listed_tokens, listed_logits, splits,
@@ -427,7 +196,7 @@ def _finish(
     top_k, top = tl.load(top_ks + n), tl.max(peak)
     scale = scale_of(top, temperature)
     if first:
-        state, token, low, total = _open(
+        state, token, low, total = open_row(
             row, peak, temperature, top_p, min_p, top_k, scores, masses, groups, n, splits,
             block, group, lanes, group_lanes,
         )  # fmt: skip
@@ -436,11 +205,11 @@ def _finish(
         state, low, total = tl.load(states + n), tl.load(lows + n), tl.load(totals + n)
         token = tl.load(drawn + n).to(tl.int32)
         if state == OPEN:
-            state, token, low = _gather(row, scale, top_p, token, low, total, scores, masses, n, splits, block, lanes)
+            state, token, low = gather(row, scale, top_p, token, low, total, scores, masses, n, splits, block, lanes)
         elif state == LISTED:
             count = tl.load(counts + n)
             if count <= listed:
-                token = _draw_listed(
+                token = draw_listed(
                     row[4], scale, low, count, top_k, top_p, min_p, listed_tokens, listed_logits, n, vocab, listed
                 )
                 state = tl.full((), SETTLED, tl.int32)
@@ -448,7 +217,7 @@ def _finish(
                 state = tl.full((), UNLISTED, tl.int32)
     tl.store(states + n, state)
     if state != SETTLED:
-        token = _search(row, peak, scale, state, token, low, total, top_k, top_p, min_p, block, lanes)
+        token = search(row, peak, scale, state, token, low, total, top_k, top_p, min_p, block, lanes)
     tl.store(drawn + n, token.to(tl.int64))
 
 
