@@ -33,7 +33,7 @@ import triton
 from gpu_attention import measure_attention, measure_verify
 from gpu_bench import Bench, Budget, Report, cuda_bench, smoke_bench
 from gpu_ceilings import Ceilings, measure_ceilings
-from gpu_decode import measure_decode, measure_prefill
+from gpu_decode import measure_continuous, measure_decode, measure_prefill
 from gpu_model import Served, serve
 from gpu_sampling import measure_rejection, measure_sampling
 from gpu_speculation import measure_equality, measure_speculation
@@ -56,18 +56,19 @@ class Sections:
 
     @property
     def all(self) -> dict[str, Section]:
-        """By name. ``speculation`` changes the model's weights, so that it comes last."""
+        """By name. ``speculation`` changes the model's weights, ``continuous`` runs a thread of transformers': these come last."""
         return {
             "ceilings": Section(5, self._run_ceilings),
             "sampling": Section(60, self._plainly(measure_sampling)),
             "rejection": Section(20, self._plainly(measure_rejection)),
             "attention": Section(40, self._plainly(measure_attention)),
             "verify": Section(50, self._plainly(measure_verify)),
-            "decode": Section(100, self._with_model(measure_decode)),
+            "decode": Section(90, self._with_model(measure_decode)),
             "prefill": Section(20, self._with_model(measure_prefill)),
             "steps": Section(30, self._with_model(measure_steps)),
             "equality": Section(25, self._with_model(measure_equality)),
             "speculation": Section(110, self._with_model(measure_speculation)),
+            "continuous": Section(50, self._with_model(measure_continuous)),
         }
 
     def run(self, name: str) -> None:

@@ -69,6 +69,7 @@ class Sizes:
     equality: int
     step_batches: Sequence[int]
     profiled: int
+    step_repeats: int
     copy_bytes: int
     product: int
     cold_bytes: int
@@ -81,7 +82,7 @@ FULL = Sizes(
     vocabulary=151_936, sampled=((1, 1), (8, 1), (8, 8), (64, 4)),
     rejected=((1, 4), (8, 4), (32, 4), (1, 8), (8, 8), (32, 8)), reject_vocabulary=32_000,
     contexts=(1024, 4096, 16384, 65536), attended=(1, 8), verified=(1, 2, 4, 8, 15, 16), verify_contexts=(4096, 16384),
-    copied=96, equality=64, step_batches=(1, 64), profiled=16,
+    copied=96, equality=64, step_batches=(1, 64), profiled=16, step_repeats=10,
     copy_bytes=4 << 30, product=8192, cold_bytes=256 << 20,
 )  # fmt: skip
 SMOKE = Sizes(
@@ -90,7 +91,7 @@ SMOKE = Sizes(
     generate_batches=(1,), generate_batch_batches=(2,),
     vocabulary=300, sampled=((1, 1), (2, 2)), rejected=((1, 2), (2, 2)), reject_vocabulary=64,
     contexts=(32, 48), attended=(1, 2), verified=(1, 8, 16), verify_contexts=(32,),
-    copied=12, equality=8, step_batches=(1, 2), profiled=2,
+    copied=12, equality=8, step_batches=(1, 2), profiled=2, step_repeats=1,
     copy_bytes=1 << 16, product=64, cold_bytes=1 << 12,
 )  # fmt: skip
 """The same program on the CPU within seconds. Its figures say nothing."""

@@ -152,7 +152,9 @@ def verify_steps(bench: Bench, report: Report, driver: CudaDriver, batch: int) -
     """Whole steps of the driver with k drafted rows for each stream, over those without."""
     prefix = f"verify_step_b{batch}"
     context = min(VERIFY_CONTEXT, bench.sizes.model.context // 2, driver.pages // batch * 16 - 32)
-    arms = {f"k{k}": partial(step_seconds, driver, [k + 1] * batch, context) for k in VERIFIED}
+    arms = {
+        f"k{k}": partial(step_seconds, driver, [k + 1] * batch, context, bench.sizes.step_repeats) for k in VERIFIED
+    }
     found = interleaved(arms, bench.rounds)
     print(f"\nsteps with k drafted rows, batch {batch}, context {context}")
     for name, samples in found.items():
@@ -161,7 +163,7 @@ def verify_steps(bench: Bench, report: Report, driver: CudaDriver, batch: int) -
     print(f"  k = {TARGET_K}: {report.figures[f'{prefix}_k{TARGET_K}_vs_k0']:.3f} of none; target {TARGET} at batch 1")
 
 
-def step_seconds(driver: CudaDriver, counts: Sequence[int], context: int, repeats: int = 10) -> float:
+def step_seconds(driver: CudaDriver, counts: Sequence[int], context: int, repeats: int) -> float:
     """Seconds of a step."""
     batch = step_batch(driver, counts, context)
     drawing = greedy_drawing(batch, driver.vocab_size)
