@@ -171,7 +171,9 @@ class Bench:
         return self.arm(lambda: next(turn)())
 
     def copies(self, size: int, most: int = 32) -> int:
-        """How many inputs of so many bytes it takes that none of them is still in the device's cache at its next turn."""
+        """How many inputs of so many bytes it takes that none of them is still in the device's cache at its next turn; at most
+        ``most``, so that very small ones are.
+        """
         return max(2, min(most, -(-self.sizes.cold_bytes // max(1, size))))
 
 
