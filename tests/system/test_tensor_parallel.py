@@ -87,8 +87,9 @@ def test_ranks_end_with_their_engine_however_that_ends(tmp_path: Path) -> None:
         (("--adapter", "a=/nowhere"), "adapters"),
         (("--fixed-rows", "4"), "--fixed-rows"),
         (("--device", "cuda"), "not on 'cuda'"),
+        (("--kv-dtype", "fp8"), "fp8"),
     ],
-    ids=["models", "adapters", "fixed-rows", "device"],
+    ids=["models", "adapters", "fixed-rows", "device", "fp8"],
 )
 @pytest.mark.long
 def test_what_does_not_go_together_is_refused_by_name(tmp_path: Path, flags: tuple[str, ...], reason: str) -> None:
