@@ -56,7 +56,7 @@ class Sections:
 
     @property
     def all(self) -> dict[str, Section]:
-        """By name. ``speculation`` changes the model's weights, ``continuous`` runs a thread of transformers', so they are last."""
+        """By name. ``speculation`` changes the weights and ``continuous`` starts a thread of transformers': they come last."""
         return {
             "ceilings": Section(5, self._run_ceilings),
             "sampling": Section(60, self._plainly(measure_sampling)),
