@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import gpu
 import gpu_bench
+import gpu_model
 from gpu_bench import Budget, Report
 
 from inferd_runtime.kernels.suite import triton_kernels
@@ -179,6 +180,12 @@ def test_a_device_is_timed_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_its_tool_the_driver_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert gpu.driver_version().startswith("unknown: ")
+
+
+def test_a_fused_pass_that_is_refused_is_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_model, "fuse", lambda *_: None)
+    served = gpu_model.serve(gpu.smoke_bench(), own=False)
+    assert (served.way, served.accepted, served.agrees) == ("DevicePass", False, True)
 
 
 class Repeating(RecordedHost):
