@@ -11,7 +11,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from socket import socketpair
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -20,6 +20,7 @@ from inferd.protocol import InferdError, InvalidRequest, Unavailable
 from inferd_runtime.models.fit import Placed
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.server.engine import told_error
+from inferd_runtime.server.rundir import run_directory
 
 if TYPE_CHECKING:
     from inferd_runtime.engine.drivers.parallel import LeadingDriver
@@ -145,8 +146,8 @@ class Followers:
         self._kind = model.device
         if self.ranks == 1:
             return load(model.name, device=model.device, dtype=model.dtype)
-        with TemporaryDirectory(prefix="inferd-ranks-") as folder:
-            store = Path(folder) / STORE
+        with run_directory() as folder:
+            store = folder / STORE
             self._start(model, threads, store)
             join(0, self.ranks, model.device, store)
             try:
