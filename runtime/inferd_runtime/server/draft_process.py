@@ -102,6 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, value in (("threads", 0), ("page-size", 16), ("token-budget", 512)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--tenancy", type=partial(msgspec.json.decode, type=Tenancy), default=Tenancy(), help="JSON")
+    parser.add_argument("--kv-dtype", choices=("model", "fp8"), default="model")
+    parser.add_argument("--graphs", choices=("on", "off"), default="on")
     parser.add_argument("--plain", action="store_true", help="run transformers' own modules, never the fused pass")
     options = vars(parser.parse_args(argv))
     try:
