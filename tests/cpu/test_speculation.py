@@ -19,9 +19,11 @@ from inferd_runtime.engine.plan import Planned, Work, prepare
 from inferd_runtime.engine.positions import tree_placement
 from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.kv.table import PageTable
+from inferd_runtime.server import engine_process
 from inferd_runtime.server.engine_process import EngineSettings, serve_model
 from inferd_runtime.speculation.drafts import ROOT
 from inferd_runtime.speculation.ngram import NgramDrafter
+from inferd_runtime.speculation.times import StepTimes
 from inferd_runtime.testing.speculation import Blind, BlindTree, Guesser, Oracle, OracleTree, Request, Running, Wrong
 
 TOLERANCE = 1e-4
@@ -34,7 +36,10 @@ SAMPLERS = {"argmax": Sampling(), "warm": Sampling(1.0), "filtered": Sampling(0.
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return serve_model(EngineSettings(endpoint="", threads=1))
+    """Rows cost next to nothing: whether drafts are worth it on a busy machine is not asked here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_process, "measure_times", lambda driver: StepTimes.linear(1.0, 1e-3))
+        return serve_model(EngineSettings(endpoint="", threads=1))
 
 
 @pytest.fixture(scope="module")
