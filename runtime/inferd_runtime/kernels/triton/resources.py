@@ -26,7 +26,7 @@ from triton.compiler import ASTSource, CompiledKernel
 from inferd_runtime.kernels.triton.interpreted import INTERPRETED
 from inferd_runtime.kernels.triton.variant import Variant
 
-MODULES = ("cache", "elementwise", "attention", "sampling", "verify", "rejection")
+MODULES = ("cache", "elementwise", "product", "attention", "sampling", "verify", "rejection")
 BY_CAPABILITY = ("attention",)
 """Whose ``variants(capability)`` depend on the device."""
 SHARED_LIMITS = {80: 163 << 10, 90: 227 << 10}

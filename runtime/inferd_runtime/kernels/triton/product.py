@@ -1,0 +1,200 @@
+"""A matrix product for few rows in Triton. Reference: :mod:`inferd_runtime.kernels.product`.
+
+A program owns some outputs and walks along ``in``: the weight is read once, in pieces of 16 bytes, by asynchronous copies that
+run ahead of the arithmetic. All rows are the 16 rows of one matrix instruction, empty ones are zero. One compiled kernel
+serves every number of rows and adds in one order, so that a row's result depends neither on how many others there are nor on
+what they hold.
+
+How much is under way. 4.3 TB/s and about a microsecond of latency under load want 4.3 MB in flight, 33 KB on each of 132
+multiprocessors; 40 KB with some room. In half precision a block of the weight is 16 KiB, and three or four are under way: 48
+to 64 KiB for each program. So at least 128 programs, of 64 outputs where they are that many, of 32 elsewhere; where these
+are too few, ``in`` is cut into parts, which a second kernel adds in their order. Fewer outputs mean that the rows are read more
+often, from the L2 cache: 16 rows are a quarter of the weight's bytes for 64 outputs, and half of them for 32.
+
+A matrix instruction waits some 33 cycles for the sum that it adds to. So every warp takes a slice of a block for all outputs:
+four or eight sums that do not wait for each other, where each warp's own outputs would be one. The slices are added last.
+No hint says what the L2 cache should keep: Triton 3.7 drops those of asynchronous copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inferd_runtime.kernels.product import MOST_ROWS, check_product
+from inferd_runtime.kernels.triton.elementwise import rows_of
+from inferd_runtime.kernels.triton.interpreted import INTERPRETED, product
+from inferd_runtime.kernels.triton.variant import Variant
+
+PROGRAMS = 128
+"""At least so many, of which one or two share a multiprocessor; 132 would make 4,096 outputs need parts."""
+SLICES = 4
+"""Warps of a program: each adds up a slice of every block, so that none waits for another's sum."""
+MOST_PARTS = 16
+FEWEST_BLOCKS = 2
+"""Blocks of ``in`` in a part: below, adding up the parts costs more than they save."""
+STAGES = 5
+"""Four blocks under way: the fifth stage is where they are used."""
+ADDED = 256
+"""Outputs that one program adds the parts of."""
+
+
+class Blocks(NamedTuple):
+    """What one program takes: ``outputs``, SLICES times ``depth`` elements of ``in`` at a time, ``steps`` times in each of
+    ``parts``.
+    """
+
+    outputs: int
+    depth: int
+    steps: int
+    parts: int
+
+
+def choose_blocks(out: int, size: int, element: int) -> Blocks:
+    """Block sizes for a weight [out, size] of ``element`` bytes a number. They depend on nothing else."""
+    outputs, depth = (64, 32) if triton.cdiv(out, 64) >= PROGRAMS else (32, 64)
+    if element == 4:
+        # Exact products have no tensor cores: operands stand in registers, and larger blocks would not fit there.
+        outputs, depth = 32, 16
+    total, parts = triton.cdiv(size, SLICES * depth), 1
+    while parts < MOST_PARTS and triton.cdiv(out, outputs) * parts < PROGRAMS and total >= 2 * parts * FEWEST_BLOCKS:
+        parts *= 2
+    steps = triton.cdiv(total, parts)
+    return Blocks(outputs, depth, steps, triton.cdiv(total, steps))
+
+
+@triton.jit(do_not_specialize=["count"])
+def _multiply(
+    rows, weight, bias, residual, out, sums, count, size, outs, rows_stride, weight_stride, out_stride,
+    outputs: tl.constexpr, depth: tl.constexpr, slices: tl.constexpr, blocks: tl.constexpr, parts: tl.constexpr,
+    tile: tl.constexpr, even: tl.constexpr, interpreted: tl.constexpr,
+):  # fmt: skip
+    """Some outputs, or one part of their sums. Grid (outputs, parts). ``out`` may be ``residual``."""
+    first = tl.program_id(0) * outputs
+    part = tl.program_id(1)
+    row = tl.arange(0, tile)
+    # What lies behind the last output is not stored: its weight may be the last one's.
+    column = tl.minimum(tl.arange(0, outputs), outs - first - 1)
+    k = tl.arange(0, slices)[:, None, None] * depth + tl.arange(0, depth)[None, None, :]
+    rows_at = rows + row[None, :, None] * rows_stride
+    weight_at = weight + first.to(tl.int64) * weight_stride + column[None, :, None] * weight_stride
+    used = (row < count)[None, :, None]
+    step: tl.constexpr = slices * depth
+    begin = part * blocks * step
+    kept = (row < count)[:, None] & (first + tl.arange(0, outputs) < outs)[None, :]
+    target = first + column[None, :]
+    # Asked for before the walk, so that nobody waits for it behind: a program's own part of what it will overwrite.
+    added = tl.zeros([tile, outputs], tl.float32)
+    if parts == 1:
+        if bias is not None:
+            added += tl.load(bias + first + column).to(tl.float32)[None, :]
+        if residual is not None:
+            added += tl.load(residual + row[:, None] * out_stride + target, mask=kept, other=0.0).to(tl.float32)
+    total = tl.zeros([slices, tile, outputs], tl.float32)
+    for at in range(begin, tl.minimum(begin + blocks * step, size), step):
+        if even:
+            w = tl.load(weight_at + (at + k))
+            x = tl.load(rows_at + (at + k), mask=used, other=0.0)
+        else:
+            w = tl.load(weight_at + (at + k), mask=at + k < size, other=0.0)
+            x = tl.load(rows_at + (at + k), mask=used & (at + k < size), other=0.0)
+        total += product(x, tl.trans(w, 0, 2, 1), interpreted)
+    result = tl.sum(total, 0)
+    if parts > 1:
+        tl.store(sums + (part * count + row)[:, None] * outs + target, result, mask=kept)
+    else:
+        result += added
+        tl.store(out + row[:, None] * out_stride + target, result.to(out.dtype.element_ty), mask=kept)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _add(sums, bias, residual, out, count, outs, out_stride, parts: tl.constexpr, columns: tl.constexpr):
+    """One row's parts, first to last. Grid (T, outputs). ``out`` may be ``residual``."""
+    row = tl.program_id(0)
+    column = tl.program_id(1) * columns + tl.arange(0, columns)
+    inside = column < outs
+    total = tl.zeros([columns], tl.float32)
+    for part in tl.static_range(parts):
+        total += tl.load(sums + (part * count + row) * outs + column, mask=inside, other=0.0)
+    if bias is not None:
+        total += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    at = row * out_stride + column
+    if residual is not None:
+        total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+
+
+def few_rows_product(rows: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+    """See :func:`inferd_runtime.kernels.product.few_rows_product`. Allocates its result, and float32 sums where there are
+    parts. Raises ValueError for a weight or a residual whose rows do not stand side by side, too.
+    """
+    check_product(rows, weight, bias, residual)
+    for part in (weight, residual):
+        if part is not None and part.stride(1) != 1:
+            raise ValueError(f"a product with strides {part.stride()}")
+    count, (outs, size) = len(rows), weight.shape
+    rows = rows_of(rows)
+    out = rows.new_empty(count, outs) if residual is None else residual
+    if not out.numel():
+        return out
+    blocks = choose_blocks(outs, size, weight.element_size())
+    bias = None if bias is None else bias.contiguous()
+    sums = rows.new_empty(blocks.parts, count, outs, dtype=torch.float32) if blocks.parts > 1 else None
+    _multiply[(triton.cdiv(outs, blocks.outputs), blocks.parts)](
+        rows, weight, bias, residual, out, sums, count, size, outs, rows.stride(0), weight.stride(0), out.stride(0),
+        **_constants(blocks, size), num_warps=SLICES, num_stages=STAGES,
+    )  # fmt: skip
+    if sums is not None:
+        _add[(count, triton.cdiv(outs, ADDED))](
+            sums, bias, residual, out, count, outs, out.stride(0), parts=blocks.parts, columns=ADDED
+        )
+    return out
+
+
+def _constants(blocks: Blocks, size: int) -> dict[str, object]:
+    return {
+        "outputs": blocks.outputs, "depth": blocks.depth, "slices": SLICES, "blocks": blocks.steps, "parts": blocks.parts,
+        "tile": MOST_ROWS, "even": size % (SLICES * blocks.depth) == 0, "interpreted": INTERPRETED,
+    }  # fmt: skip
+
+
+SERVED = (
+    (6144, 4096),
+    (4096, 4096),
+    (28672, 4096),
+    (4096, 14336),
+    (128256, 4096),
+    (9728, 2560),
+    (1024, 2048),
+    (896, 4864),
+)
+"""Weights [out, in] of models of 8, 4 and 0.6 billion parameters; the last one's ``in`` is no multiple of a block."""
+
+
+def variants() -> Iterator[Variant]:
+    """What is compiled for these weights in bfloat16, and for the ends of the list in others."""
+    for dtype, pointer in ((torch.bfloat16, "*bf16"), (torch.float16, "*fp16"), (torch.float32, "*fp32")):
+        for outs, size in SERVED if dtype == torch.bfloat16 else (SERVED[0], SERVED[-1]):
+            blocks = choose_blocks(outs, size, dtype.itemsize)
+            for added in ("", "bias", "residual"):
+                yield from _variants(f"{pointer[1:]} {outs}x{size} {added}".strip(), pointer, blocks, size, added)
+
+
+def _variants(name: str, pointer: str, blocks: Blocks, size: int, added: str) -> Iterator[Variant]:
+    adds: dict[str, str] = {part: pointer for part in ("bias", "residual") if part == added}
+    absent: dict[str, object] = {part: None for part in ("bias", "residual") if part != added}
+    shape = {"out": pointer, "count": "i32", "outs": "i32:16", "out_stride": "i32:16"}
+    summed: dict[str, str] = {"sums": "*fp32"} if blocks.parts > 1 else {}
+    signature = {"rows": pointer, "weight": pointer, **adds, **shape, **summed}
+    signature |= dict.fromkeys(("size", "rows_stride", "weight_stride"), "i32:16")
+    constants = {**absent, **({} if summed else {"sums": None}), **_constants(blocks, size)}
+    if blocks.parts == 1 or not added:
+        yield Variant(f"multiply {name}", _multiply, signature, constants, SLICES, STAGES)
+    if blocks.parts > 1:
+        constants = {**absent, "parts": blocks.parts, "columns": ADDED}
+        yield Variant(f"add {name}", _add, {**adds, **shape, **summed}, constants)
