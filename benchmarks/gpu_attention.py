@@ -74,7 +74,8 @@ def laid_out(bench: Bench, layers: Layers, rows: int, *, tree: bool = False) -> 
     shape, start = bench.sizes.model, layers.context - 1
     batch = rows_batch(layers, rows, start, tree)
     group = shape.heads // shape.kv_heads
-    tile_rows = 1 if rows == 1 else MOST_ROWS if rows <= MOST_ROWS else max(1, PREFILL_ROWS // group)
+    many = max(MOST_ROWS, 1 << (PREFILL_ROWS // group).bit_length() - 1)
+    tile_rows = 1 if rows == 1 else MOST_ROWS if rows <= MOST_ROWS else many
     values = pack_batch(batch, tile_rows)
     flat, _ = pack_pages(batch.spans, PAGE_SIZE)
     tiles = len(values["tile_sequences"])

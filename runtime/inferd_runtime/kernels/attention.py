@@ -24,9 +24,10 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows
     ``keys`` [pages, page_size, Hkv, D] and ``values`` [pages, page_size, Hkv, Dv], this step's rows already written, in
     float8_e4m3fn (taken as it stands, without a scale), bfloat16, float16 or float32. H is a multiple of Hkv. Sums are in
     float32 (float64 for a float64 query). Rows that belong to no tile, and rows that see no key, are zero. Keys that no row
-    of a tile sees may hold anything. Raises ValueError for shapes and dtypes that do not belong together.
+    of a tile sees may hold anything. Raises ValueError for shapes and dtypes that do not belong together, and for tiles whose
+    rows are no power of two.
     """
-    check_attention(query, keys, values, rule)
+    check_attention(query, keys, values, rows, rule)
     exact = torch.float64 if query.dtype == torch.float64 else torch.float32
     tile, row, used = _tile_rows(rows)
     at = (rows.first[tile][:, None] + row).long().clamp(0, len(query) - 1)
@@ -43,8 +44,10 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows
     return out.new_zeros(len(query) + 1, *out.shape[1:]).index_copy_(0, target, out)[: len(query)]
 
 
-def check_attention(query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> None:
-    """Raises ValueError for what no attention over pages can serve, by name."""
+def check_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, rule: AttentionRule) -> None:
+    """Raises ValueError for what no attention over pages can serve, by name. Asks no value of a tensor."""
+    if rows.tile_rows < 1 or rows.tile_rows & (rows.tile_rows - 1):
+        raise ValueError(f"tiles of {rows.tile_rows} rows: a power of two is needed")
     if query.shape[2] != keys.shape[3] or query.shape[1] % keys.shape[2]:
         raise ValueError(f"queries {tuple(query.shape)} do not go with keys {tuple(keys.shape)}")
     if keys.shape[:3] != values.shape[:3] or keys.dtype != values.dtype:

@@ -31,7 +31,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from inferd_runtime.kernels.attention import choose_splits, paged_attention
 from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.kernels.rows import PagedRows
-from inferd_runtime.kernels.triton.attention import choose_blocks
+from inferd_runtime.kernels.triton import attention as triton_kernels
+from inferd_runtime.kernels.triton.attention import Blocks, choose_blocks, launches
 from inferd_runtime.kernels.triton.attention import paged_attention as triton_attention
 
 BOTH = pytest.mark.parametrize("attend", [paged_attention, triton_attention], ids=["torch", "triton"])
@@ -293,6 +294,28 @@ def test_what_does_not_go_together_is_refused_by_name(attend: Attention) -> None
     if attend is triton_attention:
         refused(q.double(), k, v, PLAIN, "float64")
         refused(torch.cat([q, q], 2)[:, :, ::2], k, v, PLAIN, "strides")
+
+
+@BOTH
+@pytest.mark.parametrize("tile_rows", [0, 3, 12, 24])
+def test_no_row_of_a_tile_stays_unwritten_because_programs_do_not_divide_it(attend: Attention, tile_rows: int) -> None:
+    """24 rows in programs of 16 are one program, and 8 rows that nobody computes."""
+    case = build(Shape(heads=1, shared=1, tile_rows=8, dtype=torch.bfloat16, cache=torch.bfloat16), [chain(3, 24)])
+    with pytest.raises(ValueError, match=f"tiles of {tile_rows} rows"):
+        attend(case.query, case.keys, case.values, replace(case.rows, tile_rows=tile_rows), PLAIN)
+
+
+def test_a_launch_checks_its_tiles_whoever_asked_for_it() -> None:
+    """And block sizes that do not divide a tile of 8 rows, whatever chose them."""
+    case = build(Shape(heads=1, shared=1, tile_rows=8), [chain(3, 8)])
+    given = (case.query, case.keys, case.values)
+    with pytest.raises(ValueError, match="tiles of 24 rows in programs of 16: some would stay unwritten"):
+        launches(*given, replace(case.rows, tile_rows=24), PLAIN, case.query, 80)
+    odd = Blocks(rows=3, queries=16, keys=16, warps=4, stages=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_kernels, "choose_blocks", lambda *_: odd)
+        with pytest.raises(ValueError, match="tiles of 8 rows in programs of 3: some would stay unwritten"):
+            launches(*given, case.rows, PLAIN, case.query, 80)
 
 
 def test_splits_fill_the_device_but_not_with_crumbs() -> None:

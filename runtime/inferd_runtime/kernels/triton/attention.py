@@ -96,7 +96,7 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows
 
     Raises ValueError for float64 too, and for heads whose numbers do not stand side by side.
     """
-    check_attention(query, keys, values, rule)
+    check_attention(query, keys, values, rows, rule)
     for states in (query, keys, values):
         known = states.dtype in TYPES or (states.dtype == torch.float8_e4m3fn and states is not query)
         if not known or states.stride(-1) != 1:
@@ -153,7 +153,10 @@ def _attend_launch(
     if bytewise:
         keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     blocks = choose_blocks(dtype, max(width, value_width), group, rows.tile_rows, capability)
-    parts, tiles = rows.tile_rows // blocks.rows, len(rows.tile_sequences)
+    parts, rest = divmod(rows.tile_rows, blocks.rows)
+    if rest or rows.tile_rows & (rows.tile_rows - 1):
+        raise ValueError(f"tiles of {rows.tile_rows} rows in programs of {blocks.rows}: some would stay unwritten")
+    tiles = len(rows.tile_sequences)
     cleared = triton.cdiv(len(query), CLEARED) if rows.splits == 1 else 0
     arguments: dict[str, Any] = {name: getattr(rows, name) for name in TABLES}
     arguments |= {"query": query, "keys": keys, "values": values, "sinks": rule.sinks, "out": out, **scratch}
