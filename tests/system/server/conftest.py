@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,10 @@ def serve(tmp_path: Path) -> Serve:
     return start
 
 
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @dataclass(frozen=True)
 class CommandLine:
     """``inferd`` over the fakes, with a home of its own."""
@@ -125,10 +130,21 @@ class CommandLine:
             self.command(*arguments), env=self.environment, input=input, capture_output=True, text=True, timeout=60
         )
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.command(*arguments), env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+    @contextmanager
+    def start(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """A process of its own that ends with the block, killed if it must be.
+
+        SIGINT has its default there: what runs the tests may ignore it (a job in the background of a script does), and
+        whoever is ignoring it hands that down.
+        """
+        with subprocess.Popen(
+            self.command(*arguments), env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            preexec_fn=_heed_interrupts,
+        ) as process:  # fmt: skip
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-W", "error", str(HERE / "fake_cli.py"), *arguments]

@@ -155,6 +155,24 @@ def test_a_signal_cancels_the_run(inferd: CommandLine, sleeper: str, number: sig
     assert "Traceback" not in err
 
 
+def test_a_test_run_that_ignores_interrupts_does_not_hang_on_a_run_that_inherits_it(
+    inferd: CommandLine, sleeper: str
+) -> None:
+    """As it does as a job in the background of a script."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        test_a_signal_cancels_the_run(inferd, sleeper, signal.SIGINT, 130)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_process_that_nobody_ended_does_not_outlive_its_test(inferd: CommandLine, sleeper: str) -> None:
+    with inferd.start("run", sleeper) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "asleep\n"
+    assert process.returncode == -signal.SIGKILL
+
+
 def test_on_a_terminal_a_program_cannot_send_control_sequences(inferd: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "rude.py"
     path.write_text("async def main():\n    print('\\x1b]0;title\\x07\\x1b[31mred')\n    return '\\x9b31m'\n")
