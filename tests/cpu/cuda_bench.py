@@ -55,8 +55,10 @@ class CudaBench:
         vocab_size: int = VOCAB,
         most_rows: int = MOST_ROWS,
         device: str = "cpu",
+        fixed_rows: int = 0,
+        **changes: int,
     ) -> None:
-        model = make(family, vocab_size=vocab_size).to(device)
+        model = make(family, vocab_size=vocab_size, **changes).to(device)
         probed = attach(model, family)
         run, like = PlainPass(model), next(model.parameters())
         sizes = {"vocab_size": vocab_size, "max_context": 256, "pages": PAGES, "page_size": PAGE_SIZE}
@@ -71,7 +73,9 @@ class CudaBench:
             block,
             kernels,
             self.host,
-            CudaOptions(most_rows, splits=lambda tiles: 2, group=probed_group(model), record=record),
+            CudaOptions(
+                most_rows, splits=lambda tiles, keys: 2, group=probed_group(model), record=record, fixed_rows=fixed_rows
+            ),
         )
 
 

@@ -14,8 +14,8 @@ from families import FAMILIES, VOCAB
 from inferd_grammar import GrammarCompiler, Regex, TokenTable
 from inferd_runtime.engine import costs
 from inferd_runtime.engine.costs import MEASURED_ROWS, _batch, measure_times
-from inferd_runtime.engine.drawing import undrawn
-from inferd_runtime.engine.drivers.buckets import bucket
+from inferd_runtime.engine.drawing import greedy_drawing, lay_out_drawing, undrawn
+from inferd_runtime.engine.drivers.buckets import bucket, captured_shapes
 from inferd_runtime.engine.drivers.build import (
     DriverOptions,
     agrees,
@@ -24,9 +24,15 @@ from inferd_runtime.engine.drivers.build import (
     measured_step_bytes,
     step_bytes,
 )  # fmt: skip
-from inferd_runtime.engine.plan import Driver
+from inferd_runtime.engine.drivers.captured import ResultSlot
+from inferd_runtime.engine.drivers.cuda_driver import tile_rows
+from inferd_runtime.engine.penalties import Entries
+from inferd_runtime.engine.plan import Driver, Planned, Work, prepare
+from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.kernels.attention import paged_attention
 from inferd_runtime.kernels.suite import reference_kernels, triton_kernels
+from inferd_runtime.kv.pool import PagePool
+from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models import products
 from inferd_runtime.models.batch import Placement
 from inferd_runtime.models.fused import fuse
@@ -39,6 +45,10 @@ from inferd_runtime.testing.speculation import Blind, BlindTree, Guesser, Oracle
 
 TOLERANCE = 1e-4
 BYTES = 260
+GROUPS = (
+    {"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 42},
+    {"num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 42},
+)
 SHAPES = ([1, 1, 1], [16, 1, 1, 1], [20, 1, 3])
 
 
@@ -241,13 +251,13 @@ def blind_attention(query, keys, values, rows, rule):  # type: ignore[no-untyped
 def test_what_steps_take_is_measured_with_the_largest_one() -> None:
     loaded = load("tiny")
     host = RecordedHost()
-    options = DriverOptions(pages=1000, page_size=16, most_rows=80, plain=True)
+    options = DriverOptions(pages=1000, page_size=16, most_rows=20, plain=True)
     kernels = reference_kernels()
     rows: list[int] = []
     counting = kernels._replace(sample=lambda logits, one: rows.append(len(logits)) or kernels.sample(logits, one))
     assert measured_step_bytes(loaded, options, counting, host) == 0
-    assert max(rows) == 80
-    assert host.recordings == 1
+    assert max(rows) == 20
+    assert host.recordings == len(captured_shapes(20))
     assert step_bytes(loaded, options) == 0
 
 
@@ -303,3 +313,102 @@ def test_sampled_drafts_are_verified_on_the_device(llama: CudaBench, name: str) 
     expected, got = (run(driver, unknown, drafters) for driver in (llama.reference, llama.driver))
     assert [one.tokens for one in got] == [one.tokens for one in expected]
     assert sum(one.accepted for one in got) > 2
+
+
+# -- What a review found ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", [*range(1, 13), 16, 32, 71])
+def test_tiles_of_prompts_are_powers_of_two(group: int) -> None:
+    rows = [tile_rows(longest, group) for longest in (1, 2, 16, 17, 60, 500)]
+    assert rows[:3] == [1, 16, 16]
+    assert all(count >= 16 and count & (count - 1) == 0 for count in rows[1:])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("heads", GROUPS, ids=["3 to 1", "7 to 1"])
+def test_prompts_are_whole_where_heads_are_grouped_by_no_power_of_two(heads: dict[str, int]) -> None:
+    bench = CudaBench("llama", triton_kernels(), record=False, **heads)
+    assert agrees(bench.driver, bench.reference, 1e-3)
+
+
+def test_a_driver_that_leaves_a_tenth_of_a_prompt_out_is_found() -> None:
+    def some_rows_only(query, keys, values, rows, rule):  # type: ignore[no-untyped-def]
+        out = paged_attention(query, keys, values, rows, rule)
+        out[::6] = 0
+        return out
+
+    wrong = CudaBench("llama", reference_kernels()._replace(paged_attention=some_rows_only))
+    assert not agrees(wrong.driver, wrong.reference, 0.2)
+
+
+def test_penalties_hold_beside_positions_of_a_programs_own(llama: CudaBench) -> None:
+    """The whole step goes through the reference then, and still draws as it was told to."""
+    sampler = RowSampler.resolve(SAMPLERS["penalised"], seed=3, lineage=0)
+    entries = Entries(np.asarray([5]), np.ones(1, np.float32), np.asarray([100.0], np.float32))
+    pool = PagePool(8, PAGE_SIZE)
+    table = PageTable(pool)
+    table.reserve(3)
+    table.advance(2)
+    odd = Placement(np.asarray([0, 1, 7]), np.asarray([[True, False, True]]))
+    work = Work([11], 1, sampler=sampler, placement=odd, adjustments=[entries])
+    plan = [Planned(None, work, table)]  # type: ignore[arg-type]
+    drawing = lay_out_drawing(plan, VOCAB)
+    assert llama.driver._needs_plain(prepare(plan, PAGE_SIZE))
+    drawn = llama.driver.launch(prepare(plan, PAGE_SIZE), drawing).wait().drawn
+    assert drawn is not None
+    assert drawn.tokens[0, 0] == 5
+
+
+def test_a_step_that_fails_half_way_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = CudaBench("llama", reference_kernels())
+    batch = _batch(bench.driver, [1], 3)
+
+    def no_memory(*arguments: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.driver, "_reject", no_memory)
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="out of memory"):
+                bench.driver.launch(batch, undrawn(1, VOCAB))
+    assert len(bench.driver.forward(batch).logits) == 1
+
+
+def test_fillers_at_the_end_of_a_context_have_a_place_in_the_page_table() -> None:
+    bench = CudaBench("llama", reference_kernels(), fixed_rows=8)
+    room = len(bench.driver._columns) * PAGE_SIZE
+    assert room >= bench.driver.max_context + 7
+
+
+def test_the_step_behind_one_without_a_token_reads_a_token() -> None:
+    """A row of nothing but NaN draws nothing; what is carried over has to be in the vocabulary all the same."""
+    nothing = reference_kernels()._replace(sample=lambda logits, rows: torch.full((len(logits),), -1))
+    bench = CudaBench("llama", nothing)
+    bench.driver.launch(_batch(bench.driver, [1], 3), greedy_drawing(_batch(bench.driver, [1], 3), VOCAB)).wait()
+    assert bench.driver._last[0] >= 0
+
+
+def test_many_sequences_and_one_long_draft_fit_into_a_result() -> None:
+    bench = CudaBench("llama", reference_kernels(), most_rows=340)
+    batch = _batch(bench.driver, [65, 1, 1], 3)
+    step = bench.driver.launch(batch, greedy_drawing(batch, VOCAB)).wait()
+    assert step.drawn is not None
+    assert step.drawn.tokens.shape == (3, 65)
+    most = ResultSlot(bench.host, 340 * (2 + 2 * 64))
+    assert most.receive(torch.zeros(270, 130, dtype=torch.int32)).shape == (270, 130)
+
+
+def test_a_mask_of_another_width_is_refused(llama: CudaBench) -> None:
+    batch = _batch(llama.driver, [1], 3)
+    drawing = replace(greedy_drawing(batch, VOCAB), masks=np.zeros((1, 1), np.int32), mask_rows=np.zeros(1, np.int32))
+    with pytest.raises(ValueError, match="masks of 1 words for 97 tokens"):
+        llama.driver.launch(batch, drawing)
+
+
+def test_all_shapes_are_recorded_ahead() -> None:
+    bench = CudaBench("llama", reference_kernels(), most_rows=32)
+    assert bench.driver.record_all() == len(captured_shapes(32)) == bench.host.recordings
+    for counts in ([1], [1] * 9, [5, 1], [16, 16], [2] * 16):
+        bench.driver.forward(_batch(bench.driver, counts, 3))
+    assert bench.host.recordings == len(captured_shapes(32))

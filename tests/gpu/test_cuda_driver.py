@@ -6,6 +6,7 @@ import pytest
 from cuda_bench import SAMPLERS, CudaBench, answered, requests_of, run
 from families import FAMILIES
 
+from inferd_runtime.engine.drivers.build import agrees
 from inferd_runtime.kernels.suite import triton_kernels
 from inferd_runtime.testing.speculation import Blind, BlindTree, Oracle, OracleTree, Wrong
 
@@ -18,3 +19,10 @@ def test_tokens_are_the_reference_drivers_with_any_draft(family: str, record: bo
     requests = answered(bench.reference, requests_of(name, 6))
     for drafters in ([None] * 6, [Oracle, OracleTree, Blind, BlindTree, Wrong, None]):
         run(bench.driver, requests, drafters)
+
+
+@pytest.mark.parametrize("heads", [(6, 2), (7, 1), (4, 4)], ids=str)
+def test_prompts_are_whole_with_any_group_of_heads(heads: tuple[int, int]) -> None:
+    sizes = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1], "hidden_size": 84}
+    bench = CudaBench("llama", triton_kernels(), device="cuda", **sizes)
+    assert agrees(bench.driver, bench.reference, 1e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +28,10 @@ class RecordedHost:
         self.processors = 4
         self.recordings = 0
         self.replays = 0
+
+    def active(self) -> AbstractContextManager[object]:
+        """See :class:`Accelerator`."""
+        return nullcontext()
 
     def staging(self, size: int) -> Tensor:
         """See :class:`Accelerator`."""

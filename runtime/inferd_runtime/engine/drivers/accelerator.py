@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 import torch
@@ -17,6 +18,10 @@ class Accelerator(Protocol):
 
     device: torch.device
     processors: int
+
+    def active(self) -> AbstractContextManager[object]:
+        """Whoever works on the device does it inside: there may be several, and each thread has a current one."""
+        ...
 
     def staging(self, size: int) -> Tensor:
         """uint8[size] on the host that the device copies from and to without waiting."""
@@ -40,12 +45,21 @@ class Accelerator(Protocol):
 
 
 class CudaAccelerator:
-    """One CUDA device; steps are recorded as CUDA graphs, which share one pool of memory."""
+    """One CUDA device; steps are recorded as CUDA graphs, which share one pool of memory.
+
+    PyTorch allows one recording in a process at a time, whatever the device: record before other threads use one.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.processors = torch.cuda.get_device_properties(device).multi_processor_count
-        self._pool = torch.cuda.graph_pool_handle()
+        self.device = torch.device("cuda", device.index or 0)
+        self.processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        with self.active():
+            self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self._pool = torch.cuda.graph_pool_handle()
+
+    def active(self) -> AbstractContextManager[object]:
+        """See :class:`Accelerator`."""
+        return torch.cuda.device(self.device)
 
     def staging(self, size: int) -> Tensor:
         """See :class:`Accelerator`."""
@@ -59,15 +73,25 @@ class CudaAccelerator:
 
     def record(self, body: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
         """See :class:`Accelerator`. Runs it a few times first: libraries choose and compile their kernels then."""
-        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                body()
-        torch.cuda.current_stream(self.device).wait_stream(side)
+        before = torch.cuda.current_stream(self.device)
+        self._side.wait_stream(before)
+        try:
+            with torch.cuda.stream(self._side):
+                for _ in range(WARM_UPS):
+                    body()
+            return self._capture(body)
+        except BaseException:
+            # A recording that was broken off leaves its stream current, and its pool in use.
+            torch.cuda.set_stream(before)
+            self._side, self._pool = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+            raise
+        finally:
+            before.wait_stream(self._side)
+
+    def _capture(self, body: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
         graph = torch.cuda.CUDAGraph()
-        # Of this thread alone: a draft model's may allocate meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        # Of this thread alone: others may use the device meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
             result = body()
         return graph.replay, result
 

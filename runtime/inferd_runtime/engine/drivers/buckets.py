@@ -53,6 +53,13 @@ def captured_shape(batch: int, width: int) -> Shape:
     return Shape(batch * width, batch, batch, MOST_ROWS, MOST_ROWS - 1)
 
 
+def captured_shapes(most_rows: int) -> list[Shape]:
+    """Every shape that :func:`bucket` may name, of at most so many rows; the largest first, so that memory fits all."""
+    most = min(most_rows, MOST_TOTAL)
+    pairs = [(batch, width) for batch in BATCHES for width in WIDTHS if batch * width <= most]
+    return sorted({captured_shape(batch, width) for batch, width in pairs}, reverse=True)
+
+
 def exact_shape(counts: Sequence[int], tile_rows: int, nodes: int) -> Shape:
     """The shape of a step that is not captured: as large as it is."""
     tiles = sum(-(-count // tile_rows) for count in counts)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inferd_runtime.engine.drawing import Drawn, Rejecting, StepResult, merged
+from inferd_runtime.engine.drawing import Drawn, Ints, Rejecting, StepResult, merged
 from inferd_runtime.engine.drivers.accelerator import Accelerator
 from inferd_runtime.engine.drivers.buckets import Shape
 from inferd_runtime.engine.drivers.staging import StepInputs
@@ -72,37 +72,44 @@ class StepBody:
         """Sample and verify alone."""
         samples = self._kernels.sample(logits, replace(sample_rows(inputs), adjustments=adjustments))
         packed = self._kernels.agree(samples, draft_rows(inputs))
-        self._last[: len(packed)].copy_(packed[:, 1])
+        # A row that nothing could be drawn from has no token, and the step behind it reads one all the same.
+        self._last[: len(packed)].copy_(packed[:, 1].clamp(min=0))
         return Computed(logits, packed, hidden)
 
 
 def reject(
-    logits: Tensor, rows: SampleRows, first: Tensor, rejecting: Rejecting, rejection: Verifier
+    logits: Tensor, rows: SampleRows, first: Ints, rejecting: Rejecting, rejection: Verifier
 ) -> tuple[Tensor, Tensor]:
     """Rejection sampling of the sampled drafts, from the same rows: accepted int64[R] and tokens int64[R, K + 1], on the device.
 
-    ``first`` int64[R]: each one's first row of ``logits`` [N, V].
+    ``first`` int32[S]: each sequence's first row of ``logits`` [N, V].
     """
     device, (count, width) = logits.device, rejecting.tokens.shape
-    lengths, tokens, own = (
-        torch.from_numpy(one).to(device) for one in (rejecting.lengths, rejecting.tokens, rejecting.rows)
-    )
+    start = first[rejecting.at].astype(np.int64)
     # Behind a refused token there is no row: any will do, for what is sampled there is not read.
-    steps = torch.minimum(torch.arange(width + 1, device=device), own[:, None] - 1)
-    target = processed(logits, rows)[(first[:, None] + steps).reshape(-1)].view(count, width + 1, -1)
-    drafts = Drafts(tokens, lengths, None, torch.from_numpy(rejecting.probabilities).to(device))
-    verdict = rejection(target, drafts, Noise(rows.keys[first], rows.positions[first]))
+    steps = np.minimum(np.arange(width + 1), rejecting.rows[:, None] - 1)
+    chosen, begins, lengths, tokens, likely = (
+        torch.from_numpy(one).to(device)
+        for one in (
+            (start[:, None] + steps).reshape(-1), start, rejecting.lengths, rejecting.tokens, rejecting.probabilities,
+        )
+    )  # fmt: skip
+    target = processed(logits, rows, chosen).view(count, width + 1, -1)
+    noise = Noise(rows.keys[begins], rows.positions[begins])
+    verdict = rejection(target, Drafts(tokens, lengths, None, likely), noise)
     return verdict.accepted, verdict.tokens
 
 
-def processed(logits: Tensor, rows: SampleRows) -> Tensor:
-    """What the rows' samplers leave, as scores float64[N, V]."""
+def processed(logits: Tensor, rows: SampleRows, chosen: Tensor) -> Tensor:
+    """What the samplers of the rows ``chosen`` int64[M] leave of logits [N, V], as scores float64[M, V]."""
     if rows.adjustments is not None:
         logits = adjusted(logits, rows.adjustments)
+    logits, mask_rows = logits[chosen], rows.mask_rows[chosen]
     if rows.masks.shape[0]:
-        free = (rows.mask_rows < 0)[:, None]
-        logits = logits.masked_fill(~(free | allowed(rows.masks[rows.mask_rows.clamp(min=0)], logits.shape[1])), NONE)
-    return process(logits, temperature=rows.temperature, top_k=rows.top_k, top_p=rows.top_p, min_p=rows.min_p)
+        free = (mask_rows < 0)[:, None]
+        logits = logits.masked_fill(~(free | allowed(rows.masks[mask_rows.clamp(min=0)], logits.shape[1])), NONE)
+    temperature, top_k, top_p, min_p = (one[chosen] for one in (rows.temperature, rows.top_k, rows.top_p, rows.min_p))
+    return process(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
 
 
 def paged_rows(inputs: StepInputs, shape: Shape, columns: Tensor, splits: int) -> PagedRows:
@@ -146,7 +153,6 @@ class ResultSlot:
 
     def receive(self, packed: Tensor) -> Tensor:
         """Queue the copy of int32[B, 2 + 2 K]."""
-        self.taken = True
         host = self._host[: packed.numel()].view(packed.shape)
         host.copy_(packed, non_blocking=True)
         return host

@@ -16,9 +16,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from inferd.protocol import MAX_DRAFT
 from inferd_runtime.engine.drawing import Drawing, undrawn
 from inferd_runtime.engine.drivers.accelerator import Accelerator
-from inferd_runtime.engine.drivers.buckets import MOST_ROWS, Shape, bucket, exact_shape
+from inferd_runtime.engine.drivers.buckets import MOST_ROWS, Shape, bucket, captured_shapes, exact_shape
 from inferd_runtime.engine.drivers.captured import (
     IN_FLIGHT,
     Computed,
@@ -44,20 +45,26 @@ logger = logging.getLogger(__name__)
 Replay = Callable[[], None]
 NO_PAGES = np.empty(0, np.int32)
 NO_MASKS = np.empty((0, 0), np.int32)
+GATHERED = 256
+"""Pages that are copied to or from the host at a time: they lie on the device once more meanwhile."""
+MOST_ENTRIES = 1 << 22
+"""Page numbers of a step, at most: 16 MiB of them."""
 PREFILL_ROWS = 128
 """Rows of queries that one program of the attention takes, heads of a group counted."""
 
 
 @dataclass(frozen=True)
 class CudaOptions:
-    """``most_rows``: rows of a step, at most. ``splits(tiles)``: into how many parts the attention cuts the keys.
+    """``most_rows``: rows of a step, at most. ``splits(tiles, keys)``: into how many parts the attention cuts so many keys.
     ``group``: query heads per key head. ``record``: whether steps are recorded; without, all are launched kernel by kernel.
+    ``fixed_rows``: see :class:`~inferd_runtime.engine.engine.EngineOptions`: fillers stand behind a sequence's end.
     """
 
     most_rows: int
-    splits: Callable[[int], int]
+    splits: Callable[[int, int], int]
     group: int = 1
     record: bool = True
+    fixed_rows: int = 0
 
 
 class CudaDriver:
@@ -74,6 +81,7 @@ class CudaDriver:
         self.page_bytes = plain.page_bytes
         self.token_bytes = plain.token_bytes
         self.kv_layout = plain.kv_layout
+        self.most_rows = options.most_rows
         self.plain = plain
         self._block = block
         self._kernels = kernels
@@ -82,21 +90,27 @@ class CudaDriver:
         device = accelerator.device
         self._last = torch.zeros(options.most_rows, dtype=torch.int64, device=device)
         self._body = StepBody(run, block.keys, block.values, kernels, self._last)
-        self._columns = torch.arange(-(-plain.max_context // plain.page_size), dtype=torch.int32, device=device)
+        self._longest = plain.max_context + options.fixed_rows
+        self._columns = torch.arange(-(-self._longest // plain.page_size), dtype=torch.int32, device=device)
         self._staging = self._room()
-        self._slots = [ResultSlot(accelerator, self._largest_verdicts()) for _ in range(IN_FLIGHT)]
+        self._slots = [ResultSlot(accelerator, options.most_rows * (2 + 2 * MAX_DRAFT)) for _ in range(IN_FLIGHT)]
         self._recorded: dict[Shape, tuple[Replay, Computed] | None] = {}
 
     def _room(self) -> Staging:
         """Host and device memory for the inputs of any step."""
-        rows, sequences = self._options.most_rows, min(256, self._options.most_rows)
-        largest = Shape(rows, rows, rows, 1, 0), Shape(rows, sequences, rows, 1, 64)
+        rows = self._options.most_rows
+        largest = [Shape(rows, rows, rows, 1, MAX_DRAFT)]
+        entries = min(rows * len(self._columns), MOST_ENTRIES)
         words = -(-self.vocab_size // 32)
-        entries = sequences * len(self._columns)
         return Staging(self._accelerator, largest=largest, page_entries=entries, masks=rows, mask_words=words)
 
-    def _largest_verdicts(self) -> int:
-        return 2 * self._options.most_rows + 2 * 64 * min(256, self._options.most_rows)
+    def record_all(self) -> int:
+        """Record a step of every shape now, so that none is while somebody waits. How many could be recorded."""
+        if not self._options.record:
+            return 0
+        with self._accelerator.active(), torch.inference_mode():
+            found = [self._recording(shape) for shape in captured_shapes(self._options.most_rows)]
+        return sum(one is not None for one in found)
 
     # -- Steps ----------------------------------------------------------------------------------------------------
 
@@ -115,14 +129,23 @@ class CudaDriver:
         slot = next((slot for slot in self._slots if not slot.taken), None)
         if slot is None:
             raise RuntimeError(f"{IN_FLIGHT} steps are in flight already")
-        done = self._compute_plainly(batch, drawing) if self._needs_plain(batch) else self._compute(batch, drawing)
+        if drawing.masks.shape[1] != self._staging.mask_words:
+            raise ValueError(f"masks of {drawing.masks.shape[1]} words for {self.vocab_size} tokens")
+        with self._accelerator.active():
+            plain = self._needs_plain(batch)
+            done = self._compute_plainly(batch, drawing) if plain else self._compute(batch, drawing)
+            return self._launched(slot, done, drawing)
+
+    def _launched(self, slot: ResultSlot, done: Computed, drawing: Drawing) -> LaunchedStep:
+        """Queue the copies of what a step brings. The slot is taken once nothing can go wrong any more."""
         drawn, wanted = len(drawing.rows), len(drawing.rows) + len(drawing.host_rows)
         # Copies: the next step leaves its own in the same place.
         logits = done.logits[drawn:wanted].clone()
         hidden = None if done.hidden is None else done.hidden.clone()
-        verdicts = slot.receive(done.packed)
         rejected = self._reject(done.logits, drawing)
+        verdicts = slot.receive(done.packed)
         mark = self._accelerator.mark()
+        slot.taken = True
         return LaunchedStep(slot, verdicts, len(drawing.first), logits, hidden, mark, drawing.rejecting, rejected)
 
     def _reject(self, logits: Tensor, drawing: Drawing) -> tuple[Tensor, Tensor] | None:
@@ -134,8 +157,7 @@ class CudaDriver:
         samplers = {name: one for name, one in pack_drawing(drawing).items() if not name.startswith("draft")}
         self._staging.upload(shape, samplers, NO_PAGES, drawing.masks)
         rows = replace(sample_rows(self._staging.inputs(shape)), adjustments=self._adjustments(drawing, count))
-        first = torch.from_numpy(drawing.first[drawing.rejecting.at].astype(np.int64)).to(logits.device)
-        return reject(logits[:count], rows, first, drawing.rejecting, self._kernels.rejection)
+        return reject(logits[:count], rows, drawing.first, drawing.rejecting, self._kernels.rejection)
 
     def _needs_plain(self, batch: Batch) -> bool:
         """Whether something in it is not for kernels."""
@@ -151,33 +173,32 @@ class CudaDriver:
         if shape is not None and shape.rows <= self._options.most_rows:
             recorded = self._recording(shape)
             if recorded is not None:
-                replay, computed = recorded
-                self._upload(shape, batch, drawing)
-                replay()
-                return self._adjusted(shape, computed, drawing)
+                return self._replay(shape, recorded, batch, drawing)
         return self._compute_exactly(batch, drawing)
 
-    def _compute_exactly(self, batch: Batch, drawing: Drawing) -> Computed:
-        """Kernel by kernel, as large as the step is."""
-        tile_rows = max(1, PREFILL_ROWS // self._options.group)
-        counts = [span.count for span in batch.spans]
-        tile_rows = 1 if max(counts) == 1 else MOST_ROWS if max(counts) <= MOST_ROWS else tile_rows
-        shape = exact_shape(counts, tile_rows, drawing.tokens.shape[1])
-        self._upload(shape, batch, drawing)
-        inputs = self._staging.inputs(shape)
-        longest = max(-(-(span.start + span.count) // self.page_size) for span in batch.spans)
-        rows = paged_rows(inputs, shape, self._columns[:longest], self._options.splits(shape.tiles))
-        wanted = len(batch.logit_rows)
-        return self._body.compute(
-            inputs.with_logit_rows(wanted), rows, self._hidden_rows(batch), self._adjustments(drawing, wanted)
-        )
-
-    def _adjusted(self, shape: Shape, computed: Computed, drawing: Drawing) -> Computed:
-        """A recorded step's draws; made once more where there are penalties, which are too many to be recorded."""
+    def _replay(self, shape: Shape, recorded: tuple[Replay, Computed], batch: Batch, drawing: Drawing) -> Computed:
+        """A recorded step; drawn from once more where there are penalties, which are too many to be recorded."""
+        replay, computed = recorded
+        # Before the step: copying them waits for what is queued.
         adjustments = self._adjustments(drawing, shape.rows)
+        self._upload(shape, batch, drawing)
+        replay()
         if adjustments is None:
             return computed
         return self._body.draw(self._staging.inputs(shape), computed.logits, computed.hidden, adjustments)
+
+    def _compute_exactly(self, batch: Batch, drawing: Drawing) -> Computed:
+        """Kernel by kernel, as large as the step is."""
+        counts = [span.count for span in batch.spans]
+        shape = exact_shape(counts, tile_rows(max(counts), self._options.group), drawing.tokens.shape[1])
+        wanted = len(batch.logit_rows)
+        adjustments, hidden_rows = self._adjustments(drawing, max(1, wanted)), self._hidden_rows(batch)
+        self._upload(shape, batch, drawing)
+        inputs = self._staging.inputs(shape)
+        longest = max(-(-(span.start + span.count) // self.page_size) for span in batch.spans)
+        splits = self._options.splits(shape.tiles, longest * self.page_size)
+        rows = paged_rows(inputs, shape, self._columns[:longest], splits)
+        return self._body.compute(inputs.with_logit_rows(wanted), rows, hidden_rows, adjustments)
 
     def _adjustments(self, drawing: Drawing, rows: int) -> Adjustments | None:
         """Penalties and biases on the device, for ``rows`` rows, of which the drawn ones come first."""
@@ -192,13 +213,17 @@ class CudaDriver:
         if len(batch.carried):
             raise ValueError("tokens are carried over to kernels only")
         logits, hidden = self.plain.compute(batch)
-        count = len(batch.logit_rows)
-        shape = Shape(max(1, count), max(1, len(drawing.first)), 1, 1, drawing.tokens.shape[1])
+        count = max(1, len(batch.logit_rows))
+        shape = Shape(count, max(1, len(drawing.first)), 1, 1, drawing.tokens.shape[1])
         self._staging.upload(shape, pack_drawing(drawing), NO_PAGES, drawing.masks)
-        order = torch.from_numpy(np.concatenate([drawing.rows, drawing.host_rows])).to(logits.device)
-        return self._body.draw(
-            self._staging.inputs(shape).with_logit_rows(count), logits.index_select(0, order), hidden
+        order = np.concatenate([drawing.rows, drawing.host_rows])
+        chosen = (
+            logits.index_select(0, torch.from_numpy(order).to(logits.device))
+            if len(order)
+            else logits.new_zeros(1, self.vocab_size)
         )
+        adjustments = self._adjustments(drawing, count)
+        return self._body.draw(self._staging.inputs(shape).with_logit_rows(count), chosen, hidden, adjustments)
 
     def _upload(self, shape: Shape, batch: Batch, drawing: Drawing) -> None:
         pages, page_first = pack_pages(batch.spans, self.page_size)
@@ -223,7 +248,8 @@ class CudaDriver:
 
     def _record(self, shape: Shape) -> tuple[Replay, Computed] | None:
         """Record a step of nothing but padding: it is run, too, and must leave the cache and the last tokens as they are."""
-        inputs, splits, last = self._staging.inputs(shape), self._options.splits(shape.tiles), self._last.clone()
+        inputs, last = self._staging.inputs(shape), self._last.clone()
+        splits = self._options.splits(shape.tiles, self._longest)
         self._staging.upload(shape, {}, NO_PAGES, NO_MASKS)
         try:
             return self._accelerator.record(
@@ -241,19 +267,26 @@ class CudaDriver:
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """See :class:`~inferd_runtime.engine.plan.Driver`."""
         pairs = resolve_copies((copy.source, copy.target) for copy in copies)
-        if pairs:
+        if not pairs:
+            return
+        with self._accelerator.active():
             self._kernels.copy_pages(self._block, *(self._indices(column) for column in zip(*pairs, strict=True)))
 
     @torch.inference_mode()
     def move_tokens(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See :class:`~inferd_runtime.engine.plan.Driver`."""
-        self._kernels.move_tokens(self._block, self._indices(sources), self._indices(targets))
+        with self._accelerator.active():
+            self._kernels.move_tokens(self._block, self._indices(sources), self._indices(targets))
 
     @torch.inference_mode()
     def read_pages(self, pages: Sequence[int]) -> PageData:
         """See :class:`~inferd_runtime.engine.plan.Driver`."""
-        host: PageData = self._kernels.gather_pages(self._block, self._indices(pages)).cpu().numpy()
-        return host
+        data = np.empty((len(pages), self.page_bytes), np.uint8)
+        with self._accelerator.active():
+            for first in range(0, len(pages), GATHERED):
+                some = self._indices(pages[first : first + GATHERED])
+                data[first : first + GATHERED] = self._kernels.gather_pages(self._block, some).cpu().numpy()
+        return data
 
     def bearable(self, data: PageData) -> bool:
         """See :class:`~inferd_runtime.engine.plan.Driver`."""
@@ -263,8 +296,10 @@ class CudaDriver:
     def write_pages(self, pages: Sequence[int], data: PageData) -> None:
         """See :class:`~inferd_runtime.engine.plan.Driver`."""
         device = self._accelerator.device
-        rows = torch.from_numpy(np.ascontiguousarray(data)).to(device)
-        self._kernels.scatter_pages(self._block, self._indices(pages), rows)
+        with self._accelerator.active():
+            for first in range(0, len(pages), GATHERED):
+                rows = torch.from_numpy(np.ascontiguousarray(data[first : first + GATHERED])).to(device)
+                self._kernels.scatter_pages(self._block, self._indices(pages[first : first + GATHERED]), rows)
 
     def load_adapter(self, key: str, files: AdapterFiles) -> AdapterSize:
         """See :class:`~inferd_runtime.engine.adapters.AdapterDevice`."""
@@ -276,3 +311,10 @@ class CudaDriver:
 
     def _indices(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(list(values), dtype=torch.int64, device=self._accelerator.device)
+
+
+def tile_rows(longest: int, group: int) -> int:
+    """Rows of a tile of the attention, a power of two: as many as one program takes, where sequences are prompts."""
+    if longest <= MOST_ROWS:
+        return 1 if longest == 1 else MOST_ROWS
+    return max(MOST_ROWS, 1 << (PREFILL_ROWS // group).bit_length() - 1)

@@ -14,7 +14,7 @@ Commands go over a channel of their own, because a rank that waits for the next 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import NoReturn, TypeVar
 
@@ -52,6 +52,7 @@ from inferd_runtime.models.passes import PlainPass
 
 T = TypeVar("T")
 Lost = Callable[[InferdError], NoReturn]
+SLICE_BYTES = 256 << 20
 
 
 def build_part(loaded: LoadedModel, pages: int, page_size: int) -> tuple[TorchDriver, WatchedPass]:
@@ -77,8 +78,9 @@ def lead(loaded: LoadedModel, pages: int, page_size: int, followers: Sequence[Co
 class LeadingDriver:
     """Rank 0 of a divided model. ``own`` is its part of it, with ``watched`` as the pass.
 
-    A page is the parts of all ranks behind each other, rank 0's first; so ``kv_layout`` names the number of ranks. ``lost`` must
-    not return. Owned by one thread.
+    A page is the parts of all ranks behind each other, rank 0's first; so ``kv_layout`` names the number of ranks. Pages go over
+    the channels at most ``slice_bytes`` of each rank at a time, or one page: a message holds less than 4 GiB, and a long context
+    is more. ``lost`` must not return. Owned by one thread.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class LeadingDriver:
         followers: Sequence[Connection],
         lost: Lost,
         timeout_s: float = TIMEOUT_S,
+        slice_bytes: int = SLICE_BYTES,
     ) -> None:
         self.vocab_size = own.vocab_size
         self.page_size = own.page_size
@@ -102,6 +105,7 @@ class LeadingDriver:
         self._followers = followers
         self._lost = lost
         self._timeout_s = timeout_s
+        self._slice_pages = max(1, slice_bytes // own.page_bytes)
 
     def start(self) -> None:
         """Have the other ranks make as many pages as this one has."""
@@ -123,25 +127,19 @@ class LeadingDriver:
 
     def read_pages(self, pages: Sequence[int]) -> PageData:
         """The parts of all ranks: uint8[n, page_bytes]."""
-        mine, answers = self._all(ReadPages(list(pages)), lambda: self._own.read_pages(pages))
-        return np.concatenate([mine, *(page_rows(answer.data, self._own.page_bytes) for answer in answers)], axis=1)
+        read = np.empty((len(pages), self.page_bytes), np.uint8)
+        for part in self._slices(len(pages)):
+            self._read_slice(pages[part], read[part])
+        return read
 
     def write_pages(self, pages: Sequence[int], data: PageData) -> None:
         """Give every rank its part of what :meth:`read_pages` gave."""
-        if not pages:
-            return
-        mine, *others = self._parts(data)
-        commands = [WritePages(list(pages), part.tobytes()) for part in others]
-        self._each(commands, lambda: self._own.write_pages(pages, mine))
+        for part in self._slices(len(pages)):
+            self._write_slice(pages[part], data[part])
 
     def bearable(self, data: PageData) -> bool:
         """See :class:`~inferd_runtime.engine.plan.Driver`: in every rank."""
-        if not len(data):
-            return True
-        mine, *others = self._parts(data)
-        commands = [CheckPages(part.tobytes()) for part in others]
-        fine, answers = self._each(commands, lambda: self._own.bearable(mine))
-        return fine and all(answer.holds for answer in answers)
+        return all(self._bears_slice(data[part]) for part in self._slices(len(data)))
 
     def load_adapter(self, key: str, files: AdapterFiles) -> AdapterSize:
         """Raises InvalidRequest: an adapter's weights would have to be divided like those that they change."""
@@ -153,7 +151,30 @@ class LeadingDriver:
     def close(self) -> None:
         """Let the followers end."""
         for follower in self._followers:
-            _try_send(follower, Stop())
+            _try_send(follower, encode(Stop()))
+
+    def _slices(self, pages: int) -> Iterator[slice]:
+        """So many pages, as few at a time as one message may hold."""
+        return (slice(first, first + self._slice_pages) for first in range(0, pages, self._slice_pages))
+
+    def _read_slice(self, pages: Sequence[int], read: PageData) -> None:
+        """Into ``read`` uint8[n, page_bytes]."""
+        mine, answers = self._all(ReadPages(list(pages)), lambda: self._own.read_pages(pages))
+        size = self._own.page_bytes
+        read[:, :size] = mine
+        for rank, answer in enumerate(answers, 1):
+            read[:, rank * size : (rank + 1) * size] = page_rows(answer.data, size)
+
+    def _write_slice(self, pages: Sequence[int], data: PageData) -> None:
+        mine, *others = self._parts(data)
+        commands = [WritePages(list(pages), part.tobytes()) for part in others]
+        self._each(commands, lambda: self._own.write_pages(pages, mine))
+
+    def _bears_slice(self, data: PageData) -> bool:
+        mine, *others = self._parts(data)
+        commands = [CheckPages(part.tobytes()) for part in others]
+        fine, answers = self._each(commands, lambda: self._own.bearable(mine))
+        return fine and all(answer.holds for answer in answers)
 
     def _parts(self, data: PageData) -> list[PageData]:
         """Page data, divided by rank."""
@@ -164,8 +185,9 @@ class LeadingDriver:
 
     def _each(self, commands: Sequence[Command], own: Callable[[], T]) -> tuple[T, list[Done]]:
         """One command for each follower, and rank 0's own part of it. What it brings, and the answers."""
-        for follower, command in zip(self._followers, commands, strict=True):
-            if not _try_send(follower, command):
+        payloads = [encode(command) for command in commands]  # before one is sent: what cannot be said fails in step
+        for follower, payload in zip(self._followers, payloads, strict=True):
+            if not _try_send(follower, payload):
                 self._lost(Unavailable("a rank of the model has ended", process="follower"))
         try:
             mine = own()
@@ -208,7 +230,7 @@ def follow_with(loaded: LoadedModel, channel: Connection, free: int) -> None:
     if not isinstance(build, Build):
         return
     driver, watched = build_part(loaded, build.pages, build.page_size)
-    if _try_send(channel, Done()):
+    if _try_send(channel, encode(Done())):
         follow(driver, watched, channel)
 
 
@@ -225,11 +247,11 @@ def follow(driver: Driver, watched: WatchedPass, channel: Connection) -> None:
         if isinstance(command, Stop):
             return
         try:
-            reply: Reply = _carry_out(driver, command)
+            reply = encode(_carry_out(driver, command))
         except Exception as error:
             if watched.broken:
                 raise
-            reply = Failed(repr(error))
+            reply = encode(Failed(repr(error)))
         if not _try_send(channel, reply):
             return
 
@@ -253,10 +275,10 @@ def _carry_out(driver: Driver, command: Command) -> Done:
     return Done()
 
 
-def _try_send(channel: Connection, message: Command | Reply) -> bool:
+def _try_send(channel: Connection, payload: bytes) -> bool:
     """Whether the other end is still there."""
     try:
-        channel.send_bytes(encode(message))
+        channel.send_bytes(payload)
     except OSError:
         return False
     return True

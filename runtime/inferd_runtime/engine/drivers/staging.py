@@ -102,6 +102,7 @@ class Staging:
     def __init__(
         self, accelerator: Accelerator, *, largest: Sequence[Shape], page_entries: int, masks: int, mask_words: int
     ) -> None:
+        self.mask_words = mask_words
         self._accelerator = accelerator
         self._fixed = max(fields(shape)[-1].end for shape in largest)
         size = self._fixed + page_entries * 4
