@@ -16,10 +16,11 @@ from inferd_runtime.engine.drivers.packing import pack_batch
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.engine.plan import Planned, Work, prepare
 from inferd_runtime.engine.positions import tree_placement
-from inferd_runtime.kernels import attention, elementwise
+from inferd_runtime.kernels import attention, elementwise, product
 from inferd_runtime.kernels.cache import CacheBlock
 from inferd_runtime.kernels.rows import PagedRows
 from inferd_runtime.kernels.triton import elementwise as triton_elementwise
+from inferd_runtime.kernels.triton import product as triton_product
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models import fused, products
@@ -27,6 +28,7 @@ from inferd_runtime.models.batch import Batch
 from inferd_runtime.models.device_pass import DevicePass, PassKernels, device_pass
 from inferd_runtime.models.fused import FusedPass, fuse
 from inferd_runtime.models.loading import attach
+from inferd_runtime.models.products import DenseProduct, FewRows, FewRowsProduct
 from inferd_runtime.testing.recorded_host import RecordedHost
 
 TOLERANCE = 1e-4
@@ -47,12 +49,30 @@ def fused_of(family: str) -> tuple[FusedPass, TorchDriver, torch.nn.Module]:
     return run, driver, model
 
 
+class Counted:
+    """A product for few rows that notes how many they are."""
+
+    def __init__(self, few_rows: FewRows) -> None:
+        self._few_rows = few_rows
+        self.counts: list[int] = []
+
+    def __call__(self, rows: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:
+        self.counts.append(len(rows))
+        return self._few_rows(rows, *others)  # type: ignore[arg-type]
+
+    def change(self, dense: DenseProduct) -> DenseProduct:
+        """What a device serves the product with."""
+        return FewRowsProduct(dense.weight, dense.bias, self)
+
+
 class Bench:
     """Both over the same pages, each with a cache of its own. ``padding``: rows, sequences and tiles of nobody's."""
 
-    def __init__(self, family: str, kernels: PassKernels = REFERENCE, padding: int = 3) -> None:
+    def __init__(
+        self, family: str, kernels: PassKernels = REFERENCE, padding: int = 3, counted: Counted | None = None
+    ) -> None:
         fused_pass, self.driver, self.model = fused_of(family)
-        self.run: DevicePass = device_pass(fused_pass, kernels)
+        self.run: DevicePass = device_pass(fused_pass, kernels, None if counted is None else counted.change)
         shapes = [[tuple(cache.shape[2:]) for cache in caches] for caches in (self.driver._keys, self.driver._values)]
         self.block = CacheBlock(*shapes, torch.float32, PAGES, PAGE_SIZE, "cpu")
         self.pool = PagePool(PAGES, PAGE_SIZE)
@@ -162,9 +182,28 @@ def test_the_kernels_equal_the_reference(family: str) -> None:
     table.release()
 
 
-def test_a_recorded_pass_computes_other_tokens_as_well() -> None:
+@pytest.mark.parametrize("module", [product, triton_product], ids=["reference", "triton"])
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_few_rows_are_multiplied_by_a_kernel_and_more_are_not(family: str, module: object) -> None:
+    """With biases (qwen2) and without."""
+    if module is triton_product and torch.cuda.is_available():
+        pytest.skip("kernels are compiled here")
+    counted = Counted(module.few_rows_product)  # type: ignore[attr-defined]
+    bench = Bench(family, padding=3, counted=counted)
+    table = PageTable(bench.pool)
+    each = 4 * len(bench.run._layers)
+    for count, heads in ((20, 0), (13, 1), (1, 1), (4, 1)):
+        counted.counts.clear()
+        assert bench.feed([(table, Work(random_tokens(count, count), count))]) < TOLERANCE
+        few = [count + 3] * each if count + 3 <= 16 else []
+        assert counted.counts == few + [count] * heads
+    table.release()
+
+
+@pytest.mark.parametrize("counted", [None, Counted(product.few_rows_product)], ids=["dense", "few rows"])
+def test_a_recorded_pass_computes_other_tokens_as_well(counted: Counted | None) -> None:
     """Nothing in it is decided on the host."""
-    bench = Bench("qwen3")
+    bench = Bench("qwen3", counted=counted)
     tables = [PageTable(bench.pool), PageTable(bench.pool)]
     batches = []
     for table, seed in zip(tables, (8, 9), strict=True):
@@ -189,9 +228,9 @@ def test_weights_are_shared() -> None:
     run = device_pass(fused_pass, REFERENCE)
     held = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     layer = run._layers[0]
-    for product in (layer.qkv, layer.out, layer.gate_up, layer.down, run._head):
-        assert isinstance(product, products.DenseProduct)
-        assert product.weight.untyped_storage().data_ptr() in held
+    for dense in (layer.qkv, layer.out, layer.gate_up, layer.down, run._head):
+        assert isinstance(dense, products.DenseProduct)
+        assert dense.weight.untyped_storage().data_ptr() in held
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope", "proportional"])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from inferd_runtime.kernels import attention, cache, elementwise, sampling, verify
+from inferd_runtime.kernels import attention, cache, elementwise, product, sampling, verify
 from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.kernels.cache import CacheBlock
 from inferd_runtime.kernels.rows import PagedRows
@@ -22,6 +22,7 @@ class KernelSuite(NamedTuple):
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     rotate_and_write: Callable[..., Tensor]
     silu_mul: Callable[[Tensor], Tensor]
+    few_rows_product: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
     sample: Callable[[Tensor, SampleRows], Tensor]
     agree: Callable[[Tensor, DraftRows], Tensor]
     rejection: Verifier
@@ -34,16 +35,18 @@ class KernelSuite(NamedTuple):
 def reference_kernels() -> KernelSuite:
     """Plain torch, on any device."""
     return KernelSuite(
-        attention.paged_attention, cache.write_kv, elementwise.rotate_and_write, elementwise.silu_mul, sampling.sample,
-        verify.agree, verify.rejection, cache.move_tokens, cache.copy_pages, cache.gather_pages, cache.scatter_pages,
+        attention.paged_attention, cache.write_kv, elementwise.rotate_and_write, elementwise.silu_mul,
+        product.few_rows_product, sampling.sample, verify.agree, verify.rejection, cache.move_tokens, cache.copy_pages,
+        cache.gather_pages, cache.scatter_pages,
     )  # fmt: skip
 
 
 def triton_kernels() -> KernelSuite:
     """Triton's. Without a device they run in its interpreter, where TRITON_INTERPRET=1 was set before the first import."""
-    from inferd_runtime.kernels.triton import attention, cache, elementwise, rejection, sampling, verify
+    from inferd_runtime.kernels.triton import attention, cache, elementwise, product, rejection, sampling, verify
 
     return KernelSuite(
-        attention.paged_attention, cache.write_kv, elementwise.rotate_and_write, elementwise.silu_mul, sampling.sample,
-        verify.agree, rejection.rejection, cache.move_tokens, cache.copy_pages, cache.gather_pages, cache.scatter_pages,
+        attention.paged_attention, cache.write_kv, elementwise.rotate_and_write, elementwise.silu_mul,
+        product.few_rows_product, sampling.sample, verify.agree, rejection.rejection, cache.move_tokens,
+        cache.copy_pages, cache.gather_pages, cache.scatter_pages,
     )  # fmt: skip

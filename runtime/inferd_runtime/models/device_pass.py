@@ -7,6 +7,7 @@ choice: with the references it is a plain twin of itself, on any device.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -20,6 +21,10 @@ from inferd_runtime.models.products import DenseProduct, Product
 
 FIXED_ROPE = frozenset({"default", "linear", "yarn", "llama3"})
 """Rotations whose frequencies never change. ``dynamic`` and ``longrope`` choose theirs by the positions of a step."""
+
+
+PRODUCTS = ("qkv", "out", "gate_up", "down")
+"""A layer's."""
 
 
 class PassKernels(NamedTuple):
@@ -103,27 +108,53 @@ class DevicePass:
         return rms_norm(hidden, self._norm.shape, self._norm, self._layers[0].eps)
 
 
-def device_pass(fused: FusedPass, kernels: PassKernels) -> DevicePass:
-    """The same decoder over paged rows. Raises InvalidRequest, by name, for weights or a rotation that it cannot run."""
+def device_pass(
+    fused: FusedPass, kernels: PassKernels, change: Callable[[DenseProduct], DenseProduct] | None = None
+) -> DevicePass:
+    """The same decoder over paged rows, its products those that ``change`` makes of them.
+
+    Raises InvalidRequest, by name, for weights or a rotation that it cannot run.
+    """
     rotary: Any = fused._rotary
     if rotary.rope_type not in FIXED_ROPE:
         raise InvalidRequest(
             f"rope type {rotary.rope_type!r} is none of {', '.join(sorted(FIXED_ROPE))}, whose frequencies stay the same"
         )
     for index, layer in enumerate(fused._layers):
-        for name in ("qkv", "out", "gate_up", "down"):
-            _check_dense(f"layer {index}: {name}", getattr(layer, name))
         if layer.width % 2:
             raise InvalidRequest(f"layer {index}: heads of {layer.width} elements cannot be rotated by halves")
-    _check_dense("the head", fused._head)
-    return DevicePass(fused._layers, fused._embedding, rotary, fused._norm, fused._head, kernels)
+    dense_products(fused)
+    layers, head = list(fused._layers), _dense(fused._head)
+    if change is not None:
+        layers = [_changed(layer, change) for layer in layers]
+        head = change(head)
+    return DevicePass(layers, fused._embedding, rotary, fused._norm, head, kernels)
+
+
+def _changed(layer: FusedLayer, change: Callable[[DenseProduct], DenseProduct]) -> FusedLayer:
+    return replace(
+        layer,
+        qkv=change(_dense(layer.qkv)),
+        out=change(_dense(layer.out)),
+        gate_up=change(_dense(layer.gate_up)),
+        down=change(_dense(layer.down)),
+    )
+
+
+def dense_products(fused: FusedPass) -> list[DenseProduct]:
+    """All products of a decoder, the head's last. Raises InvalidRequest, by name, for weights that are not dense."""
+    named = [
+        (f"layer {index}: {name}", getattr(layer, name))
+        for index, layer in enumerate(fused._layers)
+        for name in PRODUCTS
+    ]
+    named.append(("the head", fused._head))
+    for name, product in named:
+        if not isinstance(product, DenseProduct):
+            raise InvalidRequest(f"{name} is a {type(product).__name__}: on a device weights are dense")
+    return [product for _, product in named]
 
 
 def _dense(product: Product) -> DenseProduct:
     assert isinstance(product, DenseProduct)  # checked when the pass was made
     return product
-
-
-def _check_dense(name: str, product: Product) -> None:
-    if not isinstance(product, DenseProduct):
-        raise InvalidRequest(f"{name} is a {type(product).__name__}: on a device weights are dense")

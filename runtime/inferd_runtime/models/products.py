@@ -7,11 +7,14 @@ the same product runs at the bandwidth for few rows and at nine tenths of the ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
+
+from inferd_runtime.kernels.product import MOST_ROWS
 
 # Below this many elements a weight stays in a core's cache, where the BLAS is as fast and costs less to call.
 PACKED_FROM = 1 << 19
@@ -51,6 +54,35 @@ class DenseProduct:
     def into(self, rows: Tensor, residual: Tensor) -> Tensor:
         """As :meth:`onto`, in place of the residual: on CUDA, PyTorch would copy it first."""
         return residual.addmm_(rows, self.weight.t())
+
+
+FewRows = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+"""See :func:`inferd_runtime.kernels.product.few_rows_product`."""
+
+
+class FewRowsProduct(DenseProduct):
+    """The same weight, by which up to 16 rows are multiplied by a kernel that reads it once; more go through PyTorch.
+
+    Among 1 to 16 rows a row's result does not depend on how many they are.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, few_rows: FewRows) -> None:
+        super().__init__(weight, bias)
+        self._few_rows = few_rows
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """See :class:`Product`."""
+        return super().__call__(rows) if len(rows) > MOST_ROWS else self._few_rows(rows, self.weight, self.bias, None)
+
+    def onto(self, rows: Tensor, residual: Tensor) -> Tensor:
+        """See :class:`Product`. It has no bias."""
+        return self.into(rows, residual.clone())
+
+    def into(self, rows: Tensor, residual: Tensor) -> Tensor:
+        """See :class:`DenseProduct`."""
+        if len(rows) > MOST_ROWS:
+            return super().into(rows, residual)
+        return self._few_rows(rows, self.weight, None, residual)
 
 
 class PackedProduct:
