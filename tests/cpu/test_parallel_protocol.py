@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
 import pytest
 
 from inferd.protocol import InferdError, Unavailable
 from inferd_runtime.engine.drivers.parallel import LeadingDriver, follow
-from inferd_runtime.engine.drivers.parallel_commands import Done, Failed, Forward, Stop, decode_command, encode
+from inferd_runtime.engine.drivers.parallel_commands import (
+    CheckPages,
+    Done,
+    Failed,
+    Forward,
+    Stop,
+    decode_command,
+    encode,
+)
 from inferd_runtime.engine.plan import Planned, Work, prepare
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageCopy, PageTable
-from inferd_runtime.models.batch import Batch
+from inferd_runtime.models.batch import Batch, PageData
 from inferd_runtime.models.parallel import WatchedPass
 from inferd_runtime.testing.null_driver import NullDriver
 
@@ -52,10 +64,38 @@ def leading(ends: tuple[Connection, Connection]) -> LeadingDriver:
 def two(leading: LeadingDriver, ends: tuple[Connection, Connection]) -> Iterator[tuple[LeadingDriver, NullDriver]]:
     """With a follower that has a driver of its own."""
     driver = NullDriver()
-    thread = threading.Thread(target=follow, args=(driver, watched(), ends[1]))
+    with following(driver, ends[1]):
+        yield leading, driver
+        leading.close()
+
+
+class Noting(NullDriver):
+    """Notes which pages each call had (-1: not named). ``bad``: a page that it cannot bear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[int]] = []
+        self.bad = b""
+
+    def read_pages(self, pages: Sequence[int]) -> PageData:
+        self.seen.append(list(pages))
+        return super().read_pages(pages)
+
+    def write_pages(self, pages: Sequence[int], data: PageData) -> None:
+        self.seen.append(list(pages))
+        super().write_pages(pages, data)
+
+    def bearable(self, data: PageData) -> bool:
+        self.seen.append([-1] * len(data))
+        return all(page.tobytes() != self.bad for page in data)
+
+
+@contextmanager
+def following(driver: NullDriver, channel: Connection) -> Iterator[None]:
+    """A follower with this driver, which has to be told to stop."""
+    thread = threading.Thread(target=follow, args=(driver, watched(), channel))
     thread.start()
-    yield leading, driver
-    leading.close()
+    yield
     thread.join(20.0)
     assert not thread.is_alive()
 
@@ -92,6 +132,57 @@ def test_every_call_reaches_the_follower(two: tuple[LeadingDriver, NullDriver]) 
     leading.write_pages([6], np.concatenate([read[:1, ::-1], read[1:2]])[:1])
     assert np.array_equal(follower.read_pages([6])[0], read[0, ::-1][follower.page_bytes :])
     assert leading.bearable(read)
+
+
+def test_pages_that_no_message_holds_go_in_slices(ends: tuple[Connection, Connection]) -> None:
+    """A message holds less than 4 GiB, and a long context's pages are more."""
+    follower = Noting()
+    leading = LeadingDriver(Noting(), watched(), [ends[0]], lost, slice_bytes=2 * follower.page_bytes + 1)
+    with following(follower, ends[1]):
+        written = np.random.default_rng(0).integers(0, 256, (5, leading.page_bytes), np.uint8)
+        leading.write_pages([7, 1, 6, 2, 5], written)
+        assert leading.read_pages([7, 1, 6, 2, 5]).tobytes() == written.tobytes()
+        assert leading.read_pages([]).shape == (0, leading.page_bytes)
+        assert leading.bearable(written)
+        assert follower.seen == 2 * [[7, 1], [6, 2], [5]] + [[-1] * 2, [-1] * 2, [-1]]
+        for page in range(5):
+            follower.bad = written[page, follower.page_bytes :].tobytes()
+            assert not leading.bearable(written), "whichever slice it is in"
+        leading.close()
+
+
+def test_one_page_goes_at_least_whatever_the_slice(ends: tuple[Connection, Connection]) -> None:
+    leading = LeadingDriver(NullDriver(), watched(), [ends[0]], lost, slice_bytes=1)
+    with following(NullDriver(), ends[1]):
+        assert leading.read_pages([3, 4]).shape == (2, leading.page_bytes)
+        leading.close()
+
+
+class Endless(NullDriver):
+    """Reads more than one message holds; nobody touches the memory."""
+
+    def read_pages(self, pages: Sequence[int]) -> Any:
+        return SimpleNamespace(tobytes=lambda: memoryview(mmap.mmap(-1, 1 << 32)))
+
+
+def test_an_answer_that_no_message_holds_is_a_failure_and_not_the_followers_end(
+    leading: LeadingDriver, ends: tuple[Connection, Connection]
+) -> None:
+    with following(Endless(), ends[1]):
+        with pytest.raises(Lost, match="rank 1 .*encode bytes-like"):
+            leading.read_pages([1])
+        assert len(leading.forward(a_batch([3])).logits) == 1, "it still follows"
+        leading.close()
+
+
+def test_a_command_that_no_message_holds_is_said_to_nobody(
+    leading: LeadingDriver, ends: tuple[Connection, Connection]
+) -> None:
+    """Not to the first of the followers, either: they would fall out of step."""
+    commands = [CheckPages(b""), CheckPages(memoryview(mmap.mmap(-1, 1 << 32)))]  # type: ignore[arg-type]
+    with pytest.raises(msgspec.EncodeError, match="encode bytes-like"):
+        leading._each(commands, lambda: True)
+    assert not ends[1].poll()
 
 
 def test_what_fails_alike_is_raised_and_the_next_call_works(two: tuple[LeadingDriver, NullDriver]) -> None:

@@ -154,7 +154,7 @@ class LeadingDriver:
             _try_send(follower, encode(Stop()))
 
     def _slices(self, pages: int) -> Iterator[slice]:
-        """So many pages, as few at a time as one message may hold."""
+        """So many pages, at a time as many as one message may hold."""
         return (slice(first, first + self._slice_pages) for first in range(0, pages, self._slice_pages))
 
     def _read_slice(self, pages: Sequence[int], read: PageData) -> None:
