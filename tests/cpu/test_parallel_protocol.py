@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import os
+import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -169,7 +171,7 @@ def test_an_answer_that_no_message_holds_is_a_failure_and_not_the_followers_end(
     leading: LeadingDriver, ends: tuple[Connection, Connection]
 ) -> None:
     with following(Endless(), ends[1]):
-        with pytest.raises(Lost, match="rank 1 .*encode bytes-like"):
+        with pytest.raises(Lost, match=r"rank 1 .*encode bytes-like"):
             leading.read_pages([1])
         assert len(leading.forward(a_batch([3])).logits) == 1, "it still follows"
         leading.close()
@@ -216,6 +218,21 @@ def test_a_follower_that_gives_no_answer_ends_the_process(ends: tuple[Connection
     driver = LeadingDriver(NullDriver(), watched(), [ends[0]], lost, timeout_s=0.01)
     with pytest.raises(Lost, match="no answer for"):
         driver.forward(a_batch([3]))
+
+
+def test_a_follower_that_never_reads_ends_the_process(ends: tuple[Connection, Connection]) -> None:
+    """What is larger than a socket's buffer would wait for it without end."""
+    leading = LeadingDriver(NullDriver(), watched(), [ends[0]], lost, timeout_s=0.05)
+    pages = np.zeros((-(-4_000_000 // leading.page_bytes), leading.page_bytes), np.uint8)
+    with pytest.raises(Lost, match="took nothing for"):
+        leading.bearable(pages)
+
+
+def test_a_follower_that_stops_within_its_answer_ends_the_process(ends: tuple[Connection, Connection]) -> None:
+    leading = LeadingDriver(NullDriver(), watched(), [ends[0]], lost, timeout_s=0.05)
+    os.write(ends[1].fileno(), struct.pack("!i", 100) + b"the first bytes")
+    with pytest.raises(Lost, match="stopped within its answer"):
+        leading.forward(a_batch([3]))
 
 
 def test_a_follower_that_fails_alone_ends_the_process(

@@ -14,6 +14,8 @@ Commands go over a channel of their own, because a rank that waits for the next 
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import NoReturn, TypeVar
@@ -80,7 +82,8 @@ class LeadingDriver:
 
     A page is the parts of all ranks behind each other, rank 0's first; so ``kv_layout`` names the number of ranks. Pages go over
     the channels at most ``slice_bytes`` of each rank at a time, or one page: a message holds less than 4 GiB, and a long context
-    is more. ``lost`` must not return. Owned by one thread.
+    is more. The channels, socket pairs, get a time-out of ``timeout_s`` for what they take and give: a rank that hangs would else
+    block this one, as soon as a message is larger than a socket's buffer. ``lost`` must not return. Owned by one thread.
     """
 
     def __init__(
@@ -106,6 +109,8 @@ class LeadingDriver:
         self._lost = lost
         self._timeout_s = timeout_s
         self._slice_pages = max(1, slice_bytes // own.page_bytes)
+        for follower in followers:
+            _limit_waits(follower, timeout_s)
 
     def start(self) -> None:
         """Have the other ranks make as many pages as this one has."""
@@ -187,8 +192,7 @@ class LeadingDriver:
         """One command for each follower, and rank 0's own part of it. What it brings, and the answers."""
         payloads = [encode(command) for command in commands]  # before one is sent: what cannot be said fails in step
         for follower, payload in zip(self._followers, payloads, strict=True):
-            if not _try_send(follower, payload):
-                self._lost(Unavailable("a rank of the model has ended", process="follower"))
+            self._send(follower, payload)
         try:
             mine = own()
         except Exception as error:
@@ -199,6 +203,14 @@ class LeadingDriver:
             if not isinstance(answer, Done):
                 self._lost(Unavailable(f"rank {rank} of the model fell out of step: {answer}", process="follower"))
         return mine, [answer for answer in answers if isinstance(answer, Done)]
+
+    def _send(self, follower: Connection, payload: bytes) -> None:
+        try:
+            follower.send_bytes(payload)
+        except BlockingIOError:
+            self._lost(Unavailable(f"a rank of the model took nothing for {self._timeout_s:g} s", process="follower"))
+        except OSError as error:
+            self._lost(Unavailable(f"a rank of the model has ended: {error!r}", process="follower"))
 
     def _check_shared(self, error: Exception) -> None:
         """Return if every rank failed like this one, before any reduction."""
@@ -212,6 +224,8 @@ class LeadingDriver:
         try:
             if follower.poll(self._timeout_s):
                 return decode_reply(follower.recv_bytes())
+        except BlockingIOError:
+            self._lost(Unavailable("a rank of the model stopped within its answer", process="follower"))
         except (EOFError, OSError, msgspec.MsgspecError) as error:
             self._lost(Unavailable(f"a rank of the model has ended: {error!r}", process="follower"))
         self._lost(Unavailable(f"a rank of the model gave no answer for {self._timeout_s:g} s", process="follower"))
@@ -282,3 +296,12 @@ def _try_send(channel: Connection, payload: bytes) -> bool:
     except OSError:
         return False
     return True
+
+
+def _limit_waits(channel: Connection, seconds: float) -> None:
+    """Have reads and writes that go no further for so long raise BlockingIOError. The channel is a socket."""
+    timeval = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
+    end = socket.socket(fileno=channel.fileno())
+    for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+        end.setsockopt(socket.SOL_SOCKET, option, timeval)
+    end.detach()
