@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Generat
 
 from inferd_runtime.engine.drawing import StepResult
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
-from inferd_runtime.engine.engine import Engine, EngineOptions, keep, outcome, shares
+from inferd_runtime.engine.engine import Engine, EngineOptions, compact, keep, outcome, shares
 from inferd_runtime.engine.generation import Generation, GenerationSpec
 from inferd_runtime.engine.plan import Driver, prepare
 from inferd_runtime.engine.sampling import RowSampler
@@ -159,8 +159,9 @@ class EngineArm:
         clock.append(time.perf_counter())
         verified = [(share.item, outcome(share)) for share in shares(plan, StepResult(outputs))]
         clock.append(time.perf_counter())
+        compact(verified, self.engine.driver)
         for item, done in verified:
-            keep(item, done, self.engine.driver)
+            keep(item, done)
             item.job.commit(done)
             item.table.publish(item.job.context.tokens)
         clock.append(time.perf_counter())

@@ -135,24 +135,35 @@ class Engine:
 
 
 def commit(flight: Flight, result: StepResult, driver: Driver, price: StepPrice | None = None) -> int:
-    """Verify every job's rows and hand the outcome over; how many tokens were sampled. A job that cannot take its outcome
+    """Verify every job's rows, and hand the outcomes over; how many tokens were sampled. A job that cannot take its outcome
     fails alone. What is not wanted any more is thrown away: its K and V stand behind what counts.
     """
-    emitted = 0
-    for at, share in enumerate(shares(flight.plan, result)):
-        item = share.item
+    verified = outcomes(flight, result, price)
+    compact([(flight.plan[at], done) for at, done in verified], driver)
+    for at, done in verified:
+        item = flight.plan[at]
+        # The job may have failed over its moves, or been ended by what another one's outcome set off.
         if not flight.stands(at):
             item.table.trim()
             continue
         with JobBoundary(item.job):
-            done = outcome(share)
-            if price is not None:
-                done = price.note(done)
-            emitted += len(done.tokens)
-            keep(item, done, driver)
+            keep(item, done)
             item.job.commit(done)
             item.table.publish(item.job.context.tokens)
-    return emitted
+    return sum(len(done.tokens) for _, done in verified)
+
+
+def outcomes(flight: Flight, result: StepResult, price: StepPrice | None = None) -> list[tuple[int, Verified]]:
+    """The planned jobs, by their number, that a step brings something, and what."""
+    verified: list[tuple[int, Verified]] = []
+    for at, share in enumerate(shares(flight.plan, result)):
+        if not flight.stands(at):
+            share.item.table.trim()
+            continue
+        with JobBoundary(share.item.job):
+            done = outcome(share)
+            verified.append((at, done if price is None else price.note(done)))
+    return verified
 
 
 class Share(NamedTuple):
@@ -199,7 +210,7 @@ def verify(item: Planned, logits: Logits) -> Verified:
     work = item.work
     if work.sampler is None:
         return Verified(work, (), (), logits)
-    position = item.table.length + len(work.tokens) - len(work.draft.tokens)
+    position = root(item)
     if work.draft.probabilities is not None:
         return _reject(work, work.sampler, position, logits)
     tokens: list[int] = []
@@ -224,14 +235,42 @@ def _reject(work: Work, sampler: RowSampler, position: int, logits: Logits) -> V
     return Verified(work, emitted, range(len(emitted) - 1), logits)
 
 
-def keep(item: Planned, done: Verified, driver: Driver) -> None:
-    """Count what the step computed and what stays of it. The accepted path of a tree is moved to where it belongs."""
-    table, path = item.table, done.path
-    start = table.length + len(item.work.tokens) - len(item.work.draft.tokens)
-    if path and path[-1] != len(path) - 1:
-        moved = [(table.slot(start + node), table.slot(start + at)) for at, node in enumerate(path) if node != at]
-        driver.move_tokens(*zip(*moved, strict=True))
-    table.advance(start - table.length + len(path))
+def compact(verified: Sequence[tuple[Planned, Verified]], driver: Driver) -> None:
+    """Move the accepted paths of all trees of a step to where they belong, in one call: on a device each has its price, however
+    little it moves. Before any table counts them or anybody may find them. If the device fails, the jobs end whose paths
+    these are.
+    """
+    moving: list[Job] = []
+    ends: list[tuple[int, int]] = []
+    for item, done in verified:
+        with JobBoundary(item.job):
+            own = moves(item, done)
+            if own:
+                moving.append(item.job)
+                ends += own
+    if moving:
+        failed = attempt(partial(driver.move_tokens, *zip(*ends, strict=True)), "moving accepted tokens")
+        if failed is not None:
+            for job in moving:
+                job.fail(failed)
+
+
+def moves(item: Planned, done: Verified) -> list[tuple[int, int]]:
+    """From which slot to which the accepted nodes go that stand elsewhere than in a chain."""
+    path, first, slot = done.path, root(item), item.table.slot
+    if not path or path[-1] == len(path) - 1:
+        return []
+    return [(slot(first + node), slot(first + at)) for at, node in enumerate(path) if node != at]
+
+
+def keep(item: Planned, done: Verified) -> None:
+    """Count what the step computed and what stays of it, which :func:`compact` has moved to where it belongs."""
+    item.table.advance(root(item) - item.table.length + len(done.path))
+
+
+def root(item: Planned) -> int:
+    """The index in its context behind the tokens that a job feeds: where its draft begins."""
+    return item.table.length + len(item.work.tokens) - len(item.work.draft.tokens)
 
 
 def abandon(plan: Sequence[Planned], error: InferdError) -> None:

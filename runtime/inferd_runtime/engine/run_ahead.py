@@ -65,12 +65,14 @@ class Forward:
         return StepResult(self._driver.forward(self._batch))
 
 
-def attempt(call: Callable[[], T]) -> T | InternalError:
-    """The device boundary: whatever goes wrong behind it is an answer, so that a step's jobs fail and the engine goes on."""
+def attempt(call: Callable[[], T], name: str = "the forward pass") -> T | InternalError:
+    """The device boundary, around what has that name: whatever goes wrong behind it is an answer, so that a step's jobs fail
+    and the engine goes on.
+    """
     try:
         return call()
     except Exception as error:  # noqa: BLE001 - a device may raise anything
-        return InternalError(f"the forward pass failed: {error!r}")
+        return InternalError(f"{name} failed: {error!r}")
 
 
 class RunAhead:

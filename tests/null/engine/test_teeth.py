@@ -23,7 +23,7 @@ from inferd_runtime.engine.generation import Generation
 from inferd_runtime.engine.grammar import GrammarCursor
 from inferd_runtime.engine.noise import gumbel, stream
 from inferd_runtime.engine.penalties import Entries, History, Penalties, adjust
-from inferd_runtime.engine.plan import Driver, Planned, Verified
+from inferd_runtime.engine.plan import Planned, Verified
 from inferd_runtime.engine.positions import tree_placement
 from inferd_runtime.engine.probes import token_logprob
 from inferd_runtime.engine.sampling import Logits, Masks, RowSampler, draw, log_softmax
@@ -254,7 +254,7 @@ def siblings_sampled_apart(item: Planned, logits: Logits) -> tuple[list[int], li
 def advance_by(count: Callable[[Planned, Verified], int]) -> Callable[[Patch], None]:
     """Another number of computed tokens behind the committed ones."""
 
-    def keep(item: Planned, done: Verified, driver: Driver) -> None:
+    def keep(item: Planned, done: Verified) -> None:
         fed = len(item.work.tokens) - len(item.work.draft)
         item.table.advance(min(len(item.work.tokens), fed + count(item, done)))
 

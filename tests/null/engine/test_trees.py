@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from inferd.protocol import InvalidRequest, LimitExceeded, Sampling
 from inferd_grammar import GrammarCompiler, Regex, TokenTable
+from inferd_runtime.engine import engine as step_loop
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.generation import Generation, GenerationSpec
@@ -211,6 +212,98 @@ def test_two_trees_and_a_chain_share_a_step() -> None:
         for generation in generations:
             generation.take()
     assert [generation.context.tokens for generation in generations] == answers
+
+
+class Counting(NullDriver):
+    """Notes how many tokens each call moves, and fails the calls that it is told to."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(vocab_size=VOCAB, seed=seed, order=5)
+        self.moved: list[int] = []
+        self.broken = False
+
+    def move_tokens(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.moved.append(len(sources))
+        if self.broken:
+            raise RuntimeError("no device")
+        super().move_tokens(sources, targets)
+
+
+class Two:
+    """Two jobs beside each other, of which each verifies a tree whose second branch is right: nodes 1 and 2 go to 0 and 1."""
+
+    def __init__(self) -> None:
+        self.driver = Counting(seed=3)
+        self.engine = Engine(self.driver)
+        self.contexts, self.answers, self.jobs = [], [], []
+        for first in range(2):
+            plain = self.engine.create_context()
+            plain.append([first, 1, 2])
+            run(self.engine, plain, GREEDY, 6, None)
+            self.answers.append(plain.tokens)
+            context = self.engine.create_context()
+            context.append([first, 1, 2])
+            right, after = plain.tokens[3:5]
+            self.contexts.append(context)
+            self.jobs.append(VerifyDraft(context, [(right + 1) % VOCAB, right, after], [-1, -1, 1], GREEDY))
+
+    def run(self) -> None:
+        for job in self.jobs:
+            self.engine.submit(job)
+        while not all(job.finished() for job in self.jobs):
+            self.engine.step()
+
+    def goes_on_well(self, at: int) -> bool:
+        """Whether the context's cache holds what its tokens say."""
+        context = self.contexts[at]
+        held = [self.driver._memory.reshape(-1)[context.table.slot(index)] for index in range(context.table.length)]
+        return (
+            held == context.tokens[: context.table.length] and context.tokens == self.answers[at][: len(context.tokens)]
+        )
+
+
+def test_a_step_does_not_call_the_device_once_for_every_tree() -> None:
+    both = Two()
+    both.run()
+    assert [job.path for job in both.jobs] == [[1, 2], [1, 2]]
+    assert both.driver.moved == [4]
+    assert all(both.goes_on_well(at) for at in range(2))
+
+
+@pytest.mark.parametrize("method", ["outcome", "commit"])
+def test_a_job_that_fails_over_its_outcome_does_not_leave_another_ones_tokens_unmoved(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = Two()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("not this one")
+
+    if method == "commit":
+        monkeypatch.setattr(both.jobs[0], "commit", fail)
+    else:
+        honest = step_loop.outcome
+        first = both.jobs[0]
+        monkeypatch.setattr(step_loop, "outcome", lambda share: fail() if share.item.job is first else honest(share))
+    both.run()
+    assert "not this one" in str(both.jobs[0].error)
+    assert both.jobs[1].error is None
+    assert both.driver.moved == ([4] if method == "commit" else [2])
+    assert both.goes_on_well(1)
+
+
+def test_tokens_that_the_device_did_not_move_are_counted_and_found_by_nobody() -> None:
+    both = Two()
+    both.driver.broken = True
+    both.run()
+    assert all("moving accepted tokens failed" in str(job.error) for job in both.jobs)
+    assert [context.table.length for context in both.contexts] == [0, 0]
+    both.driver.broken = False
+    both.engine.check_integrity()
+    again = both.engine.create_context()
+    again.append([1, 1, 2])
+    run(both.engine, again, GREEDY, 6, None)
+    assert again.tokens == both.answers[1]
 
 
 @pytest.mark.parametrize("seed", range(8))
