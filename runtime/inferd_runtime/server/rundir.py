@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -9,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 PREFIX = "inferd-run-"
 LOCK = "lock"
@@ -23,25 +25,44 @@ def run_directory(parent: Path | None = None) -> Iterator[Path]:
     """
     base = parent or Path(tempfile.gettempdir())
     _sweep(base)
-    path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+    path, lock = _make(base)
     try:
-        with open(path / LOCK, "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with lock:
             yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def _make(base: Path) -> tuple[Path, IO[str]]:
+    """A new directory, and its lock, held. Another process' sweep may take the lock first, and the directory with it."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+        lock = open(path / LOCK, "w")  # noqa: SIM115 - held as long as the directory is wanted
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _is_at(lock, path / LOCK):
+            return path, lock
+        lock.close()
+
+
 def _sweep(base: Path) -> None:
+    """Remove what nobody holds, with its lock held: else it could be taken between the look and the removal."""
     for path in base.glob(f"{PREFIX}*/{LOCK}"):
-        if path.parent.stat().st_uid == os.getuid() and _is_free(path):
+        with contextlib.suppress(OSError):  # gone meanwhile, another user's, or held
+            if path.parent.stat().st_uid == os.getuid():
+                _remove_free(path)
+
+
+def _remove_free(path: Path) -> None:
+    """Raises OSError where the lock is held or gone."""
+    with open(path, "r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(lock, path):
             shutil.rmtree(path.parent, ignore_errors=True)
 
 
-def _is_free(lock: Path) -> bool:
+def _is_at(lock: IO[str], path: Path) -> bool:
+    """Whether the open file is still the one at this path."""
     try:
-        with open(lock, "r+") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        return os.path.samestat(os.fstat(lock.fileno()), path.stat())
+    except FileNotFoundError:
         return False
-    return True
