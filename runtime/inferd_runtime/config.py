@@ -53,7 +53,8 @@ class Settings:
     (0: they are recomputed). ``fixed_rows``: every sequence computes so many rows in each step, drafted or not, so that on
     the CPU drafts change no bit, in reduced precision neither (0: as many as it needs). ``tensor_parallel``: over how many
     processes the model is divided. ``kv_dtype`` fp8: keys and values in 8 bits, which halves the cache of a 16-bit model and
-    rounds. ``graphs``: whether a GPU's steps are recorded once per shape and replayed. ``check``: look for leaked pages
+    rounds. ``graphs``: whether a GPU's steps are recorded once per shape and replayed. ``products``: what
+    multiplies up to 16 rows on a GPU: PyTorch, our kernel, or whichever is faster. ``check``: look for leaked pages
     whenever the engine is idle. ``speculation``: whether the runtime drafts for generations that leave it to the operator
     (``system_speculation="auto"``). ``snapshot_bytes``: what each tenant's saved contexts may take in ``data_dir``.
     """
@@ -70,6 +71,7 @@ class Settings:
     tensor_parallel: int = 1
     kv_dtype: Literal["model", "fp8"] = "model"
     graphs: Literal["on", "off"] = "on"
+    products: Literal["auto", "torch", "kernel"] = "auto"
     tenant_pages: int | None = None
     check: bool = False
     speculation: Literal["on", "off"] = "on"

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from inferd_runtime.config import Settings, Sources, resolve
+from inferd_runtime.drafting.options import DraftOptions
 from inferd_runtime.engine.drivers.build import DriverOptions, agrees, fast_driver
 from inferd_runtime.engine.drivers.product_choice import ROW_COUNTS, WAYS, choose_products
 from inferd_runtime.kernels.product import few_rows_product
@@ -18,7 +20,11 @@ from inferd_runtime.models import products
 from inferd_runtime.models.device_pass import DevicePass
 from inferd_runtime.models.fused import fuse
 from inferd_runtime.models.loading import load
+from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.products import DenseProduct, FewRowsProduct
+from inferd_runtime.server import engine_process
+from inferd_runtime.server.engine_process import EngineSettings, process_flags
+from inferd_runtime.server.runtime import default_commands
 from inferd_runtime.testing.recorded_host import RecordedHost
 
 LARGE, SMALL = (64, 16), (8, 16)
@@ -170,3 +176,14 @@ def test_a_driver_is_built_with_what_is_set(way: str, monkeypatch: pytest.Monkey
     calls.clear()
     assert agrees(driver, driver.plain, 1e-3)
     assert way == "auto" or bool(calls) == (way == "kernel")
+
+
+def test_the_operators_choice_reaches_every_driver() -> None:
+    """From the settings to the engine's command line, from there to the driver, and to draft models of other processes."""
+    assert resolve(Sources({}, {"INFERD_PRODUCTS": "torch"})).products == "torch"
+    flags = default_commands(Settings(products="kernel")).engine("ipc://nowhere")
+    assert flags[flags.index("--products") + 1] == "kernel"
+    settings = EngineSettings(endpoint="", products="kernel")
+    assert engine_process._driver_options(settings, 1).products == "kernel"
+    flags = process_flags(settings, DraftOptions(ModelOptions("tiny")))
+    assert flags[flags.index("--products") + 1] == "kernel"

@@ -29,6 +29,7 @@ HELP = {
     "tensor_parallel": "processes that the model is divided between, each with its own GPU or a part of the CPU",
     "kv_dtype": "model or fp8: of the KV cache",
     "graphs": "on or off: whether steps are recorded as CUDA graphs, on a GPU",
+    "products": "auto, torch or kernel: what multiplies up to 16 rows on a GPU; auto times both at load",
     "tenant_pages": "pages that a tenant may hold, where the tokens file says nothing else",
     "tokens_file": "lines of `token tenant [kv_pages=N] [weight=W]`",
     "data_dir": "where uploaded programs and saved contexts are kept",

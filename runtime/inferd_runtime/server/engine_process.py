@@ -73,6 +73,7 @@ class EngineSettings:
     tensor_parallel: int = 1
     kv_dtype: str = "model"
     graphs: str = "on"
+    products: str = "auto"
     tenancy: Tenancy = field(default_factory=Tenancy)
     plain: bool = False
     check: bool = False
@@ -171,7 +172,7 @@ def process_flags(settings: EngineSettings, draft: DraftOptions) -> list[str]:
     ]
     flags += ["--tenancy", msgspec.json.encode(for_drafts(settings).tenancy).decode()]
     flags += ["--plain"] if settings.plain else []
-    flags += ["--kv-dtype", settings.kv_dtype, "--graphs", settings.graphs]
+    flags += ["--kv-dtype", settings.kv_dtype, "--graphs", settings.graphs, "--products", settings.products]
     return flags + (["--threads", str(settings.threads)] if settings.threads else [])
 
 
@@ -194,6 +195,7 @@ def _driver_options(settings: EngineSettings, pages: int) -> DriverOptions:
         fixed_rows=settings.fixed_rows,
         kv_dtype="" if settings.kv_dtype == "model" else settings.kv_dtype,
         graphs=settings.graphs == "on",
+        products=settings.products,
     )
 
 
@@ -352,6 +354,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tenancy", type=partial(msgspec.json.decode, type=Tenancy), default=Tenancy(), help="JSON")
     parser.add_argument("--kv-dtype", choices=("model", "fp8"), default="model", help="of the KV cache")
     parser.add_argument("--graphs", choices=("on", "off"), default="on", help="whether steps are recorded on a GPU")
+    ways = ("auto", "torch", "kernel")
+    parser.add_argument("--products", choices=ways, default="auto", help="what multiplies up to 16 rows on a GPU")
     parser.add_argument("--plain", action="store_true", help="run transformers' own modules, never the fused pass")
     parser.add_argument("--check", action="store_true", help="re-add page ownership whenever the engine is idle")
     parser.add_argument("--speculation", choices=("on", "off"), default="on", help='for system_speculation="auto"')

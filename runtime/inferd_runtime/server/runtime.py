@@ -69,7 +69,9 @@ def default_commands(settings: Settings) -> Commands:
     limits = ("max_adapters", "max_adapter_bytes", "max_adapter_rank")
     flags += [part for name in limits for part in (flag_of(name), str(getattr(settings, name)))]
 
-    for name in ("page_size", "token_budget", "swap_mb", "fixed_rows", "tensor_parallel", "kv_dtype", "graphs"):
+    for name in (
+        "page_size", "token_budget", "swap_mb", "fixed_rows", "tensor_parallel", "kv_dtype", "graphs", "products"
+    ):  # fmt: skip
         flags += [flag_of(name), str(getattr(settings, name))]
     flags += ["--tenancy", msgspec.json.encode(load_tenancy(settings)).decode()]
     flags += ["--check"] if settings.check else []

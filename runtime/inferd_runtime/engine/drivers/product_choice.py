@@ -87,13 +87,14 @@ def _seconds(
     def run() -> list[Tensor]:
         return [product(rows) for product in products]
 
-    replay, _ = accelerator.record(run)
+    with accelerator.active():
+        replay, _ = accelerator.record(run)
 
-    def once() -> float:
-        start = clock()
-        replay()
-        accelerator.mark()()
-        return clock() - start
+        def once() -> float:
+            start = clock()
+            replay()
+            accelerator.mark()()
+            return clock() - start
 
-    once()
-    return median(once() for _ in range(REPEATS))
+        once()
+        return median(once() for _ in range(REPEATS))
