@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from inferd_runtime.speculation.drafts import ROOT, Draft
 
 RANGES = {"repetition_penalty": (0.01, 100.0), "presence_penalty": (-2.0, 2.0), "frequency_penalty": (-2.0, 2.0)}
 LARGEST_BIAS = 100.0
+MANY = 256
 
 
 class Entries(NamedTuple):
@@ -95,79 +96,182 @@ def _check_bias(sampling: Sampling) -> None:
 class History:
     """What was said before the next token of one generation, as its penalties count it.
 
-    Each token is O(1). Whoever asks for a row says which draft tokens stand between the committed ones and that row; nothing
-    of a draft is ever kept.
+    A token is O(1), and many at once are counted by NumPy: a text may be long, and others wait for the step. Whoever asks for a
+    row says which draft tokens stand between the committed ones and that row; nothing of a draft is ever kept.
+
+    Every token with an entry has a place in the arrays, those with a bias the first ones. ``_places`` finds those that came one
+    by one, ``_sorted`` (ascending) and ``_order`` (their places) all that were there when many came at once.
     """
 
-    def __init__(self, penalties: Penalties, prompt: Iterable[int] = ()) -> None:
+    def __init__(self, penalties: Penalties, prompt: Sequence[int] = ()) -> None:
         self._penalties = penalties
         self._biases = dict(zip(penalties.bias_tokens, penalties.bias_values, strict=True))
-        self._generated: dict[int, int] = {}
+        self._tokens, self._counts = array("q"), array("q")
+        self._repetition, self._shift = array("f"), array("f")
         self._places: dict[int, int] = {}
-        self._tokens, self._repetition, self._shift = array("q"), array("f"), array("f")
+        self._sorted, self._order = np.empty(0, np.int64), np.empty(0, np.int64)
+        self._base: Entries | None = None
         for token in self._biases:
             self._place(token)
         if penalties.repetition != 1:
-            self._read(dict.fromkeys(prompt))
+            self._read(prompt)
 
-    def advance(self, tokens: Iterable[int]) -> None:
+    def advance(self, tokens: Sequence[int]) -> None:
         """Count tokens that were generated and stand."""
         if not self._penalties.remembers:
             return
+        self._base = None
+        if len(tokens) >= MANY:
+            self._advance_many(tokens)
+            return
         for token in tokens:
-            self._generated[token] = self._generated.get(token, 0) + 1
             place = self._place(token)
+            self._counts[place] += 1
             self._repetition[place] = self._penalties.repetition
-            self._shift[place] = self._shifted(token, self._generated[token])
+            self._shift[place] = self._shifted(token, self._counts[place])
 
     def entries(self, path: Sequence[int] = ()) -> Entries:
-        """The adjustments of the row behind the committed tokens and those of a draft's ``path``. The caller owns the arrays."""
-        tokens, repetition, shift = np.array(self._tokens), np.array(self._repetition), np.array(self._shift)
-        if not path or not self._penalties.remembers:
-            return Entries(tokens, repetition, shift)
-        said = Counter(path)
-        new = [token for token in said if token not in self._places]
-        added = np.zeros(len(new), np.float32)
-        tokens = np.concatenate([tokens, np.asarray(new, np.int64)])
-        repetition, shift = np.concatenate([repetition, added]), np.concatenate([shift, added])
-        for token, times in said.items():
-            place = self._places.get(token, -1)
-            place = place if place >= 0 else len(self._tokens) + new.index(token)
-            repetition[place] = self._penalties.repetition
-            shift[place] = self._shifted(token, self._generated.get(token, 0) + times)
-        return Entries(tokens, repetition, shift)
+        """The adjustments of the row behind the committed tokens and those of a draft's ``path``. Not to be written to."""
+        return self._known(path).behind(path)
 
-    def rows(self, draft: Draft) -> list[Entries]:
+    def rows(self, draft: Draft) -> Sequence[Entries]:
         """One per sampled row: the one behind the committed tokens, then the one behind each node of the draft."""
-        rows, paths = [self.entries()], list[list[int]]()
-        for token, parent in zip(draft.tokens, draft.parents, strict=True):
-            paths.append([token] if parent == ROOT else [*paths[parent], token])
-            rows.append(self.entries(paths[-1]))
-        return rows
+        return Rows(self._known(draft.tokens), draft)
 
-    def _read(self, prompt: Iterable[int]) -> None:
-        """Give every token of the prompt an entry, all at once: a prompt may be long, and others wait for the step."""
-        for token in self._biases.keys() & prompt:
-            self._repetition[self._places[token]] = self._penalties.repetition
-        new = [token for token in prompt if token not in self._places]
-        self._places.update(zip(new, range(len(self._tokens), len(self._tokens) + len(new)), strict=True))
-        self._tokens.extend(new)
-        self._repetition.extend([self._penalties.repetition] * len(new))
-        self._shift.extend([0.0] * len(new))
+    def _known(self, drafted: Sequence[int]) -> Known:
+        """What stands, and what of it a draft's tokens can change."""
+        if self._base is None:
+            self._base = Entries(np.array(self._tokens), np.array(self._repetition), np.array(self._shift))
+        if not self._penalties.remembers:
+            return Known(self._base, {}, {}, self._penalties.repetition, self._shifted)
+        places = {token: self._find(token) for token in drafted}
+        counts = {token: self._counts[place] for token, place in places.items() if place >= 0}
+        return Known(self._base, places, counts, self._penalties.repetition, self._shifted)
+
+    def _read(self, prompt: Sequence[int]) -> None:
+        """Have every token of the prompt count as said."""
+        if len(prompt) >= MANY:
+            places = self._place_many(_counted(prompt)[0])
+            np.frombuffer(self._repetition, np.float32)[places] = self._penalties.repetition
+            return
+        for token in prompt:
+            self._repetition[self._place(token)] = self._penalties.repetition
+
+    def _advance_many(self, tokens: Sequence[int]) -> None:
+        said, times = _counted(tokens)
+        places = self._place_many(said)
+        counts = np.frombuffer(self._counts, np.int64)
+        counts[places] += times
+        np.frombuffer(self._repetition, np.float32)[places] = self._penalties.repetition
+        biases = np.zeros(len(self._tokens))
+        biases[: len(self._biases)] = list(self._biases.values())
+        shift = biases[places] - self._penalties.frequency * counts[places] - self._penalties.presence
+        np.frombuffer(self._shift, np.float32)[places] = shift
+
+    def _find(self, token: int) -> int:
+        """Where the token's entry is; -1: it has none."""
+        place = self._places.get(token, -1)
+        if place < 0 and self._sorted.size:
+            at = int(self._sorted.searchsorted(token))
+            if at < self._sorted.size and self._sorted[at] == token:
+                return int(self._order[at])
+        return place
 
     def _place(self, token: int) -> int:
         """Where the token's entry is; it has one from now on."""
-        place = self._places.setdefault(token, len(self._tokens))
-        if place == len(self._tokens):
+        place = self._find(token)
+        if place < 0:
+            place = len(self._tokens)
             self._tokens.append(token)
+            self._counts.append(0)
             self._repetition.append(1.0)
             self._shift.append(self._shifted(token, 0))
+        self._places[token] = place
         return place
+
+    def _place_many(self, said: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The same for distinct tokens, at least one, ascending."""
+        new = said[np.isin(said, np.array(self._tokens), assume_unique=True, invert=True)]
+        self._tokens.frombytes(new.tobytes())
+        self._counts.frombytes(bytes(new.nbytes))
+        self._repetition.frombytes(np.ones(len(new), np.float32).tobytes())
+        self._shift.frombytes(np.zeros(len(new), np.float32).tobytes())
+        tokens = np.array(self._tokens)
+        self._order = np.argsort(tokens, kind="stable")  # a few ascending runs: soon done
+        self._sorted = tokens[self._order]
+        self._places.clear()
+        below = int(self._sorted.searchsorted(said[-1], "right"))
+        places = np.empty(said[-1] + 1, np.int64)
+        places[self._sorted[:below]] = self._order[:below]
+        return places[said]
 
     def _shifted(self, token: int, count: int) -> float:
         penalties = self._penalties
         shift = self._biases.get(token, 0.0) - penalties.frequency * count
         return shift - penalties.presence if count else shift
+
+
+class Known(NamedTuple):
+    """What stood when a draft was made: ``base`` behind the committed tokens; of the draft's tokens, where in it each has its
+    entry (``places``, -1: nowhere; empty where nothing depends on what was said), and how often those were generated.
+    """
+
+    base: Entries
+    places: Mapping[int, int]
+    counts: Mapping[int, int]
+    repetition: float
+    shifted: Callable[[int, int], float]
+
+    def behind(self, path: Sequence[int]) -> Entries:
+        """The adjustments of the row behind these tokens of the draft."""
+        if not path or not self.places:
+            return self.base
+        said = Counter(path)
+        new = [token for token in said if self.places[token] < 0]
+        added = np.zeros(len(new), np.float32)
+        repetition, shift = (np.concatenate([column, added]) for column in (self.base.repetition, self.base.shift))
+        beside = {token: len(self.base.tokens) + at for at, token in enumerate(new)}
+        for token, times in said.items():
+            place = beside.get(token, self.places[token])
+            repetition[place] = self.repetition
+            shift[place] = self.shifted(token, self.counts.get(token, 0) + times)
+        tokens = np.concatenate([self.base.tokens, np.asarray(new, np.int64)]) if new else self.base.tokens
+        return Entries(tokens, repetition, shift)
+
+
+class Rows(Sequence[Entries]):
+    """The adjustments of a draft's sampled rows, each made when it is looked at: there may be an entry for every token of a
+    vocabulary, and who verifies on the host looks at the rows of accepted nodes alone.
+    """
+
+    def __init__(self, known: Known, draft: Draft) -> None:
+        self._known = known
+        self._draft = draft
+
+    def __len__(self) -> int:
+        return 1 + len(self._draft)
+
+    @overload
+    def __getitem__(self, row: int) -> Entries: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> list[Entries]: ...
+
+    def __getitem__(self, row: int | slice) -> Entries | list[Entries]:
+        if isinstance(row, slice):
+            return [self[at] for at in range(*row.indices(len(self)))]
+        node, path = range(len(self))[row] - 1, list[int]()
+        while node != ROOT:
+            path.append(self._draft.tokens[node])
+            node = self._draft.parents[node]
+        return self._known.behind(path)
+
+
+def _counted(tokens: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Distinct token ids of a vocabulary, ascending, and how often each occurs."""
+    times = np.bincount(np.fromiter(tokens, np.int64, len(tokens)))
+    said = np.flatnonzero(times)
+    return said, times[said]
 
 
 def adjust(logits: npt.NDArray[np.float32], entries: Entries) -> npt.NDArray[np.float32]:

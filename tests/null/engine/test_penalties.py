@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import time
+import tracemalloc
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 
 from inferd.protocol import MAX_BIASES, InvalidRequest, LimitExceeded, Sampling
 from inferd_grammar.tokens import bit_mask
+from inferd_runtime.engine import penalties
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.generation import Generation, GenerationSpec
 from inferd_runtime.engine.penalties import History, Penalties, adjust
@@ -54,9 +57,13 @@ def path_to(draft: Draft, node: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 300), marks=pytest.mark.long)])
+@pytest.mark.parametrize("many", [penalties.MANY, 3])
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_every_row_of_a_draft_is_adjusted_as_the_definition_says(name: str, seeds: range) -> None:
-    """Bit for bit, with the tokens on its own path counted, and nothing of a draft kept."""
+def test_every_row_of_a_draft_is_adjusted_as_the_definition_says(
+    name: str, many: int, seeds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, with the tokens on its own path counted, and nothing of a draft kept. However many come at once."""
+    monkeypatch.setattr(penalties, "MANY", many)
     for seed in seeds:
         chance, generator = random.Random(seed), np.random.default_rng(seed)
         prompt, output = chance.choices(range(VOCAB), k=chance.randint(0, 12)), list[int]()
@@ -109,10 +116,49 @@ def test_nothing_to_adjust_copies_nothing() -> None:
 def test_a_row_is_made_before_its_history_goes_on() -> None:
     """Whoever holds the entries of a step keeps them while the next step is counted."""
     history = History(penalties_of("all"), [1])
-    entries = history.entries()
-    kept = [array.copy() for array in entries]
+    draft = Draft([4, 1, 5, 5], [-1, 0, 0, 2], ["program"] * 4, [1.0] * 4)
+    rows, twin = history.rows(draft), history.rows(draft)
+    kept = [[array.copy() for array in entries] for entries in twin]
     history.advance([0, 1, 5])
-    assert all((one == other).all() for one, other in zip(entries, kept, strict=True))
+    for entries, copies in zip(rows, kept, strict=True):
+        assert all(np.array_equal(one, other) for one, other in zip(entries, copies, strict=True))
+
+
+def test_a_row_that_nobody_looks_at_is_not_made() -> None:
+    """An entry for every token of a vocabulary, times the rows of a draft, would be copied in each step."""
+    history = History(penalties_of("all"), range(100_000))
+    draft = Draft(list(range(64)), list(range(-1, 63)), ["program"] * 64, [1.0] * 64)
+    tracemalloc.start()
+    rows = history.rows(draft)
+    assert len(rows[0].tokens) == len(rows[63].tokens) == 100_000
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 * sum(array.nbytes for array in rows[0])
+
+
+def test_a_draft_reads_its_rows_like_a_list() -> None:
+    history = History(penalties_of("all"), [1, 2])
+    rows = history.rows(Draft([4, 6, 7], [-1, 0, 0], ["program"] * 3, [1.0] * 3))
+    for row, path in ((0, []), (1, [4]), (2, [4, 6]), (3, [4, 7]), (-1, [4, 7])):
+        assert all(map(np.array_equal, rows[row], history.entries(path)))
+    assert len(rows[1:]) == 3
+    for row in (4, -5):
+        with pytest.raises(IndexError):
+            rows[row]
+
+
+def test_a_long_text_is_not_counted_token_by_token() -> None:
+    """It is counted on the engine's thread, and everybody waits."""
+    tokens = random.Random(0).choices(range(150_000), k=60_000)
+
+    def seconds(size: int) -> float:
+        history, before = History(penalties_of("all")), time.thread_time()
+        for first in range(0, len(tokens), size):
+            history.advance(tokens[first : first + size])
+        return time.thread_time() - before
+
+    at_once, singly = (min(seconds(size) for _ in range(3)) for size in (len(tokens), 1))
+    assert 3 * at_once < singly
 
 
 @pytest.mark.parametrize(
