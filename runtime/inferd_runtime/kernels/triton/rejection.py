@@ -18,6 +18,7 @@ from torch import Tensor
 from inferd_runtime.kernels import verify
 from inferd_runtime.kernels.triton.noise import gumbel, row_word, stream, uniform
 from inferd_runtime.kernels.triton.variant import Variant
+from inferd_runtime.kernels.triton.verify import lanes_of
 from inferd_runtime.kernels.verify import Drafts, Noise, Verdict, check_chains
 
 ACCEPT = tl.constexpr(verify.ACCEPT)
@@ -33,7 +34,7 @@ def _log(x):
     return tl.where(x > 0, tl.log(tl.where(x > 0, x, 1.0)), NONE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _normalise(target, lengths, tops, sums, vocab, rows, block: tl.constexpr):
     """Of one split of one row the largest score, and the sum of exp(score - largest)."""
     split, splits, b, row = tl.program_id(0), tl.num_programs(0), tl.program_id(2).to(tl.int64), tl.program_id(1)
@@ -63,7 +64,7 @@ def _share(score, top, total):
     return tl.where(total > 0, tl.exp(score.to(tl.float64) - top) / tl.where(total > 0, total, 1.0), 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def _accept(
     target, tokens, lengths, probabilities, keys, positions, tops, sums, accepted, chosen, vocab, width, splits,
     lanes: tl.constexpr,
@@ -99,7 +100,7 @@ def _best(score, token, vocab):
     return best, tl.min(tl.where(score == best, token, vocab))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def _draw(
     target, tokens, lengths, probabilities, keys, positions, accepted, chosen, scores, drawn, vocab, width,
     block: tl.constexpr,
@@ -130,7 +131,7 @@ def _draw(
     tl.store(drawn + place + 1, first)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def _emit(
     tokens, accepted, scores, drawn, emitted, path, vocab, width, splits, nodes: tl.constexpr, lanes: tl.constexpr
 ):  # fmt: skip
@@ -175,19 +176,19 @@ def rejection(target: Tensor, drafts: Drafts, noise: Noise) -> Verdict:
         )  # fmt: skip
         _emit[(batch,)](
             tokens, accepted, scores, drawn, emitted, path, vocab, width, splits,
-            nodes=max(2, triton.next_power_of_2(rows)), lanes=lanes, num_warps=1,
+            nodes=lanes_of(rows), lanes=lanes, num_warps=1,
         )  # fmt: skip
     return Verdict(accepted, emitted, path)
 
 
 def variants() -> Iterator[Variant]:
-    """152,064 scores a row, as the processing leaves them; drafts of up to 7 nodes."""
+    """152,064 scores a row, as the processing leaves them; drafts of up to 15 nodes."""
     numbers = dict.fromkeys(("tokens", "lengths", "keys", "positions", "accepted", "emitted", "path"), "*i64")
     floats = dict.fromkeys(("tops", "sums", "chosen", "scores"), "*fp64")
     sizes = {"vocab": "i32:16", "width": "i32", "rows": "i32", "splits": "i32", "drawn": "*i32"}
     for kind in ("*fp64", "*fp32"):
         types = {"target": kind, "probabilities": "*fp32", **numbers, **floats, **sizes}
-        constants = {"block": BLOCK, "lanes": 128, "nodes": 8}
+        constants = {"block": BLOCK, "lanes": 128, "nodes": 16}
         for name, kernel, warps in (
             ("normalise", _normalise, 4), ("accept", _accept, 1), ("draw", _draw, 8), ("emit", _emit, 1),
         ):  # fmt: skip

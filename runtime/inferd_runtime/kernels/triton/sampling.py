@@ -221,21 +221,21 @@ def _finish(
     tl.store(drawn + n, token.to(tl.int64))
 
 
-@triton.jit
-def _adjust(
-    logits, vocab, first, tokens, repetition, shift, rows, entries, steps: tl.constexpr, block: tl.constexpr
-):  # fmt: skip
+@triton.jit(do_not_specialize=["rows", "entries"])
+def _adjust(logits, vocab, first, tokens, repetition, shift, rows, entries, block: tl.constexpr):
     """Entries of all rows, in place."""
     entry = tl.program_id(0) * block + tl.arange(0, block)
     inside = entry < entries
     low = tl.zeros((block,), tl.int32)
     high = low + rows
-    # How many rows end at the entry or before it.
-    for _ in range(steps):
+    # How many rows end at the entry or before it. No more than half of what is left stays open each time.
+    left = tl.full((), 0, tl.int32) + rows
+    while left > 0:
         middle = (low + high) // 2
         over = tl.load(first + middle + 1, mask=inside & (low < high), other=0) <= entry
         high = tl.where(over | (low >= high), high, middle)
         low = tl.where(over & (low < high), middle + 1, low)
+        left = left // 2
     inside = inside & (low < rows)
     place = low.to(tl.int64) * vocab + tl.load(tokens + entry, mask=inside, other=0)
     before = tl.load(logits + place, mask=inside, other=0.0).to(tl.float64)
@@ -252,7 +252,7 @@ def adjusted(logits: Tensor, adjustments: Adjustments) -> Tensor:
     if rows and entries:
         _adjust[(triton.cdiv(entries, ENTRIES),)](
             copy, copy.shape[1], adjustments.first, adjustments.tokens, adjustments.repetition, adjustments.shift,
-            rows, entries, steps=rows.bit_length(), block=ENTRIES,
+            rows, entries, block=ENTRIES,
         )  # fmt: skip
     return copy
 
@@ -383,4 +383,4 @@ def variants() -> Iterator[Variant]:
         "entries": "i32",
     }
     signature = entries | {"logits": "*fp32", "vocab": "i32:16"}
-    yield Variant("adjust", _adjust, signature, {"steps": 7, "block": ENTRIES})
+    yield Variant("adjust", _adjust, signature, {"block": ENTRIES})

@@ -12,9 +12,11 @@ from inferd_runtime.kernels.triton.variant import Variant
 from inferd_runtime.kernels.verify import DraftRows, check_drafts
 
 PAD = tl.constexpr(-1)
+LANES = (16, 128)
+"""For drafts of captured steps, and for all that the engine accepts, with the token behind them."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def _agree(samples, firsts, lengths, tokens, parents, packed, width, nodes: tl.constexpr):
     """From the root, as long as a child of the row is the row's sample: a node's parent comes before it."""
     b = tl.program_id(0).to(tl.int64)
@@ -41,6 +43,11 @@ def _agree(samples, firsts, lengths, tokens, parents, packed, width, nodes: tl.c
     tl.store(own, accepted)
 
 
+def lanes_of(nodes: int) -> int:
+    """Lanes of a program for so many nodes: few kernels for all drafts, so that none is compiled for the length of one."""
+    return next((lanes for lanes in LANES if lanes >= nodes), 0) or int(triton.next_power_of_2(nodes))
+
+
 def agree(samples: Tensor, drafts: DraftRows) -> Tensor:
     """See :func:`inferd_runtime.kernels.verify.agree`."""
     batch, width = drafts.tokens.shape
@@ -49,14 +56,14 @@ def agree(samples: Tensor, drafts: DraftRows) -> Tensor:
         check_drafts(samples, drafts)
         _agree[(batch,)](
             samples, drafts.first, drafts.lengths, drafts.tokens, drafts.parents, packed, width,
-            nodes=max(2, triton.next_power_of_2(width)), num_warps=1,
+            nodes=lanes_of(width), num_warps=1,
         )  # fmt: skip
     return packed
 
 
 def variants() -> Iterator[Variant]:
-    """Trees of up to 64 nodes."""
+    """Drafts of captured steps, and larger trees."""
     types = {"samples": "*i64", "packed": "*i32", "width": "i32"}
     types |= dict.fromkeys(("firsts", "lengths", "tokens", "parents"), "*i32")
-    for nodes in (8, 64):
+    for nodes in LANES:
         yield Variant(f"agree {nodes}", _agree, types, {"nodes": nodes}, num_warps=1)
