@@ -104,6 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tenancy", type=partial(msgspec.json.decode, type=Tenancy), default=Tenancy(), help="JSON")
     parser.add_argument("--kv-dtype", choices=("model", "fp8"), default="model")
     parser.add_argument("--graphs", choices=("on", "off"), default="on")
+    parser.add_argument("--products", choices=("auto", "torch", "kernel"), default="auto")
     parser.add_argument("--plain", action="store_true", help="run transformers' own modules, never the fused pass")
     options = vars(parser.parse_args(argv))
     try:
