@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryFile
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from inferd_runtime.drafting.messages import (
 )
 from inferd_runtime.server.backoff import Backoff
 from inferd_runtime.server.engine import told_error
+from inferd_runtime.server.rundir import run_directory
 from inferd_runtime.session.link import MSGPACK, parse_reply, request_frames
 
 START_SECONDS = 600.0
@@ -88,8 +89,8 @@ class RemoteDrafts:
     overlaps = True
 
     def __init__(self, flags: Sequence[str]) -> None:
-        self._folder = TemporaryDirectory(prefix="inferd-draft-")
-        endpoint = f"ipc://{self._folder.name}/link.sock"
+        self._held = contextlib.ExitStack()
+        endpoint = f"ipc://{self._held.enter_context(run_directory())}/link.sock"
         self._flags = ["--endpoint", endpoint, *flags]
         self._child = DraftChild(self._flags)
         self._backoff = Backoff()
@@ -154,7 +155,7 @@ class RemoteDrafts:
         self._child.close()
         self._socket.close()
         self._context.term()
-        self._folder.cleanup()
+        self._held.close()
 
     def _send(self, ticket: int, op: str, payload: bytes) -> bool:
         with contextlib.suppress(zmq.Again):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,6 +26,15 @@ for _ in range(100):
     with run_directory(Path(sys.argv[1])) as path:
         (path / "socket").touch()
         assert (path / LOCK).exists()
+"""
+
+KILLED = """
+import os, signal
+from inferd_runtime.server import draft_link
+
+draft_link.DraftChild = lambda flags: print(flags[1], flush=True)
+link = draft_link.RemoteDrafts([])
+os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -92,4 +102,16 @@ def test_many_processes_at_once_keep_their_directories(tmp_path: Path) -> None:
     for process in each:
         _, told = process.communicate(timeout=60)
         assert process.returncode == 0, told.decode()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_engine_had_for_its_draft_model_goes_with_the_next_one(tmp_path: Path) -> None:
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED], env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, timeout=60
+    )
+    assert killed.returncode == -signal.SIGKILL
+    folder = Path(killed.stdout.decode().strip().removeprefix("ipc://")).parent
+    assert list(tmp_path.iterdir()) == [folder]
+    with run_directory(tmp_path):
+        assert not folder.exists()
     assert list(tmp_path.iterdir()) == []
