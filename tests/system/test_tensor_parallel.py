@@ -68,6 +68,8 @@ def test_tokens_ports_and_the_end_of_a_rank(
     error = msgspec.json.decode(capfd.readouterr().err.strip().rpartition("\n")[2], type=p.ErrorInfo).to_exception()
     assert isinstance(error, p.Unavailable)
     assert error.detail == {"process": "follower", "rank": 1}
+    assert error.message.startswith("rank 1 of the model ended with code"), "its last words"
+    assert "%|" not in error.message, "no progress bar is among them"
 
 
 def test_ranks_end_with_their_engine_however_that_ends(tmp_path: Path) -> None:
@@ -87,7 +89,7 @@ def test_ranks_end_with_their_engine_however_that_ends(tmp_path: Path) -> None:
         (("--adapter", "a=/nowhere"), "adapters"),
         (("--fixed-rows", "4"), "--fixed-rows"),
         (("--device", "cuda"), "not on 'cuda'"),
-        (("--kv-dtype", "fp8"), "fp8"),
+        (("--kv-dtype", "fp8"), "--kv-dtype fp8"),
     ],
     ids=["models", "adapters", "fixed-rows", "device", "fp8"],
 )

@@ -19,11 +19,14 @@ from inferd.protocol import InferdError
 
 def serve(options: argparse.Namespace, channel: Connection) -> None:
     """Join, load, follow until rank 0 says stop or has ended. Raises InferdError."""
+    from transformers.utils.logging import disable_progress_bar
+
     from inferd_runtime.engine.drivers.parallel import follow_with
     from inferd_runtime.models.inspection import available_bytes
     from inferd_runtime.models.loading import load
     from inferd_runtime.models.parallel import join, leave, rank_device, use_threads
 
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     use_threads(options.threads)
     join(options.rank, options.ranks, options.device, options.store)
     loaded = load(options.model, device=options.device, dtype=options.dtype, ranks=options.ranks)
