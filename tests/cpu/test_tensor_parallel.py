@@ -32,6 +32,8 @@ from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models import parallel
 from inferd_runtime.models.loading import load
+from inferd_runtime.server.engine_process import EngineSettings, serve_model
+from inferd_runtime.server.followers import Followers
 from inferd_runtime.testing.speculation import OracleTree, Request, Running
 
 TOLERANCE = 1e-4
@@ -287,6 +289,14 @@ def test_a_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
     config_of(save(make("llama"), tmp_path, VOCAB), quantization_config={"quant_method": "fp8"})
     with pytest.raises(InvalidRequest, match="is quantized"):
         load(str(tmp_path), ranks=2)
+
+
+def test_a_cache_of_eight_bits_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks keep the model's own dtype: who asks for another must not get a cache of twice the size, and not hear of it."""
+    monkeypatch.setattr(Followers, "load", lambda *arguments: pytest.fail("loaded"))
+    settings = EngineSettings(endpoint="", kv_dtype="fp8", tensor_parallel=2)
+    with pytest.raises(InvalidRequest, match="--tensor-parallel does not go together with --kv-dtype fp8"):
+        serve_model(settings)
 
 
 def test_machines_without_what_it_takes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
