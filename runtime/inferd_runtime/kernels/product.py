@@ -43,5 +43,6 @@ def check_product(rows: Tensor, weight: Tensor, bias: Tensor | None, residual: T
     given = {part.dtype for part in (rows, weight, bias, residual) if part is not None}
     if len(given) > 1 or weight.dtype not in DTYPES:
         raise ValueError(f"a product of {', '.join(sorted(map(str, given)))}")
-    if residual is not None and rows.numel() and rows.data_ptr() == residual.data_ptr():
+    # Tensors without memory all begin at 0.
+    if residual is not None and 0 != rows.data_ptr() == residual.data_ptr():
         raise ValueError("the rows are the residual, which is overwritten")

@@ -2,7 +2,8 @@
 
 Which one reads a weight faster depends on its shape and on the device, so both are timed when a model is loaded. A weight has
 one way for all row counts up to 16: with the kernel a row's result does not depend on how many others there are, and a
-way that changed with their number would give that up.
+way that changed with their number would give that up. What is nearly as fast may be chosen otherwise at the next start, and
+then rounds otherwise: who wants the same bits says "torch" or "kernel".
 """
 
 from __future__ import annotations
@@ -84,8 +85,11 @@ def _seconds(
     """
     rows = products[0].weight.new_ones(count, products[0].weight.shape[1])
 
-    def run() -> list[Tensor]:
-        return [product(rows) for product in products]
+    def run() -> Tensor:
+        out = rows
+        for product in products:
+            out = product(rows)
+        return out
 
     with accelerator.active():
         replay, _ = accelerator.record(run)
