@@ -5,8 +5,7 @@ The loop without it is the plain twin. Both are held to what the model says row 
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,107 +14,34 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inferd.protocol import InternalError, LimitExceeded, Sampling
+from inferd.protocol import InternalError, LimitExceeded
 from inferd_grammar import Compiled, GrammarCompiler, Regex, TokenTable
 from inferd_runtime.engine import engine as step_loop
 from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.drawing import Drawing, StepResult
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.fairness import StepCost
-from inferd_runtime.engine.generation import RUN_AHEAD, Generation
+from inferd_runtime.engine.generation import RUN_AHEAD
 from inferd_runtime.engine.jobs import ForwardPass, Prefill, RowSpec
-from inferd_runtime.engine.plan import Outlook, Planned
-from inferd_runtime.engine.queues import Queues
-from inferd_runtime.engine.run_ahead import Flight, RunAhead
-from inferd_runtime.engine.sampling import RowSampler
 from inferd_runtime.engine.tenants import Tenancy, TenantLimits
-from inferd_runtime.kv.account import QuotaExceeded
-from inferd_runtime.kv.pool import PoolExhausted
-from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models.batch import Batch
 from inferd_runtime.speculation.drafter import Drafter
-from inferd_runtime.speculation.times import StepTimes
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
 from inferd_runtime.testing.sampling_driver import Finished, SamplingNullDriver
-from inferd_runtime.testing.speculation import BlindTree, Oracle, Request, Running, Wrong
+from inferd_runtime.testing.speculation import BlindTree, Oracle, Running, Wrong
 
-MODEL: dict[str, Any] = {"vocab_size": 6, "scale": 1.2, "seed": 1, "order": 4, "max_context": 60}
-SAMPLINGS = [
-    Sampling(), Sampling(1.0), Sampling(0.8, top_p=0.9), Sampling(1.5, min_p=0.05), Sampling(0.0, repetition_penalty=1.3),
-]  # fmt: skip
-GREEDY = RowSampler.resolve(Sampling(), seed=0, lineage=0)
-FREE_ROWS = StepTimes.linear(1.0, 0.0)
-EVERYBODY = StepCost(1000.0)
-Patch = pytest.MonkeyPatch
-
-
-class Watched(SamplingNullDriver):
-    """Notes of every launch whether somebody had waited for the one before, and which tokens it fed. Fails where it is told."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.early: list[bool] = []
-        self.fed: list[list[int]] = []
-        self.fail_launch: set[int] = set()
-        self.fail_wait: set[int] = set()
-
-    def launch(self, batch: Batch, drawing: Drawing) -> Finished:
-        self.early.append(bool(self.launches) and not self.launches[-1].waited)
-        self.fed.append(batch.tokens.tolist())
-        number = len(self.early) - 1
-        if number in self.fail_launch:
-            raise RuntimeError("no room on the device")
-        launched = super().launch(batch, drawing)
-        if number in self.fail_wait:
-            self.launches[-1] = launched = Lost(launched)
-        return launched
-
-
-class Lost(Finished):
-    """A step that the device did not bring to its end."""
-
-    def __init__(self, step: Finished) -> None:
-        super().__init__(step.wait())
-
-    def wait(self) -> StepResult:
-        super().wait()
-        raise RuntimeError("the device is lost")
-
-
-def make_request(driver: SamplingNullDriver, prompt: Sequence[int], seed: int, **fields: Any) -> Request:
-    sampler = RowSampler.resolve(SAMPLINGS[seed % len(SAMPLINGS)], seed=seed, lineage=fields.pop("lineage", 0))
-    return Request(tuple(prompt), sampler, **{"max_tokens": 20, "eos": END, **fields}).answered(driver)
-
-
-def start(engine: Engine, request: Request, drafters: Sequence[Drafter] = (), tenant: str = "", **how: Any) -> Running:
-    context = engine.create_context(tenant)
-    context.append(request.prompt)
-    return Running.submit(engine, context, request, drafters, **how)
-
-
-def finish(engine: Engine, running: Sequence[Running], most: int = 400) -> None:
-    """Step until all have ended, and hold them to their answers."""
-    for _ in range(most):
-        if all(one.generation.finished() for one in running):
-            break
-        engine.step()
-        engine.check_integrity()
-        for one in running:
-            assert len(one.generation.outbox) <= RUN_AHEAD
-            one.take()
-    for one in running:
-        one.take()
-        one.check()
-
-
-def release(engine: Engine, running: Sequence[Running]) -> None:
-    """Everything goes; no page may stay."""
-    for one in running:
-        one.generation.close()
-        one.generation.context.release()
-    engine.close()
-    engine.pool.check_integrity([])
-
+from .run_ahead_cases import (
+    FREE_ROWS,
+    GREEDY,
+    MODEL,
+    Patch,
+    Watched,
+    finish,
+    lockstep,
+    make_request,
+    release,
+    start,
+)
 
 # -- It overlaps ------------------------------------------------------------------------------------------------------
 
@@ -225,82 +151,6 @@ def test_a_job_that_the_clock_holds_back_is_not_kept_waiting() -> None:
 
 
 # -- The twins --------------------------------------------------------------------------------------------------------
-
-
-def state(engine: Engine) -> list[Any]:
-    """What a step leaves behind. Pages that a step in flight will write are no part of it."""
-    size = engine.pool.page_size
-    pages = [(context, -(-context.table.length // size)) for context in engine.contexts]
-    return [
-        (context.tokens, context.table.length, context.pending, len(context.table.chain), held, context.lineage)
-        for context, held in pages
-    ]
-
-
-def pages_ahead(engine: Engine) -> int:
-    size = engine.pool.page_size
-    return sum(len(context.table.pages) - -(-context.table.length // size) for context in engine.contexts)
-
-
-def lockstep(seed: int, page_size: int) -> int:
-    """Both loops through the same schedule: after every step all is the same. How many steps were launched early."""
-    chance = random.Random(seed)
-    drivers = [Watched(**MODEL, page_size=page_size) for _ in range(2)]
-    engines = [
-        Engine(driver, EngineOptions(token_budget=24, times=FREE_ROWS, overlap=overlap, cost=EVERYBODY))
-        for driver, overlap in zip(drivers, (True, False), strict=True)
-    ]
-    twins: list[list[Running]] = []
-    for _ in range(chance.randint(1, 6)):
-        prompt = chance.choices(range(3), k=chance.randint(1, 9))
-        stop = "".join(map(chr, chance.choices(range(6), k=2))) if chance.random() < 0.3 else ""
-        request = make_request(
-            drivers[0], prompt, chance.randrange(100), stop=stop,
-            max_tokens=chance.choice((1, 2, 9, 40)), eos=chance.choice((END, END, 4)),
-        )  # fmt: skip
-        tenant, makers = chance.choice("ab"), chance.choice([*[[]] * 6, [Wrong], [Wrong, Wrong], [BlindTree]])
-        twins.append(
-            [start(engine, request, [make(request, 6, seed) for make in makers], tenant) for engine in engines]
-        )
-    steps = 0
-    while any(not one.generation.finished() for pair in twins for one in pair):
-        assert [engine.step() for engine in engines] == [True, True]
-        steps += 1
-        left, right = engines
-        assert state(left) == state(right)
-        # A tail that a fork shares is copied a step later where a step in flight writes it already.
-        alone = not any(context.forks for context in left.contexts)
-        assert not alone or left.pool.available + pages_ahead(left) == right.pool.available + pages_ahead(right)
-        for pair in twins:
-            assert pair[0].take() == pair[1].take()
-            assert pair[0].generation.finish == pair[1].generation.finish
-        for pair in [pair for pair in twins if chance.random() < 0.03 and pair[0].generation.context.user is not None]:
-            interfere(pair, chance.choice(("close", "fork")), chance.random())
-        for engine in engines:
-            engine.check_integrity()
-    assert [engine.steps for engine in engines] == [steps, steps]
-    for engine in engines:
-        engine.close()
-        assert not pages_ahead(engine)
-    for engine, running in zip(engines, zip(*twins, strict=True), strict=True):
-        for one in running:
-            if one.generation.context.user is not None:
-                one.check()
-        for context in list(engine.contexts):
-            context.release()
-        engine.close()
-        engine.pool.check_integrity([])
-    return sum(drivers[0].early)
-
-
-def interfere(pair: Sequence[Running], what: str, chance: float) -> None:
-    """The same to both twins, between two steps."""
-    for one in pair:
-        generation = one.generation
-        if what == "close":
-            generation.close(int(chance * len(one.tokens)))
-        else:
-            generation.context.fork(generation.delivered_length)
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16])
@@ -584,171 +434,3 @@ def test_a_steps_time_runs_from_one_result_to_the_next(busy: float, each: float,
     finish(engine, [start(engine, make_request(device, [1, 2, 3], 0, max_tokens=12))])
     assert seconds[1:-1] == [each] * 10
     assert sum(seconds) == device.now, "no time is counted twice, and none is lost"
-
-
-# -- Do the proofs bite? ----------------------------------------------------------------------------------------------
-
-
-def check_lockstep() -> None:
-    for seed in range(40):
-        lockstep(seed, 3)
-
-
-def check_tight_cache() -> None:
-    """Streams that fill the cache, so that some have to leave it, or their tenant's quota, so that some end with an error."""
-    for seed, quota in ((0, 0), (1, 0), (0, 12), (1, 12)):
-        errors = []
-        for overlap in (True, False):
-            tenancy = Tenancy(named={"small": TenantLimits(kv_pages=quota)})
-            driver = Watched(**MODEL, pages=24 if quota else 12)
-            engine = Engine(driver, EngineOptions(24, tenancy=tenancy, overlap=overlap))
-            requests = [make_request(driver, [at], 5 * seed + at, max_tokens=10 + 8 * at) for at in range(3)]
-            running = [start(engine, request, tenant="small") for request in requests]
-            while any(not one.generation.finished() for one in running):
-                engine.step()
-                engine.check_integrity()
-                for one in running:
-                    one.take()
-            errors.append([type(one.generation.error) for one in running])
-            finish(engine, [one for one in running if one.generation.error is None])
-            release(engine, running)
-            assert any(driver.early) == overlap
-        assert sorted(map(str, errors[0])) == sorted(map(str, errors[1]))
-        assert (LimitExceeded in errors[0]) == bool(quota)
-
-
-def check_slow_reader() -> None:
-    driver = Watched(**MODEL)
-    engine = Engine(driver)
-    slow = [start(engine, make_request(driver, [1], 0, max_tokens=40)), start(engine, make_request(driver, [2], 1))]
-    while any(not one.generation.finished() for one in slow):
-        for _ in range(20):
-            engine.step()
-            assert all(len(one.generation.outbox) <= RUN_AHEAD for one in slow)
-        slow[0].take()
-        slow[1].take()
-    finish(engine, slow)
-
-
-def check_given_back() -> None:
-    """A page for every token: whoever ends by a token that nobody could know has one too many on the way."""
-    driver = Watched(**MODEL, page_size=1)
-    engine = Engine(driver)
-    requests = [make_request(driver, [1, 2], seed, max_tokens=40, eos=4) for seed in (0, 1, 2, 5, 6)]
-    assert sum(request.finish == "stop" for request in requests) > 2
-    finish(engine, [start(engine, request) for request in requests])
-    engine.close()
-    assert not pages_ahead(engine)
-
-
-CHECKS: dict[str, Callable[[], None]] = {
-    "lockstep": check_lockstep,
-    "tight": check_tight_cache,
-    "given back": check_given_back,
-    "slow reader": check_slow_reader,
-    "newcomer": test_a_newcomer_waits_for_the_step_on_its_way_and_no_longer,
-    "clock": test_a_job_that_the_clock_holds_back_is_not_kept_waiting,
-    "overlap": test_the_next_step_is_launched_before_the_one_on_its_way_is_waited_for,
-    "end": test_an_engine_that_ends_waits_for_the_step_on_its_way,
-}
-
-
-@pytest.mark.parametrize("name", ["tight", "given back", "slow reader"])
-def test_the_engine_as_it_is_passes(name: str) -> None:
-    CHECKS[name]()
-
-
-def everything_stands(patch: Patch) -> None:
-    patch.setattr(Flight, "stands", lambda flight, at: True)
-
-
-def not_one_further(patch: Patch) -> None:
-    patch.setattr(Planned, "start", property(lambda item: item.table.length))
-
-
-def planned_with(change: Callable[[list[Planned]], list[Planned]]) -> Callable[[Patch], None]:
-    honest = RunAhead._going_on
-    return lambda patch: patch.setattr(RunAhead, "_going_on", lambda ahead, flight: change(honest(ahead, flight)))
-
-
-def neighbours_token(plan: list[Planned]) -> list[Planned]:
-    return [item._replace(carried=plan[at - 1].carried) for at, item in enumerate(plan)]
-
-
-def place_in_this_step(plan: list[Planned]) -> list[Planned]:
-    return [item._replace(carried=at) for at, item in enumerate(plan)]
-
-
-def nothing_carried(plan: list[Planned]) -> list[Planned]:
-    return [item._replace(carried=-1) for item in plan]
-
-
-def no_page_reserved(patch: Patch) -> None:
-    honest = Context.reserve
-    patch.setattr(Context, "reserve", lambda context, extra: honest(context, extra) if extra == 1 else None)
-
-
-def pages_taken_back(patch: Patch) -> None:
-    """With the step before, as if they were a rejected draft's."""
-    patch.setattr(
-        PageTable, "_give_back", lambda table, length, honest=PageTable._give_back: honest(table, table.length)
-    )
-
-
-def pages_kept(patch: Patch) -> None:
-    """By a job that has ended: nobody gives the page back that was meant for its next token."""
-    patch.setattr(PageTable, "trim", lambda table: None)
-
-
-def room_not_asked(patch: Patch) -> None:
-    patch.setattr(RunAhead, "_has_room", lambda ahead, plan: True)
-
-
-def turn_not_asked(patch: Patch) -> None:
-    patch.setattr(Queues, "turn_of", lambda queues, jobs: True)
-
-
-def only_the_clock_not_asked(patch: Patch) -> None:
-    patch.setattr(Queues, "turn_of", lambda queues, jobs: all(queue.only(jobs) for queue in queues._tenants.values()))
-
-
-def outbox_not_asked(patch: Patch) -> None:
-    def outlook(generation: Generation) -> Outlook:
-        return Outlook.NOTHING if generation.finished() or generation._room() <= 1 else Outlook.ROW
-
-    patch.setattr(Generation, "outlook", outlook)
-
-
-def length_not_asked(patch: Patch) -> None:
-    honest = Generation.outlook
-    patch.setattr(Generation, "outlook", lambda one: Outlook.ROW if honest(one) is Outlook.NOTHING else honest(one))
-
-
-def not_waited_for(patch: Patch) -> None:
-    patch.setattr(Engine, "close", lambda engine: None)
-
-
-FAULTS: dict[str, tuple[Callable[[Patch], None], str]] = {
-    "what a job that has ended still gets is committed": (everything_stands, "lockstep"),
-    "the row behind has the place of the one before": (not_one_further, "lockstep"),
-    "a row is fed its neighbour's token": (planned_with(neighbours_token), "lockstep"),
-    "a token is looked up by its place in the step it is fed in": (planned_with(place_in_this_step), "lockstep"),
-    "the unknown token is fed as it stands there": (planned_with(nothing_carried), "lockstep"),
-    "no page is reserved": (no_page_reserved, "lockstep"),
-    "the page is taken back while a step writes it": (pages_taken_back, "lockstep"),
-    "the page of a job that has ended is kept": (pages_kept, "given back"),
-    "nobody asks whether there is room": (room_not_asked, "tight"),
-    "nobody asks who else wants to run": (turn_not_asked, "newcomer"),
-    "nobody asks whose turn it is": (only_the_clock_not_asked, "clock"),
-    "nobody asks whether the reader is slow": (outbox_not_asked, "slow reader"),
-    "nobody asks whether the length is reached": (length_not_asked, "overlap"),
-    "a step in flight is left alone at the end": (not_waited_for, "end"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_found(fault: str, monkeypatch: Patch) -> None:
-    build_in, check = FAULTS[fault]
-    build_in(monkeypatch)
-    with pytest.raises((AssertionError, ValueError, PoolExhausted, QuotaExceeded)):
-        CHECKS[check]()
