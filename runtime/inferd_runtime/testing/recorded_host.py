@@ -8,19 +8,27 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 Result = TypeVar("Result")
-WAITS = ("aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten.masked_select", "aten.is_nonzero")
-"""Operations whose result the host waits for."""
+WAITS = frozenset({
+    "aten._local_scalar_dense", "aten.item", "aten.is_nonzero", "aten.equal", "aten.allclose", "aten.nonzero",
+    "aten.masked_select", "aten._unique2", "aten.unique_dim", "aten.unique_consecutive", "aten.bincount",
+})  # fmt: skip
+"""Operations whose result, or its size, the host waits for. In inference mode compound ones come as they are."""
+READS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.__array__, Tensor.__dlpack__})
+"""What brings a tensor's numbers to the host without being an operation, where they are in its memory already."""
 
 
 class RecordedHost:
     """An :class:`~inferd_runtime.engine.drivers.accelerator.Accelerator` without a device. Marks are done at once.
 
-    A recorded step repeats its torch operations with the numbers and the memory that they had when it was recorded. So
-    whatever a step would decide on the host shows as a wrong result, as it would with a CUDA graph.
+    A recorded step repeats its torch operations with the numbers and the memory that they had when it was recorded. What it
+    reads on the host is refused, by WAITS and READS, as a CUDA graph would refuse it; what else was decided there shows as a
+    wrong result of a replay with other numbers. Neither holds for a copy to ``torch.device("cpu")``, which is this device, nor
+    for what reads memory past torch (``data_ptr``), as Triton's interpreter does.
     """
 
     def __init__(self) -> None:
@@ -42,9 +50,9 @@ class RecordedHost:
         return _done
 
     def record(self, body: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
-        """See :class:`Accelerator`. Raises RuntimeError that names an operation for which the host would wait."""
+        """See :class:`Accelerator`. Raises RuntimeError that names what the host would wait for."""
         self.recordings += 1
-        with _Recorder() as recorder:
+        with _NoReads(), _Recorder() as recorder:
             result = body()
 
         def replay() -> None:
@@ -68,7 +76,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name = str(func).rsplit(".", 1)[0]
-        if name in WAITS:
+        if name in WAITS or _counts(name, args, kwargs or {}):
             raise RuntimeError(f"a recorded step waits for {name}")
         results = func(*args, **(kwargs or {}))
         self._steps.append((func, args, kwargs or {}, _tensors(results)))
@@ -81,6 +89,29 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for old, new in zip(before, _tensors(func(*args, **kwargs)), strict=True):
                 if old.data_ptr() != new.data_ptr():
                     old.copy_(new)
+
+
+class _NoReads(TorchFunctionMode):
+    """Refuses what is no operation on this device and would be a wait on another. Of this thread alone."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func in READS:
+            raise RuntimeError(f"a recorded step waits for Tensor.{func.__name__}")
+        if func is Tensor.to and "cpu" in (*(one for one in args[1:] if isinstance(one, str)), given.get("device")):
+            raise RuntimeError("a recorded step waits for Tensor.to('cpu')")
+        return func(*args, **given)
+
+
+def _counts(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a size depends on numbers: of what a mask chooses, of repeats without their sum."""
+    if name == "aten.repeat_interleave":
+        return kwargs.get("output_size") is None and (len(args) == 1 or isinstance(args[1], Tensor))
+    if name not in ("aten.index", "aten.index_put", "aten.index_put_"):
+        return False
+    # One number for all that a mask chooses is no matter of size.
+    filled = name != "aten.index" and args[2].numel() == 1
+    return not filled and any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
 
 
 def _tensors(results: Any) -> list[Tensor]:
