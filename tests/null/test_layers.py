@@ -21,7 +21,14 @@ MAY_IMPORT = {
     "kv": {"kv"},
     "kernels": {"kernels", "kv"},
 }
-TORCH_ROOMS = ("engine/drivers/", "kernels/", "models/", "server/engine_process.py", "testing/recorded_host.py")
+TORCH_ROOMS = (
+    "engine/drivers/",
+    "kernels/",
+    "models/",
+    "server/engine_process.py",
+    "server/follower_process.py",
+    "testing/recorded_host.py",
+)
 
 
 def imports(path: Path) -> Iterator[str]:
