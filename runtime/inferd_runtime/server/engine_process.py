@@ -105,7 +105,6 @@ def serve_models(
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from inferd_runtime.models.inspection import available_bytes, check_device, measure
     from inferd_runtime.models.loading import load
     from inferd_runtime.models.sizing import default_threads
 
@@ -118,17 +117,7 @@ def serve_models(
     defaults = ModelOptions("", settings.dtype, settings.device, settings.pages)
     chosen = [model.over(defaults).checked() for model in (*models, *(draft.model for draft, _ in beside))]
     followers = followers or Followers(settings.tensor_parallel)
-    followers.check(
-        chosen[: len(models)],
-        adapters=bool(settings.adapters),
-        fixed_rows=settings.fixed_rows > 0,
-        fp8=settings.kv_dtype == "fp8",
-    )
-    placed = [Placed(measure(model), check_device(model.device), model.pages) for model in chosen]
-    if settings.kv_dtype == "fp8":
-        placed = [model.with_kv(model.size.kv_token_bytes // BYTES[model.size.dtype]) for model in placed]
-    placed[0] = followers.placed(placed[0])
-    check_fit(placed, available_bytes, settings.page_size)
+    placed = _place(settings, chosen[: len(models)], chosen[len(models) :], followers)
     loaded = [followers.load(chosen[0], settings.threads)]
     loaded += [load(model.name, device=model.device, dtype=model.dtype) for model in chosen[1:]]
     torch.set_num_threads(settings.threads or followers.each(max(default_threads(model.module) for model in loaded)))
@@ -147,6 +136,25 @@ def serve_models(
     ]
     ready += [in_process(draft, process_flags(settings, draft)) for draft in settings.drafts if draft.process]
     return attach(served[: len(models)], ready)
+
+
+def _place(
+    settings: EngineSettings, models: Sequence[ModelOptions], drafts: Sequence[ModelOptions], followers: Followers
+) -> list[Placed]:
+    """What each model takes, and where, as far as that is known before it is loaded.
+
+    Raises InvalidRequest for what does not go together, LimitExceeded for models that do not fit together.
+    """
+    from inferd_runtime.models.inspection import available_bytes, check_device, measure
+
+    fp8 = settings.kv_dtype == "fp8"
+    followers.check(models, adapters=bool(settings.adapters), fixed_rows=settings.fixed_rows > 0, fp8=fp8)
+    placed = [Placed(measure(model), check_device(model.device), model.pages) for model in (*models, *drafts)]
+    if fp8:
+        placed = [model.with_kv(model.size.kv_token_bytes // BYTES[model.size.dtype]) for model in placed]
+    placed[0] = followers.placed(placed[0])
+    check_fit(placed, available_bytes, settings.page_size)
+    return placed
 
 
 def for_drafts(settings: EngineSettings) -> EngineSettings:
