@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inferd import protocol as p
-from inferd.protocol import LimitExceeded
+from inferd.protocol import InvalidRequest, LimitExceeded
 from inferd_runtime.models import inspection
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.server.engine_process import EngineSettings, serve_models, step
@@ -93,3 +93,8 @@ def test_half_precision_serves_on_the_cpu(dtype: str) -> None:
     generated = session.generate(session.chat("Repeat the text.", text), max_tokens=32, system_speculation=True)
     assert generated.text == text
     session.close()
+
+
+def test_kernels_that_nothing_would_use_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="--products kernel is for models on a GPU"):
+        serve_models(EngineSettings(endpoint="", threads=1, products="kernel"), (ModelOptions("tiny"),))

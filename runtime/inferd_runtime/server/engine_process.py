@@ -147,6 +147,8 @@ def _place(
     """
     from inferd_runtime.models.inspection import available_bytes, check_device, measure
 
+    if settings.products == "kernel" and (settings.tensor_parallel > 1 or all(one.device == "cpu" for one in models)):
+        raise InvalidRequest("--products kernel is for models on a GPU, each in one process")
     fp8 = settings.kv_dtype == "fp8"
     followers.check(models, adapters=bool(settings.adapters), fixed_rows=settings.fixed_rows > 0, fp8=fp8)
     placed = [Placed(measure(model), check_device(model.device), model.pages) for model in (*models, *drafts)]
@@ -180,7 +182,8 @@ def process_flags(settings: EngineSettings, draft: DraftOptions) -> list[str]:
     ]
     flags += ["--tenancy", msgspec.json.encode(for_drafts(settings).tenancy).decode()]
     flags += ["--plain"] if settings.plain else []
-    flags += ["--kv-dtype", settings.kv_dtype, "--graphs", settings.graphs, "--products", settings.products]
+    products = "auto" if model.device == "cpu" else settings.products
+    flags += ["--kv-dtype", settings.kv_dtype, "--graphs", settings.graphs, "--products", products]
     return flags + (["--threads", str(settings.threads)] if settings.threads else [])
 
 
