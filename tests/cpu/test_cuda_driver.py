@@ -255,7 +255,7 @@ def test_what_steps_take_is_measured_with_the_largest_one() -> None:
     kernels = reference_kernels()
     rows: list[int] = []
     counting = kernels._replace(sample=lambda logits, one: rows.append(len(logits)) or kernels.sample(logits, one))
-    assert measured_step_bytes(loaded, options, counting, host) == 0
+    assert measured_step_bytes(loaded, None, options, counting, host) == 0
     assert max(rows) == 20
     assert host.recordings == len(captured_shapes(20))
     assert step_bytes(loaded, options) == 0

@@ -58,7 +58,7 @@ DeviceDriver = TorchDriver | CudaDriver
 
 def build_driver(loaded: LoadedModel, options: DriverOptions) -> DeviceDriver:
     """The driver of a model on its device. A fast driver that does not agree with the reference is not used."""
-    fused = None if options.plain else fuse(loaded.module, loaded.probe.kv, loaded.probe.rules)
+    fused = fused_pass(loaded, options)
     like = next(loaded.module.parameters())
     if like.device.type != "cuda":
         return reference_driver(loaded, fused, options)
@@ -80,11 +80,21 @@ def step_bytes(loaded: LoadedModel, options: DriverOptions) -> int:
     device = next(loaded.module.parameters()).device
     if device.type != "cuda":
         return 0
-    return measured_step_bytes(loaded, options, triton_kernels(), CudaAccelerator(device))
+    fused = fused_pass(loaded, options)
+    return measured_step_bytes(loaded, fused, options, triton_kernels(), CudaAccelerator(device))
+
+
+def fused_pass(loaded: LoadedModel, options: DriverOptions) -> ModelPass | None:
+    """The fused way through the model, where there is one and it is wanted."""
+    return None if options.plain else fuse(loaded.module, loaded.probe.kv, loaded.probe.rules)
 
 
 def measured_step_bytes(
-    loaded: LoadedModel, options: DriverOptions, kernels: KernelSuite, accelerator: Accelerator
+    loaded: LoadedModel,
+    fused: ModelPass | None,
+    options: DriverOptions,
+    kernels: KernelSuite,
+    accelerator: Accelerator,
 ) -> int:
     """The same with a driver of the fewest pages, which is thrown away."""
     rows = min(options.most_rows, loaded.max_context)
@@ -92,7 +102,7 @@ def measured_step_bytes(
     cache = loaded.probe.kv.bytes_per_token(element_size(loaded, options)) * options.page_size * few.pages
 
     def try_steps() -> None:
-        driver = fast_driver(loaded, None, few, kernels, accelerator)
+        driver = fast_driver(loaded, fused, few, kernels, accelerator)
         driver.forward(trial_batch(np.zeros(rows, np.int64), 0, few.page_size))
         driver.record_all()
 
