@@ -185,5 +185,6 @@ def test_the_operators_choice_reaches_every_driver() -> None:
     assert flags[flags.index("--products") + 1] == "kernel"
     settings = EngineSettings(endpoint="", products="kernel")
     assert engine_process._driver_options(settings, 1).products == "kernel"
-    flags = process_flags(settings, DraftOptions(ModelOptions("tiny")))
-    assert flags[flags.index("--products") + 1] == "kernel"
+    for device, way in (("cuda", "kernel"), ("cpu", "auto")):
+        flags = process_flags(settings, DraftOptions(ModelOptions("tiny", device=device)))
+        assert flags[flags.index("--products") + 1] == way
