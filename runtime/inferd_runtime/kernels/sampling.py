@@ -54,6 +54,11 @@ class SampleRows:
     masks: Tensor
     adjustments: Adjustments | None = None
 
+    def select(self, chosen: Tensor) -> SampleRows:
+        """Some rows, by their numbers int64[M], without adjustments: those are made before."""
+        names = ("temperature", "top_p", "min_p", "top_k", "keys", "positions", "mask_rows")
+        return SampleRows(**{name: getattr(self, name)[chosen] for name in names}, masks=self.masks)
+
 
 def check_rows(logits: Tensor, rows: SampleRows) -> None:
     """Raise ValueError, which names it, for a tensor whose dtype, shape or layout the kernels cannot read."""
@@ -84,13 +89,18 @@ def sample(logits: Tensor, rows: SampleRows) -> Tensor:
     check_rows(logits, rows)
     if rows.adjustments is not None:
         logits = adjusted(logits, rows.adjustments)
-    if rows.masks.shape[0]:
-        free = (rows.mask_rows < 0)[:, None]
-        logits = logits.masked_fill(~(free | allowed(rows.masks[rows.mask_rows.clamp(min=0)], logits.shape[1])), NONE)
-    scores = process(logits, temperature=rows.temperature, top_k=rows.top_k, top_p=rows.top_p, min_p=rows.min_p)
+    scores = processed(logits, rows)
     tokens = torch.arange(logits.shape[1], device=logits.device)
     best = (scores + gumbel(rows.keys[:, None], rows.positions[:, None], tokens)).max(dim=1)
     return best.indices.masked_fill(best.values == NONE, PAD)
+
+
+def processed(logits: Tensor, rows: SampleRows) -> Tensor:
+    """float64[N, V]: the scores that the samplers draw from, of adjusted ``logits`` float[N, V]."""
+    if rows.masks.shape[0]:
+        free = (rows.mask_rows < 0)[:, None]
+        logits = logits.masked_fill(~(free | allowed(rows.masks[rows.mask_rows.clamp(min=0)], logits.shape[1])), NONE)
+    return process(logits, temperature=rows.temperature, top_k=rows.top_k, top_p=rows.top_p, min_p=rows.min_p)
 
 
 def adjusted(logits: Tensor, adjustments: Adjustments) -> Tensor:

@@ -13,9 +13,8 @@ from inferd_runtime.engine.drawing import Drawn, Ints, Rejecting, StepResult, me
 from inferd_runtime.engine.drivers.accelerator import Accelerator
 from inferd_runtime.engine.drivers.buckets import Shape
 from inferd_runtime.engine.drivers.staging import StepInputs
-from inferd_runtime.kernels.processing import NONE, allowed, process
 from inferd_runtime.kernels.rows import PagedRows
-from inferd_runtime.kernels.sampling import Adjustments, SampleRows, adjusted
+from inferd_runtime.kernels.sampling import Adjustments, SampleRows, adjusted, processed
 from inferd_runtime.kernels.suite import KernelSuite
 from inferd_runtime.kernels.verify import DraftRows, Drafts, Noise, Verifier, read_verdicts
 from inferd_runtime.models.batch import Outputs, Rows
@@ -94,22 +93,12 @@ def reject(
             (start[:, None] + steps).reshape(-1), start, rejecting.lengths, rejecting.tokens, rejecting.probabilities,
         )
     )  # fmt: skip
-    target = processed(logits, rows, chosen).view(count, width + 1, -1)
+    if rows.adjustments is not None:
+        logits = adjusted(logits, rows.adjustments)
+    target = processed(logits[chosen], rows.select(chosen)).view(count, width + 1, -1)
     noise = Noise(rows.keys[begins], rows.positions[begins])
     verdict = rejection(target, Drafts(tokens, lengths, None, likely), noise)
     return verdict.accepted, verdict.tokens
-
-
-def processed(logits: Tensor, rows: SampleRows, chosen: Tensor) -> Tensor:
-    """What the samplers of the rows ``chosen`` int64[M] leave of logits [N, V], as scores float64[M, V]."""
-    if rows.adjustments is not None:
-        logits = adjusted(logits, rows.adjustments)
-    logits, mask_rows = logits[chosen], rows.mask_rows[chosen]
-    if rows.masks.shape[0]:
-        free = (mask_rows < 0)[:, None]
-        logits = logits.masked_fill(~(free | allowed(rows.masks[mask_rows.clamp(min=0)], logits.shape[1])), NONE)
-    temperature, top_k, top_p, min_p = (one[chosen] for one in (rows.temperature, rows.top_k, rows.top_p, rows.min_p))
-    return process(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
 
 
 def paged_rows(inputs: StepInputs, shape: Shape, columns: Tensor, splits: int) -> PagedRows:
