@@ -202,15 +202,8 @@ def attend(
     bits = tl.load(seen + at, mask=used, other=0)
     own = before + row
 
-    # Which keys the rows can see at all. In a tree a row's position is not its key's index.
     place = tl.load(positions + at, mask=used, other=0x7FFFFFFF).to(tl.int32)
-    least = tl.min(place, 0)
-    low = 0
-    if window is not None:
-        low = tl.maximum(low, least - window + 1)
-    if chunk is not None:
-        low = tl.maximum(low, least // chunk * chunk)
-    low = tl.minimum(low, tail)
+    low = _lowest_key(place, tail, window, chunk)
     stop = before + tl.minimum(start_row + part_rows, count)
 
     top = tl.full([queries], lowest, tl.float32)
@@ -236,25 +229,53 @@ def attend(
         window, chunk, True, scaled, bytewise, native, interpreted,
     )  # fmt: skip
 
-    column = tl.arange(0, value_padded)
-    kept = used[:, None] & (column < value_width)[None, :]
     line = at * heads + head_at
     if splits == 1:
-        if sinks is not None:
-            sink = tl.load(sinks + head_at).to(tl.float32) * 1.4426950408889634
-            higher = tl.maximum(top, sink)
-            fade = tl.exp2(top - higher)
-            denominator = denominator * fade + tl.exp2(sink - higher)
-            total = total * fade[:, None]
-        total = total / tl.where(denominator == 0, 1.0, denominator)[:, None]
-        tl.store(out + line[:, None] * value_width + column[None, :], total.to(out.dtype.element_ty), mask=kept)
+        _deliver(out, sinks, total, top, denominator, line, head_at, used, value_width, value_padded)
     else:
-        line = line * splits + split
-        tl.store(tops + line, top, mask=used)
-        tl.store(sums + line, denominator, mask=used)
-        # Of a part that saw nothing the combination reads no accumulator.
-        kept = kept & (denominator != 0)[:, None]
-        tl.store(totals + line[:, None] * value_width + column[None, :], total, mask=kept)
+        _keep_part(totals, tops, sums, total, top, denominator, line * splits + split, used, value_width, value_padded)
+
+
+@triton.jit
+def _deliver(
+    out, sinks, total, top, denominator, line, head, used, width: tl.constexpr, padded: tl.constexpr,
+):  # fmt: skip
+    """The attention of each query [queries], as its row of ``out``: there was one part only."""
+    if sinks is not None:
+        sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
+        higher = tl.maximum(top, sink)
+        fade = tl.exp2(top - higher)
+        denominator = denominator * fade + tl.exp2(sink - higher)
+        total = total * fade[:, None]
+    total = total / tl.where(denominator == 0, 1.0, denominator)[:, None]
+    column = tl.arange(0, padded)
+    kept = used[:, None] & (column < width)[None, :]
+    tl.store(out + line[:, None] * width + column[None, :], total.to(out.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _keep_part(
+    totals, tops, sums, total, top, denominator, line, used, width: tl.constexpr, padded: tl.constexpr,
+):  # fmt: skip
+    """What one part of the keys brings each query [queries], for :func:`combine`."""
+    tl.store(tops + line, top, mask=used)
+    tl.store(sums + line, denominator, mask=used)
+    # Of a part that saw nothing the combination reads no accumulator.
+    column = tl.arange(0, padded)
+    kept = used[:, None] & (column < width)[None, :] & (denominator != 0)[:, None]
+    tl.store(totals + line[:, None] * width + column[None, :], total, mask=kept)
+
+
+@triton.jit
+def _lowest_key(place, tail, window: tl.constexpr, chunk: tl.constexpr):
+    """The first key that any row, at ``place`` [queries], can see. In a tree a row's position is not its key's index."""
+    least = tl.min(place, 0)
+    low = 0
+    if window is not None:
+        low = tl.maximum(low, least - window + 1)
+    if chunk is not None:
+        low = tl.maximum(low, least // chunk * chunk)
+    return tl.minimum(low, tail)
 
 
 @triton.jit
