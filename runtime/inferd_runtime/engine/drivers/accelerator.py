@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol, TypeVar
 
 import torch
@@ -73,20 +73,24 @@ class CudaAccelerator:
 
     def record(self, body: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
         """See :class:`Accelerator`. Runs it a few times first: libraries choose and compile their kernels then."""
-        before = torch.cuda.current_stream(self.device)
-        self._side.wait_stream(before)
-        try:
-            with torch.cuda.stream(self._side):
+        before, side = torch.cuda.current_stream(self.device), self._side
+        side.wait_stream(before)
+        with ExitStack() as broken_off:
+            broken_off.callback(before.wait_stream, side)
+            broken_off.callback(self._start_anew, before)
+            with torch.cuda.stream(side):
                 for _ in range(WARM_UPS):
                     body()
-            return self._capture(body)
-        except BaseException:
-            # A recording that was broken off leaves its stream current, and its pool in use.
-            torch.cuda.set_stream(before)
-            self._side, self._pool = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
-            raise
-        finally:
-            before.wait_stream(self._side)
+            recorded = self._capture(body)
+            broken_off.pop_all()
+        before.wait_stream(side)
+        return recorded
+
+    def _start_anew(self, current: torch.cuda.Stream) -> None:
+        """A recording that was broken off leaves its stream current, and its pool in use."""
+        torch.cuda.set_stream(current)
+        self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
 
     def _capture(self, body: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
         graph = torch.cuda.CUDAGraph()

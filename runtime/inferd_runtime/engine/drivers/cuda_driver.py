@@ -163,6 +163,8 @@ class CudaDriver:
         """Whether something in it is not for kernels."""
         if any(span.adapter for span in batch.spans):
             return True
+        if not batch.placements:
+            return False
         spans = {span.first: span for span in batch.spans}
         return any(not is_tree(spans[first], placement) for first, placement in batch.placements.items())
 
