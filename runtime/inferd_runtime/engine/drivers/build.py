@@ -175,7 +175,7 @@ def agrees(fast: CudaDriver, reference: Driver, allowed: float) -> bool:
     longest = min(TRIAL, fast.max_context, fast.pages * fast.page_size, fast.most_rows)
     tokens = np.random.default_rng(0).integers(min(fast.vocab_size, 1000), size=longest)
     return all(
-        off(*(driver.forward(batch).logits for driver in (reference, fast))) <= allowed
+        relative_difference(*(driver.forward(batch).logits for driver in (reference, fast))) <= allowed
         for batch in (
             trial_batch(tokens[a:b], a, fast.page_size) for a, b in pairwise((0, longest - 9, longest - 1, longest))
         )
@@ -189,7 +189,7 @@ def trial_batch(tokens: Ids, start: int, page_size: int) -> Batch:
     return Batch(tokens, at, at, np.arange(len(at)), [Span(0, len(at), start, pages)])
 
 
-def off(expected: Rows, got: Rows) -> float:
+def relative_difference(expected: Rows, got: Rows) -> float:
     """By how much of its spread a row of logits float32[R, V] differs, in nine of ten; infinite for what is not a number."""
     spread = np.maximum(np.abs(expected - expected.mean(-1, keepdims=True)).max(-1), 1e-6)
     each = np.sort(np.abs(got - expected).max(-1) / spread)
