@@ -29,15 +29,15 @@ from measure import figure, interleaved, ratios
 
 from inferd.protocol import Sampling
 from inferd_runtime.engine.engine import Engine
-from inferd_runtime.engine.noise import gumbel
-from inferd_runtime.engine.sampling import RowSampler, candidates
+from inferd_runtime.engine.sampling.host_sampling import RowSampler, candidates
+from inferd_runtime.engine.sampling.noise import gumbel
 from inferd_runtime.kv.table import PageTable
-from inferd_runtime.models import attention
-from inferd_runtime.models.batch import Batch, Outputs, Rows
-from inferd_runtime.server.engine_process import EngineSettings, serve_model
+from inferd_runtime.models.batch import Batch, FloatRows, Outputs
+from inferd_runtime.models.passes.plain import attention
+from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import Proposal
-from inferd_runtime.testing.speculation import Request, Running
+from inferd_runtime.testing.speculation import GenerationUnderTest, Request
 
 NO_END = -1
 WIDTHS = (2, 4, 8, 16)
@@ -81,7 +81,7 @@ class Recorder:
     def __init__(self, driver: Any, table: PageTable) -> None:
         self._driver = driver
         self._table = table
-        self.rows: dict[int, Rows] = {}
+        self.rows: dict[int, FloatRows] = {}
         self.widths: list[int] = []
         self.together = 0
 
@@ -108,7 +108,7 @@ class Text:
     """
 
     tokens: list[int]
-    rows: dict[int, Rows]
+    rows: dict[int, FloatRows]
     widths: list[int]
     together: int
     step: float
@@ -158,12 +158,12 @@ class Arm:
         return [Mostly(request.prompt, answer, most=most, fixed=max(0, self.width - 1))]
 
 
-def submit(engine: Engine, request: Request, drafters: list[Drafter]) -> Running:
+def submit(engine: Engine, request: Request, drafters: list[Drafter]) -> GenerationUnderTest:
     """Start a request in a context that shares nothing with others."""
     context = engine.create_context()
     context.append(request.prompt)
     context.table.root = None
-    one = Running.submit(engine, context, request, drafters)
+    one = GenerationUnderTest.submit(engine, context, request, drafters)
     for source in one.generation.spec.sources._sources if one.generation.spec.sources is not None else ():
         # Verified whatever became of the drafts before.
         source.missed = source.breaker.report = lambda *_: None
@@ -197,7 +197,7 @@ def generate(
     )
 
 
-def margin(row: Rows, sampler: RowSampler, position: int) -> float:
+def margin(row: FloatRows, sampler: RowSampler, position: int) -> float:
     """By how much the sampled token won, in logits: against the runner-up, noise included."""
     if sampler.temperature == 0:
         scores = row.astype(np.float64)
@@ -208,7 +208,7 @@ def margin(row: Rows, sampler: RowSampler, position: int) -> float:
     return float(first - second)
 
 
-def ulp(row: Rows) -> float:
+def ulp(row: FloatRows) -> float:
     """The distance of neighbouring bfloat16 numbers at the largest logit."""
     return float(2.0 ** (math.floor(math.log2(np.abs(row).max())) - 7))
 

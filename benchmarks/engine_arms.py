@@ -18,18 +18,18 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, Qwen3Config
 
-from inferd_runtime.engine.drawing import StepResult
+from inferd_runtime.engine.driver import Driver, StepResult
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.engine.engine import Engine, EngineOptions, compact, keep, outcome, shares
-from inferd_runtime.engine.generation import Generation, GenerationSpec
-from inferd_runtime.engine.plan import Driver, prepare
-from inferd_runtime.engine.sampling import RowSampler
-from inferd_runtime.engine.text import TextAssembler
-from inferd_runtime.models.fused import fuse
+from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
+from inferd_runtime.engine.jobs.text import TextAssembler
+from inferd_runtime.engine.prepare import prepare
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.huge_pages import use_huge_pages
 from inferd_runtime.models.loading import resolve
-from inferd_runtime.models.passes import PlainPass
-from inferd_runtime.models.probe import attach
+from inferd_runtime.models.passes.fused import fuse
+from inferd_runtime.models.passes.plain import PlainPass
 
 Prompts = Sequence[Sequence[int]]
 GREEDY = RowSampler(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, key=0)

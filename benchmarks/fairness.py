@@ -13,10 +13,10 @@ from measure import figure
 
 from inferd.protocol import Sampling
 from inferd_runtime.engine.engine import Engine
-from inferd_runtime.engine.generation import Generation, GenerationSpec
-from inferd_runtime.engine.sampling import RowSampler
-from inferd_runtime.engine.text import TextAssembler
-from inferd_runtime.server.engine_process import EngineSettings, serve_model
+from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
+from inferd_runtime.engine.jobs.text import TextAssembler
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
 
 CROWD = 50
 TOKENS = 100

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from inferd import protocol as p
 from inferd_runtime.models.loading import resolve
-from inferd_runtime.server.engine_process import EngineSettings, serve_model
-from inferd_runtime.session.host import ServedModel
+from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
+from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.testing.direct import DirectSession, Generated
 
 
@@ -52,7 +52,7 @@ class EngineArm:
         """Generated tokens (end of text included), tokens per second with the prompt's time, and the generation."""
         context = self._context(prompt)
         length = len(self._direct.tokens(context))
-        constraint = p.Constraint("json_schema", prompt.schema) if grammar else None
+        constraint = p.ConstraintSpec("json_schema", prompt.schema) if grammar else None
         start = time.perf_counter()
         generated = self._direct.generate(
             context, max_tokens=prompt.max_tokens, constraint=constraint, system_speculation=speculation

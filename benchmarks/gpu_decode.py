@@ -21,8 +21,8 @@ from gpu_model import (
 )  # fmt: skip
 from measure import interleaved, ratios
 
-from inferd_runtime.engine.drawing import greedy_drawing
 from inferd_runtime.engine.drivers.cuda_driver import CudaDriver
+from inferd_runtime.engine.sampling.device_sampling import greedy_inputs
 
 Rates = dict[str, list[float]]
 TARGET = 0.8
@@ -151,7 +151,7 @@ def measure_prefill(bench: Bench, report: Report, budget: Budget, served: Served
 def prompt_rate(driver: CudaDriver, tokens: int) -> float:
     """Tokens per second of a step that holds one prompt and draws behind its last token."""
     batch = step_batch(driver, [tokens], 0, [tokens - 1])
-    drawing = greedy_drawing(step_batch(driver, [1], 0), driver.vocab_size)
+    drawing = greedy_inputs(step_batch(driver, [1], 0), driver.vocab_size)
     begin = time.perf_counter()
     driver.launch(batch, drawing).wait()
     return tokens / (time.perf_counter() - begin)

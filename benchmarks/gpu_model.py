@@ -15,20 +15,20 @@ from engine_arms import GREEDY, Prompts, collect, finish, greedy, random_prompts
 from gpu_bench import Bench, ModelShape
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, LlamaConfig
 
-from inferd_runtime.engine.context import Context
-from inferd_runtime.engine.drawing import greedy_drawing
 from inferd_runtime.engine.drivers.build import EXACT, ROUNDED, DriverOptions, agrees, fast_driver
 from inferd_runtime.engine.drivers.cuda_driver import CudaDriver
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.generation import Generation, GenerationSpec
-from inferd_runtime.engine.jobs import Prefill
-from inferd_runtime.engine.text import TextAssembler
+from inferd_runtime.engine.jobs.forward_pass import Prefill
+from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
+from inferd_runtime.engine.jobs.text import TextAssembler
+from inferd_runtime.engine.sampling.device_sampling import greedy_inputs
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.models.batch import Batch, Span
-from inferd_runtime.models.fused import FusedPass, _fuse_layer, fuse
+from inferd_runtime.models.checks.probe import Probed, attach
 from inferd_runtime.models.loading import LoadedModel
-from inferd_runtime.models.passes import ModelPass
-from inferd_runtime.models.probe import Probed, attach
-from inferd_runtime.models.products import DenseProduct
+from inferd_runtime.models.passes.fused import FusedPass, _fuse_layer, fuse
+from inferd_runtime.models.passes.plain import ModelPass
+from inferd_runtime.models.passes.products import DenseProduct
 from inferd_runtime.speculation.sources import SourceSet
 from inferd_runtime.speculation.times import StepTimes
 
@@ -153,7 +153,7 @@ class DriverArm:
         self._steps = steps
         self._ahead = ahead
         self._batch = step_batch(driver, [1] * batch, context)
-        self._drawing = greedy_drawing(self._batch, driver.vocab_size)
+        self._drawing = greedy_inputs(self._batch, driver.vocab_size)
 
     def rate(self) -> float:
         """Tokens per second."""
@@ -196,7 +196,7 @@ class StreamArm:
         )  # fmt: skip
         self.engine = Engine(driver, options)
 
-    def contexts(self, prompts: Prompts) -> list[Context]:
+    def contexts(self, prompts: Prompts) -> list[CachedSequence]:
         """Contexts whose prompts are computed, but for the last token."""
         made = [self.engine.create_context() for _ in prompts]
         for context, prompt in zip(made, prompts, strict=True):
@@ -210,7 +210,7 @@ class StreamArm:
         return made
 
     def start(
-        self, contexts: Sequence[Context], new_tokens: int, sources: Sequence[SourceSet | None] = ()
+        self, contexts: Sequence[CachedSequence], new_tokens: int, sources: Sequence[SourceSet | None] = ()
     ) -> list[Generation]:
         """Submit one greedy generation per context."""
         started = []

@@ -11,8 +11,7 @@ from gpu_ceilings import Ceilings
 from measure import ratios
 from torch import Tensor
 
-from inferd_runtime.kernels import sampling as reference
-from inferd_runtime.kernels import verify
+from inferd_runtime.kernels import sampling as reference, verify
 from inferd_runtime.kernels.sampling import SampleRows
 from inferd_runtime.kernels.verify import DraftRows, Drafts, Noise
 

@@ -22,7 +22,7 @@ from gpu_ceilings import Ceilings
 from gpu_model import Answered, Served, StreamArm
 from measure import interleaved, ratios
 
-from inferd_runtime.engine.costs import measure_times
+from inferd_runtime.engine.scheduling.costs import measure_times
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import NOTHING, Proposal
 from inferd_runtime.speculation.ngram import NgramDrafter

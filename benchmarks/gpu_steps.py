@@ -16,11 +16,11 @@ from measure import figure, interleaved, ratios
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from inferd_runtime.engine.drawing import greedy_drawing, lay_out_drawing
 from inferd_runtime.engine.drivers.cuda_driver import CudaDriver
 from inferd_runtime.engine.engine import commit
-from inferd_runtime.engine.plan import prepare
-from inferd_runtime.engine.run_ahead import Flight
+from inferd_runtime.engine.overlap import InFlightStep
+from inferd_runtime.engine.prepare import prepare
+from inferd_runtime.engine.sampling.device_sampling import greedy_inputs, sampling_inputs
 
 STAGES = ("plan", "prepare", "lay_out", "launch", "wait", "commit")
 TOP = 15
@@ -113,13 +113,13 @@ def step_in_stages(arm: StreamArm, driver: CudaDriver) -> list[float] | None:
     clock.append(time.perf_counter())
     batch = prepare(plan, driver.page_size)
     clock.append(time.perf_counter())
-    drawing = lay_out_drawing(plan, driver.vocab_size)
+    drawing = sampling_inputs(plan, driver.vocab_size)
     clock.append(time.perf_counter())
     launched = driver.launch(batch, drawing)
     clock.append(time.perf_counter())
     result = launched.wait()
     clock.append(time.perf_counter())
-    commit(Flight(plan, launched, clock[0]), result, driver)
+    commit(InFlightStep(plan, launched, clock[0]), result, driver)
     clock.append(time.perf_counter())
     return [end - begin for begin, end in pairwise(clock)]
 
@@ -166,7 +166,7 @@ def verify_steps(bench: Bench, report: Report, driver: CudaDriver, batch: int) -
 def step_seconds(driver: CudaDriver, counts: Sequence[int], context: int, repeats: int) -> float:
     """Seconds of a step."""
     batch = step_batch(driver, counts, context)
-    drawing = greedy_drawing(batch, driver.vocab_size)
+    drawing = greedy_inputs(batch, driver.vocab_size)
     launch: Callable[[], object] = lambda: driver.launch(batch, drawing).wait()  # noqa: E731
     launch()
     begin = time.perf_counter()

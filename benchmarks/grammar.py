@@ -26,7 +26,7 @@ from grammar_streams import stream_figures
 from measure import Figure, figure, interleaved, percentile, ratios
 from tokenizers import Tokenizer
 
-from inferd_grammar import Compiled, GrammarCompiler, GrammarError, JsonSchema, Matcher, TokenTable
+from inferd_grammar import Compiled, GrammarCompiler, GrammarError, GrammarMatcher, JsonSchemaGrammar, TokenTable
 
 ROUNDS = 7
 TEXT_TOKENS = 400
@@ -72,7 +72,7 @@ def main() -> None:
 def prepare(case: Case, compiler: GrammarCompiler, library: llguidance.LLTokenizer, made: Tokenizer) -> Subject | None:
     """Compile a case and warm both templates with its last text; None where no text of it is taken."""
     try:
-        compiled = compiler.compile(JsonSchema(case.schema))
+        compiled = compiler.compile(JsonSchemaGrammar(case.schema))
     except GrammarError:
         return None
     texts = [made.encode(text).ids[:TEXT_TOKENS] for text in case.texts]
@@ -191,7 +191,7 @@ def rollbacks(subjects: list[Subject]) -> dict[str, float]:
     return {"rollback4_p99_us": round(figure(rounds).median, 2)}
 
 
-def _undo(matcher: Matcher, text: list[int]) -> list[float]:
+def _undo(matcher: GrammarMatcher, text: list[int]) -> list[float]:
     times = []
     for at in range(0, len(text) - 4, 4):
         matcher.accept(text[at : at + 4])

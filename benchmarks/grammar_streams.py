@@ -9,7 +9,7 @@ import torch
 from measure import figure, interleaved, ratios
 
 from inferd import protocol as p
-from inferd_runtime.server.engine_process import EngineSettings, serve_model
+from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
 from inferd_runtime.testing.direct import DirectSession
 
 ROUNDS = 7
@@ -42,7 +42,7 @@ class Streams:
     def rate(self, count: int, tokens: int, *, schema: bool, speculation: bool = False) -> float:
         """Tokens per second of that many streams; their prompts are computed before."""
         contexts = [self._caller.text(f"{number}. A list of measurements in JSON: ") for number in range(count)]
-        constraint = p.Constraint("json_schema", json.dumps(LONG)) if schema else None
+        constraint = p.ConstraintSpec("json_schema", json.dumps(LONG)) if schema else None
         for context in contexts:
             self._caller.call(p.FlushContext(context))
         start = time.perf_counter()

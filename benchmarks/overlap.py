@@ -15,11 +15,12 @@ import numpy as np
 from measure import figure
 
 from inferd.protocol import Sampling
-from inferd_runtime.engine.drawing import Drawing, Drawn, StepResult
+from inferd_runtime.engine.driver import StepResult
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.generation import Generation, GenerationSpec
-from inferd_runtime.engine.sampling import RowSampler
-from inferd_runtime.engine.text import TextAssembler
+from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
+from inferd_runtime.engine.jobs.text import TextAssembler
+from inferd_runtime.engine.sampling.device_sampling import SampledTokens, SamplingInputs
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.models.batch import Batch, Outputs
 from inferd_runtime.testing.null_driver import NullDriver
 
@@ -40,7 +41,7 @@ class Step:
     result: StepResult
 
     def wait(self) -> StepResult:
-        """See :class:`~inferd_runtime.engine.drawing.Launched`."""
+        """See :class:`~inferd_runtime.engine.driver.Launched`."""
         self.device.waited += max(0.0, self.done - self.device.now())
         return self.result
 
@@ -58,13 +59,15 @@ class BusyDevice(NullDriver):
         """Seconds that the host has computed and waited."""
         return time.thread_time() + self.waited
 
-    def launch(self, batch: Batch, drawing: Drawing) -> Step:
-        """See :class:`~inferd_runtime.engine.drawing.SamplingDriver`."""
+    def launch(self, batch: Batch, drawing: SamplingInputs) -> Step:
+        """See :class:`~inferd_runtime.engine.driver.SamplingDriver`."""
         self._free = max(self._free, self.now()) + self._seconds
         count = len(drawing.first)
         tokens = np.arange(count)[:, None] % VOCAB
         return Step(
-            self, self._free, StepResult(NO_LOGITS, Drawn(np.zeros(count, int), tokens, np.empty((count, 0), int)))
+            self,
+            self._free,
+            StepResult(NO_LOGITS, SampledTokens(np.zeros(count, int), tokens, np.empty((count, 0), int))),
         )
 
 

@@ -15,22 +15,22 @@ from transformers import AutoModelForCausalLM
 
 from inferd import protocol as p
 from inferd_grammar import Compiled
-from inferd_runtime.drafting.direct import DirectDrafts
-from inferd_runtime.drafting.drafter import DraftLine
-from inferd_runtime.drafting.host import DraftHost
-from inferd_runtime.drafting.models import DraftModels, connect
-from inferd_runtime.engine.context import Context
-from inferd_runtime.engine.generation import Generation, GenerationSpec
-from inferd_runtime.engine.grammar import GrammarCursor
-from inferd_runtime.engine.sampling import RowSampler
-from inferd_runtime.engine.text import TextAssembler
+from inferd_runtime.draft_models.direct import DirectDrafts
+from inferd_runtime.draft_models.draft_host import DraftHost
+from inferd_runtime.draft_models.drafter import DraftLine
+from inferd_runtime.draft_models.models import DraftModels, connect
+from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
+from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor
+from inferd_runtime.engine.jobs.text import TextAssembler
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.options import ModelOptions
-from inferd_runtime.server.draft_models import vocabulary_of
-from inferd_runtime.server.engine_process import EngineSettings, serve_models
-from inferd_runtime.session.generating import compile_constraint
-from inferd_runtime.session.host import ServedModel
-from inferd_runtime.session.speculating import build_sources
+from inferd_runtime.server.engine_process.boot import EngineSettings, serve_models
+from inferd_runtime.server.engine_process.draft_models import vocabulary_of
+from inferd_runtime.session.generation.open_generation import compile_constraint
+from inferd_runtime.session.generation.sources import build_sources
+from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.transcript import Turn, render
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import NOTHING, Proposal
@@ -47,7 +47,7 @@ class Start(NamedTuple):
     number: int
     turn: int
     prompt: Prompt
-    context: Context
+    context: CachedSequence
     sampler: RowSampler
 
 
@@ -242,9 +242,9 @@ class Conversation:
         self._arm.served.engine.submit(self.generations[-1])
 
 
-def constraint_of(prompt: Prompt) -> p.Constraint | None:
+def constraint_of(prompt: Prompt) -> p.ConstraintSpec | None:
     """The prompt's schema as a constraint."""
-    return p.Constraint("json_schema", prompt.schema) if prompt.schema else None
+    return p.ConstraintSpec("json_schema", prompt.schema) if prompt.schema else None
 
 
 class TransformersArm:

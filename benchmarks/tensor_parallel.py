@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from inferd_runtime.models.batch import Batch, Span
-from inferd_runtime.server.engine_process import EngineSettings, serve_model
+from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
 
 CONTEXT = 64
 WAYS = ("fused", "plain", "threads", "divided")

@@ -17,8 +17,7 @@ import tiny_records as records
 import torch
 from tiny_records import Chat, Turn
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers import PreTrainedTokenizerBase as TokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase as TokenizerBase
 
 DRAFT_TOKENS = 8
 LONGEST, SHORTEST = 8, 2

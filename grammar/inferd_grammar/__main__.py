@@ -7,9 +7,9 @@ import json
 import sys
 from pathlib import Path
 
-from inferd_grammar.checking import Checker, Summary, load_table, read_cases
+from inferd_grammar.conformance.checking import Checker, Summary, load_table, read_cases
+from inferd_grammar.conformance.suite import COLUMNS, run_suite, table, totals
 from inferd_grammar.errors import GrammarError
-from inferd_grammar.suite import COLUMNS, run_suite, table, totals
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 Outcome = TypeVar("Outcome")
-Key = tuple[str, ...]
+CacheKey = tuple[str, ...]
 
 
 class OutcomeCache(Generic[Outcome]):
@@ -17,10 +17,10 @@ class OutcomeCache(Generic[Outcome]):
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._held = 0
-        self._entries: OrderedDict[Key, tuple[Future[Outcome], int]] = OrderedDict()
+        self._entries: OrderedDict[CacheKey, tuple[Future[Outcome], int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: Key) -> Outcome | None:
+    def get(self, key: CacheKey) -> Outcome | None:
         """What is held, None if nothing is (yet)."""
         with self._lock:
             future, _ = self._entries.get(key, (None, 0))
@@ -29,7 +29,7 @@ class OutcomeCache(Generic[Outcome]):
             self._entries.move_to_end(key)
             return future.result()
 
-    def claim(self, key: Key) -> tuple[Future[Outcome], bool]:
+    def claim(self, key: CacheKey) -> tuple[Future[Outcome], bool]:
         """The future of a key, and whether the caller has to compute it."""
         with self._lock:
             if key in self._entries:
@@ -39,7 +39,7 @@ class OutcomeCache(Generic[Outcome]):
             self._entries[key] = (future, 0)
             return future, True
 
-    def keep(self, key: Key, future: Future[Outcome], outcome: Outcome, cost: int) -> None:
+    def keep(self, key: CacheKey, future: Future[Outcome], outcome: Outcome, cost: int) -> None:
         """Tell the outcome and hold it as `cost` bytes, its key not counted."""
         cost += sum(map(len, key))
         with self._lock:
@@ -48,7 +48,7 @@ class OutcomeCache(Generic[Outcome]):
             self._shrink()
         future.set_result(outcome)
 
-    def drop(self, key: Key, future: Future[Outcome], outcome: Outcome | None = None) -> None:
+    def drop(self, key: CacheKey, future: Future[Outcome], outcome: Outcome | None = None) -> None:
         """Tell the outcome (None: cancel, so that another one who waits claims the key again) and forget it."""
         with self._lock:
             self._entries.pop(key, None)

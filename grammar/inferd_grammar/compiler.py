@@ -12,15 +12,15 @@ from typing import Protocol
 
 import numpy as np
 
-from inferd_grammar.cache import Key, OutcomeCache
-from inferd_grammar.constraints import AnyJson, Choice, Constraint, Exact, JsonSchema
+from inferd_grammar.cache import CacheKey, OutcomeCache
+from inferd_grammar.constraints import AnyJsonGrammar, ChoiceGrammar, Constraint, ExactGrammar, JsonSchemaGrammar
 from inferd_grammar.errors import GrammarError, GrammarFailure, GrammarLimit
 from inferd_grammar.keys import constraint_key
 from inferd_grammar.limits import DEFAULT_LIMITS, CompileLimits
-from inferd_grammar.matcher import Core, GuardedMatcher
+from inferd_grammar.matchers.matcher import Core, GuardedMatcher
 from inferd_grammar.schema import read_schema, require_size, schema_text
 from inferd_grammar.tokens import TokenTable
-from inferd_grammar.trial_messages import Tried
+from inferd_grammar.trials.messages import Tried
 from inferd_grammar.validation import Problem, SchemaValidator
 
 _BACKENDS = ("auto", "llguidance", "outlines", "xgrammar")
@@ -101,7 +101,7 @@ class Compiled:
 
 
 class Trials(Protocol):
-    """Compiles elsewhere first, where it can be stopped: see `inferd_grammar.trial`. Called from any thread."""
+    """Compiles elsewhere first, where it can be stopped: see `inferd_grammar.trials.pool`. Called from any thread."""
 
     def attempt(self, table: TokenTable, backend: str, constraint: Constraint, limits: CompileLimits) -> Tried:
         """How the compile went there. Raises GrammarError if it was refused, GrammarLimit if it took too much."""
@@ -136,7 +136,7 @@ class GrammarCompiler:
         self._trials = trials
         self._cache: OutcomeCache[Compiled | GrammarError] = OutcomeCache(cache_bytes)
 
-    def key(self, constraint: Constraint) -> Key:
+    def key(self, constraint: Constraint) -> CacheKey:
         """Equal for constraints that compile to the same. Raises GrammarError for what is no text, and what is too large."""
         key = constraint_key(constraint)
         require_size("".join(key), "constraint", self.limits)
@@ -161,7 +161,7 @@ class GrammarCompiler:
             except CancelledError:
                 continue  # another thread was to compile this and hit a bug or an interrupt; try it here
 
-    def _fulfil(self, key: Key, future: Future[Compiled | GrammarError], constraint: Constraint) -> None:
+    def _fulfil(self, key: CacheKey, future: Future[Compiled | GrammarError], constraint: Constraint) -> None:
         try:
             outcome = self._outcome(constraint)
         except BaseException:  # neither compiled nor refused: a bug, on its way up
@@ -194,11 +194,11 @@ class GrammarCompiler:
 def trivial(constraint: Constraint) -> bool:
     """Whether compiling is bounded by its few bytes: a fixed grammar, or a choice, whose automaton is a trie."""
     match constraint:
-        case AnyJson():
+        case AnyJsonGrammar():
             return True
-        case Choice(options):
+        case ChoiceGrammar(options):
             return sum(len(option) for option in options if isinstance(option, str)) <= _TRIVIAL_CHOICE
-        case Exact(inner):
+        case ExactGrammar(inner):
             return trivial(inner)
     return False
 
@@ -227,8 +227,8 @@ def make_backend(name: str, table: TokenTable) -> Backend:
 
 
 def _validator(constraint: Constraint, limits: CompileLimits) -> SchemaValidator | None:
-    if isinstance(constraint, Exact):
+    if isinstance(constraint, ExactGrammar):
         return _validator(constraint.inner, limits)
-    if not isinstance(constraint, JsonSchema) or constraint.mode == "strict":
+    if not isinstance(constraint, JsonSchemaGrammar) or constraint.mode == "strict":
         return None
     return SchemaValidator(read_schema(schema_text(constraint.schema), limits))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True)
-class JsonSchema:
+class JsonSchemaGrammar:
     """JSON text that is valid under `schema`: a schema as a mapping, as a bool, or as its JSON text.
 
     The text is compact (no white space outside strings), keys come in schema order. With mode "strict" a keyword that
@@ -21,26 +21,26 @@ class JsonSchema:
 
 
 @dataclass(frozen=True)
-class Regex:
+class RegexGrammar:
     """Text that matches `pattern` as a whole. Rust `regex` syntax: no look-around, no back references."""
 
     pattern: str
 
 
 @dataclass(frozen=True)
-class AnyJson:
+class AnyJsonGrammar:
     """Any one JSON value, compact, of any depth."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChoiceGrammar:
     """Exactly one of `options`. An option may be empty or a prefix of another one."""
 
     options: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Lark:
+class LarkGrammar:
     """Text of a context-free grammar in llguidance's Lark variant, rule `start`.
 
     Refused by name: references to special tokens (`<|name|>`, `<[id]>`), to other grammars (`@name`), `%llguidance`
@@ -51,14 +51,14 @@ class Lark:
 
 
 @dataclass(frozen=True)
-class Gbnf:
+class GbnfGrammar:
     """Text of a context-free grammar in llama.cpp's notation (an EBNF, `::=`), rule `root`."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Tag:
+class TagGrammar:
     """One kind of tagged span: `begin`, then text of `content`, then `end`.
 
     `begin` and `end` are plain text in which the names of special tokens stand for these tokens, as they do for the
@@ -72,18 +72,18 @@ class Tag:
 
 
 @dataclass(frozen=True)
-class Tagged:
+class TaggedGrammar:
     """Free text with tagged spans, e.g. tool calls: any text; where the `begin` of a tag is complete its content must
     follow, then its `end`, then free text again. The text may end wherever it is free.
 
     Refused: no tags, an empty `begin`, one `begin` inside another, a tagged text inside a tag.
     """
 
-    tags: tuple[Tag, ...]
+    tags: tuple[TagGrammar, ...]
 
 
 @dataclass(frozen=True)
-class AllOf:
+class AllOfGrammar:
     """Text that satisfies all `members` at once (intersection).
 
     Regular expressions and choices are joined into one automaton, which knows its dead ends. Other kinds run side by
@@ -95,7 +95,7 @@ class AllOf:
 
 
 @dataclass(frozen=True)
-class Exact:
+class ExactGrammar:
     """`inner` with exact masks: every token whose bytes continue the text is legal, whatever the split.
 
     Without it, forced bytes are masked to their canonical tokens, which is what a model expects to see.
@@ -105,7 +105,7 @@ class Exact:
 
 
 @dataclass(frozen=True)
-class Prefixed:
+class PrefixedGrammar:
     """`prefix`, then text of `inner` (any text for None), with exact masks: a token may cover the border.
 
     For token healing: see `inferd_grammar.healing`.
@@ -115,4 +115,15 @@ class Prefixed:
     inner: Constraint | None = None
 
 
-Constraint = JsonSchema | Regex | AnyJson | Choice | Lark | Gbnf | Tagged | AllOf | Exact | Prefixed
+Constraint = (
+    JsonSchemaGrammar
+    | RegexGrammar
+    | AnyJsonGrammar
+    | ChoiceGrammar
+    | LarkGrammar
+    | GbnfGrammar
+    | TaggedGrammar
+    | AllOfGrammar
+    | ExactGrammar
+    | PrefixedGrammar
+)

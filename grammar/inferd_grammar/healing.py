@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inferd_grammar.constraints import Constraint, Prefixed
+from inferd_grammar.constraints import Constraint, PrefixedGrammar
 from inferd_grammar.tokens import TokenTable
 
 
@@ -27,7 +27,7 @@ class Healed:
 
     def constraint(self, inner: Constraint | None = None) -> Constraint | None:
         """What the new text has to satisfy, where `inner` says what follows the prompt (None: anything)."""
-        return Prefixed(self.prefix, inner) if self.prefix else inner
+        return PrefixedGrammar(self.prefix, inner) if self.prefix else inner
 
 
 class Healer:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 
 from inferd_grammar.constraints import (
-    AllOf,
-    AnyJson,
-    Choice,
+    AllOfGrammar,
+    AnyJsonGrammar,
+    ChoiceGrammar,
     Constraint,
-    Exact,
-    Gbnf,
-    JsonSchema,
-    Lark,
-    Prefixed,
-    Regex,
-    Tag,
-    Tagged,
+    ExactGrammar,
+    GbnfGrammar,
+    JsonSchemaGrammar,
+    LarkGrammar,
+    PrefixedGrammar,
+    RegexGrammar,
+    TaggedGrammar,
+    TagGrammar,
 )
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.schema import schema_text
@@ -32,33 +32,33 @@ def constraint_key(constraint: Constraint, *, depth: int = 0) -> tuple[str, ...]
     if depth > _MAX_NESTING:
         raise GrammarError(f"constraints nest deeper than {_MAX_NESTING}")
     match constraint:
-        case JsonSchema(schema, mode):
+        case JsonSchemaGrammar(schema, mode):
             return ("json", mode, schema_text(schema))
-        case AnyJson():
+        case AnyJsonGrammar():
             return ("any_json",)
-        case Regex(pattern):
+        case RegexGrammar(pattern):
             return ("regex", _text(pattern, "regex"))
-        case Lark(text):
+        case LarkGrammar(text):
             return ("lark", _text(text, "Lark grammar"))
-        case Gbnf(text):
+        case GbnfGrammar(text):
             return ("gbnf", _text(text, "GBNF grammar"))
-        case Choice(options):
+        case ChoiceGrammar(options):
             return ("choice", *(_text(option, "option of a choice") for option in options))
-        case Tagged(tags):
+        case TaggedGrammar(tags):
             return ("tagged", *(part for tag in tags for part in _tag_key(tag, depth)))
-        case AllOf(members):
+        case AllOfGrammar(members):
             return ("all_of", *(_nested(member, depth) for member in members))
-        case Exact(inner):
+        case ExactGrammar(inner):
             return ("exact", _nested(inner, depth))
-        case Prefixed(prefix, None):
+        case PrefixedGrammar(prefix, None):
             return ("prefixed", _text(prefix, "prefix"))
-        case Prefixed(prefix, inner) if inner is not None:
+        case PrefixedGrammar(prefix, inner) if inner is not None:
             return ("prefixed", _text(prefix, "prefix"), _nested(inner, depth))
     raise GrammarError(f"{type(constraint).__name__} is not a constraint")
 
 
-def _tag_key(tag: Tag, depth: int) -> tuple[str, str, str]:
-    if not isinstance(tag, Tag):
+def _tag_key(tag: TagGrammar, depth: int) -> tuple[str, str, str]:
+    if not isinstance(tag, TagGrammar):
         raise GrammarError(f"tags must hold Tag, not {type(tag).__name__}")
     return _text(tag.begin, "begin of a tag"), _nested(tag.content, depth), _text(tag.end, "end of a tag")
 

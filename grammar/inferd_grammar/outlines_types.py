@@ -15,21 +15,32 @@ from enum import EnumMeta
 from typing import Any, get_args, get_origin
 
 from inferd_grammar.constraints import (
-    AllOf,
-    AnyJson,
-    Choice,
+    AllOfGrammar,
+    AnyJsonGrammar,
+    ChoiceGrammar,
     Constraint,
-    Exact,
-    Gbnf,
-    JsonSchema,
-    Lark,
-    Prefixed,
-    Regex,
-    Tagged,
+    ExactGrammar,
+    GbnfGrammar,
+    JsonSchemaGrammar,
+    LarkGrammar,
+    PrefixedGrammar,
+    RegexGrammar,
+    TaggedGrammar,
 )
 from inferd_grammar.errors import GrammarError
 
-_CONSTRAINTS = (AllOf, AnyJson, Choice, Exact, Gbnf, JsonSchema, Lark, Prefixed, Regex, Tagged)
+_CONSTRAINTS = (
+    AllOfGrammar,
+    AnyJsonGrammar,
+    ChoiceGrammar,
+    ExactGrammar,
+    GbnfGrammar,
+    JsonSchemaGrammar,
+    LarkGrammar,
+    PrefixedGrammar,
+    RegexGrammar,
+    TaggedGrammar,
+)
 _SCALARS = (str, bool, int, float, type(None))
 
 
@@ -47,9 +58,9 @@ def constraint_of(output_type: Any) -> Constraint:
     if isinstance(output_type, dsl.Term):
         return _of_term(output_type)
     if isinstance(output_type, str):
-        return Choice((output_type,))
+        return ChoiceGrammar((output_type,))
     if isinstance(output_type, _SCALARS) and output_type is not None:
-        return JsonSchema({"const": output_type})
+        return JsonSchemaGrammar({"const": output_type})
     return _of_type(output_type)
 
 
@@ -69,17 +80,17 @@ def _of_term(term: Any) -> Constraint:
     if isinstance(term, dsl.JsonSchema):
         return _of_json_schema(term)
     if isinstance(term, dsl.CFG):
-        return AnyJson() if term.definition == grammars.json else Lark(term.definition)
+        return AnyJsonGrammar() if term.definition == grammars.json else LarkGrammar(term.definition)
     if isinstance(term, dsl.Choice):
         return _of_values(term.items)
-    return _python_literal(term) or Regex(_regex(term))
+    return _python_literal(term) or RegexGrammar(_regex(term))
 
 
-def _of_json_schema(term: Any) -> JsonSchema:
+def _of_json_schema(term: Any) -> JsonSchemaGrammar:
     pattern = term.whitespace_pattern
     if pattern is not None and re.fullmatch(pattern, "") is None:
         raise GrammarError(f"JSON is written without white space, which whitespace_pattern {pattern!r} does not allow")
-    return JsonSchema(term.schema)
+    return JsonSchemaGrammar(term.schema)
 
 
 def _python_literal(term: Any) -> Constraint | None:
@@ -88,8 +99,8 @@ def _python_literal(term: Any) -> Constraint | None:
 
     for known, kind in ((types.string, "string"), (types.boolean, "boolean"), (types.integer, "integer")):
         if term == known:
-            return JsonSchema({"type": kind})
-    return JsonSchema({"type": "number"}) if term == types.number else None
+            return JsonSchemaGrammar({"type": kind})
+    return JsonSchemaGrammar({"type": "number"}) if term == types.number else None
 
 
 def _regex(term: Any) -> str:
@@ -120,7 +131,7 @@ def _of_type(kind: Any) -> Constraint:
     from outlines.types import utils
 
     if utils.is_genson_schema_builder(kind):
-        return JsonSchema(kind.to_json())
+        return JsonSchemaGrammar(kind.to_json())
     if utils.is_literal(kind):
         return _of_values(get_args(kind))
     if utils.is_enum(kind):
@@ -131,10 +142,10 @@ def _of_type(kind: Any) -> Constraint:
         (utils.is_time, types.time),
     ):
         if test(kind):
-            return Regex(_regex(term))
+            return RegexGrammar(_regex(term))
     if not isinstance(kind, type) and get_origin(kind) is None and utils.is_callable(kind):
-        return JsonSchema(_closed(utils.get_schema_from_signature(kind)))
-    return JsonSchema(_type_schema(kind))
+        return JsonSchemaGrammar(_closed(utils.get_schema_from_signature(kind)))
+    return JsonSchemaGrammar(_type_schema(kind))
 
 
 def _of_enum(kind: EnumMeta) -> Constraint:
@@ -145,7 +156,7 @@ def _of_enum(kind: EnumMeta) -> Constraint:
     schemas = [_part_schema(member) for member in members]
     if any("$defs" in schema for schema in schemas):
         raise GrammarError(f"{kind.__name__}: functions with structured arguments are not supported in an Enum")
-    return JsonSchema({"anyOf": schemas})
+    return JsonSchemaGrammar({"anyOf": schemas})
 
 
 def _part_schema(member: Any) -> dict[str, Any]:
@@ -160,11 +171,11 @@ def _of_values(values: Iterable[Any]) -> Constraint:
     """Text alone is bare; other values, and text among them, are JSON."""
     listed = list(values)
     if all(isinstance(value, str) for value in listed):
-        return Choice(tuple(listed))
+        return ChoiceGrammar(tuple(listed))
     for value in listed:
         if not isinstance(value, _SCALARS):
             raise GrammarError(f"{value!r} is no JSON value")
-    return JsonSchema({"enum": listed})
+    return JsonSchemaGrammar({"enum": listed})
 
 
 def _type_schema(kind: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_type_hints
 import msgspec
 
 from inferd.protocol import MAX_DRAFT, InvalidRequest
-from inferd_runtime.drafting.options import DraftOptions, read_drafts
+from inferd_runtime.draft_models.options import DraftOptions, read_drafts
 from inferd_runtime.models.adapter_options import AdapterOptions, read_adapters
 from inferd_runtime.models.options import ModelOptions, read_models
 from inferd_runtime.sandbox.messages import Limits

@@ -16,7 +16,7 @@ from inferd.grammar import Grammar, Matcher
 from inferd.masks import TokenMask
 from inferd.model import Model, Tokenizer
 from inferd.partial import Partial
-from inferd.probes import Distribution, Entropy, Logits, Logprob, Logprobs, TokenLogprob
+from inferd.probes import Distribution, Entropy, Logits, Logprob, Logprobs
 from inferd.protocol import (
     Cancelled,
     CheckedKeyword,
@@ -33,18 +33,19 @@ from inferd.protocol import (
     SnapshotDamaged,
     SnapshotForeign,
     Step,
+    TokenLogprob,
     Unauthorized,
     Unavailable,
 )
+from inferd.protocol.speculation import Verification
 from inferd.sampling import Sampler
 from inferd.schema import AnyJson, Choice, JsonSchema, Regex
 from inferd.spec_config import SpecConfig
 from inferd.speculation import DraftTree, Speculator
-from inferd.speculation_operations import Verification
 from inferd.speculation_stats import SourceStats, SpeculationCycle, SpeculationStats
 
 if TYPE_CHECKING:
-    from inferd.client import Connection
+    from inferd.transport.websocket import Connection
 
 __all__ = [
     "Adapter",
@@ -117,6 +118,6 @@ def connect(url: str = DEFAULT_URL, token: str | None = None) -> Connection:
     Unavailable.
     """
     # Not at the top: inside the sandbox the client and what it imports do not exist.
-    from inferd.client import Connection
+    from inferd.transport.websocket import Connection
 
     return Connection(url, token)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from inferd.adapter_operations import UPLOAD_CHUNK_BYTES
 from inferd.model import Model
 from inferd.protocol import AdapterInfo, DropAdapter, InvalidRequest, ListAdapters, LoadAdapter, UploadAdapter
+from inferd.protocol.adapters import UPLOAD_CHUNK_BYTES
 from inferd.transport import Transport, current_transport
 
 

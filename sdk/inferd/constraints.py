@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from inferd.protocol import Constraint, ConstraintError, InvalidRequest, TagConstraint
+from inferd.protocol import ConstraintError, ConstraintSpec, InvalidRequest, TagConstraint
 from inferd.schema import OutputConstraint
 
 StepMask: TypeAlias = Iterable[int] | None
@@ -28,14 +28,14 @@ class Lark(_Text):
     """
 
     def __init__(self, grammar: str) -> None:
-        self.constraint = Constraint("lark", value=_checked_text("grammar", grammar))
+        self.constraint = ConstraintSpec("lark", value=_checked_text("grammar", grammar))
 
 
 class Gbnf(_Text):
     """Text of a context-free grammar in llama.cpp's notation (an EBNF with ``::=``), rule ``root``."""
 
     def __init__(self, grammar: str) -> None:
-        self.constraint = Constraint("gbnf", value=_checked_text("grammar", grammar))
+        self.constraint = ConstraintSpec("gbnf", value=_checked_text("grammar", grammar))
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Tagged(OutputConstraint):
         for tag in tags:
             _check_tag(tag)
         self.tags = tuple(tags)
-        self.constraint = Constraint(
+        self.constraint = ConstraintSpec(
             "tagged", tags=[TagConstraint(tag.begin, tag.content.constraint, tag.end) for tag in tags]
         )
 
@@ -99,7 +99,7 @@ class AllOf(OutputConstraint):
 
     def __init__(self, constraints: Sequence[OutputConstraint]) -> None:
         self.members = _checked_members("constraints", constraints)
-        self.constraint = Constraint("all_of", members=[member.constraint for member in self.members])
+        self.constraint = ConstraintSpec("all_of", members=[member.constraint for member in self.members])
 
     def json_parser(self) -> OutputConstraint | None:
         """That of the first member that is about JSON."""
@@ -120,7 +120,7 @@ class Exact(OutputConstraint):
 
     def __init__(self, constraint: OutputConstraint) -> None:
         (self._inner,) = _checked_members("constraint", [constraint])
-        self.constraint = Constraint("exact", members=[self._inner.constraint])
+        self.constraint = ConstraintSpec("exact", members=[self._inner.constraint])
 
     def json_parser(self) -> OutputConstraint | None:
         """As of the constraint inside."""

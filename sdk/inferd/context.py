@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from inferd.adapter import Adapter, adapter_name
-from inferd.arguments import (
+from inferd.calls.arguments import (
     CycleCallback,
     checked_count,
     checked_cycle,
@@ -22,12 +22,8 @@ from inferd.arguments import (
     checked_text,
     model_name,
 )
-from inferd.constraints import StepConstraint, checked_constraint
-from inferd.delivery import Plan
-from inferd.generation import Generator
-from inferd.handle import Handle, port_in_force
-from inferd.model import Model
-from inferd.passes import (
+from inferd.calls.context_handle import ContextHandle, port_in_force
+from inferd.calls.forward_arguments import (
     attention_runs,
     checked_bias,
     checked_draft,
@@ -36,7 +32,11 @@ from inferd.passes import (
     wire_mask,
     wire_probes,
 )
-from inferd.probes import RowProbe, TokenLogprob
+from inferd.calls.generation_stream import GenerateArguments
+from inferd.constraints import StepConstraint, checked_constraint
+from inferd.generation import Generator
+from inferd.model import Model
+from inferd.probes import RowProbe
 from inferd.protocol import (
     MAX_EXPORT_BYTES,
     ContextTokens,
@@ -44,6 +44,7 @@ from inferd.protocol import (
     ExportContext,
     FlushContext,
     Forward,
+    ForwardResult,
     ImportContext,
     InvalidRequest,
     LimitExceeded,
@@ -51,7 +52,6 @@ from inferd.protocol import (
     OpenSaved,
     Part,
     PromptLogprobs,
-    Rows,
     SaveContext,
     SavedContext,
     TakeSaved,
@@ -59,11 +59,12 @@ from inferd.protocol import (
     Verification,
     VerifyDraft,
 )
+from inferd.protocol.passes import TokenLogprob
+from inferd.protocol.tokens import checked_tokens
 from inferd.sampling import Sampler
 from inferd.schema import JsonSchema, OutputConstraint
 from inferd.spec_config import Prediction, RuntimeDrafts, SystemSpeculation
 from inferd.speculation import Speculator
-from inferd.tokens import checked_tokens
 from inferd.transport import current_transport
 
 T = TypeVar("T")
@@ -90,7 +91,7 @@ class Context:
     """
 
     def __init__(self, model: str | Model | None = None) -> None:
-        self._handle = Handle(port_in_force(), model_name(model))
+        self._handle = ContextHandle(port_in_force(), model_name(model))
 
     def system(self, text: str) -> Context:
         """Add a system message, in the model's chat format."""
@@ -194,12 +195,12 @@ class Context:
 
         Raises NotFound, SnapshotDamaged, and SnapshotForeign when no model with these weights is served.
         """
-        return cls._of(await Handle.opened(OpenSaved(checked_text("name", name))))
+        return cls._of(await ContextHandle.opened(OpenSaved(checked_text("name", name))))
 
     @classmethod
     async def take(cls, name: str) -> Context:
         """As :meth:`open`, and delete what was saved. Of several that take one name, exactly one gets it."""
-        return cls._of(await Handle.opened(TakeSaved(checked_text("name", name))))
+        return cls._of(await ContextHandle.opened(TakeSaved(checked_text("name", name))))
 
     @staticmethod
     async def delete(name: str) -> None:
@@ -226,7 +227,7 @@ class Context:
             raise InvalidRequest(f"data must be bytes, not {type(data).__name__}")
         if len(data) > MAX_EXPORT_BYTES:
             raise LimitExceeded(f"data takes {len(data)} bytes", limit="export_bytes", value=MAX_EXPORT_BYTES)
-        return cls._of(await Handle.opened(ImportContext(data)))
+        return cls._of(await ContextHandle.opened(ImportContext(data)))
 
     async def forward(
         self,
@@ -241,7 +242,7 @@ class Context:
         attention_mask: Sequence[Sequence[bool]] | None = None,
         positions: Sequence[int] | None = None,
         adapter: str | Adapter | None = None,
-    ) -> Rows:
+    ) -> ForwardResult:
         """Append ``tokens``, compute everything pending, and look at the rows ``at``.
 
         ``at`` are indices into ``tokens``; empty means the last one. Each :class:`~inferd.protocol.RowResult` holds
@@ -260,7 +261,7 @@ class Context:
         later sees everything before it and stands behind the last position given here. ``adapter``: as in
         :meth:`generate`.
 
-        ``Rows.length`` is the context's new length. Raises InvalidRequest, which names the argument, for what is out of
+        ``ForwardResult.length`` is the context's new length. Raises InvalidRequest, which names the argument, for what is out of
         range, and LimitExceeded for more probed numbers than one reply carries.
         """
         ids, rows = checked_tokens("tokens", tokens), checked_rows(at, len(tokens))
@@ -283,7 +284,7 @@ class Context:
             allowed_bits,
         )
         context = await self._handle.settle()
-        reply: Rows = await self._handle.call(replace(asked, context=context))
+        reply: ForwardResult = await self._handle.call(replace(asked, context=context))
         self._handle.learn_length(reply.length)
         return reply
 
@@ -432,7 +433,7 @@ class Context:
             raise InvalidRequest(f"max_tokens must be a whole number of at least 1, not {max_tokens!r}")
         constraint = checked_constraint(constrain)
         self._handle.check()
-        plan = Plan(
+        plan = GenerateArguments(
             sampling=checked_sampler(sampler).sampling,
             max_tokens=max_tokens,
             stop=checked_stop(stop),
@@ -459,7 +460,7 @@ class Context:
         await self.release()
 
     @classmethod
-    def _of(cls, handle: Handle) -> Context:
+    def _of(cls, handle: ContextHandle) -> Context:
         context = cls.__new__(cls)
         context._handle = handle
         return context

@@ -7,8 +7,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from inferd.delivery import Delivery, Plan
-from inferd.handle import Handle
+from inferd.calls.context_handle import ContextHandle
+from inferd.calls.generation_stream import GenerateArguments, GenerationStream
 from inferd.partial import Partial, PartialJson
 from inferd.protocol import (
     CheckedKeyword,
@@ -46,10 +46,10 @@ class Generator(Generic[T]):
     any operation on the context but ``fork`` ends the generation, and iterating it further raises InvalidRequest.
     """
 
-    def __init__(self, handle: Handle, plan: Plan) -> None:
+    def __init__(self, handle: ContextHandle, plan: GenerateArguments) -> None:
         self._handle = handle
-        self._delivery = Delivery(plan)
-        self._failed: Delivery | None = None  # the first of two attempts
+        self._delivery = GenerationStream(plan)
+        self._failed: GenerationStream | None = None  # the first of two attempts
         self._claimed = False
 
     @property

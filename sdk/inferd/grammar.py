@@ -7,7 +7,7 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
-from inferd.arguments import checked_count, model_name
+from inferd.calls.arguments import checked_count, model_name
 from inferd.masks import TokenMask
 from inferd.model import Model
 from inferd.protocol import (
@@ -27,8 +27,8 @@ from inferd.protocol import (
     ReleaseGrammar,
     RollbackMatcher,
 )
+from inferd.protocol.tokens import checked_tokens
 from inferd.schema import OutputConstraint
-from inferd.tokens import checked_tokens
 from inferd.transport import Port, current_port
 
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
-from inferd.errors import InvalidRequest
-from inferd.tokens import checked_tokens
+from inferd.protocol.errors import InvalidRequest
+from inferd.protocol.tokens import checked_tokens
 
 FEW = 16
 """So many ids are always sent as a list."""

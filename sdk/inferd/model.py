@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, overload
 
-from inferd.floats import unpack_floats
 from inferd.protocol import Detokenize, Embed, Embeddings, InvalidRequest, ListModels, ModelInfo, NotFound, Tokenize
-from inferd.tokens import checked_tokens
+from inferd.protocol.floats import unpack_floats
+from inferd.protocol.tokens import checked_tokens
 from inferd.transport import Transport, current_transport
 
 Vector: TypeAlias = list[float]

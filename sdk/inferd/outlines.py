@@ -175,7 +175,7 @@ class OutlinesModel(Model):
         if self._url is None:
             yield
             return
-        from inferd.client import Connection
+        from inferd.transport.websocket import Connection
 
         async with Connection(self._url, self._token):
             yield

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from inferd.errors import ConstraintError, InvalidRequest
-from inferd.json_types import part_type, structure
+from inferd.program.json_types import part_type, structure
+from inferd.protocol.errors import ConstraintError, InvalidRequest
 from inferd.schema import parse_json
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class Partial(Generic[T]):
     result: T | None = None
 
 
-class _Open:
+class _OpenValue:
     """An object or array that has no end yet. ``kind``: its type, Any where that is not known."""
 
     def __init__(self, value: dict[str, Any] | list[Any], kind: Any) -> None:
@@ -73,7 +73,7 @@ class PartialJson:
         self._at = 0
         self._scanned = 0  # of an open string
         self._expect = "value"  # value | item or end | key | key or end | colon | comma or end | nothing
-        self._stack: list[_Open] = []
+        self._stack: list[_OpenValue] = []
         self._root: Any = NOTHING
         self._changes = 0
 
@@ -152,7 +152,7 @@ class PartialJson:
         self._changes += 1
         kind = self._part_kind()
         value: dict[str, Any] | list[Any] = {} if character == "{" else []
-        self._stack.append(_Open(value, kind))
+        self._stack.append(_OpenValue(value, kind))
         self._expect = "key or end" if character == "{" else "item or end"
         return True
 
@@ -179,7 +179,7 @@ class PartialJson:
         self._changes += 1
         self._expect = "colon"
 
-    def _finish(self, value: Any, closed: _Open | None = None) -> None:
+    def _finish(self, value: Any, closed: _OpenValue | None = None) -> None:
         kind = self._part_kind() if closed is None else closed.kind
         if kind is not Any:
             _check(kind, value, _shown(self._place()))
@@ -231,7 +231,7 @@ def _add(value: Any, key: str | None, inner: Any) -> None:
         value[key] = inner
 
 
-def _closing(top: _Open) -> str:
+def _closing(top: _OpenValue) -> str:
     return "}" if isinstance(top.value, dict) else "]"
 
 

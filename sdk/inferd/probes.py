@@ -7,64 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from inferd.errors import InvalidRequest
-from inferd.floats import unpack_floats
-from inferd.tokens import checked_tokens
-
-MAX_LOGPROBS = 20
-"""Most likely tokens that a generation tells with each of its own."""
-
-# -- As the wire carries them -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Probe:
-    """``kind``: logits | distribution (``temperature``, ``k``) | logprobs (``tokens``) | entropy."""
-
-    kind: str
-    temperature: float = 1.0
-    k: int = 0
-    tokens: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class ProbeResult:
-    """What one probe found in one row: :attr:`values`, of ``tokens`` where it speaks of some tokens only."""
-
-    packed: str
-    tokens: list[int] = field(default_factory=list)
-
-    @property
-    def values(self) -> list[float]:
-        """The numbers: logits, probabilities, log-probabilities, or one entropy."""
-        return unpack_floats(self.packed)
-
-    @property
-    def value(self) -> float:
-        """The first number, for probes that give one (Entropy, Logprob)."""
-        return self.values[0]
-
-
-@dataclass(frozen=True)
-class TokenLogprob:
-    """A token of a prompt or of the output: its log-probability given all before it, and its ``rank`` (1 is the most likely).
-
-    Of the output, too, these are the model's own, before penalties, bias, constraint and temperature.
-    ``top_tokens`` are the most likely ones at its place, with their log-probabilities. The first token of a context has
-    nothing before it: ``logprob`` is None and ``rank`` 0.
-    """
-
-    token: int
-    logprob: float | None = None
-    rank: int = 0
-    top_tokens: list[int] = field(default_factory=list)
-    top_logprobs: list[float] = field(default_factory=list)
-
-
-# -- As a program asks for them ---------------------------------------------------------------------------------------
+from inferd.protocol.errors import InvalidRequest
+from inferd.protocol.passes import Probe
+from inferd.protocol.tokens import checked_tokens
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from inferd.protocol import MAX_BIASES, InvalidRequest, LimitExceeded, Sampling
-from inferd.tokens import checked_tokens
+from inferd.protocol.tokens import checked_tokens
 
 MAX_SEED = 2**63 - 1
 

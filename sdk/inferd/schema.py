@@ -8,17 +8,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
-from inferd.json_types import guarded, is_pydantic, schema_of, structure
-from inferd.protocol import Constraint, ConstraintError, InvalidRequest
+from inferd.program.json_types import guarded, is_pydantic, schema_of, structure
+from inferd.protocol import ConstraintError, ConstraintSpec, InvalidRequest
 
 T = TypeVar("T")
-Mode = Literal["strict", "best_effort"]
+ConstraintMode = Literal["strict", "best_effort"]
 
 
 class OutputConstraint(ABC):
     """Base of the constraints below. ``constraint`` is what is sent to the runtime."""
 
-    constraint: Constraint
+    constraint: ConstraintSpec
 
     @abstractmethod
     def parse(self, text: str) -> Any:
@@ -52,15 +52,15 @@ class JsonSchema(OutputConstraint, Generic[T]):
     """
 
     @overload
-    def __init__(self: JsonSchema[Any], schema: dict[str, Any] | str, *, mode: Mode = ...) -> None: ...
+    def __init__(self: JsonSchema[Any], schema: dict[str, Any] | str, *, mode: ConstraintMode = ...) -> None: ...
 
     @overload
-    def __init__(self, schema: type[T], *, mode: Mode = ...) -> None: ...
+    def __init__(self, schema: type[T], *, mode: ConstraintMode = ...) -> None: ...
 
     @overload
-    def __init__(self: JsonSchema[Any], schema: object, *, mode: Mode = ...) -> None: ...
+    def __init__(self: JsonSchema[Any], schema: object, *, mode: ConstraintMode = ...) -> None: ...
 
-    def __init__(self, schema: Any, *, mode: Mode = "strict") -> None:
+    def __init__(self, schema: Any, *, mode: ConstraintMode = "strict") -> None:
         if mode not in ("strict", "best_effort"):
             raise InvalidRequest(f"mode must be 'strict' or 'best_effort', not {mode!r}")
         self._type: Any = Any if isinstance(schema, (dict, str)) else schema
@@ -68,7 +68,7 @@ class JsonSchema(OutputConstraint, Generic[T]):
             text = _checked_schema_text(schema)
         else:
             text = _dumped(schema if isinstance(schema, dict) else schema_of(schema))
-        self.constraint = Constraint("json_schema", value=text, mode=mode)
+        self.constraint = ConstraintSpec("json_schema", value=text, mode=mode)
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class AnyJson(OutputConstraint):
     """Any one JSON value."""
 
     def __init__(self) -> None:
-        self.constraint = Constraint("any_json")
+        self.constraint = ConstraintSpec("any_json")
 
     def json_parser(self) -> OutputConstraint:
         """Itself."""
@@ -126,7 +126,7 @@ class Regex(OutputConstraint):
     def __init__(self, pattern: str) -> None:
         if not isinstance(pattern, str):
             raise InvalidRequest(f"pattern must be a string, not {type(pattern).__name__}")
-        self.constraint = Constraint("regex", value=pattern)
+        self.constraint = ConstraintSpec("regex", value=pattern)
 
     def parse(self, text: str) -> str:
         """The text itself."""
@@ -141,7 +141,7 @@ class Choice(OutputConstraint):
             raise InvalidRequest(f"options must be a list of strings, not {options!r}")
         if not options or not all(isinstance(option, str) for option in options):
             raise InvalidRequest(f"options must hold at least one string, and nothing else: {list(options)!r}")
-        self.constraint = Constraint("choice", options=list(options))
+        self.constraint = ConstraintSpec("choice", options=list(options))
 
     def parse(self, text: str) -> str:
         """The option. Raises ConstraintError for text that is none of them."""

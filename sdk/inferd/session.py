@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferd.json_values import to_json_value
+from inferd.program.json_values import to_json_value
 from inferd.protocol import ReceiveMessage, SendMessage
 from inferd.transport import current_transport
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from inferd.errors import InvalidRequest
 from inferd.model import Model
-from inferd.speculation_operations import MAX_DRAFT, SOURCES, VERIFIERS, SpeculationSettings
-from inferd.tokens import checked_tokens
+from inferd.protocol.errors import InvalidRequest
+from inferd.protocol.speculation import MAX_DRAFT, SOURCES, VERIFIERS, SpeculationSettings
+from inferd.protocol.tokens import checked_tokens
 
 OWN_SOURCES = tuple(source for source in SOURCES if source != "program")
 

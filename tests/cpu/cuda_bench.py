@@ -12,22 +12,22 @@ from families import VOCAB, make
 
 from inferd.protocol import Sampling
 from inferd_grammar import Compiled
+from inferd_runtime.engine.driver import Driver
 from inferd_runtime.engine.drivers.accelerator import CudaAccelerator
 from inferd_runtime.engine.drivers.cuda_driver import CudaDriver, CudaOptions
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.plan import Driver
-from inferd_runtime.engine.sampling import RowSampler
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.kernels.cache import CacheBlock
 from inferd_runtime.kernels.suite import KernelSuite
-from inferd_runtime.models.kernel_pass import KernelPass
-from inferd_runtime.models.lora_bank import LoraBank
-from inferd_runtime.models.passes import PlainPass
-from inferd_runtime.models.probe import attach
+from inferd_runtime.models.checks.probe import attach
+from inferd_runtime.models.lora.bank import LoraBank
+from inferd_runtime.models.passes.kernel import KernelPass
+from inferd_runtime.models.passes.plain import PlainPass
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.times import StepTimes
 from inferd_runtime.testing.recorded_host import RecordedHost
-from inferd_runtime.testing.speculation import Request, Running
+from inferd_runtime.testing.speculation import GenerationUnderTest, Request
 
 PAGE_SIZE = 4
 PAGES = 128
@@ -95,7 +95,9 @@ def requests_of(name: str, count: int, grammar: Compiled | None = None) -> list[
     return found
 
 
-def run(driver: Driver, requests: Sequence[Request], drafters: Sequence[type[Drafter] | None]) -> list[Running]:
+def run(
+    driver: Driver, requests: Sequence[Request], drafters: Sequence[type[Drafter] | None]
+) -> list[GenerationUnderTest]:
     """All at once; each with its drafter, if any. Those whose answer is known are held against it."""
     engine = Engine(driver, EngineOptions(token_budget=64, times=FREE_ROWS))
     running = []
@@ -103,7 +105,7 @@ def run(driver: Driver, requests: Sequence[Request], drafters: Sequence[type[Dra
         context = engine.create_context()
         context.append(request.prompt)
         sources = [] if drafter is None else [drafter(request, VOCAB, 1)]  # type: ignore[call-arg]
-        running.append(Running.submit(engine, context, request, sources))
+        running.append(GenerationUnderTest.submit(engine, context, request, sources))
     while not all(one.generation.finished() for one in running):
         engine.step()
         for one in running:

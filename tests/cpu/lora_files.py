@@ -14,7 +14,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from inferd_runtime.models.adapter_files import AdapterFiles
+from inferd_runtime.models.lora.files import AdapterFiles
 
 PREFIX = "base_model.model."
 

@@ -14,8 +14,8 @@ import triton.language as tl
 
 from inferd.protocol import Sampling
 from inferd_grammar.tokens import bit_mask
-from inferd_runtime.engine.noise import MASK, mix, stream
-from inferd_runtime.engine.sampling import RowSampler, draw
+from inferd_runtime.engine.sampling.host_sampling import RowSampler, draw
+from inferd_runtime.engine.sampling.noise import MASK, mix, stream
 from inferd_runtime.kernels.noise import FIRST, GOLDEN, SECOND, key_tensor
 from inferd_runtime.kernels.sampling import PAD, Adjustments, SampleRows
 from inferd_runtime.kernels.triton import noise

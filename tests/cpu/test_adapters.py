@@ -19,15 +19,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
-from inferd_runtime.engine.plan import Planned, Work, prepare
+from inferd_runtime.engine.job import Planned
+from inferd_runtime.engine.prepare import prepare
+from inferd_runtime.engine.stages import Work
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
-from inferd_runtime.models.adapter_files import AdapterFiles
-from inferd_runtime.models.fused import fuse
-from inferd_runtime.models.lora_bank import LoraBank
-from inferd_runtime.models.passes import ModelPass, PlainPass
-from inferd_runtime.models.probe import attach
-from inferd_runtime.models.products import can_pack
+from inferd_runtime.models.checks.probe import attach
+from inferd_runtime.models.lora.bank import LoraBank
+from inferd_runtime.models.lora.files import AdapterFiles
+from inferd_runtime.models.passes.fused import fuse
+from inferd_runtime.models.passes.plain import ModelPass, PlainPass
+from inferd_runtime.models.passes.products import can_pack
 
 TOLERANCE = 1e-4
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

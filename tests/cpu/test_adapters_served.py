@@ -13,11 +13,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from inferd import protocol as p
-from inferd_runtime.models.adapter_files import AdapterFiles
 from inferd_runtime.models.adapter_options import AdapterOptions
 from inferd_runtime.models.loading import resolve
-from inferd_runtime.server.engine_process import EngineSettings, load_adapters, serve_model
-from inferd_runtime.session.host import ServedModel
+from inferd_runtime.models.lora.files import AdapterFiles
+from inferd_runtime.server.engine_process.boot import EngineSettings, load_adapters, serve_model
+from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.testing.direct import DirectSession
 
 TARGETS = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
@@ -117,7 +117,7 @@ def test_speculation_changes_no_token_under_an_adapter(caller: DirectSession, te
 
 def test_a_constraint_holds_under_an_adapter(caller: DirectSession) -> None:
     done = caller.generate(
-        caller.text(PROMPT), adapter="b", constraint=p.Constraint("regex", "[a-f]{5,9}!"), max_tokens=40
+        caller.text(PROMPT), adapter="b", constraint=p.ConstraintSpec("regex", "[a-f]{5,9}!"), max_tokens=40
     )
     assert done.finish == "stop"
     assert done.text.endswith("!")

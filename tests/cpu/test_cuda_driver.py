@@ -11,10 +11,8 @@ import torch
 from cuda_bench import MOST_ROWS, PAGE_SIZE, SAMPLERS, CudaBench, answered, requests_of, run
 from families import FAMILIES, VOCAB
 
-from inferd_grammar import GrammarCompiler, Regex, TokenTable
-from inferd_runtime.engine import costs
-from inferd_runtime.engine.costs import MEASURED_ROWS, _batch, measure_times
-from inferd_runtime.engine.drawing import greedy_drawing, lay_out_drawing, undrawn
+from inferd_grammar import GrammarCompiler, RegexGrammar, TokenTable
+from inferd_runtime.engine.driver import Driver
 from inferd_runtime.engine.drivers.buckets import bucket, captured_shapes
 from inferd_runtime.engine.drivers.build import (
     DriverOptions,
@@ -26,17 +24,22 @@ from inferd_runtime.engine.drivers.build import (
 )  # fmt: skip
 from inferd_runtime.engine.drivers.captured import ResultSlot
 from inferd_runtime.engine.drivers.cuda_driver import tile_rows
-from inferd_runtime.engine.penalties import Entries
-from inferd_runtime.engine.plan import Driver, Planned, Work, prepare
-from inferd_runtime.engine.sampling import RowSampler
+from inferd_runtime.engine.job import Planned
+from inferd_runtime.engine.prepare import prepare
+from inferd_runtime.engine.sampling.device_sampling import greedy_inputs, sampling_inputs, undrawn
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.engine.sampling.penalties import Entries
+from inferd_runtime.engine.scheduling import costs
+from inferd_runtime.engine.scheduling.costs import MEASURED_ROWS, _batch, measure_times
+from inferd_runtime.engine.stages import Work
 from inferd_runtime.kernels.attention import paged_attention
 from inferd_runtime.kernels.suite import reference_kernels, triton_kernels
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
-from inferd_runtime.models import products
 from inferd_runtime.models.batch import Placement
-from inferd_runtime.models.fused import fuse
 from inferd_runtime.models.loading import load
+from inferd_runtime.models.passes.fused import fuse
+from inferd_runtime.models.passes.plain import products
 from inferd_runtime.speculation.drafts import Proposal
 from inferd_runtime.speculation.times import StepShape
 from inferd_runtime.testing.byte_tokenizer import END, ByteTokenizer
@@ -115,7 +118,7 @@ def test_masked_rows() -> None:
     """A grammar's masks reach the device, and only the rows that they are for."""
     bench = CudaBench("llama", reference_kernels(), vocab_size=BYTES)
     table = TokenTable.from_tokenizer_json(ByteTokenizer.tokenizer_json(), vocab_size=BYTES, eos_ids=[END])
-    grammar = GrammarCompiler(table).compile(Regex(r"[a-d]{3,6}=(x|yy|[0-4]{2})"))
+    grammar = GrammarCompiler(table).compile(RegexGrammar(r"[a-d]{3,6}=(x|yy|[0-4]{2})"))
     plain, masked = requests_of("filtered", 2), requests_of("argmax", 2, grammar)
     requests = [replace(request, eos=END) for request in (*plain, *masked)]
     run(bench.driver, answered(bench.reference, requests), [Oracle, None, Oracle, None])
@@ -353,7 +356,7 @@ def test_penalties_hold_beside_positions_of_a_programs_own(llama: CudaBench) -> 
     odd = Placement(np.asarray([0, 1, 7]), np.asarray([[True, False, True]]))
     work = Work([11], 1, sampler=sampler, placement=odd, adjustments=[entries])
     plan = [Planned(None, work, table)]  # type: ignore[arg-type]
-    drawing = lay_out_drawing(plan, VOCAB)
+    drawing = sampling_inputs(plan, VOCAB)
     assert llama.driver._needs_plain(prepare(plan, PAGE_SIZE))
     drawn = llama.driver.launch(prepare(plan, PAGE_SIZE), drawing).wait().drawn
     assert drawn is not None
@@ -385,14 +388,14 @@ def test_the_step_behind_one_without_a_token_reads_a_token() -> None:
     """A row of nothing but NaN draws nothing; what is carried over has to be in the vocabulary all the same."""
     nothing = reference_kernels()._replace(sample=lambda logits, rows: torch.full((len(logits),), -1))
     bench = CudaBench("llama", nothing)
-    bench.driver.launch(_batch(bench.driver, [1], 3), greedy_drawing(_batch(bench.driver, [1], 3), VOCAB)).wait()
+    bench.driver.launch(_batch(bench.driver, [1], 3), greedy_inputs(_batch(bench.driver, [1], 3), VOCAB)).wait()
     assert bench.driver._last[0] >= 0
 
 
 def test_many_sequences_and_one_long_draft_fit_into_a_result() -> None:
     bench = CudaBench("llama", reference_kernels(), most_rows=340)
     batch = _batch(bench.driver, [65, 1, 1], 3)
-    step = bench.driver.launch(batch, greedy_drawing(batch, VOCAB)).wait()
+    step = bench.driver.launch(batch, greedy_inputs(batch, VOCAB)).wait()
     assert step.drawn is not None
     assert step.drawn.tokens.shape == (3, 65)
     most = ResultSlot(bench.host, 340 * (2 + 2 * 64))
@@ -401,7 +404,7 @@ def test_many_sequences_and_one_long_draft_fit_into_a_result() -> None:
 
 def test_a_mask_of_another_width_is_refused(llama: CudaBench) -> None:
     batch = _batch(llama.driver, [1], 3)
-    drawing = replace(greedy_drawing(batch, VOCAB), masks=np.zeros((1, 1), np.int32), mask_rows=np.zeros(1, np.int32))
+    drawing = replace(greedy_inputs(batch, VOCAB), masks=np.zeros((1, 1), np.int32), mask_rows=np.zeros(1, np.int32))
     with pytest.raises(ValueError, match="masks of 1 words for 97 tokens"):
         llama.driver.launch(batch, drawing)
 

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 
 from inferd import protocol as p
-from inferd.floats import unpack_floats
+from inferd.protocol.floats import unpack_floats
 from inferd_runtime.engine.drivers import build
 from inferd_runtime.engine.drivers.cuda_driver import CudaDriver
-from inferd_runtime.engine.fairness import StepCost
+from inferd_runtime.engine.scheduling.fairness import StepCost
 from inferd_runtime.kernels.suite import reference_kernels
-from inferd_runtime.models import products
-from inferd_runtime.models.fused import fuse
-from inferd_runtime.server import engine_process
-from inferd_runtime.server.engine_process import EngineSettings, serve_model
+from inferd_runtime.models.passes.fused import fuse
+from inferd_runtime.models.passes.plain import products
+from inferd_runtime.server.engine_process.boot import EngineSettings, boot, serve_model
 from inferd_runtime.speculation.times import StepTimes
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.recorded_host import RecordedHost
@@ -40,8 +39,8 @@ def models() -> tuple[Any, Any]:
     with pytest.MonkeyPatch.context() as patch:
         # On a device weights are dense, and what a step of the twins in torch costs is of no interest.
         patch.setattr(products, "can_pack", lambda weight: False)
-        patch.setattr(engine_process, "measure_cost", lambda driver: StepCost())
-        patch.setattr(engine_process, "measure_times", lambda driver: StepTimes.linear(1.0, 1e-3))
+        patch.setattr(boot, "measure_cost", lambda driver: StepCost())
+        patch.setattr(boot, "measure_times", lambda driver: StepTimes.linear(1.0, 1e-3))
         settings = EngineSettings(endpoint="", threads=1, pages=64)
         reference = serve_model(settings)
         patch.setattr(build, "build_driver", fast)
@@ -57,7 +56,7 @@ def sessions(models: tuple[Any, Any]) -> Any:
 
 
 def constrained(session: DirectSession) -> Any:
-    grammar = p.Constraint("json_schema", SCHEMA)
+    grammar = p.ConstraintSpec("json_schema", SCHEMA)
     done = session.generate(session.chat(*EXTRACT), constraint=grammar, max_tokens=40, system_speculation=True)
     return done.text
 

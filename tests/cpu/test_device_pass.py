@@ -14,21 +14,22 @@ from families import VOCAB, make
 from inferd.protocol import InvalidRequest
 from inferd_runtime.engine.drivers.packing import pack_batch
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
-from inferd_runtime.engine.plan import Planned, Work, prepare
-from inferd_runtime.engine.positions import tree_placement
+from inferd_runtime.engine.job import Planned
+from inferd_runtime.engine.prepare import prepare
+from inferd_runtime.engine.sequences.positions import tree_placement
+from inferd_runtime.engine.stages import Work
 from inferd_runtime.kernels import attention, elementwise, product
 from inferd_runtime.kernels.cache import CacheBlock
 from inferd_runtime.kernels.rows import PagedRows
-from inferd_runtime.kernels.triton import elementwise as triton_elementwise
-from inferd_runtime.kernels.triton import product as triton_product
+from inferd_runtime.kernels.triton import elementwise as triton_elementwise, product as triton_product
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
-from inferd_runtime.models import fused, products
 from inferd_runtime.models.batch import Batch
-from inferd_runtime.models.device_pass import DevicePass, PassKernels, device_pass
-from inferd_runtime.models.fused import FusedPass, fuse
 from inferd_runtime.models.loading import attach
-from inferd_runtime.models.products import DenseProduct, FewRows, FewRowsProduct
+from inferd_runtime.models.passes.device import DevicePass, PassKernels, device_pass
+from inferd_runtime.models.passes.fused import FusedPass, fuse
+from inferd_runtime.models.passes.plain import fused, products
+from inferd_runtime.models.passes.products import DenseProduct, FewRows, FewRowsProduct
 from inferd_runtime.testing.recorded_host import RecordedHost
 
 TOLERANCE = 1e-4

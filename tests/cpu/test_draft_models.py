@@ -12,25 +12,23 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
-from tokenizers import models as tokenizer_models
+from tokenizers import Tokenizer, decoders, models as tokenizer_models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from inferd import protocol as p
 from inferd.protocol import InvalidRequest, NotFound, Sampling
-from inferd_runtime.drafting.lengths import DraftLength
-from inferd_runtime.drafting.messages import DESCRIBE
-from inferd_runtime.drafting.models import DraftModels
-from inferd_runtime.drafting.options import DraftOptions
-from inferd_runtime.drafting.thread import DraftThread
-from inferd_runtime.engine.tenants import Tenancy, TenantLimits
+from inferd_runtime.draft_models.lengths import DraftLength
+from inferd_runtime.draft_models.messages import DESCRIBE
+from inferd_runtime.draft_models.models import DraftModels
+from inferd_runtime.draft_models.options import DraftOptions
+from inferd_runtime.draft_models.thread import DraftThread
+from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
 from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.options import ModelOptions
-from inferd_runtime.server import draft_process
-from inferd_runtime.server.draft_link import RemoteDrafts
-from inferd_runtime.server.draft_models import in_process
-from inferd_runtime.server.engine_process import EngineSettings, process_flags, serve_models
-from inferd_runtime.session.host import ServedModel
+from inferd_runtime.server.engine_process.boot import EngineSettings, draft_process, process_flags, serve_models
+from inferd_runtime.server.engine_process.draft_link import RemoteDrafts
+from inferd_runtime.server.engine_process.draft_models import in_process
+from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
 from inferd_runtime.speculation.bandit import Thompson, UcbTuned
 from inferd_runtime.testing.direct import Generated

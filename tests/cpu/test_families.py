@@ -21,11 +21,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
-from inferd_runtime.models.attention import RULE
 from inferd_runtime.models.batch import Batch, Span
+from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.loading import LoadedModel, load
-from inferd_runtime.models.passes import PlainPass
-from inferd_runtime.models.probe import attach
+from inferd_runtime.models.passes.attention import RULE
+from inferd_runtime.models.passes.plain import PlainPass
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE_NAME = "docs/models.md"

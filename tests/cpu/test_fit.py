@@ -17,11 +17,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.cli.models import models
 from inferd_runtime.models import options as model_options
-from inferd_runtime.models.inspection import available_bytes, check_device, kv_shape, measure, tensor_bytes
+from inferd_runtime.models.checks.probe import attach
+from inferd_runtime.models.fitting.inspection import available_bytes, check_device, kv_shape, measure, tensor_bytes
+from inferd_runtime.models.fitting.memory import available_host_bytes
 from inferd_runtime.models.loading import DTYPES, load, resolve
-from inferd_runtime.models.memory import available_host_bytes
 from inferd_runtime.models.options import ModelOptions
-from inferd_runtime.models.probe import attach
 
 NEED_DATA = {"jetmoe", "longcat_flash"}
 """Their code reads values on its way through the layers, which are not there on the meta device."""

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.models.checkpoint import read_tokenizer
 from inferd_runtime.models.loading import attach, load, resolve
-from inferd_runtime.server.engine_process import EngineSettings, serve_model
+from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
 from inferd_runtime.testing.direct import DirectSession
 
 

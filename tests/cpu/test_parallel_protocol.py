@@ -21,14 +21,16 @@ from inferd.protocol import InferdError, Unavailable
 from inferd_runtime.engine.drivers.parallel import LeadingDriver, follow
 from inferd_runtime.engine.drivers.parallel_commands import (
     CheckPages,
-    Done,
+    CommandDone,
     Failed,
-    Forward,
+    ForwardCommand,
     Stop,
     decode_command,
     encode,
 )
-from inferd_runtime.engine.plan import Planned, Work, prepare
+from inferd_runtime.engine.job import Planned
+from inferd_runtime.engine.prepare import prepare
+from inferd_runtime.engine.stages import Work
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageCopy, PageTable
 from inferd_runtime.models.batch import Batch, PageData
@@ -244,7 +246,7 @@ def test_a_follower_that_fails_alone_ends_the_process(
     thread.join()
 
 
-@pytest.mark.parametrize("answer", [Done(), Failed("MemoryError('another')")], ids=["done", "otherwise"])
+@pytest.mark.parametrize("answer", [CommandDone(), Failed("MemoryError('another')")], ids=["done", "otherwise"])
 def test_rank_0_that_fails_alone_ends_the_process(
     leading: LeadingDriver, ends: tuple[Connection, Connection], answer: Any
 ) -> None:
@@ -285,7 +287,7 @@ def test_a_pass_that_breaks_off_ends_the_process_even_if_all_say_the_same(ends: 
 def test_a_follower_whose_pass_breaks_off_ends(ends: tuple[Connection, Connection]) -> None:
     """It must not go on to the next command: rank 0 waits in a reduction, and only the follower's end frees it."""
     run = broken_pass()
-    ends[0].send_bytes(encode(Forward.of(a_batch([3]))))
+    ends[0].send_bytes(encode(ForwardCommand.of(a_batch([3]))))
     with pytest.raises(RuntimeError, match="out of memory"):
         follow(Reducing(run), run, ends[1])
     assert not ends[0].poll()

@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from inferd import protocol as p
-from inferd_runtime.engine.penalties import History, Penalties, adjust
+from inferd_runtime.engine.sampling.penalties import History, Penalties, adjust
 from inferd_runtime.kernels.sampling import Adjustments, adjusted
 from inferd_runtime.models.loading import resolve
-from inferd_runtime.server.engine_process import EngineSettings, serve_model
+from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
 from inferd_runtime.testing.direct import DirectSession
 
 PROMPTS = (

@@ -12,7 +12,7 @@ from family_table import BASE, SERVED
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from inferd.protocol import InvalidRequest
-from inferd_runtime.models.probe import attach, context_length
+from inferd_runtime.models.checks.probe import attach, context_length
 
 
 def around(part: Any, change: Callable[..., Any]) -> None:

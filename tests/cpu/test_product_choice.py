@@ -11,20 +11,19 @@ import torch
 from torch import Tensor
 
 from inferd_runtime.config import Settings, Sources, resolve
-from inferd_runtime.drafting.options import DraftOptions
+from inferd_runtime.draft_models.options import DraftOptions
 from inferd_runtime.engine.drivers.build import DriverOptions, agrees, fast_driver
 from inferd_runtime.engine.drivers.product_choice import ROW_COUNTS, WAYS, choose_products
 from inferd_runtime.kernels.product import few_rows_product
 from inferd_runtime.kernels.suite import reference_kernels
-from inferd_runtime.models import products
-from inferd_runtime.models.device_pass import DevicePass
-from inferd_runtime.models.fused import fuse
 from inferd_runtime.models.loading import load
 from inferd_runtime.models.options import ModelOptions
-from inferd_runtime.models.products import DenseProduct, FewRowsProduct
-from inferd_runtime.server import engine_process
-from inferd_runtime.server.engine_process import EngineSettings, process_flags
-from inferd_runtime.server.runtime import default_commands
+from inferd_runtime.models.passes.device import DevicePass
+from inferd_runtime.models.passes.fused import fuse
+from inferd_runtime.models.passes.plain import products
+from inferd_runtime.models.passes.products import DenseProduct, FewRowsProduct
+from inferd_runtime.server.engine_process.boot import EngineSettings, boot, process_flags
+from inferd_runtime.server.supervisor.runtime import default_commands
 from inferd_runtime.testing.recorded_host import RecordedHost
 
 LARGE, SMALL = (64, 16), (8, 16)
@@ -184,7 +183,7 @@ def test_the_operators_choice_reaches_every_driver() -> None:
     flags = default_commands(Settings(products="kernel")).engine("ipc://nowhere")
     assert flags[flags.index("--products") + 1] == "kernel"
     settings = EngineSettings(endpoint="", products="kernel")
-    assert engine_process._driver_options(settings, 1).products == "kernel"
+    assert boot._driver_options(settings, 1).products == "kernel"
     for device, way in (("cuda", "kernel"), ("cpu", "auto")):
         flags = process_flags(settings, DraftOptions(ModelOptions("tiny", device=device)))
         assert flags[flags.index("--products") + 1] == way

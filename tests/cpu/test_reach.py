@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd_runtime.models.reach import MaskFunction, Reach, UnsupportedAttention, read_reach
+from inferd_runtime.models.checks.reach import MaskFunction, Reach, UnsupportedAttention, read_reach
 
 CPU = torch.device("cpu")
 

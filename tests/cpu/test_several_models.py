@@ -8,10 +8,10 @@ import pytest
 
 from inferd import protocol as p
 from inferd.protocol import InvalidRequest, LimitExceeded
-from inferd_runtime.models import inspection
+from inferd_runtime.models.fitting import inspection
 from inferd_runtime.models.options import ModelOptions
-from inferd_runtime.server.engine_process import EngineSettings, serve_models, step
-from inferd_runtime.session.host import ServedModel
+from inferd_runtime.server.engine_process.boot import EngineSettings, serve_models, step
+from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
 from inferd_runtime.testing.direct import DirectSession
 

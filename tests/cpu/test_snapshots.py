@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from inferd import protocol as p
-from inferd_runtime.engine.snapshots import export_kv, import_kv
+from inferd_runtime.engine.sequences.snapshots import export_kv, import_kv
 from inferd_runtime.kv.snapshot_format import Snapshot, decode, encode
 from inferd_runtime.kv.snapshots import SnapshotStore
-from inferd_runtime.server.engine_process import EngineSettings, serve_model
+from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
 from inferd_runtime.testing.direct import DirectSession
 
 HOT = p.Sampling(temperature=0.8, top_p=0.9, seed=11)
@@ -26,7 +26,7 @@ import sys, torch
 from pathlib import Path
 from inferd import protocol as p
 from inferd_runtime.kv.snapshots import SnapshotStore
-from inferd_runtime.server.engine_process import EngineSettings, serve_model
+from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
 from inferd_runtime.testing.direct import DirectSession
 
 torch.set_num_threads(1)

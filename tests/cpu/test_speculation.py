@@ -15,16 +15,26 @@ import pytest
 
 from inferd.protocol import Sampling
 from inferd_runtime.engine.engine import Engine
-from inferd_runtime.engine.plan import Planned, Work, prepare
-from inferd_runtime.engine.positions import tree_placement
-from inferd_runtime.engine.sampling import RowSampler
+from inferd_runtime.engine.job import Planned
+from inferd_runtime.engine.prepare import prepare
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.engine.sequences.positions import tree_placement
+from inferd_runtime.engine.stages import Work
 from inferd_runtime.kv.table import PageTable
-from inferd_runtime.server import engine_process
-from inferd_runtime.server.engine_process import EngineSettings, serve_model
+from inferd_runtime.server.engine_process.boot import EngineSettings, boot, serve_model
 from inferd_runtime.speculation.drafts import ROOT
 from inferd_runtime.speculation.ngram import NgramDrafter
 from inferd_runtime.speculation.times import StepTimes
-from inferd_runtime.testing.speculation import Blind, BlindTree, Guesser, Oracle, OracleTree, Request, Running, Wrong
+from inferd_runtime.testing.speculation import (
+    Blind,
+    BlindTree,
+    GenerationUnderTest,
+    Guesser,
+    Oracle,
+    OracleTree,
+    Request,
+    Wrong,
+)
 
 TOLERANCE = 1e-4
 PROMPTS = (
@@ -38,7 +48,7 @@ SAMPLERS = {"argmax": Sampling(), "warm": Sampling(1.0), "filtered": Sampling(0.
 def model() -> Any:
     """Rows cost next to nothing: whether drafts are worth it on a busy machine is not asked here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_process, "measure_times", lambda driver: StepTimes.linear(1.0, 1e-3))
+        patch.setattr(boot, "measure_times", lambda driver: StepTimes.linear(1.0, 1e-3))
         return serve_model(EngineSettings(endpoint="", threads=1))
 
 
@@ -112,7 +122,7 @@ def request_of(engine: Engine, model: Any, at: int, sampling: Sampling) -> Reque
     request = Request(prompt_of(model, at), sampler, 40, model.info.eos_tokens[0])
     context = engine.create_context()
     context.append(request.prompt)
-    one = Running.submit(engine, context, request, [])
+    one = GenerationUnderTest.submit(engine, context, request, [])
     while not one.generation.finished():
         engine.step()
         one.take()
@@ -136,7 +146,7 @@ def test_tokens_acceptance_and_the_cache(
         context = engine.create_context()
         context.append(request.prompt)
         drafter = guesser(request, 4096, seed) if guesser is not None else NgramDrafter()
-        running.append(Running.submit(engine, context, request, [drafter]))
+        running.append(GenerationUnderTest.submit(engine, context, request, [drafter]))
     while any(not one.generation.finished() for one in running):
         engine.step()
         for one in running:
@@ -150,7 +160,7 @@ def test_tokens_acceptance_and_the_cache(
         one.generation.context.release()
 
 
-def check_steps(one: Running) -> None:
+def check_steps(one: GenerationUnderTest) -> None:
     steps = list(one.generation.outbox)
     assert all(0 <= step.accepted <= step.drafted for step in steps)
     one.take()
@@ -160,7 +170,7 @@ def check_steps(one: Running) -> None:
         assert context.table.length == len(context.tokens) - 1
 
 
-def check_cache(engine: Engine, one: Running) -> None:
+def check_cache(engine: Engine, one: GenerationUnderTest) -> None:
     """Full pages hold the keys and values that reading all tokens at once brings."""
     context, size = one.generation.context, engine.driver.page_size
     full = context.table.length // size

@@ -18,23 +18,24 @@ import pytest
 from families import VOCAB, make
 from family_table import SERVED
 from parallel_pair import PAGE_SIZE, Pair, alone, pair_of_ranks, save
-from test_families import batches
-from test_families import make as make_family
+from test_families import batches, make as make_family
 
 from inferd.protocol import InvalidRequest, Sampling
-from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.drivers.parallel import LeadingDriver
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.plan import Planned, Work, prepare
-from inferd_runtime.engine.positions import tree_placement
-from inferd_runtime.engine.sampling import RowSampler
+from inferd_runtime.engine.job import Planned
+from inferd_runtime.engine.prepare import prepare
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+from inferd_runtime.engine.sequences.positions import tree_placement
+from inferd_runtime.engine.stages import Work
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models import parallel
 from inferd_runtime.models.loading import load
-from inferd_runtime.server.engine_process import EngineSettings, serve_model
-from inferd_runtime.server.followers import Followers
-from inferd_runtime.testing.speculation import OracleTree, Request, Running
+from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
+from inferd_runtime.server.engine_process.followers import Followers
+from inferd_runtime.testing.speculation import GenerationUnderTest, OracleTree, Request
 
 TOLERANCE = 1e-4
 PAGES = 44
@@ -97,7 +98,7 @@ def a_request(length: int, seed: int, vocabulary: int, sampling: Sampling, token
     return Request(prompt(length, seed, vocabulary), RowSampler.resolve(sampling, seed=seed, lineage=0), tokens, eos=2)
 
 
-def finish(engine: Engine, running: list[Running]) -> list[tuple[int, ...]]:
+def finish(engine: Engine, running: list[GenerationUnderTest]) -> list[tuple[int, ...]]:
     """The tokens of generations that run together."""
     while any(not one.generation.finished() for one in running):
         assert engine.step()
@@ -109,10 +110,10 @@ def finish(engine: Engine, running: list[Running]) -> list[tuple[int, ...]]:
     return [tuple(one.tokens) for one in running]
 
 
-def start(engine: Engine, request: Request) -> Running:
+def start(engine: Engine, request: Request) -> GenerationUnderTest:
     context = engine.create_context()
     context.append(request.prompt)
-    return Running.submit(engine, context, request, [])
+    return GenerationUnderTest.submit(engine, context, request, [])
 
 
 def engine_of(driver: Counting, budget: int = 24) -> Engine:
@@ -145,7 +146,7 @@ def forked(driver: Counting, vocabulary: int) -> list[tuple[int, ...]]:
     for seed, context in enumerate(contexts):
         context.append(prompt(2, 10 + seed, vocabulary))
         request = replace(a_request(1, seed, vocabulary, Sampling(1.0)), prompt=tuple(context.tokens))
-        running.append(Running.submit(engine, context, request, []))
+        running.append(GenerationUnderTest.submit(engine, context, request, []))
     tokens += finish(engine, running)
     for context in contexts:
         context.release()
@@ -156,8 +157,8 @@ def forked(driver: Counting, vocabulary: int) -> list[tuple[int, ...]]:
 def swapped(driver: Counting, vocabulary: int) -> list[tuple[int, ...]]:
     """Contexts that the cache cannot hold together leave it and come back."""
     engine = engine_of(driver, 128)
-    contexts: list[Context] = []
-    running: list[Running] = []
+    contexts: list[CachedSequence] = []
+    running: list[GenerationUnderTest] = []
     for seed in range(4):
         request = a_request(50, 20 + seed, vocabulary, SAMPLERS[seed], 4)
         running.append(start(engine, request))
@@ -165,7 +166,7 @@ def swapped(driver: Counting, vocabulary: int) -> list[tuple[int, ...]]:
         contexts.append(running[-1].generation.context)
     for seed, context in enumerate(contexts):
         request = replace(a_request(1, seed, vocabulary, SAMPLERS[seed], 4), prompt=tuple(context.tokens))
-        running.append(Running.submit(engine, context, request, []))
+        running.append(GenerationUnderTest.submit(engine, context, request, []))
         finish(engine, running[-1:])
     assert engine.parking.swapped > 0
     assert driver.calls["write_pages"] > 0
@@ -193,7 +194,7 @@ def test_draft_trees_leave_the_tokens_and_are_moved_in_every_rank(both: Both, sa
         known = replace(request, tokens=tokens, finish=one.generation.finish)
         context = engine.create_context()
         context.append(request.prompt)
-        drafted.append(Running.submit(engine, context, known, [OracleTree(known, both.vocabulary)]))
+        drafted.append(GenerationUnderTest.submit(engine, context, known, [OracleTree(known, both.vocabulary)]))
     finish(engine, drafted)
     for one in drafted:
         one.check()

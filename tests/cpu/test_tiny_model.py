@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from inferd import protocol as p
 from inferd_runtime.models.loading import resolve
-from inferd_runtime.server.engine_process import EngineSettings, serve_model
+from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
 from inferd_runtime.testing.direct import DirectSession
 
 PEOPLE = json.dumps(
@@ -67,7 +67,7 @@ def test_greedy_tokens_are_those_of_transformers_generate(session: DirectSession
 def test_a_seed_gives_the_same_tokens_with_speculation_on_and_off(
     session: DirectSession, sampler: str, grammar: bool, seeds: int
 ) -> None:
-    constraint = p.Constraint("json_schema", PEOPLE) if grammar else None
+    constraint = p.ConstraintSpec("json_schema", PEOPLE) if grammar else None
     accepted = 0
     for seed in range(seeds):
         sampling = p.Sampling(**{**vars(SAMPLERS[sampler]), "seed": seed})

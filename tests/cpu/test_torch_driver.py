@@ -12,14 +12,15 @@ import torch
 from families import FAMILIES, VOCAB, make
 
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
-from inferd_runtime.engine.plan import Planned, Work, prepare
-from inferd_runtime.engine.positions import tree_placement
+from inferd_runtime.engine.job import Planned
+from inferd_runtime.engine.prepare import prepare
+from inferd_runtime.engine.sequences.positions import tree_placement
+from inferd_runtime.engine.stages import Work
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
-from inferd_runtime.models import fused, products
-from inferd_runtime.models.fused import fuse
 from inferd_runtime.models.loading import attach
-from inferd_runtime.models.passes import PlainPass
+from inferd_runtime.models.passes.fused import fuse
+from inferd_runtime.models.passes.plain import PlainPass, fused, products
 
 TOLERANCE = 1e-4
 

@@ -9,7 +9,7 @@ import pytest
 
 from inferd import protocol as p
 from inferd_runtime.models.batch import Batch, Outputs
-from inferd_runtime.server.engine_process import EngineSettings, serve_model
+from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
 from inferd_runtime.testing.direct import DirectSession
 
 TEXTS = (

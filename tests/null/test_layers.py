@@ -11,10 +11,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 RUNTIME = ROOT / "runtime" / "inferd_runtime"
 MAY_IMPORT = {
-    "server": {"server", "sandbox", "session", "drafting", "engine", "models", "kv", "speculation"},
+    "server": {"server", "sandbox", "session", "draft_models", "engine", "models", "kv", "speculation"},
     "sandbox": {"sandbox", "session"},
-    "session": {"session", "drafting", "engine", "models", "kv", "speculation"},
-    "drafting": {"drafting", "engine", "models", "kv", "speculation"},
+    "session": {"session", "draft_models", "engine", "models", "kv", "speculation"},
+    "draft_models": {"draft_models", "engine", "models", "kv", "speculation"},
     "engine": {"engine", "kv", "models", "speculation", "kernels"},
     "models": {"models", "kv", "kernels"},
     "speculation": {"speculation"},
@@ -25,8 +25,8 @@ TORCH_ROOMS = (
     "engine/drivers/",
     "kernels/",
     "models/",
-    "server/engine_process.py",
-    "server/follower_process.py",
+    "server/engine_process/boot.py",
+    "server/engine_process/follower_process.py",
     "testing/recorded_host.py",
 )
 

@@ -15,7 +15,7 @@ import msgspec
 import zmq
 
 from inferd import protocol as p
-from inferd_runtime.session.link import ERROR, MSGPACK, OPEN, STATS, TICKET, EngineStats, OpenSession
+from inferd_runtime.session.wire import ERROR, MSGPACK, OPEN, STATS, TICKET, EngineStats, OpenSession
 
 SECONDS = 60.0
 
@@ -93,11 +93,11 @@ class Caller:
 
 
 class EngineProcess:
-    """``python -m inferd_runtime.server.engine_process`` with the embedded model, and ``flags``."""
+    """``python -m inferd_runtime.server.engine_process.boot`` with the embedded model, and ``flags``."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
         self.endpoint = f"ipc://{folder}/engine"
-        command = [sys.executable, "-m", "inferd_runtime.server.engine_process", "--endpoint", self.endpoint]
+        command = [sys.executable, "-m", "inferd_runtime.server.engine_process.boot", "--endpoint", self.endpoint]
         self.process = subprocess.Popen([*command, "--threads", "1", *flags])
         self._context: zmq.Context[Any] = zmq.Context()
         self._callers: list[Caller] = []

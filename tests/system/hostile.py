@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from inferd.protocol import Constraint
+from inferd.protocol import ConstraintSpec
 
 
-def schema(value: Any) -> Constraint:
+def schema(value: Any) -> ConstraintSpec:
     """A JSON schema as programs send it."""
-    return Constraint("json_schema", value if isinstance(value, str) else json.dumps(value))
+    return ConstraintSpec("json_schema", value if isinstance(value, str) else json.dumps(value))
 
 
 def nested_one_of(depth: int) -> dict[str, Any]:
@@ -51,9 +51,9 @@ REFUSED = {
 """Must end in ConstraintError or LimitExceeded."""
 
 HELD = {
-    "(a|b)*a(a|b){20}": Constraint("regex", "(a|b)*a(a|b){20}"),
-    "counted thrice": Constraint("regex", "((a{0,100}b){0,100}c){0,100}"),
-    ".{0,5000}": Constraint("regex", ".{0,5000}"),
+    "(a|b)*a(a|b){20}": ConstraintSpec("regex", "(a|b)*a(a|b){20}"),
+    "counted thrice": ConstraintSpec("regex", "((a{0,100}b){0,100}c){0,100}"),
+    ".{0,5000}": ConstraintSpec("regex", ".{0,5000}"),
     "maxLength 1e6": schema({"type": "string", "maxLength": 1_000_000}),
     "minLength 1e6": schema({"type": "string", "minLength": 1_000_000}),
     "minItems 1e6": schema({"type": "array", "minItems": 1_000_000}),
@@ -63,6 +63,6 @@ HELD = {
     "enum of 9,999": schema({"enum": [f"v{n}" for n in range(9999)]}),
     "allOf of 16 patterns": schema(patterns(16)),
     "number beyond 64 bits": schema({"type": "integer", "maximum": 10**30}),
-    "empty choices of one regex": Constraint("regex", "|".join(["a?"] * 2000)),
+    "empty choices of one regex": ConstraintSpec("regex", "|".join(["a?"] * 2000)),
 }
 """Another library's trouble: here either a typed error, or a grammar that runs."""

@@ -25,7 +25,7 @@ def draft_process(engine: EngineProcess) -> int | None:
     """The draft model's process, once it has become itself: first it is the tether."""
     for child in children(engine.process.pid):
         command = Path(f"/proc/{child}/cmdline").read_bytes()
-        if b"inferd_runtime.server.draft_process" in command:
+        if b"inferd_runtime.server.engine_process.draft_process" in command:
             return child
     return None
 

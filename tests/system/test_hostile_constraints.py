@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from inferd import protocol as p
-from inferd_grammar.trial import NICENESS
+from inferd_grammar.trials.pool import NICENESS
 
 from .engine_client import Caller, EngineProcess, engine_process
 from .hostile import HELD, REFUSED, object_of, patterns, schema
@@ -31,7 +31,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
         yield opened
 
 
-def start(caller: Caller, constraint: p.Constraint, max_tokens: int = 8) -> int:
+def start(caller: Caller, constraint: p.ConstraintSpec, max_tokens: int = 8) -> int:
     """The ticket of a generation under a constraint."""
     request = p.StartGenerate(caller.prompt("A text: "), max_tokens=max_tokens, constraint=constraint)
     return caller.submit(request)
@@ -69,11 +69,11 @@ def test_hostile_constraints_end_in_typed_errors_and_steps_go_on(engine: EngineP
     generate(caller)
     ticket = start(hostile, SLOW)
     assert steps_beside(caller, hostile, ticket) >= 32
-    assert isinstance(hostile.wait(ticket), p.Generation)
+    assert isinstance(hostile.wait(ticket), p.GenerationStarted)
     for name in ("10 MB", "remote reference", "reference to itself", "allOf of 50 patterns", "enum of 20,000"):
         assert isinstance(hostile.wait(start(hostile, REFUSED[name])), (p.ConstraintError, p.LimitExceeded)), name
     held = hostile.wait(start(hostile, HELD["maxItems 1e5 of objects"]))
-    assert isinstance(held, p.Generation)
+    assert isinstance(held, p.GenerationStarted)
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="process descriptors exist on Linux only")
@@ -106,7 +106,7 @@ def test_every_hostile_constraint_in_time(engine: EngineProcess) -> None:
     for name, constraint in {**REFUSED, **HELD}.items():
         started = time.perf_counter()
         answer = caller.wait(start(caller, constraint))
-        if isinstance(answer, p.Generation):
+        if isinstance(answer, p.GenerationStarted):
             answer = _whole(caller, answer.generation)
         seconds = time.perf_counter() - started
         told = type(answer).__name__ if isinstance(answer, p.InferdError) else "runs"

@@ -13,14 +13,14 @@ import psutil
 import pytest
 
 from inferd import protocol as p
-from inferd_runtime.server.engine_process import EngineSettings, serve_model
+from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
 from inferd_runtime.testing.direct import DirectSession
 
 from .engine_client import SECONDS, Caller, EngineProcess, engine_process
 
 TEXT = "The captain noted a light wind. The second engine was stopped for a while. The"
 GREEDY, SAMPLED = p.Sampling(), p.Sampling(temperature=0.8, seed=2)
-FOLLOWER = "inferd_runtime.server.follower_process"
+FOLLOWER = "inferd_runtime.server.engine_process.follower_process"
 
 
 def followers(engine: EngineProcess) -> list[psutil.Process]:
@@ -95,7 +95,13 @@ def test_ranks_end_with_their_engine_however_that_ends(tmp_path: Path) -> None:
 )
 @pytest.mark.long
 def test_what_does_not_go_together_is_refused_by_name(tmp_path: Path, flags: tuple[str, ...], reason: str) -> None:
-    command = [sys.executable, "-m", "inferd_runtime.server.engine_process", "--endpoint", f"ipc://{tmp_path}/engine"]
+    command = [
+        sys.executable,
+        "-m",
+        "inferd_runtime.server.engine_process.boot",
+        "--endpoint",
+        f"ipc://{tmp_path}/engine",
+    ]
     done = subprocess.run([*command, "--tensor-parallel", "2", *flags], capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 2
     error = msgspec.json.decode(done.stderr.strip().rpartition("\n")[2], type=p.ErrorInfo).to_exception()

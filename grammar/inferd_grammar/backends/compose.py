@@ -9,10 +9,18 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from inferd_grammar.constraints import AllOf, Constraint, Exact, JsonSchema, Prefixed, Tag, Tagged
+from inferd_grammar.constraints import (
+    AllOfGrammar,
+    Constraint,
+    ExactGrammar,
+    JsonSchemaGrammar,
+    PrefixedGrammar,
+    TaggedGrammar,
+    TagGrammar,
+)
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.limits import CompileLimits
-from inferd_grammar.product import check_members, is_regular
+from inferd_grammar.matchers.product import check_members, is_regular
 from inferd_grammar.schema import require_size
 from inferd_grammar.tokens import TokenTable
 
@@ -50,17 +58,17 @@ class Composer:
         return text
 
     def _add(self, constraint: Constraint) -> str:
-        if isinstance(constraint, JsonSchema) and constraint.mode != "strict":
+        if isinstance(constraint, JsonSchemaGrammar) and constraint.mode != "strict":
             raise GrammarError("a best_effort JSON schema stands alone: it cannot be a part of another constraint")
-        if isinstance(constraint, Exact):
+        if isinstance(constraint, ExactGrammar):
             if not self._exact:
                 raise GrammarError("masks are exact for the whole of a constraint: put Exact outside")
             return self._add(constraint.inner)
-        if isinstance(constraint, Tagged):
+        if isinstance(constraint, TaggedGrammar):
             return self._append({"lark_grammar": self._tagged(constraint)})
-        if isinstance(constraint, AllOf):
+        if isinstance(constraint, AllOfGrammar):
             return self._append({"lark_grammar": self._joined(constraint)})
-        if isinstance(constraint, Prefixed):
+        if isinstance(constraint, PrefixedGrammar):
             return self._append({"lark_grammar": self._prefixed(constraint)})
         return self._append(_entry(self._leaf(constraint)))
 
@@ -69,13 +77,13 @@ class Composer:
         self._parts.append({**entry, "name": name})
         return name
 
-    def _prefixed(self, constraint: Prefixed) -> str:
+    def _prefixed(self, constraint: PrefixedGrammar) -> str:
         prefix = _quoted(constraint.prefix) if constraint.prefix else ""
         if constraint.inner is None:
             return f"start: {prefix} TEXT\n{_ANY_TEXT}"
         return f"start: {prefix} @{self._add(constraint.inner)}"
 
-    def _joined(self, constraint: AllOf) -> str:
+    def _joined(self, constraint: AllOfGrammar) -> str:
         """Regular expressions as one lexeme, `A & B`: the library's automaton of the intersection."""
         if not is_regular(constraint.members):
             raise GrammarError("inside another constraint AllOf takes regular expressions and choices only")
@@ -88,13 +96,13 @@ class Composer:
         pattern: str = _entry(self._leaf(member))["lark_grammar"].removeprefix(_START_REGEX)
         return "/(?:)/" if pattern == "//" else pattern  # `//` would start a comment
 
-    def _tagged(self, constraint: Tagged) -> str:
+    def _tagged(self, constraint: TaggedGrammar) -> str:
         _check_tags(constraint.tags, self._limits)
         rules = [rule for number, tag in enumerate(constraint.tags) for rule in self._tag(number, tag)]
         kinds = " | ".join(f"tag{number}" for number in range(len(constraint.tags)))
         return "\n".join([f"start: ({kinds})* TEXT", _ANY_TEXT, *rules])
 
-    def _tag(self, number: int, tag: Tag) -> list[str]:
+    def _tag(self, number: int, tag: TagGrammar) -> list[str]:
         """Rules of one tag, the free text before it included."""
         first, *rest = self._spelling(tag.begin)
         if any(part.startswith("<[") for part in rest) and not first.startswith("<["):
@@ -120,7 +128,7 @@ class Composer:
         return parts
 
 
-def _check_tags(tags: tuple[Tag, ...], limits: CompileLimits) -> None:
+def _check_tags(tags: tuple[TagGrammar, ...], limits: CompileLimits) -> None:
     if not tags:
         raise GrammarError("a tagged text needs at least one tag")
     if len(tags) > limits.max_tags:
@@ -132,7 +140,7 @@ def _check_tags(tags: tuple[Tag, ...], limits: CompileLimits) -> None:
         if clash := next((other for n, other in enumerate(begins) if n != number and begin in other), None):
             raise GrammarError(f"the begin {begin!r} of a tag is inside that of another, {clash!r}")
     for tag in tags:
-        if isinstance(tag.content, Tagged):
+        if isinstance(tag.content, TaggedGrammar):
             raise GrammarError(f"tag {tag.begin!r} holds a tagged text: tags do not nest")
 
 

@@ -18,23 +18,23 @@ from numpy.typing import NDArray
 from inferd_grammar.backends.compose import Composer
 from inferd_grammar.backends.text import choice_pattern, one_line
 from inferd_grammar.constraints import (
-    AllOf,
-    AnyJson,
-    Choice,
+    AllOfGrammar,
+    AnyJsonGrammar,
+    ChoiceGrammar,
     Constraint,
-    Exact,
-    Gbnf,
-    JsonSchema,
-    Lark,
-    Prefixed,
-    Regex,
-    Tagged,
+    ExactGrammar,
+    GbnfGrammar,
+    JsonSchemaGrammar,
+    LarkGrammar,
+    PrefixedGrammar,
+    RegexGrammar,
+    TaggedGrammar,
 )
 from inferd_grammar.errors import DeadEnd, GrammarError, GrammarFailure
 from inferd_grammar.gbnf import gbnf_to_lark
 from inferd_grammar.limits import CompileLimits
-from inferd_grammar.matcher import Core
-from inferd_grammar.product import ProductCore, product_members
+from inferd_grammar.matchers.matcher import Core
+from inferd_grammar.matchers.product import ProductCore, product_members
 from inferd_grammar.rewrites import KEYWORDS, rewrite
 from inferd_grammar.schema import (
     escape,
@@ -100,13 +100,13 @@ class LlguidanceBackend:
         members = product_members(constraint, limits, join_regular=True)
         if members is not None:
             return ProductCore([self.compile(member, limits) for member in members])
-        exact, inner = isinstance(constraint, Exact), constraint
-        while isinstance(inner, Exact):
+        exact, inner = isinstance(constraint, ExactGrammar), constraint
+        while isinstance(inner, ExactGrammar):
             inner = inner.inner
-        if isinstance(inner, JsonSchema) and inner.mode == "best_effort":
+        if isinstance(inner, JsonSchemaGrammar) and inner.mode == "best_effort":
             return self._compile_best_effort(inner, limits, exact)
-        if isinstance(inner, Tagged | AllOf | Prefixed):
-            return self._compile_composed(inner, limits, exact or isinstance(inner, Prefixed))
+        if isinstance(inner, TaggedGrammar | AllOfGrammar | PrefixedGrammar):
+            return self._compile_composed(inner, limits, exact or isinstance(inner, PrefixedGrammar))
         grammar, schema = _grammar(inner, limits)
         return self._start(_unforced(grammar) if exact else grammar, schema)
 
@@ -121,7 +121,7 @@ class LlguidanceBackend:
         grammar = composer.grammar(constraint)
         return self._start(grammar, None, named=frozenset(composer.named))
 
-    def _compile_best_effort(self, constraint: JsonSchema, limits: CompileLimits, exact: bool) -> LlguidanceCore:
+    def _compile_best_effort(self, constraint: JsonSchemaGrammar, limits: CompileLimits, exact: bool) -> LlguidanceCore:
         """As tight a grammar as the library takes: rewritten with holes, else as it leaves things out, else any JSON."""
         schema = read_schema(schema_text(constraint.schema), limits)
         for attempt in (_tight, _loose):
@@ -259,23 +259,23 @@ def _parser_limits() -> llguidance.LLParserLimits:
 
 def _grammar(constraint: Constraint, limits: CompileLimits) -> tuple[str, Any]:
     """llguidance's grammar text, and the schema's JSON value for a JSON schema (None otherwise)."""
-    if isinstance(constraint, JsonSchema):
+    if isinstance(constraint, JsonSchemaGrammar):
         text = schema_text(constraint.schema)
         schema = read_schema(text, limits)
         changed = rewrite(schema).schema
         return _json_grammar(text if changed is schema else schema_text(changed), changed), schema
-    if isinstance(constraint, AnyJson):
+    if isinstance(constraint, AnyJsonGrammar):
         return _json_grammar("{}", {}), None
-    if isinstance(constraint, Regex):
+    if isinstance(constraint, RegexGrammar):
         require_regex(constraint.pattern, limits)
         return llguidance.LLMatcher.grammar_from_regex(constraint.pattern), None
-    if isinstance(constraint, Choice):
+    if isinstance(constraint, ChoiceGrammar):
         return llguidance.LLMatcher.grammar_from_regex(choice_pattern(constraint, limits)), None
-    if isinstance(constraint, Lark):
+    if isinstance(constraint, LarkGrammar):
         require_size(constraint.text, "Lark grammar", limits)
         _require_plain_lark(constraint.text, limits)
         return llguidance.LLMatcher.grammar_from_lark(constraint.text), None
-    if isinstance(constraint, Gbnf):
+    if isinstance(constraint, GbnfGrammar):
         require_size(constraint.text, "GBNF grammar", limits)
         return gbnf_to_lark(constraint.text, max_regex=limits.max_regex, max_rules=limits.max_rules), None
     raise GrammarError(f"{type(constraint).__name__} is no constraint of this backend")

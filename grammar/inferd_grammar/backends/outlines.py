@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from inferd_grammar.backends.text import choice_pattern, one_line
 from inferd_grammar.backends.whitelist import Whitelist
-from inferd_grammar.constraints import Choice, Constraint, Exact, JsonSchema, Regex
+from inferd_grammar.constraints import ChoiceGrammar, Constraint, ExactGrammar, JsonSchemaGrammar, RegexGrammar
 from inferd_grammar.errors import GrammarError, GrammarFailure
 from inferd_grammar.limits import CompileLimits
-from inferd_grammar.matcher import Core
-from inferd_grammar.product import ProductCore, product_members
+from inferd_grammar.matchers.matcher import Core
+from inferd_grammar.matchers.product import ProductCore, product_members
 from inferd_grammar.schema import read_schema, require_regex, schema_text
 from inferd_grammar.tokens import TokenTable, bit_mask
 
@@ -54,7 +54,7 @@ class OutlinesBackend:
         """The recogniser at its start. Raises GrammarError for what the library would not enforce as written."""
         if (members := product_members(constraint, limits)) is not None:
             return ProductCore([self.compile(member, limits) for member in members])
-        while isinstance(constraint, Exact):  # its masks always are
+        while isinstance(constraint, ExactGrammar):  # its masks always are
             constraint = constraint.inner
         pattern = _pattern(constraint, limits)
         try:
@@ -70,14 +70,16 @@ class OutlinesBackend:
 
 
 def _pattern(constraint: Constraint, limits: CompileLimits) -> str:
-    if isinstance(constraint, Regex):
+    if isinstance(constraint, RegexGrammar):
         require_regex(constraint.pattern, limits)
         return constraint.pattern
-    if isinstance(constraint, Choice):
+    if isinstance(constraint, ChoiceGrammar):
         return choice_pattern(constraint, limits)
-    if not isinstance(constraint, JsonSchema):
+    if not isinstance(constraint, JsonSchemaGrammar):
         kind = type(constraint).__name__
-        raise GrammarError(f"backend 'outlines' does not support {kind}; it takes JsonSchema, Regex, Choice and AllOf")
+        raise GrammarError(
+            f"backend 'outlines' does not support {kind}; it takes JsonSchemaGrammar, Regex, Choice and AllOf"
+        )
     if constraint.mode != "strict":
         raise GrammarError("backend 'outlines' takes strict JSON schemas only")
     text = schema_text(constraint.schema)

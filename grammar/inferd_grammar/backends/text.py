@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from inferd_grammar.constraints import Choice
+from inferd_grammar.constraints import ChoiceGrammar
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.schema import require_size
 
 
-def choice_pattern(choice: Choice, limits: CompileLimits) -> str:
+def choice_pattern(choice: ChoiceGrammar, limits: CompileLimits) -> str:
     """A regular expression (Rust syntax) that matches exactly the options.
 
     Everything but ASCII letters and digits is written `\\x{...}`, which means the same in every dialect and flag.
@@ -18,7 +18,7 @@ def choice_pattern(choice: Choice, limits: CompileLimits) -> str:
     return f"(?:{'|'.join(_literal(option) for option in choice.options)})"
 
 
-def check_choice(choice: Choice, limits: CompileLimits) -> None:
+def check_choice(choice: ChoiceGrammar, limits: CompileLimits) -> None:
     """Raise GrammarError for no options, options that are not text, and more than the limits allow."""
     options = choice.options
     if not options or not all(isinstance(option, str) for option in options):

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from inferd_grammar.backends.portable_regex import portable
 from inferd_grammar.backends.text import check_choice, one_line
 from inferd_grammar.backends.whitelist import Whitelist
-from inferd_grammar.constraints import Choice, Constraint, Exact, JsonSchema, Regex
+from inferd_grammar.constraints import ChoiceGrammar, Constraint, ExactGrammar, JsonSchemaGrammar, RegexGrammar
 from inferd_grammar.errors import GrammarError, GrammarFailure
 from inferd_grammar.limits import CompileLimits
-from inferd_grammar.matcher import Core
-from inferd_grammar.product import ProductCore, product_members
+from inferd_grammar.matchers.matcher import Core
+from inferd_grammar.matchers.product import ProductCore, product_members
 from inferd_grammar.schema import read_schema, require_regex, schema_text
 from inferd_grammar.tokens import TokenTable
 from inferd_grammar.validation import Checked
@@ -48,7 +48,7 @@ class XgrammarBackend:
         """The recogniser at its start. Raises GrammarError for what the library would not enforce as written."""
         if (members := product_members(constraint, limits)) is not None:
             return ProductCore([self.compile(member, limits) for member in members])
-        while isinstance(constraint, Exact):  # its masks always are
+        while isinstance(constraint, ExactGrammar):  # its masks always are
             constraint = constraint.inner
         try:
             return XgrammarCore(xgrammar.GrammarMatcher(self._compiled(constraint, limits)))
@@ -60,18 +60,20 @@ class XgrammarBackend:
         raise GrammarError("xgrammar has no recipes")
 
     def _compiled(self, constraint: Constraint, limits: CompileLimits) -> Any:
-        if isinstance(constraint, JsonSchema):
+        if isinstance(constraint, JsonSchemaGrammar):
             return self._schema(constraint, limits)
-        if isinstance(constraint, Regex):
+        if isinstance(constraint, RegexGrammar):
             require_regex(constraint.pattern, limits)
             return self._compiler.compile_regex(portable(constraint.pattern, self.name))
-        if isinstance(constraint, Choice):
+        if isinstance(constraint, ChoiceGrammar):
             check_choice(constraint, limits)
             return self._compiler.compile_grammar(f"root ::= {' | '.join(map(_quoted, constraint.options))}")
         kind = type(constraint).__name__
-        raise GrammarError(f"backend 'xgrammar' does not support {kind}; it takes JsonSchema, Regex, Choice and AllOf")
+        raise GrammarError(
+            f"backend 'xgrammar' does not support {kind}; it takes JsonSchemaGrammar, Regex, Choice and AllOf"
+        )
 
-    def _schema(self, constraint: JsonSchema, limits: CompileLimits) -> Any:
+    def _schema(self, constraint: JsonSchemaGrammar, limits: CompileLimits) -> Any:
         if constraint.mode != "strict":
             raise GrammarError("backend 'xgrammar' takes strict JSON schemas only")
         text = schema_text(constraint.schema)

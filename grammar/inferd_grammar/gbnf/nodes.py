@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Chars:
+class CharacterClass:
     """One character: any of `ranges` (pairs of code points, both ends included), or any other if `negated`."""
 
     ranges: tuple[tuple[int, int], ...]
@@ -25,29 +25,29 @@ class Reference:
 class Sequence:
     """The items one after the other; nothing if there are none."""
 
-    items: tuple[Node, ...]
+    items: tuple[GbnfNode, ...]
 
 
 @dataclass(frozen=True)
 class Alternatives:
     """One of the items."""
 
-    items: tuple[Node, ...]
+    items: tuple[GbnfNode, ...]
 
 
 @dataclass(frozen=True)
 class Repeat:
     """`item` at least `low` times and at most `high` times (None: any number)."""
 
-    item: Node
+    item: GbnfNode
     low: int
     high: int | None
 
 
-Node = Chars | Reference | Sequence | Alternatives | Repeat
+GbnfNode = CharacterClass | Reference | Sequence | Alternatives | Repeat
 
 
-def references(node: Node) -> Iterator[str]:
+def references(node: GbnfNode) -> Iterator[str]:
     """Names of the rules that a tree refers to, repeats included."""
     match node:
         case Reference(name):

@@ -9,7 +9,7 @@ import re
 from typing import NoReturn
 
 from inferd_grammar.errors import GrammarError
-from inferd_grammar.gbnf.nodes import Alternatives, Chars, Node, Reference, Repeat, Sequence, references
+from inferd_grammar.gbnf.nodes import Alternatives, CharacterClass, GbnfNode, Reference, Repeat, Sequence, references
 
 MAX_REPEAT = 1_000_000
 _MAX_NESTING = 100
@@ -19,14 +19,14 @@ _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)
 _PLAIN_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]"}
 _COUNTS = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d+)?\s*)?\}")
-_ANY = Chars((), negated=True)
+_ANY = CharacterClass((), negated=True)
 
 
-def parse_gbnf(text: str) -> dict[str, Node]:
+def parse_gbnf(text: str) -> dict[str, GbnfNode]:
     """The rules by name. Raises GrammarError that names the line for wrong syntax, a rule defined twice, a rule that
     is missing (`root` included) and groups nested deeper than 100."""
     reader = _Reader(text)
-    rules: dict[str, Node] = {}
+    rules: dict[str, GbnfNode] = {}
     while not reader.at_end():
         name, node = reader.rule()
         if name in rules:
@@ -55,7 +55,7 @@ class _Reader:
         line = self._text.count("\n", 0, self._at) + 1
         raise GrammarError(f"GBNF grammar, line {line}: {reason}")
 
-    def rule(self) -> tuple[str, Node]:
+    def rule(self) -> tuple[str, GbnfNode]:
         name = self._name()
         self._skip(_SPACE)
         if not self._take("::="):
@@ -66,25 +66,25 @@ class _Reader:
             self.fail(f"unexpected {self._text[self._at]!r}")
         return name, node
 
-    def _alternatives(self, *, nested: bool) -> Node:
+    def _alternatives(self, *, nested: bool) -> GbnfNode:
         items = [self._sequence(nested=nested)]
         while self._take("|"):
             self._skip(_SPACE_AND_LINES)
             items.append(self._sequence(nested=nested))
         return items[0] if len(items) == 1 else Alternatives(tuple(items))
 
-    def _sequence(self, *, nested: bool) -> Node:
-        items: list[Node] = []
+    def _sequence(self, *, nested: bool) -> GbnfNode:
+        items: list[GbnfNode] = []
         space = _SPACE_AND_LINES if nested else _SPACE
         while (item := self._item()) is not None:
             items.append(self._repeated(item))
             self._skip(space)
         return Sequence(tuple(items))
 
-    def _item(self) -> Node | None:
+    def _item(self) -> GbnfNode | None:
         """The next item, or None where none begins. A literal is a sequence of characters, repeated as a whole."""
         if self._take('"'):
-            return Sequence(tuple(Chars(((code, code),)) for code in self._literal()))
+            return Sequence(tuple(CharacterClass(((code, code),)) for code in self._literal()))
         if self._take("["):
             return self._class()
         if self._take("."):
@@ -97,7 +97,7 @@ class _Reader:
             return Reference(self._name())
         return None
 
-    def _group(self) -> Node:
+    def _group(self) -> GbnfNode:
         self._depth += 1
         if self._depth > _MAX_NESTING:
             self.fail(f"groups nest deeper than {_MAX_NESTING}")
@@ -108,7 +108,7 @@ class _Reader:
         self._depth -= 1
         return node
 
-    def _repeated(self, item: Node) -> Node:
+    def _repeated(self, item: GbnfNode) -> GbnfNode:
         for _ in range(_MAX_NESTING):
             self._skip(_SPACE)
             if self._take("*"):
@@ -140,7 +140,7 @@ class _Reader:
             codes.append(self._character('"'))
         return codes
 
-    def _class(self) -> Chars:
+    def _class(self) -> CharacterClass:
         negated = self._take("^")
         ranges = []
         while not self._take("]"):
@@ -153,7 +153,7 @@ class _Reader:
             ranges.append((low, high))
         if not ranges and not negated:
             self.fail("an empty character class matches nothing")
-        return Chars(tuple(ranges), negated)
+        return CharacterClass(tuple(ranges), negated)
 
     def _character(self, closing: str) -> int:
         """One code point, escaped or not."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from inferd_grammar.errors import GrammarError
-from inferd_grammar.gbnf.nodes import Alternatives, Chars, Node, Reference, Repeat, Sequence, references
+from inferd_grammar.gbnf.nodes import Alternatives, CharacterClass, GbnfNode, Reference, Repeat, Sequence, references
 from inferd_grammar.gbnf.parse import parse_gbnf
 
 # Deeper than this no regular expression is tried; each level takes a few frames of Python's stack.
@@ -33,7 +33,7 @@ def gbnf_to_lark(text: str, *, max_regex: int, max_rules: int) -> str:
     return "\n".join(f"{names[name]}: {_lark(rules[name], names)}" for name in used)
 
 
-def _reachable(rules: Mapping[str, Node]) -> list[str]:
+def _reachable(rules: Mapping[str, GbnfNode]) -> list[str]:
     found, stack = {"root": None}, ["root"]
     while stack:
         for name in references(rules[stack.pop()]):
@@ -50,7 +50,7 @@ class _TooLong(Exception):
 class _Regex:
     """One regular expression for all rules, if there is one within the limit."""
 
-    def __init__(self, rules: Mapping[str, Node], limit: int) -> None:
+    def __init__(self, rules: Mapping[str, GbnfNode], limit: int) -> None:
         self._rules = rules
         self._limit = limit
         self._known: dict[str, str] = {}
@@ -72,7 +72,7 @@ class _Regex:
             self._open.discard(name)
         return self._known[name]
 
-    def _write(self, node: Node) -> str:
+    def _write(self, node: GbnfNode) -> str:
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise _TooLong
@@ -82,9 +82,9 @@ class _Regex:
         self._depth -= 1
         return text
 
-    def _written(self, node: Node) -> str:
+    def _written(self, node: GbnfNode) -> str:
         match node:
-            case Chars():
+            case CharacterClass():
                 return _class(node)
             case Reference(name):
                 return self._rule(name)
@@ -96,9 +96,9 @@ class _Regex:
                 return f"(?:{self._write(item)}){_counts(low, high)}"
 
 
-def _lark(node: Node, names: Mapping[str, str]) -> str:
+def _lark(node: GbnfNode, names: Mapping[str, str]) -> str:
     match node:
-        case Chars():
+        case CharacterClass():
             return f"/{_class(node)}/"
         case Reference(name):
             return names[name]
@@ -114,7 +114,7 @@ def _counts(low: int, high: int | None) -> str:
     return f"{{{low},{'' if high is None else high}}}"
 
 
-def _class(chars: Chars) -> str:
+def _class(chars: CharacterClass) -> str:
     """A class of the Rust regex syntax; code points in hexadecimal, which no flag or set operation can misread."""
     if not chars.ranges:
         return "(?s:.)"

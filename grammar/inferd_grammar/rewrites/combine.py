@@ -14,7 +14,7 @@ from inferd_grammar.rewrites.base import Schema, Translator, View, all_of, any_o
 from inferd_grammar.rewrites.disjoint import kinds_of, overlap, told_apart, views_of
 from inferd_grammar.rewrites.kinds import NUMBER, Kinds, typed
 
-Place = tuple[Any, str]
+SchemaPlace = tuple[Any, str]
 """A subschema and its pointer."""
 DEPENDENCIES = ("dependencies", "dependentRequired", "dependentSchemas")
 
@@ -69,7 +69,7 @@ def negative_if(view: View, kinds: Kinds, to: Translator) -> list[Schema]:
     return options
 
 
-def exclusive_cases(parts: list[Place], beside: tuple[View, ...], to: Translator) -> list[Place]:
+def exclusive_cases(parts: list[SchemaPlace], beside: tuple[View, ...], to: Translator) -> list[SchemaPlace]:
     """Those members of an `allOf` that are `if` and `then` alone, if there are several and their conditions exclude
     each other on objects that have the keys which the conditions look at.
     """
@@ -84,7 +84,7 @@ def exclusive_cases(parts: list[Place], beside: tuple[View, ...], to: Translator
     return cases if len(cases) > 1 and apart else []
 
 
-def positive_cases(cases: list[Place], kinds: Kinds, to: Translator) -> Schema:
+def positive_cases(cases: list[SchemaPlace], kinds: Kinds, to: Translator) -> Schema:
     """One condition and its consequence, or none of the conditions: so many cases instead of all combinations.
 
     Narrower: an object without a key that the conditions look at meets all of them at once, and is refused.
@@ -101,7 +101,7 @@ def _keys(conditions: list[View]) -> list[str]:
     return list(dict.fromkeys(key for view in conditions for key in view.words.get("properties", {})))
 
 
-def _is_case(place: Place, to: Translator) -> bool:
+def _is_case(place: SchemaPlace, to: Translator) -> bool:
     part, pointer = place
     return (
         isinstance(part, dict)
@@ -110,7 +110,7 @@ def _is_case(place: Place, to: Translator) -> bool:
     )
 
 
-def _condition(place: Place, to: Translator) -> View:
+def _condition(place: SchemaPlace, to: Translator) -> View:
     return to.view(place[0]["if"], f"{place[1]}/if")
 
 

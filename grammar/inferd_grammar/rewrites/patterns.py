@@ -17,8 +17,8 @@ from inferd_grammar.rewrites.base import CannotRewrite, Schema, View
 from inferd_grammar.rewrites.regex_syntax import (
     EVERYTHING,
     Chars,
-    Node,
     NotUnderstood,
+    RegexNode,
     intersection,
     parse,
     subtraction,
@@ -90,20 +90,20 @@ class _Nfa:
     size: int = 2
 
     @classmethod
-    def of(cls, node: Node) -> _Nfa:
+    def of(cls, node: RegexNode) -> _Nfa:
         nfa = cls()
         nfa._add(node, 0, 1)
         return nfa
 
     @classmethod
-    def of_several(cls, nodes: list[Node]) -> _Nfa:
+    def of_several(cls, nodes: list[RegexNode]) -> _Nfa:
         """One start for all; pattern n ends in state -1 - n."""
         nfa = cls()
         for n, node in enumerate(nodes):
             nfa._add(node, 0, -1 - n)
         return nfa
 
-    def _add(self, node: Node, start: int, end: int) -> None:
+    def _add(self, node: RegexNode, start: int, end: int) -> None:
         kind, parts = node
         if kind == "chars":
             self.moves.setdefault(start, []).append((parts, end))
@@ -119,7 +119,7 @@ class _Nfa:
         else:
             self._loop(parts, start, end)
 
-    def _loop(self, part: Node, start: int, end: int) -> None:
+    def _loop(self, part: RegexNode, start: int, end: int) -> None:
         inner, behind = self._new(), self._new()
         self.silent.setdefault(start, []).append(inner)
         self._add(part, inner, behind)

@@ -9,7 +9,7 @@ from typing import Any
 
 Chars = tuple[tuple[int, int], ...]
 """Sorted, disjoint, inclusive ranges of code points."""
-Node = tuple[str, Any]
+RegexNode = tuple[str, Any]
 
 EVERYTHING: Chars = ((0, 0xD7FF), (0xE000, 0x10FFFF))
 _LINE_ENDS: Chars = ((0x0A, 0x0A), (0x0D, 0x0D), (0x85, 0x85), (0x2028, 0x2029))
@@ -26,7 +26,7 @@ class NotUnderstood(ValueError):
     """A pattern holds something that is not understood here; the message says what."""
 
 
-def parse(pattern: str) -> tuple[Node, Chars]:
+def parse(pattern: str) -> tuple[RegexNode, Chars]:
     """The pattern as a search, and the characters on which dialects differ about it. Raises NotUnderstood."""
     parser = _Parser(pattern)
     node = parser.union(top=True)
@@ -108,15 +108,15 @@ class _Parser:
     def rest(self) -> str:
         return self._text[self._at :]
 
-    def union(self, *, top: bool = False) -> Node:
+    def union(self, *, top: bool = False) -> RegexNode:
         branches = [self._branch(top)]
         while self._take("|"):
             branches.append(self._branch(top))
         return branches[0] if len(branches) == 1 else ("either", branches)
 
-    def _branch(self, top: bool) -> Node:
+    def _branch(self, top: bool) -> RegexNode:
         """At the top, `^` and `$` of a branch say where it must begin and end; anything may stand elsewhere."""
-        anything: Node = ("loop", ("chars", EVERYTHING))
+        anything: RegexNode = ("loop", ("chars", EVERYTHING))
         parts = [] if not top or self._take("^") else [anything]
         while self.rest() and not self.rest().startswith(("|", ")", "$")):
             parts.append(self._counted(self._atom()))
@@ -128,7 +128,7 @@ class _Parser:
             parts.append(anything)
         return "then", parts
 
-    def _atom(self) -> Node:
+    def _atom(self) -> RegexNode:
         char = self._next()
         if char == "(":
             return self._group()
@@ -143,7 +143,7 @@ class _Parser:
             raise NotUnderstood(f"{char!r} in this place")
         return "chars", ((ord(char), ord(char)),)
 
-    def _group(self) -> Node:
+    def _group(self) -> RegexNode:
         if self._take("?") and not self._take(":"):
             raise NotUnderstood("a group of another kind")
         node = self.union()
@@ -151,14 +151,16 @@ class _Parser:
             raise NotUnderstood("a group without an end")
         return node
 
-    def _counted(self, node: Node) -> Node:
+    def _counted(self, node: RegexNode) -> RegexNode:
         least, most = self._count()
         if least is None:
             return node
         self._take("?")  # a lazy count finds the same strings
         if self.rest().startswith(("*", "+", "?", "{")):
             raise NotUnderstood("a count of a count")
-        tail: list[Node] = [("loop", node)] if most is None else [("either", [node, ("then", [])])] * (most - least)
+        tail: list[RegexNode] = (
+            [("loop", node)] if most is None else [("either", [node, ("then", [])])] * (most - least)
+        )
         return "then", [node] * least + tail
 
     def _count(self) -> tuple[int | None, int | None]:

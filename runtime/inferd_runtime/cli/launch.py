@@ -17,7 +17,7 @@ from inferd_runtime.cli.parsing import (
     add_settings,
     settings_of,
 )
-from inferd_runtime.cli.program_command import Grammar, parse
+from inferd_runtime.cli.program_command import CommandSyntax, parse
 from inferd_runtime.cli.program_options import ProgramInterface
 from inferd_runtime.cli.run_screen import RunScreen
 
@@ -36,7 +36,7 @@ def launch(argv: list[str]) -> int:
         described = server.get(f"/v1/programs/{quote(parsed.program, safe='')}")
         return ProgramInterface.from_json(described["interface"])
 
-    command = parse(Grammar("launch", DESCRIPTION, _add_options_before, _add_options_after, find), argv)
+    command = parse(CommandSyntax("launch", DESCRIPTION, _add_options_before, _add_options_after, find), argv)
     server, program = asked[0]
     body = {"program": program, "arguments": command.arguments, "limits": command.limits}
     run = server.post("/v1/runs", body)

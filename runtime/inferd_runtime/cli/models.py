@@ -12,7 +12,7 @@ from inferd_runtime.cli.parsing import CLIENT_SETTINGS, Parser, add_json, add_se
 from inferd_runtime.models.options import ModelOptions
 
 if TYPE_CHECKING:
-    from inferd_runtime.models.fit import Fit
+    from inferd_runtime.models.fitting.fit import Fit
 
 FIT = """Estimate from its configuration alone, without reading weights, whether a model fits this machine's memory.
 
@@ -78,14 +78,14 @@ def _estimate(options: ModelOptions, parsed: argparse.Namespace) -> Fit:
     if options.pages and (parsed.context or parsed.streams):
         raise InvalidRequest("give --pages, or --context and --streams, not both")
     # Torch is imported here, because no other command of this process needs it.
-    from inferd_runtime.models.fit import Asked, Fit
-    from inferd_runtime.models.inspection import available_bytes, check_device, measure
+    from inferd_runtime.models.fitting.fit import CacheRequest, Fit
+    from inferd_runtime.models.fitting.inspection import available_bytes, check_device, measure
 
     size = measure(options)
     if parsed.context > size.max_context:
         raise InvalidRequest(f"--context {parsed.context} is more than the model's {size.max_context} tokens")
     device = check_device(options.device)
-    asked = Asked(parsed.context, parsed.streams, options.pages, parsed.page_size)
+    asked = CacheRequest(parsed.context, parsed.streams, options.pages, parsed.page_size)
     return Fit(size, device, asked, available_bytes(device))
 
 
@@ -102,7 +102,7 @@ def _as_json(estimate: Fit) -> dict[str, Any]:
 
 
 def _show(estimate: Fit) -> None:
-    from inferd_runtime.models.fit import readable
+    from inferd_runtime.models.fitting.fit import readable
 
     size, asked = estimate.model, estimate.asked
     context = asked.context or size.max_context
@@ -125,7 +125,7 @@ def _show(estimate: Fit) -> None:
 
 
 def _verdict(estimate: Fit) -> str:
-    from inferd_runtime.models.fit import readable
+    from inferd_runtime.models.fitting.fit import readable
 
     if estimate.fits:
         raised = not estimate.asked.pages and estimate.pages > estimate.default_pages

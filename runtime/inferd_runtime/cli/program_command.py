@@ -33,7 +33,7 @@ class ProgramCommand:
 
 
 @dataclass(frozen=True)
-class Grammar:
+class CommandSyntax:
     """A verb's own part: ``before`` adds the options that may stand before PROGRAM, ``after`` those after it (but for the
     names that the program takes); ``find`` gets the program's interface from what stands before.
     """
@@ -45,7 +45,7 @@ class Grammar:
     find: Callable[[argparse.Namespace], ProgramInterface]
 
 
-def parse(grammar: Grammar, argv: list[str]) -> ProgramCommand:
+def parse(grammar: CommandSyntax, argv: list[str]) -> ProgramCommand:
     """Parse a command line. Raises InvalidRequest that names what is wrong, and what ``find`` raises."""
     usage = f"inferd {grammar.verb} [options] PROGRAM [the program's parameters, options]"
     head = Parser(grammar.verb, grammar.description + HINT.format(verb=grammar.verb), usage=usage)

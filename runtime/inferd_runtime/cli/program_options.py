@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inferd.interface import Interface, Parameter
+from inferd.program.interface import Interface, Parameter
 from inferd.protocol import InvalidRequest
 
 PREFIX = "parameter_"
 INPUT = "input"
-Reader = Callable[[str], Any]
+OptionReader = Callable[[str], Any]
 
 
 @dataclass(frozen=True)
@@ -93,18 +93,18 @@ def resolved(schema: dict[str, Any], definitions: Mapping[str, Any]) -> dict[str
     return schema
 
 
-def reader_of(schema: dict[str, Any]) -> Reader:
+def reader_of(schema: dict[str, Any]) -> OptionReader:
     """Turns an option's text into the value that a schema asks for. The readers raise ArgumentTypeError."""
     if "enum" in schema:
         return _choice_reader(schema["enum"])
-    simple: dict[str, Reader] = {"string": str, "integer": _integer, "number": _number, "boolean": _boolean}
+    simple: dict[str, OptionReader] = {"string": str, "integer": _integer, "number": _number, "boolean": _boolean}
     kind = schema.get("type")
     if isinstance(kind, str) and kind in simple:
         return simple[kind]
     return _any_value if not schema or "anyOf" in schema else _json
 
 
-def _choice_reader(choices: Sequence[Any]) -> Reader:
+def _choice_reader(choices: Sequence[Any]) -> OptionReader:
     by_text = {choice if isinstance(choice, str) else json.dumps(choice): choice for choice in choices}
 
     def read(text: str) -> Any:

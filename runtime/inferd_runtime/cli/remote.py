@@ -11,7 +11,7 @@ from inferd_runtime.cli.client import Server
 from inferd_runtime.cli.output import print_json, print_table
 from inferd_runtime.cli.parsing import CLIENT_SETTINGS, Parser, add_json, add_settings, settings_of
 from inferd_runtime.cli.run_screen import RunScreen
-from inferd_runtime.server.bundles import make_program, read_sources
+from inferd_runtime.server.programs.bundles import make_program, read_sources
 
 
 def upload(argv: list[str]) -> int:

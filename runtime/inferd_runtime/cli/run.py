@@ -13,12 +13,12 @@ import msgspec
 
 from inferd_runtime.cli.interrupts import run_async
 from inferd_runtime.cli.parsing import LIMIT_SETTINGS, Parser, add_json, add_settings
-from inferd_runtime.cli.program_command import Grammar, ProgramCommand, parse
+from inferd_runtime.cli.program_command import CommandSyntax, ProgramCommand, parse
 from inferd_runtime.cli.program_options import ProgramInterface
 from inferd_runtime.cli.progress import notice, prepare_runner
 from inferd_runtime.cli.run_screen import RunScreen
-from inferd_runtime.server.bundles import Program, make_program, read_sources, with_limits
-from inferd_runtime.server.runtime import open_runtime
+from inferd_runtime.server.programs.bundles import Program, make_program, read_sources, with_limits
+from inferd_runtime.server.supervisor.runtime import open_runtime
 
 SETTINGS = ("model", "adapter", "draft", "device", "dtype", "threads", "pages", *LIMIT_SETTINGS)
 JSON_HELP = "print one JSON object {result, usage} and nothing else; what the program prints goes to stderr"
@@ -41,7 +41,7 @@ def read_command(argv: list[str]) -> tuple[ProgramCommand, Program]:
         return ProgramInterface.of(found[0].interface)
 
     description = "Run a program (a .py file, or a folder with a main.py) once."
-    grammar = Grammar("run", description, lambda parser: _add_options(parser, frozenset()), _add_options, find)
+    grammar = CommandSyntax("run", description, lambda parser: _add_options(parser, frozenset()), _add_options, find)
     return parse(grammar, argv), found[0]
 
 

@@ -13,9 +13,8 @@ from inferd_runtime.cli.output import print_json
 from inferd_runtime.cli.parsing import SETTING_NAMES, Parser, add_json, add_settings, settings_of
 from inferd_runtime.cli.progress import prepare_runner
 from inferd_runtime.config import Settings
-from inferd_runtime.server.auth import token_path
-from inferd_runtime.server.gateway import Gateway
-from inferd_runtime.server.gateway import serve as serve_gateway
+from inferd_runtime.server.gateway.app import Gateway, serve as serve_gateway
+from inferd_runtime.server.gateway.auth import token_path
 
 NOT_FOR_SERVERS = ("url",)
 DESCRIPTION = """Serve a runtime on this machine until Ctrl+C or SIGTERM.

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from inferd.protocol import InvalidRequest, LimitExceeded, NotFound
 from inferd_runtime.engine.uploads import Uploads
-from inferd_runtime.models.adapter_files import AdapterFiles, AdapterSize, LoraConfig
+from inferd_runtime.models.lora.files import AdapterFiles, AdapterSize, LoraConfig
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -9,29 +9,24 @@ from functools import partial
 from typing import NamedTuple
 
 from inferd.protocol import InferdError, InternalError
-from inferd_runtime.engine.boundary import JobBoundary
-from inferd_runtime.engine.context import Context, ContextSet
-from inferd_runtime.engine.drawing import (
-    Drawn,
-    Launched,
-    SamplingDriver,
-    StepResult,
-    is_drawn,
-    lay_out_drawing,
-    read_drawn,
-)
-from inferd_runtime.engine.fairness import StepCost
-from inferd_runtime.engine.parking import ParkingSpace
-from inferd_runtime.engine.plan import Driver, Job, Planned, Verified, Work, prepare
-from inferd_runtime.engine.rejection import reject
-from inferd_runtime.engine.run_ahead import Flight, Forward, RunAhead, attempt
-from inferd_runtime.engine.sampling import Logits, RowSampler, draw
-from inferd_runtime.engine.scheduler import Scheduler
-from inferd_runtime.engine.speculation import Speculation, StepPrice
-from inferd_runtime.engine.tenants import Accounts, Tenancy
-from inferd_runtime.engine.widening import widen
+from inferd_runtime.engine.driver import Driver, Launched, SamplingDriver, StepResult
+from inferd_runtime.engine.fixed_width import widen
+from inferd_runtime.engine.job import Job, Planned
+from inferd_runtime.engine.jobs.boundary import JobBoundary
+from inferd_runtime.engine.overlap import DeferredForward, InFlightStep, OverlapPlanner, attempt
+from inferd_runtime.engine.prepare import prepare
+from inferd_runtime.engine.sampling.device_sampling import SampledTokens, is_sampled, read_sampled, sampling_inputs
+from inferd_runtime.engine.sampling.host_sampling import LogitRows, RowSampler, draw
+from inferd_runtime.engine.sampling.rejection import reject
+from inferd_runtime.engine.scheduling.draft_budget import DraftBudget, StepPrice
+from inferd_runtime.engine.scheduling.fairness import StepCost
+from inferd_runtime.engine.scheduling.scheduler import Scheduler
+from inferd_runtime.engine.scheduling.tenants import Accounts, Tenancy
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence, SequenceSet
+from inferd_runtime.engine.sequences.parking import ParkingSpace
+from inferd_runtime.engine.stages import Verified, Work
 from inferd_runtime.kv.pool import PagePool
-from inferd_runtime.models.batch import Rows
+from inferd_runtime.models.batch import FloatRows
 from inferd_runtime.speculation.drafts import ROOT
 from inferd_runtime.speculation.times import StepTimes
 
@@ -44,7 +39,7 @@ class EngineOptions:
     as it needs). Where the driver's arithmetic allows it, drafts then change no bit of any logit; each step costs what the
     longest draft does. Trees and explicit positions keep their own number.
 
-    ``overlap``: where the driver samples, the next step is launched while one runs (:mod:`~inferd_runtime.engine.run_ahead`).
+    ``overlap``: where the driver samples, the next step is launched while one runs (:mod:`~inferd_runtime.engine.overlap`).
     """
 
     token_budget: int = 512
@@ -66,19 +61,21 @@ class Engine:
         self._width = options.fixed_rows
         self.pool = PagePool(driver.pages - (self._width > 0), driver.page_size)
         self.parking = ParkingSpace(driver, options.swap_bytes)
-        self.contexts = ContextSet(
+        self.contexts = SequenceSet(
             self.pool, self.parking, accounts, vocab_size=driver.vocab_size, max_length=driver.max_context
         )
-        self.speculation = Speculation(options.times, most=max(1, self._width - 1) if self._width else None)
+        self.speculation = DraftBudget(options.times, most=max(1, self._width - 1) if self._width else None)
         self.scheduler = Scheduler(
             self.contexts, accounts, self.speculation.allocate, token_budget=options.token_budget, cost=options.cost
         )
         self._sampler = driver if isinstance(driver, SamplingDriver) else None
-        self._run_ahead = RunAhead(self.scheduler, self.pool) if options.overlap and self._sampler is not None else None
-        self._behind: Flight | None = None
+        self._run_ahead = (
+            OverlapPlanner(self.scheduler, self.pool) if options.overlap and self._sampler is not None else None
+        )
+        self._behind: InFlightStep | None = None
         self.steps = 0
 
-    def create_context(self, tenant: str = "") -> Context:
+    def create_context(self, tenant: str = "") -> CachedSequence:
         """An empty root context of a tenant."""
         return self.contexts.create(tenant)
 
@@ -105,11 +102,11 @@ class Engine:
         if flight is not None:
             self._land(flight)
 
-    def _launch(self, make: Callable[[], list[Planned]]) -> Flight | None:
+    def _launch(self, make: Callable[[], list[Planned]]) -> InFlightStep | None:
         """Plan a step and set it off. None when nobody wants anything."""
         started = time.perf_counter()
         plan = make()
-        return Flight(plan, attempt(partial(self._forward, plan)), started) if plan else None
+        return InFlightStep(plan, attempt(partial(self._forward, plan)), started) if plan else None
 
     def _forward(self, plan: Sequence[Planned]) -> Launched:
         """Start the planned step; the device draws if it can."""
@@ -117,10 +114,10 @@ class Engine:
         if self._width:
             batch = widen(batch, self._width, self.pool.size, self.driver.page_size)
         if self._sampler is None:
-            return Forward(self.driver, batch)
-        return self._sampler.launch(batch, lay_out_drawing(plan, self.driver.vocab_size))
+            return DeferredForward(self.driver, batch)
+        return self._sampler.launch(batch, sampling_inputs(plan, self.driver.vocab_size))
 
-    def _land(self, flight: Flight) -> None:
+    def _land(self, flight: InFlightStep) -> None:
         """Wait for a step, and hand out what it brought. Its jobs fail if the device did."""
         self.steps += 1
         result = flight.wait()
@@ -134,7 +131,7 @@ class Engine:
             self._behind.since = time.perf_counter()
 
 
-def commit(flight: Flight, result: StepResult, driver: Driver, price: StepPrice | None = None) -> int:
+def commit(flight: InFlightStep, result: StepResult, driver: Driver, price: StepPrice | None = None) -> int:
     """Verify every job's rows, and hand the outcomes over; how many tokens were sampled. A job that cannot take its outcome
     fails alone. What is not wanted any more is thrown away: its K and V stand behind what counts.
     """
@@ -153,7 +150,7 @@ def commit(flight: Flight, result: StepResult, driver: Driver, price: StepPrice 
     return sum(len(done.tokens) for _, done in verified)
 
 
-def outcomes(flight: Flight, result: StepResult, price: StepPrice | None = None) -> list[tuple[int, Verified]]:
+def outcomes(flight: InFlightStep, result: StepResult, price: StepPrice | None = None) -> list[tuple[int, Verified]]:
     """The planned jobs, by their number, that a step brings something, and what."""
     verified: list[tuple[int, Verified]] = []
     for at, share in enumerate(shares(flight.plan, result)):
@@ -166,19 +163,19 @@ def outcomes(flight: Flight, result: StepResult, price: StepPrice | None = None)
     return verified
 
 
-class Share(NamedTuple):
+class JobResult(NamedTuple):
     """What a step brought one planned job: ``logits`` float32[rows, V], and ``hidden`` float32[hidden, E] where wanted; or,
     where the device drew, all that was ``drawn``, and the job's place in it.
     """
 
     item: Planned
-    logits: Logits
-    hidden: Rows | None
-    drawn: Drawn | None = None
+    logits: LogitRows
+    hidden: FloatRows | None
+    drawn: SampledTokens | None = None
     at: int = 0
 
 
-def shares(plan: Sequence[Planned], result: StepResult) -> Iterator[Share]:
+def shares(plan: Sequence[Planned], result: StepResult) -> Iterator[JobResult]:
     """Each planned job's share."""
     (logits, hidden), drawn = result
     first = taken = at = 0
@@ -186,22 +183,22 @@ def shares(plan: Sequence[Planned], result: StepResult) -> Iterator[Share]:
         rows, states = item.work.rows, item.work.hidden
         mine = hidden[taken : taken + states] if states else None
         taken += states
-        if drawn is not None and rows and is_drawn(item.work):
-            yield Share(item, logits[:0], mine, drawn, at)
+        if drawn is not None and rows and is_sampled(item.work):
+            yield JobResult(item, logits[:0], mine, drawn, at)
             at += 1
         else:
-            yield Share(item, logits[first : first + rows], mine)
+            yield JobResult(item, logits[first : first + rows], mine)
             first += rows
 
 
-def outcome(share: Share) -> Verified:
+def outcome(share: JobResult) -> Verified:
     """What came of it: as the device drew, or as the host does now."""
     item, logits, _, drawn, at = share
-    done = verify(item, logits) if drawn is None else read_drawn(item.work, drawn, at)
+    done = verify(item, logits) if drawn is None else read_sampled(item.work, drawn, at)
     return done if share.hidden is None else done._replace(hidden=share.hidden)
 
 
-def verify(item: Planned, logits: Logits) -> Verified:
+def verify(item: Planned, logits: LogitRows) -> Verified:
     """Agreement: sample row after row while the sample is one of the draft's tokens there; the first that is not ends it.
 
     Every emitted token is a sample of the target from its own row, with its own history, mask and position. So the
@@ -226,7 +223,7 @@ def verify(item: Planned, logits: Logits) -> Verified:
         path.append(node)
 
 
-def _reject(work: Work, sampler: RowSampler, position: int, logits: Logits) -> Verified:
+def _reject(work: Work, sampler: RowSampler, position: int, logits: LogitRows) -> Verified:
     """The other verifier, for drafts that come with the probabilities they were drawn with."""
     draft = work.draft
     tokens = [*draft.tokens, draft.refused] if draft.refused >= 0 else draft.tokens

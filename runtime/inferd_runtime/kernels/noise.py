@@ -1,4 +1,4 @@
-"""The counter-based noise of the engine as tensors: the same 64-bit words as ``engine/noise.py``, on any device.
+"""The counter-based noise of the engine as tensors: the same 64-bit words as ``engine/sampling/noise.py``, on any device.
 
 Keys are the engine's unsigned 64-bit numbers in two's complement, as int64 is what every device computes with.
 """
@@ -39,7 +39,7 @@ def mix(value: Tensor) -> Tensor:
 
 
 def stream(keys: Tensor, tag: int) -> Tensor:
-    """Keys of noise that is independent of the keys' own and of other tags': ``engine/noise.py: stream``."""
+    """Keys of noise that is independent of the keys' own and of other tags': ``engine/sampling/noise.py: stream``."""
     return mix(mix(keys) + signed(tag))
 
 

@@ -14,7 +14,8 @@ def process(
     """Scores float64[N, V] of rows float[N, V]: -inf for what a row's sampler excludes, 0 for the most likely token.
 
     ``temperature``, ``top_p`` and ``min_p`` are float64[N], ``top_k`` is int64[N], with the meaning and the order of
-    ``engine/sampling.py: candidates``, whose scores these are. Temperature 0 leaves the first of the largest. ``masks``
+    ``engine/sampling/host_sampling.py: candidates``, whose scores these are. Temperature 0 leaves the first of the
+    largest. ``masks``
     int32[N, ceil(V / 32)]: bit i of word w allows token 32 w + i; a row whose mask allows nothing is -inf everywhere.
     """
     scores = logits.to(torch.float64)

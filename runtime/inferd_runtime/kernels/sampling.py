@@ -1,6 +1,7 @@
 """Rows of logits to tokens, for many samplers at once: the torch reference of the fused sampling kernel, and what both take.
 
-A row's meaning is that of ``engine/sampling.py: draw``: adjustments, mask, temperature, top_k, top_p, min_p, then the
+A row's meaning is that of ``engine/sampling/host_sampling.py: draw``: adjustments, mask, temperature, top_k, top_p,
+min_p, then the
 Gumbel-argmax with the engine's noise. Nothing here waits for the device, so that a recorded step may hold it.
 """
 
@@ -37,7 +38,7 @@ class Adjustments:
 
 @dataclass(frozen=True, slots=True)
 class SampleRows:
-    """The samplers of N rows, as ``engine/sampling.py: RowSampler`` has one.
+    """The samplers of N rows, as ``engine/sampling/host_sampling.py: RowSampler`` has one.
 
     ``temperature``, ``top_p``, ``min_p`` float64[N]; ``top_k`` int64[N] (0: off); ``keys`` int64[N], the engine's in two's
     complement; ``positions`` int64[N], absolute. ``mask_rows`` int32[N]: which row of ``masks`` int32[M, ceil(V / 32)] a row

@@ -18,11 +18,11 @@ from inferd_runtime.kernels.noise import gumbel, stream, uniform
 from inferd_runtime.kernels.sampling import PAD, check_tensor
 
 __all__ = [
-    "ACCEPT", "PAD", "RESIDUAL", "DraftRows", "Drafts", "Noise", "Packed", "Verdict", "Verifier", "agree", "agreement",
+    "ACCEPT", "PAD", "RESIDUAL", "DraftRows", "Drafts", "Noise", "MaskWords", "Verdict", "Verifier", "agree", "agreement",
     "read_verdicts", "rejection",
 ]  # fmt: skip
 
-Packed = npt.NDArray[np.int32]
+MaskWords = npt.NDArray[np.int32]
 ACCEPT = 0xACCE97
 RESIDUAL = 0x5E51D0
 
@@ -122,7 +122,7 @@ def check_drafts(samples: Tensor, drafts: DraftRows) -> None:
         check_tensor(name, getattr(drafts, name), torch.int32, size)
 
 
-def read_verdicts(packed: Packed) -> tuple[Packed, Packed, Packed]:
+def read_verdicts(packed: MaskWords) -> tuple[MaskWords, MaskWords, MaskWords]:
     """Views of what :func:`agree` packed: accepted int32[B], tokens int32[B, K + 1], path int32[B, K]."""
     behind = packed.shape[1] // 2 + 1
     return packed[:, 0], packed[:, 1:behind], packed[:, behind:]

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
-Tokens = tuple[int, ...]
-Key = tuple[Hashable, Tokens]
+PageTokens = tuple[int, ...]
+PrefixKey = tuple[Hashable, PageTokens]
 
 
-class Node(NamedTuple):
+class PrefixNode(NamedTuple):
     """A page in the tree. ``ident`` stands for its content and all before it; it never stands for anything else."""
 
     ident: int
@@ -27,8 +27,8 @@ class PrefixIndex:
     """Full pages by their content and everything before. Holds no references: the pool says which pages live."""
 
     def __init__(self) -> None:
-        self._nodes: dict[Key, Node] = {}
-        self._keys: dict[int, Key] = {}
+        self._nodes: dict[PrefixKey, PrefixNode] = {}
+        self._keys: dict[int, PrefixKey] = {}
         self._pages: dict[int, int] = {}
         self._last = 0
 
@@ -38,7 +38,7 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def find(self, before: Hashable, tokens: Tokens) -> Node | None:
+    def find(self, before: Hashable, tokens: PageTokens) -> PrefixNode | None:
         """The page that holds ``tokens`` behind ``before`` (a root or a node's ident)."""
         return self._nodes.get((before, tokens))
 
@@ -46,7 +46,7 @@ class PrefixIndex:
         """The page that an ident stands for; None when it has gone."""
         return self._pages.get(ident)
 
-    def add(self, before: Hashable, tokens: Tokens, page: int, ident: int | None = None) -> int:
+    def add(self, before: Hashable, tokens: PageTokens, page: int, ident: int | None = None) -> int:
         """Enter a computed page; the ident that stands for it. When its content is there already, the first page stays.
 
         ``ident``: the page is a copy, to the bit, of the one that this stood for.
@@ -56,7 +56,7 @@ class PrefixIndex:
         if node is None:
             if ident is None:
                 self._last = ident = self._last + 1
-            node = self._nodes[key] = Node(ident, page)
+            node = self._nodes[key] = PrefixNode(ident, page)
             self._keys[page] = key
             self._pages[ident] = page
         return node.ident

@@ -12,7 +12,7 @@ import numpy.typing as npt
 Ids = npt.NDArray[np.int64]
 PageData = npt.NDArray[np.uint8]
 Seen = npt.NDArray[np.bool_]
-Rows = npt.NDArray[np.float32]
+FloatRows = npt.NDArray[np.float32]
 NO_ROWS: Ids = np.empty(0, np.int64)
 
 
@@ -65,5 +65,5 @@ class Batch:
 class Outputs(NamedTuple):
     """What a pass brings to the host: ``logits`` float32[R, V]; ``hidden`` float32[H, E], after the final norm."""
 
-    logits: Rows
-    hidden: Rows
+    logits: FloatRows
+    hidden: FloatRows

@@ -7,25 +7,25 @@ from typing import Protocol
 
 from inferd.protocol import InvalidRequest
 
-Message = dict[str, str]
-QUESTION: Message = {"role": "user", "content": "x"}
-ANSWER: Message = {"role": "assistant", "content": "y"}
+ChatMessage = dict[str, str]
+QUESTION: ChatMessage = {"role": "user", "content": "x"}
+ANSWER: ChatMessage = {"role": "assistant", "content": "y"}
 
 
 class ChatTemplate(Protocol):
     """What renders whole conversations."""
 
-    def render(self, messages: Sequence[Message], *, cue: bool) -> str:
+    def render(self, messages: Sequence[ChatMessage], *, cue: bool) -> str:
         """The text of a conversation, with the assistant's cue if asked for."""
         ...
 
 
-def opening(template: ChatTemplate, messages: Sequence[Message], *, cue: bool) -> str:
+def opening(template: ChatTemplate, messages: Sequence[ChatMessage], *, cue: bool) -> str:
     """The text of the first messages of a context."""
     return template.render(messages, cue=cue)
 
 
-def continuation(template: ChatTemplate, messages: Sequence[Message], *, cue: bool) -> str:
+def continuation(template: ChatTemplate, messages: Sequence[ChatMessage], *, cue: bool) -> str:
     """The text that messages add to a conversation, found as the difference to one that stands for what came before.
 
     Raises InvalidRequest when the template rewrites earlier turns, so that there is no such text.
@@ -40,7 +40,7 @@ def end_of_answer(template: ChatTemplate) -> str:
     return whole[whole.rindex(ANSWER["content"]) + len(ANSWER["content"]) :]
 
 
-def _added(template: ChatTemplate, before: Sequence[Message], after: Sequence[Message], *, cue: bool) -> str:
+def _added(template: ChatTemplate, before: Sequence[ChatMessage], after: Sequence[ChatMessage], *, cue: bool) -> str:
     old, new = template.render(before, cue=False), template.render(after, cue=cue)
     if not new.startswith(old):
         raise InvalidRequest("this model's chat template rewrites earlier turns: such a message cannot be added here")

@@ -14,8 +14,8 @@ from transformers import GenerationConfig
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.models.checkpoint import check_vocabulary, read_config, read_tokenizer, read_weights
+from inferd_runtime.models.checks.probe import Probed, attach
 from inferd_runtime.models.parallel import check_plan, first_numbers
-from inferd_runtime.models.probe import Probed, attach
 from inferd_runtime.models.tokenizer import HubTokenizer
 
 EMBEDDED = {"tiny": "tiny/target", "tiny-draft": "tiny/draft"}

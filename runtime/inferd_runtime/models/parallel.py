@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from inferd.protocol import InvalidRequest
-from inferd_runtime.models.attention import StepLayout
-from inferd_runtime.models.fit import ModelSize
-from inferd_runtime.models.passes import ModelPass
-from inferd_runtime.models.sizing import default_threads
+from inferd_runtime.models.fitting.fit import ModelSize
+from inferd_runtime.models.fitting.sizing import default_threads
+from inferd_runtime.models.passes.attention import StepLayout
+from inferd_runtime.models.passes.plain import ModelPass
 
 TIMEOUT_S = 300.0
 """How long a rank waits for another in one collective; ranks that read weights may be far apart."""
@@ -147,7 +147,7 @@ class WatchedPass:
         self.broken = False
 
     def __call__(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
-        """See :class:`~inferd_runtime.models.passes.ModelPass`."""
+        """See :class:`~inferd_runtime.models.passes.plain.ModelPass`."""
         self.broken = True
         logits = self._run(tokens, positions, layout, rows)
         self.broken = False

@@ -27,8 +27,8 @@ from inferd.protocol import (
 from inferd_runtime.sandbox.inbox import MAX_MESSAGES, Inbox, too_many_messages
 from inferd_runtime.sandbox.messages import FromWorker, Limits, Output, Sent
 from inferd_runtime.sandbox.meter import Meter
-from inferd_runtime.sandbox.tickets import MAX_OPEN, TicketDesk
-from inferd_runtime.session.link import EngineLink, LinkReply
+from inferd_runtime.sandbox.tickets import MAX_OPEN, PendingCalls
+from inferd_runtime.session.wire import EngineLink, LinkReply
 
 FOR_EVER_MS = 0xFFFFFFFF
 MAX_POLL_SECONDS = 60.0
@@ -49,7 +49,7 @@ class GuestCalls:
         self._inbox = inbox
         self._link = link
         self._report = report
-        self._desk = TicketDesk()
+        self._desk = PendingCalls()
         self._poller = zmq.Poller()
         self._poller.register(link.socket, zmq.POLLIN)
         self._poller.register(inbox.fileno(), zmq.POLLIN)

@@ -44,7 +44,7 @@ OnProgress = Callable[[Progress], None]
 
 
 @dataclass(frozen=True)
-class Step:
+class BuildStep:
     """A step of the build: a command of :mod:`build_steps`, its stage for people, and about how long it takes."""
 
     command: str
@@ -52,8 +52,8 @@ class Step:
     seconds: float
 
 
-COMPONENTIZE = Step("componentize", "Building the sandbox", 22.0)
-COMPILE = Step("compile", "Compiling the sandbox", 32.0)
+COMPONENTIZE = BuildStep("componentize", "Building the sandbox", 22.0)
+COMPILE = BuildStep("compile", "Compiling the sandbox", 32.0)
 WAITING = "Waiting for another process that builds the sandbox"
 
 
@@ -126,7 +126,7 @@ def _componentize(sources: dict[str, bytes], target: Path, on_progress: OnProgre
         _run(COMPONENTIZE, [folder, str(target)], on_progress)
 
 
-def _run(step: Step, arguments: list[str], on_progress: OnProgress) -> None:
+def _run(step: BuildStep, arguments: list[str], on_progress: OnProgress) -> None:
     """Run a step in a child process, which ends with this call, whatever happens."""
     command = [sys.executable, "-m", "inferd_runtime.sandbox.build_steps", step.command, *arguments]
     started = time.monotonic()

@@ -42,7 +42,7 @@ class RunUsage(msgspec.Struct, frozen=True):
     peak_memory_mb: float = 0.0
 
 
-class Launch(msgspec.Struct, frozen=True, tag=True):
+class LaunchRun(msgspec.Struct, frozen=True, tag=True):
     """Start a run. ``arguments`` is a JSON object's text."""
 
     run: str
@@ -70,7 +70,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End all runs and exit."""
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     """The worker has loaded the runner and takes launches."""
 
     pid: int
@@ -97,7 +97,7 @@ class Sent(msgspec.Struct, frozen=True, tag=True):
     message: Any
 
 
-class Finished(msgspec.Struct, frozen=True, tag=True):
+class RunFinished(msgspec.Struct, frozen=True, tag=True):
     """A run is over: exactly one of ``result`` (JSON text) and ``error``."""
 
     run: str
@@ -106,5 +106,5 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     error: ErrorInfo | None = None
 
 
-ToWorker = Launch | Cancel | Deliver | Shutdown
-FromWorker = Ready | Started | Output | Sent | Finished
+ToWorker = LaunchRun | Cancel | Deliver | Shutdown
+FromWorker = WorkerReady | Started | Output | Sent | RunFinished

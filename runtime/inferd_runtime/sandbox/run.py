@@ -15,11 +15,11 @@ from inferd.protocol import ErrorInfo, InferdError, InternalError, LimitExceeded
 from inferd_runtime.sandbox.calls import GuestCalls, Report
 from inferd_runtime.sandbox.engine_settings import MIB, WASM_STACK_BYTES
 from inferd_runtime.sandbox.inbox import Inbox
-from inferd_runtime.sandbox.messages import Finished, Launch, Limits, RunUsage, Started
+from inferd_runtime.sandbox.messages import LaunchRun, Limits, RunFinished, RunUsage, Started
 from inferd_runtime.sandbox.meter import exceeded
 from inferd_runtime.sandbox.threads import ThreadPool
 from inferd_runtime.sandbox.wasm import DoesNotFit, Guest, GuestTrap, LoadedRunner
-from inferd_runtime.session.link import RUN_SESSION, EngineLink
+from inferd_runtime.session.wire import RUN_SESSION, EngineLink
 
 CLOSE_SECONDS = 2.0
 NEARLY_FULL = 0.9
@@ -43,10 +43,10 @@ class GuestEnd:
     memory_bytes: int
 
 
-class Run:
+class SandboxRun:
     """A run that was launched. It sends exactly one Finished, whatever happens."""
 
-    def __init__(self, launch: Launch, runner: LoadedRunner, engine: EngineAddress, report: Report) -> None:
+    def __init__(self, launch: LaunchRun, runner: LoadedRunner, engine: EngineAddress, report: Report) -> None:
         self._launch = launch
         self._runner = runner
         self._engine = engine
@@ -62,7 +62,7 @@ class Run:
             self._over.set()
             self.inbox.close()
             unavailable = Unavailable(f"the sandbox worker cannot start another thread: {error}")
-            self._report(Finished(self._launch.run, RunUsage(), error=unavailable.to_wire()))
+            self._report(RunFinished(self._launch.run, RunUsage(), error=unavailable.to_wire()))
 
     def join(self, timeout: float) -> None:
         """Wait until the run has reported its end, at most ``timeout`` seconds."""
@@ -74,12 +74,12 @@ class Run:
         except Exception as error:  # noqa: BLE001 - the run's boundary: a bug here costs this run and no other
             trace = "".join(traceback.format_exception(error))
             info = InternalError(f"the sandbox failed: {error!r}", traceback=trace).to_wire()
-            finished = Finished(self._launch.run, RunUsage(), error=info)
+            finished = RunFinished(self._launch.run, RunUsage(), error=info)
         self.inbox.close()
         self._report(finished)
         self._over.set()
 
-    def _connected(self) -> Finished:
+    def _connected(self) -> RunFinished:
         link = EngineLink(self._engine.context, self._engine.endpoint, RUN_SESSION + self._launch.run)
         try:
             link.socket.setsockopt(zmq.SNDTIMEO, 0)  # an engine that takes nothing must not block this thread
@@ -90,7 +90,7 @@ class Run:
         finally:
             link.close()
 
-    def _finished(self, end: GuestEnd, calls: GuestCalls, used: Usage) -> Finished:
+    def _finished(self, end: GuestEnd, calls: GuestCalls, used: Usage) -> RunFinished:
         meter = calls.meter
         usage = RunUsage(
             tokens=used.tokens,
@@ -101,7 +101,7 @@ class Run:
             cpu_ms=(time.thread_time() - meter.cpu_start) * 1e3,
             peak_memory_mb=end.memory_bytes / MIB,
         )
-        return Finished(self._launch.run, usage, end.result, end.error)
+        return RunFinished(self._launch.run, usage, end.result, end.error)
 
     def _execute(self, calls: GuestCalls) -> GuestEnd:
         limits = self._launch.limits

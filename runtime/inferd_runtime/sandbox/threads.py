@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 
-Work = Callable[[], None]
+PoolTask = Callable[[], None]
 MOST_IDLE = 4
 
 
@@ -15,7 +15,7 @@ class ThreadPool:
     """Runs each piece of work in a thread of its own, an idle one if there is one. One thread hands out work."""
 
     def __init__(self) -> None:
-        self._idle: deque[SimpleQueue[Work]] = deque()
+        self._idle: deque[SimpleQueue[PoolTask]] = deque()
 
     @property
     def idle(self) -> int:
@@ -26,7 +26,7 @@ class ThreadPool:
         """Have an idle thread."""
         self.run(_nothing)
 
-    def run(self, work: Work) -> None:
+    def run(self, work: PoolTask) -> None:
         """Start ``work``, which must not raise. Raises RuntimeError where there can be no more threads."""
         try:
             queue = self._idle.pop()
@@ -35,7 +35,7 @@ class ThreadPool:
             threading.Thread(target=self._serve, args=(queue,), name="run", daemon=True).start()
         queue.put(work)
 
-    def _serve(self, queue: SimpleQueue[Work]) -> None:
+    def _serve(self, queue: SimpleQueue[PoolTask]) -> None:
         while True:
             queue.get()()
             if len(self._idle) >= MOST_IDLE:

@@ -17,7 +17,7 @@ class Waits(Enum):
     MESSAGE = "message"
 
 
-class TicketDesk:
+class PendingCalls:
     """Hands out tickets and collects their answers. A ticket is used once; an answer for a closed one is dropped."""
 
     def __init__(self) -> None:

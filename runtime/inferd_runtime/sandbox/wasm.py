@@ -21,10 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from wasmtime import Config, Engine, Store, WasiConfig, WasmtimeError, _bindings
-from wasmtime import _ffi as ffi
-from wasmtime.component import Component, Linker, LinkerInstance
-from wasmtime.component import Instance as ComponentInstance
+from wasmtime import Config, Engine, Store, WasiConfig, WasmtimeError, _bindings, _ffi as ffi
+from wasmtime.component import Component, Instance as ComponentInstance, Linker, LinkerInstance
 
 from inferd_runtime.sandbox.engine_settings import MIB, WASM_STACK_BYTES
 from inferd_runtime.sandbox.linear_memory import MemoryAccess, data_addresses, read_map, writable_region, written_pages

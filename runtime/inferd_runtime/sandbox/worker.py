@@ -27,16 +27,16 @@ from inferd_runtime.sandbox.epochs import EpochTicker
 from inferd_runtime.sandbox.messages import (
     Cancel,
     Deliver,
-    Finished,
     FromWorker,
-    Launch,
-    Ready,
+    LaunchRun,
+    RunFinished,
     RunUsage,
     Shutdown,
     ToWorker,
+    WorkerReady,
 )
 from inferd_runtime.sandbox.outbox import Outbox
-from inferd_runtime.sandbox.run import EngineAddress, Run
+from inferd_runtime.sandbox.run import EngineAddress, SandboxRun
 from inferd_runtime.sandbox.threads import ThreadPool
 from inferd_runtime.sandbox.warm_up import warm_up
 from inferd_runtime.sandbox.wasm import LoadedRunner
@@ -53,7 +53,7 @@ class Worker:
         self._control = control
         self._engine = engine
         self._runner = runner
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, SandboxRun] = {}
         self._outbox = Outbox()
         self._decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
         self._busy = threading.Event()
@@ -67,7 +67,7 @@ class Worker:
         poller = zmq.Poller()
         poller.register(self._control, zmq.POLLIN)
         poller.register(self._outbox.pipe.fileno(), zmq.POLLIN)
-        self._send(Ready(os.getpid()))
+        self._send(WorkerReady(os.getpid()))
         while not self._closing:
             poller.poll()
             self._receive()
@@ -85,7 +85,7 @@ class Worker:
     def _handle(self, message: ToWorker) -> None:
         """Act on a message. One about a run that is over comes too late and means nothing."""
         match message:
-            case Launch():
+            case LaunchRun():
                 self._launch(message)
             case Cancel():
                 if message.run in self._runs:
@@ -96,12 +96,12 @@ class Worker:
             case Shutdown():
                 self._closing = True
 
-    def _launch(self, launch: Launch) -> None:
+    def _launch(self, launch: LaunchRun) -> None:
         if launch.run in self._runs:
             error = InvalidRequest(f"run {launch.run} goes on already").to_wire()
-            self._send(Finished(launch.run, RunUsage(), error=error))
+            self._send(RunFinished(launch.run, RunUsage(), error=error))
             return
-        run = Run(launch, self._runner, self._engine, self._outbox.put)
+        run = SandboxRun(launch, self._runner, self._engine, self._outbox.put)
         self._runs[launch.run] = run
         self._busy.set()
         run.start(self._threads)
@@ -109,7 +109,7 @@ class Worker:
     def _report(self) -> None:
         for message in self._outbox.take():
             self._send(message)
-            if isinstance(message, Finished):
+            if isinstance(message, RunFinished):
                 del self._runs[message.run]
         if not self._runs:
             self._busy.clear()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from inferd.protocol import Step
 from inferd.speculation_stats import SpeculationCycle
-from inferd_runtime.session.link import CyclePage, WatchedCycle
+from inferd_runtime.session.wire import CyclePage, WatchedCycle
 
 KEPT = 4096
 """Steps that wait for a watcher who is late; of more, the oldest are lost and counted."""

@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 
 from inferd import protocol as p
-from inferd_runtime.drafting.models import DraftModels
-from inferd_runtime.engine.speculation import Speculation
+from inferd_runtime.draft_models.models import DraftModels
+from inferd_runtime.engine.scheduling.draft_budget import DraftBudget
 from inferd_runtime.kv.snapshots import SnapshotStore
-from inferd_runtime.session.compiling import CompileQueue
+from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.cycles import CycleFeed
-from inferd_runtime.session.host import ServedModel
-from inferd_runtime.session.link import (
+from inferd_runtime.session.served_model import ServedModel
+from inferd_runtime.session.session import Session
+from inferd_runtime.session.wire import (
     CANCEL,
     CLOSE,
     CYCLES,
@@ -32,7 +33,6 @@ from inferd_runtime.session.link import (
     OpenSession,
     SpeculationTotals,
 )
-from inferd_runtime.session.session import Session
 
 Send = Callable[[bytes, list[bytes]], None]
 
@@ -53,7 +53,7 @@ def _draft_models(drafts: DraftModels) -> list[DraftModelStats]:
     ]
 
 
-def _speculation_totals(speculation: Speculation) -> SpeculationTotals:
+def _speculation_totals(speculation: DraftBudget) -> SpeculationTotals:
     done = speculation.counters
     return SpeculationTotals(
         done.steps, done.drafts, done.emitted, done.truncated, done.wasted, done.accepted_per_position,

@@ -8,31 +8,31 @@ from typing import Any
 
 from inferd import protocol as p
 from inferd_runtime.kv.snapshots import SnapshotStore
-from inferd_runtime.session import (
-    adapter_calls,
-    context_calls,
-    embed_calls,
-    generate_calls,
-    grammar_calls,
-    model_calls,
-    pass_calls,
-    snapshot_calls,
-)
-from inferd_runtime.session.compiling import CompileQueue
+from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.cycles import CycleFeed
-from inferd_runtime.session.host import ServedModel
+from inferd_runtime.session.operations import (
+    adapters,
+    contexts,
+    embeddings,
+    generation,
+    grammars,
+    models,
+    passes,
+    snapshots,
+)
+from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.state import Call, Respond, SessionState
 
 Handler = Callable[[SessionState, Call], None]
 HANDLERS: Mapping[type[Any], Handler] = {
-    **model_calls.HANDLERS,
-    **adapter_calls.HANDLERS,
-    **context_calls.HANDLERS,
-    **pass_calls.HANDLERS,
-    **embed_calls.HANDLERS,
-    **generate_calls.HANDLERS,
-    **grammar_calls.HANDLERS,
-    **snapshot_calls.HANDLERS,
+    **models.HANDLERS,
+    **adapters.HANDLERS,
+    **contexts.HANDLERS,
+    **passes.HANDLERS,
+    **embeddings.HANDLERS,
+    **generation.HANDLERS,
+    **grammars.HANDLERS,
+    **snapshots.HANDLERS,
 }
 
 
@@ -79,8 +79,8 @@ class Session:
         """Release everything; what still waits is answered with Cancelled."""
         for ticket in list(self._state.waiting):
             self.cancel(ticket)
-        for generation in self._state.generations.values():
-            generation.close()
+        for opened in self._state.generations.values():
+            opened.close()
         for handle in list(self._state.contexts):
             self._state.drop_context(handle)
         for uploads, number in self._state.uploads:

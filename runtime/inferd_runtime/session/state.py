@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferd import protocol as p
-from inferd_runtime.engine.context import Context
-from inferd_runtime.engine.generation import Generation
+from inferd_runtime.engine.jobs.generation import Generation
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.engine.uploads import Uploads
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session import transcript
-from inferd_runtime.session.compiling import CompileQueue
-from inferd_runtime.session.generating import OpenGeneration, add_usage
-from inferd_runtime.session.grammars import OpenGrammars
-from inferd_runtime.session.host import ServedModel
+from inferd_runtime.session.constraints.compile_queue import CompileQueue
+from inferd_runtime.session.constraints.held_grammars import HeldGrammars
+from inferd_runtime.session.generation.open_generation import OpenGeneration, add_usage
+from inferd_runtime.session.served_model import ServedModel
 
 Respond = Callable[[Any], None]
 MAX_HANDLES = 4096
@@ -39,7 +39,7 @@ class Call:
 class OpenContext:
     """A context handle: the engine's context, its model, and where the conversation stands."""
 
-    def __init__(self, model: ServedModel, context: Context, *turns: tuple[int, transcript.Turn]) -> None:
+    def __init__(self, model: ServedModel, context: CachedSequence, *turns: tuple[int, transcript.Turn]) -> None:
         self.model = model
         self.context = context
         self._turns = list(turns) or [(0, transcript.Turn())]
@@ -93,7 +93,7 @@ class SessionState:
         self.compiles = compiles
         self.contexts: dict[int, OpenContext] = {}
         self.generations: dict[int, OpenGeneration] = {}
-        self.grammars = OpenGrammars()
+        self.grammars = HeldGrammars()
         self.waiting: dict[int, Callable[[], None]] = {}
         self.uploads: set[tuple[Uploads, int]] = set()
         self.publish: Publish = publish_nowhere
@@ -162,7 +162,7 @@ class SessionState:
             raise p.NotFound(f"generation {handle} does not exist or was closed")
         return self.generations[handle]
 
-    def running_on(self, context: Context) -> OpenGeneration | None:
+    def running_on(self, context: CachedSequence) -> OpenGeneration | None:
         """The generation that owns the context, if one does."""
         return next((opened for opened in self.generations.values() if opened.generation is context.user), None)
 

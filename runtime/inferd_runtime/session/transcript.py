@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from inferd.protocol import InvalidRequest, Part
-from inferd_runtime.engine.text import TextTokenizer
+from inferd_runtime.engine.jobs.text import TextTokenizer
 from inferd_runtime.models import chat
-from inferd_runtime.session.host import ChatTokenizer
+from inferd_runtime.session.served_model import ChatTokenizer
 
 ROLES = ("system", "user", "assistant")
 ASKING_ROLES = ("system", "user")

@@ -11,7 +11,7 @@ ALARM = 8.0
 SETTLED = 30
 
 
-class Change:
+class ChangeDetector:
     """Notices that an arm's rewards are no longer what they were on average: Page's two-sided cumulative sum (Page 1954), which
     tolerates DRIFT and raises the alarm when ALARM of what exceeds it has come together. SETTLED rewards come first.
     """
@@ -49,7 +49,7 @@ class Bandit(ABC):
         self.counts = [0] * self.arms
         self.sums = [0.0] * self.arms
         self.squares = [0.0] * self.arms
-        self._changes = [Change() for _ in range(self.arms)]
+        self._changes = [ChangeDetector() for _ in range(self.arms)]
 
     @abstractmethod
     def choose(self) -> int:

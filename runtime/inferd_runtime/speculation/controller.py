@@ -16,7 +16,7 @@ from inferd_runtime.speculation.times import StepShape, StepTimes
 OWN = "program"
 
 
-class Choice(NamedTuple):
+class DraftSelection(NamedTuple):
     """What is verified of each draft, and the tokens per second that are expected of it."""
 
     drafts: list[Draft]
@@ -83,7 +83,7 @@ class Controller:
         chains = self._best([draft.chain() for draft in drafts], sequences, shape, budget)
         return best.drafts if best.rate * without / seconds > chains.rate else chains.drafts
 
-    def _best(self, drafts: Sequence[Draft], sequences: int, shape: StepShape, budget: int) -> Choice:
+    def _best(self, drafts: Sequence[Draft], sequences: int, shape: StepShape, budget: int) -> DraftSelection:
         """The best beginning of the line of all nodes."""
         if len(drafts) == 1 and len(drafts[0].tokens) <= budget and drafts[0].is_chain:
             return self._best_alone(drafts[0], sequences, shape)
@@ -95,12 +95,14 @@ class Controller:
         rates = tokens / (self.times.array(shape, len(order)) - self._elsewhere(sequences, shape))
         count = int(rates.argmax())
         if count == 0:
-            return Choice([NO_DRAFT] * len(drafts), float(rates[0]))
+            return DraftSelection([NO_DRAFT] * len(drafts), float(rates[0]))
         owners = np.repeat(np.arange(len(drafts)), lengths)
         counts = np.bincount(owners[order[:count]], minlength=len(drafts)).tolist()
-        return Choice([_cut(draft, rows) for draft, rows in zip(drafts, counts, strict=True)], float(rates[count]))
+        return DraftSelection(
+            [_cut(draft, rows) for draft, rows in zip(drafts, counts, strict=True)], float(rates[count])
+        )
 
-    def _best_alone(self, draft: Draft, sequences: int, shape: StepShape) -> Choice:
+    def _best_alone(self, draft: Draft, sequences: int, shape: StepShape) -> DraftSelection:
         """The same for one chain, which stands in line already; lists are quicker than arrays here."""
         seconds, elsewhere = self.times.times(shape, len(draft.tokens)), self._elsewhere(sequences, shape)
         tokens, best, length = float(sequences), sequences / (seconds[0] - elsewhere), 0
@@ -109,7 +111,7 @@ class Controller:
             rate = tokens / (seconds[count] - elsewhere)
             if rate > best:
                 best, length = rate, count
-        return Choice([_cut(draft, length)], best)
+        return DraftSelection([_cut(draft, length)], best)
 
     def _elsewhere(self, sequences: int, shape: StepShape) -> float:
         """Seconds that go into what else stands in the step: prompts, a program's own drafts.

@@ -33,7 +33,7 @@ END = -(1 << 31)
 _REACH_BITS = 8 * WIDTH * REACH
 
 
-class Text:
+class IndexedText:
     """The newest tokens of a growing text, at absolute positions: a past that never changes, which forks share, and the rest."""
 
     def __init__(self) -> None:
@@ -79,9 +79,9 @@ class Text:
         past, rest, shift, count = self._past, self._rest, self.start + back, len(self._past)
         return [past[at] if (at := place - shift) < count else rest[at - count] for place in places]
 
-    def fork(self) -> Text:
+    def fork(self) -> IndexedText:
         """A copy that shares the past, and the rest until either of them appends something; O(1)."""
-        twin = Text()
+        twin = IndexedText()
         twin.start, twin._past, twin._rest = self.start, self._past, self._rest
         twin._rest_is_shared = self._rest_is_shared = True
         return twin
@@ -120,7 +120,7 @@ class NgramIndex:
         self._capacity = capacity
         self._builder = builder
         self._batch = batch
-        self._text = Text()
+        self._text = IndexedText()
         self._frozen: list[FrozenGrams] = []
         # From here on nothing is frozen: it lies in _shared, newest first and never written to, and then in _recent.
         self._loose = 0

@@ -8,7 +8,7 @@ from concurrent.futures import Executor, Future
 from operator import mul
 from typing import NamedTuple
 
-from inferd.errors import LimitExceeded
+from inferd.protocol.errors import LimitExceeded
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import NOTHING, Proposal
 from inferd_runtime.speculation.grams import MAX_TOKENS, POWERS, FrozenGrams

@@ -147,7 +147,7 @@ def _propose(drafter: Drafter, limit: int, ahead: Sequence[int]) -> Proposal:
 
 
 @dataclass(slots=True)
-class Asked:
+class SourceProposal:
     """What a source proposed for the step under way: its branches, and where its nodes stand in the merged draft."""
 
     source: Source
@@ -178,7 +178,7 @@ class SourceSet:
         self._survival = survival
         self.max_draft = max_draft
         self._tree = tree
-        self._asked: list[Asked] = []
+        self._asked: list[SourceProposal] = []
         self._proposed = NO_DRAFT
         self._observed = 0
         self._well_guessed = False
@@ -223,11 +223,11 @@ class SourceSet:
         draft = self._proposed
         return draft.likeliest(limit) if self._tree or draft.is_chain else draft.chain().likeliest(limit)
 
-    def _ask(self, source: Source, limit: int, forced: Sequence[int]) -> Asked | None:
+    def _ask(self, source: Source, limit: int, forced: Sequence[int]) -> SourceProposal | None:
         if len(forced) >= limit:
             return None
         proposal = source.propose(limit - len(forced), forced)
-        return Asked(source, proposal, branches(proposal)) if proposal.tokens else None
+        return SourceProposal(source, proposal, branches(proposal)) if proposal.tokens else None
 
     def _merge(self, forced: Sequence[int]) -> Draft:
         if len(self._asked) == 1 and not forced and not self._asked[0].proposal.parents:
@@ -243,14 +243,14 @@ class SourceSet:
             asked.places = [places[node] for node in asked.places]
         return draft
 
-    def _alone(self, asked: Asked) -> Draft:
+    def _alone(self, asked: SourceProposal) -> Draft:
         """One source's chain needs no merging."""
         proposal, count = asked.proposal, len(asked.proposal.tokens)
         asked.places = range(count)
         names = [asked.source.name] * count
         return Draft(proposal.tokens, range(-1, count - 1), names, self._chances(asked), proposal.probabilities)
 
-    def _chances(self, asked: Asked) -> list[float]:
+    def _chances(self, asked: SourceProposal) -> list[float]:
         """The chance of each node that it and all before it are accepted."""
         proposal = asked.proposal
         alone = list(proposal.confidence) or self._experience(asked)
@@ -262,7 +262,7 @@ class SourceSet:
             survival.append(chance if parent == ROOT else chance * survival[parent])
         return survival
 
-    def _experience(self, asked: Asked) -> list[float]:
+    def _experience(self, asked: SourceProposal) -> list[float]:
         """The chance of each node that it is accepted when its parent is."""
         if not asked.proposal.parents:
             return self._survival.chances(asked.source.name, asked.proposal.match, len(asked.proposal.tokens))
@@ -289,7 +289,7 @@ class SourceSet:
                 self._settle_source(asked, kept, stands, cost)
             self._asked = []
 
-    def _settle_source(self, asked: Asked, kept: Mapping[int, int], stands: Set[int], cost: float) -> None:
+    def _settle_source(self, asked: SourceProposal, kept: Mapping[int, int], stands: Set[int], cost: float) -> None:
         drafted = [node for node in asked.places if node in kept]
         if not drafted:
             return asked.source.missed()
@@ -304,7 +304,7 @@ class SourceSet:
         if not asked.proposal.confidence:
             self._learn(asked, kept, stands)
 
-    def _learn(self, asked: Asked, kept: Mapping[int, int], stands: Set[int]) -> None:
+    def _learn(self, asked: SourceProposal, kept: Mapping[int, int], stands: Set[int]) -> None:
         """Branch by branch: how many of its nodes stand, and whether the next one was tried in vain."""
         places = asked.places
         for branch in asked.branches:

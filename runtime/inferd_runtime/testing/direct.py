@@ -8,7 +8,7 @@ from typing import Any
 
 from inferd import protocol as p
 from inferd_runtime.kv.snapshots import SnapshotStore
-from inferd_runtime.session.host import ServedModel
+from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
 
 DISK_SECONDS = 30.0

@@ -13,13 +13,15 @@ import numpy.typing as npt
 
 from inferd.protocol import Sampling
 
-Floats = npt.NDArray[np.float64]
-Tokens = npt.NDArray[np.int64]
+ProbabilityArray = npt.NDArray[np.float64]
+TokenArray = npt.NDArray[np.int64]
 FEWEST = 5.0
 """Cells that expect fewer are counted together, or chi-square would not be chi-square."""
 
 
-def plain_distribution(logits: npt.NDArray[np.float32], sampling: Sampling, allowed: npt.NDArray[np.bool_]) -> Floats:
+def plain_distribution(
+    logits: npt.NDArray[np.float32], sampling: Sampling, allowed: npt.NDArray[np.bool_]
+) -> ProbabilityArray:
     """float64[V]: the definition of a sampler written down plainly, to hold the real one against.
 
     Ties at a bound stay in; among equal logits, temperature 0 takes the first.
@@ -45,18 +47,18 @@ def plain_distribution(logits: npt.NDArray[np.float32], sampling: Sampling, allo
 class ToyTarget:
     """``table`` float64[L, V, V]: the probability of a token at each of L places behind each last token."""
 
-    table: Floats
+    table: ProbabilityArray
 
     @classmethod
     def of(cls, logits: npt.NDArray[np.float32], sampling: Sampling, allowed: npt.NDArray[np.bool_]) -> ToyTarget:
         """The target of raw logits float32[V, V] (one row per last token) under masks bool[L, V, V]."""
 
-        def place(masks: npt.NDArray[np.bool_]) -> list[Floats]:
+        def place(masks: npt.NDArray[np.bool_]) -> list[ProbabilityArray]:
             return [plain_distribution(row, sampling, mask) for row, mask in zip(logits, masks, strict=True)]
 
         return cls(np.array([place(masks) for masks in allowed]))
 
-    def joint(self, first: int) -> Floats:
+    def joint(self, first: int) -> ProbabilityArray:
         """float64[V ** L]: the probability of every sequence behind the token ``first``, in lexical order."""
         probabilities = self.table[0, first]
         for place in self.table[1:]:
@@ -64,14 +66,14 @@ class ToyTarget:
         return np.asarray(probabilities.reshape(-1))
 
 
-def sequence_counts(tokens: Tokens, vocab_size: int) -> Tokens:
+def sequence_counts(tokens: TokenArray, vocab_size: int) -> TokenArray:
     """int64[V ** L]: how often each sequence stands in ``tokens`` int64[N, L]."""
     length = tokens.shape[1]
     places = vocab_size ** np.arange(length - 1, -1, -1)
     return np.asarray(np.bincount(tokens @ places, minlength=vocab_size**length))
 
 
-def p_value(counts: Tokens, probabilities: Floats) -> float:
+def p_value(counts: TokenArray, probabilities: ProbabilityArray) -> float:
     """Pearson's chi-square test of counts against probabilities; 0 where something impossible was counted.
 
     The tail by Wilson and Hilferty's cube root (1931), good to a few per cent of itself from 3 degrees of freedom on.
@@ -90,11 +92,11 @@ def p_value(counts: Tokens, probabilities: Floats) -> float:
     return 0.5 * math.erfc(((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(2 * spread))
 
 
-def _pooled(values: npt.NDArray[np.generic], few: npt.NDArray[np.bool_]) -> Floats:
+def _pooled(values: npt.NDArray[np.generic], few: npt.NDArray[np.bool_]) -> ProbabilityArray:
     floats = values.astype(np.float64)
     return np.append(floats[~few], floats[few].sum())
 
 
-def total_variation(counts: Tokens, probabilities: Floats) -> float:
+def total_variation(counts: TokenArray, probabilities: ProbabilityArray) -> float:
     """How far the counted shares are from the probabilities: 0 to 1."""
     return float(np.abs(counts / counts.sum() - probabilities).sum() / 2)

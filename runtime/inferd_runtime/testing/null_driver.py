@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from inferd_runtime.engine.noise import mix
-from inferd_runtime.engine.sampling import Logits
+from inferd_runtime.engine.sampling.host_sampling import LogitRows
+from inferd_runtime.engine.sampling.noise import mix
 from inferd_runtime.kv.table import PageCopy
-from inferd_runtime.models.adapter_files import AdapterFiles, AdapterSize, LoraConfig
-from inferd_runtime.models.batch import Batch, Ids, Outputs, PageData, Rows, Span
+from inferd_runtime.models.batch import Batch, FloatRows, Ids, Outputs, PageData, Span
+from inferd_runtime.models.lora.files import AdapterFiles, AdapterSize, LoraConfig
 
 HIDDEN = 8
 MOVED = 1_000_003
@@ -64,25 +64,25 @@ class NullDriver:
         del self.adapters[key]
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
-        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        """See :class:`~inferd_runtime.engine.driver.Driver`."""
         for copy in copies:
             self._memory[copy.target] = self._memory[copy.source]
 
     def move_tokens(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        """See :class:`~inferd_runtime.engine.driver.Driver`."""
         flat = self._memory.reshape(-1)
         flat[list(targets)] = flat[list(sources)]
 
     def read_pages(self, pages: Sequence[int]) -> PageData:
-        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        """See :class:`~inferd_runtime.engine.driver.Driver`."""
         return self._memory[list(pages)].view(np.uint8).reshape(len(pages), self.page_bytes)
 
     def bearable(self, data: PageData) -> bool:
-        """See :class:`~inferd_runtime.engine.plan.Driver`. Token ids spoil nothing."""
+        """See :class:`~inferd_runtime.engine.driver.Driver`. Token ids spoil nothing."""
         return True
 
     def write_pages(self, pages: Sequence[int], data: PageData) -> None:
-        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        """See :class:`~inferd_runtime.engine.driver.Driver`."""
         self._memory[list(pages)] = data.reshape(len(pages), self.page_bytes).view(np.int64)
 
     def _offsets(self, batch: Batch) -> Ids:
@@ -103,11 +103,11 @@ class NullDriver:
         tokens[-1] += (int(batch.positions[row]) + 1 - len(seen)) * MOVED
         return tokens
 
-    def logits(self, history: list[int]) -> Logits:
+    def logits(self, history: list[int]) -> LogitRows:
         """float32[V] logits behind ``history``, of which only the last ``order`` tokens count."""
         return (self._generator(history, 0).standard_normal(self.vocab_size) * self._scale).astype(np.float32)
 
-    def hidden(self, history: list[int]) -> Rows:
+    def hidden(self, history: list[int]) -> FloatRows:
         """float32[HIDDEN], the final hidden state behind ``history``, of which only the last ``order`` tokens count."""
         return self._generator(history, 1).standard_normal(HIDDEN).astype(np.float32)
 
@@ -118,5 +118,5 @@ class NullDriver:
         return np.random.Generator(np.random.SFC64(key if stream == 0 else mix(key + stream)))
 
 
-def _stacked(rows: Sequence[Rows], width: int) -> Rows:
+def _stacked(rows: Sequence[FloatRows], width: int) -> FloatRows:
     return np.stack(rows) if rows else np.empty((0, width), np.float32)

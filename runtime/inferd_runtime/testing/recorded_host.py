@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-Result = TypeVar("Result")
+Value = TypeVar("Value")
 WAITS = frozenset({
     "aten._local_scalar_dense", "aten.item", "aten.is_nonzero", "aten.equal", "aten.allclose", "aten.nonzero",
     "aten.masked_select", "aten._unique2", "aten.unique_dim", "aten.unique_consecutive", "aten.bincount",
@@ -49,10 +49,10 @@ class RecordedHost:
         """See :class:`Accelerator`."""
         return _done
 
-    def record(self, body: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+    def record(self, body: Callable[[], Value]) -> tuple[Callable[[], None], Value]:
         """See :class:`Accelerator`. Raises RuntimeError that names what the host would wait for."""
         self.recordings += 1
-        with _NoReads(), _Recorder() as recorder:
+        with _NoReads(), _OperationRecorder() as recorder:
             result = body()
 
         def replay() -> None:
@@ -67,7 +67,7 @@ class RecordedHost:
         return 0
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down every operation with its arguments and results."""
 
     def __init__(self) -> None:

@@ -8,16 +8,17 @@ from dataclasses import replace
 import numpy as np
 
 from inferd.protocol import ConstraintError
-from inferd_runtime.engine.drawing import NOBODY, Drawing, Drawn, Rejecting, StepResult, merged
-from inferd_runtime.engine.noise import MASK
-from inferd_runtime.engine.penalties import Entries
-from inferd_runtime.engine.rejection import reject
-from inferd_runtime.engine.sampling import Logits, Masks, RowSampler, draw
+from inferd_runtime.engine.driver import StepResult
+from inferd_runtime.engine.sampling.device_sampling import NOBODY, Rejecting, SampledTokens, SamplingInputs, merged
+from inferd_runtime.engine.sampling.host_sampling import LogitRows, Masks, RowSampler, draw
+from inferd_runtime.engine.sampling.noise import MASK
+from inferd_runtime.engine.sampling.penalties import Entries
+from inferd_runtime.engine.sampling.rejection import reject
 from inferd_runtime.models.batch import Batch, Ids, Outputs
 from inferd_runtime.testing.null_driver import NullDriver
 
 
-class Finished:
+class FinishedStep:
     """A step that was done when it was launched. ``waited``: whether somebody has asked for it."""
 
     def __init__(self, result: StepResult) -> None:
@@ -25,26 +26,27 @@ class Finished:
         self._result = result
 
     def wait(self) -> StepResult:
-        """See :class:`~inferd_runtime.engine.drawing.Launched`."""
+        """See :class:`~inferd_runtime.engine.driver.Launched`."""
         self.waited = True
         return self._result
 
 
 class SamplingNullDriver(NullDriver):
-    """Draws what a :class:`~inferd_runtime.engine.drawing.Drawing` says, row by row, with the engine's own sampler.
+    """Draws what a :class:`~inferd_runtime.engine.sampling.device_sampling.SamplingInputs` says, row by row, with the
+    engine's own sampler.
 
     ``launches`` are all steps so far.
     """
 
-    launches: list[Finished]
+    launches: list[FinishedStep]
 
     def __init__(self, **options: int) -> None:
         super().__init__(**options)
         self.launches = []
         self._last: Sequence[int] = ()
 
-    def launch(self, batch: Batch, drawing: Drawing) -> Finished:
-        """See :class:`~inferd_runtime.engine.drawing.SamplingDriver`."""
+    def launch(self, batch: Batch, drawing: SamplingInputs) -> FinishedStep:
+        """See :class:`~inferd_runtime.engine.driver.SamplingDriver`."""
         if len(batch.carried):
             last = np.asarray([*self._last, 0], np.int64)
             batch = replace(batch, tokens=np.where(batch.carried >= 0, last[batch.carried], batch.tokens))
@@ -54,17 +56,19 @@ class SamplingNullDriver(NullDriver):
         if drawing.rejecting is not None:
             drawn = merged(drawn, drawing.rejecting, *self._reject(drawing, drawing.rejecting, outputs.logits))
         self._last = drawn.tokens[:, 0].tolist()
-        self.launches.append(Finished(StepResult(Outputs(outputs.logits[drawing.host_rows], outputs.hidden), drawn)))
+        self.launches.append(
+            FinishedStep(StepResult(Outputs(outputs.logits[drawing.host_rows], outputs.hidden), drawn))
+        )
         return self.launches[-1]
 
-    def _sample(self, drawing: Drawing, row: int, logits: Logits) -> int:
+    def _sample(self, drawing: SamplingInputs, row: int, logits: LogitRows) -> int:
         mask, entries = mask_of(drawing, row), entries_of(drawing, row)
         try:
             return draw(logits, sampler_of(drawing, row), int(drawing.positions[row]), mask, entries)
         except ConstraintError:
             return NOBODY
 
-    def _reject(self, drawing: Drawing, rejecting: Rejecting, logits: Logits) -> tuple[Ids, Ids]:
+    def _reject(self, drawing: SamplingInputs, rejecting: Rejecting, logits: LogitRows) -> tuple[Ids, Ids]:
         """How many tokens of each draft stand, and what is emitted."""
         accepted = np.zeros(len(rejecting.at), np.int64)
         tokens = np.full((len(rejecting.at), rejecting.tokens.shape[1] + 1), NOBODY)
@@ -89,7 +93,7 @@ class SamplingNullDriver(NullDriver):
         return accepted, tokens
 
 
-def sampler_of(drawing: Drawing, row: int) -> RowSampler:
+def sampler_of(drawing: SamplingInputs, row: int) -> RowSampler:
     """A row's sampler."""
     return RowSampler(
         float(drawing.temperature[row]), int(drawing.top_k[row]), float(drawing.top_p[row]),
@@ -97,12 +101,12 @@ def sampler_of(drawing: Drawing, row: int) -> RowSampler:
     )  # fmt: skip
 
 
-def mask_of(drawing: Drawing, row: int) -> Masks | None:
+def mask_of(drawing: SamplingInputs, row: int) -> Masks | None:
     """A row's mask."""
     return None if drawing.mask_rows[row] < 0 else drawing.masks[drawing.mask_rows[row]]
 
 
-def entries_of(drawing: Drawing, row: int) -> Entries | None:
+def entries_of(drawing: SamplingInputs, row: int) -> Entries | None:
     """A row's penalties and biases."""
     if drawing.adjusted is None:
         return None
@@ -111,7 +115,7 @@ def entries_of(drawing: Drawing, row: int) -> Entries | None:
     return Entries(tokens[own].astype(np.int64), repetition[own], shift[own])
 
 
-def agree(drawing: Drawing, samples: Sequence[int]) -> Drawn:
+def agree(drawing: SamplingInputs, samples: Sequence[int]) -> SampledTokens:
     """Walk each draft from its root, as long as a child of the row is the row's sample."""
     count, width = drawing.tokens.shape
     accepted = np.zeros(count, np.int64)
@@ -126,4 +130,4 @@ def agree(drawing: Drawing, samples: Sequence[int]) -> Drawn:
                 break
             node = path[at, accepted[at]] = int(below.argmax())
             accepted[at] += 1
-    return Drawn(accepted, tokens, path)
+    return SampledTokens(accepted, tokens, path)

@@ -6,7 +6,7 @@ from inferd.protocol import ModelInfo
 from inferd_grammar import GrammarCompiler, TokenTable
 from inferd_runtime.engine.adapters import AdapterSet
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.session.host import ServedModel
+from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
 from inferd_runtime.testing.null_driver import NullDriver
 

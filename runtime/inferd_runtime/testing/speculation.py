@@ -10,13 +10,13 @@ import numpy as np
 
 from inferd.protocol import TokenLogprob
 from inferd_grammar import Compiled
-from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.engine import Engine
-from inferd_runtime.engine.generation import Generation, GenerationSpec
-from inferd_runtime.engine.grammar import GrammarCursor
-from inferd_runtime.engine.penalties import Penalties
-from inferd_runtime.engine.sampling import Logits, RowSampler, draw
-from inferd_runtime.engine.text import TextAssembler
+from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
+from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor
+from inferd_runtime.engine.jobs.text import TextAssembler
+from inferd_runtime.engine.sampling.host_sampling import LogitRows, RowSampler, draw
+from inferd_runtime.engine.sampling.penalties import Penalties
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import NO_DRAFT, ROOT, Proposal
 from inferd_runtime.testing.byte_tokenizer import END, ByteTokenizer
@@ -71,7 +71,7 @@ class Request:
         return GrammarCursor(self.grammar.matcher(), -(-vocab_size // 32), [self.eos])
 
 
-def penalised(logits: Logits, penalties: Penalties, prompt: Sequence[int], output: Sequence[int]) -> Logits:
+def penalised(logits: LogitRows, penalties: Penalties, prompt: Sequence[int], output: Sequence[int]) -> LogitRows:
     """What penalties and biases make of a row, float32[V], straight from their definitions: everything is counted anew."""
     row = logits.copy()
     biases = dict(zip(penalties.bias_tokens, penalties.bias_values, strict=True))
@@ -179,14 +179,14 @@ class Broken(Oracle):
 class NearDriver(NullDriver):
     """A model that mostly thinks what the NullDriver with the same arguments does."""
 
-    def logits(self, history: list[int]) -> Logits:
+    def logits(self, history: list[int]) -> LogitRows:
         """See :class:`NullDriver`."""
         other = self._generator(history, 2).standard_normal(self.vocab_size).astype(np.float32)
         return super().logits(history) + other * np.float32(0.5)
 
 
 @dataclass
-class Running:
+class GenerationUnderTest:
     """A generation on its way, and what it has brought."""
 
     request: Request
@@ -201,14 +201,14 @@ class Running:
     def submit(
         cls,
         engine: Engine,
-        context: Context,
+        context: CachedSequence,
         request: Request,
         drafters: Sequence[Drafter],
         *,
         tree: bool = True,
         paced: bool = False,
         logprobs: int | None = None,
-    ) -> Running:
+    ) -> GenerationUnderTest:
         """Start a request on a context that holds its prompt."""
         cursor = request.cursor(engine.driver.vocab_size)
         sources = engine.speculation.sources(drafters, tree=tree) if drafters or cursor is not None else None

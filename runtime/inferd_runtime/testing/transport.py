@@ -10,7 +10,7 @@ import msgspec
 
 from inferd.protocol import OPERATIONS, reply_from_plain
 from inferd.transport import restore_transport, use_transport
-from inferd_runtime.session.host import ServedModel
+from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.served import null_model
 

@@ -23,8 +23,7 @@ from attention_cases import (
     expected,
     tree,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -32,8 +31,12 @@ from inferd_runtime.kernels.attention import choose_splits, paged_attention
 from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.kernels.rows import PagedRows
 from inferd_runtime.kernels.triton import attention as triton_kernels
-from inferd_runtime.kernels.triton.attention import Blocks, choose_blocks, launches
-from inferd_runtime.kernels.triton.attention import paged_attention as triton_attention
+from inferd_runtime.kernels.triton.attention import (
+    AttentionBlocks,
+    choose_blocks,
+    launches,
+    paged_attention as triton_attention,
+)
 
 BOTH = pytest.mark.parametrize("attend", [paged_attention, triton_attention], ids=["torch", "triton"])
 MIXED = [chain(0, 1), tree(9, 6, [-1, 0, 0, 1, -1]), chain(0, 7), chain(21, 1)]
@@ -311,7 +314,7 @@ def test_a_launch_checks_its_tiles_whoever_asked_for_it() -> None:
     given = (case.query, case.keys, case.values)
     with pytest.raises(ValueError, match="tiles of 24 rows in programs of 16: some would stay unwritten"):
         launches(*given, replace(case.rows, tile_rows=24), PLAIN, case.query, 80)
-    odd = Blocks(rows=3, queries=16, keys=16, warps=4, stages=2)
+    odd = AttentionBlocks(rows=3, queries=16, keys=16, warps=4, stages=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton_kernels, "choose_blocks", lambda *_: odd)
         with pytest.raises(ValueError, match="tiles of 8 rows in programs of 3: some would stay unwritten"):

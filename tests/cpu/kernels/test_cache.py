@@ -18,8 +18,7 @@ from cache_cases import (
     random_moves,
     tokens_of,
 )
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.kernels import cache as reference

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from elementwise_cases import ElementwiseOps, Heads, check_gating, check_rotation, ops
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from inferd_runtime.kernels import elementwise as reference
 from inferd_runtime.kernels.cache import FP8, CacheBlock

@@ -10,8 +10,7 @@ from typing import cast
 import pytest
 import torch
 from elementwise_cases import poisoned
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from product_cases import Case, Product, check_invariance
 
 from inferd_runtime.kernels import product as reference

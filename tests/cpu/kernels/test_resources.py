@@ -11,7 +11,7 @@ import pytest
 
 from inferd_runtime.kernels.triton.cache import variants
 from inferd_runtime.kernels.triton.elementwise import variants as elementwise_variants
-from inferd_runtime.kernels.triton.resources import SHARED_LIMITS, Usage, table, too_large
+from inferd_runtime.kernels.triton.resources import SHARED_LIMITS, KernelUsage, table, too_large
 
 pytestmark = pytest.mark.long
 MODULE = "inferd_runtime.kernels.triton.resources"
@@ -61,7 +61,7 @@ def test_spilled_registers_are_found() -> None:
 
 
 def test_too_much_shared_memory_is_marked() -> None:
-    used = Usage("kernel", 32, 0, SHARED_LIMITS[80] + 1, 4)
+    used = KernelUsage("kernel", 32, 0, SHARED_LIMITS[80] + 1, 4)
     assert too_large(used, 80)
     assert not too_large(used, 90)
     assert table([used], 80).endswith("too large")

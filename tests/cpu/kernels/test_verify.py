@@ -11,9 +11,14 @@ import torch
 
 from inferd.protocol import InvalidRequest, Sampling
 from inferd_grammar.tokens import bit_mask
-from inferd_runtime.engine import noise as engine_noise
-from inferd_runtime.engine.rejection import reject
-from inferd_runtime.engine.sampling import RowSampler, allowed_tokens, candidates, draw
+from inferd_runtime.engine.sampling.host_sampling import (
+    RowSampler,
+    allowed_tokens,
+    candidates,
+    draw,
+    noise as engine_noise,
+)
+from inferd_runtime.engine.sampling.rejection import reject
 from inferd_runtime.kernels import noise
 from inferd_runtime.kernels.processing import process
 from inferd_runtime.kernels.verify import ACCEPT, PAD, RESIDUAL, Drafts, Noise, Verdict, Verifier, agreement, rejection

@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 
 from inferd.protocol import Sampling
-from inferd_runtime.engine.drawing import Drawing, StepResult
+from inferd_runtime.engine.driver import StepResult
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.fairness import StepCost
-from inferd_runtime.engine.generation import RUN_AHEAD
-from inferd_runtime.engine.sampling import RowSampler
+from inferd_runtime.engine.jobs.generation import MAX_UNDELIVERED_STEPS
+from inferd_runtime.engine.sampling.device_sampling import SamplingInputs
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.engine.scheduling.fairness import StepCost
 from inferd_runtime.models.batch import Batch
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.times import StepTimes
 from inferd_runtime.testing.byte_tokenizer import END
-from inferd_runtime.testing.sampling_driver import Finished, SamplingNullDriver
-from inferd_runtime.testing.speculation import BlindTree, Request, Running, Wrong
+from inferd_runtime.testing.sampling_driver import FinishedStep, SamplingNullDriver
+from inferd_runtime.testing.speculation import BlindTree, GenerationUnderTest, Request, Wrong
 
 MODEL: dict[str, Any] = {"vocab_size": 6, "scale": 1.2, "seed": 1, "order": 4, "max_context": 60}
 SAMPLINGS = [
@@ -41,7 +42,7 @@ class Watched(SamplingNullDriver):
         self.fail_launch: set[int] = set()
         self.fail_wait: set[int] = set()
 
-    def launch(self, batch: Batch, drawing: Drawing) -> Finished:
+    def launch(self, batch: Batch, drawing: SamplingInputs) -> FinishedStep:
         self.early.append(bool(self.launches) and not self.launches[-1].waited)
         self.fed.append(batch.tokens.tolist())
         number = len(self.early) - 1
@@ -53,10 +54,10 @@ class Watched(SamplingNullDriver):
         return launched
 
 
-class Lost(Finished):
+class Lost(FinishedStep):
     """A step that the device did not bring to its end."""
 
-    def __init__(self, step: Finished) -> None:
+    def __init__(self, step: FinishedStep) -> None:
         super().__init__(step.wait())
 
     def wait(self) -> StepResult:
@@ -69,13 +70,15 @@ def make_request(driver: SamplingNullDriver, prompt: Sequence[int], seed: int, *
     return Request(tuple(prompt), sampler, **{"max_tokens": 20, "eos": END, **fields}).answered(driver)
 
 
-def start(engine: Engine, request: Request, drafters: Sequence[Drafter] = (), tenant: str = "", **how: Any) -> Running:
+def start(
+    engine: Engine, request: Request, drafters: Sequence[Drafter] = (), tenant: str = "", **how: Any
+) -> GenerationUnderTest:
     context = engine.create_context(tenant)
     context.append(request.prompt)
-    return Running.submit(engine, context, request, drafters, **how)
+    return GenerationUnderTest.submit(engine, context, request, drafters, **how)
 
 
-def finish(engine: Engine, running: Sequence[Running], most: int = 400) -> None:
+def finish(engine: Engine, running: Sequence[GenerationUnderTest], most: int = 400) -> None:
     """Step until all have ended, and hold them to their answers."""
     for _ in range(most):
         if all(one.generation.finished() for one in running):
@@ -83,14 +86,14 @@ def finish(engine: Engine, running: Sequence[Running], most: int = 400) -> None:
         engine.step()
         engine.check_integrity()
         for one in running:
-            assert len(one.generation.outbox) <= RUN_AHEAD
+            assert len(one.generation.outbox) <= MAX_UNDELIVERED_STEPS
             one.take()
     for one in running:
         one.take()
         one.check()
 
 
-def release(engine: Engine, running: Sequence[Running]) -> None:
+def release(engine: Engine, running: Sequence[GenerationUnderTest]) -> None:
     """Everything goes; no page may stay."""
     for one in running:
         one.generation.close()
@@ -122,7 +125,7 @@ def lockstep(seed: int, page_size: int) -> int:
         Engine(driver, EngineOptions(token_budget=24, times=FREE_ROWS, overlap=overlap, cost=EVERYBODY))
         for driver, overlap in zip(drivers, (True, False), strict=True)
     ]
-    twins: list[list[Running]] = []
+    twins: list[list[GenerationUnderTest]] = []
     for _ in range(chance.randint(1, 6)):
         prompt = chance.choices(range(3), k=chance.randint(1, 9))
         stop = "".join(map(chr, chance.choices(range(6), k=2))) if chance.random() < 0.3 else ""
@@ -165,7 +168,7 @@ def lockstep(seed: int, page_size: int) -> int:
     return sum(drivers[0].early)
 
 
-def interfere(pair: Sequence[Running], what: str, chance: float) -> None:
+def interfere(pair: Sequence[GenerationUnderTest], what: str, chance: float) -> None:
     """The same to both twins, between two steps."""
     for one in pair:
         generation = one.generation

@@ -12,12 +12,12 @@ import jsonschema
 import pytest
 
 from inferd.protocol import ConstraintError, Sampling
-from inferd_grammar import Compiled, GrammarCompiler, GrammarError, JsonSchema, TokenTable
+from inferd_grammar import Compiled, GrammarCompiler, GrammarError, JsonSchemaGrammar, TokenTable
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.generation import Generation, GenerationSpec
-from inferd_runtime.engine.grammar import GrammarCursor
-from inferd_runtime.engine.sampling import RowSampler
-from inferd_runtime.engine.text import TextAssembler
+from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
+from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor
+from inferd_runtime.engine.jobs.text import TextAssembler
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import Proposal
 from inferd_runtime.speculation.ngram import NgramDrafter
@@ -90,7 +90,7 @@ def test_generations_under_schemas_are_valid_and_the_same_with_any_drafts(runs: 
     while ended.total() < runs:
         schema, seed = next(source), ended.total()
         try:
-            compiled = compiler.compile(JsonSchema(schema))
+            compiled = compiler.compile(JsonSchemaGrammar(schema))
         except GrammarError:
             continue
         tokens, finish = generate(compiled, table, seed, None)
@@ -115,7 +115,7 @@ def test_a_draft_into_a_dead_end_does_not_fail_a_text_that_never_goes_there() ->
             {"required": ["d"]},
         ],
     }  # fmt: skip
-    compiled = GrammarCompiler(table).compile(JsonSchema(schema))
+    compiled = GrammarCompiler(table).compile(JsonSchemaGrammar(schema))
     ended: Counter[str] = Counter()
     for seed in range(40):
         plain = generate(compiled, table, seed, None)

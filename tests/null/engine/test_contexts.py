@@ -7,19 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from inferd.protocol import LimitExceeded, ModelInfo, Sampling
-from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.generation import Generation, GenerationSpec
-from inferd_runtime.engine.jobs import ForwardPass, Prefill, RowSpec
-from inferd_runtime.engine.sampling import RowSampler
-from inferd_runtime.engine.snapshots import export_kv, restore
-from inferd_runtime.engine.tenants import Tenancy, TenantLimits
-from inferd_runtime.engine.text import TextAssembler
+from inferd_runtime.engine.jobs.forward_pass import ForwardPass, Prefill, RowSpec
+from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
+from inferd_runtime.engine.jobs.text import TextAssembler
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+from inferd_runtime.engine.sequences.snapshots import export_kv, restore
 from inferd_runtime.kv.snapshot_format import decode
 from inferd_runtime.speculation.ngram import NgramDrafter
 from inferd_runtime.testing.null_driver import NullDriver
@@ -30,7 +29,9 @@ ADAPTERS = {"": 0, "x": 1000}
 GREEDY = RowSampler.resolve(Sampling(), seed=0, lineage=0)
 
 
-def start(engine: Engine, context: Context, max_tokens: int, *, drafts: bool = False, priority: int = 0) -> Generation:
+def start(
+    engine: Engine, context: CachedSequence, max_tokens: int, *, drafts: bool = False, priority: int = 0
+) -> Generation:
     """A greedy generation in the batch."""
     sources = engine.speculation.sources([NgramDrafter()]) if drafts else None
     spec = GenerationSpec(GREEDY, max_tokens, frozenset(), None, sources, priority=priority)
@@ -57,7 +58,7 @@ def greedy(driver: NullDriver, tokens: list[int], count: int, adapter: str = "")
     return text[len(tokens) :]
 
 
-def computed_tokens(driver: NullDriver, context: Context) -> list[int]:
+def computed_tokens(driver: NullDriver, context: CachedSequence) -> list[int]:
     """What the cache (or the host memory of a parked context) holds for it."""
     data = driver.read_pages(context.table.pages)
     if context.parked is not None and context.parked.buffer is not None:
@@ -78,18 +79,18 @@ class Contexts(RuleBasedStateMachine):
         self.driver.adapters = {"x": ADAPTERS["x"]}
         tenancy = Tenancy(named={"small": TenantLimits(kv_pages=30)})
         self.engine = Engine(self.driver, EngineOptions(12, self.swap_bytes, tenancy))
-        self.models: dict[int, tuple[Context, list[int]]] = {}
+        self.models: dict[int, tuple[CachedSequence, list[int]]] = {}
         self.running: dict[int, Generation] = {}
 
     @rule(target=contexts, tenant=st.sampled_from(["small", "large"]), tokens=st.lists(st.integers(0, 2), max_size=20))
-    def create(self, tenant: str, tokens: list[int]) -> Context:
+    def create(self, tenant: str, tokens: list[int]) -> CachedSequence:
         context = self.engine.create_context(tenant)
         context.append(tokens)
         self.models[id(context)] = (context, list(tokens))
         return context
 
     @rule(context=contexts, tokens=st.lists(st.integers(0, 2), max_size=20))
-    def append(self, context: Context, tokens: list[int]) -> None:
+    def append(self, context: CachedSequence, tokens: list[int]) -> None:
         if context.user is not None:
             return
         if len(context.tokens) + len(tokens) > 60:
@@ -100,7 +101,7 @@ class Contexts(RuleBasedStateMachine):
         self.models[id(context)][1].extend(tokens)
 
     @rule(context=contexts)
-    def prefill(self, context: Context) -> None:
+    def prefill(self, context: CachedSequence) -> None:
         if context.user is not None:
             return
         job = Prefill(context)
@@ -112,7 +113,7 @@ class Contexts(RuleBasedStateMachine):
         assert job.error is not None or context.pending <= 1
 
     @rule(context=contexts, tokens=st.lists(st.integers(0, 2), min_size=1, max_size=9))
-    def forward(self, context: Context, tokens: list[int]) -> None:
+    def forward(self, context: CachedSequence, tokens: list[int]) -> None:
         if context.user is not None or len(context.tokens) + len(tokens) > 60:
             return
         model = self.models[id(context)][1]
@@ -125,7 +126,7 @@ class Contexts(RuleBasedStateMachine):
             assert [row.token for row in job.rows()] == greedy(self.driver, model, 1, context.adapter)
 
     @rule(context=contexts, max_tokens=st.integers(1, 12), drafts=st.booleans(), priority=st.integers(-1, 1))
-    def generate(self, context: Context, max_tokens: int, drafts: bool, priority: int) -> None:
+    def generate(self, context: CachedSequence, max_tokens: int, drafts: bool, priority: int) -> None:
         if context.user is None and 0 < len(context.tokens) < 60:
             self.running[id(context)] = start(self.engine, context, max_tokens, drafts=drafts, priority=priority)
 
@@ -135,7 +136,7 @@ class Contexts(RuleBasedStateMachine):
             self.engine.step()
 
     @rule(context=contexts, take=st.booleans())
-    def close(self, context: Context, take: bool) -> None:
+    def close(self, context: CachedSequence, take: bool) -> None:
         """It continues exactly as if it had never run ahead of what was taken."""
         generation = self.running.pop(id(context), None)
         if generation is None:
@@ -148,7 +149,7 @@ class Contexts(RuleBasedStateMachine):
         assert context.tokens == model
 
     @rule(target=contexts, context=contexts, share=st.floats(0, 1))
-    def fork(self, context: Context, share: float) -> Context:
+    def fork(self, context: CachedSequence, share: float) -> CachedSequence:
         """Also in the middle of a generation."""
         length = int(len(self.models[id(context)][1]) * share)
         child = self.engine.create_context(context.tenant)
@@ -160,30 +161,30 @@ class Contexts(RuleBasedStateMachine):
         return child
 
     @rule(context=contexts, share=st.floats(0, 1))
-    def truncate(self, context: Context, share: float) -> None:
+    def truncate(self, context: CachedSequence, share: float) -> None:
         if context.user is None:
             length = int(len(context.tokens) * share)
             context.truncate(length)
             del self.models[id(context)][1][length:]
 
     @rule(context=contexts)
-    def preempt(self, context: Context) -> None:
+    def preempt(self, context: CachedSequence) -> None:
         """Its pages are taken away, in the middle of a generation, too."""
         if context.table.pages:
             context.park()
 
     @rule(context=contexts, adapter=st.sampled_from(["", "x"]))
-    def switch_adapter(self, context: Context, adapter: str) -> None:
+    def switch_adapter(self, context: CachedSequence, adapter: str) -> None:
         if context.user is None and context.irregular_from is None:
             context.use_adapter(adapter)
 
     @rule(target=snapshots, context=contexts)
-    def save(self, context: Context) -> bytes:
+    def save(self, context: CachedSequence) -> bytes:
         """Also in the middle of a generation: what it ran ahead belongs to the copy like any other token."""
         return export_kv(self.engine, MODEL, context)
 
     @rule(target=contexts, data=snapshots, tenant=st.sampled_from(["small", "large"]), trusted=st.booleans())
-    def open(self, data: bytes, tenant: str, trusted: bool) -> Context:
+    def open(self, data: bytes, tenant: str, trusted: bool) -> CachedSequence:
         """Room is made for it as far as there is any; the rest is computed again."""
         snapshot = decode(data)
         try:
@@ -197,7 +198,7 @@ class Contexts(RuleBasedStateMachine):
         return context
 
     @rule(context=consumes(contexts))
-    def release(self, context: Context) -> None:
+    def release(self, context: CachedSequence) -> None:
         generation = self.running.pop(id(context), None)
         if generation is not None:
             generation.close()

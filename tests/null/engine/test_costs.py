@@ -7,9 +7,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from inferd_runtime.engine import costs
-from inferd_runtime.engine.costs import LARGEST, MOST_SECONDS, measure_cost, measure_times
-from inferd_runtime.engine.sampling import Logits
+from inferd_runtime.engine.sampling.host_sampling import LogitRows
+from inferd_runtime.engine.scheduling import costs
+from inferd_runtime.engine.scheduling.costs import LARGEST, MOST_SECONDS, measure_cost, measure_times
 from inferd_runtime.models.batch import Batch, Outputs
 from inferd_runtime.speculation.times import StepShape, StepTimes
 from inferd_runtime.testing.null_driver import NullDriver
@@ -31,7 +31,7 @@ class Timed(NullDriver):
         self.now += seconds * (1 + self.jitter * (self.rng.random() < 0.5))
         return super().forward(batch)
 
-    def logits(self, history: list[int]) -> Logits:
+    def logits(self, history: list[int]) -> LogitRows:
         return np.zeros(self.vocab_size, np.float32)
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from inferd.protocol import InternalError, InvalidRequest, Sampling
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.generation import Generation, GenerationSpec
-from inferd_runtime.engine.sampling import RowSampler
-from inferd_runtime.engine.tenants import Tenancy, TenantLimits
-from inferd_runtime.engine.text import TextAssembler
+from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
+from inferd_runtime.engine.jobs.text import TextAssembler
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import Draft, Proposal
 from inferd_runtime.testing.null_driver import NullDriver

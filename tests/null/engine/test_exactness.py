@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from inferd.protocol import Sampling
-from inferd_grammar import Exact, GrammarCompiler, JsonSchema, Regex, TokenTable
+from inferd_grammar import ExactGrammar, GrammarCompiler, JsonSchemaGrammar, RegexGrammar, TokenTable
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.generation import Generation, GenerationSpec
-from inferd_runtime.engine.grammar import GrammarCursor
-from inferd_runtime.engine.noise import gumbel
-from inferd_runtime.engine.sampling import RowSampler, candidates
-from inferd_runtime.engine.text import TextAssembler
+from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
+from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor
+from inferd_runtime.engine.jobs.text import TextAssembler
+from inferd_runtime.engine.sampling.host_sampling import RowSampler, candidates
+from inferd_runtime.engine.sampling.noise import gumbel
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import Proposal
 from inferd_runtime.speculation.ngram import NgramDrafter
@@ -110,7 +110,9 @@ def test_the_same_seed_gives_the_same_tokens_with_any_drafter(name: str) -> None
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_the_same_seed_gives_the_same_tokens_under_a_grammar(name: str) -> None:
     table = TokenTable.from_tokenizer_json(ByteTokenizer.tokenizer_json(), vocab_size=VOCAB_SIZE, eos_ids=[END])
-    compiled = GrammarCompiler(table).compile(Regex(r'\{"name":"[a-e]{2,9}","tags":\[("x"|"yy")(,("x"|"yy")){0,3}\]\}'))
+    compiled = GrammarCompiler(table).compile(
+        RegexGrammar(r'\{"name":"[a-e]{2,9}","tags":\[("x"|"yy")(,("x"|"yy")){0,3}\]\}')
+    )
     accepted = 0
     for seed in range(5):
         driver = NullDriver(vocab_size=VOCAB_SIZE, scale=1.0, seed=seed)
@@ -203,8 +205,8 @@ def test_drafts_change_nothing_whichever_splits_the_masks_allow(exact: bool) -> 
     }
     table = TokenTable.from_tokenizer_json(json.dumps(data), vocab_size=len(pieces) + 3, eos_ids=[0])
     text = {"type": "object", "properties": {"name": {"enum": ["abc", "name", "game"]}, "age": {"type": "integer"}}}
-    schema = JsonSchema({**text, "required": ["name", "age"], "additionalProperties": False})
-    compiled = GrammarCompiler(table).compile(Exact(schema) if exact else schema)
+    schema = JsonSchemaGrammar({**text, "required": ["name", "age"], "additionalProperties": False})
+    compiled = GrammarCompiler(table).compile(ExactGrammar(schema) if exact else schema)
     splits = set()
     for name, seed in itertools.product(("argmax", "multinomial"), range(12)):
         driver = NullDriver(vocab_size=table.vocab_size, scale=1.0, seed=seed)

@@ -8,14 +8,15 @@ from collections import Counter
 import pytest
 
 from inferd.protocol import Sampling
-from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.fairness import StepCost
-from inferd_runtime.engine.generation import Generation, GenerationSpec
-from inferd_runtime.engine.plan import Planned, prepare
-from inferd_runtime.engine.sampling import RowSampler
-from inferd_runtime.engine.tenants import Tenancy, TenantLimits
-from inferd_runtime.engine.text import TextAssembler
+from inferd_runtime.engine.job import Planned
+from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
+from inferd_runtime.engine.jobs.text import TextAssembler
+from inferd_runtime.engine.prepare import prepare
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.engine.scheduling.fairness import StepCost
+from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.testing.null_driver import NullDriver
 
 GREEDY = RowSampler.resolve(Sampling(), seed=0, lineage=0)
@@ -180,7 +181,7 @@ def test_planning_leaves_pages_as_a_plain_layout_would() -> None:
     """The vectorised layout against the obvious one, with chunks, drafts and single rows in one batch."""
     generator = random.Random(5)
     engine = Engine(NullDriver(vocab_size=16, pages=512, page_size=4, max_context=2000), EngineOptions(48))
-    contexts: list[Context] = []
+    contexts: list[CachedSequence] = []
     for number in range(12):
         context = engine.create_context()
         context.append([number] * generator.randint(1, 30))

@@ -14,14 +14,14 @@ import pytest
 
 from inferd.protocol import MAX_BIASES, InvalidRequest, LimitExceeded, Sampling
 from inferd_grammar.tokens import bit_mask
-from inferd_runtime.engine import penalties
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.generation import Generation, GenerationSpec
-from inferd_runtime.engine.penalties import History, Penalties, adjust
-from inferd_runtime.engine.rejection import distribution, reject
-from inferd_runtime.engine.sampling import RowSampler, draw, log_softmax
-from inferd_runtime.engine.text import TextAssembler
-from inferd_runtime.engine.verifying import VerifyDraft
+from inferd_runtime.engine.jobs.draft_verification import DraftVerification
+from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
+from inferd_runtime.engine.jobs.text import TextAssembler
+from inferd_runtime.engine.sampling import penalties
+from inferd_runtime.engine.sampling.host_sampling import RowSampler, draw, log_softmax
+from inferd_runtime.engine.sampling.penalties import History, Penalties, adjust
+from inferd_runtime.engine.sampling.rejection import distribution, reject
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 from inferd_runtime.speculation.times import StepTimes
@@ -263,7 +263,7 @@ def test_verify_by_hand_brings_the_tokens_of_a_generation() -> None:
             right = [*request.tokens[made : made + 4]]
             draft = [*right[:2], (right[-1] + 1) % VOCAB, *right[:3]] if seed % 2 else right
             parents = [-1, *range(len(right[:2])), -1, *range(len(right[:2]) + 1, len(draft) - 1)] if seed % 2 else []
-            job = VerifyDraft(context, draft, parents[: len(draft)], sampler, generated=made)
+            job = DraftVerification(context, draft, parents[: len(draft)], sampler, generated=made)
             engine.submit(job)
             while not job.finished():
                 engine.step()
@@ -279,7 +279,7 @@ def test_verify_refuses_more_output_than_the_context_holds() -> None:
     sampler = RowSampler.resolve(SAMPLINGS["all"], seed=0, lineage=0)
     for generated in (-1, 3):
         with pytest.raises(InvalidRequest, match=f"generated = {generated}"):
-            VerifyDraft(context, [], [], sampler, generated=generated)
+            DraftVerification(context, [], [], sampler, generated=generated)
 
 
 def test_a_generation_without_penalties_keeps_the_short_way() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from inferd_runtime.engine.positions import Positions
+from inferd_runtime.engine.sequences.positions import Positions
 
 
 class Plain:

@@ -9,8 +9,8 @@ import pytest
 
 from inferd import protocol as p
 from inferd_runtime.engine.engine import EngineOptions
-from inferd_runtime.engine.fairness import StepCost
-from inferd_runtime.engine.tenants import Tenancy, TenantLimits
+from inferd_runtime.engine.scheduling.fairness import StepCost
+from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.null_driver import NullDriver

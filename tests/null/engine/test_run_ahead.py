@@ -10,25 +10,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from inferd.protocol import InternalError, LimitExceeded
-from inferd_grammar import Compiled, GrammarCompiler, Regex, TokenTable
+from inferd_grammar import Compiled, GrammarCompiler, RegexGrammar, TokenTable
 from inferd_runtime.engine import engine as step_loop
-from inferd_runtime.engine.context import Context
-from inferd_runtime.engine.drawing import Drawing, StepResult
+from inferd_runtime.engine.driver import StepResult
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.fairness import StepCost
-from inferd_runtime.engine.generation import RUN_AHEAD
-from inferd_runtime.engine.jobs import ForwardPass, Prefill, RowSpec
-from inferd_runtime.engine.tenants import Tenancy, TenantLimits
+from inferd_runtime.engine.jobs.forward_pass import ForwardPass, Prefill, RowSpec
+from inferd_runtime.engine.jobs.generation import MAX_UNDELIVERED_STEPS
+from inferd_runtime.engine.sampling.device_sampling import SamplingInputs
+from inferd_runtime.engine.scheduling.fairness import StepCost
+from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.models.batch import Batch
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
-from inferd_runtime.testing.sampling_driver import Finished, SamplingNullDriver
-from inferd_runtime.testing.speculation import BlindTree, Oracle, Running, Wrong
+from inferd_runtime.testing.sampling_driver import FinishedStep, SamplingNullDriver
+from inferd_runtime.testing.speculation import BlindTree, GenerationUnderTest, Oracle, Wrong
 
 from .run_ahead_cases import (
     FREE_ROWS,
@@ -70,7 +70,7 @@ def test_whoever_reads_a_prompt_is_not_run_ahead_of_before_its_last_chunk() -> N
     assert driver.early == [False] * 3 + [True] * 4
 
 
-def make_odd(engine: Engine, driver: SamplingNullDriver, kind: str) -> Running:
+def make_odd(engine: Engine, driver: SamplingNullDriver, kind: str) -> GenerationUnderTest:
     """A generation whose next row nobody can know."""
     if kind == "drafts":
         request = make_request(driver, [1, 2], 1)
@@ -162,7 +162,7 @@ def test_the_twins_go_in_lockstep(seeds: range, page_size: int) -> None:
 @pytest.fixture(scope="module")
 def grammar() -> Compiled:
     table = TokenTable.from_tokenizer_json(ByteTokenizer.tokenizer_json(), vocab_size=VOCAB_SIZE, eos_ids=[END])
-    return GrammarCompiler(table).compile(Regex(r"(a[0-4]{3}|b[5-9]{3}|[x-z]{4}){1,4}"))
+    return GrammarCompiler(table).compile(RegexGrammar(r"(a[0-4]{3}|b[5-9]{3}|[x-z]{4}){1,4}"))
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -170,7 +170,7 @@ def grammar() -> Compiled:
 def test_grammars_drafts_and_plain_streams_mixed(grammar: Compiled, pages: int, overlap: bool) -> None:
     driver = Watched(vocab_size=VOCAB_SIZE, scale=1.0, pages=pages, max_context=100)
     engine = Engine(driver, EngineOptions(token_budget=40, times=FREE_ROWS, overlap=overlap))
-    running: list[Running] = []
+    running: list[GenerationUnderTest] = []
     for seed in range(12):
         request = make_request(driver, b"some text"[: 1 + seed % 9], seed, max_tokens=15 + 5 * (seed % 5))
         if seed % 4 == 1:
@@ -207,10 +207,10 @@ class Schedule(RuleBasedStateMachine):
         self.driver = Watched(**MODEL, pages=20)
         tenancy = Tenancy(named={"small": TenantLimits(kv_pages=9)})
         self.engine = Engine(self.driver, EngineOptions(20, 40 * 32, tenancy, times=FREE_ROWS, overlap=self.overlap))
-        self.contexts: list[Context] = []
-        self.running: list[Running] = []
+        self.contexts: list[CachedSequence] = []
+        self.running: list[GenerationUnderTest] = []
 
-    def start(self, context: Context, data: st.DataObject) -> None:
+    def start(self, context: CachedSequence, data: st.DataObject) -> None:
         seed = data.draw(st.integers(0, 20))
         stop = "".join(map(chr, data.draw(st.lists(st.integers(0, 5), max_size=2))))
         limit, eos = data.draw(st.sampled_from([1, 2, 7, 30])), data.draw(st.sampled_from([END, 4]))
@@ -220,9 +220,9 @@ class Schedule(RuleBasedStateMachine):
         makers: list[Callable[..., Drafter]] = data.draw(st.sampled_from([[], [], [], [], [Oracle], [BlindTree]]))
         drafters = [make(request, 6, seed) for make in makers]
         paced = data.draw(st.sampled_from([False] * 5 + [True]))
-        self.running.append(Running.submit(self.engine, context, request, drafters, paced=paced))
+        self.running.append(GenerationUnderTest.submit(self.engine, context, request, drafters, paced=paced))
 
-    def idle(self, least: int = 0, most: int = 100) -> list[Context]:
+    def idle(self, least: int = 0, most: int = 100) -> list[CachedSequence]:
         return [one for one in self.contexts if one.user is None and least <= len(one.tokens) <= most]
 
     @precondition(lambda self: len(self.contexts) < 6)
@@ -312,9 +312,9 @@ class Schedule(RuleBasedStateMachine):
         for one in self.running:
             self.check_error(one)
             assert tuple(one.tokens) == one.request.tokens[: len(one.tokens)]
-            assert len(one.generation.outbox) <= RUN_AHEAD
+            assert len(one.generation.outbox) <= MAX_UNDELIVERED_STEPS
 
-    def check_error(self, one: Running) -> None:
+    def check_error(self, one: GenerationUnderTest) -> None:
         """Only the tenant with a quota may meet it."""
         error = one.generation.error
         assert error is None or (isinstance(error, LimitExceeded) and one.generation.context.tenant == "small"), error
@@ -371,7 +371,9 @@ def test_a_step_that_fails_takes_its_jobs_with_it_and_nothing_else(where: str, n
         one.generation.close()
         assert tuple(one.generation.context.tokens) == one.request.prompt + tuple(one.tokens)
     again = [
-        Running.submit(engine, one.generation.context, make_request(driver, one.generation.context.tokens, seed), [])
+        GenerationUnderTest.submit(
+            engine, one.generation.context, make_request(driver, one.generation.context.tokens, seed), []
+        )
         for seed, one in enumerate(running)
     ]
     finish(engine, again)
@@ -405,16 +407,16 @@ class Device(SamplingNullDriver):
         self.now = self.free = 0.0
         self.busy = busy
 
-    def launch(self, batch: Batch, drawing: Drawing) -> Finished:
+    def launch(self, batch: Batch, drawing: SamplingInputs) -> FinishedStep:
         self.now += 1
         self.free = max(self.free, self.now) + self.busy
         return Timed(super().launch(batch, drawing), self, self.free)
 
 
-class Timed(Finished):
+class Timed(FinishedStep):
     """Done at a time of the device's."""
 
-    def __init__(self, step: Finished, device: Device, done: float) -> None:
+    def __init__(self, step: FinishedStep, device: Device, done: float) -> None:
         super().__init__(step.wait())
         self.device, self.done = device, done
 

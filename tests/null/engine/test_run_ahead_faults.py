@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from inferd.protocol import LimitExceeded
-from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.generation import RUN_AHEAD, Generation
-from inferd_runtime.engine.plan import Outlook, Planned
-from inferd_runtime.engine.queues import Queues
-from inferd_runtime.engine.run_ahead import Flight, RunAhead
-from inferd_runtime.engine.tenants import Tenancy, TenantLimits
+from inferd_runtime.engine.job import NextWork, Planned
+from inferd_runtime.engine.jobs.generation import MAX_UNDELIVERED_STEPS, Generation
+from inferd_runtime.engine.overlap import InFlightStep, OverlapPlanner
+from inferd_runtime.engine.scheduling.queues import Queues
+from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.kv.account import QuotaExceeded
 from inferd_runtime.kv.pool import PoolExhausted
 from inferd_runtime.kv.table import PageTable
@@ -67,7 +67,7 @@ def check_slow_reader() -> None:
     while any(not one.generation.finished() for one in slow):
         for _ in range(20):
             engine.step()
-            assert all(len(one.generation.outbox) <= RUN_AHEAD for one in slow)
+            assert all(len(one.generation.outbox) <= MAX_UNDELIVERED_STEPS for one in slow)
         slow[0].take()
         slow[1].take()
     finish(engine, slow)
@@ -102,7 +102,7 @@ def test_the_engine_as_it_is_passes(name: str) -> None:
 
 
 def everything_stands(patch: Patch) -> None:
-    patch.setattr(Flight, "stands", lambda flight, at: True)
+    patch.setattr(InFlightStep, "stands", lambda flight, at: True)
 
 
 def not_one_further(patch: Patch) -> None:
@@ -110,8 +110,8 @@ def not_one_further(patch: Patch) -> None:
 
 
 def planned_with(change: Callable[[list[Planned]], list[Planned]]) -> Callable[[Patch], None]:
-    honest = RunAhead._going_on
-    return lambda patch: patch.setattr(RunAhead, "_going_on", lambda ahead, flight: change(honest(ahead, flight)))
+    honest = OverlapPlanner._going_on
+    return lambda patch: patch.setattr(OverlapPlanner, "_going_on", lambda ahead, flight: change(honest(ahead, flight)))
 
 
 def neighbours_token(plan: list[Planned]) -> list[Planned]:
@@ -127,8 +127,8 @@ def nothing_carried(plan: list[Planned]) -> list[Planned]:
 
 
 def no_page_reserved(patch: Patch) -> None:
-    honest = Context.reserve
-    patch.setattr(Context, "reserve", lambda context, extra: honest(context, extra) if extra == 1 else None)
+    honest = CachedSequence.reserve
+    patch.setattr(CachedSequence, "reserve", lambda context, extra: honest(context, extra) if extra == 1 else None)
 
 
 def pages_taken_back(patch: Patch) -> None:
@@ -144,7 +144,7 @@ def pages_kept(patch: Patch) -> None:
 
 
 def room_not_asked(patch: Patch) -> None:
-    patch.setattr(RunAhead, "_has_room", lambda ahead, plan: True)
+    patch.setattr(OverlapPlanner, "_has_room", lambda ahead, plan: True)
 
 
 def turn_not_asked(patch: Patch) -> None:
@@ -156,15 +156,15 @@ def only_the_clock_not_asked(patch: Patch) -> None:
 
 
 def outbox_not_asked(patch: Patch) -> None:
-    def outlook(generation: Generation) -> Outlook:
-        return Outlook.NOTHING if generation.finished() or generation._room() <= 1 else Outlook.ROW
+    def outlook(generation: Generation) -> NextWork:
+        return NextWork.NOTHING if generation.finished() or generation._room() <= 1 else NextWork.ROW
 
     patch.setattr(Generation, "outlook", outlook)
 
 
 def length_not_asked(patch: Patch) -> None:
     honest = Generation.outlook
-    patch.setattr(Generation, "outlook", lambda one: Outlook.ROW if honest(one) is Outlook.NOTHING else honest(one))
+    patch.setattr(Generation, "outlook", lambda one: NextWork.ROW if honest(one) is NextWork.NOTHING else honest(one))
 
 
 def not_waited_for(patch: Patch) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from inferd.protocol import ConstraintError, Sampling
 from inferd_grammar.tokens import bit_mask
-from inferd_runtime.engine.sampling import RowSampler, allowed_tokens, candidates, draw
+from inferd_runtime.engine.sampling.host_sampling import RowSampler, allowed_tokens, candidates, draw
 
 
 def plainly(logits: np.ndarray, temperature: float, top_p: float, min_p: float) -> list[int]:

@@ -12,20 +12,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from inferd.protocol import Sampling
-from inferd_grammar import Compiled, GrammarCompiler, Regex, TokenTable
-from inferd_runtime.drafting.direct import DirectDrafts
-from inferd_runtime.drafting.drafter import DraftLine, DraftModelDrafter
-from inferd_runtime.drafting.host import DraftHost
-from inferd_runtime.drafting.lengths import DraftLength
-from inferd_runtime.drafting.messages import DraftSpec
-from inferd_runtime.engine.context import Context
+from inferd_grammar import Compiled, GrammarCompiler, RegexGrammar, TokenTable
+from inferd_runtime.draft_models.direct import DirectDrafts
+from inferd_runtime.draft_models.draft_host import DraftHost
+from inferd_runtime.draft_models.drafter import DraftLine, DraftModelDrafter
+from inferd_runtime.draft_models.lengths import DraftLength
+from inferd_runtime.draft_models.messages import DraftSpec
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.sampling import RowSampler
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.speculation.bridge import SharedVocabulary
 from inferd_runtime.speculation.corpus import Corpus, CorpusDrafter
 from inferd_runtime.speculation.drafter import Drafter, OfferedDraft
@@ -38,12 +37,12 @@ from inferd_runtime.testing.speculation import (
     Blind,
     BlindTree,
     Broken,
+    GenerationUnderTest,
     Guesser,
     NearDriver,
     Oracle,
     OracleTree,
     Request,
-    Running,
     Wrong,
     WrongTree,
 )
@@ -149,7 +148,9 @@ def free_requests(driver: NullDriver, seed: int) -> list[Request]:
 @pytest.fixture(scope="module")
 def grammar() -> Compiled:
     table = TokenTable.from_tokenizer_json(ByteTokenizer.tokenizer_json(), vocab_size=VOCAB_SIZE, eos_ids=[END])
-    return GrammarCompiler(table).compile(Regex(r'\{"name":"[a-e]{2,9}","tags":\[("x"|"yy")(,("x"|"yy")){0,3}\]\}'))
+    return GrammarCompiler(table).compile(
+        RegexGrammar(r'\{"name":"[a-e]{2,9}","tags":\[("x"|"yy")(,("x"|"yy")){0,3}\]\}')
+    )
 
 
 def constrained_requests(driver: NullDriver, seed: int, grammar: Compiled) -> list[Request]:
@@ -162,17 +163,17 @@ def constrained_requests(driver: NullDriver, seed: int, grammar: Compiled) -> li
     return requests
 
 
-def start(engine: Engine, request: Request, drafters: Sequence[Drafter], **how: bool) -> Running:
+def start(engine: Engine, request: Request, drafters: Sequence[Drafter], **how: bool) -> GenerationUnderTest:
     context = engine.create_context()
     context.append(request.prompt)
-    return Running.submit(engine, context, request, drafters, **how)
+    return GenerationUnderTest.submit(engine, context, request, drafters, **how)
 
 
 def run(engine: Engine, requests: Sequence[Request], make: Make, seed: int, *, tree: bool) -> tuple[int, bool]:
     """All at once, in an order of the seed's, some joining later. Tokens accepted, and whether anybody left the cache."""
     chance = random.Random(seed)
     waiting = chance.sample(list(requests), len(requests))
-    running: list[Running] = []
+    running: list[GenerationUnderTest] = []
     parked = False
     while waiting or any(not one.generation.finished() for one in running):
         while waiting and (chance.random() < 0.5 or not running):
@@ -224,7 +225,7 @@ def test_a_program_that_offers_a_draft_with_every_step_changes_nothing(guesser: 
     for pages in (256, 24):
         driver = NullDriver(vocab_size=12, scale=1.5, seed=3, max_context=100, pages=pages)
         engine = Engine(driver, EngineOptions(token_budget=24))
-        programs: list[tuple[Running, OfferedDraft, Guesser]] = []
+        programs: list[tuple[GenerationUnderTest, OfferedDraft, Guesser]] = []
         for request in free_requests(driver, 3):
             offered, program = OfferedDraft(), guesser(request, 12, 3)
             programs.append((start(engine, request, [offered], paced=True), offered, program))
@@ -257,10 +258,10 @@ class Schedule(RuleBasedStateMachine):
         super().__init__()
         self.model = NullDriver(**MODEL)
         self.engine = Engine(NullDriver(**MODEL, pages=22), EngineOptions(token_budget=20, times=FREE_ROWS))
-        self.contexts: list[Context] = []
-        self.running: list[Running] = []
+        self.contexts: list[CachedSequence] = []
+        self.running: list[GenerationUnderTest] = []
 
-    def start(self, context: Context, data: st.DataObject) -> None:
+    def start(self, context: CachedSequence, data: st.DataObject) -> None:
         seed, sampling = data.draw(st.integers(0, 5)), data.draw(st.sampled_from(SAMPLERS))
         sampler = RowSampler.resolve(sampling, seed=seed, lineage=context.lineage)
         stop = "".join(map(chr, data.draw(st.lists(st.integers(0, 5), max_size=2))))
@@ -268,9 +269,11 @@ class Schedule(RuleBasedStateMachine):
         request = Request(tuple(context.tokens), sampler, limit, eos, stop).answered(self.model)
         makers = data.draw(st.lists(st.sampled_from(MAKERS), max_size=2))
         drafters = [make() if make is NgramDrafter else make(request, 6, seed) for make in makers]
-        self.running.append(Running.submit(self.engine, context, request, drafters, tree=data.draw(st.booleans())))
+        self.running.append(
+            GenerationUnderTest.submit(self.engine, context, request, drafters, tree=data.draw(st.booleans()))
+        )
 
-    def idle(self) -> list[Context]:
+    def idle(self) -> list[CachedSequence]:
         return [context for context in self.contexts if context.user is None]
 
     @precondition(lambda self: len(self.contexts) < 7)

@@ -15,25 +15,35 @@ import numpy as np
 import pytest
 
 from inferd.protocol import Sampling, TokenLogprob
-from inferd_grammar import GrammarCompiler, Regex, TokenTable
+from inferd_grammar import GrammarCompiler, RegexGrammar, TokenTable
 from inferd_runtime.engine import engine as step_loop
-from inferd_runtime.engine import rejection, scheduler
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.generation import Generation
-from inferd_runtime.engine.grammar import GrammarCursor
-from inferd_runtime.engine.noise import gumbel, stream
-from inferd_runtime.engine.penalties import Entries, History, Penalties, adjust
-from inferd_runtime.engine.plan import Planned, Verified
-from inferd_runtime.engine.positions import tree_placement
-from inferd_runtime.engine.probes import token_logprob
-from inferd_runtime.engine.sampling import Logits, Masks, RowSampler, draw, log_softmax
+from inferd_runtime.engine.job import Planned
+from inferd_runtime.engine.jobs.generation import Generation
+from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor
+from inferd_runtime.engine.sampling import rejection
+from inferd_runtime.engine.sampling.host_sampling import LogitRows, Masks, RowSampler, draw, log_softmax
+from inferd_runtime.engine.sampling.noise import gumbel, stream
+from inferd_runtime.engine.sampling.penalties import Entries, History, Penalties, adjust
+from inferd_runtime.engine.sampling.probes import token_logprob
+from inferd_runtime.engine.scheduling import scheduler
+from inferd_runtime.engine.sequences.positions import tree_placement
+from inferd_runtime.engine.stages import Verified
 from inferd_runtime.models.batch import Placement
 from inferd_runtime.speculation.drafts import ROOT, Draft
 from inferd_runtime.speculation.times import StepTimes
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
 from inferd_runtime.testing.distribution import ToyTarget, p_value, plain_distribution, sequence_counts
 from inferd_runtime.testing.null_driver import NullDriver
-from inferd_runtime.testing.speculation import Blind, BlindTree, Guesser, Oracle, OracleTree, Request, Running
+from inferd_runtime.testing.speculation import (
+    Blind,
+    BlindTree,
+    GenerationUnderTest,
+    Guesser,
+    Oracle,
+    OracleTree,
+    Request,
+)
 
 WARM = Sampling(1.0)
 FREE_ROWS = StepTimes.linear(1.0, 0.0)
@@ -44,7 +54,7 @@ Patch = pytest.MonkeyPatch
 # -- Checks -----------------------------------------------------------------------------------------------------------
 
 
-def finish(engine: Engine, running: Sequence[Running]) -> None:
+def finish(engine: Engine, running: Sequence[GenerationUnderTest]) -> None:
     for _ in range(MANY_STEPS):
         engine.step()
         for one in running:
@@ -79,13 +89,13 @@ def same_tokens(*guessers: type[Guesser], samplings: Sequence[Sampling] = PLAIN)
             request = replace(request, stop=stop).answered(model)
             context = engine.create_context()
             context.append(prompt)
-            running.append(Running.submit(engine, context, request, [guesser(request, 8, seed)]))
+            running.append(GenerationUnderTest.submit(engine, context, request, [guesser(request, 8, seed)]))
         finish(engine, running)
 
 
 def same_constrained_tokens() -> None:
     table = TokenTable.from_tokenizer_json(ByteTokenizer.tokenizer_json(), vocab_size=VOCAB_SIZE, eos_ids=[END])
-    grammar = GrammarCompiler(table).compile(Regex(r"(a[0-4]{3}|b[5-9]{3}|[x-z]{4}){4}"))
+    grammar = GrammarCompiler(table).compile(RegexGrammar(r"(a[0-4]{3}|b[5-9]{3}|[x-z]{4}){4}"))
     model = NullDriver(vocab_size=VOCAB_SIZE, scale=1.0)
     for guesser in (Oracle, OracleTree):
         engine = Engine(NullDriver(vocab_size=VOCAB_SIZE, scale=1.0), EngineOptions(times=FREE_ROWS))
@@ -95,7 +105,7 @@ def same_constrained_tokens() -> None:
             request = Request((65,), sampler, 30, grammar=grammar).answered(model)
             context = engine.create_context()
             context.append([65])
-            running.append(Running.submit(engine, context, request, [guesser(request, VOCAB_SIZE, seed)]))
+            running.append(GenerationUnderTest.submit(engine, context, request, [guesser(request, VOCAB_SIZE, seed)]))
         finish(engine, running)
 
 
@@ -108,7 +118,7 @@ def own_log_probabilities(*guessers: type[Guesser]) -> None:
         request = Request((1, 2, 3), sampler, 30).answered(model)
         context = engine.create_context()
         context.append(request.prompt)
-        one = Running.submit(engine, context, request, [guesser(request, 8, seed)], logprobs=2)
+        one = GenerationUnderTest.submit(engine, context, request, [guesser(request, 8, seed)], logprobs=2)
         finish(engine, [one])
         assert [score.token for score in one.scores] == one.tokens
         for at, score in enumerate(one.scores):
@@ -143,7 +153,7 @@ class Toy:
         found = np.array([self.sequence(logits, q, drawn_from, seed) for seed in range(self.runs)])
         assert p_value(sequence_counts(found, 4), exact.joint(0)) > 1e-4
 
-    def sequence(self, logits: Logits, q: np.ndarray, drawn_from: np.ndarray, seed: int) -> list[int]:
+    def sequence(self, logits: LogitRows, q: np.ndarray, drawn_from: np.ndarray, seed: int) -> list[int]:
         sampler = RowSampler.resolve(self.sampling, seed=seed, lineage=0)
         key = sampler.key if self.tag is None else stream(sampler.key, self.tag)
         tokens = [0]
@@ -181,10 +191,10 @@ def test_the_engine_as_it_is_passes(name: str) -> None:
 # -- Faults -----------------------------------------------------------------------------------------------------------
 
 
-def verify_with(choose: Callable[[Planned, Logits], tuple[list[int], list[int]]]) -> Callable[[Patch], None]:
+def verify_with(choose: Callable[[Planned, LogitRows], tuple[list[int], list[int]]]) -> Callable[[Patch], None]:
     """Another rule of acceptance: the tokens to emit, and the accepted nodes."""
 
-    def verify(item: Planned, logits: Logits) -> Verified:
+    def verify(item: Planned, logits: LogitRows) -> Verified:
         if item.work.sampler is None:
             return Verified(item.work, (), (), logits)
         return Verified(item.work, *choose(item, logits), logits)
@@ -192,7 +202,7 @@ def verify_with(choose: Callable[[Planned, Logits], tuple[list[int], list[int]]]
     return lambda patch: patch.setattr(step_loop, "verify", verify)
 
 
-def sample(item: Planned, logits: Logits, row: int, depth: int) -> int:
+def sample(item: Planned, logits: LogitRows, row: int, depth: int) -> int:
     work = item.work
     assert work.sampler is not None
     position = item.table.length + len(work.tokens) - len(work.draft) + depth
@@ -200,7 +210,7 @@ def sample(item: Planned, logits: Logits, row: int, depth: int) -> int:
 
 
 def walk(
-    item: Planned, logits: Logits, row_of: Callable[[int], int] = lambda node: node + 1
+    item: Planned, logits: LogitRows, row_of: Callable[[int], int] = lambda node: node + 1
 ) -> tuple[list[int], list[int]]:
     """The rule as it should be, but for the row that each node's token is sampled from."""
     tokens, path, node = [], [], ROOT
@@ -212,29 +222,29 @@ def walk(
         path.append(node)
 
 
-def kept_behind_a_rejected_token(item: Planned, logits: Logits) -> tuple[list[int], list[int]]:
+def kept_behind_a_rejected_token(item: Planned, logits: LogitRows) -> tuple[list[int], list[int]]:
     samples = [sample(item, logits, row, row) for row in range(item.work.rows)]
     stands = [node for node, token in enumerate(item.work.draft.tokens) if samples[node] == token]
     last = stands[-1] + 1 if stands else 0
     return samples[: last + 1], [*range(last)]
 
 
-def bonus_over_the_last_accepted(item: Planned, logits: Logits) -> tuple[list[int], list[int]]:
+def bonus_over_the_last_accepted(item: Planned, logits: LogitRows) -> tuple[list[int], list[int]]:
     tokens, path = walk(item, logits)
     return ([*tokens[:-2], tokens[-1]], path[:-1]) if path and len(path) == len(item.work.draft) else (tokens, path)
 
 
-def first_unverified(item: Planned, logits: Logits) -> tuple[list[int], list[int]]:
+def first_unverified(item: Planned, logits: LogitRows) -> tuple[list[int], list[int]]:
     if not item.work.draft.tokens:
         return walk(item, logits)
     return [item.work.draft.tokens[0], sample(item, logits, 1, 1)], [0]
 
 
-def the_row_before(item: Planned, logits: Logits) -> tuple[list[int], list[int]]:
+def the_row_before(item: Planned, logits: LogitRows) -> tuple[list[int], list[int]]:
     return walk(item, logits, lambda node: max(0, node))
 
 
-def siblings_sampled_apart(item: Planned, logits: Logits) -> tuple[list[int], list[int]]:
+def siblings_sampled_apart(item: Planned, logits: LogitRows) -> tuple[list[int], list[int]]:
     """Every child is compared with a sample of its own, the last that fits wins."""
     tokens, path, node = [], [], ROOT
     while True:
@@ -395,7 +405,7 @@ def reject_with(change: Callable[..., list[int]]) -> Callable[[Patch], None]:
     honest = rejection.reject
 
     def reject(
-        logits: Logits, masks: None, sampler: RowSampler, at: int, draft: Sequence[int], q: np.ndarray
+        logits: LogitRows, masks: None, sampler: RowSampler, at: int, draft: Sequence[int], q: np.ndarray
     ) -> list[int]:
         return change(honest, logits, sampler, at, draft, q)
 
@@ -403,7 +413,12 @@ def reject_with(change: Callable[..., list[int]]) -> Callable[[Patch], None]:
 
 
 def residual_for_the_bonus(
-    honest: Callable[..., list[int]], logits: Logits, sampler: RowSampler, at: int, draft: Sequence[int], q: np.ndarray
+    honest: Callable[..., list[int]],
+    logits: LogitRows,
+    sampler: RowSampler,
+    at: int,
+    draft: Sequence[int],
+    q: np.ndarray,
 ) -> list[int]:
     tokens = honest(logits, None, sampler, at, draft, q)
     if len(tokens) == len(draft) + 1 and len(draft):

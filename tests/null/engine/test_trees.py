@@ -8,20 +8,19 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from inferd.protocol import InvalidRequest, LimitExceeded, Sampling
-from inferd_grammar import GrammarCompiler, Regex, TokenTable
+from inferd_grammar import GrammarCompiler, RegexGrammar, TokenTable
 from inferd_runtime.engine import engine as step_loop
-from inferd_runtime.engine.context import Context
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.generation import Generation, GenerationSpec
-from inferd_runtime.engine.grammar import GrammarCursor
-from inferd_runtime.engine.positions import tree_placement
-from inferd_runtime.engine.sampling import RowSampler, allowed_tokens
-from inferd_runtime.engine.text import TextAssembler
-from inferd_runtime.engine.verifying import VerifyDraft
+from inferd_runtime.engine.jobs.draft_verification import DraftVerification
+from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
+from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor
+from inferd_runtime.engine.jobs.text import TextAssembler
+from inferd_runtime.engine.sampling.host_sampling import RowSampler, allowed_tokens
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+from inferd_runtime.engine.sequences.positions import tree_placement
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import ROOT, Draft, DraftBuilder, Proposal
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
@@ -80,7 +79,7 @@ def table() -> TokenTable:
 def test_the_masks_of_a_tree_are_those_of_each_path_alone(table: TokenTable, seed: int, nodes: int) -> None:
     """And whatever was accepted, the matcher goes on from there as if nothing else had been tried."""
     choose = random.Random(seed)
-    compiled = GrammarCompiler(table).compile(Regex("(ab|abc|ba){1,4}c?d*"))
+    compiled = GrammarCompiler(table).compile(RegexGrammar("(ab|abc|ba){1,4}c?d*"))
     tokens, parents = random_tree(choose, 5, nodes)
     draft = draft_of(([ord("a") + token for token in tokens], parents))
     cursor = GrammarCursor(compiled.matcher(), table.words, [END])
@@ -117,7 +116,7 @@ def _mask_after(matcher: object, path: tuple[int, ...], words: int) -> list[int]
 
 
 def test_what_a_grammar_leaves_no_choice_about_is_drafted_behind_a_guess(table: TokenTable) -> None:
-    compiled = GrammarCompiler(table).compile(Regex("(x|yy)abc(1|2)de"))
+    compiled = GrammarCompiler(table).compile(RegexGrammar("(x|yy)abc(1|2)de"))
     cursor = GrammarCursor(compiled.matcher(), table.words, [END])
 
     def completed(text: bytes, limit: int) -> tuple[bytes, list[str]]:
@@ -157,7 +156,9 @@ class Bushy(Drafter):
         return Proposal(tokens, parents, confidence=[1.0] * len(tokens))
 
 
-def run(engine: Engine, context: Context, sampler: RowSampler, count: int, drafter: Drafter | None) -> Generation:
+def run(
+    engine: Engine, context: CachedSequence, sampler: RowSampler, count: int, drafter: Drafter | None
+) -> Generation:
     sources = None if drafter is None else engine.speculation.sources([drafter], max_draft=12)
     generation = Generation(context, GenerationSpec(sampler, count, frozenset(), None, sources), TextAssembler(str, ()))
     engine.submit(generation)
@@ -245,7 +246,7 @@ class Two:
             context.append([first, 1, 2])
             right, after = plain.tokens[3:5]
             self.contexts.append(context)
-            self.jobs.append(VerifyDraft(context, [(right + 1) % VOCAB, right, after], [-1, -1, 1], GREEDY))
+            self.jobs.append(DraftVerification(context, [(right + 1) % VOCAB, right, after], [-1, -1, 1], GREEDY))
 
     def run(self) -> None:
         for job in self.jobs:
@@ -320,7 +321,7 @@ def test_verifying_by_hand_gives_what_a_generation_gives(seed: int) -> None:
     while len(context.tokens) < 40:
         tokens, parents = random_tree(choose, VOCAB, choose.randint(0, 9))
         before = len(context.tokens)
-        job = VerifyDraft(context, tokens, parents, HOT)
+        job = DraftVerification(context, tokens, parents, HOT)
         engine.submit(job)
         while not job.finished():
             engine.step()
@@ -343,7 +344,7 @@ def test_a_token_that_is_named_twice_at_its_place_is_one_node() -> None:
     one, two, three, last = plain.tokens[3:]
     context = engine.create_context()
     context.append([1, 2, 3])
-    job = VerifyDraft(context, [one, one, two, three], [-1, -1, 1, 2], GREEDY)
+    job = DraftVerification(context, [one, one, two, three], [-1, -1, 1, 2], GREEDY)
     engine.submit(job)
     while not job.finished():
         engine.step()
@@ -355,7 +356,7 @@ def test_a_draft_that_cannot_be_verified_is_refused_by_name() -> None:
     engine = Engine(NullDriver(vocab_size=VOCAB, max_context=8))
     context = engine.create_context()
     with pytest.raises(InvalidRequest, match="empty"):
-        VerifyDraft(context, [1], [], GREEDY)
+        DraftVerification(context, [1], [], GREEDY)
     context.append([1, 2, 3])
     for tokens, parents, message in [
         ([1, 2], [0], r"parents: 1 of them for 2 tokens"),
@@ -365,18 +366,18 @@ def test_a_draft_that_cannot_be_verified_is_refused_by_name() -> None:
         ([VOCAB], [], r"outside the vocabulary"),
     ]:
         with pytest.raises(InvalidRequest, match=message):
-            VerifyDraft(context, tokens, parents, GREEDY)
+            DraftVerification(context, tokens, parents, GREEDY)
     assert context.user is None
     context.append([1] * 5)
     with pytest.raises(LimitExceeded, match="full"):
-        VerifyDraft(context, [1], [], GREEDY)
+        DraftVerification(context, [1], [], GREEDY)
 
 
 def test_a_tree_near_the_end_of_the_context_is_cut_to_what_fits() -> None:
     engine = Engine(NullDriver(vocab_size=VOCAB, max_context=8))
     context = engine.create_context()
     context.append([1, 2, 3, 1, 2, 3])
-    job = VerifyDraft(context, [1, 2, 3, 4], [-1, -1, 0, 1], GREEDY)
+    job = DraftVerification(context, [1, 2, 3, 4], [-1, -1, 0, 1], GREEDY)
     engine.submit(job)
     while not job.finished():
         engine.step()

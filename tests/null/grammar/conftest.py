@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from inferd_grammar import Constraint, GrammarCompiler, Matcher, TokenTable
+from inferd_grammar import Constraint, GrammarCompiler, GrammarMatcher, TokenTable
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 WORDS = (
@@ -93,5 +93,5 @@ def compiler(table: TokenTable) -> GrammarCompiler:
 
 
 @pytest.fixture(scope="session")
-def make(compiler: GrammarCompiler) -> Callable[[Constraint], Matcher]:
+def make(compiler: GrammarCompiler) -> Callable[[Constraint], GrammarMatcher]:
     return lambda constraint: compiler.compile(constraint).matcher()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inferd_grammar import Checked, Compiled, GrammarCompiler, GrammarError, JsonSchema, TokenTable
+from inferd_grammar import Checked, Compiled, GrammarCompiler, GrammarError, JsonSchemaGrammar, TokenTable
 from inferd_grammar.validation import SchemaValidator
 
 TAGS = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
@@ -20,7 +20,7 @@ def bytewise() -> GrammarCompiler:
 
 
 def build(compiler: GrammarCompiler, schema: Any) -> Compiled:
-    return compiler.compile(JsonSchema(schema, mode="best_effort"))
+    return compiler.compile(JsonSchemaGrammar(schema, mode="best_effort"))
 
 
 def takes(compiled: Compiled, text: str) -> bool:
@@ -31,7 +31,7 @@ def takes(compiled: Compiled, text: str) -> bool:
 def test_what_is_only_checked_is_named(bytewise: GrammarCompiler) -> None:
     schema = {"type": "object", "properties": {"tags": TAGS}, "required": ["tags"], "additionalProperties": False}
     with pytest.raises(GrammarError):
-        bytewise.compile(JsonSchema(schema))
+        bytewise.compile(JsonSchemaGrammar(schema))
     compiled = build(bytewise, schema)
     assert compiled.checked == (Checked("uniqueItems", "/properties/tags/uniqueItems"),)
     assert takes(compiled, '{"tags":["a","a"]}')
@@ -47,7 +47,7 @@ def test_nothing_is_left_to_check_where_masks_hold_everything(bytewise: GrammarC
     compiled = build(bytewise, {"not": {"type": "string"}})
     assert compiled.checked == ()
     assert not takes(compiled, '"a"')
-    assert bytewise.compile(JsonSchema({"type": "null"})).validate("1") is None  # strict: masks alone
+    assert bytewise.compile(JsonSchemaGrammar({"type": "null"})).validate("1") is None  # strict: masks alone
 
 
 def test_a_one_of_that_is_only_checked_still_asks_for_a_branch(bytewise: GrammarCompiler) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from inferd_grammar import TokenTable, checking
+from inferd_grammar import TokenTable
 from inferd_grammar.__main__ import main
-from inferd_grammar.checking import CaseResult, Checker, Summary, read_cases
+from inferd_grammar.conformance import checking
+from inferd_grammar.conformance.checking import CaseResult, Checker, Summary, read_cases
 
 KEYS = [
     *("mode", "cases", "compiled", "refused", "timeouts"),

@@ -9,12 +9,22 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import inferd_grammar
-from inferd_grammar import AnyJson, Choice, Compiled, GrammarCompiler, GrammarError, JsonSchema, Lark, Regex, TokenTable
+from inferd_grammar import (
+    AnyJsonGrammar,
+    ChoiceGrammar,
+    Compiled,
+    GrammarCompiler,
+    GrammarError,
+    JsonSchemaGrammar,
+    LarkGrammar,
+    RegexGrammar,
+    TokenTable,
+)
 from inferd_grammar.compiler import Backend
+from inferd_grammar.conformance.matcher_checks import look
 from inferd_grammar.constraints import Constraint
 from inferd_grammar.limits import CompileLimits
-from inferd_grammar.matcher import Core
-from inferd_grammar.testing import look
+from inferd_grammar.matchers.matcher import Core
 
 
 class CountingBackend:
@@ -45,8 +55,8 @@ def counted(table: TokenTable) -> tuple[GrammarCompiler, CountingBackend]:
 
 def test_equal_constraints_compile_once(counted: tuple[GrammarCompiler, CountingBackend]) -> None:
     compiler, backend = counted
-    first = compiler.compile(JsonSchema({"type": "integer"}))
-    assert compiler.compile(JsonSchema('{"type":"integer"}')) is first
+    first = compiler.compile(JsonSchemaGrammar({"type": "integer"}))
+    assert compiler.compile(JsonSchemaGrammar('{"type":"integer"}')) is first
     assert backend.calls == 1
 
 
@@ -54,7 +64,7 @@ def test_key_order_is_part_of_a_schema(compiler: GrammarCompiler) -> None:
     def forced(*names: str) -> bytes:
         properties = {name: {"type": "null"} for name in names}
         schema = {"type": "object", "properties": properties, "required": list(names), "additionalProperties": False}
-        return compiler.compile(JsonSchema(schema)).matcher().forced()
+        return compiler.compile(JsonSchemaGrammar(schema)).matcher().forced()
 
     assert forced("a", "b") == b'{"a":null,"b":null}'
     assert forced("b", "a") == b'{"b":null,"a":null}'
@@ -63,7 +73,7 @@ def test_key_order_is_part_of_a_schema(compiler: GrammarCompiler) -> None:
 def test_least_recently_used_goes_first(counted: tuple[GrammarCompiler, CountingBackend]) -> None:
     compiler, backend = counted
     for pattern in ("a", "b", "a", "c", "a", "b"):  # c pushes out b
-        compiler.compile(Regex(pattern))
+        compiler.compile(RegexGrammar(pattern))
     assert backend.calls == 4
 
 
@@ -72,7 +82,7 @@ def test_refusals_are_cached_and_raised_afresh(counted: tuple[GrammarCompiler, C
     errors = []
     for _ in range(3):
         with pytest.raises(GrammarError) as caught:
-            compiler.compile(JsonSchema({"$ref": "#/missing"}))
+            compiler.compile(JsonSchemaGrammar({"$ref": "#/missing"}))
         errors.append(caught.value)
     assert backend.calls == 1
     assert {error.pointer for error in errors} == {"/$ref"}
@@ -83,13 +93,13 @@ def test_a_bug_is_not_cached(counted: tuple[GrammarCompiler, CountingBackend]) -
     compiler, backend = counted
     backend.failure = RuntimeError("bug")
     with pytest.raises(RuntimeError, match="bug"):
-        compiler.compile(Regex("a"))
-    assert isinstance(compiler.compile(Regex("a")), Compiled)
+        compiler.compile(RegexGrammar("a"))
+    assert isinstance(compiler.compile(RegexGrammar("a")), Compiled)
 
 
 def test_threads_share_one_compile_and_one_template(counted: tuple[GrammarCompiler, CountingBackend]) -> None:
     compiler, backend = counted
-    constraint = JsonSchema({"enum": [f"value {n}" for n in range(300)]})
+    constraint = JsonSchemaGrammar({"enum": [f"value {n}" for n in range(300)]})
 
     def run(_: int) -> object:
         matcher = compiler.compile(constraint).matcher()
@@ -118,7 +128,7 @@ def test_an_absent_backend_names_its_extra(table: TokenTable, monkeypatch: pytes
 
 
 def test_lark_grammars(compiler: GrammarCompiler) -> None:
-    matcher = compiler.compile(Lark('start: "<" /[a-z]+/ ">"  // a <tag> in a comment')).matcher()
+    matcher = compiler.compile(LarkGrammar('start: "<" /[a-z]+/ ">"  // a <tag> in a comment')).matcher()
     assert matcher.forced() == b"<"
 
 
@@ -138,18 +148,18 @@ def test_lark_grammars(compiler: GrammarCompiler) -> None:
 )
 def test_lark_that_cannot_be_held_is_refused(compiler: GrammarCompiler, text: str, reason: str) -> None:
     with pytest.raises(GrammarError, match=reason):
-        compiler.compile(Lark(text))
+        compiler.compile(LarkGrammar(text))
 
 
 def test_everything_exported_exists() -> None:
     assert all(hasattr(inferd_grammar, name) for name in inferd_grammar.__all__)
-    assert AnyJson() == AnyJson()
-    assert hash(Choice(("a",))) == hash(Choice(("a",)))
+    assert AnyJsonGrammar() == AnyJsonGrammar()
+    assert hash(ChoiceGrammar(("a",))) == hash(ChoiceGrammar(("a",)))
 
 
 def test_importing_needs_neither_torch_nor_the_runtime() -> None:
     code = (
-        "import sys, inferd_grammar, inferd_grammar.testing;"
+        "import sys, inferd_grammar, inferd_grammar.conformance.matcher_checks;"
         "bad = {'torch', 'transformers', 'inferd', 'inferd_runtime', 'outlines_core'} & set(sys.modules);"
         "sys.exit(str(bad) if bad else 0)"
     )

@@ -11,25 +11,25 @@ import pytest
 from tokenizers import Tokenizer
 
 from inferd_grammar import (
-    AllOf,
-    AnyJson,
-    Choice,
+    AllOfGrammar,
+    AnyJsonGrammar,
+    ChoiceGrammar,
     CompileLimits,
     Constraint,
-    Exact,
+    ExactGrammar,
     GrammarCompiler,
     GrammarError,
     GrammarFailure,
-    JsonSchema,
-    Lark,
-    Matcher,
-    Prefixed,
-    Regex,
-    Tag,
-    Tagged,
+    GrammarMatcher,
+    JsonSchemaGrammar,
+    LarkGrammar,
+    PrefixedGrammar,
+    RegexGrammar,
+    TaggedGrammar,
+    TagGrammar,
     TokenTable,
 )
-from inferd_grammar.testing import (
+from inferd_grammar.conformance.matcher_checks import (
     COMPOSED_CONSTRAINTS,
     GRAMMAR_CONSTRAINTS,
     JSON_CONSTRAINTS,
@@ -38,10 +38,10 @@ from inferd_grammar.testing import (
     legal_ids,
 )
 
-CALL = Tag("<call>", Choice(("x", "xy")), "</call>")
+CALL = TagGrammar("<call>", ChoiceGrammar(("x", "xy")), "</call>")
 
 
-def spell(matcher: Matcher, table: TokenTable, text: bytes) -> int:
+def spell(matcher: GrammarMatcher, table: TokenTable, text: bytes) -> int:
     """Take the text byte by byte; how many bytes were taken."""
     return matcher.accept([table.tokens.index(bytes([byte])) for byte in text])
 
@@ -56,7 +56,7 @@ def test_exact_masks_hold_every_token_whose_bytes_go_on(
 ) -> None:
     """Also tokens that span the border of two parts."""
     singles = {token[0]: i for i, token in enumerate(table.tokens) if len(token) == 1}
-    matcher, rng = compiler.compile(Exact(constraint)).matcher(), random.Random(1)
+    matcher, rng = compiler.compile(ExactGrammar(constraint)).matcher(), random.Random(1)
     for _ in range(12):
         legal = set(legal_ids(matcher, table))
         for i, token in enumerate(table.tokens):
@@ -71,7 +71,7 @@ def test_exact_masks_hold_every_token_whose_bytes_go_on(
 
 
 def test_a_complete_begin_must_be_followed(compiler: GrammarCompiler, table: TokenTable) -> None:
-    matcher = compiler.compile(Exact(Tagged((CALL,)))).matcher()
+    matcher = compiler.compile(ExactGrammar(TaggedGrammar((CALL,)))).matcher()
     assert spell(matcher, table, b"a <calm> b <<call>") == 18
     assert matcher.forced() == b"x"
     assert not matcher.may_end()
@@ -82,7 +82,9 @@ def test_a_complete_begin_must_be_followed(compiler: GrammarCompiler, table: Tok
 def test_special_tokens_are_named_not_spelt(compiler: GrammarCompiler, tokenizer: Tokenizer, table: TokenTable) -> None:
     """Their bits are set where the tag begins, and nowhere else; the same text in letters is just text."""
     start, end = (tokenizer.token_to_id(name) for name in ("<|im_start|>", "<|endoftext|>"))
-    matcher = compiler.compile(Exact(Tagged((Tag("<|im_start|>", Choice(("x",)), "<|im_start|>."),)))).matcher()
+    matcher = compiler.compile(
+        ExactGrammar(TaggedGrammar((TagGrammar("<|im_start|>", ChoiceGrammar(("x",)), "<|im_start|>."),)))
+    ).matcher()
     assert start in legal_ids(matcher, table)
     assert spell(matcher, table, b"<|im_start|>y") == 13
     assert matcher.accept([start]) == 1
@@ -94,7 +96,9 @@ def test_special_tokens_are_named_not_spelt(compiler: GrammarCompiler, tokenizer
 
 
 def test_a_name_the_tokenizer_has_not_is_text(compiler: GrammarCompiler, table: TokenTable) -> None:
-    matcher = compiler.compile(Exact(Tagged((Tag("<|no_such|>", Choice(("x",)), "!"),)))).matcher()
+    matcher = compiler.compile(
+        ExactGrammar(TaggedGrammar((TagGrammar("<|no_such|>", ChoiceGrammar(("x",)), "!"),)))
+    ).matcher()
     assert spell(matcher, table, b"<|no_such|>x!") == 13
 
 
@@ -102,22 +106,27 @@ def test_a_name_the_tokenizer_has_not_is_text(compiler: GrammarCompiler, table: 
     ("tags", "reason"),
     [
         ((), "at least one tag"),
-        ((Tag("", CALL.content, ""),), "is empty"),
-        ((CALL, Tag("<call", CALL.content, "")), "inside that of another"),
+        ((TagGrammar("", CALL.content, ""),), "is empty"),
+        ((CALL, TagGrammar("<call", CALL.content, "")), "inside that of another"),
         ((CALL, CALL), "inside that of another"),
-        ((Tag("<a>", Tagged((CALL,)), "</a>"),), "do not nest"),
-        ((Tag("a<|im_start|>", CALL.content, ""),), "must come first"),
-        ((Tag("<a>", CALL.content, "<|im_end|>"),), "names the end of the text"),
-        ((Tag("<a>", Exact(CALL.content), ""),), "put Exact outside"),
-        ((Tag("<a>", AllOf((AnyJson(), Regex("a"))), ""),), "regular expressions and choices only"),
-        ((Tag("<a>", AllOf((Regex("a"),) * 17), ""),), "max_all_of is 16"),
-        ((Tag("<a>", JsonSchema({}, mode="best_effort"), ""),), "stands alone"),
-        (tuple(Tag(f"<{n}>", CALL.content, "") for n in range(129)), "max_tags is 128"),
+        ((TagGrammar("<a>", TaggedGrammar((CALL,)), "</a>"),), "do not nest"),
+        ((TagGrammar("a<|im_start|>", CALL.content, ""),), "must come first"),
+        ((TagGrammar("<a>", CALL.content, "<|im_end|>"),), "names the end of the text"),
+        ((TagGrammar("<a>", ExactGrammar(CALL.content), ""),), "put Exact outside"),
+        (
+            (TagGrammar("<a>", AllOfGrammar((AnyJsonGrammar(), RegexGrammar("a"))), ""),),
+            "regular expressions and choices only",
+        ),
+        ((TagGrammar("<a>", AllOfGrammar((RegexGrammar("a"),) * 17), ""),), "max_all_of is 16"),
+        ((TagGrammar("<a>", JsonSchemaGrammar({}, mode="best_effort"), ""),), "stands alone"),
+        (tuple(TagGrammar(f"<{n}>", CALL.content, "") for n in range(129)), "max_tags is 128"),
     ],
 )
-def test_tags_that_cannot_be_held_are_refused(compiler: GrammarCompiler, tags: tuple[Tag, ...], reason: str) -> None:
+def test_tags_that_cannot_be_held_are_refused(
+    compiler: GrammarCompiler, tags: tuple[TagGrammar, ...], reason: str
+) -> None:
     with pytest.raises(GrammarError, match=reason):
-        compiler.compile(Tagged(tags))
+        compiler.compile(TaggedGrammar(tags))
 
 
 @pytest.mark.parametrize(
@@ -125,18 +134,18 @@ def test_tags_that_cannot_be_held_are_refused(compiler: GrammarCompiler, tags: t
 )
 @pytest.mark.parametrize("joined", [True, False], ids=["joined", "side-by-side"])
 def test_intersections(compiler: GrammarCompiler, table: TokenTable, patterns: tuple[str, ...], joined: bool) -> None:
-    members: list[Constraint] = [Regex(pattern) for pattern in patterns]
+    members: list[Constraint] = [RegexGrammar(pattern) for pattern in patterns]
     if not joined:
-        members.append(Lark("start: /[ab\\/]*/"))
+        members.append(LarkGrammar("start: /[ab\\/]*/"))
     texts = ("".join(letters) for size in range(5) for letters in product("ab/", repeat=size))
     expected = {text.encode() for text in texts if all(re.fullmatch(pattern, text) for pattern in patterns)}
-    assert language(compiler.compile(AllOf(tuple(members))).matcher(), table, 4) == expected
+    assert language(compiler.compile(AllOfGrammar(tuple(members))).matcher(), table, 4) == expected
 
 
 def test_a_dead_end_is_an_error_not_an_end(compiler: GrammarCompiler, table: TokenTable) -> None:
     """Members that contradict each other further on: a typed error where it shows, and rollback leads out of it."""
-    both = AllOf((Lark('start: "a" ("b" | "c")'), Lark('start: "a" ("d" | "c" "x"?)')))
-    matcher = compiler.compile(AllOf((*both.members, Regex("ab?")))).matcher()
+    both = AllOfGrammar((LarkGrammar('start: "a" ("b" | "c")'), LarkGrammar('start: "a" ("d" | "c" "x"?)')))
+    matcher = compiler.compile(AllOfGrammar((*both.members, RegexGrammar("ab?")))).matcher()
     assert spell(matcher, table, b"a") == 1
     for _ in range(2):
         with pytest.raises(GrammarFailure, match="no token of this vocabulary"):
@@ -144,55 +153,55 @@ def test_a_dead_end_is_an_error_not_an_end(compiler: GrammarCompiler, table: Tok
     matcher.rollback(1)
     assert spell(matcher, table, b"a") == 1
     with pytest.raises(GrammarError, match="no first token"):
-        compiler.compile(AllOf((Lark('start: "a"'), Regex("b"))))
+        compiler.compile(AllOfGrammar((LarkGrammar('start: "a"'), RegexGrammar("b"))))
     with pytest.raises(GrammarError):
-        compiler.compile(AllOf((Regex("a"), Regex("b"))))
+        compiler.compile(AllOfGrammar((RegexGrammar("a"), RegexGrammar("b"))))
 
 
 @pytest.mark.parametrize(
     ("members", "reason"),
     [
         ((), "at least one member"),
-        ((AnyJson(), JsonSchema({}, mode="best_effort")), "stands alone"),
-        (tuple(Lark(f'start: "{n}"') for n in range(17)), "max_all_of is 16"),
-        (tuple(Regex(f"a*b{{{n}}}") for n in range(17)), "max_all_of is 16"),
+        ((AnyJsonGrammar(), JsonSchemaGrammar({}, mode="best_effort")), "stands alone"),
+        (tuple(LarkGrammar(f'start: "{n}"') for n in range(17)), "max_all_of is 16"),
+        (tuple(RegexGrammar(f"a*b{{{n}}}") for n in range(17)), "max_all_of is 16"),
     ],
 )
 def test_intersections_that_cannot_be_held_are_refused(
     compiler: GrammarCompiler, members: tuple[Constraint, ...], reason: str
 ) -> None:
     with pytest.raises(GrammarError, match=reason):
-        compiler.compile(AllOf(members))
+        compiler.compile(AllOfGrammar(members))
 
 
 def test_a_prefix_may_be_covered_by_a_longer_token(compiler: GrammarCompiler, table: TokenTable) -> None:
     token = max((t for t in table.tokens if t.isalpha()), key=len).decode()
-    matcher = compiler.compile(Prefixed(token[:2], Regex(f"{token[2:]}[0-9]"))).matcher()
+    matcher = compiler.compile(PrefixedGrammar(token[:2], RegexGrammar(f"{token[2:]}[0-9]"))).matcher()
     legal = {table.tokens[i] for i in legal_ids(matcher, table)}
     assert token.encode() in legal
     assert all(token.encode().startswith(piece) for piece in legal)
 
 
 def test_constraints_nest_only_so_deep(compiler: GrammarCompiler) -> None:
-    constraint: Constraint = Regex("a")
+    constraint: Constraint = RegexGrammar("a")
     for _ in range(40):
-        constraint = Exact(constraint)
+        constraint = ExactGrammar(constraint)
     with pytest.raises(GrammarError, match="nest deeper than 16"):
         compiler.compile(constraint)
 
 
 def test_keys_tell_constraints_apart(compiler: GrammarCompiler) -> None:
-    plain, exact = compiler.compile(Regex("ab")), compiler.compile(Exact(Regex("ab")))
+    plain, exact = compiler.compile(RegexGrammar("ab")), compiler.compile(ExactGrammar(RegexGrammar("ab")))
     assert plain is not exact
-    assert compiler.compile(Tagged((CALL,))) is compiler.compile(
-        Tagged((Tag("<call>", Choice(("x", "xy")), "</call>"),))
+    assert compiler.compile(TaggedGrammar((CALL,))) is compiler.compile(
+        TaggedGrammar((TagGrammar("<call>", ChoiceGrammar(("x", "xy")), "</call>"),))
     )
-    assert compiler.compile(AllOf((Regex("a"), Regex("a|b")))) is not compiler.compile(
-        AllOf((Regex("a|b"), Regex("a")))
+    assert compiler.compile(AllOfGrammar((RegexGrammar("a"), RegexGrammar("a|b")))) is not compiler.compile(
+        AllOfGrammar((RegexGrammar("a|b"), RegexGrammar("a")))
     )
 
 
 def test_limits_hold_for_the_parts(table: TokenTable) -> None:
     compiler = GrammarCompiler(table, limits=CompileLimits(max_regex=10))
     with pytest.raises(GrammarError, match="max_regex is 10"):
-        compiler.compile(Tagged((Tag("<a>", Regex("a" * 11), ""),)))
+        compiler.compile(TaggedGrammar((TagGrammar("<a>", RegexGrammar("a" * 11), ""),)))

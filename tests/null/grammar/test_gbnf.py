@@ -7,9 +7,18 @@ from itertools import product
 
 import pytest
 
-from inferd_grammar import AllOf, CompileLimits, Gbnf, GrammarCompiler, GrammarError, Lark, Regex, TokenTable
+from inferd_grammar import (
+    AllOfGrammar,
+    CompileLimits,
+    GbnfGrammar,
+    GrammarCompiler,
+    GrammarError,
+    LarkGrammar,
+    RegexGrammar,
+    TokenTable,
+)
+from inferd_grammar.conformance.matcher_checks import language
 from inferd_grammar.gbnf import gbnf_to_lark
-from inferd_grammar.testing import language
 
 RECURSIVE = 'never ::= "~" root "~"\n'  # with this no single regular expression exists
 
@@ -39,13 +48,13 @@ def test_the_language_is_kept(
     assert ("TEXT" in gbnf_to_lark(text, max_regex=1000, max_rules=9)) != recursive
     texts = ("".join(letters) for size in range(5) for letters in product(alphabet, repeat=size))
     expected = {text.encode() for text in texts if re.fullmatch(pattern, text)}
-    only = Regex(f"[{re.escape(alphabet)}]*")
-    matcher = compiler.compile(AllOf((Gbnf(text), only))).matcher()
+    only = RegexGrammar(f"[{re.escape(alphabet)}]*")
+    matcher = compiler.compile(AllOfGrammar((GbnfGrammar(text), only))).matcher()
     assert language(matcher, table, 4) == expected
 
 
 def test_recursion(compiler: GrammarCompiler, table: TokenTable) -> None:
-    matcher = compiler.compile(Gbnf('root ::= "(" root ")" | "x"')).matcher()
+    matcher = compiler.compile(GbnfGrammar('root ::= "(" root ")" | "x"')).matcher()
     assert language(matcher, table, 7) == {b"x", b"(x)", b"((x))", b"(((x)))"}
 
 
@@ -76,12 +85,12 @@ def test_recursion(compiler: GrammarCompiler, table: TokenTable) -> None:
 )
 def test_what_is_no_grammar_is_refused(compiler: GrammarCompiler, text: str, reason: str) -> None:
     with pytest.raises(GrammarError, match=re.escape(reason) if "|" not in reason else reason):
-        compiler.compile(Gbnf(text))
+        compiler.compile(GbnfGrammar(text))
 
 
 def test_size_is_limited(table: TokenTable) -> None:
     with pytest.raises(GrammarError, match="max_bytes is 30"):
-        GrammarCompiler(table, limits=CompileLimits(max_bytes=30)).compile(Gbnf('root ::= "a"' + " " * 40))
+        GrammarCompiler(table, limits=CompileLimits(max_bytes=30)).compile(GbnfGrammar('root ::= "a"' + " " * 40))
 
 
 @pytest.mark.parametrize(("count", "refused"), [(990, False), (3000, True)])
@@ -89,7 +98,10 @@ def test_a_chain_of_rules_does_not_overflow_a_stack(compiler: GrammarCompiler, c
     """llguidance ends the process on a chain of 3,000 rules."""
     gbnf = "\n".join(f"r{n} ::= r{n + 1}" for n in range(count))
     lark = "\n".join(f"r{n}: r{n + 1}" for n in range(count))
-    for grammar in (Gbnf(f'root ::= r0\n{gbnf}\nr{count} ::= "a"'), Lark(f'start: r0\n{lark}\nr{count}: "a"')):
+    for grammar in (
+        GbnfGrammar(f'root ::= r0\n{gbnf}\nr{count} ::= "a"'),
+        LarkGrammar(f'start: r0\n{lark}\nr{count}: "a"'),
+    ):
         if refused:
             with pytest.raises(GrammarError, match="max_rules is 1000"):
                 compiler.compile(grammar)

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from inferd_grammar import GrammarFailure, TokenTable, walk
-from inferd_grammar.matcher import Core, GuardedMatcher
-from inferd_grammar.testing import dirty_row
+from inferd_grammar.conformance.matcher_checks import dirty_row
+from inferd_grammar.matchers.matcher import Core, GuardedMatcher
 
 
 class FakeCore:

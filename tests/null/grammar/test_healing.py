@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tokenizers import Tokenizer
 
-from inferd_grammar import Exact, GrammarCompiler, Prefixed, Regex, TokenTable
+from inferd_grammar import ExactGrammar, GrammarCompiler, PrefixedGrammar, RegexGrammar, TokenTable
+from inferd_grammar.conformance.matcher_checks import legal_ids
 from inferd_grammar.healing import Healed, Healer
-from inferd_grammar.testing import legal_ids
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_a_split_word_is_healed(
     prompt = [table.tokens.index(b"x"), table.tokens.index(word[:1]), table.tokens.index(word[1:2])]
     healed = healer.heal(prompt)
     assert (healed.tokens, healed.prefix) == (tuple(prompt[:1]), word[:2].decode())
-    constraint = healed.constraint(Regex(word[2:].decode() + "[0-9]+"))
+    constraint = healed.constraint(RegexGrammar(word[2:].decode() + "[0-9]+"))
     assert constraint is not None
     matcher = compiler.compile(constraint).matcher()
     assert table.tokens.index(word) in legal_ids(matcher, table)
@@ -68,10 +68,10 @@ def test_characters_are_not_cut_in_two(healer: Healer, table: TokenTable) -> Non
 
 
 def test_nothing_cut_leaves_the_constraint_alone() -> None:
-    inner = Exact(Regex("a"))
+    inner = ExactGrammar(RegexGrammar("a"))
     assert Healed((1,), "").constraint(inner) is inner
     assert Healed((1,), "").constraint() is None
-    assert Healed((1,), "ab").constraint(inner) == Prefixed("ab", inner)
+    assert Healed((1,), "ab").constraint(inner) == PrefixedGrammar("ab", inner)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd_grammar.suite import run_suite, table, totals
+from inferd_grammar.conformance.suite import run_suite, table, totals
 
 SUITE = Path(__file__).parents[4] / "shared" / "conformance" / "json-schema-test-suite"
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from inferd_grammar import Constraint, Matcher, TokenTable
-from inferd_grammar.testing import (
+from inferd_grammar import Constraint, GrammarMatcher, TokenTable
+from inferd_grammar.conformance.matcher_checks import (
     COMPOSED_CONSTRAINTS,
     GRAMMAR_CONSTRAINTS,
     JSON_CONSTRAINTS,
@@ -24,5 +24,5 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_conforms(make: Callable[[Constraint], Matcher], table: TokenTable, kind: str) -> None:
+def test_conforms(make: Callable[[Constraint], GrammarMatcher], table: TokenTable, kind: str) -> None:
     check_matcher(make, table, KINDS[kind])

@@ -11,7 +11,17 @@ from typing import Any, Dict, List, Literal, Optional, Tuple, Union  # noqa: UP0
 
 import pytest
 
-from inferd_grammar import AnyJson, Choice, Constraint, Exact, GrammarCompiler, GrammarError, JsonSchema, Lark, Regex
+from inferd_grammar import (
+    AnyJsonGrammar,
+    ChoiceGrammar,
+    Constraint,
+    ExactGrammar,
+    GrammarCompiler,
+    GrammarError,
+    JsonSchemaGrammar,
+    LarkGrammar,
+    RegexGrammar,
+)
 from inferd_grammar.outlines_types import constraint_of
 
 outlines = pytest.importorskip("outlines", reason="the optional front end is not installed")
@@ -90,25 +100,25 @@ INTEGER = {"type": "integer"}
 )  # fmt: skip
 def test_python_types_become_json(kind: Any, schema: Any) -> None:
     made = constraint_of(kind)
-    assert isinstance(made, JsonSchema)
+    assert isinstance(made, JsonSchemaGrammar)
     assert made.schema == schema
 
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        (Literal["a", "b"], Choice(("a", "b"))),
-        (Colour, Choice(("red", "blue"))),
-        ("just this", Choice(("just this",))),
-        (dsl.Choice(["x", "y"]), Choice(("x", "y"))),
-        (datetime.time, Regex(f"({types.time.pattern})")),
-        (types.email, Regex(f"({types.email.pattern})")),
-        (dsl.between(2, 3, types.digit), Regex(r"((\d)){2,3}")),
-        (dsl.JsonSchema(INTEGER), JsonSchema('{"type": "integer"}')),
-        (dsl.JsonSchema(INTEGER, whitespace_pattern="[ ]?"), JsonSchema('{"type": "integer"}')),
-        (dsl.CFG('start: "a"'), Lark('start: "a"')),
-        (dsl.CFG(outlines.grammars.json), AnyJson()),
-        (Lark('start: "a"'), Lark('start: "a"')),
+        (Literal["a", "b"], ChoiceGrammar(("a", "b"))),
+        (Colour, ChoiceGrammar(("red", "blue"))),
+        ("just this", ChoiceGrammar(("just this",))),
+        (dsl.Choice(["x", "y"]), ChoiceGrammar(("x", "y"))),
+        (datetime.time, RegexGrammar(f"({types.time.pattern})")),
+        (types.email, RegexGrammar(f"({types.email.pattern})")),
+        (dsl.between(2, 3, types.digit), RegexGrammar(r"((\d)){2,3}")),
+        (dsl.JsonSchema(INTEGER), JsonSchemaGrammar('{"type": "integer"}')),
+        (dsl.JsonSchema(INTEGER, whitespace_pattern="[ ]?"), JsonSchemaGrammar('{"type": "integer"}')),
+        (dsl.CFG('start: "a"'), LarkGrammar('start: "a"')),
+        (dsl.CFG(outlines.grammars.json), AnyJsonGrammar()),
+        (LarkGrammar('start: "a"'), LarkGrammar('start: "a"')),
     ],
 )
 def test_text_stays_text(kind: Any, expected: Constraint) -> None:
@@ -117,12 +127,12 @@ def test_text_stays_text(kind: Any, expected: Constraint) -> None:
 
 def test_functions_are_their_arguments() -> None:
     made = constraint_of(area)
-    assert isinstance(made, JsonSchema)
+    assert isinstance(made, JsonSchemaGrammar)
     assert isinstance(made.schema, dict)
     assert made.schema["required"] == ["width"]
     assert made.schema["additionalProperties"] is False
     tools = constraint_of(Tool)
-    assert isinstance(tools, JsonSchema)
+    assert isinstance(tools, JsonSchemaGrammar)
     assert isinstance(tools.schema, dict)
     assert [part["title"] for part in tools.schema["anyOf"]] == ["area", "name"]
 
@@ -141,7 +151,7 @@ def test_functions_are_their_arguments() -> None:
 )
 def test_they_compile_and_hold(compiler: GrammarCompiler, kind: Any, text: bytes, wrong: bytes) -> None:
     def takes(data: bytes) -> bool:
-        matcher = compiler.compile(Exact(constraint_of(kind))).matcher()
+        matcher = compiler.compile(ExactGrammar(constraint_of(kind))).matcher()
         singles = [compiler.table.tokens.index(bytes([byte])) for byte in data]
         return matcher.accept(singles) == len(singles) and matcher.may_end()
 
@@ -167,8 +177,8 @@ def test_what_has_no_such_meaning_is_refused(kind: Any, reason: str) -> None:
 
 def test_outlines_is_imported_only_when_it_is_needed() -> None:
     code = (
-        "import sys; from inferd_grammar.outlines_types import constraint_of; from inferd_grammar import AnyJson;"
-        "constraint_of(AnyJson()); sys.exit('outlines' in sys.modules)"
+        "import sys; from inferd_grammar.outlines_types import constraint_of; from inferd_grammar import AnyJsonGrammar;"
+        "constraint_of(AnyJsonGrammar()); sys.exit('outlines' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

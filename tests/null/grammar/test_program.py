@@ -9,19 +9,19 @@ import pytest
 from numpy.typing import NDArray
 
 from inferd_grammar import (
-    AnyJson,
+    AnyJsonGrammar,
     Constraint,
-    Exact,
+    ExactGrammar,
     GrammarCompiler,
     GrammarError,
     GrammarFailure,
-    Matcher,
-    Regex,
+    GrammarMatcher,
+    RegexGrammar,
     TokenTable,
 )
-from inferd_grammar.product import intersect
-from inferd_grammar.program import source_matcher
-from inferd_grammar.testing import check_matcher, language, legal_ids
+from inferd_grammar.conformance.matcher_checks import check_matcher, language, legal_ids
+from inferd_grammar.matchers.product import intersect
+from inferd_grammar.matchers.program import source_matcher
 
 
 class Rising:
@@ -60,19 +60,19 @@ class Says:
 
 @pytest.mark.parametrize("as_mask", [False, True], ids=["ids", "mask"])
 def test_conforms(table: TokenTable, as_mask: bool) -> None:
-    def make(constraint: Constraint) -> Matcher:
+    def make(constraint: Constraint) -> GrammarMatcher:
         return source_matcher(Rising(table, as_mask=as_mask), table)
 
-    check_matcher(make, table, [AnyJson()], rounds=6)  # the constraint is a name only
+    check_matcher(make, table, [AnyJsonGrammar()], rounds=6)  # the constraint is a name only
 
 
 def test_beside_a_constraint(table: TokenTable, compiler: GrammarCompiler) -> None:
-    def make(constraint: Constraint) -> Matcher:
-        beside = compiler.compile(Exact(constraint)).matcher()
+    def make(constraint: Constraint) -> GrammarMatcher:
+        beside = compiler.compile(ExactGrammar(constraint)).matcher()
         return intersect([source_matcher(Rising(table), table), beside], table)
 
-    check_matcher(make, table, [Regex("[a-c]{0,3}")], rounds=6)
-    assert language(make(Regex("[a-c]{0,3}")), table, 3) == {b"a", b"b", b"c", b"ab", b"ac", b"bc", b"abc"}
+    check_matcher(make, table, [RegexGrammar("[a-c]{0,3}")], rounds=6)
+    assert language(make(RegexGrammar("[a-c]{0,3}")), table, 3) == {b"a", b"b", b"c", b"ab", b"ac", b"bc", b"abc"}
 
 
 def test_steps_are_asked_for_once_a_state(table: TokenTable) -> None:
@@ -122,8 +122,10 @@ def test_wrong_answers_are_errors_and_change_nothing(
     assert matcher.accept([table.tokens.index(b"a"), *table.eos_ids]) == 2
 
 
-def test_intersect_needs_matchers_that_have_not_ended(table: TokenTable, make: Callable[[Constraint], Matcher]) -> None:
-    matcher = make(Regex("a?"))
+def test_intersect_needs_matchers_that_have_not_ended(
+    table: TokenTable, make: Callable[[Constraint], GrammarMatcher]
+) -> None:
+    matcher = make(RegexGrammar("a?"))
     assert matcher.accept(table.eos_ids[:1]) == 1
     for matchers in ([], [matcher]):
         with pytest.raises(ValueError, match="at least one matcher, none of them ended"):

@@ -7,8 +7,16 @@ from itertools import product
 
 import pytest
 
-from inferd_grammar import Choice, CompileLimits, Constraint, GrammarCompiler, GrammarError, Regex, TokenTable
-from inferd_grammar.testing import language
+from inferd_grammar import (
+    ChoiceGrammar,
+    CompileLimits,
+    Constraint,
+    GrammarCompiler,
+    GrammarError,
+    RegexGrammar,
+    TokenTable,
+)
+from inferd_grammar.conformance.matcher_checks import language
 
 BACKENDS = ["llguidance", "outlines"]
 
@@ -28,7 +36,7 @@ def test_no_alternative_is_dropped(backend: GrammarCompiler, table: TokenTable, 
     """outlines_core alone prefers the leftmost alternative and loses the others."""
     texts = ("".join(letters) for size in range(5) for letters in product("abcdAB", repeat=size))
     expected = {text.encode() for text in texts if re.fullmatch(pattern, text)}
-    assert language(backend.compile(Regex(pattern)).matcher(), table, 4) == expected
+    assert language(backend.compile(RegexGrammar(pattern)).matcher(), table, 4) == expected
 
 
 @pytest.mark.parametrize(
@@ -36,26 +44,26 @@ def test_no_alternative_is_dropped(backend: GrammarCompiler, table: TokenTable, 
 )
 def test_options_are_literal(backend: GrammarCompiler, table: TokenTable, text: str) -> None:
     options = (text, "other")
-    got = language(backend.compile(Choice(options)).matcher(), table, 40)
+    got = language(backend.compile(ChoiceGrammar(options)).matcher(), table, 40)
     assert got == {option.encode() for option in options}
 
 
 @pytest.mark.parametrize("pattern", ["(", "a)|(b", "(?=a)b", r"(a)\1", "a{2,1}", r"\bfoo", "[c"])
 def test_bad_and_unsupported_patterns_are_refused(backend: GrammarCompiler, pattern: str) -> None:
     with pytest.raises(GrammarError):
-        backend.compile(Regex(pattern))
+        backend.compile(RegexGrammar(pattern))
 
 
 @pytest.mark.parametrize(
     ("constraint", "reason"),
     [
-        (Regex("a" * 11), "regex has 11 characters; max_regex is 10"),
-        (Choice(("a", "b", "c", "d")), "choice has 4 options; max_enum is 3"),
-        (Choice(("a" * 30, "b" * 30)), "bytes; max_bytes is 50"),
-        (Choice(()), "at least one option"),
-        (Choice((1,)), "must be text"),  # type: ignore[arg-type]
-        (Regex("\ud800"), "not Unicode text"),
-        (Choice(("\ud800",)), "not Unicode text"),
+        (RegexGrammar("a" * 11), "regex has 11 characters; max_regex is 10"),
+        (ChoiceGrammar(("a", "b", "c", "d")), "choice has 4 options; max_enum is 3"),
+        (ChoiceGrammar(("a" * 30, "b" * 30)), "bytes; max_bytes is 50"),
+        (ChoiceGrammar(()), "at least one option"),
+        (ChoiceGrammar((1,)), "must be text"),  # type: ignore[arg-type]
+        (RegexGrammar("\ud800"), "not Unicode text"),
+        (ChoiceGrammar(("\ud800",)), "not Unicode text"),
     ],
 )
 @pytest.mark.parametrize("name", BACKENDS)

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from inferd_grammar import Constraint, Exact, GrammarCompiler, Matcher, TokenTable
-from inferd_grammar.testing import JSON_CONSTRAINTS, TEXT_CONSTRAINTS, check_matcher, legal_ids
+from inferd_grammar import Constraint, ExactGrammar, GrammarCompiler, GrammarMatcher, TokenTable
+from inferd_grammar.conformance.matcher_checks import JSON_CONSTRAINTS, TEXT_CONSTRAINTS, check_matcher, legal_ids
 
 from .conftest import byte_fallback, byte_level, table_of
 
@@ -41,7 +41,7 @@ def table(request: pytest.FixtureRequest) -> TokenTable:
     return TABLES[request.param]()
 
 
-def maker(table: TokenTable, backend: str) -> Callable[[Constraint], Matcher]:
+def maker(table: TokenTable, backend: str) -> Callable[[Constraint], GrammarMatcher]:
     if backend == "outlines" and find_spec("outlines_core") is None:
         pytest.skip("the optional backend is not installed")
     compiler = GrammarCompiler(table, backend=backend)
@@ -56,7 +56,7 @@ def test_rejection_equals_replay_and_bits_equal_accepts(table: TokenTable, backe
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(60, marks=pytest.mark.long)])
 def test_exact_masks_too(table: TokenTable, rounds: int) -> None:
-    constraints = [Exact(constraint) for constraint in (*TEXT_CONSTRAINTS[1:3], *JSON_CONSTRAINTS[:2])]
+    constraints = [ExactGrammar(constraint) for constraint in (*TEXT_CONSTRAINTS[1:3], *JSON_CONSTRAINTS[:2])]
     check_matcher(maker(table, "llguidance"), table, constraints, seed=rounds, rounds=rounds)
 
 
@@ -65,7 +65,7 @@ def test_exact_masks_allow_every_token_that_continues_the_text(table: TokenTable
     make = maker(table, "llguidance")
     text = b'{"name":"'
     for held in range(len(text)):
-        exact, spelt = make(Exact(JSON_CONSTRAINTS[0])), b""
+        exact, spelt = make(ExactGrammar(JSON_CONSTRAINTS[0])), b""
         while len(spelt) < held:
             token = next(i for i in legal_ids(exact, table) if len(table.tokens[i]) == 1)
             assert exact.accept([token])
@@ -81,7 +81,7 @@ def test_a_template_that_learnt_gives_the_same_matchers(table: TokenTable) -> No
     """Used matchers become templates: what they were used for must not show."""
     compiler = GrammarCompiler(table)
 
-    def make(constraint: Constraint) -> Matcher:
+    def make(constraint: Constraint) -> GrammarMatcher:
         compiled = compiler.compile(constraint)
         used = compiled.matcher()
         for _ in range(12):

@@ -13,8 +13,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from inferd_grammar import CompileLimits, GrammarCompiler, GrammarError, JsonSchema, TokenTable
-from inferd_grammar.ordering import orders
+from inferd_grammar import CompileLimits, GrammarCompiler, GrammarError, JsonSchemaGrammar, TokenTable
+from inferd_grammar.conformance.key_orders import orders
 from inferd_grammar.rewrites import CannotRewrite, rewrite
 from inferd_grammar.schema import read_schema
 
@@ -175,7 +175,7 @@ def test_narrower_than_the_original(schema: dict[str, Any]) -> None:
 def test_formats_that_become_patterns(
     bytewise: GrammarCompiler, name: str, valid: list[str], invalid: list[str]
 ) -> None:
-    compiled = bytewise.compile(JsonSchema({"type": "string", "format": name}))
+    compiled = bytewise.compile(JsonSchemaGrammar({"type": "string", "format": name}))
     assert [text for text in valid if not takes(compiled.matcher(), text, raw=True)] == []
     assert [text for text in invalid if takes(compiled.matcher(), text, raw=True)] == []
 
@@ -202,7 +202,7 @@ def test_masks_of_random_schemas_accept_nothing_new(bytewise: GrammarCompiler) -
     for _ in range(120):
         schema = document(rng)
         try:
-            compiled = bytewise.compile(JsonSchema(schema))
+            compiled = bytewise.compile(JsonSchemaGrammar(schema))
         except GrammarError:
             continue
         original = jsonschema.Draft202012Validator(schema)
@@ -220,7 +220,7 @@ def test_masks_of_each_family(family: str, bytewise: GrammarCompiler) -> None:
         original, rewritten = validators(schema)
         if not any(rewritten.is_valid(instance(rng, 1)) for _ in range(30)):
             continue  # nothing is valid, and the library says so
-        compiled = bytewise.compile(JsonSchema(schema))
+        compiled = bytewise.compile(JsonSchemaGrammar(schema))
         for value in (instance(rng, 2) for _ in range(40)):
             texts = orders(value, schema, lambda part, item, v=original: v.evolve(schema=part).is_valid(item))
             found = any(takes(compiled.matcher(), text) for text in texts)

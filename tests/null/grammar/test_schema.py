@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from inferd_grammar import (
-    AnyJson,
+    AnyJsonGrammar,
     CompileLimits,
     Constraint,
     GrammarCompiler,
     GrammarError,
-    JsonSchema,
-    Matcher,
+    GrammarMatcher,
+    JsonSchemaGrammar,
     TokenTable,
 )
 
-Make = Callable[[Constraint], Matcher]
+Make = Callable[[Constraint], GrammarMatcher]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_refused_with_reason_and_place(
     compiler: GrammarCompiler, schema: Any, reason: str, pointer: str | None
 ) -> None:
     with pytest.raises(GrammarError) as caught:
-        compiler.compile(JsonSchema(schema))
+        compiler.compile(JsonSchemaGrammar(schema))
     assert reason in caught.value.reason
     assert caught.value.pointer == pointer
 
@@ -90,12 +90,12 @@ def test_refused_with_reason_and_place(
 def test_limits_are_named(table: TokenTable, schema: Any, reason: str) -> None:
     limits = CompileLimits(max_bytes=999, max_depth=8, max_enum=10, max_all_of=3, max_multiple_of=1000, max_regex=50)
     with pytest.raises(GrammarError, match=reason):
-        GrammarCompiler(table, limits=limits).compile(JsonSchema(schema))
+        GrammarCompiler(table, limits=limits).compile(JsonSchemaGrammar(schema))
 
 
 def test_deep_text_does_not_exhaust_the_stack(compiler: GrammarCompiler) -> None:
     with pytest.raises(GrammarError, match="max_depth"):
-        compiler.compile(JsonSchema('{"not":' * 100_000))
+        compiler.compile(JsonSchemaGrammar('{"not":' * 100_000))
 
 
 def test_names_of_keywords_may_be_names_of_properties(make: Make) -> None:
@@ -104,32 +104,32 @@ def test_names_of_keywords_may_be_names_of_properties(make: Make) -> None:
         "required": ["type"],
         "default": {"type": 5},
     }
-    matcher = make(JsonSchema({"type": "object", **schema}))
+    matcher = make(JsonSchemaGrammar({"type": "object", **schema}))
     assert matcher.forced().startswith(b'{"type":')
 
 
 @pytest.mark.parametrize("schema", [True, {}, "true", "{}"])
 def test_schemas_that_allow_everything(make: Make, table: TokenTable, schema: Any) -> None:
-    assert accepts(make(JsonSchema(schema)), table, '{"a":[1,null,"x"]}')
-    assert accepts(make(AnyJson()), table, '{"a":[1,null,"x"]}')
+    assert accepts(make(JsonSchemaGrammar(schema)), table, '{"a":[1,null,"x"]}')
+    assert accepts(make(AnyJsonGrammar()), table, '{"a":[1,null,"x"]}')
 
 
 def test_text_is_compact(make: Make, table: TokenTable) -> None:
     schema = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
     value = {"name": "Ada L", "age": 36}
-    constraint = JsonSchema({**schema, "required": ["name", "age"], "additionalProperties": False})
+    constraint = JsonSchemaGrammar({**schema, "required": ["name", "age"], "additionalProperties": False})
     assert accepts(make(constraint), table, json.dumps(value, separators=(",", ":")))
     assert not accepts(make(constraint), table, json.dumps(value))
-    assert not accepts(make(AnyJson()), table, "[1, 2]")
+    assert not accepts(make(AnyJsonGrammar()), table, "[1, 2]")
 
 
 def test_an_object_with_many_optional_keys_survives_its_first_key(make: Make, table: TokenTable) -> None:
     """With the library's default limits it compiles and breaks at run time."""
     schema = {"type": "object", "properties": {f"k{n}": {"type": "integer"} for n in range(600)}}
-    assert accepts(make(JsonSchema(schema)), table, '{"k7":1}')
+    assert accepts(make(JsonSchemaGrammar(schema)), table, '{"k7":1}')
 
 
-def accepts(matcher: Matcher, table: TokenTable, text: str) -> bool:
+def accepts(matcher: GrammarMatcher, table: TokenTable, text: str) -> bool:
     """Whether the masks lead through `text`, in whatever tokens, to a place where it may end."""
     rest = text.encode()
     while rest:
@@ -155,6 +155,6 @@ def test_a_chain_of_references_is_followed_or_refused(compiler: GrammarCompiler,
     schema = {"$ref": "#/$defs/a0", "$defs": {**chain, f"a{links}": {"type": "integer"}}}
     if links > 100:
         with pytest.raises(GrammarError):
-            compiler.compile(JsonSchema(schema))
+            compiler.compile(JsonSchemaGrammar(schema))
     else:
-        assert not compiler.compile(JsonSchema(schema)).matcher().ended()
+        assert not compiler.compile(JsonSchemaGrammar(schema)).matcher().ended()

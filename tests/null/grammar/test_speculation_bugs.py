@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from inferd_grammar import Constraint, JsonSchema, Matcher, Regex, TokenTable, walk
-from inferd_grammar.testing import dirty_row, legal_ids, look
+from inferd_grammar import Constraint, GrammarMatcher, JsonSchemaGrammar, RegexGrammar, TokenTable, walk
+from inferd_grammar.conformance.matcher_checks import dirty_row, legal_ids, look
 
-Make = Callable[[Constraint], Matcher]
-CLOSED = Regex("[ab]{3}")  # the library stops by itself at the last letter
-OPEN = Regex("[ab]{1,9}")  # the text may end and may go on
+Make = Callable[[Constraint], GrammarMatcher]
+CLOSED = RegexGrammar("[ab]{3}")  # the library stops by itself at the last letter
+OPEN = RegexGrammar("[ab]{1,9}")  # the text may end and may go on
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_an_illegal_draft_token_is_known_from_the_mask(make: Make, table: TokenT
     assert rows[cut][a >> 5] >> (a & 31) & 1
 
 
-@pytest.mark.parametrize("constraint", [CLOSED, JsonSchema({"enum": ["ab", 5]})], ids=["regex", "json"])
+@pytest.mark.parametrize("constraint", [CLOSED, JsonSchemaGrammar({"enum": ["ab", 5]})], ids=["regex", "json"])
 def test_the_end_is_seen_on_the_speculative_path(make: Make, table: TokenTable, constraint: Constraint) -> None:
     """SGLang 21723: the finish was not noticed when the last tokens came from a draft."""
     matcher, draft = make(constraint), list[int]()
@@ -127,7 +127,7 @@ def test_the_end_is_seen_on_the_speculative_path(make: Make, table: TokenTable, 
 
 def test_no_runaway_white_space(make: Make, table: TokenTable) -> None:
     """vLLM 38696, xgrammar 412: a model wrote blanks until max_tokens. Outside strings none is legal."""
-    matcher = make(JsonSchema({"type": "array", "items": {"type": "integer"}}))
+    matcher = make(JsonSchemaGrammar({"type": "array", "items": {"type": "integer"}}))
     blank = {i for i, token in enumerate(table.tokens) if token and not token.strip()}
     for _ in range(6):
         legal = legal_ids(matcher, table)

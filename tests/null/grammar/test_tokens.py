@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from inferd_grammar import GrammarCompiler, GrammarError, JsonSchema, TokenTable
-from inferd_grammar.testing import legal_ids
+from inferd_grammar import GrammarCompiler, GrammarError, JsonSchemaGrammar, TokenTable
+from inferd_grammar.conformance.matcher_checks import legal_ids
 
 
 def build(data: dict[str, Any], **options: Any) -> TokenTable:
@@ -51,7 +51,7 @@ def test_masks_hold_no_special_or_padded_id(table: TokenTable) -> None:
 
 def test_several_eos_ids_all_end_a_text(compiler: GrammarCompiler, table: TokenTable) -> None:
     assert len(table.eos_ids) == 2
-    matcher = compiler.compile(JsonSchema({"const": 1})).matcher()
+    matcher = compiler.compile(JsonSchemaGrammar({"const": 1})).matcher()
     assert matcher.accept(legal_ids(matcher, table)) == 1
     assert legal_ids(matcher, table) == sorted(table.eos_ids)
 

@@ -14,30 +14,30 @@ from pathlib import Path
 import pytest
 
 from inferd_grammar import (
-    AnyJson,
-    Choice,
+    AnyJsonGrammar,
+    ChoiceGrammar,
     Constraint,
     GrammarCompiler,
     GrammarError,
-    JsonSchema,
-    Lark,
-    Matcher,
-    Regex,
+    GrammarMatcher,
+    JsonSchemaGrammar,
+    LarkGrammar,
+    RegexGrammar,
     TokenTable,
-    trial,
 )
-from inferd_grammar.constraints import Exact
+from inferd_grammar.conformance.matcher_checks import JSON_CONSTRAINTS, TEXT_CONSTRAINTS, look
+from inferd_grammar.constraints import ExactGrammar
 from inferd_grammar.errors import GrammarLimit
 from inferd_grammar.limits import CompileLimits
-from inferd_grammar.testing import JSON_CONSTRAINTS, TEXT_CONSTRAINTS, look
-from inferd_grammar.trial import TrialLimits, TrialPool
-from inferd_grammar.trial_messages import Tried
+from inferd_grammar.trials import pool as trial_pool
+from inferd_grammar.trials.messages import Tried
+from inferd_grammar.trials.pool import TrialLimits, TrialPool
 
 from .conftest import byte_level, table_of
 
 # Within the caps, and about a second of work with 40 MB.
-HEAVY = JsonSchema({"type": "integer", "multipleOf": 99_991})
-LIGHT = JsonSchema({"type": "integer", "maximum": 12})
+HEAVY = JsonSchemaGrammar({"type": "integer", "multipleOf": 99_991})
+LIGHT = JsonSchemaGrammar({"type": "integer", "maximum": 12})
 
 
 @dataclass
@@ -74,12 +74,12 @@ def limited(table: TokenTable, request: pytest.FixtureRequest) -> Iterator[Gramm
 def test_what_was_tried_matches_as_what_is_compiled_here(table: TokenTable, pool: TrialPool) -> None:
     here, tried = GrammarCompiler(table), GrammarCompiler(table, trials=pool)
 
-    def first(compiler: GrammarCompiler, constraint: Constraint) -> Matcher:
+    def first(compiler: GrammarCompiler, constraint: Constraint) -> GrammarMatcher:
         return compiler.compile(constraint).matcher()
 
-    loose = JsonSchema({"type": "string", "format": "idn-email", "maxLength": 3}, mode="best_effort")
-    lark = Lark('start: "a" /b+/')
-    for constraint in (*TEXT_CONSTRAINTS, *JSON_CONSTRAINTS, loose, lark, Exact(JSON_CONSTRAINTS[0])):
+    loose = JsonSchemaGrammar({"type": "string", "format": "idn-email", "maxLength": 3}, mode="best_effort")
+    lark = LarkGrammar('start: "a" /b+/')
+    for constraint in (*TEXT_CONSTRAINTS, *JSON_CONSTRAINTS, loose, lark, ExactGrammar(JSON_CONSTRAINTS[0])):
         assert look(first(tried, constraint), table) == look(first(here, constraint), table), constraint
         assert tried.compile(constraint).checked == here.compile(constraint).checked
 
@@ -87,10 +87,10 @@ def test_what_was_tried_matches_as_what_is_compiled_here(table: TokenTable, pool
 @pytest.mark.parametrize(
     ("constraint", "pointer", "reason"),
     [
-        (JsonSchema({"properties": {"a": {"$ref": "#/missing"}}}), "/properties/a/$ref", "missing"),
-        (JsonSchema({"properties": {"a": {"$ref": "http://x.invalid/schema.json"}}}), None, "not fetch"),
-        (JsonSchema({"$ref": "#"}), None, "no first token"),
-        (Regex("("), None, "regex"),
+        (JsonSchemaGrammar({"properties": {"a": {"$ref": "#/missing"}}}), "/properties/a/$ref", "missing"),
+        (JsonSchemaGrammar({"properties": {"a": {"$ref": "http://x.invalid/schema.json"}}}), None, "not fetch"),
+        (JsonSchemaGrammar({"$ref": "#"}), None, "no first token"),
+        (RegexGrammar("("), None, "regex"),
     ],
 )
 def test_refusals_are_those_of_the_backend(
@@ -107,7 +107,7 @@ def test_size_and_encoding_are_checked_before_the_child(table: TokenTable, pool:
     for text, reason in (('"' + "x" * 10_000_000, "max_bytes"), ('{"const":"\udfff"}', "not Unicode")):
         for find in (compiler.compile, compiler.find):
             with pytest.raises(GrammarError, match=reason):
-                find(JsonSchema(text))
+                find(JsonSchemaGrammar(text))
     assert not counted.asked
 
 
@@ -115,10 +115,10 @@ def test_what_is_trivial_needs_no_child(table: TokenTable, pool: TrialPool) -> N
     counted = Counted(pool)
     compiler = GrammarCompiler(table, trials=counted)
     assert compiler.find(LIGHT) is None
-    for constraint in (AnyJson(), Choice(("yes", "no")), Exact(AnyJson())):
+    for constraint in (AnyJsonGrammar(), ChoiceGrammar(("yes", "no")), ExactGrammar(AnyJsonGrammar())):
         assert compiler.find(constraint) is compiler.compile(constraint)
     assert not counted.asked
-    compiler.compile(Choice(tuple(f"option {n}" for n in range(200))))
+    compiler.compile(ChoiceGrammar(tuple(f"option {n}" for n in range(200))))
     compiler.compile(LIGHT)
     assert len(counted.asked) == 2
     assert compiler.find(LIGHT) is compiler.compile(LIGHT)
@@ -164,7 +164,7 @@ def test_a_wall_clock_that_ran_out_is_not_remembered(limited: GrammarCompiler) -
 def test_threads_have_a_child_each_and_use_it_again(table: TokenTable) -> None:
     pool = TrialPool()
     compiler = GrammarCompiler(table, trials=pool)
-    constraints = [JsonSchema({"const": f"value {n}"}) for n in range(24)]
+    constraints = [JsonSchemaGrammar({"const": f"value {n}"}) for n in range(24)]
     try:
         with ThreadPoolExecutor(2) as threads:
             assert len({id(compiled) for compiled in threads.map(compiler.compile, constraints)}) == 24
@@ -176,7 +176,7 @@ def test_threads_have_a_child_each_and_use_it_again(table: TokenTable) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, no attempt counts as slow, and no child is ended after one."""
-    monkeypatch.setattr(trial, "QUICK_SECONDS", 60.0)
+    monkeypatch.setattr(trial_pool, "QUICK_SECONDS", 60.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -215,10 +215,10 @@ def test_a_child_ends_with_its_parent(table: TokenTable, tmp_path: Path) -> None
     """Its input ends; the engine's launcher also covers a child that is busy then."""
     (tmp_path / "tokenizer.json").write_text(table.source)
     code = (
-        "import sys; from inferd_grammar import *; from inferd_grammar import trial; from inferd_grammar.trial import TrialPool;"
+        "import sys; from inferd_grammar import *; from inferd_grammar.trials import pool as trial;"
         "trial.QUICK_SECONDS = 60;"
         f"table = TokenTable.from_tokenizer_json(open(sys.argv[1]).read(), eos_ids={list(table.eos_ids)});"
-        "pool = TrialPool(); GrammarCompiler(table, trials=pool).compile(Regex('ab'));"
+        "pool = trial.TrialPool(); GrammarCompiler(table, trials=pool).compile(RegexGrammar('ab'));"
         "import os; print(pool._all[0]._child.pid, flush=True); os._exit(0)"
     )
     done = subprocess.run(

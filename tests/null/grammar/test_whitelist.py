@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inferd_grammar import GrammarCompiler, GrammarError, JsonSchema, TokenTable
+from inferd_grammar import GrammarCompiler, GrammarError, JsonSchemaGrammar, TokenTable
 from inferd_grammar.backends.portable_regex import portable
 from inferd_grammar.backends.whitelist import Whitelist
 
@@ -75,10 +75,10 @@ def test_an_explicit_backend_refuses_and_nothing_else_steps_in(table: TokenTable
     pytest.importorskip({"outlines": "outlines_core"}.get(name, name), reason="the optional backend is not installed")
     compiler = GrammarCompiler(table, backend=name)
     with pytest.raises(GrammarError, match=f"{name} does not enforce 'uniqueItems'") as caught:
-        compiler.compile(JsonSchema({**CLOSED, "properties": {"a": {"type": "null", "uniqueItems": True}}}))
+        compiler.compile(JsonSchemaGrammar({**CLOSED, "properties": {"a": {"type": "null", "uniqueItems": True}}}))
     assert caught.value.pointer == "/properties/a/uniqueItems"
     with pytest.raises(GrammarError, match="strict JSON schemas only"):
-        compiler.compile(JsonSchema(CLOSED, mode="best_effort"))
+        compiler.compile(JsonSchemaGrammar(CLOSED, mode="best_effort"))
 
 
 @pytest.mark.parametrize("pattern", ["a|b", "(?:a|é)*?x+", "[a-z0-9_]{2,5}", r"[^\]\-a]", r"\.\{\}\n", ""])

@@ -14,8 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from inferd.protocol import (
     InferdError,

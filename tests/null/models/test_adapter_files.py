@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from inferd.protocol import InvalidRequest
-from inferd_runtime.models.adapter_files import AdapterFiles, LoraConfig
 from inferd_runtime.models.adapter_options import AdapterOptions, read_adapters
+from inferd_runtime.models.lora.files import AdapterFiles, LoraConfig
 
 Q0, Q1, Q10 = (f"model.layers.{layer}.self_attn.q_proj" for layer in (0, 1, 10))
 UP = "model.layers.1.mlp.up_proj"

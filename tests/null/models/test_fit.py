@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from inferd.protocol import LimitExceeded
-from inferd_runtime.models.fit import (
-    Asked,
+from inferd_runtime.models.fitting.fit import (
+    CacheRequest,
     Fit,
     ModelSize,
     Placed,
@@ -19,7 +18,7 @@ from inferd_runtime.models.fit import (
     divide_with_drafts,
     readable,
 )
-from inferd_runtime.models.sizing import CPU_KV_BYTES, LEAST_PAGES, default_pages, kv_budget
+from inferd_runtime.models.fitting.sizing import CPU_KV_BYTES, LEAST_PAGES, default_pages, kv_budget
 
 MIB, GIB = 1 << 20, 1 << 30
 SIZE = ModelSize(
@@ -30,7 +29,7 @@ PAGE = SIZE.kv_token_bytes * 16
 
 
 def fit(available: int, size: ModelSize = SIZE, **asked: int) -> Fit:
-    return Fit(size, "cpu", Asked(**asked), available)
+    return Fit(size, "cpu", CacheRequest(**asked), available)
 
 
 def test_needs_are_weights_activations_and_the_least_pages() -> None:

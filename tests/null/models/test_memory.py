@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd_runtime.models.memory import available_host_bytes
+from inferd_runtime.models.fitting.memory import available_host_bytes
 
 MIB = 1 << 20
 

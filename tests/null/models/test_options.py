@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.cli import VERBS
 from inferd_runtime.config import Sources, resolve
 from inferd_runtime.models.options import DTYPES, ModelOptions, read_models
-from inferd_runtime.server.runtime import default_commands
+from inferd_runtime.server.supervisor.runtime import default_commands
 
 OPTIONS = st.builds(
     ModelOptions,

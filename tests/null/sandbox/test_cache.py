@@ -16,9 +16,9 @@ from inferd_runtime.sandbox.cache import CacheEntry, cache_folder, drop_oldest, 
 from inferd_runtime.sandbox.component import (
     COMPILE,
     COMPONENTIZE,
+    BuildStep,
     OnProgress,
     Progress,
-    Step,
     ensure_runner,
     guest_sources,
 )
@@ -32,7 +32,7 @@ class FakeBuild:
         self.fail = False
         self.seconds = 0.0
 
-    def __call__(self, step: Step, arguments: list[str], on_progress: OnProgress) -> None:
+    def __call__(self, step: BuildStep, arguments: list[str], on_progress: OnProgress) -> None:
         self.steps.append(step.command)
         on_progress(Progress(step.stage, 0.5))
         time.sleep(self.seconds)
@@ -110,7 +110,7 @@ def test_two_builders_do_not_both_build(build: FakeBuild) -> None:
 def test_the_key_follows_the_sources(build: FakeBuild, monkeypatch: pytest.MonkeyPatch) -> None:
     first = ensure_runner()
     sources = guest_sources()
-    monkeypatch.setattr(component, "guest_sources", lambda: sources | {"inferd/protocol.py": b"# other"})
+    monkeypatch.setattr(component, "guest_sources", lambda: sources | {"inferd/protocol/__init__.py": b"# other"})
     assert ensure_runner() != first
     monkeypatch.setattr(component, "guest_sources", lambda: sources)
     monkeypatch.setattr(component, "_processor_features", lambda: "another processor")
@@ -120,7 +120,7 @@ def test_the_key_follows_the_sources(build: FakeBuild, monkeypatch: pytest.Monke
 
 def test_what_goes_into_the_component() -> None:
     sources = guest_sources()
-    assert {"world.wit", "inferd/protocol.py", "inferd_runtime/sandbox/runner/app.py"} <= sources.keys()
+    assert {"world.wit", "inferd/protocol/__init__.py", "inferd_runtime/sandbox/runner/app.py"} <= sources.keys()
     assert "inferd/outlines.py" not in sources  # a client's: its package is not in the sandbox
     assert sources["inferd_runtime/__init__.py"] == b""
     runtime = {path for path in sources if path.startswith("inferd_runtime/")}
@@ -162,7 +162,7 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
 
 def test_a_step_that_fails_says_what_it_printed() -> None:
     with pytest.raises(InternalError, match=r"it stumbles failed with exit code 1:") as raised:
-        component._run(Step("nonsense", "It stumbles", 1.0), [], lambda progress: None)
+        component._run(BuildStep("nonsense", "It stumbles", 1.0), [], lambda progress: None)
     assert "componentize FOLDER TARGET" in raised.value.detail["output"]
 
 
@@ -179,7 +179,7 @@ def test_a_build_that_is_interrupted_leaves_no_process(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(subprocess, "Popen", Recorded)
     with pytest.raises(KeyboardInterrupt):
-        component._run(Step("nonsense", "It is stopped", 1.0), [], interrupt)
+        component._run(BuildStep("nonsense", "It is stopped", 1.0), [], interrupt)
     assert [child.returncode is not None for child in children] == [True]
 
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from inferd_runtime.sandbox.tickets import MAX_OPEN, TicketDesk
+from inferd_runtime.sandbox.tickets import MAX_OPEN, PendingCalls
 
 
-def taken(desk: TicketDesk) -> list[Any]:
+def taken(desk: PendingCalls) -> list[Any]:
     answers = desk.take()
     return [] if answers is None else json.loads(answers)
 
 
 def test_answers_are_fetched_together_and_once() -> None:
-    desk = TicketDesk()
+    desk = PendingCalls()
     first, second = desk.open_engine(), desk.open_engine()
     assert not desk.has_answers
     desk.settle(second, False, b'{"code":"limit"}')
@@ -28,7 +27,7 @@ def test_answers_are_fetched_together_and_once() -> None:
 
 
 def test_tickets_are_never_used_twice_and_never_zero() -> None:
-    desk = TicketDesk()
+    desk = PendingCalls()
     tickets = []
     for _ in range(10):
         ticket = desk.open_engine()
@@ -40,7 +39,7 @@ def test_tickets_are_never_used_twice_and_never_zero() -> None:
 
 
 def test_an_answer_after_a_cancel_is_dropped() -> None:
-    desk = TicketDesk()
+    desk = PendingCalls()
     ticket = desk.open_engine()
     assert desk.cancel(ticket)
     desk.settle(ticket, True, b"{}")
@@ -49,7 +48,7 @@ def test_an_answer_after_a_cancel_is_dropped() -> None:
 
 
 def test_a_second_answer_is_dropped() -> None:
-    desk = TicketDesk()
+    desk = PendingCalls()
     ticket = desk.open_engine()
     desk.settle(ticket, True, b'{"a":1}')
     desk.settle(ticket, True, b'{"a":2}')
@@ -57,14 +56,14 @@ def test_a_second_answer_is_dropped() -> None:
 
 
 def test_an_answered_ticket_needs_no_cancel_in_the_engine() -> None:
-    desk = TicketDesk()
+    desk = PendingCalls()
     ticket = desk.answered(False, b"{}")
     assert not desk.cancel(ticket)
     assert taken(desk) == []
 
 
 def test_messages_go_to_readers_in_order() -> None:
-    desk = TicketDesk()
+    desk = PendingCalls()
     desk.deliver(b"1")
     first, second = desk.open_receive(), desk.open_receive()
     desk.deliver(b"2")
@@ -74,7 +73,7 @@ def test_messages_go_to_readers_in_order() -> None:
 
 
 def test_a_message_for_a_cancelled_reader_goes_to_the_next() -> None:
-    desk = TicketDesk()
+    desk = PendingCalls()
     gone, answered = desk.open_receive(), desk.open_receive()
     assert not desk.cancel(gone)
     desk.deliver(b'"a"')
@@ -84,7 +83,7 @@ def test_a_message_for_a_cancelled_reader_goes_to_the_next() -> None:
 
 
 def test_a_run_has_so_many_operations_open() -> None:
-    desk = TicketDesk()
+    desk = PendingCalls()
     tickets = [desk.open_engine() for _ in range(MAX_OPEN)]
     assert desk.full
     desk.settle(tickets[0], True, b"{}")
@@ -93,7 +92,7 @@ def test_a_run_has_so_many_operations_open() -> None:
 
 @given(st.lists(st.sampled_from(["receive", "deliver", "cancel", "take"]), max_size=60))
 def test_every_message_is_read_once_and_in_order_whatever_happens(actions: list[str]) -> None:
-    desk = TicketDesk()
+    desk = PendingCalls()
     readers: list[int] = []
     read: list[int] = []
     sent = 0

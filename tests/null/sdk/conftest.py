@@ -68,7 +68,7 @@ class Wire:
 
 def _typed(request: Any) -> Any:
     """Nested dataclasses that a real runtime's decoder would have built."""
-    from inferd.protocol import Constraint, Part, Probe, Sampling, SpeculationSettings
+    from inferd.protocol import ConstraintSpec, Part, Probe, Sampling, SpeculationSettings
 
     changes: dict[str, Any] = {}
     if getattr(request, "parts", None):
@@ -78,7 +78,7 @@ def _typed(request: Any) -> Any:
     if getattr(request, "speculation", None):
         changes["speculation"] = SpeculationSettings(**request.speculation)
     if getattr(request, "constraint", None):
-        changes["constraint"] = Constraint(**request.constraint)
+        changes["constraint"] = ConstraintSpec(**request.constraint)
     if getattr(request, "probes", None):
         changes["probes"] = [Probe(**probe) for probe in request.probes]
     return type(request)(**{**vars(request), **changes})

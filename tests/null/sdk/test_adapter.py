@@ -12,8 +12,8 @@ import pytest
 
 import inferd
 from inferd import Adapter, Context, InvalidRequest, NotFound, Sampler
-from inferd.adapter_operations import UPLOAD_CHUNK_BYTES
 from inferd.protocol import FlushContext, Forward, LoadAdapter, StartGenerate, UploadAdapter
+from inferd.protocol.adapters import UPLOAD_CHUNK_BYTES
 from inferd.testing import FakeRuntime
 
 pytestmark = pytest.mark.anyio

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import inferd
 from inferd import (
@@ -24,9 +23,9 @@ from inferd import (
     TokenLogprob,
     protocol,
 )
-from inferd.floats import pack_floats, unpack_floats
-from inferd.passes import attention_runs
+from inferd.calls.forward_arguments import attention_runs
 from inferd.protocol import Embed, Forward, Probe, PromptLogprobs
+from inferd.protocol.floats import pack_floats, unpack_floats
 from inferd.testing import EOS, VOCAB_SIZE, FakeRuntime
 
 pytestmark = pytest.mark.anyio
@@ -204,5 +203,5 @@ async def test_a_released_context_scores_nothing() -> None:
 
 
 def test_nested_replies_are_built_from_plain_values() -> None:
-    rows = protocol.Rows([protocol.RowResult(0, 1, probes=[protocol.ProbeResult(pack_floats([0.5]))])], 3)
-    assert protocol.reply_from_plain(protocol.Rows, protocol.to_plain(rows)) == rows
+    rows = protocol.ForwardResult([protocol.RowResult(0, 1, probes=[protocol.ProbeResult(pack_floats([0.5]))])], 3)
+    assert protocol.reply_from_plain(protocol.ForwardResult, protocol.to_plain(rows)) == rows

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from inferd import (
     AnyJson,
@@ -26,7 +25,7 @@ from inferd import (
     Sampler,
     Step,
 )
-from inferd.protocol import CloseGenerate, Constraint, NextSteps, NotFound, StartGenerate, Steps, Usage
+from inferd.protocol import CloseGenerate, ConstraintSpec, NextSteps, NotFound, StartGenerate, Steps, Usage
 from inferd.testing import FakeRuntime
 
 pytestmark = pytest.mark.anyio
@@ -321,9 +320,9 @@ async def test_constraints_are_sent() -> None:
         await ctx.generate(GREEDY, constrain=Choice(["yes", "no"])).collect_text()
     sent = [request.constraint for request in runtime.of_kind(StartGenerate)]
     assert sent == [
-        Constraint("any_json"),
-        Constraint("regex", "[a-z]"),
-        Constraint("choice", options=["yes", "no"]),
+        ConstraintSpec("any_json"),
+        ConstraintSpec("regex", "[a-z]"),
+        ConstraintSpec("choice", options=["yes", "no"]),
     ]
 
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from inferd import (
     AllOf,
@@ -42,7 +41,7 @@ from inferd.protocol import (
     AcceptTokens,
     AppendContext,
     CompileGrammar,
-    Constraint,
+    ConstraintSpec,
     Forward,
     NextSteps,
     OpenMatcher,
@@ -182,7 +181,7 @@ async def test_refusals_of_a_compile_come_as_they_are() -> None:
             await Grammar.compile({"type": "object"})  # type: ignore[arg-type]
         with pytest.raises(NotFound):
             await runtime.call(OpenMatcher(99))
-    assert [request.constraint for request in runtime.of_kind(CompileGrammar)] == [Constraint("regex", "(")]
+    assert [request.constraint for request in runtime.of_kind(CompileGrammar)] == [ConstraintSpec("regex", "(")]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -191,15 +190,17 @@ async def test_refusals_of_a_compile_come_as_they_are() -> None:
 
 
 def test_what_each_kind_sends() -> None:
-    schema = Constraint("json_schema", "{}", mode="best_effort")
+    schema = ConstraintSpec("json_schema", "{}", mode="best_effort")
     assert JsonSchema({}, mode="best_effort").constraint == schema
-    assert Lark("start: /a/").constraint == Constraint("lark", "start: /a/")
-    assert Gbnf('root ::= "a"').constraint == Constraint("gbnf", 'root ::= "a"')
-    assert Exact(YES).constraint == Constraint("exact", members=[YES.constraint])
+    assert Lark("start: /a/").constraint == ConstraintSpec("lark", "start: /a/")
+    assert Gbnf('root ::= "a"').constraint == ConstraintSpec("gbnf", 'root ::= "a"')
+    assert Exact(YES).constraint == ConstraintSpec("exact", members=[YES.constraint])
     both = AllOf([Regex("a*"), Exact(YES)])
-    assert both.constraint == Constraint("all_of", members=[Constraint("regex", "a*"), Exact(YES).constraint])
+    assert both.constraint == ConstraintSpec("all_of", members=[ConstraintSpec("regex", "a*"), Exact(YES).constraint])
     tagged = Tagged([Tag("<t>", AnyJson(), "</t>")])
-    assert tagged.constraint == Constraint("tagged", tags=[TagConstraint("<t>", Constraint("any_json"), "</t>")])
+    assert tagged.constraint == ConstraintSpec(
+        "tagged", tags=[TagConstraint("<t>", ConstraintSpec("any_json"), "</t>")]
+    )
     assert Exact(JsonSchema({}, mode="best_effort")).constraint.best_effort
     assert not both.constraint.best_effort
 

@@ -13,13 +13,12 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from inferd import InvalidRequest, ProgramError, ProgramSyntaxError
-from inferd.interface import Parameter, coerce_arguments, describe_source, to_result
-from inferd.json_types import SchemaBuilder
-from inferd.manifest import LIMITS, Manifest, project_manifest, script_manifest
+from inferd.program.interface import Parameter, coerce_arguments, describe_source, to_result
+from inferd.program.json_types import SchemaBuilder
+from inferd.program.manifest import LIMITS, Manifest, project_manifest, script_manifest
 from inferd_runtime.sandbox.messages import Limits
 
 ROOT = Path(__file__).parents[3]

@@ -27,7 +27,7 @@ sys.meta_path.insert(0, OnlyStandardLibrary())
 import asyncio
 import inferd
 from inferd import Context, Sampler
-from inferd.interface import coerce_arguments, describe_source
+from inferd.program.interface import coerce_arguments, describe_source
 from inferd.testing import FakeRuntime
 
 async def main(text: str) -> str:
@@ -38,7 +38,7 @@ with FakeRuntime(["fine"]):
 
 foreign = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names) - {"inferd", "__main__"}
 print(sorted(foreign))
-print([name for name in ("socket_client", "inferd.client", "websockets", "msgpack", "anyio") if name in sys.modules])
+print([name for name in ("socket_client", "inferd.transport.websocket", "websockets", "msgpack", "anyio") if name in sys.modules])
 try:
     inferd.connect()
 except ImportError as error:

@@ -9,8 +9,7 @@ from typing import Any, Literal, TypedDict
 
 import pydantic
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from inferd import ConstraintError, ConstraintViolated, Context, JsonSchema, LimitExceeded, Partial, Sampler
 from inferd.partial import PartialJson, decoded_start

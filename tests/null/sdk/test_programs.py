@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from inferd.interface import coerce_arguments, to_result
+from inferd.program.interface import coerce_arguments, to_result
 from inferd.protocol import StartGenerate
 from inferd.testing import FakeRuntime, decode
 

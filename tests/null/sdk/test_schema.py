@@ -23,12 +23,11 @@ from typing import (  # noqa: UP035
 import jsonschema
 import pydantic
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from inferd import AnyJson, Choice, ConstraintError, InvalidRequest, JsonSchema, Regex
-from inferd.json_types import schema_of, structure
-from inferd.json_values import to_json_value
+from inferd.program.json_types import schema_of, structure
+from inferd.program.json_values import to_json_value
 from inferd.schema import is_complete_json
 
 UserId = NewType("UserId", int)

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 import inferd
-from inferd import Context, Sampler
-from inferd import protocol as p
+from inferd import Context, Sampler, protocol as p
 from inferd.testing import FakeRuntime
 from inferd_runtime.sandbox.runner.transport import GuestTransport
 

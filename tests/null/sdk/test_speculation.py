@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from inferd import (
     Context,
@@ -24,7 +23,7 @@ from inferd import (
     Speculator,
     Unavailable,
 )
-from inferd.drafting import CheckedDraft
+from inferd.calls.speculator_runner import CheckedDraft
 from inferd.protocol import NextSteps, SourceCount, SpeculationSettings, StartGenerate, Step, VerifyDraft
 from inferd.speculation_stats import SpeculationTally
 from inferd.testing import EOS, FakeRuntime

@@ -8,13 +8,13 @@ import pytest
 
 from inferd.protocol import InvalidRequest, Unauthorized
 from inferd_runtime.config import Settings
-from inferd_runtime.engine.tenants import TenantLimits
-from inferd_runtime.server.auth import Tokens, kept_token, load_tokens
+from inferd_runtime.engine.scheduling.tenants import TenantLimits
+from inferd_runtime.server.gateway.auth import AccessTokens, kept_token, load_tokens
 from inferd_runtime.server.tokens_file import load_tenancy, read_tokens
 
 
 def test_a_token_means_its_tenant() -> None:
-    tokens = Tokens({"a" * 20: "ann", "b" * 20: "bob"})
+    tokens = AccessTokens({"a" * 20: "ann", "b" * 20: "bob"})
     assert tokens.tenant_of(f"Bearer {'a' * 20}") == "ann"
     assert tokens.tenant_of(f"bearer {'b' * 20}") == "bob"
 
@@ -22,7 +22,7 @@ def test_a_token_means_its_tenant() -> None:
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic aaa", "Bearer aaaa", "aaa", "Bearer é"])
 def test_anything_else_is_unauthorized(header: str | None) -> None:
     with pytest.raises(Unauthorized):
-        Tokens({"aaa": "ann"}).tenant_of(header)
+        AccessTokens({"aaa": "ann"}).tenant_of(header)
 
 
 def test_a_token_is_generated_once_and_is_private(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from inferd.protocol import ERRORS, ErrorInfo
 from inferd_runtime.cli.boundary import EXIT_CODES, error_text, exit_code

@@ -10,7 +10,7 @@ import pytest
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.config import Settings, Sources, resolve
-from inferd_runtime.server.runtime import default_commands
+from inferd_runtime.server.supervisor.runtime import default_commands
 
 
 def config(tmp_path: Path, text: str) -> Path:

@@ -15,13 +15,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.protocol import LimitExceeded, Unavailable
-from inferd_runtime.server.auth import TENANT_KEY, Tokens
-from inferd_runtime.server.cycle_stream import MOST_STREAMS, Watchers, cycle_events
-from inferd_runtime.server.gateway import make_app
-from inferd_runtime.server.registry import Registry
-from inferd_runtime.server.routes import Api
-from inferd_runtime.server.runtime import Runtime
-from inferd_runtime.session.link import CyclePage, GetCycles, WatchedCycle
+from inferd_runtime.server.gateway.app import make_app
+from inferd_runtime.server.gateway.auth import TENANT_KEY, AccessTokens
+from inferd_runtime.server.gateway.cycle_stream import MOST_STREAMS, Watchers, cycle_events
+from inferd_runtime.server.gateway.routes import Api
+from inferd_runtime.server.programs.registry import Registry
+from inferd_runtime.server.supervisor.runtime import Runtime
+from inferd_runtime.session.wire import CyclePage, GetCycles, WatchedCycle
 
 pytestmark = pytest.mark.anyio
 FIRST = WatchedCycle(4, "run", 1, 1, "ngram", 4, 2, 3)
@@ -109,7 +109,7 @@ class Stub:
 async def test_the_route_tells_a_tenant_its_own(tmp_path: Path) -> None:
     stub = Stub([CyclePage([], 4), CyclePage([FIRST, SECOND], 6)])
     with contextlib.closing(Registry(tmp_path / "programs")) as registry:
-        app = make_app(cast(Runtime, stub), registry, Tokens({"secret": "alice"}))
+        app = make_app(cast(Runtime, stub), registry, AccessTokens({"secret": "alice"}))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://x") as client:
             path = "/v1/speculation/cycles"
             assert (await client.get(path)).status_code == 401

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from inferd.protocol import SOURCES, InferdError, InvalidRequest, LimitExceeded, SourceCount
-from inferd_runtime.server.engine import told_error
-from inferd_runtime.server.metrics import RunTotals, render
-from inferd_runtime.session.link import DraftModelStats, ModelStats, SpeculationTotals
+from inferd_runtime.server.gateway.metrics import RunTotals, render
+from inferd_runtime.server.supervisor.engine_supervisor import told_error
+from inferd_runtime.session.wire import DraftModelStats, ModelStats, SpeculationTotals
 
 
 @pytest.mark.parametrize(

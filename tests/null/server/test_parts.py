@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from inferd.protocol import ERRORS, Done, InvalidRequest, LimitExceeded, NotFound, Unavailable
-from inferd_runtime.server.backoff import Backoff
-from inferd_runtime.server.processes import describe_exit
-from inferd_runtime.server.replies import status_of
-from inferd_runtime.server.script_session import Call, SessionState, encode_error, encode_reply
+from inferd_runtime.server.gateway.replies import status_of
+from inferd_runtime.server.gateway.script_session import OutstandingCalls, ScriptCall, encode_error, encode_reply
+from inferd_runtime.server.processes.backoff import Backoff
+from inferd_runtime.server.processes.child_process import describe_exit
 
 
 def test_every_error_has_a_status_of_its_kind() -> None:
@@ -37,24 +37,24 @@ def test_exits_in_words(code: int, words: str) -> None:
 
 
 def test_a_session_admits_each_ticket_once_until_it_is_answered() -> None:
-    state = SessionState(most=2)
-    state.admit(Call(1, "model.list"))
+    state = OutstandingCalls(most=2)
+    state.admit(ScriptCall(1, "model.list"))
     with pytest.raises(InvalidRequest, match="ticket 1"):
-        state.admit(Call(1, "model.list"))
-    state.admit(Call(2, "forward"))
+        state.admit(ScriptCall(1, "model.list"))
+    state.admit(ScriptCall(2, "forward"))
     with pytest.raises(LimitExceeded, match="2 calls are outstanding"):
-        state.admit(Call(3, "forward"))
+        state.admit(ScriptCall(3, "forward"))
     assert state.answered(1)
     assert not state.answered(1)
     assert not state.answered(9)
-    state.admit(Call(1, "model.list"))
+    state.admit(ScriptCall(1, "model.list"))
 
 
 @pytest.mark.parametrize("op", ["session.open", "session.close", "cancel", "session.send", "session.receive"])
 def test_a_session_refuses_what_is_not_for_scripts(op: str) -> None:
-    state = SessionState()
+    state = OutstandingCalls()
     with pytest.raises(InvalidRequest, match=op):
-        state.admit(Call(1, op))
+        state.admit(ScriptCall(1, op))
     assert state.outstanding == set()
 
 
@@ -71,4 +71,4 @@ def test_replies_are_maps_around_payloads_that_are_not_decoded() -> None:
 @pytest.mark.parametrize("ticket", [0, -1, 1 << 32, "1"])
 def test_tickets_are_positive_and_of_32_bits(ticket: object) -> None:
     with pytest.raises(msgspec.ValidationError):
-        msgspec.msgpack.decode(msgspec.msgpack.encode({"t": ticket, "op": "x"}), type=Call)
+        msgspec.msgpack.decode(msgspec.msgpack.encode({"t": ticket, "op": "x"}), type=ScriptCall)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from inferd.protocol import Unavailable
-from inferd_runtime.server.pool import Place, PoolSettings, Retire, Start, WorkerPool
+from inferd_runtime.server.supervisor.worker_pool import PlaceRun, PoolSettings, Retire, Start, WorkerPool
 
 
 def started(pool: WorkerPool) -> list[str]:
@@ -20,7 +19,7 @@ def started(pool: WorkerPool) -> list[str]:
 
 
 def placed(pool: WorkerPool) -> dict[str, str]:
-    return {action.run: action.worker for action in list(pool.decide()) if isinstance(action, Place)}
+    return {action.run: action.worker for action in list(pool.decide()) if isinstance(action, PlaceRun)}
 
 
 def test_starts_the_workers_it_is_set_to_and_keeps_a_spare() -> None:
@@ -29,7 +28,7 @@ def test_starts_the_workers_it_is_set_to_and_keeps_a_spare() -> None:
     pool.submit("r1", "ann")
     pool.submit("r2", "bob")
     actions = list(pool.decide())
-    assert sorted(type(action).__name__ for action in actions) == ["Place", "Place", "Start"]
+    assert sorted(type(action).__name__ for action in actions) == ["PlaceRun", "PlaceRun", "Start"]
 
 
 def test_a_run_waits_until_a_worker_is_ready() -> None:
@@ -146,7 +145,7 @@ class PoolMachine(RuleBasedStateMachine):
         for action in list(self.pool.decide()):
             if isinstance(action, Start):
                 self.alive[action.worker] = False
-            elif isinstance(action, Place):
+            elif isinstance(action, PlaceRun):
                 assert self.alive[action.worker]
                 tenant = self.tenants[action.run]
                 assert self.used_by.setdefault(action.worker, tenant) == tenant
@@ -219,6 +218,6 @@ def test_with_workers_that_always_start_every_run_is_placed(tenants: list[str]) 
         for action in list(pool.decide()):
             if isinstance(action, Start):
                 pool.ready(action.worker)
-            elif isinstance(action, Place):
+            elif isinstance(action, PlaceRun):
                 found[action.run] = action.worker
     assert len(found) == len(tenants)

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from inferd.interface import describe_source
+from inferd.program.interface import describe_source
 from inferd.protocol import InvalidRequest
 from inferd_runtime.cli.parsing import Parser
 from inferd_runtime.cli.program_options import ProgramInterface, add_program_options, arguments_of
 from inferd_runtime.sandbox.messages import Bundle
-from inferd_runtime.server.bundles import make_program
-from inferd_runtime.server.replies import program_json
+from inferd_runtime.server.gateway.replies import program_json
+from inferd_runtime.server.programs.bundles import make_program
 
 SOURCE = '''
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ import pytest
 
 from inferd.protocol import InvalidRequest, LimitExceeded, NotFound, ProgramError, ProgramSyntaxError
 from inferd_runtime.sandbox.messages import Bundle, Limits
-from inferd_runtime.server.bundles import (
+from inferd_runtime.server.programs.bundles import (
     MAX_SOURCE_BYTES,
     Program,
     content_id,
@@ -19,7 +19,7 @@ from inferd_runtime.server.bundles import (
     read_sources,
     with_limits,
 )
-from inferd_runtime.server.registry import Registry
+from inferd_runtime.server.programs.registry import Registry
 
 MAIN = "async def main(text: str, count: int = 1) -> str:\n    return text * count\n"
 NESTED = (

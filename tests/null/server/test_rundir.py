@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from inferd_runtime.server import rundir
-from inferd_runtime.server.rundir import LOCK, PREFIX, run_directory
+from inferd_runtime.server.processes import rundir
+from inferd_runtime.server.processes.rundir import LOCK, PREFIX, run_directory
 
 MANY = """
 import sys
 from pathlib import Path
-from inferd_runtime.server.rundir import LOCK, run_directory
+from inferd_runtime.server.processes.rundir import LOCK, run_directory
 
 for _ in range(100):
     with run_directory(Path(sys.argv[1])) as path:
@@ -30,7 +30,7 @@ for _ in range(100):
 
 KILLED = """
 import os, signal
-from inferd_runtime.server import draft_link
+from inferd_runtime.server.engine_process import draft_link
 
 draft_link.DraftChild = lambda flags: print(flags[1], flush=True)
 link = draft_link.RemoteDrafts([])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, NotFound, Unavailable
-from inferd_runtime.sandbox.messages import Bundle, Finished, Limits, Output, RunUsage, Sent
-from inferd_runtime.server.bundles import make_program
-from inferd_runtime.server.runs import EVENT_OVERHEAD, EventBuffer, Run, RunState, RunStore
+from inferd_runtime.sandbox.messages import Bundle, Limits, Output, RunFinished, RunUsage, Sent
+from inferd_runtime.server.programs.bundles import make_program
+from inferd_runtime.server.supervisor.runs import EVENT_OVERHEAD, EventBuffer, Run, RunState, RunStore
 
 PROGRAM = make_program(Bundle("p", {"main.py": "async def main(): pass"}))
 
@@ -19,8 +18,8 @@ def make_run(capacity: int = 1 << 16, tenant: str = "ann") -> Run:
     return Run(PROGRAM, "{}", tenant, Limits(), EventBuffer(capacity))
 
 
-def finished(run: Run, result: str | None = "1", error: ErrorInfo | None = None) -> Finished:
-    return Finished(run.id, RunUsage(tokens=3), result, error)
+def finished(run: Run, result: str | None = "1", error: ErrorInfo | None = None) -> RunFinished:
+    return RunFinished(run.id, RunUsage(tokens=3), result, error)
 
 
 @given(sizes=st.lists(st.integers(0, 300), max_size=60), capacity=st.integers(1, 2000), start=st.integers(0, 70))

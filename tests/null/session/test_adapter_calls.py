@@ -10,8 +10,8 @@ import pytest
 from inferd import protocol as p
 from inferd_runtime.engine.adapters import AdapterLimits, AdapterSet
 from inferd_runtime.engine.engine import Engine
-from inferd_runtime.models.adapter_files import AdapterFiles
-from inferd_runtime.session.host import ServedModel
+from inferd_runtime.models.lora.files import AdapterFiles
+from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.null_driver import NullDriver
@@ -197,8 +197,10 @@ def test_loading_and_dropping_beside_other_generations(caller: DirectSession) ->
     caller.close()
 
 
-@pytest.mark.parametrize("constraint", [None, p.Constraint("regex", "[a-z]{4,30}")])
-def test_speculation_changes_nothing_under_an_adapter(caller: DirectSession, constraint: p.Constraint | None) -> None:
+@pytest.mark.parametrize("constraint", [None, p.ConstraintSpec("regex", "[a-z]{4,30}")])
+def test_speculation_changes_nothing_under_an_adapter(
+    caller: DirectSession, constraint: p.ConstraintSpec | None
+) -> None:
     load(caller, "a")
     for sampling in (p.Sampling(), p.Sampling(temperature=0.8, top_p=0.9, seed=5)):
         runs = [

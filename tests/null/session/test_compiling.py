@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from inferd import protocol as p
-from inferd_grammar import Constraint, GrammarCompiler, Regex, TokenTable
+from inferd_grammar import Constraint, GrammarCompiler, RegexGrammar, TokenTable
 from inferd_grammar.limits import CompileLimits
-from inferd_grammar.trial import TrialLimits, TrialPool
-from inferd_grammar.trial_messages import Tried
-from inferd_runtime.session.compiling import MAX_WAITING, CompileQueue
-from inferd_runtime.session.host import ServedModel
+from inferd_grammar.trials.messages import Tried
+from inferd_grammar.trials.pool import TrialLimits, TrialPool
+from inferd_runtime.session.constraints.compile_queue import MAX_WAITING, CompileQueue
+from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
 from inferd_runtime.testing.served import null_model
 
 SECONDS = 30.0
-SLOW = p.Constraint("json_schema", '{"type":"integer","multipleOf":99991}')  # about a second of work
-QUICK = p.Constraint("regex", "[ab]{3}")
+SLOW = p.ConstraintSpec("json_schema", '{"type":"integer","multipleOf":99991}')  # about a second of work
+QUICK = p.ConstraintSpec("regex", "[ab]{3}")
 
 
 class Gate:
@@ -34,7 +34,7 @@ class Gate:
         self.all = False
 
     def attempt(self, table: TokenTable, backend: str, constraint: Constraint, limits: CompileLimits) -> Tried:
-        assert isinstance(constraint, Regex)
+        assert isinstance(constraint, RegexGrammar)
         with self.changed:
             self.asked.append(constraint.pattern)
             self.changed.notify_all()
@@ -79,7 +79,7 @@ class Answers:
         assert answer is not None, f"{request} was not answered at once"
         return answer
 
-    def start(self, constraint: p.Constraint | None) -> tuple[int, int]:
+    def start(self, constraint: p.ConstraintSpec | None) -> tuple[int, int]:
         """A context with a prompt, and the ticket of a generation on it."""
         context = self.now(p.CreateContext()).context
         self.now(p.AppendContext(context, [p.Part("text", text="x")]))
@@ -115,8 +115,8 @@ def settle(queue: CompileQueue) -> None:
     queue.poll()
 
 
-def pattern(text: str) -> p.Constraint:
-    return p.Constraint("regex", text)
+def pattern(text: str) -> p.ConstraintSpec:
+    return p.ConstraintSpec("regex", text)
 
 
 def test_a_slow_compile_holds_up_no_step() -> None:
@@ -153,10 +153,10 @@ def test_what_is_compiled_or_trivial_is_answered_at_once(gate: Gate, queue: Comp
     _, first = caller.start(QUICK)
     assert caller.got[first] is None
     settle(queue)
-    assert isinstance(caller.got[first], p.Generation)
-    for constraint in (QUICK, p.Constraint("any_json"), p.Constraint("choice", options=["yes", "no"])):
+    assert isinstance(caller.got[first], p.GenerationStarted)
+    for constraint in (QUICK, p.ConstraintSpec("any_json"), p.ConstraintSpec("choice", options=["yes", "no"])):
         _, ticket = caller.start(constraint)
-        assert isinstance(caller.got[ticket], p.Generation)
+        assert isinstance(caller.got[ticket], p.GenerationStarted)
     assert gate.asked == [QUICK.value]
     caller.session.close()
 
@@ -173,7 +173,7 @@ def test_the_context_belongs_to_the_request_meanwhile(gate: Gate, queue: Compile
         assert isinstance(caller.now(request), p.InvalidRequest)
     gate.let(QUICK.value)
     settle(queue)
-    assert isinstance(caller.got[ticket], p.Generation)
+    assert isinstance(caller.got[ticket], p.GenerationStarted)
     caller.session.close()
     model.engine.pool.check_integrity([])
 
@@ -187,7 +187,7 @@ def test_a_cancelled_start_gives_the_context_back(gate: Gate, queue: CompileQueu
     gate.let(QUICK.value)
     settle(queue)
     _, again = caller.start(QUICK)
-    assert isinstance(caller.got[again], p.Generation), "the compile was not lost"
+    assert isinstance(caller.got[again], p.GenerationStarted), "the compile was not lost"
     caller.session.close()
 
 
@@ -210,7 +210,7 @@ def test_sessions_share_one_compile(gate: Gate, queue: CompileQueue, model: Serv
     settle(queue)
     assert gate.asked == [QUICK.value]
     for caller, ticket in zip(callers, tickets, strict=True):
-        assert isinstance(caller.got[ticket], p.Generation)
+        assert isinstance(caller.got[ticket], p.GenerationStarted)
         caller.session.close()
 
 
@@ -225,7 +225,7 @@ def test_a_tenant_with_slow_constraints_waits_for_them_alone(
         gate.let(text)
         _, ticket = other.start(pattern(text))
         settle(queue)
-        assert isinstance(other.got[ticket], p.Generation)
+        assert isinstance(other.got[ticket], p.GenerationStarted)
     assert gate.asked == ["slow0", "aa", "bb"], "one of a tenant at a time"
     hostile.session.close()
     other.session.close()
@@ -245,14 +245,14 @@ def test_a_tenant_may_not_queue_without_end(gate: Gate, queue: CompileQueue, mod
 @pytest.mark.parametrize(
     ("constraint", "reason"),
     [
-        (p.Constraint("json_schema", '"' * 10_000_000), "max_bytes"),
-        (p.Constraint("json_schema", '{"const":"\udfff"}'), "Unicode"),
-        (p.Constraint("regex", "x" * 2_000_000), "max_bytes"),
+        (p.ConstraintSpec("json_schema", '"' * 10_000_000), "max_bytes"),
+        (p.ConstraintSpec("json_schema", '{"const":"\udfff"}'), "Unicode"),
+        (p.ConstraintSpec("regex", "x" * 2_000_000), "max_bytes"),
     ],
     ids=["10 MB", "not UTF-8", "regex"],
 )
 def test_what_is_too_large_is_refused_at_once(
-    gate: Gate, queue: CompileQueue, model: ServedModel, constraint: p.Constraint, reason: str
+    gate: Gate, queue: CompileQueue, model: ServedModel, constraint: p.ConstraintSpec, reason: str
 ) -> None:
     caller = Answers(model, queue)
     context, ticket = caller.start(constraint)
@@ -281,7 +281,7 @@ def test_a_finished_text_is_checked_beside_the_step_loop(queue: CompileQueue) ->
         answers = Answers(model, queue)
         context = answers.now(p.CreateContext()).context
         answers.now(p.AppendContext(context, [p.Part("text", text="x")]))
-        constraint = p.Constraint("json_schema", DISTINCT, mode="best_effort")
+        constraint = p.ConstraintSpec("json_schema", DISTINCT, mode="best_effort")
         sampling = p.Sampling(temperature=1.0, seed=seed)
         ticket = answers.ask(p.StartGenerate(context, constraint=constraint, sampling=sampling))
         while answers.got[ticket] is None:
@@ -309,7 +309,9 @@ def test_a_session_that_closes_during_a_check_is_told_once(queue: CompileQueue) 
     answers = Answers(model, queue)
     context = answers.now(p.CreateContext()).context
     answers.now(p.AppendContext(context, [p.Part("text", text="x")]))
-    ticket = answers.ask(p.StartGenerate(context, constraint=p.Constraint("json_schema", DISTINCT, mode="best_effort")))
+    ticket = answers.ask(
+        p.StartGenerate(context, constraint=p.ConstraintSpec("json_schema", DISTINCT, mode="best_effort"))
+    )
     while answers.got[ticket] is None:
         assert queue.wait(SECONDS)
         queue.poll()

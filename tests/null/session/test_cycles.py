@@ -6,11 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from inferd import protocol as p
-from inferd_runtime.session import link
+from inferd_runtime.session import wire as link
 from inferd_runtime.session.cycles import KEPT, WATCHED_SECONDS, CycleFeed
 from inferd_runtime.session.hub import SessionHub
 from inferd_runtime.testing.served import null_model
@@ -103,7 +102,7 @@ def test_the_hub_tells_what_was_delivered() -> None:
     context = ask(b"a", p.CreateContext(), p.ContextState).context
     ask(b"a", p.AppendContext(context, [p.Part("text", text="one, two, one, two, ")]), p.ContextState)
     request = p.StartGenerate(context, max_tokens=30, system_speculation=True)
-    generation = ask(b"a", request, p.Generation).generation
+    generation = ask(b"a", request, p.GenerationStarted).generation
     steps: list[p.Step] = []
     finish = ""
     while not finish:

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from inferd import protocol as p
-from inferd.floats import unpack_floats
-from inferd.passes import attention_runs
-from inferd_runtime.engine import probes
+from inferd.calls.forward_arguments import attention_runs
+from inferd.protocol.floats import unpack_floats
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.jobs import ROWS_PER_STEP
-from inferd_runtime.engine.tenants import Tenancy, TenantLimits
-from inferd_runtime.session import embed_calls, pass_calls
+from inferd_runtime.engine.jobs.forward_pass import ROWS_PER_STEP
+from inferd_runtime.engine.sampling import probes
+from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
+from inferd_runtime.session.operations import embeddings, passes
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.null_driver import HIDDEN, NullDriver
@@ -114,7 +114,7 @@ def test_replies_survive_json(caller: DirectSession) -> None:
     decoded = msgspec.json.decode(json.dumps(p.to_plain(request)), type=p.Forward)
     assert decoded == request
     reply = caller.call(decoded)
-    assert p.reply_from_plain(p.Rows, json.loads(msgspec.json.encode(reply))) == reply
+    assert p.reply_from_plain(p.ForwardResult, json.loads(msgspec.json.encode(reply))) == reply
     values = logits_of(reply.rows[0])
     assert (min(values), values[3]) == (-math.inf, max(values))
     assert reply.rows[0].probes[1].value == 0
@@ -431,7 +431,7 @@ def test_many_embeddings_stay_inside_a_small_quota(monkeypatch: pytest.MonkeyPat
     roomy = connect()
     assert replies == [roomy.call(p.Embed(texts=texts))]
     engine.check_integrity()
-    monkeypatch.setattr(embed_calls, "IN_FLIGHT_TOKENS", 30)
+    monkeypatch.setattr(embeddings, "IN_FLIGHT_TOKENS", 30)
     _, replies = roomy.submit(p.Embed(texts=texts))
     assert len(list(roomy.engine.contexts)) == 1
     while not replies:
@@ -524,10 +524,10 @@ def test_replies_are_bounded(caller: DirectSession, monkeypatch: pytest.MonkeyPa
 
 
 def test_masks_and_inputs_are_bounded(caller: DirectSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pass_calls, "MAX_MASK", 10)
+    monkeypatch.setattr(passes, "MAX_MASK", 10)
     with pytest.raises(p.LimitExceeded, match="attention_mask"):
         caller.call(p.Forward(caller.text("hello"), [1, 2], attention_mask=[[0, 6, 1], [0, 7]]))
-    monkeypatch.setattr(embed_calls, "MAX_INPUTS", 2)
+    monkeypatch.setattr(embeddings, "MAX_INPUTS", 2)
     with pytest.raises(p.LimitExceeded, match="3 inputs"):
         caller.call(p.Embed(texts=["a", "b", "c"]))
 

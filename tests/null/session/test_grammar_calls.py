@@ -12,10 +12,10 @@ import pytest
 
 from inferd import protocol as p
 from inferd.masks import TokenMask, pack_bits
-from inferd_grammar import Compiled, JsonSchema, Matcher, Regex
-from inferd_runtime.session.constraints import MAX_NESTING
-from inferd_runtime.session.grammars import MAX_GRAMMARS, MAX_MATCHERS
-from inferd_runtime.session.host import ServedModel
+from inferd_grammar import Compiled, GrammarMatcher, JsonSchemaGrammar, RegexGrammar
+from inferd_runtime.session.constraints.conversion import MAX_NESTING
+from inferd_runtime.session.constraints.held_grammars import MAX_GRAMMARS, MAX_MATCHERS
+from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.null_driver import NullDriver
@@ -27,7 +27,7 @@ SCHEMA = (
     '{"enum":["x","yy"]},"maxItems":3}},"required":["name","tags"],"additionalProperties":false}'
 )
 LETTERS = '{"type":"array","items":{"type":"string","pattern":"^[a-d]$"},"minItems":3,"maxItems":3,"uniqueItems":true}'
-BEST_EFFORT = p.Constraint("json_schema", LETTERS, mode="best_effort")
+BEST_EFFORT = p.ConstraintSpec("json_schema", LETTERS, mode="best_effort")
 
 
 OUTSIDE = pack_bits((1 << VOCAB_SIZE + 3).to_bytes(VOCAB_SIZE // 8 + 1, "little"))
@@ -46,7 +46,7 @@ def caller(model: ServedModel) -> Any:
 
 
 def opened(caller: DirectSession, kind: str = "json_schema", value: str = SCHEMA) -> int:
-    grammar = caller.call(p.CompileGrammar(p.Constraint(kind, value)))
+    grammar = caller.call(p.CompileGrammar(p.ConstraintSpec(kind, value)))
     return int(caller.call(p.OpenMatcher(grammar.grammar)).matcher)
 
 
@@ -55,7 +55,7 @@ def allowed(caller: DirectSession, matcher: int) -> list[int]:
     return list(TokenMask.from_wire(reply.tokens, reply.bits))
 
 
-def direct_mask(matcher: Matcher) -> list[int]:
+def direct_mask(matcher: GrammarMatcher) -> list[int]:
     row = np.empty(-(-VOCAB_SIZE // 32), np.int32)
     matcher.fill(row)
     return [token for token in range(VOCAB_SIZE) if int(row[token >> 5]) >> (token & 31) & 1]
@@ -65,7 +65,7 @@ def direct_mask(matcher: Matcher) -> list[int]:
 def test_a_matcher_over_the_protocol_is_the_matcher(caller: DirectSession, model: ServedModel, seed: int) -> None:
     """Random walks with illegal tokens, rollbacks and forks: every answer equals that of the grammar package."""
     rng = random.Random(seed)
-    twin = model.grammars.compile(JsonSchema(SCHEMA)).matcher()
+    twin = model.grammars.compile(JsonSchemaGrammar(SCHEMA)).matcher()
     matcher, forks = opened(caller), 0
     for _ in range(60):
         legal = allowed(caller, matcher)
@@ -91,7 +91,7 @@ def test_a_matcher_over_the_protocol_is_the_matcher(caller: DirectSession, model
 
 
 def test_an_own_decode_loop_gives_what_generate_gives(caller: DirectSession) -> None:
-    plain = caller.generate(caller.text("prompt"), constraint=p.Constraint("json_schema", SCHEMA), max_tokens=60)
+    plain = caller.generate(caller.text("prompt"), constraint=p.ConstraintSpec("json_schema", SCHEMA), max_tokens=60)
     context, matcher, feed, tokens = caller.context(), opened(caller), [*b"prompt"], list[int]()
     while len(tokens) < 60:
         mask = caller.call(p.GetMask(matcher))
@@ -105,9 +105,9 @@ def test_an_own_decode_loop_gives_what_generate_gives(caller: DirectSession) -> 
 
 
 def test_handles_are_bounded_and_are_given_back(caller: DirectSession) -> None:
-    grammars = [caller.call(p.CompileGrammar(p.Constraint("any_json"))).grammar for _ in range(MAX_GRAMMARS)]
+    grammars = [caller.call(p.CompileGrammar(p.ConstraintSpec("any_json"))).grammar for _ in range(MAX_GRAMMARS)]
     with pytest.raises(p.LimitExceeded, match=str(MAX_GRAMMARS)):
-        caller.call(p.CompileGrammar(p.Constraint("any_json")))
+        caller.call(p.CompileGrammar(p.ConstraintSpec("any_json")))
     matchers = [caller.call(p.OpenMatcher(grammars[0])).matcher for _ in range(MAX_MATCHERS)]
     for request in (p.OpenMatcher(grammars[0]), p.ForkMatcher(matchers[0])):
         with pytest.raises(p.LimitExceeded, match=str(MAX_MATCHERS)):
@@ -116,30 +116,30 @@ def test_handles_are_bounded_and_are_given_back(caller: DirectSession) -> None:
     assert caller.call(p.AcceptTokens(matchers[0], [ord("1")])).accepted == 1  # it goes on without its grammar
     caller.call(p.ReleaseGrammar(matchers[0]))
     caller.call(p.OpenMatcher(grammars[1]))
-    caller.call(p.CompileGrammar(p.Constraint("any_json")))
+    caller.call(p.CompileGrammar(p.ConstraintSpec("any_json")))
     for gone in (grammars[0], matchers[0]):
         with pytest.raises(p.NotFound):
             caller.call(p.ReleaseGrammar(gone))
 
 
 def test_a_compile_tells_whether_the_text_may_be_empty_and_what_is_only_checked(caller: DirectSession) -> None:
-    empty = caller.call(p.CompileGrammar(p.Constraint("choice", options=["", "a"])))
+    empty = caller.call(p.CompileGrammar(p.ConstraintSpec("choice", options=["", "a"])))
     assert (empty.may_end, empty.checked) == (True, [])
     checked = caller.call(p.CompileGrammar(BEST_EFFORT))
     assert (checked.may_end, checked.checked) == (False, [p.CheckedKeyword("uniqueItems", "/uniqueItems")])
 
 
 BAD_REQUESTS: list[tuple[Any, type[p.InferdError], str]] = [
-    (p.CompileGrammar(p.Constraint("regex", "(")), p.ConstraintError, "constraint"),
-    (p.CompileGrammar(p.Constraint("any_json"), "nobody"), p.NotFound, "nobody"),
-    (p.CompileGrammar(p.Constraint("yaml")), p.InvalidRequest, "yaml"),
-    (p.CompileGrammar(p.Constraint("json_schema", "{}", mode="loose")), p.InvalidRequest, "loose"),
-    (p.CompileGrammar(p.Constraint("regex", "a", mode="best_effort")), p.InvalidRequest, "regex has no mode"),
-    (p.CompileGrammar(p.Constraint("any_json", "x")), p.InvalidRequest, "any_json has no value"),
-    (p.CompileGrammar(p.Constraint("exact")), p.InvalidRequest, "one member"),
-    (p.CompileGrammar(p.Constraint("all_of", members=[BEST_EFFORT])), p.ConstraintError, "best_effort"),
+    (p.CompileGrammar(p.ConstraintSpec("regex", "(")), p.ConstraintError, "constraint"),
+    (p.CompileGrammar(p.ConstraintSpec("any_json"), "nobody"), p.NotFound, "nobody"),
+    (p.CompileGrammar(p.ConstraintSpec("yaml")), p.InvalidRequest, "yaml"),
+    (p.CompileGrammar(p.ConstraintSpec("json_schema", "{}", mode="loose")), p.InvalidRequest, "loose"),
+    (p.CompileGrammar(p.ConstraintSpec("regex", "a", mode="best_effort")), p.InvalidRequest, "regex has no mode"),
+    (p.CompileGrammar(p.ConstraintSpec("any_json", "x")), p.InvalidRequest, "any_json has no value"),
+    (p.CompileGrammar(p.ConstraintSpec("exact")), p.InvalidRequest, "one member"),
+    (p.CompileGrammar(p.ConstraintSpec("all_of", members=[BEST_EFFORT])), p.ConstraintError, "best_effort"),
     (
-        p.CompileGrammar(p.Constraint("tagged", tags=[p.TagConstraint("<", BEST_EFFORT, ">")])),
+        p.CompileGrammar(p.ConstraintSpec("tagged", tags=[p.TagConstraint("<", BEST_EFFORT, ">")])),
         p.ConstraintError, "best_effort",
     ),
     (p.OpenMatcher(99), p.NotFound, "grammar 99"),
@@ -162,18 +162,18 @@ def test_bad_requests_name_what_is_wrong(
 
 
 def test_nesting_is_bounded(caller: DirectSession) -> None:
-    constraint = p.Constraint("regex", "a")
+    constraint = p.ConstraintSpec("regex", "a")
     for _ in range(MAX_NESTING):
-        constraint = p.Constraint("exact", members=[constraint])
+        constraint = p.ConstraintSpec("exact", members=[constraint])
     caller.call(p.CompileGrammar(constraint))
     with pytest.raises(p.InvalidRequest, match="nested"):
-        caller.call(p.CompileGrammar(p.Constraint("exact", members=[constraint])))
+        caller.call(p.CompileGrammar(p.ConstraintSpec("exact", members=[constraint])))
 
 
 def test_a_matcher_without_a_legal_token_is_an_error_and_no_mask(caller: DirectSession) -> None:
     """Two kinds that run side by side contradict each other behind their first token."""
-    members = [p.Constraint("lark", 'start: "ab"'), p.Constraint("gbnf", 'root ::= "ac"')]
-    constraint = p.Constraint("all_of", members=members)
+    members = [p.ConstraintSpec("lark", 'start: "ab"'), p.ConstraintSpec("gbnf", 'root ::= "ac"')]
+    constraint = p.ConstraintSpec("all_of", members=members)
     matcher = caller.call(p.OpenMatcher(caller.call(p.CompileGrammar(constraint)).grammar)).matcher
     caller.call(p.AcceptTokens(matcher, [*b"a"]))
     with pytest.raises(p.ConstraintError, match="no token"):
@@ -191,7 +191,7 @@ def test_a_matcher_without_a_legal_token_is_an_error_and_no_mask(caller: DirectS
 
 @pytest.mark.parametrize("sampling", [p.Sampling(), HOT])
 def test_a_programs_masks_give_what_the_grammar_gives(caller: DirectSession, sampling: p.Sampling) -> None:
-    constraint = p.Constraint("json_schema", SCHEMA)
+    constraint = p.ConstraintSpec("json_schema", SCHEMA)
     plain = caller.generate(caller.text("prompt"), constraint=constraint, sampling=sampling, max_tokens=60)
     matcher, tokens, finish = opened(caller), list[int](), ""
     start = p.StartGenerate(caller.text("prompt"), program_constraint=True, sampling=sampling, max_tokens=60)
@@ -249,7 +249,7 @@ def test_a_mask_that_cannot_be_used_is_refused_and_the_generation_goes_on(
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
-        ({"constraint": p.Constraint("any_json")}, "constraint"),
+        ({"constraint": p.ConstraintSpec("any_json")}, "constraint"),
         ({"system_speculation": True}, "system_speculation"),
         ({"program_speculation": True}, "program_speculation"),
     ],
@@ -323,10 +323,10 @@ def test_a_text_that_was_cut_is_not_checked_but_a_whole_one_at_the_limit_is(call
 
 
 def test_strict_generations_tell_nothing_to_check(caller: DirectSession, model: ServedModel) -> None:
-    _, end, _ = all_steps(caller, constraint=p.Constraint("regex", "[ab]{3}"))
+    _, end, _ = all_steps(caller, constraint=p.ConstraintSpec("regex", "[ab]{3}"))
     assert isinstance(end, p.Steps)
     assert end.checked == []
-    compiled: Compiled = model.grammars.compile(Regex("[ab]{3}"))
+    compiled: Compiled = model.grammars.compile(RegexGrammar("[ab]{3}"))
     assert compiled.validate("anything") is None
 
 
@@ -335,13 +335,15 @@ def test_strict_generations_tell_nothing_to_check(caller: DirectSession, model: 
 # ---------------------------------------------------------------------------------------------------------------------
 
 KINDS = {
-    "lark": (p.Constraint("lark", 'start: "a" /[0-9]{2}/'), r"a[0-9]{2}"),
-    "gbnf": (p.Constraint("gbnf", 'root ::= "b" [0-9] "c"'), r"b[0-9]c"),
+    "lark": (p.ConstraintSpec("lark", 'start: "a" /[0-9]{2}/'), r"a[0-9]{2}"),
+    "gbnf": (p.ConstraintSpec("gbnf", 'root ::= "b" [0-9] "c"'), r"b[0-9]c"),
     "all_of": (
-        p.Constraint("all_of", members=[p.Constraint("regex", "[a-m]{3}"), p.Constraint("regex", "[k-z]{2,9}")]),
+        p.ConstraintSpec(
+            "all_of", members=[p.ConstraintSpec("regex", "[a-m]{3}"), p.ConstraintSpec("regex", "[k-z]{2,9}")]
+        ),
         r"[klm]{3}",
     ),
-    "exact": (p.Constraint("exact", members=[p.Constraint("regex", "x[0-9]y")]), r"x[0-9]y"),
+    "exact": (p.ConstraintSpec("exact", members=[p.ConstraintSpec("regex", "x[0-9]y")]), r"x[0-9]y"),
 }
 
 
@@ -355,8 +357,8 @@ def test_each_kind_holds(caller: DirectSession, kind: str, speculation: bool) ->
 
 
 def test_tagged_text_is_free_outside_and_bound_inside(caller: DirectSession) -> None:
-    tag = p.TagConstraint("[", p.Constraint("regex", "[0-9]{2}"), "]")
-    grammar = caller.call(p.CompileGrammar(p.Constraint("tagged", tags=[tag]))).grammar
+    tag = p.TagConstraint("[", p.ConstraintSpec("regex", "[0-9]{2}"), "]")
+    grammar = caller.call(p.CompileGrammar(p.ConstraintSpec("tagged", tags=[tag]))).grammar
     matcher = caller.call(p.OpenMatcher(grammar)).matcher
     state = caller.call(p.AcceptTokens(matcher, [*b"free "]))
     assert (state.accepted, state.may_end) == (5, True)

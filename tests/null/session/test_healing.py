@@ -9,19 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from inferd import protocol as p
 from inferd_grammar import GrammarCompiler, TokenTable
 from inferd_runtime.engine.adapters import AdapterSet
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.sampling import Logits
+from inferd_runtime.engine.sampling.host_sampling import LogitRows
 from inferd_runtime.models.tokenizer import HubTokenizer
-from inferd_runtime.session.host import ServedModel
-from inferd_runtime.testing.byte_tokenizer import END, TURN, ByteTokenizer
-from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE as BYTES
+from inferd_runtime.session.served_model import ServedModel
+from inferd_runtime.testing.byte_tokenizer import END, TURN, VOCAB_SIZE as BYTES, ByteTokenizer
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.null_driver import NullDriver
 
@@ -51,7 +49,7 @@ class Liking(NullDriver):
         super().__init__(vocab_size=vocab_size)
         self.word = word
 
-    def logits(self, history: list[int]) -> Logits:
+    def logits(self, history: list[int]) -> LogitRows:
         logits = super().logits(history)
         logits[self.word] = np.float32(99.0)
         return logits
@@ -105,7 +103,7 @@ def test_the_word_can_be_written_whole(caller: DirectSession) -> None:
 
 def test_a_constraint_speaks_of_what_comes_behind_the_prompt(caller: DirectSession) -> None:
     context = caller.text(PROMPT)
-    constraint = p.Constraint("regex", value="//[a-c]{3}")
+    constraint = p.ConstraintSpec("regex", value="//[a-c]{3}")
     done = caller.generate(context, constraint=constraint, heal=True)
     assert done.tokens[0] == WORD
     assert done.text[:2] == "//"
@@ -141,7 +139,7 @@ def test_a_generation_that_cannot_start_leaves_the_prompt(caller: DirectSession)
     with pytest.raises(p.InvalidRequest, match="max_tokens"):
         caller.call(p.StartGenerate(context, max_tokens=0, heal=True))
     with pytest.raises(p.ConstraintError):
-        caller.call(p.StartGenerate(context, heal=True, constraint=p.Constraint("regex", value="(")))
+        caller.call(p.StartGenerate(context, heal=True, constraint=p.ConstraintSpec("regex", value="(")))
     assert caller.tokens(context) == list(PROMPT.encode())
 
 
@@ -149,7 +147,7 @@ def test_a_generation_that_cannot_start_leaves_the_prompt(caller: DirectSession)
     ("fields", "says"),
     [
         ({"program_constraint": True}, "program_constraint"),
-        ({"constraint": p.Constraint("json_schema", value="{}", mode="best_effort")}, "best_effort"),
+        ({"constraint": p.ConstraintSpec("json_schema", value="{}", mode="best_effort")}, "best_effort"),
     ],
 )
 def test_what_it_does_not_go_with_is_refused(caller: DirectSession, fields: dict[str, Any], says: str) -> None:

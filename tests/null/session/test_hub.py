@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from inferd import protocol as p
-from inferd_runtime.session import link
+from inferd_runtime.session import wire as link
 from inferd_runtime.session.hub import SessionHub
 from inferd_runtime.testing.served import null_model
 

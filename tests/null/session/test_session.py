@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inferd import protocol as p
-from inferd_runtime.engine.generation import RUN_AHEAD
+from inferd_runtime.engine.jobs.generation import MAX_UNDELIVERED_STEPS
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.null_driver import NullDriver
@@ -52,7 +52,7 @@ def test_closing_early_keeps_what_was_delivered_and_nothing_more(caller: DirectS
     while caller.engine.step():
         pass
     steps = caller.call(p.NextSteps(generation)).steps
-    assert len(steps) == RUN_AHEAD
+    assert len(steps) == MAX_UNDELIVERED_STEPS
     state = caller.call(p.CloseGenerate(generation, keep=3))
     assert state.length == len("hello") + 3
     rest, _, _ = run(caller, context, max_tokens=9)
@@ -97,7 +97,7 @@ def test_a_constraint_gives_valid_json_and_ends_the_turn(caller: DirectSession) 
         "required": ["a"],
         "additionalProperties": False,
     }
-    constraint = p.Constraint("json_schema", json.dumps(schema))
+    constraint = p.ConstraintSpec("json_schema", json.dumps(schema))
     for spec in (False, True):
         context = caller.text(PROMPT)
         tokens, text, finish = run(caller, context, constraint=constraint, system_speculation=spec, max_tokens=200)
@@ -148,8 +148,8 @@ def test_a_programs_draft_is_verified_and_never_changes_the_output(caller: Direc
         (p.Forward(1, [1], sampling=p.Sampling(repetition_penalty=1.1)), p.InvalidRequest, "forward: a sampler with"),
         (p.Forward(1, [1], sampling=p.Sampling(bias_tokens=(1,), bias_values=(1.0,))), p.InvalidRequest, "logit_bias"),
         (p.VerifyDraft(1, sampling=p.Sampling(frequency_penalty=1), generated=99), p.InvalidRequest, "generated = 99"),
-        (p.StartGenerate(1, constraint=p.Constraint("json_schema", '{"type": 5}')), p.ConstraintError, "type"),
-        (p.StartGenerate(1, constraint=p.Constraint("yaml", "x")), p.InvalidRequest, "yaml"),
+        (p.StartGenerate(1, constraint=p.ConstraintSpec("json_schema", '{"type": 5}')), p.ConstraintError, "type"),
+        (p.StartGenerate(1, constraint=p.ConstraintSpec("yaml", "x")), p.InvalidRequest, "yaml"),
         (p.StartGenerate(1, stop=[""]), p.InvalidRequest, "stop"),
         (p.StartGenerate(1, priority=4), p.InvalidRequest, "priority = 4"),
         (p.StartGenerate(1, system_speculation=True, program_speculation=True), p.InvalidRequest, "system_speculation"),

@@ -11,13 +11,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from inferd import protocol as p
-from inferd.passes import attention_runs
+from inferd.calls.forward_arguments import attention_runs
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.tenants import Tenancy, TenantLimits
+from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
 from inferd_runtime.kv.snapshot_format import PlaceMark, Snapshot, decode, encode
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from inferd import protocol as p
-from inferd_runtime.engine.sampling import RowSampler
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.session.generation.sources import SpeculationRequest, build_sources, open_drafters
 from inferd_runtime.session.hub import SessionHub
-from inferd_runtime.session.speculating import Wish, build_sources, open_drafters
 from inferd_runtime.speculation.ngram import NgramDrafter
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
 from inferd_runtime.testing.direct import DirectSession
@@ -19,7 +19,7 @@ from inferd_runtime.testing.served import null_model
 
 REPEATING = "one two three, one two three, one two three, "
 WISHED = p.SpeculationSettings
-REGEX = p.Constraint("regex", value="(one two three, )*")
+REGEX = p.ConstraintSpec("regex", value="(one two three, )*")
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def caller() -> Iterator[DirectSession]:
 def names(request: p.StartGenerate, *, auto: bool = True) -> list[str] | None:
     """The sources of a request, the grammar's tokens first; None where nothing is drafted."""
     model = dataclasses.replace(null_model(), auto_speculation=auto)
-    wish, sampler = Wish.of(request, model), RowSampler.resolve(p.Sampling(), seed=0, lineage=0)
+    wish, sampler = SpeculationRequest.of(request, model), RowSampler.resolve(p.Sampling(), seed=0, lineage=0)
     context = model.engine.create_context("t")
     sources = build_sources(request, model, context, sampler)
     drafters = [drafter.source for drafter in open_drafters(wish, model, context, sampler)]

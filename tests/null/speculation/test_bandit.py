@@ -7,8 +7,7 @@ from collections.abc import Callable
 from statistics import mean
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from inferd_runtime.speculation.bandit import Bandit, Thompson, UcbTuned
 

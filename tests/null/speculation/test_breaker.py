@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from inferd_runtime.speculation.breaker import CREDIT, FIRST_WAIT, LONG_MATCH, MOST_CREDIT, EngineBreaker, SourceBreaker
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from inferd_runtime.speculation.controller import Controller
 from inferd_runtime.speculation.drafts import NO_DRAFT, ROOT, Draft

@@ -7,8 +7,7 @@ from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from inferd_runtime.speculation.corpus import CAPACITY, CONTRIBUTION, ORDERS, Corpora, CorpusDrafter

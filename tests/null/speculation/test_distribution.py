@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 
 from inferd.protocol import Sampling
-from inferd_grammar import Compiled, GrammarCompiler, Regex, TokenTable
+from inferd_grammar import Compiled, GrammarCompiler, RegexGrammar, TokenTable
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.noise import gumbel, stream
-from inferd_runtime.engine.penalties import History, Penalties
-from inferd_runtime.engine.sampling import Logits, RowSampler
+from inferd_runtime.engine.sampling.host_sampling import LogitRows, RowSampler
+from inferd_runtime.engine.sampling.noise import gumbel, stream
+from inferd_runtime.engine.sampling.penalties import History, Penalties
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import ROOT, Proposal
 from inferd_runtime.speculation.times import Profile, StepTimes
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
 from inferd_runtime.testing.distribution import ToyTarget, p_value, plain_distribution, sequence_counts, total_variation
 from inferd_runtime.testing.null_driver import NullDriver
-from inferd_runtime.testing.speculation import Request, Running, penalised
+from inferd_runtime.testing.speculation import GenerationUnderTest, Request, penalised
 
 LENGTH = 3
 SIGNIFICANCE = 0.001 / 20
@@ -105,7 +105,7 @@ def brought(
             context = engine.create_context()
             context.append([0])
             request = Request((0,), sampler, LENGTH, eos, "", grammar)
-            running.append(Running.submit(engine, context, request, [make(sampler.key)]))
+            running.append(GenerationUnderTest.submit(engine, context, request, [make(sampler.key)]))
         while engine.step():
             pass
         for one in running:
@@ -211,7 +211,7 @@ class TableDriver(NullDriver):
         [[0.35, 0.13, 0.12, 0.05, 0.35], [0.2] * 5, [0.05, 0.05, 0.8, 0.05, 0.05], [0.2] * 5, [0.2] * 5], np.float32
     )
 
-    def logits(self, history: list[int]) -> Logits:
+    def logits(self, history: list[int]) -> LogitRows:
         return np.asarray(np.log(self.TABLE[history[-1] % 5]))
 
 
@@ -235,7 +235,7 @@ def test_a_rejection_sampled_draft_under_a_grammar(runs: int) -> None:
     """Most drafts are cut at an illegal token."""
     places, alphabet = ("abc", "abd", "acd"), [*b"abcd"]
     table = TokenTable.from_tokenizer_json(ByteTokenizer.tokenizer_json(), vocab_size=VOCAB_SIZE, eos_ids=[END])
-    compiled = GrammarCompiler(table).compile(Regex("".join(f"[{place}]" for place in places)))
+    compiled = GrammarCompiler(table).compile(RegexGrammar("".join(f"[{place}]" for place in places)))
     driver = driver_of(VOCAB_SIZE)
 
     def q(driver: NullDriver, sampling: Sampling, last: int) -> np.ndarray:

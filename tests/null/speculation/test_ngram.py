@@ -9,15 +9,21 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from inferd_runtime.speculation.drafts import NOTHING, ROOT, Proposal
 from inferd_runtime.speculation.grams import MAX_TOKENS, POWERS, FrozenGrams
 from inferd_runtime.speculation.ngram import BRANCH_SHARE, MAX_DRAFT, NgramDrafter, look_up
-from inferd_runtime.speculation.ngram_index import BATCH as BATCH_OF_A_CONTEXT
-from inferd_runtime.speculation.ngram_index import CANDIDATES, COPIED_SHARE, ORDERS, REACH, SHARED, NgramIndex
+from inferd_runtime.speculation.ngram_index import (
+    BATCH as BATCH_OF_A_CONTEXT,
+    CANDIDATES,
+    COPIED_SHARE,
+    ORDERS,
+    REACH,
+    SHARED,
+    NgramIndex,
+)
 
 BATCH = 24
 """Small, so that short texts go through all parts of the index."""

@@ -7,10 +7,9 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from inferd.errors import LimitExceeded
+from inferd.protocol.errors import LimitExceeded
 from inferd_runtime.speculation.counters import SpeculationCounters
 from inferd_runtime.speculation.drafts import NOTHING, Proposal
 from inferd_runtime.speculation.grams import MAX_TOKENS

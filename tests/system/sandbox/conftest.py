@@ -23,16 +23,16 @@ from inferd_runtime.sandbox.messages import (
     Bundle,
     Cancel,
     Deliver,
-    Finished,
     FromWorker,
-    Launch,
+    LaunchRun,
     Limits,
     Output,
-    Ready,
+    RunFinished,
     Sent,
     Shutdown,
     Started,
     ToWorker,
+    WorkerReady,
 )
 
 from .fake_engine import FakeEngine
@@ -46,7 +46,7 @@ class Gateway:
 
     def __init__(self, endpoint: str) -> None:
         self.messages: dict[str, list[FromWorker]] = defaultdict(list)
-        self.ready: Ready | None = None
+        self.ready: WorkerReady | None = None
         self._numbers = itertools.count(1)
         self._decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
         self._context: zmq.Context[Any] = zmq.Context()
@@ -68,7 +68,7 @@ class Gateway:
         files = {path: textwrap.dedent(text) for path, text in files.items()}
         run = f"run-{next(self._numbers)}"
         bundle = Bundle("test", files, entry)
-        self.send(Launch(run, "tenant", bundle, json.dumps(arguments), limits or Limits()))
+        self.send(LaunchRun(run, "tenant", bundle, json.dumps(arguments), limits or Limits()))
         return run
 
     def cancel(self, run: str, error: ErrorInfo) -> None:
@@ -77,11 +77,11 @@ class Gateway:
     def deliver(self, run: str, message: Any) -> None:
         self.send(Deliver(run, message))
 
-    def wait(self, run: str) -> Finished:
-        finished: Finished = self.wait_for(run, Finished)
+    def wait(self, run: str) -> RunFinished:
+        finished: RunFinished = self.wait_for(run, RunFinished)
         return finished
 
-    def run(self, program: str | dict[str, str], limits: Limits | None = None, /, **arguments: Any) -> Finished:
+    def run(self, program: str | dict[str, str], limits: Limits | None = None, /, **arguments: Any) -> RunFinished:
         return self.wait(self.launch(program, limits, **arguments))
 
     def value(self, program: str | dict[str, str], /, **arguments: Any) -> Any:
@@ -112,7 +112,7 @@ class Gateway:
 
     def ended(self, run: str) -> bool:
         """Whether the run's end has been reported."""
-        return any(isinstance(message, Finished) for message in self.messages[run])
+        return any(isinstance(message, RunFinished) for message in self.messages[run])
 
     def wait_for(self, run: str, kind: type[Any]) -> Any:
         """The first message of that kind about the run."""
@@ -123,7 +123,7 @@ class Gateway:
                     return message
             self._receive(end)
 
-    def wait_ready(self) -> Ready:
+    def wait_ready(self) -> WorkerReady:
         end = time.monotonic() + DEADLINE
         while self.ready is None:
             self._receive(end)
@@ -139,10 +139,10 @@ class Gateway:
             pytest.fail("the worker did not say it in time")
         _, payload = self._socket.recv_multipart()
         message = self._decoder.decode(payload)
-        if isinstance(message, Ready):
+        if isinstance(message, WorkerReady):
             self.ready = message
             return
-        assert isinstance(message, (Started, Output, Sent, Finished))
+        assert isinstance(message, (Started, Output, Sent, RunFinished))
         self.messages[message.run].append(message)
 
 

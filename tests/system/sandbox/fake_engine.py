@@ -10,7 +10,7 @@ import msgspec
 import zmq
 
 from inferd.protocol import ConstraintError, Done, InvalidRequest, Usage
-from inferd_runtime.session.link import CANCEL, CLOSE, ERROR, OK, OPEN, TICKET, OpenSession
+from inferd_runtime.session.wire import CANCEL, CLOSE, ERROR, OK, OPEN, TICKET, OpenSession
 
 USED = Usage(prompt_tokens=7, tokens=5, steps=4, drafted=3, accepted=2)
 

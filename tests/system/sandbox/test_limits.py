@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from inferd.protocol import Cancelled, ErrorInfo, Unavailable
-from inferd_runtime.sandbox.messages import Bundle, Launch, Limits, Output, Shutdown
+from inferd_runtime.sandbox.messages import Bundle, LaunchRun, Limits, Output, Shutdown
 
 from .conftest import WORKER, Gateway
 from .fake_engine import FakeEngine
@@ -228,7 +228,7 @@ def test_a_run_that_is_stopped_for_a_dead_engine_does_not_wait_for_it(gateway: G
 
 def test_a_second_launch_of_the_same_run_is_refused(gateway: Gateway) -> None:
     run = gateway.launch("import inferd\nasync def main(): return await inferd.session.receive()")
-    gateway.send(Launch(run, "tenant", Bundle("again", {}), "{}", Limits()))
+    gateway.send(LaunchRun(run, "tenant", Bundle("again", {}), "{}", Limits()))
     error = gateway.wait(run).error
     assert error is not None
     assert "goes on already" in error.message

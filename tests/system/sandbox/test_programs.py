@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd_runtime.sandbox.messages import Finished, Limits, Output, Sent, Started
+from inferd_runtime.sandbox.messages import Limits, Output, RunFinished, Sent, Started
 
 from .conftest import Gateway
 from .fake_engine import USED, FakeEngine
@@ -36,7 +36,7 @@ def test_a_run_is_reported_in_order(gateway: Gateway) -> None:
     run = gateway.launch("async def main():\n    print('hello')\n    return 1")
     finished = gateway.wait(run)
     kinds = [type(message) for message in gateway.messages[run]]
-    assert kinds == [Started, Output, Finished]
+    assert kinds == [Started, Output, RunFinished]
     assert gateway.text(run) == "hello\n"
     usage = finished.usage
     assert usage.tokens == USED.tokens

@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from inferd_runtime.config import Settings
-from inferd_runtime.server.gateway import Gateway, open_gateway
-from inferd_runtime.server.runtime import Commands
+from inferd_runtime.server.gateway.app import Gateway, open_gateway
+from inferd_runtime.server.supervisor.runtime import Commands
 
 HERE = Path(__file__).parent
 ANN, BOB = "token-of-ann", "token-of-bob"

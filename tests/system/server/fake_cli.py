@@ -12,7 +12,7 @@ from pathlib import Path
 from inferd_runtime.cli import main, progress
 from inferd_runtime.config import Settings
 from inferd_runtime.sandbox.component import OnProgress
-from inferd_runtime.server import runtime
+from inferd_runtime.server.supervisor import runtime
 
 HERE = Path(__file__).parent
 

@@ -29,7 +29,7 @@ from inferd.protocol import (
     Tokens,
     Usage,
 )
-from inferd_runtime.session.link import (
+from inferd_runtime.session.wire import (
     CANCEL,
     CLOSE,
     CYCLES,

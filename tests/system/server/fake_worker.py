@@ -29,17 +29,17 @@ from inferd.protocol import Cancelled, ErrorInfo, InferdError, ProgramError
 from inferd_runtime.sandbox.messages import (
     Cancel,
     Deliver,
-    Finished,
     FromWorker,
-    Launch,
+    LaunchRun,
     Output,
-    Ready,
+    RunFinished,
     RunUsage,
     Sent,
     Started,
     ToWorker,
+    WorkerReady,
 )
-from inferd_runtime.session.link import JSON, open_frames, parse_reply, request_frames
+from inferd_runtime.session.wire import JSON, open_frames, parse_reply, request_frames
 
 current: contextvars.ContextVar[FakeRun] = contextvars.ContextVar("run")
 
@@ -59,7 +59,7 @@ class Stream(io.TextIOBase):
 
 
 class FakeRun:
-    def __init__(self, worker: Worker, launch: Launch) -> None:
+    def __init__(self, worker: Worker, launch: LaunchRun) -> None:
         self.worker = worker
         self.launch = launch
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
@@ -94,7 +94,7 @@ class FakeRun:
             error = ProgramError(repr(caught), traceback=traceback.format_exc()).to_wire()
         self.session.close(linger=0)
         usage = RunUsage(tokens=7, steps=3, drafted=6, accepted=4, wall_ms=(time.monotonic() - started) * 1e3)
-        self.worker.say(Finished(self.launch.run, usage, result, error))
+        self.worker.say(RunFinished(self.launch.run, usage, result, error))
 
     async def main(self) -> Any:
         module = types.ModuleType("program")
@@ -123,11 +123,11 @@ class Worker:
             await self.control.send(msgspec.msgpack.encode(await self.outbox.get()))
 
     async def listen(self) -> None:
-        self.say(Ready(os.getpid()))
+        self.say(WorkerReady(os.getpid()))
         decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
         while True:
             message = decoder.decode(await self.control.recv())
-            if isinstance(message, Launch):
+            if isinstance(message, LaunchRun):
                 self.runs[message.run] = FakeRun(self, message)
             elif isinstance(message, Deliver):
                 self.runs[message.run].inbox.put_nowait(message.message)

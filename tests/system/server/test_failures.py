@@ -14,12 +14,12 @@ import msgspec
 import pytest
 
 from inferd.protocol import Unavailable
-from inferd_runtime.sandbox.messages import Bundle, Finished, Limits, RunUsage
-from inferd_runtime.server import runtime as runtime_module
-from inferd_runtime.server.bundles import Program, make_program
-from inferd_runtime.server.rundir import LOCK, run_directory
-from inferd_runtime.server.runs import Ending, Run
-from inferd_runtime.server.runtime import open_runtime
+from inferd_runtime.sandbox.messages import Bundle, Limits, RunFinished, RunUsage
+from inferd_runtime.server.processes.rundir import LOCK, run_directory
+from inferd_runtime.server.programs.bundles import Program, make_program
+from inferd_runtime.server.supervisor import runtime as runtime_module
+from inferd_runtime.server.supervisor.runs import Ending, Run
+from inferd_runtime.server.supervisor.runtime import open_runtime
 
 from .conftest import HERE, Serve, fake_commands, settings_in, until
 
@@ -152,7 +152,7 @@ async def test_a_worker_is_believed_about_its_own_runs_only(tmp_path: Path) -> N
     async with open_runtime(settings_in(tmp_path), fake_commands()) as runtime:
         run = runtime.launch(program(SLEEP), "{}", tenant="ann")
         await run.next_batch(1)
-        forged = Finished(run.id, RunUsage(), result='"forged"')
+        forged = RunFinished(run.id, RunUsage(), result='"forged"')
         runtime.worker_said("worker-99", forged)
         assert run.ending is None
         holder = runtime.fleet.pool.worker_of(run.id)

@@ -15,9 +15,9 @@ import pytest
 
 from inferd_runtime.sandbox.component import ensure_runner
 from inferd_runtime.sandbox.messages import Bundle
-from inferd_runtime.server.bundles import Program, make_program
-from inferd_runtime.server.runs import Ending, Run
-from inferd_runtime.server.runtime import Commands, Runtime, default_commands, open_runtime
+from inferd_runtime.server.programs.bundles import Program, make_program
+from inferd_runtime.server.supervisor.runs import Ending, Run
+from inferd_runtime.server.supervisor.runtime import Commands, Runtime, default_commands, open_runtime
 
 from .conftest import fake_commands, settings_in, until
 

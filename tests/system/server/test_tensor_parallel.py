@@ -11,14 +11,14 @@ import pytest
 
 from inferd_runtime.sandbox.component import ensure_runner
 from inferd_runtime.sandbox.messages import Bundle
-from inferd_runtime.server.bundles import make_program
-from inferd_runtime.server.runs import Ending, Run
-from inferd_runtime.server.runtime import open_runtime
+from inferd_runtime.server.programs.bundles import make_program
+from inferd_runtime.server.supervisor.runs import Ending, Run
+from inferd_runtime.server.supervisor.runtime import open_runtime
 
 from .conftest import settings_in, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
-FOLLOWER = "inferd_runtime.server.follower_process"
+FOLLOWER = "inferd_runtime.server.engine_process.follower_process"
 GENERATE = """
 from inferd import Context, Sampler
 

@@ -14,7 +14,7 @@ MOST_TOTAL = 1024
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Shape:
+class StepBucket:
     """The fixed sizes of a step: ``rows`` of ``batch`` sequences, in ``tiles`` of up to ``tile_rows`` rows of one sequence;
     drafts of up to ``nodes`` nodes.
     """
@@ -26,7 +26,7 @@ class Shape:
     nodes: int
 
 
-def bucket(counts: Sequence[int]) -> Shape | None:
+def bucket(counts: Sequence[int]) -> StepBucket | None:
     """The captured shape for sequences with so many rows each; None where there is none.
 
     Rows are packed: one sequence may use what another leaves, up to MOST_ROWS. A step without drafts has the plain decode
@@ -46,21 +46,21 @@ def bucket(counts: Sequence[int]) -> Shape | None:
     return captured_shape(batch, width)
 
 
-def captured_shape(batch: int, width: int) -> Shape:
+def captured_shape(batch: int, width: int) -> StepBucket:
     """``width`` rows for each of ``batch`` sequences on average."""
     if width == 1:
-        return Shape(batch, batch, batch, 1, 0)
-    return Shape(batch * width, batch, batch, MOST_ROWS, MOST_ROWS - 1)
+        return StepBucket(batch, batch, batch, 1, 0)
+    return StepBucket(batch * width, batch, batch, MOST_ROWS, MOST_ROWS - 1)
 
 
-def captured_shapes(most_rows: int) -> list[Shape]:
+def captured_shapes(most_rows: int) -> list[StepBucket]:
     """Every shape that :func:`bucket` may name, of at most so many rows; the largest first, so that memory fits all."""
     most = min(most_rows, MOST_TOTAL)
     pairs = [(batch, width) for batch in BATCHES for width in WIDTHS if batch * width <= most]
     return sorted({captured_shape(batch, width) for batch, width in pairs}, reverse=True)
 
 
-def exact_shape(counts: Sequence[int], tile_rows: int, nodes: int) -> Shape:
+def exact_shape(counts: Sequence[int], tile_rows: int, nodes: int) -> StepBucket:
     """The shape of a step that is not captured: as large as it is."""
     tiles = sum(-(-count // tile_rows) for count in counts)
-    return Shape(sum(counts), len(counts), tiles, tile_rows, nodes)
+    return StepBucket(sum(counts), len(counts), tiles, tile_rows, nodes)

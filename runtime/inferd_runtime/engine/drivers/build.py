@@ -10,21 +10,21 @@ import numpy as np
 import torch
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.engine.driver import Driver
 from inferd_runtime.engine.drivers.accelerator import Accelerator, CudaAccelerator
 from inferd_runtime.engine.drivers.cuda_driver import CudaDriver, CudaOptions
 from inferd_runtime.engine.drivers.product_choice import choose_products
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
-from inferd_runtime.engine.plan import Driver
 from inferd_runtime.kernels.attention import choose_splits
 from inferd_runtime.kernels.cache import FP8, CacheBlock
 from inferd_runtime.kernels.suite import KernelSuite, triton_kernels
-from inferd_runtime.models.batch import Batch, Ids, Rows, Span
-from inferd_runtime.models.device_pass import PassKernels, dense_products, device_pass
-from inferd_runtime.models.fused import FusedPass, fuse
-from inferd_runtime.models.kernel_pass import KernelPass, RowsPass
+from inferd_runtime.models.batch import Batch, FloatRows, Ids, Span
 from inferd_runtime.models.loading import LoadedModel
-from inferd_runtime.models.lora_bank import LoraBank
-from inferd_runtime.models.passes import ModelPass, PlainPass
+from inferd_runtime.models.lora.bank import LoraBank
+from inferd_runtime.models.passes.device import PassKernels, dense_products, device_pass
+from inferd_runtime.models.passes.fused import FusedPass, fuse
+from inferd_runtime.models.passes.kernel import KernelPass, RowsPass
+from inferd_runtime.models.passes.plain import ModelPass, PlainPass
 
 logger = logging.getLogger(__name__)
 KEY_MULTIPLE = 512
@@ -189,7 +189,7 @@ def trial_batch(tokens: Ids, start: int, page_size: int) -> Batch:
     return Batch(tokens, at, at, np.arange(len(at)), [Span(0, len(at), start, pages)])
 
 
-def relative_difference(expected: Rows, got: Rows) -> float:
+def relative_difference(expected: FloatRows, got: FloatRows) -> float:
     """By how much of its spread a row of logits float32[R, V] differs, in nine of ten; infinite for what is not a number."""
     spread = np.maximum(np.abs(expected - expected.mean(-1, keepdims=True)).max(-1), 1e-6)
     each = np.sort(np.abs(got - expected).max(-1) / spread)

@@ -9,16 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inferd_runtime.engine.drawing import Drawn, Ints, Rejecting, StepResult, merged
+from inferd_runtime.engine.driver import StepResult
 from inferd_runtime.engine.drivers.accelerator import Accelerator
-from inferd_runtime.engine.drivers.buckets import Shape
+from inferd_runtime.engine.drivers.buckets import StepBucket
 from inferd_runtime.engine.drivers.staging import StepInputs
+from inferd_runtime.engine.sampling.device_sampling import Ints, Rejecting, SampledTokens, merged
 from inferd_runtime.kernels.rows import PagedRows
 from inferd_runtime.kernels.sampling import Adjustments, SampleRows, adjusted, processed
 from inferd_runtime.kernels.suite import KernelSuite
 from inferd_runtime.kernels.verify import DraftRows, Drafts, Noise, Verifier, read_verdicts
-from inferd_runtime.models.batch import Outputs, Rows
-from inferd_runtime.models.kernel_pass import RowsPass
+from inferd_runtime.models.batch import FloatRows, Outputs
+from inferd_runtime.models.passes.kernel import RowsPass
 
 IN_FLIGHT = 2
 """Steps that may be launched before the first of them is waited for."""
@@ -101,7 +102,7 @@ def reject(
     return verdict.accepted, verdict.tokens
 
 
-def paged_rows(inputs: StepInputs, shape: Shape, columns: Tensor, splits: int) -> PagedRows:
+def paged_rows(inputs: StepInputs, shape: StepBucket, columns: Tensor, splits: int) -> PagedRows:
     """A step's rows; ``columns`` int32[P]: 0, 1, ... up to the longest page table."""
     where = (inputs.page_first[:, None] + columns).clamp(max=len(inputs.pages) - 1)
     return PagedRows(
@@ -149,7 +150,8 @@ class ResultSlot:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """See :class:`~inferd_runtime.engine.drawing.Launched`. ``logits`` and ``hidden`` are on the device still."""
+    """See :class:`~inferd_runtime.engine.driver.Launched`. ``logits`` and ``hidden`` are on the device
+    still."""
 
     slot: ResultSlot
     verdicts: Tensor
@@ -161,10 +163,10 @@ class LaunchedStep:
     rejected: tuple[Tensor, Tensor] | None = None
 
     def wait(self) -> StepResult:
-        """See :class:`~inferd_runtime.engine.drawing.Launched`."""
+        """See :class:`~inferd_runtime.engine.driver.Launched`."""
         try:
             self.done()
-            drawn = Drawn(*read_verdicts(self.verdicts[: self.sequences].numpy().copy()))
+            drawn = SampledTokens(*read_verdicts(self.verdicts[: self.sequences].numpy().copy()))
             if self.rejecting is not None and self.rejected is not None:
                 drawn = merged(drawn, self.rejecting, *(one.cpu().numpy() for one in self.rejected))
             hidden = self.logits.new_empty(0, 0) if self.hidden is None else self.hidden
@@ -173,6 +175,6 @@ class LaunchedStep:
             self.slot.taken = False
 
 
-def to_host(rows: Tensor) -> Rows:
+def to_host(rows: Tensor) -> FloatRows:
     """float32 on the host, contiguous."""
     return np.ascontiguousarray(rows.float().cpu().numpy())

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from inferd.protocol import MAX_DRAFT
-from inferd_runtime.engine.drawing import Drawing, undrawn
 from inferd_runtime.engine.drivers.accelerator import Accelerator
-from inferd_runtime.engine.drivers.buckets import MOST_ROWS, Shape, bucket, captured_shapes, exact_shape
+from inferd_runtime.engine.drivers.buckets import MOST_ROWS, StepBucket, bucket, captured_shapes, exact_shape
 from inferd_runtime.engine.drivers.captured import (
     IN_FLIGHT,
     Computed,
@@ -33,13 +32,14 @@ from inferd_runtime.engine.drivers.captured import (
 from inferd_runtime.engine.drivers.packing import is_tree, pack_batch, pack_drawing, pack_pages
 from inferd_runtime.engine.drivers.staging import Staging
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
+from inferd_runtime.engine.sampling.device_sampling import SamplingInputs, undrawn
 from inferd_runtime.kernels.cache import CacheBlock, resolve_copies
 from inferd_runtime.kernels.sampling import Adjustments
 from inferd_runtime.kernels.suite import KernelSuite
 from inferd_runtime.kv.table import PageCopy
-from inferd_runtime.models.adapter_files import AdapterFiles, AdapterSize
 from inferd_runtime.models.batch import Batch, Outputs, PageData
-from inferd_runtime.models.kernel_pass import RowsPass
+from inferd_runtime.models.lora.files import AdapterFiles, AdapterSize
+from inferd_runtime.models.passes.kernel import RowsPass
 
 logger = logging.getLogger(__name__)
 Replay = Callable[[], None]
@@ -68,7 +68,8 @@ class CudaOptions:
 
 
 class CudaDriver:
-    """See :class:`~inferd_runtime.engine.drawing.SamplingDriver`. ``plain`` is the reference driver over ``block``'s tensors."""
+    """See :class:`~inferd_runtime.engine.driver.SamplingDriver`. ``plain`` is the reference driver
+    over ``block``'s tensors."""
 
     def __init__(
         self, run: RowsPass, plain: TorchDriver, block: CacheBlock, kernels: KernelSuite, accelerator: Accelerator,
@@ -94,12 +95,12 @@ class CudaDriver:
         self._columns = torch.arange(-(-self._longest // plain.page_size), dtype=torch.int32, device=device)
         self._staging = self._room()
         self._slots = [ResultSlot(accelerator, options.most_rows * (2 + 2 * MAX_DRAFT)) for _ in range(IN_FLIGHT)]
-        self._recorded: dict[Shape, tuple[Replay, Computed] | None] = {}
+        self._recorded: dict[StepBucket, tuple[Replay, Computed] | None] = {}
 
     def _room(self) -> Staging:
         """Host and device memory for the inputs of any step."""
         rows = self._options.most_rows
-        largest = [Shape(rows, rows, rows, 1, MAX_DRAFT)]
+        largest = [StepBucket(rows, rows, rows, 1, MAX_DRAFT)]
         entries = min(rows * len(self._columns), MOST_ENTRIES)
         words = -(-self.vocab_size // 32)
         return Staging(self._accelerator, largest=largest, page_entries=entries, masks=rows, mask_words=words)
@@ -115,12 +116,12 @@ class CudaDriver:
     # -- Steps ----------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch) -> Outputs:
-        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        """See :class:`~inferd_runtime.engine.driver.Driver`."""
         return self.launch(batch, undrawn(len(batch.logit_rows), self.vocab_size)).wait().outputs
 
     @torch.inference_mode()
-    def launch(self, batch: Batch, drawing: Drawing) -> LaunchedStep:
-        """See :class:`~inferd_runtime.engine.drawing.SamplingDriver`.
+    def launch(self, batch: Batch, drawing: SamplingInputs) -> LaunchedStep:
+        """See :class:`~inferd_runtime.engine.driver.SamplingDriver`.
 
         Raises ValueError for a step of more rows than there is room for, RuntimeError for more steps in flight than IN_FLIGHT.
         """
@@ -136,7 +137,7 @@ class CudaDriver:
             done = self._compute_plainly(batch, drawing) if plain else self._compute(batch, drawing)
             return self._launched(slot, done, drawing)
 
-    def _launched(self, slot: ResultSlot, done: Computed, drawing: Drawing) -> LaunchedStep:
+    def _launched(self, slot: ResultSlot, done: Computed, drawing: SamplingInputs) -> LaunchedStep:
         """Queue the copies of what a step brings. The slot is taken once nothing can go wrong any more."""
         drawn, wanted = len(drawing.rows), len(drawing.rows) + len(drawing.host_rows)
         # Copies: the next step leaves its own in the same place.
@@ -148,12 +149,12 @@ class CudaDriver:
         slot.taken = True
         return LaunchedStep(slot, verdicts, len(drawing.first), logits, hidden, mark, drawing.rejecting, rejected)
 
-    def _reject(self, logits: Tensor, drawing: Drawing) -> tuple[Tensor, Tensor] | None:
+    def _reject(self, logits: Tensor, drawing: SamplingInputs) -> tuple[Tensor, Tensor] | None:
         """Verify the drafts that were sampled. They are few, and their probabilities many: that is not recorded."""
         if drawing.rejecting is None:
             return None
         count = len(drawing.rows)
-        shape = Shape(count, max(1, len(drawing.first)), 1, 1, 0)
+        shape = StepBucket(count, max(1, len(drawing.first)), 1, 1, 0)
         samplers = {name: one for name, one in pack_drawing(drawing).items() if not name.startswith("draft")}
         self._staging.upload(shape, samplers, NO_PAGES, drawing.masks)
         rows = replace(sample_rows(self._staging.inputs(shape)), adjustments=self._adjustments(drawing, count))
@@ -168,7 +169,7 @@ class CudaDriver:
         spans = {span.first: span for span in batch.spans}
         return any(not is_tree(spans[first], placement) for first, placement in batch.placements.items())
 
-    def _compute(self, batch: Batch, drawing: Drawing) -> Computed:
+    def _compute(self, batch: Batch, drawing: SamplingInputs) -> Computed:
         """A recorded step where there is one of its shape."""
         counts = [span.count for span in batch.spans]
         shape = None if len(batch.hidden_rows) or not self._options.record else bucket(counts)
@@ -178,7 +179,9 @@ class CudaDriver:
                 return self._replay(shape, recorded, batch, drawing)
         return self._compute_exactly(batch, drawing)
 
-    def _replay(self, shape: Shape, recorded: tuple[Replay, Computed], batch: Batch, drawing: Drawing) -> Computed:
+    def _replay(
+        self, shape: StepBucket, recorded: tuple[Replay, Computed], batch: Batch, drawing: SamplingInputs
+    ) -> Computed:
         """A recorded step; drawn from once more where there are penalties, which are too many to be recorded."""
         replay, computed = recorded
         # Before the step: copying them waits for what is queued.
@@ -189,7 +192,7 @@ class CudaDriver:
             return computed
         return self._body.draw(self._staging.inputs(shape), computed.logits, computed.hidden, adjustments)
 
-    def _compute_exactly(self, batch: Batch, drawing: Drawing) -> Computed:
+    def _compute_exactly(self, batch: Batch, drawing: SamplingInputs) -> Computed:
         """Kernel by kernel, as large as the step is."""
         counts = [span.count for span in batch.spans]
         shape = exact_shape(counts, tile_rows(max(counts), self._options.group), drawing.tokens.shape[1])
@@ -202,7 +205,7 @@ class CudaDriver:
         rows = paged_rows(inputs, shape, self._columns[:longest], splits)
         return self._body.compute(inputs.with_logit_rows(wanted), rows, hidden_rows, adjustments)
 
-    def _adjustments(self, drawing: Drawing, rows: int) -> Adjustments | None:
+    def _adjustments(self, drawing: SamplingInputs, rows: int) -> Adjustments | None:
         """Penalties and biases on the device, for ``rows`` rows, of which the drawn ones come first."""
         if drawing.adjusted is None:
             return None
@@ -210,13 +213,13 @@ class CudaDriver:
         columns = (first, *drawing.adjusted[1:])
         return Adjustments(*(torch.from_numpy(column).to(self._accelerator.device) for column in columns))
 
-    def _compute_plainly(self, batch: Batch, drawing: Drawing) -> Computed:
+    def _compute_plainly(self, batch: Batch, drawing: SamplingInputs) -> Computed:
         """Through the reference driver; only what is drawn goes through kernels."""
         if len(batch.carried):
             raise ValueError("tokens are carried over to kernels only")
         logits, hidden = self.plain.compute(batch)
         count = max(1, len(batch.logit_rows))
-        shape = Shape(count, max(1, len(drawing.first)), 1, 1, drawing.tokens.shape[1])
+        shape = StepBucket(count, max(1, len(drawing.first)), 1, 1, drawing.tokens.shape[1])
         self._staging.upload(shape, pack_drawing(drawing), NO_PAGES, drawing.masks)
         order = np.concatenate([drawing.rows, drawing.host_rows])
         chosen = (
@@ -227,7 +230,7 @@ class CudaDriver:
         adjustments = self._adjustments(drawing, count)
         return self._body.draw(self._staging.inputs(shape).with_logit_rows(count), chosen, hidden, adjustments)
 
-    def _upload(self, shape: Shape, batch: Batch, drawing: Drawing) -> None:
+    def _upload(self, shape: StepBucket, batch: Batch, drawing: SamplingInputs) -> None:
         pages, page_first = pack_pages(batch.spans, self.page_size)
         values: dict[str, npt.NDArray[Any]] = {
             **pack_batch(batch, shape.tile_rows),
@@ -242,13 +245,13 @@ class CudaDriver:
             return None
         return torch.from_numpy(batch.hidden_rows).to(self._accelerator.device)
 
-    def _recording(self, shape: Shape) -> tuple[Replay, Computed] | None:
+    def _recording(self, shape: StepBucket) -> tuple[Replay, Computed] | None:
         """The recorded step of a shape, made at its first use; None where it cannot be recorded."""
         if shape not in self._recorded:
             self._recorded[shape] = self._record(shape)
         return self._recorded[shape]
 
-    def _record(self, shape: Shape) -> tuple[Replay, Computed] | None:
+    def _record(self, shape: StepBucket) -> tuple[Replay, Computed] | None:
         """Record a step of nothing but padding: it is run, too, and must leave the cache and the last tokens as they are."""
         inputs, last = self._staging.inputs(shape), self._last.clone()
         splits = self._options.splits(shape.tiles, self._longest)
@@ -267,7 +270,7 @@ class CudaDriver:
 
     @torch.inference_mode()
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
-        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        """See :class:`~inferd_runtime.engine.driver.Driver`."""
         pairs = resolve_copies((copy.source, copy.target) for copy in copies)
         if not pairs:
             return
@@ -276,13 +279,13 @@ class CudaDriver:
 
     @torch.inference_mode()
     def move_tokens(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        """See :class:`~inferd_runtime.engine.driver.Driver`."""
         with self._accelerator.active():
             self._kernels.move_tokens(self._block, self._indices(sources), self._indices(targets))
 
     @torch.inference_mode()
     def read_pages(self, pages: Sequence[int]) -> PageData:
-        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        """See :class:`~inferd_runtime.engine.driver.Driver`."""
         data = np.empty((len(pages), self.page_bytes), np.uint8)
         with self._accelerator.active():
             for first in range(0, len(pages), GATHERED):
@@ -291,12 +294,12 @@ class CudaDriver:
         return data
 
     def bearable(self, data: PageData) -> bool:
-        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        """See :class:`~inferd_runtime.engine.driver.Driver`."""
         return self.plain.bearable(data)
 
     @torch.inference_mode()
     def write_pages(self, pages: Sequence[int], data: PageData) -> None:
-        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        """See :class:`~inferd_runtime.engine.driver.Driver`."""
         device = self._accelerator.device
         with self._accelerator.active():
             for first in range(0, len(pages), GATHERED):

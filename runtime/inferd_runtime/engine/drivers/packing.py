@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from inferd_runtime.engine.drawing import Drawing
+from inferd_runtime.engine.sampling.device_sampling import SamplingInputs
 from inferd_runtime.models.batch import Batch, Ids, Placement, Span
 
 BITS = 64
@@ -38,7 +38,7 @@ def pack_batch(batch: Batch, tile_rows: int) -> dict[str, npt.NDArray[Any]]:
     return values
 
 
-def pack_drawing(drawing: Drawing) -> dict[str, npt.NDArray[Any]]:
+def pack_drawing(drawing: SamplingInputs) -> dict[str, npt.NDArray[Any]]:
     """Samplers and drafts of a step."""
     return {
         "temperature": drawing.temperature,

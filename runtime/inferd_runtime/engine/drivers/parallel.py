@@ -24,18 +24,19 @@ import msgspec
 import numpy as np
 
 from inferd.protocol import InferdError, InvalidRequest, Unavailable
+from inferd_runtime.engine.driver import Driver
 from inferd_runtime.engine.drivers.parallel_commands import (
     Build,
     CheckPages,
     Command,
+    CommandDone,
     CopyPages,
-    Done,
     Failed,
-    Forward,
+    ForwardCommand,
     Loaded,
     MoveTokens,
+    RankReply,
     ReadPages,
-    Reply,
     Stop,
     WritePages,
     decode_command,
@@ -44,13 +45,12 @@ from inferd_runtime.engine.drivers.parallel_commands import (
     page_rows,
 )
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
-from inferd_runtime.engine.plan import Driver
 from inferd_runtime.kv.table import PageCopy
-from inferd_runtime.models.adapter_files import AdapterFiles, AdapterSize
 from inferd_runtime.models.batch import Batch, Outputs, PageData
 from inferd_runtime.models.loading import LoadedModel
+from inferd_runtime.models.lora.files import AdapterFiles, AdapterSize
 from inferd_runtime.models.parallel import TIMEOUT_S, WatchedPass
-from inferd_runtime.models.passes import PlainPass
+from inferd_runtime.models.passes.plain import PlainPass
 
 T = TypeVar("T")
 Lost = Callable[[InferdError], NoReturn]
@@ -117,16 +117,16 @@ class LeadingDriver:
         self._all(Build(self.pages, self.page_size), lambda: None)
 
     def forward(self, batch: Batch) -> Outputs:
-        """See :class:`~inferd_runtime.engine.plan.Driver`. Raises ValueError for what cannot be divided."""
-        return self._all(Forward.of(batch), lambda: self._own.forward(batch))[0]
+        """See :class:`~inferd_runtime.engine.driver.Driver`. Raises ValueError for what cannot be divided."""
+        return self._all(ForwardCommand.of(batch), lambda: self._own.forward(batch))[0]
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
-        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        """See :class:`~inferd_runtime.engine.driver.Driver`."""
         if copies:
             self._all(CopyPages.of(copies), lambda: self._own.copy_pages(copies))
 
     def move_tokens(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        """See :class:`~inferd_runtime.engine.driver.Driver`."""
         command = MoveTokens(list(sources), list(targets))
         self._all(command, lambda: self._own.move_tokens(sources, targets))
 
@@ -143,7 +143,7 @@ class LeadingDriver:
             self._write_slice(pages[part], data[part])
 
     def bearable(self, data: PageData) -> bool:
-        """See :class:`~inferd_runtime.engine.plan.Driver`: in every rank."""
+        """See :class:`~inferd_runtime.engine.driver.Driver`: in every rank."""
         return all(self._bears_slice(data[part]) for part in self._slices(len(data)))
 
     def load_adapter(self, key: str, files: AdapterFiles) -> AdapterSize:
@@ -185,10 +185,10 @@ class LeadingDriver:
         """Page data, divided by rank."""
         return [np.ascontiguousarray(part) for part in np.split(data, 1 + len(self._followers), axis=1)]
 
-    def _all(self, command: Command, own: Callable[[], T]) -> tuple[T, list[Done]]:
+    def _all(self, command: Command, own: Callable[[], T]) -> tuple[T, list[CommandDone]]:
         return self._each([command] * len(self._followers), own)
 
-    def _each(self, commands: Sequence[Command], own: Callable[[], T]) -> tuple[T, list[Done]]:
+    def _each(self, commands: Sequence[Command], own: Callable[[], T]) -> tuple[T, list[CommandDone]]:
         """One command for each follower, and rank 0's own part of it. What it brings, and the answers."""
         payloads = [encode(command) for command in commands]  # before one is sent: what cannot be said fails in step
         for follower, payload in zip(self._followers, payloads, strict=True):
@@ -200,9 +200,9 @@ class LeadingDriver:
             raise
         answers = [self._answer(follower) for follower in self._followers]
         for rank, answer in enumerate(answers, 1):
-            if not isinstance(answer, Done):
+            if not isinstance(answer, CommandDone):
                 self._lost(Unavailable(f"rank {rank} of the model fell out of step: {answer}", process="follower"))
-        return mine, [answer for answer in answers if isinstance(answer, Done)]
+        return mine, [answer for answer in answers if isinstance(answer, CommandDone)]
 
     def _send(self, follower: Connection, payload: bytes) -> None:
         try:
@@ -220,7 +220,7 @@ class LeadingDriver:
         if any(answer != Failed(repr(error)) for answer in others):
             self._lost(Unavailable(f"rank 0 of the model fell out of step: {error!r}, {others}", process="engine"))
 
-    def _answer(self, follower: Connection) -> Reply:
+    def _answer(self, follower: Connection) -> RankReply:
         try:
             if follower.poll(self._timeout_s):
                 return decode_reply(follower.recv_bytes())
@@ -244,7 +244,7 @@ def follow_with(loaded: LoadedModel, channel: Connection, free: int) -> None:
     if not isinstance(build, Build):
         return
     driver, watched = build_part(loaded, build.pages, build.page_size)
-    if _try_send(channel, encode(Done())):
+    if _try_send(channel, encode(CommandDone())):
         follow(driver, watched, channel)
 
 
@@ -270,23 +270,23 @@ def follow(driver: Driver, watched: WatchedPass, channel: Connection) -> None:
             return
 
 
-def _carry_out(driver: Driver, command: Command) -> Done:
+def _carry_out(driver: Driver, command: Command) -> CommandDone:
     match command:
-        case Forward():
+        case ForwardCommand():
             driver.forward(command.batch())
         case CopyPages():
             driver.copy_pages([PageCopy(*copy) for copy in command.copies])
         case MoveTokens():
             driver.move_tokens(command.sources, command.targets)
         case ReadPages():
-            return Done(data=driver.read_pages(command.pages).tobytes())
+            return CommandDone(data=driver.read_pages(command.pages).tobytes())
         case WritePages():
             driver.write_pages(command.pages, page_rows(command.data, driver.page_bytes))
         case CheckPages():
-            return Done(holds=driver.bearable(page_rows(command.data, driver.page_bytes)))
+            return CommandDone(holds=driver.bearable(page_rows(command.data, driver.page_bytes)))
         case _:
             raise ValueError(f"{type(command).__name__} is no command for a cache that is there")
-    return Done()
+    return CommandDone()
 
 
 def _try_send(channel: Connection, payload: bytes) -> bool:

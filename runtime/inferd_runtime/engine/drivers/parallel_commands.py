@@ -19,7 +19,7 @@ class PlacementData(msgspec.Struct, array_like=True):
     visible: bytes
 
 
-class Forward(msgspec.Struct, tag="forward"):
+class ForwardCommand(msgspec.Struct, tag="forward"):
     """Run a batch. Arrays int64; ``spans``: (first, count, start, pages)."""
 
     tokens: bytes
@@ -31,7 +31,7 @@ class Forward(msgspec.Struct, tag="forward"):
     placements: dict[int, PlacementData]
 
     @classmethod
-    def of(cls, batch: Batch) -> Forward:
+    def of(cls, batch: Batch) -> ForwardCommand:
         """The command for a batch. Raises ValueError for one that this driver cannot run."""
         if any(span.adapter for span in batch.spans):
             raise ValueError("a batch under tensor parallelism has no adapters")
@@ -89,7 +89,7 @@ class MoveTokens(msgspec.Struct, tag="move"):
 
 
 class ReadPages(msgspec.Struct, tag="read"):
-    """Read the rank's part of pages: ``Done.data``."""
+    """Read the rank's part of pages: ``CommandDone.data``."""
 
     pages: list[int]
 
@@ -102,7 +102,7 @@ class WritePages(msgspec.Struct, tag="write"):
 
 
 class CheckPages(msgspec.Struct, tag="check"):
-    """Whether the rank's part of pages is bearable: ``Done.holds``."""
+    """Whether the rank's part of pages is bearable: ``CommandDone.holds``."""
 
     data: bytes
 
@@ -118,7 +118,7 @@ class Stop(msgspec.Struct, tag="stop"):
     """Nothing more will come."""
 
 
-class Done(msgspec.Struct, tag="done"):
+class CommandDone(msgspec.Struct, tag="done"):
     """The command was carried out."""
 
     data: bytes = b""
@@ -137,13 +137,13 @@ class Loaded(msgspec.Struct, tag="loaded"):
     free: int
 
 
-Command = Forward | CopyPages | MoveTokens | ReadPages | WritePages | CheckPages | Build | Stop
-Reply = Done | Failed | Loaded
+Command = ForwardCommand | CopyPages | MoveTokens | ReadPages | WritePages | CheckPages | Build | Stop
+RankReply = CommandDone | Failed | Loaded
 _COMMANDS = msgspec.msgpack.Decoder(Command)
-_REPLIES = msgspec.msgpack.Decoder(Reply)
+_REPLIES = msgspec.msgpack.Decoder(RankReply)
 
 
-def encode(message: Command | Reply) -> bytes:
+def encode(message: Command | RankReply) -> bytes:
     """A message as bytes."""
     return msgspec.msgpack.encode(message)
 
@@ -154,9 +154,9 @@ def decode_command(payload: bytes) -> Command:
     return command
 
 
-def decode_reply(payload: bytes) -> Reply:
+def decode_reply(payload: bytes) -> RankReply:
     """An answer. Raises msgspec.MsgspecError."""
-    reply: Reply = _REPLIES.decode(payload)
+    reply: RankReply = _REPLIES.decode(payload)
     return reply
 
 

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from inferd_runtime.engine.drivers.accelerator import Accelerator
-from inferd_runtime.models.products import DenseProduct, FewRows, FewRowsProduct
+from inferd_runtime.models.passes.products import DenseProduct, FewRows, FewRowsProduct
 
 logger = logging.getLogger(__name__)
 WAYS = ("auto", "torch", "kernel")
 ROW_COUNTS = (1, 8, 16)
 """Timed; the sum decides."""
 REPEATS = 5
-Change = Callable[[DenseProduct], DenseProduct]
-Shape = tuple[int, ...]
+ProductChange = Callable[[DenseProduct], DenseProduct]
+WeightShape = tuple[int, ...]
 
 
 def choose_products(
@@ -35,7 +35,7 @@ def choose_products(
     way: str,
     accelerator: Accelerator,
     clock: Callable[[], float] = perf_counter,
-) -> Change:
+) -> ProductChange:
     """What makes of each product the one that is served: itself, or one that multiplies few rows with ``few_rows``.
 
     ``way``: "torch" or "kernel" for all weights, or "auto": both are timed for every shape of a weight, in seconds of ``clock``.
@@ -47,7 +47,7 @@ def choose_products(
     def by_kernel(product: DenseProduct) -> DenseProduct:
         return FewRowsProduct(product.weight, product.bias, few_rows)
 
-    shapes: dict[Shape, list[DenseProduct]] = defaultdict(list)
+    shapes: dict[WeightShape, list[DenseProduct]] = defaultdict(list)
     for product in products:
         shapes[tuple(product.weight.shape)].append(product)
     chosen = {

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from inferd_runtime.engine.drivers.accelerator import Accelerator
-from inferd_runtime.engine.drivers.buckets import Shape
+from inferd_runtime.engine.drivers.buckets import StepBucket
 
 ALIGNED = 16
 OF_LOGITS = frozenset({"logit_rows", "temperature", "top_p", "min_p", "top_k", "keys", "drawn_positions", "mask_rows"})
@@ -22,7 +22,7 @@ SIZES = {"int64": 8, "int32": 4, "float64": 8}
 TYPES = {"int64": torch.int64, "int32": torch.int32, "float64": torch.float64}
 
 
-class Field(NamedTuple):
+class StagedField(NamedTuple):
     """One array of the block: so many ``elements`` in ``shape``, from byte ``start`` to ``end``, which is the next one's start.
     ``filler`` is what it holds where nothing is said.
     """
@@ -37,7 +37,7 @@ class Field(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def fields(shape: Shape) -> tuple[Field, ...]:
+def fields(shape: StepBucket) -> tuple[StagedField, ...]:
     """The arrays of a step of this shape; page numbers and masks, whose sizes vary, follow behind."""
     rows, batch, tiles, nodes = (shape.rows,), (shape.batch,), (shape.tiles,), (shape.batch, shape.nodes)
     found, start = [], 0
@@ -69,7 +69,7 @@ def fields(shape: Shape) -> tuple[Field, ...]:
     ):
         count = math.prod(sizes)
         end = start + -(-count * SIZES[dtype] // ALIGNED) * ALIGNED
-        found.append(Field(name, dtype, sizes, count, start, end, filler))
+        found.append(StagedField(name, dtype, sizes, count, start, end, filler))
         start = end
     return tuple(found)
 
@@ -100,7 +100,7 @@ class Staging:
     """
 
     def __init__(
-        self, accelerator: Accelerator, *, largest: Sequence[Shape], page_entries: int, masks: int, mask_words: int
+        self, accelerator: Accelerator, *, largest: Sequence[StepBucket], page_entries: int, masks: int, mask_words: int
     ) -> None:
         self.mask_words = mask_words
         self._accelerator = accelerator
@@ -113,7 +113,7 @@ class Staging:
         self._copied: list[Callable[[], None]] = [_nothing, _nothing]
         self._turn = 0
 
-    def inputs(self, shape: Shape) -> StepInputs:
+    def inputs(self, shape: StepBucket) -> StepInputs:
         """The device's arrays for steps of this shape. They are views of one block, the same at every call."""
         arrays = {}
         for field in fields(shape):
@@ -124,7 +124,7 @@ class Staging:
 
     def upload(
         self,
-        shape: Shape,
+        shape: StepBucket,
         values: dict[str, npt.NDArray[Any]],
         pages: npt.NDArray[np.int32],
         masks: npt.NDArray[np.int32],
@@ -145,7 +145,7 @@ class Staging:
     def _fill(
         self,
         host: npt.NDArray[np.uint8],
-        shape: Shape,
+        shape: StepBucket,
         values: dict[str, npt.NDArray[Any]],
         pages: npt.NDArray[np.int32],
     ) -> int:
@@ -165,7 +165,7 @@ class Staging:
         self._masks[: len(masks)].copy_(host, non_blocking=True)
 
 
-def _put(array: npt.NDArray[Any], value: npt.NDArray[Any] | None, field: Field) -> None:
+def _put(array: npt.NDArray[Any], value: npt.NDArray[Any] | None, field: StagedField) -> None:
     """The value in the front of a flat array, the filler in the rest."""
     if value is None or value.ndim > 1:
         array.fill(field.filler)

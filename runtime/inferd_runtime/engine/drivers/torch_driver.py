@@ -10,11 +10,11 @@ from torch import Tensor
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.kv.table import PageCopy
-from inferd_runtime.models.adapter_files import AdapterFiles, AdapterSize
-from inferd_runtime.models.attention import BOUND, Scratch, lay_out
-from inferd_runtime.models.batch import Batch, Outputs, PageData, Rows
-from inferd_runtime.models.lora_bank import LoraBank
-from inferd_runtime.models.passes import ModelPass
+from inferd_runtime.models.batch import Batch, FloatRows, Outputs, PageData
+from inferd_runtime.models.lora.bank import LoraBank
+from inferd_runtime.models.lora.files import AdapterFiles, AdapterSize
+from inferd_runtime.models.passes.attention import BOUND, Scratch, lay_out
+from inferd_runtime.models.passes.plain import ModelPass
 from inferd_runtime.models.shape import KvShape
 
 
@@ -75,14 +75,14 @@ class TorchDriver:
 
     @torch.inference_mode()
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
-        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        """See :class:`~inferd_runtime.engine.driver.Driver`."""
         for copy in copies:
             for cache in self._caches():
                 cache[copy.target].copy_(cache[copy.source])
 
     @torch.inference_mode()
     def move_tokens(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """See :class:`~inferd_runtime.engine.plan.Driver`."""
+        """See :class:`~inferd_runtime.engine.driver.Driver`."""
         origin = torch.as_tensor(list(sources), dtype=torch.int64, device=self._device)
         where = torch.as_tensor(list(targets), dtype=torch.int64, device=self._device)
         for cache in self._caches():
@@ -149,5 +149,5 @@ class TorchDriver:
         return logits[: len(rows)], layout.hidden
 
 
-def _to_host(rows: Tensor) -> Rows:
+def _to_host(rows: Tensor) -> FloatRows:
     return np.ascontiguousarray(rows.float().cpu().numpy())

@@ -34,7 +34,7 @@ CLEARED = 16
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
-class Blocks(NamedTuple):
+class AttentionBlocks(NamedTuple):
     """What one program takes: ``rows`` of a tile, which are ``queries`` of one product, and ``keys`` at a time."""
 
     rows: int
@@ -44,7 +44,7 @@ class Blocks(NamedTuple):
     stages: int
 
 
-def choose_blocks(dtype: torch.dtype, width: int, group: int, tile_rows: int, capability: int) -> Blocks:
+def choose_blocks(dtype: torch.dtype, width: int, group: int, tile_rows: int, capability: int) -> AttentionBlocks:
     """Block sizes for products of ``dtype`` over heads of that width, ``group`` query heads per key head; ``capability`` is
     the device's compute capability times ten.
 
@@ -64,20 +64,20 @@ def choose_blocks(dtype: torch.dtype, width: int, group: int, tile_rows: int, ca
         # Exact products have no tensor cores: both operands pass through registers.
         rows = max(1, min(tile_rows, 16 // triton.next_power_of_2(group)))
         queries = max(16, triton.next_power_of_2(rows * group))
-        return Blocks(rows, queries, 16, 4 if queries * padded <= 16 * 128 else 8, 2)
+        return AttentionBlocks(rows, queries, 16, 4 if queries * padded <= 16 * 128 else 8, 2)
     most = max(16, min(128, MOST_SUMS // padded))
     rows = max(1, min(tile_rows, most // triton.next_power_of_2(group)))
     queries = max(16, triton.next_power_of_2(rows * group))
     keys = max(16, min(64, 8192 // padded))
     if queries * padded < 64 * 128 and queries <= 64:
-        return Blocks(rows, queries, keys, 4, 5)
+        return AttentionBlocks(rows, queries, keys, 4, 5)
     large = queries > 64 or padded > 128
     if capability >= 90:
-        return Blocks(rows, queries, keys, 8 if large else 4, 3)
-    return Blocks(rows, queries, max(16, keys // 2) if large else keys, 8, 3)
+        return AttentionBlocks(rows, queries, keys, 8 if large else 4, 3)
+    return AttentionBlocks(rows, queries, max(16, keys // 2) if large else keys, 8, 3)
 
 
-class Launch(NamedTuple):
+class AttentionLaunch(NamedTuple):
     """A kernel with everything that it is launched with. All of it follows from shapes, so that it can be captured."""
 
     kernel: Any
@@ -118,7 +118,7 @@ def compute_capability(device: torch.device) -> int:
 
 def launches(
     query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, rule: AttentionRule, out: Tensor, capability: int
-) -> list[Launch]:
+) -> list[AttentionLaunch]:
     """One launch without splits, two with, for a device of that compute capability (times ten)."""
     scratch = _scratch(out, rows.splits)
     first = _attend_launch(query, keys, values, rows, rule, out, scratch, capability)
@@ -144,7 +144,7 @@ def product_dtype(query: torch.dtype, cache: torch.dtype) -> torch.dtype:
 def _attend_launch(
     query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, rule: AttentionRule, out: Tensor,
     scratch: dict[str, Tensor], capability: int,
-) -> Launch:  # fmt: skip
+) -> AttentionLaunch:  # fmt: skip
     heads, width = query.shape[1:]
     shared, value_width = values.shape[2:]
     group = heads // shared
@@ -177,16 +177,18 @@ def _attend_launch(
         "twice": blocks.queries >= 64 and rule.window is None and rule.chunk is None,
         "lowest": LOWEST, "cleared": CLEARED, "interpreted": INTERPRETED,
     }  # fmt: skip
-    return Launch(attend, (shared * parts, tiles + cleared, rows.splits), arguments, blocks.warps, blocks.stages)
+    return AttentionLaunch(
+        attend, (shared * parts, tiles + cleared, rows.splits), arguments, blocks.warps, blocks.stages
+    )
 
 
-def _combine_launch(out: Tensor, scratch: dict[str, Tensor], rows: PagedRows, rule: AttentionRule) -> Launch:
+def _combine_launch(out: Tensor, scratch: dict[str, Tensor], rows: PagedRows, rule: AttentionRule) -> AttentionLaunch:
     arguments = {
         **scratch, "sinks": rule.sinks, "out": out, "slots": rows.slots, "heads": out.shape[1], "width": out.shape[2],
         "padded": _padded(out.shape[2]), "splits": rows.splits, "splits_padded": triton.next_power_of_2(rows.splits),
         "lowest": LOWEST,
     }  # fmt: skip
-    return Launch(combine, (len(out), out.shape[1], 1), arguments, 4, 1)
+    return AttentionLaunch(combine, (len(out), out.shape[1], 1), arguments, 4, 1)
 
 
 def _padded(width: int) -> int:
@@ -207,7 +209,7 @@ class Served(NamedTuple):
     chunk: int | None = None
     sinks: bool = False
 
-    def launches(self, tile_rows: int, splits: int, capability: int) -> list[Launch]:
+    def launches(self, tile_rows: int, splits: int, capability: int) -> list[AttentionLaunch]:
         """Over pages of 16 tokens, with tensors that have no memory."""
         meta = torch.device("meta")
         query = torch.empty(64, self.heads, self.width, dtype=self.dtype, device=meta)

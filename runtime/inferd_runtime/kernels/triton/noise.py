@@ -1,4 +1,5 @@
-"""The engine's counter-based noise in Triton, by token: 64-bit words of integers alone, equal to ``engine/noise.py`` bit for bit.
+"""The engine's counter-based noise in Triton, by token: 64-bit words of integers alone, equal to
+``engine/sampling/noise.py`` bit for bit.
 
 Gumbel noise comes twice. :func:`gumbel` is the engine's own arithmetic in float64. :func:`rough_gumbel` is float32, from the
 same 52 bits, within :data:`ROUGH` of it: enough to find the few tokens that can win, which are then drawn by the exact one.
@@ -34,7 +35,7 @@ def mix(word):
 
 @triton.jit
 def stream(key, tag: tl.constexpr):
-    """``engine/noise.py: stream`` of uint64 keys."""
+    """``engine/sampling/noise.py: stream`` of uint64 keys."""
     return mix(mix(key + GOLDEN) + tag + GOLDEN)
 
 

@@ -44,7 +44,7 @@ ADDED = 256
 """Outputs that one program adds the parts of."""
 
 
-class Blocks(NamedTuple):
+class ProductBlocks(NamedTuple):
     """What one program takes: ``outputs``, SLICES times ``depth`` elements of ``in`` at a time, ``steps`` times in each of
     ``parts``.
     """
@@ -55,7 +55,7 @@ class Blocks(NamedTuple):
     parts: int
 
 
-def choose_blocks(out: int, size: int, element: int) -> Blocks:
+def choose_blocks(out: int, size: int, element: int) -> ProductBlocks:
     """Block sizes for a weight [out, size] of ``element`` bytes a number. They depend on nothing else."""
     outputs, depth = (64, 32) if triton.cdiv(out, 64) >= PROGRAMS else (32, 64)
     if element == 4:
@@ -65,7 +65,7 @@ def choose_blocks(out: int, size: int, element: int) -> Blocks:
     while parts < MOST_PARTS and triton.cdiv(out, outputs) * parts < PROGRAMS and total >= 2 * parts * FEWEST_BLOCKS:
         parts *= 2
     steps = triton.cdiv(total, parts)
-    return Blocks(outputs, depth, steps, triton.cdiv(total, steps))
+    return ProductBlocks(outputs, depth, steps, triton.cdiv(total, steps))
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -156,7 +156,7 @@ def few_rows_product(rows: Tensor, weight: Tensor, bias: Tensor | None, residual
     return out
 
 
-def _constants(blocks: Blocks, size: int) -> dict[str, object]:
+def _constants(blocks: ProductBlocks, size: int) -> dict[str, object]:
     return {
         "outputs": blocks.outputs, "depth": blocks.depth, "slices": SLICES, "blocks": blocks.steps, "parts": blocks.parts,
         "tile": MOST_ROWS, "even": size % (SLICES * blocks.depth) == 0, "interpreted": INTERPRETED,
@@ -185,7 +185,7 @@ def variants() -> Iterator[Variant]:
                 yield from _variants(f"{pointer[1:]} {outs}x{size} {added}".strip(), pointer, blocks, size, added)
 
 
-def _variants(name: str, pointer: str, blocks: Blocks, size: int, added: str) -> Iterator[Variant]:
+def _variants(name: str, pointer: str, blocks: ProductBlocks, size: int, added: str) -> Iterator[Variant]:
     adds: dict[str, str] = {part: pointer for part in ("bias", "residual") if part == added}
     absent: dict[str, object] = {part: None for part in ("bias", "residual") if part != added}
     shape = {"out": pointer, "count": "i32", "outs": "i32:16", "out_stride": "i32:16"}

@@ -35,7 +35,7 @@ WARP = 32
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
-class Usage(NamedTuple):
+class KernelUsage(NamedTuple):
     """Per thread: ``registers``, and ``spilled`` bytes of memory instead of them. ``shared``: bytes per block."""
 
     name: str
@@ -64,7 +64,7 @@ def compiled(variant: Variant, arch: int) -> CompiledKernel:
     return kernel
 
 
-def usage(variant: Variant, arch: int) -> Usage:
+def usage(variant: Variant, arch: int) -> KernelUsage:
     """Compile it and read off the binary what it uses."""
     kernel = compiled(variant, arch)
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +76,7 @@ def usage(variant: Variant, arch: int) -> Usage:
     if found is None:
         raise RuntimeError(f"{tool} says nothing about {variant.name}: {listing}")
     registers, stack, _, local = map(int, found.groups())
-    return Usage(variant.name, registers, stack + local, int(kernel.metadata.shared), variant.num_warps)
+    return KernelUsage(variant.name, registers, stack + local, int(kernel.metadata.shared), variant.num_warps)
 
 
 def variants(modules: Sequence[str], arch: int) -> Iterator[Variant]:
@@ -87,7 +87,7 @@ def variants(modules: Sequence[str], arch: int) -> Iterator[Variant]:
         yield from (variant._replace(name=f"{module}: {variant.name}") for variant in listed(*given))
 
 
-def too_large(used: Usage, arch: int) -> bool:
+def too_large(used: KernelUsage, arch: int) -> bool:
     """Whether it spills, or cannot be launched."""
     return used.spilled > 0 or used.shared > SHARED_LIMITS[arch]
 
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(too_large(used, chosen.arch) for used in found))
 
 
-def table(found: Sequence[Usage], arch: int) -> str:
+def table(found: Sequence[KernelUsage], arch: int) -> str:
     """A line per kernel; what is too large is marked."""
     width = max(len(used.name) for used in found)
     lines = [f"{'kernel':{width}}  registers  spilled B  shared B  warps"]

@@ -1,6 +1,7 @@
 """The fused sampling of rows in Triton: mask, temperature, top_k, top_p, min_p and Gumbel-argmax, without a sort.
 
-Reference: :mod:`inferd_runtime.kernels.sampling`; the law: ``engine/sampling.py``. Four launches whose grids depend on shapes
+Reference: :mod:`inferd_runtime.kernels.sampling`; the law: ``engine/sampling/host_sampling.py``. Four launches whose
+grids depend on shapes
 alone, so that a CUDA graph can hold them:
 
 1. ``_scan``, rows x splits of the vocabulary: reads the logits, once. Of each split the largest logit and the largest score

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from inferd.interface import coerce_arguments, to_result
+from inferd.program.interface import coerce_arguments, to_result
 from inferd.protocol import InvalidRequest, ProgramError
 from inferd.transport import restore_transport, use_transport
 from inferd_runtime.sandbox.runner import failure
 from inferd_runtime.sandbox.runner.completions import Completions, Host
 from inferd_runtime.sandbox.runner.eventloop import GuestEventLoop, run_to_end
-from inferd_runtime.sandbox.runner.program import Program, let_go, load
+from inferd_runtime.sandbox.runner.program import LoadedProgram, let_go, load
 from inferd_runtime.sandbox.runner.stdio import Streams
 from inferd_runtime.sandbox.runner.transport import GuestTransport
 
@@ -24,7 +24,7 @@ RESERVE_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run ended: the JSON of what ``main`` returned, or of an ErrorInfo."""
 
     ok: bool
@@ -43,19 +43,19 @@ class Runner:
         """An event loop on this host."""
         return GuestEventLoop(self.completions)
 
-    def run(self, bundle: str, arguments: str) -> Outcome:
+    def run(self, bundle: str, arguments: str) -> RunOutcome:
         """Run a program to its end. The sandbox's boundary: every exception becomes an error to report."""
-        program = Program("", {}, "")
+        program = LoadedProgram("", {}, "")
         try:
-            program = Program(**json.loads(bundle))
-            outcome = Outcome(True, self._run(program, _decode(arguments)))
+            program = LoadedProgram(**json.loads(bundle))
+            outcome = RunOutcome(True, self._run(program, _decode(arguments)))
         except BaseException as error:  # noqa: BLE001 - nothing may leave but as a reported error
             self._reserve = b""
             outcome = _failed(error, program)
         self.streams.close()
         return outcome
 
-    def _run(self, program: Program, arguments: dict[str, Any]) -> str:
+    def _run(self, program: LoadedProgram, arguments: dict[str, Any]) -> str:
         before = use_transport(GuestTransport(self.completions))
         try:
             main = load(program)
@@ -73,10 +73,10 @@ async def _awaited(value: Any) -> Any:
     return await value
 
 
-def _failed(error: BaseException, program: Program) -> Outcome:
+def _failed(error: BaseException, program: LoadedProgram) -> RunOutcome:
     if isinstance(error, SystemExit) and error.code in (None, 0):
-        return Outcome(True, "null")
-    return Outcome(False, failure.to_json(error, program.files, let_go))
+        return RunOutcome(True, "null")
+    return RunOutcome(False, failure.to_json(error, program.files, let_go))
 
 
 def _decode(arguments: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ ENTRY_ALIAS = "__program__"
 
 
 @dataclass(frozen=True)
-class Program:
+class LoadedProgram:
     """A bundle: ``files`` maps relative paths to text, ``entry`` is the one that defines ``main``."""
 
     name: str
@@ -37,7 +37,7 @@ class Program:
 class BundleLoader(importlib.abc.ExecutionLoader):
     """Loads one module of a program. ``get_data`` reads any file of the bundle, for ``pkgutil.get_data``."""
 
-    def __init__(self, program: Program, path: str) -> None:
+    def __init__(self, program: LoadedProgram, path: str) -> None:
         self._program = program
         self._path = path
 
@@ -64,7 +64,7 @@ class BundleLoader(importlib.abc.ExecutionLoader):
 class BundleFinder(importlib.abc.MetaPathFinder):
     """Finds a program's modules: beside its entry first, then from the top of the bundle."""
 
-    def __init__(self, program: Program, roots: Sequence[str]) -> None:
+    def __init__(self, program: LoadedProgram, roots: Sequence[str]) -> None:
         self._program = program
         self._roots = roots
         self._folders = {folder for path in program.files for folder in _parents(path)}
@@ -93,7 +93,7 @@ class BundleFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def load(program: Program) -> Callable[..., Any]:
+def load(program: LoadedProgram) -> Callable[..., Any]:
     """Make the program's files importable, import its entry, and return its ``main``.
 
     Raises whatever the program's own code raises, and InvalidRequest for an entry that is not there, for one that defines no
@@ -122,7 +122,7 @@ def let_go() -> None:
             module.__dict__.clear()
 
 
-def _module_name(program: Program) -> tuple[str, str]:
+def _module_name(program: LoadedProgram) -> tuple[str, str]:
     """The entry's module name, and the folder that it counts from: the one above the package that it belongs to."""
     folder, file = posixpath.split(program.entry)
     names = [file.removesuffix(".py")]
@@ -132,7 +132,7 @@ def _module_name(program: Program) -> tuple[str, str]:
     return ".".join(names), folder
 
 
-def _refuse_hiding(program: Program, roots: Sequence[str]) -> None:
+def _refuse_hiding(program: LoadedProgram, roots: Sequence[str]) -> None:
     for path in program.sources:
         for root in roots:
             inside = path.startswith(f"{root}/") if root else True
@@ -143,7 +143,7 @@ def _refuse_hiding(program: Program, roots: Sequence[str]) -> None:
                 )
 
 
-def _import_alias(program: Program) -> ModuleType:
+def _import_alias(program: LoadedProgram) -> ModuleType:
     loader = BundleLoader(program, program.entry)
     spec = importlib.util.spec_from_file_location(ENTRY_ALIAS, program.entry, loader=loader)
     assert spec is not None

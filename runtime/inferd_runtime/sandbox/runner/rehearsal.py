@@ -15,7 +15,7 @@ from contextvars import copy_context
 from typing import Any
 
 from inferd.protocol import OPERATIONS
-from inferd_runtime.sandbox.runner.entry import Outcome, Runner
+from inferd_runtime.sandbox.runner.entry import Runner, RunOutcome
 
 ROUNDS = 20
 MODEL = {"name": "m", "vocab_size": 9, "max_context": 99, "page_size": 16, "eos_tokens": [0], "fingerprint": ""}
@@ -24,9 +24,9 @@ REPLIES: dict[str, dict[str, Any]] = {
     "Tokens": {"tokens": [1, 2]},
     "Text": {"text": "{}"},
     "ContextState": {"context": 1, "length": 2, "pending": 1},
-    "Generation": {"generation": 1, "position": 2},
+    "GenerationStarted": {"generation": 1, "position": 2},
     "Steps": {"steps": [{"tokens": [1, 2], "text": "{}", "drafted": 0, "accepted": 0}], "finish": "stop"},
-    "Rows": {"rows": [{"index": 0, "token": 1}], "length": 3},
+    "ForwardResult": {"rows": [{"index": 0, "token": 1}], "length": 3},
     "Received": {"message": {"a": [1]}},
 }
 
@@ -95,12 +95,12 @@ class AnsweringHost:
         """Nobody reads it."""
 
 
-def rehearse(rounds: int = ROUNDS) -> dict[str, Outcome]:
+def rehearse(rounds: int = ROUNDS) -> dict[str, RunOutcome]:
     """Run every program ``rounds`` times; returns how each ended the last time."""
     return {name: [_run(name, text) for _ in range(rounds)][-1] for name, text in PROGRAMS.items()}
 
 
-def _run(name: str, text: str) -> Outcome:
+def _run(name: str, text: str) -> RunOutcome:
     bundle = {"name": name, "files": {"main.py": text}, "entry": "main.py"}
     runner = Runner(AnsweringHost())
     with left_as_found(), redirect_stdout(runner.streams.stdout):

@@ -1,0 +1,113 @@
+"""The child of `inferd_grammar.trials.pool`: ``python -m inferd_grammar.trials.child``, attempts in, answers out."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import resource
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from inferd_grammar.trials.messages import Attempt, read_message, write_message
+
+if TYPE_CHECKING:
+    from inferd_grammar.compiler import Backend, Compiled
+    from inferd_grammar.tokens import TokenTable
+
+TRIED_MASKS = 12
+PAGE = resource.getpagesize()
+
+
+def main() -> None:
+    """Answer until the parent closes its end."""
+    source = sys.stdin.buffer
+    sink = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    backends: dict[tuple[str, str], tuple[TokenTable, Backend]] = {}
+    while True:
+        try:
+            attempt: Attempt = pickle.loads(read_message(source))
+        except EOFError:
+            return
+        if attempt.table is not None:
+            backends[attempt.known] = _prepare(attempt)
+            write_message(sink, b"{}")  # ready: what follows is the attempt alone
+        write_message(sink, json.dumps(_bounded(attempt, *backends[attempt.known])).encode())
+
+
+def _prepare(attempt: Attempt) -> tuple[TokenTable, Backend]:
+    from inferd_grammar.compiler import make_backend
+    from inferd_grammar.tokens import TokenTable
+
+    assert attempt.table is not None
+    text, size, eos_ids = attempt.table
+    table = TokenTable.from_tokenizer_json(text, vocab_size=size, eos_ids=eos_ids)
+    return table, make_backend(attempt.known[1], table)
+
+
+def _bounded(attempt: Attempt, table: TokenTable, backend: Backend) -> dict[str, Any]:
+    """The attempt under the clocks: the kernel ends this process when they run out."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    before = _memory()
+    resource.setrlimit(resource.RLIMIT_AS, (before[0] + attempt.memory_bytes, hard))
+    signal.setitimer(signal.ITIMER_PROF, attempt.cpu_seconds)
+    try:
+        return _answer(attempt, table, backend, before[1])
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+def _answer(attempt: Attempt, table: TokenTable, backend: Backend, resident: int) -> dict[str, Any]:
+    from inferd_grammar.compiler import Compiled
+    from inferd_grammar.errors import GrammarError, GrammarFailure
+
+    try:
+        core = backend.compile(attempt.constraint, attempt.limits)
+        compiled = Compiled(core, table, backend.name)
+        slowest = _slowest_mask(compiled, table)
+    except GrammarFailure as failure:
+        return {"error": f"the grammar has no first token: {failure.reason}", "pointer": None}
+    except GrammarError as error:
+        return {"error": error.reason, "pointer": error.pointer}
+    if slowest > attempt.mask_seconds:
+        return {"slow": slowest}
+    return {"recipe": core.recipe, "grown": max(0, _memory()[1] - resident)}
+
+
+def _slowest_mask(compiled: Compiled, table: TokenTable) -> float:
+    """CPU seconds of the slowest of the first masks on one way through the grammar: always the middle legal token."""
+    import numpy as np
+
+    from inferd_grammar.errors import GrammarFailure
+
+    matcher, row, slowest = compiled.matcher(), np.empty(table.words, np.int32), 0.0
+    for _ in range(TRIED_MASKS):
+        start = time.process_time()
+        try:
+            matcher.fill(row)
+        except GrammarFailure:
+            return slowest  # a dead end further on is for the run that gets there
+        slowest = max(slowest, time.process_time() - start)
+        legal = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+        if not matcher.accept([int(legal[len(legal) // 2])]) or matcher.ended():
+            break
+    return slowest
+
+
+def _memory() -> tuple[int, int]:
+    """Bytes of address space and of resident memory of this process; zeros where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as source:
+            size, resident = source.read().split()[:2]
+    except OSError:
+        return 0, 0
+    return int(size) * PAGE, int(resident) * PAGE
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Trying constraints in a child process, because nothing else can stop a library that compiles.
+
+The child is long-lived (an attempt costs about a millisecond more than the compile) and is replaced when an attempt
+ends it: a CPU clock that the kernel keeps, a bound on its memory, and a wall clock that the parent keeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from inferd_grammar.constraints import Constraint
+from inferd_grammar.errors import GrammarError, GrammarLimit
+from inferd_grammar.limits import CompileLimits
+from inferd_grammar.tokens import TokenTable
+from inferd_grammar.trials.messages import Attempt, Tried, read_message, write_message
+
+MODULE = "inferd_grammar.trials.child"
+QUICK_SECONDS = 0.1
+NICENESS = 15
+
+
+@dataclass(frozen=True)
+class TrialLimits:
+    """What one attempt may use. The wall clock includes the start of the child.
+
+    Fields:
+        cpu_seconds: of the child; slow schemas that people use need up to 2.5.
+        memory_bytes: address space, over what the child holds when it is ready.
+        wall_seconds: for children that wait, or get no processor.
+        mask_seconds: CPU time of the slowest of the masks that are tried: later ones stop all runs for as long.
+    """
+
+    cpu_seconds: float = 4.0
+    memory_bytes: int = 1 << 30
+    wall_seconds: float = 15.0
+    mask_seconds: float = 0.05
+
+
+class TrialProcess:
+    """One child. Belongs to one thread at a time; ``kill`` may come from any."""
+
+    def __init__(self, launcher: Sequence[str], limits: TrialLimits) -> None:
+        self._launcher = launcher
+        self._limits = limits
+        self._child: subprocess.Popen[bytes] | None = None
+        self._known: set[tuple[str, str]] = set()
+
+    def attempt(self, table: TokenTable, backend: str, constraint: Constraint, limits: CompileLimits) -> Tried:
+        """Compile and fill some masks there. Raises GrammarError (GrammarLimit when it took too much)."""
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            self.kill()
+
+        clock = threading.Timer(self._limits.wall_seconds, stop)
+        clock.daemon = True
+        clock.start()
+        try:
+            answer = self._ask(table, backend, constraint, limits)
+        except (OSError, EOFError):
+            raise self._ended(late.is_set()) from None
+        finally:
+            clock.cancel()
+        if "error" in answer:
+            raise GrammarError(answer["error"], answer["pointer"])
+        if "slow" in answer:
+            raise GrammarLimit(
+                f"a mask of this grammar takes {answer['slow']:.3f} s", "mask_seconds", self._limits.mask_seconds
+            )
+        return Tried(answer["recipe"], answer["grown"])
+
+    def kill(self) -> None:
+        """End the child, and the attempt that runs in it."""
+        child = self._child
+        if child is not None:
+            child.kill()
+
+    def close(self) -> int | None:
+        """End the child and wait for that; its exit code, None if there was none. The next attempt starts another."""
+        self.kill()
+        child, self._child = self._child, None
+        self._known.clear()
+        if child is None:
+            return None
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):  # of what was still to be written
+                    pipe.close()
+        return child.wait()
+
+    def _ask(self, table: TokenTable, backend: str, constraint: Constraint, limits: CompileLimits) -> Mapping[str, Any]:
+        sink, source = self._pipes()
+        known = (table.fingerprint, backend)
+        told = None if known in self._known else (table.source, table.vocab_size, table.eos_ids)
+        attempt = Attempt(
+            known, told, constraint, limits, self._limits.cpu_seconds, self._limits.memory_bytes,
+            self._limits.mask_seconds,
+        )  # fmt: skip
+        write_message(sink, pickle.dumps(attempt))
+        if told is not None:
+            read_message(source)
+            self._known.add(known)
+        slow = not select.select([source], [], [], QUICK_SECONDS)[0]
+        if slow:
+            self._demote()
+        answer: Mapping[str, Any] = json.loads(read_message(source))
+        if slow:
+            self.close()  # priority is not given back
+        return answer
+
+    def _demote(self) -> None:
+        """Let a slow attempt have what others leave of the processors; quick ones are not worth waiting for."""
+        assert self._child is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, self._child.pid, NICENESS)
+
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        """To and from a child that runs. It gets pipes and no other descriptor."""
+        if self._child is None or self._child.poll() is not None:
+            self.close()
+            self._child = subprocess.Popen(
+                [*self._launcher, MODULE],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, close_fds=True,
+                env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},
+            )  # fmt: skip
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        return self._child.stdin, self._child.stdout
+
+    def _ended(self, late: bool) -> GrammarLimit:
+        """Why the child is gone."""
+        code, limits = self.close(), self._limits
+        if late:
+            return GrammarLimit("compiling this grammar takes too long", "wall_seconds", limits.wall_seconds)
+        if code == -signal.SIGPROF:
+            return GrammarLimit("compiling this grammar takes too much", "cpu_seconds", limits.cpu_seconds)
+        return GrammarLimit(
+            f"compiling this grammar ended the compiler ({code}), most likely for want of memory",
+            "memory_bytes", limits.memory_bytes,
+        )  # fmt: skip
+
+
+class TrialPool:
+    """Children for as many threads as ask at once; one that is free is used again. Thread-safe."""
+
+    def __init__(self, launcher: Sequence[str] = (sys.executable, "-m"), limits: TrialLimits | None = None) -> None:
+        """`launcher` is the command that runs a module, to which the module's name is added."""
+        self._launcher = launcher
+        self._limits = limits or TrialLimits()
+        self._lock = threading.Lock()
+        self._free: list[TrialProcess] = []
+        self._all: list[TrialProcess] = []
+        self._closed = False
+
+    def attempt(self, table: TokenTable, backend: str, constraint: Constraint, limits: CompileLimits) -> Tried:
+        """See `TrialProcess.attempt`."""
+        process = self._take()
+        try:
+            return process.attempt(table, backend, constraint, limits)
+        finally:
+            with self._lock:
+                self._free.append(process)
+
+    def close(self) -> None:
+        """End all children; attempts that run fail."""
+        with self._lock:
+            self._closed = True
+            for process in self._all:
+                process.kill()
+            for process in self._free:
+                process.close()
+
+    def _take(self) -> TrialProcess:
+        with self._lock:
+            if self._closed:
+                raise GrammarError("the compiler is closed")
+            if not self._free:
+                self._free.append(TrialProcess(self._launcher, self._limits))
+                self._all.append(self._free[-1])
+            return self._free.pop()

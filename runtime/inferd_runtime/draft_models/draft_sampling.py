@@ -1,0 +1,64 @@
+"""How a draft model draws a token, and how sure it is of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from inferd_runtime.engine.sampling.host_sampling import LogitRows, RowSampler, candidates
+from inferd_runtime.engine.sampling.noise import MASK, gumbel, mix
+from inferd_runtime.speculation.drafts import Probabilities
+
+GREEDY = 0.4
+"""Two models agree on the likeliest token far more often than either is sure of it: about as often as this power of its
+probability says (measured on the embedded models).
+"""
+DRAFT_STREAM = 0xD6E8FEB86659FD93
+
+
+class Guess(NamedTuple):
+    """A drawn token. ``confidence`` 0 to 1; ``probabilities`` float32[V] where they are wanted."""
+
+    token: int
+    confidence: float
+    probabilities: Probabilities | None = None
+
+
+def draw_guess(logits: LogitRows, sampler: RowSampler, position: int) -> Guess:
+    """Draw as the target would at absolute ``position``, from one row of logits (float32[V]), with the target's noise.
+
+    With the same key both models take the largest of their scores plus the same noise (shared Gumbel: Daliri et al. 2024,
+    arXiv 2408.07978), so they agree nearly as often as any two samplers can. The confidence is the share of the winner in the
+    softmax of the scores with their noise: it says how much the models may differ without another token winning, where the
+    token's own probability would call every draw at a high temperature a bad guess.
+    """
+    if sampler.temperature == 0:
+        token = int(np.argmax(logits))
+        return Guess(token, _share(logits, float(logits[token])) ** GREEDY)
+    tokens, scores = candidates(logits, sampler)
+    noisy = scores + gumbel(sampler.key, position, tokens)
+    best = int(np.argmax(noisy))
+    return Guess(int(tokens[best]), _share(noisy, float(noisy[best])))
+
+
+def _share(scores: npt.NDArray[np.floating], best: float) -> float:
+    return float(1.0 / np.exp(scores - best).sum())
+
+
+def draw_freely(logits: LogitRows, sampler: RowSampler, position: int) -> Guess:
+    """Draw with noise of the draft's own, and keep the distribution (float32[V]): for rejection sampling.
+
+    That rule is biased as soon as the noise that drew a token is used again to test it.
+    """
+    probabilities = np.zeros(logits.shape[0], np.float32)
+    if sampler.temperature == 0:
+        token = int(np.argmax(logits))
+        probabilities[token] = 1.0
+        return Guess(token, 1.0, probabilities)
+    tokens, scores = candidates(logits, sampler)
+    weights = np.exp(scores - scores.max())
+    probabilities[tokens] = weights / weights.sum()
+    noise = gumbel(mix((sampler.key ^ DRAFT_STREAM) & MASK), position, tokens)
+    return Guess(int(tokens[np.argmax(scores + noise)]), 1.0, probabilities)

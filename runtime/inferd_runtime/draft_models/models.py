@@ -1,0 +1,137 @@
+"""The draft models of a served model: which one drafts for a generation, and the way to each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from weakref import WeakSet
+
+from inferd.protocol import InvalidRequest, NotFound
+from inferd_runtime.draft_models.drafter import DraftCounters, DraftLine, DraftModelDrafter
+from inferd_runtime.draft_models.lengths import DraftLength
+from inferd_runtime.draft_models.messages import DraftSpec, Pollable
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.speculation.bandit import Bandit, Thompson
+from inferd_runtime.speculation.bridge import SharedVocabulary, Spelling, Vocabulary, VocabularyBridge
+from inferd_runtime.speculation.drafter import Drafter
+
+MAX_DRAFT = 16
+
+
+@dataclass(frozen=True)
+class DraftModel:
+    """One draft model of a target, which may draw ids below ``width``. ``bridge`` None: both have the same vocabulary."""
+
+    name: str
+    line: DraftLine
+    width: int
+    bridge: Callable[[], Spelling] | None = None
+
+
+def connect(name: str, line: DraftLine, target: Vocabulary, draft: Vocabulary) -> DraftModel:
+    """A draft model for a target: directly where both have one vocabulary, over a bridge where they have not."""
+    if target.checksum == draft.checksum:
+        return DraftModel(name, line, len(target.tokens))
+    draft.index()
+    return DraftModel(name, line, len(draft.tokens), partial(VocabularyBridge, target, draft))
+
+
+class DraftModels:
+    """Belongs to the thread of the target's step loop, which polls :attr:`waits_on` and calls :meth:`poll`.
+
+    ``bandit`` chooses for generations that name none of them.
+    """
+
+    def __init__(
+        self, models: Sequence[DraftModel], *,
+        lengths: type[DraftLength] = DraftLength, bandit: Callable[[int], Bandit] = Thompson,
+    ) -> None:  # fmt: skip
+        if not models:
+            raise ValueError("there has to be a draft model")
+        self._models = list(models)
+        self._lengths = lengths
+        self._bandit = bandit(len(models))
+        self._numbers = itertools.count(1)
+        self._open: WeakSet[DraftModelDrafter] = WeakSet()
+
+    @property
+    def names(self) -> list[str]:
+        """The draft models' names."""
+        return [model.name for model in self._models]
+
+    @property
+    def counters(self) -> dict[str, DraftCounters]:
+        """What each draft model has done, by name."""
+        return {model.name: model.line.counters for model in self._models}
+
+    def open(
+        self,
+        *,
+        tenant: str,
+        sampler: RowSampler,
+        name: str = "",
+        verifier: str = "agreement",
+        max_draft: int = MAX_DRAFT,
+        prompt: int = 0,
+    ) -> Drafter:
+        """A drafter for one generation of a tenant. Its first ``observe`` brings the whole context, from index 0 on.
+
+        ``name`` "" lets a bandit choose. ``sampler`` is the target's own, so that the draft model draws with the same noise;
+        for the ``rejection`` verifier it draws with its own and says what from. Its penalties and biases hold for the draft
+        model, too, where both have one vocabulary; what stands behind the first ``prompt`` tokens is output to them. Over a
+        bridge, where ids mean other tokens, it guesses without: the target alone decides. Raises NotFound for a draft model
+        that is not served, InvalidRequest where it cannot say what it draws from.
+        """
+        arm = self._find(name, verifier)
+        model = self._models[arm]
+        if model.bridge is not None:
+            sampler = replace(sampler, penalties=None)
+        spec = DraftSpec(tenant, sampler, model.width, probabilities=verifier == "rejection", prompt=prompt)
+        spelling = SharedVocabulary(model.width) if model.bridge is None else model.bridge()
+        length = self._lengths(model.line.experience, most=max_draft, overlaps=model.line.transport.overlaps)
+        drafter = DraftModelDrafter(
+            model.line, next(self._numbers), spelling, spec, length=length, on_drop=partial(self._learn, arm)
+        )
+        self._open.add(drafter)
+        return drafter
+
+    def poll(self) -> bool:
+        """Hand over the answers that have come. False when none has."""
+        progressed = [model.line.transport.poll() for model in self._models]
+        return any(progressed)
+
+    @property
+    def waits_on(self) -> list[Pollable]:
+        """What is readable when :meth:`poll` has something to do: descriptors, and sockets of ZeroMQ."""
+        return [source for model in self._models for source in model.line.transport.waits_on]
+
+    def patience(self, seconds: float) -> float:
+        """How long the step loop may rest, ``seconds`` at most, before a generation goes on without its draft."""
+        waiting = [patience for drafter in self._open if (patience := drafter.patience()) is not None]
+        return min([seconds, *waiting])
+
+    def close(self) -> None:
+        """Give everything back."""
+        for model in self._models:
+            model.line.transport.close()
+
+    def _find(self, name: str, verifier: str) -> int:
+        fit = [at for at, model in enumerate(self._models) if verifier != "rejection" or model.bridge is None]
+        if not name and fit:
+            chosen = self._bandit.choose()
+            return chosen if chosen in fit else fit[0]
+        if name and name not in self.names:
+            raise NotFound(f"there is no draft model {name!r}; there are {', '.join(self.names)}")
+        arm = self.names.index(name) if name else 0
+        if arm not in fit:
+            raise InvalidRequest(
+                f'draft model {self.names[arm]!r} has another vocabulary: it cannot draft for the verifier "rejection"'
+            )
+        return arm
+
+    def _learn(self, arm: int, speed: float) -> None:
+        """The share of the time that the draft model has saved."""
+        if speed:
+            self._bandit.learn(arm, max(0.0, 1.0 - 1.0 / speed))

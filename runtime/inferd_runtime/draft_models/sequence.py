@@ -1,0 +1,197 @@
+"""One generation's sequence in the draft engine: a job that wants rows while a request is open."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from inferd.protocol import InferdError
+from inferd_runtime.draft_models.draft_sampling import Guess, draw_freely, draw_guess
+from inferd_runtime.draft_models.messages import AnswerCallback, AskDraft, DraftAnswer, DraftSpec
+from inferd_runtime.engine.job import NextWork
+from inferd_runtime.engine.sampling.host_sampling import LogitRows
+from inferd_runtime.engine.sampling.penalties import History, adjust
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+from inferd_runtime.engine.stages import Verified, Work
+from inferd_runtime.speculation.bridge import common_prefix
+from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
+
+FEW_ROWS = 8
+"""A draw that had to compute more tokens than this first says nothing about how long a draw takes."""
+
+
+@dataclass(slots=True)
+class _OpenRequest:
+    """A request that is not answered yet."""
+
+    count: int
+    least: float
+    done: AnswerCallback
+    since: float
+    drawn: int = 0
+    seconds: float = 0.0
+
+
+class DraftSequence:
+    """Its context holds the certain tokens, and behind them what the draft model has drawn: its own path.
+
+    The path runs ahead of the target until the request is met or the context is full; where nobody wants distributions, also
+    until end-of-text is drawn or the path gets unlikely. ``failed`` is told when the engine gives the sequence up. Raises
+    LimitExceeded and InvalidRequest nowhere: they become answers.
+    """
+
+    def __init__(
+        self, context: CachedSequence, spec: DraftSpec, eos_tokens: Collection[int], failed: Callable[[], None]
+    ) -> None:
+        self.context = context
+        self.priority = 0
+        self.speculates = False
+        self._spec = spec
+        self._eos = eos_tokens
+        self._failed = failed
+        self._path: list[Guess] = []
+        self._ended = False
+        self._open: _OpenRequest | None = None
+        self._gone = False
+        self._history: History | None = None
+        self._counted = 0
+
+    # -- The client's side ----------------------------------------------------------------------------------------
+
+    def holds(self, start: int) -> bool:
+        """Whether tokens from index ``start`` on follow what it holds."""
+        return start <= len(self.context.tokens)
+
+    def ask(self, request: AskDraft, done: AnswerCallback) -> None:
+        """Follow the certain tokens, and draw; what was asked before is answered with what there is."""
+        self._answer()
+        self._open = _OpenRequest(request.count, request.least, done, time.perf_counter())
+        try:
+            self._follow(request.start, request.tokens)
+        except InferdError as error:
+            return self.fail(error)
+        if self._met():
+            return self._answer()
+        self.context.user = self
+        if self.context.pending == 0:
+            # The last token's logits are wanted, so it is computed once more.
+            self.context.uncompute(len(self.context.tokens) - 1)
+
+    def drop(self) -> None:
+        """Answer what is open, and give the pages back."""
+        self._answer()
+        if not self._gone:
+            self._gone = True
+            self.context.release()
+
+    def _follow(self, start: int, tokens: Sequence[int]) -> None:
+        """Take the path back to where the certain tokens leave it."""
+        held = self.context.tokens
+        agree = common_prefix(held[start : start + len(tokens)], tokens)
+        left = len(held) - start - len(tokens)
+        if agree == len(tokens) and 0 <= left <= len(self._path):
+            self._path = self._path[len(self._path) - left :]
+            return
+        self.context.truncate(start + agree)
+        self._path, self._ended = [], False
+        self.context.append(tokens[agree:])
+
+    def _met(self) -> bool:
+        """Whether there is nothing more to draw for the open request."""
+        if self._ended or not self.context.tokens or len(self.context.tokens) >= self.context.max_length:
+            self._ended = True
+            return True
+        return self._open is None or len(self._path) >= self._open.count or self._unlikely(self._open)
+
+    def _unlikely(self, request: _OpenRequest) -> bool:
+        return not self._spec.probabilities and prod(guess.confidence for guess in self._path) < request.least
+
+    def _answer(self, error: str = "") -> None:
+        request, self._open = self._open, None
+        if request is None:
+            return
+        self.context.user = None
+        rows = [guess.probabilities for guess in self._path if guess.probabilities is not None]
+        answer = DraftAnswer(
+            base=len(self.context.tokens) - len(self._path),
+            tokens=[guess.token for guess in self._path],
+            confidence=[] if rows else [guess.confidence for guess in self._path],
+            probabilities=np.stack(rows).tobytes() if rows else b"",
+            drawn=request.drawn,
+            seconds=request.seconds,
+            ended=self._ended or self._unlikely(request),
+            error=error,
+        )
+        request.done(answer)
+
+    # -- Job ------------------------------------------------------------------------------------------------------
+
+    def ready(self) -> bool:
+        """Whether a request is open."""
+        return self._open is not None
+
+    def finished(self) -> bool:
+        """Whether it was dropped."""
+        return self._gone
+
+    def guess(self) -> Draft:
+        """Nothing: drafts of drafts are not made."""
+        return NO_DRAFT
+
+    def outlook(self) -> NextWork:
+        """See :class:`~inferd_runtime.engine.job.Job`. Its tokens are drawn on the host, which wants their confidence."""
+        return NextWork.OPEN
+
+    def work(self, budget: int, draft: Draft) -> Work:
+        """What is pending, in chunks; the last of it brings the logits of the next token."""
+        pending = self.context.tokens[self.context.table.length :]
+        return Work(pending, 1) if len(pending) <= budget else Work(pending[:budget])
+
+    def commit(self, done: Verified) -> None:
+        """Draw a token, and answer where that is enough."""
+        if self._open is None:
+            return
+        if done.work.rows and done.logits is not None:
+            position = len(self.context.tokens)
+            draw = draw_freely if self._spec.probabilities else draw_guess
+            self._take(draw(self._adjusted(done.logits[0, : self._spec.width]), self._spec.sampler, position))
+        now = time.perf_counter()
+        if done.work.rows and len(done.work.tokens) <= FEW_ROWS:
+            self._open.drawn += 1
+            self._open.seconds += now - self._open.since
+        self._open.since = now
+        if self._met():
+            self._answer()
+
+    def _adjusted(self, logits: LogitRows) -> LogitRows:
+        """The row as the target's penalties and biases would have it, behind the certain tokens and the path."""
+        penalties = self._spec.sampler.penalties
+        if penalties is None:
+            return logits
+        tokens, certain = self.context.tokens, len(self.context.tokens) - len(self._path)
+        if self._history is None:
+            self._history, self._counted = History(penalties, tokens[: self._spec.prompt]), self._spec.prompt
+        self._history.advance(tokens[self._counted : certain])
+        self._counted = max(self._counted, certain)
+        return adjust(logits, self._history.entries(tokens[certain:]).below(len(logits)))
+
+    def _take(self, guess: Guess) -> None:
+        """Go on with a token. End-of-text ends a draft, but not where the verifier reads distributions: a draft that is shorter
+        for it is ready sooner, and would be there in time more often than those without.
+        """
+        if guess.token in self._eos and not self._spec.probabilities:
+            self._ended = True
+            return
+        self.context.append([guess.token])
+        self._path.append(guess)
+
+    def fail(self, error: InferdError) -> None:
+        """The engine cannot serve it: the client hears why, and may begin anew."""
+        self._path = []
+        self._answer(error.message)
+        self.drop()
+        self._failed()

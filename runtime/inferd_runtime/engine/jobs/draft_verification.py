@@ -1,0 +1,113 @@
+"""A draft that a program has verified by hand: one step, without a generation around it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from inferd.protocol import MAX_DRAFT, InvalidRequest
+from inferd_runtime.engine.jobs.forward_pass import ContextJob
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.engine.sampling.penalties import History
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+from inferd_runtime.engine.stages import Verified, Work
+from inferd_runtime.speculation.drafts import ROOT, Draft, DraftBuilder, Proposal
+
+PROGRAM = "program"
+
+
+class DraftVerification(ContextJob):
+    """Computes what is pending, verifies a draft behind it, and appends what was accepted and the model's own next token.
+
+    These are the tokens that a generation with the same sampler would bring. Afterwards ``accepted`` are the draft's tokens
+    that stand, ``path`` their indices in the draft, ``token`` the one behind them; ``drafted`` tokens were verified. Nothing
+    follows one of ``ends``, so these are not verified: their row is sampled anyway. The context's last ``generated`` tokens are
+    output to the sampler's penalties, and what stands before them is prompt. Raises InvalidRequest.
+    """
+
+    def __init__(
+        self,
+        context: CachedSequence,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        sampler: RowSampler,
+        ends: Collection[int] = (),
+        generated: int = 0,
+    ) -> None:
+        check_tree(context, tokens, parents)
+        if not 0 <= generated <= len(context.tokens):
+            raise InvalidRequest(f"generated = {generated} is outside 0 to {len(context.tokens)}, the context's length")
+        context.check_room_behind()
+        super().__init__(context)
+        self.speculates = True
+        self.accepted: list[int] = []
+        self.path: list[int] = []
+        self.token = -1
+        self.drafted = 0
+        self._draft, self._named = merged(tokens, parents)
+        self._ends = ends
+        self._sampler = sampler
+        self._history: History | None = None
+        if sampler.penalties is not None:
+            start = len(context.tokens) - generated
+            self._history = History(sampler.penalties, context.tokens[:start])
+            self._history.advance(context.tokens[start:])
+        if context.pending == 0:
+            # The last token's logits are wanted, so it is computed once more.
+            context.uncompute(len(context.tokens) - 1)
+
+    def guess(self) -> Draft:
+        """The program's draft: it is verified whole up to an end of text, as far as there is room."""
+        return self._draft.without(self._ends)
+
+    def work(self, budget: int, draft: Draft) -> Work:
+        """A prefill chunk, or what is pending with the draft behind it."""
+        pending = self.context.tokens[self.context.table.length :]
+        if len(pending) > budget:
+            return Work(pending[:budget])
+        room = min(budget - len(pending), self.context.max_length - len(self.context.tokens) - 1)
+        draft = draft.likeliest(room)
+        adjustments = None if self._history is None else self._history.rows(draft)
+        return Work(
+            [*pending, *draft.tokens], len(draft) + 1, draft, None, self._sampler, adjustments=adjustments
+        )  # fmt: skip
+
+    def commit(self, done: Verified) -> None:
+        """Append what stands, and end."""
+        if not done.tokens:
+            return
+        self.drafted = len(done.work.draft)
+        self.path = [self._named[self._index(done.work.draft, node)] for node in done.path]
+        self.accepted, self.token = list(done.tokens[:-1]), done.tokens[-1]
+        self.context.tokens.extend(done.tokens)
+        self._end()
+
+    def _index(self, verified: Draft, node: int) -> int:
+        """Where a node of the verified part stands in the whole draft."""
+        parent = verified.parents[node]
+        above = ROOT if parent == ROOT else self._index(verified, parent)
+        return self._draft.child(above, verified.tokens[node])
+
+
+def check_tree(context: CachedSequence, tokens: Sequence[int], parents: Sequence[int]) -> None:
+    """Refuse what is no draft for the context. Raises InvalidRequest, which names what is wrong."""
+    if len(tokens) > MAX_DRAFT:
+        raise InvalidRequest(f"a draft holds {MAX_DRAFT} tokens at most, not {len(tokens)}")
+    if parents and len(parents) != len(tokens):
+        raise InvalidRequest(f"parents: {len(parents)} of them for {len(tokens)} tokens")
+    for node, parent in enumerate(parents):
+        if not ROOT <= parent < node:
+            raise InvalidRequest(f"parents[{node}] = {parent} is not {ROOT} or an index before {node}")
+    context.check_tokens(tokens)
+    if parents and context.irregular_from is not None:
+        raise InvalidRequest("a draft tree does not go with explicit positions or an attention mask: send a chain")
+
+
+def merged(tokens: Sequence[int], parents: Sequence[int]) -> tuple[Draft, dict[int, int]]:
+    """The draft, in which a token that is named twice at one place stands once, and the first index of each node."""
+    builder = DraftBuilder()
+    nodes = builder.add(PROGRAM, Proposal(tokens, parents), [1.0] * len(tokens))
+    draft, places = builder.build()
+    named: dict[int, int] = {}
+    for index, node in enumerate(nodes):
+        named.setdefault(places[node], index)
+    return draft, named

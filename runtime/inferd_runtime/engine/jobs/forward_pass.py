@@ -1,0 +1,199 @@
+"""The jobs beside generations: computing what is pending, and a program's own forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from inferd.protocol import InferdError, InvalidRequest, RowResult
+from inferd_runtime.engine.job import NextWork
+from inferd_runtime.engine.sampling.host_sampling import LogitRows, RowSampler, draw, log_softmax
+from inferd_runtime.engine.sampling.probes import Reading, RowEdit, entropy, top_logprobs
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+from inferd_runtime.engine.stages import Verified, Work
+from inferd_runtime.models.batch import Seen
+from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
+
+LOGITS_PER_STEP = 1 << 20
+ROWS_PER_STEP = 64
+"""What one program's pass brings to the host in one step, so that a large vocabulary does not hold up the others."""
+
+
+class ContextJob:
+    """What these jobs share: they own the context until they end, well or not, and then say so once."""
+
+    def __init__(self, context: CachedSequence) -> None:
+        if context.user is not None:
+            raise InvalidRequest("the context is in use by another operation")
+        context.user = self
+        self.context = context
+        self.priority = 0
+        self.speculates = False
+        self.error: InferdError | None = None
+        self.listener: Callable[[], None] | None = None
+        self._ended = False
+
+    def ready(self) -> bool:
+        """Whether it wants rows."""
+        return not self._ended
+
+    def finished(self) -> bool:
+        """Whether it has ended."""
+        return self._ended
+
+    def guess(self) -> Draft:
+        """Nothing: these jobs are told what to compute."""
+        return NO_DRAFT
+
+    def outlook(self) -> NextWork:
+        """See :class:`~inferd_runtime.engine.job.Job`. Nobody runs ahead of these jobs."""
+        return NextWork.OPEN
+
+    def fail(self, error: InferdError) -> None:
+        """End with an error."""
+        if not self._ended:
+            self.error = error
+            self._undo()
+            self._end()
+
+    def _undo(self) -> None:
+        """What a failed or cancelled operation did to the context's tokens is taken back."""
+
+    def _end(self) -> None:
+        self._ended = True
+        self.context.user = None
+        self.context.rows_from = None
+        self.context.table.trim()
+        if self.listener is not None:
+            self.listener()
+
+
+class Prefill(ContextJob):
+    """Computes all pending tokens but the last."""
+
+    def ready(self) -> bool:
+        """Whether more than the last token is pending."""
+        return not self._ended and self.context.pending > 1
+
+    def settle(self) -> None:
+        """End at once when there is nothing to compute."""
+        if not self._ended and self.context.pending <= 1:
+            self._end()
+
+    def work(self, budget: int, draft: Draft) -> Work:
+        """The next chunk, without logits. Others may have computed all of it meanwhile: then this is done."""
+        self.settle()
+        return Work(self.context.tokens[self.context.table.length : -1][:budget])
+
+    def commit(self, done: Verified) -> None:
+        """Count the chunk."""
+        self.settle()
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpec:
+    """What a forward pass does with each row asked for: edit its logits, draw a token, name the ``top`` ones, probe."""
+
+    sampler: RowSampler
+    edit: RowEdit | None = None
+    top: int = 0
+    readings: Sequence[Reading] = ()
+
+    def read(self, index: int, position: int, logits: LogitRows) -> RowResult:
+        """The result of one row, float32[V]; the token is drawn for the absolute ``position``."""
+        if self.edit is not None:
+            logits = self.edit.apply(logits)
+        logprobs = log_softmax(logits)
+        tokens, likely = top_logprobs(logprobs, self.top)
+        found = [reading.read(logits, logprobs) for reading in self.readings]
+        return RowResult(index, draw(logits, self.sampler, position), tokens, likely, entropy(logprobs), found)
+
+
+class ForwardPass(ContextJob):
+    """Appends tokens, computes everything pending, and keeps the results of the rows asked for.
+
+    ``positions`` (one per token; empty: behind the token before) and ``visible`` (bool[length of the context behind the
+    tokens] per token; empty: all up to itself) stay with the context.
+    """
+
+    def __init__(
+        self,
+        context: CachedSequence,
+        tokens: Sequence[int],
+        at: Sequence[int],
+        rows: RowSpec,
+        *,
+        positions: Sequence[int] = (),
+        visible: Sequence[Seen] = (),
+    ) -> None:
+        if not tokens:
+            raise InvalidRequest("forward needs at least one token")
+        for index in at:
+            if not 0 <= index < len(tokens):
+                raise InvalidRequest(f"forward: row {index} is outside the {len(tokens)} tokens given")
+        super().__init__(context)
+        self._base = len(context.tokens)
+        self._at = list(at) or [len(tokens) - 1]
+        self._wanted = sorted({self._base + index for index in self._at})
+        self._rows = rows
+        self.results: dict[int, RowResult] = {}
+        try:
+            check_placement(context, len(tokens), positions, visible)
+            context.append(tokens)
+        except InferdError:
+            context.user = None
+            raise
+        context.place(self._base, positions, visible)
+        context.rows_from = self._wanted[0]
+
+    def _undo(self) -> None:
+        self.context.truncate(self._base)
+
+    def work(self, budget: int, draft: Draft) -> Work:
+        """The next chunk; logits from the next row that was asked for on."""
+        start = self.context.table.length
+        first = next((index for index in self._wanted if index >= start), len(self.context.tokens))
+        end = min(len(self.context.tokens), start + budget, first + rows_per_step(self.context))
+        return Work(self.context.tokens[start:end], max(0, end - first))
+
+    def commit(self, done: Verified) -> None:
+        """Keep what the rows hold; end when nothing is pending."""
+        assert done.logits is not None
+        end = self.context.table.length
+        first = end - done.work.rows
+        for index in self._wanted:
+            if first <= index < end:
+                at = index - self._base
+                self.results[at] = self._rows.read(at, index + 1, done.logits[index - first])
+        if self.context.pending == 0:
+            self._end()
+
+    def rows(self) -> list[RowResult]:
+        """The results in the order asked for."""
+        return [self.results[index] for index in self._at]
+
+
+def rows_per_step(context: CachedSequence) -> int:
+    """How many rows of logits a pass on the context may ask for at once."""
+    return max(1, min(ROWS_PER_STEP, LOGITS_PER_STEP // context.vocab_size))
+
+
+def check_placement(context: CachedSequence, count: int, positions: Sequence[int], visible: Sequence[Seen]) -> None:
+    """Refuse positions and visibility of ``count`` tokens behind a context that cannot be. Raises InvalidRequest."""
+    if positions and len(positions) != count:
+        raise InvalidRequest(f"positions: {len(positions)} of them for {count} tokens")
+    for at, position in enumerate(positions):
+        if not 0 <= position < context.model_length:
+            raise InvalidRequest(
+                f"positions[{at}] = {position} is outside 0 to {context.model_length - 1}, the model's context"
+            )
+    if visible and len(visible) != count:
+        raise InvalidRequest(f"attention_mask: {len(visible)} rows for {count} tokens")
+    start, length = len(context.tokens), len(context.tokens) + count
+    for at, row in enumerate(visible):
+        if len(row) != length:
+            raise InvalidRequest(f"attention_mask[{at}] speaks of {len(row)} tokens; the context holds {length} then")
+        if row[start + at + 1 :].any():
+            raise InvalidRequest(f"attention_mask[{at}] lets a token see what stands behind it")
+        if not row[start + at]:
+            raise InvalidRequest(f"attention_mask[{at}] does not let the token see itself")

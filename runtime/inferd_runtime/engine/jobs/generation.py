@@ -1,0 +1,313 @@
+"""A generation: the state machine that turns sampled rows into finished steps. No tensors, no waiting."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from inferd.protocol import InferdError, InvalidRequest, Step, TokenLogprob
+from inferd_runtime.engine.job import NextWork
+from inferd_runtime.engine.jobs.grammar_masks import OutputMasks
+from inferd_runtime.engine.jobs.text import TextAssembler
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.engine.sampling.penalties import History
+from inferd_runtime.engine.sampling.probes import token_logprob
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+from inferd_runtime.engine.stages import Verified, Work
+from inferd_runtime.speculation.counters import count_sources
+from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
+from inferd_runtime.speculation.sources import SourceSet
+
+MAX_UNDELIVERED_STEPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSpec:
+    """What a generation needs to know, resolved before it starts. ``paced``: every step waits for :meth:`allow`.
+
+    ``priority`` (-3 to 3): each step up doubles its share among the tenant's own work. ``logprobs``: every token comes with its
+    log-probability by the model's own logits, before penalties, bias, mask and temperature, and with so many of the most
+    likely ones at its place; None: without.
+    """
+
+    sampler: RowSampler
+    max_tokens: int
+    eos_tokens: frozenset[int]
+    grammar: OutputMasks | None = None
+    sources: SourceSet | None = None
+    paced: bool = False
+    priority: int = 0
+    logprobs: int | None = None
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a generation has done so far."""
+
+    tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Generation:
+    """One ``generate`` call at the end of a context, which it owns until it is closed.
+
+    Steps queue up in ``outbox``; it stops running ahead when MAX_UNDELIVERED_STEPS of them wait. A ``paced`` generation
+    (a program's
+    own speculator or constraint) runs one step per :meth:`allow`. ``finish`` is "" while it goes on, else stop | length |
+    closed.
+    """
+
+    def __init__(self, context: CachedSequence, spec: GenerationSpec, text: TextAssembler) -> None:
+        check_start(context, spec)
+        self.context = context
+        self.priority = spec.priority
+        self.speculates = spec.sources is not None
+        self.spec = spec
+        self.outbox: deque[Step] = deque()
+        self.finish = ""
+        self.error: InferdError | None = None
+        self.counters = Counters()
+        self.listener: Callable[[], None] | None = None
+        self._text = text
+        self._start = len(context.tokens)
+        self._end = min(self._start + spec.max_tokens, context.max_length)
+        self._emitted = 0
+        self._allowed = not spec.paced
+        penalties = spec.sampler.penalties
+        self._history = None if penalties is None else History(penalties, context.tokens)
+        self._bare = spec.grammar is None and penalties is None and spec.logprobs is None
+        self._plain = self._bare and spec.sources is None
+        context.user = self
+        if context.pending == 0:
+            # The last token's logits are wanted, so it is computed once more.
+            context.uncompute(len(context.tokens) - 1)
+        if spec.sources is not None:
+            spec.sources.begin(list(context.tokens))
+
+    # -- Job ------------------------------------------------------------------------------------------------------
+
+    def ready(self) -> bool:
+        """Whether a step is wanted now."""
+        if self.finish or self.error is not None or not self._allowed or len(self.outbox) >= MAX_UNDELIVERED_STEPS:
+            return False
+        return self.spec.sources is None or self.spec.sources.ready()
+
+    def finished(self) -> bool:
+        """Whether it has ended, well or not."""
+        return bool(self.finish) or self.error is not None
+
+    def guess(self) -> Draft:
+        """What the sources propose, without end-of-text: its row is sampled anyway, and nothing may follow it."""
+        sources, context = self.spec.sources, self.context
+        if sources is None or (context.pending > 1 and not self.spec.paced):
+            return NO_DRAFT
+        if self.spec.grammar is None and sources.rest():
+            return NO_DRAFT
+        limit = self._room() - 1
+        if limit <= 0:
+            return NO_DRAFT
+        grammar = self.spec.grammar
+        draft = sources.propose(limit, grammar.forced() if grammar is not None and sources.forced else ())
+        if draft.tokens:
+            draft = draft.without(self.spec.eos_tokens)
+            if context.irregular_from is not None and not draft.is_chain:
+                return draft.chain()
+            if grammar is not None and sources.forced and draft.tokens and draft.is_chain:
+                return grammar.completed(draft, min(limit, sources.max_draft))
+        return draft
+
+    def work(self, budget: int, draft: Draft) -> Work:
+        """A prefill chunk, or the pending tokens with a draft behind them and a mask per sampled row."""
+        pending = self.context.tokens[self.context.table.length :]
+        if len(pending) > budget:
+            return Work(pending[:budget])
+        if self._plain:
+            return Work(pending, 1, NO_DRAFT, None, self.spec.sampler)
+        draft = draft.likeliest(budget - len(pending))
+        legal, masks = (draft, None) if self.spec.grammar is None else self.spec.grammar.masks(draft)
+        return Work(
+            [*pending, *legal.tokens], len(legal) + 1, legal, masks, self.spec.sampler,
+            filtered=illegal(draft, legal),
+            adjustments=None if self._history is None else self._history.rows(legal),
+            scored=self.spec.logprobs is not None,
+        )  # fmt: skip
+
+    def commit(self, done: Verified) -> None:
+        """Take accepted tokens and the new one; end on end-of-text, a stop string, or the length."""
+        if not done.tokens:
+            return
+        if self.spec.grammar is not None:
+            self.spec.grammar.settle(done.tokens)
+        if self.spec.sources is not None:
+            self.spec.sources.settle(done.work.draft, done.path, done.cost)
+        self._allowed = not self.spec.paced
+        self._emit(done)
+        if self.finish and self.spec.sources is not None:
+            self.spec.sources.end()
+        self._notify()
+
+    def outlook(self) -> NextWork:
+        """See :class:`~inferd_runtime.engine.job.Job`. Certain where neither a program, nor a grammar, nor a guess
+        has a say."""
+        if self.finished() or self._room() <= 1:
+            return NextWork.NOTHING
+        waits = self.spec.paced or len(self.outbox) + 1 >= MAX_UNDELIVERED_STEPS
+        return NextWork.ROW if not waits and (self._plain or self._rests()) else NextWork.OPEN
+
+    def _rests(self) -> bool:
+        """Whether nothing makes the next row differ from a plain one but sources, and these are resting."""
+        return self._bare and self.spec.sources is not None and self.spec.sources.resting
+
+    def fail(self, error: InferdError) -> None:
+        """End with an error; what was delivered stays in the context."""
+        if not self.finished():
+            self.error = error
+            if self.spec.sources is not None:
+                self.spec.sources.end()
+            self._notify()
+
+    # -- The caller's side ----------------------------------------------------------------------------------------
+
+    @property
+    def delivered_length(self) -> int:
+        """How many tokens the context would keep if it were closed now."""
+        return min(self._start + self._emitted, len(self.context.tokens))
+
+    def allow(self) -> None:
+        """Let a paced generation run its next step."""
+        self._allowed = True
+
+    def take(self) -> list[Step]:
+        """The finished steps that were not taken yet."""
+        steps = list(self.outbox)
+        self.outbox.clear()
+        self._emitted += sum(len(step.tokens) for step in steps)
+        return steps
+
+    def close(self, keep: int = -1) -> None:
+        """Give the context back with exactly the first ``keep`` generated tokens; -1: all that were taken, and the end-of-text
+        that the model wrote behind them.
+
+        Raises InvalidRequest for more than were taken, or fewer once the context has been used for something else.
+        """
+        self._check_keep(keep)
+        memory = None
+        if self.spec.sources is not None:
+            memory = self.spec.sources.memory()
+            self.spec.sources.drop()
+        if self.context.user is not self:
+            return
+        if keep >= 0 or self.outbox or not self.finish or self.error is not None:
+            wanted = self._start + (self._emitted if keep < 0 else keep)
+            self.context.truncate(min(wanted, len(self.context.tokens)))
+        if memory is not None and memory.length <= len(self.context.tokens):
+            self.context.memory = memory
+        self.context.table.trim()
+        self.context.user = None
+        self.outbox.clear()
+        self.finish = self.finish or "closed"
+
+    def _check_keep(self, keep: int) -> None:
+        if keep < -1:
+            raise InvalidRequest(f"cannot keep {keep} tokens")
+        if self.context.user is self and keep > self._emitted:
+            raise InvalidRequest(f"cannot keep {keep} tokens: {self._emitted} were delivered")
+        if self.context.user is not self and -1 < keep < self._emitted:
+            raise InvalidRequest("the context has been used since the generation ended: truncate it instead")
+
+    # -- Inside ---------------------------------------------------------------------------------------------------
+
+    def _room(self) -> int:
+        """Tokens that may still be emitted."""
+        return self._end - len(self.context.tokens)
+
+    def _emit(self, done: Verified) -> None:
+        """Cut the run where it ends, write it into the context, queue the step."""
+        kept, text = self._cut(done.tokens)
+        self.context.tokens.extend(done.tokens[:kept])
+        if self._history is not None:
+            self._history.advance(done.tokens[:kept])
+        self.context.table.truncate(min(self.context.table.length, len(self.context.tokens)))
+        content = [token for token in done.tokens[:kept] if token not in self.spec.eos_tokens]
+        if not self.finish and self._forced_to_end():
+            self.finish = "stop"
+            self.context.tokens.append(min(self.spec.eos_tokens))
+        if self.finish:
+            text += self._text.rest()
+        elif self.spec.sources is not None:
+            self.spec.sources.observe(done.tokens[:kept])
+        self._count(done, len(content))
+        self.outbox.append(self._step(done, content, text, kept))
+
+    def _step(self, done: Verified, content: list[int], text: str, kept: int) -> Step:
+        draft, filtered, scores = done.work.draft, done.work.filtered, self._scores(done, len(content))
+        counts = count_sources(draft.sources, done.path, filtered) if draft.tokens or filtered else ()
+        if self.spec.sources is not None:
+            self.spec.sources.counters.count(counts, done.accepted, kept)
+        if not counts:
+            return Step(content, text, logprobs=scores)
+        truncated, saved_us = len(done.tokens) - kept, round(done.saved * 1e6)
+        return Step(content, text, len(draft), done.accepted, len(filtered), truncated, saved_us, counts, scores)
+
+    def _scores(self, done: Verified, count: int) -> list[TokenLogprob]:
+        """How likely each of the first ``count`` tokens was: by the row it was drawn from, which for all but the first is the one
+        behind the accepted token before it.
+        """
+        top = self.spec.logprobs
+        if top is None:
+            return []
+        assert done.logits is not None
+        rows = [0, *(node + 1 for node in done.path)]
+        return [
+            token_logprob(done.logits[row], token, top) for row, token in zip(rows[:count], done.tokens, strict=False)
+        ]
+
+    def _cut(self, tokens: Sequence[int]) -> tuple[int, str]:
+        """How many of the tokens stand, and their text; sets ``finish``."""
+        room, text = self._room(), ""
+        for kept, token in enumerate(tokens, start=1):
+            if token in self.spec.eos_tokens:
+                self.finish = "stop"
+                return kept, text
+            text += self._text.feed(token)
+            if self._text.stopped:
+                self.finish = "stop"
+            elif kept == room:
+                self.finish = "length"
+            if self.finish:
+                return kept, text
+        return len(tokens), text
+
+    def _forced_to_end(self) -> bool:
+        """Whether the grammar leaves end-of-text only: it is certain, so no forward pass is spent on it."""
+        return self.spec.grammar is not None and self._room() > 0 and self.spec.grammar.must_end()
+
+    def _count(self, done: Verified, tokens: int) -> None:
+        self.counters.tokens += tokens
+        self.counters.steps += 1
+        self.counters.drafted += len(done.work.draft)
+        self.counters.accepted += done.accepted
+
+    def _notify(self) -> None:
+        if self.listener is not None:
+            self.listener()
+
+
+def illegal(draft: Draft, legal: Draft) -> list[str]:
+    """The sources of the guesses that a grammar cut out of a draft."""
+    if len(legal) == len(draft):
+        return []
+    left = Counter(legal.sources)
+    return list((Counter(draft.sources) - left).elements())
+
+
+def check_start(context: CachedSequence, spec: GenerationSpec) -> None:
+    """Refuse a generation that cannot run. Raises InvalidRequest or LimitExceeded."""
+    if spec.max_tokens < 1:
+        raise InvalidRequest(f"max_tokens must be at least 1, not {spec.max_tokens}")
+    if context.user is not None:
+        raise InvalidRequest("the context is in use by another operation")
+    context.check_room_behind()

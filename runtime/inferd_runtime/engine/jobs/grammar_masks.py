@@ -1,0 +1,196 @@
+"""The engine's hold on a grammar matcher: masks for a draft, then the way back to what was accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import takewhile
+from typing import Protocol
+
+import numpy as np
+
+from inferd.protocol import ConstraintError, InternalError
+from inferd_grammar import GrammarFailure, GrammarMatcher, walk
+from inferd_grammar.errors import DeadEnd
+from inferd_grammar.tokens import bit_mask
+from inferd_runtime.engine.sampling.host_sampling import Masks
+from inferd_runtime.models.batch import Seen
+from inferd_runtime.speculation.drafts import NO_DRAFT, ROOT, Draft
+
+
+@contextmanager
+def matcher_errors() -> Iterator[None]:
+    """What a broken matcher raises becomes an InternalError; a dead end is the constraint's own: ConstraintError."""
+    try:
+        yield
+    except DeadEnd as error:
+        raise ConstraintError(f"the constraint leaves no token to go on with: {error}") from error
+    except GrammarFailure as error:
+        raise InternalError(f"the grammar matcher failed: {error}") from error
+
+
+FORCED = "grammar"
+"""The source of tokens that a grammar leaves no choice about."""
+
+
+class OutputMasks(Protocol):
+    """What constrains a generation, standing at the end of its committed tokens."""
+
+    def forced(self) -> list[int]:
+        """Tokens that are certain to come next."""
+        ...
+
+    def completed(self, draft: Draft, limit: int) -> Draft:
+        """A chain, and behind it what is certain once it holds, up to ``limit`` tokens in all."""
+        ...
+
+    def masks(self, draft: Draft) -> tuple[Draft, Masks]:
+        """The legal part of the draft, and int32[len(legal) + 1, words]: the mask of the row before it and behind each node."""
+        ...
+
+    def settle(self, tokens: Sequence[int]) -> None:
+        """After verification: these tokens stand; all but the last were the draft's."""
+        ...
+
+    def must_end(self) -> bool:
+        """Whether end-of-text is known to be the only token that may come next."""
+        ...
+
+
+class OfferedMask:
+    """The mask that a program's own constraint sends with every step. No draft: nobody knows the masks behind it."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._row: Masks = np.full((1, -(-vocab_size // 32)), -1, np.int32)
+
+    def offer(self, allowed: Seen | None) -> None:
+        """Set the next mask, bool[V]; None allows everything. Raises ConstraintError for one that allows nothing."""
+        if allowed is None:
+            self._row.fill(-1)
+            return
+        if not allowed.any():
+            raise ConstraintError("the program's constraint allows no token")
+        packed = self._row.view(np.uint8).reshape(-1)
+        packed.fill(0)
+        bits = np.packbits(allowed, bitorder="little")
+        packed[: len(bits)] = bits
+
+    def forced(self) -> list[int]:
+        """None: the program says what may come, not what must."""
+        return []
+
+    def completed(self, draft: Draft, limit: int) -> Draft:
+        """Nothing is certain."""
+        return draft
+
+    def masks(self, draft: Draft) -> tuple[Draft, Masks]:
+        """Nothing is legal that nobody knows the mask of; int32[1, words]."""
+        return NO_DRAFT, self._row
+
+    def settle(self, tokens: Sequence[int]) -> None:
+        """The program hears it with the step."""
+
+    def must_end(self) -> bool:
+        """Not known before the next mask."""
+        return False
+
+
+class GrammarCursor:
+    """A matcher that stands at the end of the committed tokens, or further on while a draft is being verified."""
+
+    def __init__(self, matcher: GrammarMatcher, words: int, eos_tokens: Sequence[int]) -> None:
+        self._matcher = matcher
+        self._walked: list[int] = []
+        self._rest: Masks = ~bit_mask(eos_tokens, words * 32)
+
+    def forced(self) -> list[int]:
+        """Tokens that the grammar leaves no choice about, in its canonical split."""
+        with matcher_errors():
+            self._return()
+            return self._matcher.forced_tokens()
+
+    def completed(self, draft: Draft, limit: int) -> Draft:
+        """A chain, and behind it what the grammar then leaves no choice about."""
+        with matcher_errors():
+            self._return()
+            forced = self._forced_behind(draft.tokens)
+        return draft.followed_by(forced[: limit - len(draft)], FORCED)
+
+    def _forced_behind(self, tokens: Sequence[int]) -> list[int]:
+        taken = 0
+        try:
+            while taken < len(tokens) and self._matcher.accept([tokens[taken]]):
+                taken += 1
+            return self._matcher.forced_tokens() if taken == len(tokens) else []
+        except DeadEnd:
+            return []  # the text may never come there
+        finally:
+            self._matcher.rollback(taken)
+
+    def masks(self, draft: Draft) -> tuple[Draft, Masks]:
+        """Walk the draft: int32[len(legal) + 1, words], one mask for the row before it and one behind every legal node."""
+        masks = np.empty((len(draft) + 1, self._rest.shape[0]), np.int32)
+        with matcher_errors():
+            self._return()
+            if draft.is_chain:
+                legal = walk(self._matcher, draft.tokens, masks)
+                self._walked = list(draft.tokens[:legal])
+                return draft.before(legal), masks[: legal + 1]
+            kept = self._walk_tree(draft, masks)
+            return draft.select(kept), masks[: len(kept) + 1]
+
+    def _walk_tree(self, draft: Draft, masks: Masks) -> list[int]:
+        """The legal nodes; the matcher goes from each to the next by way of what they have in common."""
+        self._matcher.fill(masks[0])
+        kept: list[int] = []
+        path: list[int] = []
+        for node, parent in enumerate(draft.parents):
+            back = len(path) - (path.index(parent) + 1 if parent in path else 0)
+            if parent != ROOT and back == len(path):
+                continue  # what it follows is illegal
+            self._matcher.rollback(back)
+            del path[len(path) - back :], self._walked[len(self._walked) - back :]
+            if self._enter(draft.tokens[node], masks[len(kept) + 1]):
+                kept.append(node)
+                path.append(node)
+        return kept
+
+    def _enter(self, token: int, mask: Masks) -> bool:
+        """Take one token, unless it is illegal or leads nowhere."""
+        if not self._matcher.accept([token]):
+            return False
+        try:
+            self._matcher.fill(mask)
+        except DeadEnd:
+            self._matcher.rollback(1)
+            return False
+        self._walked.append(token)
+        return True
+
+    def settle(self, tokens: Sequence[int]) -> None:
+        """After verification: undo what differs from where the walk ended, then take the rest."""
+        with matcher_errors():
+            common = sum(
+                1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._walked, tokens[:-1], strict=False))
+            )
+            self._matcher.rollback(len(self._walked) - common)
+            self._walked.clear()
+            rest = list(tokens[common:])
+            if self._matcher.accept(rest) != len(rest):
+                raise ConstraintError("the constraint leaves no token to go on with")
+
+    def must_end(self) -> bool:
+        """Whether end-of-text is the only legal token."""
+        with matcher_errors():
+            # Inside a text this is all there is to ask; the mask is only looked at where the text may end.
+            if not self._matcher.may_end():
+                return False
+            row = np.empty_like(self._rest)
+            self._matcher.fill(row)
+        return not np.bitwise_and(row, self._rest).any()
+
+    def _return(self) -> None:
+        """Undo a walk that was never verified (the step had no room for it)."""
+        self._matcher.rollback(len(self._walked))
+        self._walked.clear()

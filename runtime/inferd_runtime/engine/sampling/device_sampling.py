@@ -1,0 +1,251 @@
+"""Drawing on the device: what a driver that samples is told behind a forward pass, and what it answers.
+
+The host's sampler (:mod:`~inferd_runtime.engine.sampling.host_sampling`) is the twin: same noise, same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from inferd.protocol import ConstraintError
+from inferd_runtime.engine.job import Planned
+from inferd_runtime.engine.sampling.host_sampling import Masks
+from inferd_runtime.engine.sampling.penalties import Entries
+from inferd_runtime.engine.stages import Verified, Work
+from inferd_runtime.models.batch import Batch, Ids
+from inferd_runtime.speculation.drafts import NO_DRAFT, Draft, Probabilities
+
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
+NOBODY = -1
+NO_ENTRIES = Entries(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.float32))
+
+
+class Adjusted(NamedTuple):
+    """Penalties and biases of N rows, sparse, as ``kernels/sampling.py: Adjustments`` has them: row n owns the entries
+    ``first[n]`` to ``first[n + 1] - 1``. ``first`` int32[N + 1], ``tokens`` int32[A], ``repetition`` and ``shift`` float32[A].
+    """
+
+    first: Ints
+    tokens: Ints
+    repetition: npt.NDArray[np.float32]
+    shift: npt.NDArray[np.float32]
+
+
+class Rejecting(NamedTuple):
+    """R sequences whose drafts, chains, come with the probabilities that they were drawn from: rejection sampling verifies them.
+
+    ``at`` int64[R]: which of the S sequences, each with ``rows`` int64[R] rows. ``lengths`` int64[R]: tokens of the draft,
+    as many as rows where the last one is refused whatever it is (``Draft.refused``), else one less. ``tokens`` int64[R, K]
+    and ``probabilities`` float32[R, K, V]: those, padded.
+    """
+
+    at: Ids
+    rows: Ids
+    lengths: Ids
+    tokens: Ids
+    probabilities: Probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingInputs:
+    """N rows of S sequences. Those of a sequence stand together: one behind its committed tokens, then one per draft node.
+
+    ``rows`` int64[N]: which of the batch's logit rows; ``host_rows`` int64[H]: the other ones, which the host wants to see.
+    ``temperature``, ``top_p``, ``min_p`` float64[N], ``top_k`` int64[N]; ``keys`` int64[N]: the noise keys, in two's
+    complement; ``positions`` int64[N]: of the token that is drawn. ``mask_rows`` int32[N]: which row of ``masks``
+    int32[M, ceil(V / 32)] the grammar allows there, NOBODY: everything.
+
+    ``first`` int32[S]: a sequence's first row of the N. ``lengths`` int32[S]: nodes of its draft; ``tokens`` and ``parents``
+    int32[S, K]: those, padded. ``adjusted`` None: no row has penalties or biases. ``rejecting`` None: no draft is sampled; one
+    that is has no nodes here.
+    """
+
+    rows: Ids
+    host_rows: Ids
+    temperature: Floats
+    top_k: Ids
+    top_p: Floats
+    min_p: Floats
+    keys: Ids
+    positions: Ids
+    mask_rows: Ints
+    masks: Masks
+    first: Ints
+    lengths: Ints
+    tokens: Ints
+    parents: Ints
+    adjusted: Adjusted | None = None
+    rejecting: Rejecting | None = None
+
+
+class SampledTokens(NamedTuple):
+    """``accepted`` int[S]: nodes that stand. ``tokens`` int[S, K + 1]: theirs and one sample more. ``path`` int[S, K]: which
+    nodes. What stands behind is of no meaning; a token of NOBODY: its mask allows nothing.
+    """
+
+    accepted: npt.NDArray[np.integer]
+    tokens: npt.NDArray[np.integer]
+    path: npt.NDArray[np.integer]
+
+
+def is_sampled(work: Work) -> bool:
+    """Whether a driver that samples draws this. It does not where the job wants to see the logits."""
+    return work.sampler is not None and not work.scored
+
+
+def sampling_inputs(plan: Sequence[Planned], vocab_size: int) -> SamplingInputs:
+    """What is drawn in a planned step, in the plan's order."""
+    drawn = [item for item in plan if is_sampled(item.work) and item.work.rows]
+    counts = np.asarray([item.work.rows for item in drawn], np.int64)
+    samplers = [item.work.sampler for item in drawn if item.work.sampler is not None]
+    floats = np.asarray([(one.temperature, one.top_p, one.min_p) for one in samplers], np.float64).reshape(-1, 3)
+    temperature, top_p, min_p = np.repeat(floats, counts, axis=0).T.copy()
+    mask_rows, masks = _masks(drawn, vocab_size)
+    agreeing = [item.work.draft if item.work.draft.probabilities is None else NO_DRAFT for item in drawn]
+    tokens, parents = _drafts(agreeing)
+    return SamplingInputs(
+        *_rows(plan),
+        temperature=temperature,
+        top_k=np.repeat(np.asarray([one.top_k for one in samplers], np.int64), counts),
+        top_p=top_p,
+        min_p=min_p,
+        keys=np.repeat(np.asarray([one.key for one in samplers], np.uint64).view(np.int64), counts),
+        positions=_positions(drawn, counts),
+        mask_rows=mask_rows,
+        masks=masks,
+        first=(np.cumsum(counts) - counts).astype(np.int32),
+        lengths=np.asarray([len(draft) for draft in agreeing], np.int32),
+        tokens=tokens,
+        parents=parents,
+        adjusted=_adjusted([item.work for item in drawn]),
+        rejecting=_rejecting([item.work.draft for item in drawn]),
+    )
+
+
+def undrawn(rows: int, vocab_size: int) -> SamplingInputs:
+    """Nothing is drawn: the host wants to see all ``rows`` logit rows."""
+    nothing = sampling_inputs((), vocab_size)
+    return replace(nothing, host_rows=np.arange(rows))
+
+
+def greedy_inputs(batch: Batch, vocab_size: int) -> SamplingInputs:
+    """Every row of a batch drawn by argmax, those of a sequence as a chain of drafts of token 0: for trial steps."""
+    counts = np.asarray([span.count for span in batch.spans], np.int64)
+    rows, width = int(counts.sum()), int(counts.max()) - 1
+    chain = np.arange(NOBODY, width - 1, dtype=np.int32)
+    return SamplingInputs(
+        rows=np.arange(rows), host_rows=np.empty(0, np.int64),
+        temperature=np.zeros(rows), top_k=np.zeros(rows, np.int64), top_p=np.ones(rows), min_p=np.zeros(rows),
+        keys=np.zeros(rows, np.int64), positions=batch.positions + 1,
+        mask_rows=np.full(rows, NOBODY, np.int32), masks=np.empty((0, -(-vocab_size // 32)), np.int32),
+        first=(np.cumsum(counts) - counts).astype(np.int32), lengths=(counts - 1).astype(np.int32),
+        tokens=np.zeros((len(counts), width), np.int32), parents=np.tile(chain, (len(counts), 1)),
+    )  # fmt: skip
+
+
+def _rows(plan: Sequence[Planned]) -> tuple[Ids, Ids]:
+    """The logit rows that are drawn, and the others."""
+    drawn = np.repeat(
+        np.asarray([is_sampled(item.work) for item in plan], np.bool_),
+        np.asarray([item.work.rows for item in plan], np.int64),
+    )
+    return np.flatnonzero(drawn), np.flatnonzero(~drawn)
+
+
+def _positions(drawn: Sequence[Planned], counts: Ids) -> Ids:
+    """Behind the fed tokens that are no draft, and as much further as the row's node is deep."""
+    base = [item.start + len(item.work.tokens) - len(item.work.draft) for item in drawn]
+    if not len(counts) or counts.max() == 1:
+        return np.asarray(base, np.int64)
+    depths = [depth for item in drawn for depth in (0, *_depths(item.work.draft))]
+    return np.repeat(np.asarray(base, np.int64), counts) + np.asarray(depths, np.int64)
+
+
+def _depths(draft: Draft) -> Iterator[int]:
+    """How many tokens stand between the committed ones and what each node's row samples."""
+    depths: list[int] = []
+    for parent in draft.parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return iter(depths)
+
+
+def _masks(drawn: Sequence[Planned], vocab_size: int) -> tuple[Ints, Masks]:
+    """Which mask each row has, and the masks behind each other."""
+    masked = [item.work.masks for item in drawn]
+    found = [one for one in masked if one is not None]
+    if not found:
+        rows = sum(item.work.rows for item in drawn)
+        return np.full(rows, NOBODY, np.int32), np.empty((0, -(-vocab_size // 32)), np.int32)
+    has = np.repeat([one is not None for one in masked], [item.work.rows for item in drawn])
+    return np.where(has, np.cumsum(has) - 1, NOBODY).astype(np.int32), np.concatenate(found)
+
+
+def _drafts(drafts: Sequence[Draft]) -> tuple[Ints, Ints]:
+    """Tokens and parents int32[S, K], padded to the longest draft."""
+    width = max(map(len, drafts), default=0)
+    tokens, parents = (np.full((len(drafts), width), NOBODY, np.int32) for _ in range(2))
+    for row, draft in enumerate(drafts):
+        if draft.tokens:
+            tokens[row, : len(draft)] = draft.tokens
+            parents[row, : len(draft)] = draft.parents
+    return tokens, parents
+
+
+def _adjusted(drawn: Sequence[Work]) -> Adjusted | None:
+    """All rows' entries behind each other; None where there are none."""
+    if all(work.adjustments is None for work in drawn):
+        return None
+    rows = [entries for work in drawn for entries in work.adjustments or [NO_ENTRIES] * work.rows]
+    first = np.cumsum([0, *(len(entries.tokens) for entries in rows)])
+    tokens, repetition, shift = (np.concatenate(column) for column in zip(*rows, strict=True))
+    return Adjusted(first.astype(np.int32), tokens.astype(np.int32), repetition, shift)
+
+
+def _rejecting(drafts: Sequence[Draft]) -> Rejecting | None:
+    """The sampled drafts; None where there are none."""
+    found = [(at, draft) for at, draft in enumerate(drafts) if draft.probabilities is not None]
+    if not found:
+        return None
+    chains = [[*draft.tokens, *([draft.refused] if draft.refused >= 0 else [])] for _, draft in found]
+    lengths = np.asarray([len(chain) for chain in chains], np.int64)
+    first = next(draft.probabilities for _, draft in found if draft.probabilities is not None)
+    tokens = np.full((len(found), lengths.max()), NOBODY, np.int64)
+    probabilities = np.zeros((*tokens.shape, first.shape[1]), np.float32)
+    for row, ((_, draft), chain) in enumerate(zip(found, chains, strict=True)):
+        tokens[row, : len(chain)] = chain
+        if draft.probabilities is not None:
+            probabilities[row, : len(chain)] = draft.probabilities[: len(chain)]
+    at, rows = np.asarray([(at, len(draft) + 1) for at, draft in found], np.int64).T.copy()
+    return Rejecting(at, rows, lengths, tokens, probabilities)
+
+
+def merged(drawn: SampledTokens, rejecting: Rejecting, accepted: Ids, tokens: Ids) -> SampledTokens:
+    """What agreement brought, with what rejection sampling brought instead, ``accepted`` int64[R] and ``tokens``
+    int64[R, K + 1]: where all of a draft stands and no row is behind it, nothing is sampled.
+    """
+    count, width = drawn.tokens.shape
+    wide = max(width, tokens.shape[1])
+    all_tokens = np.full((count, wide), NOBODY, np.int64)
+    all_tokens[:, :width] = drawn.tokens
+    all_tokens[rejecting.at, : tokens.shape[1]] = tokens
+    path = np.tile(np.arange(wide - 1), (count, 1))
+    path[:, : width - 1] = drawn.path
+    path[rejecting.at] = np.arange(wide - 1)
+    all_accepted = drawn.accepted.astype(np.int64)
+    all_accepted[rejecting.at] = np.minimum(accepted, rejecting.rows - 1)
+    return SampledTokens(all_accepted, all_tokens, path)
+
+
+def read_sampled(work: Work, drawn: SampledTokens, at: int) -> Verified:
+    """The outcome of the drawn sequence number ``at``. Raises ConstraintError when its mask allowed no token."""
+    accepted = int(drawn.accepted[at])
+    tokens = drawn.tokens[at, : accepted + 1].tolist()
+    if tokens[-1] == NOBODY:
+        raise ConstraintError("the constraint leaves no token to go on with")
+    return Verified(work, tokens, drawn.path[at, :accepted].tolist())

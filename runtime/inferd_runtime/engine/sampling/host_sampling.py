@@ -1,0 +1,136 @@
+"""Sampling on the host: the reference that every device kernel is compared with. NumPy, one row at a time.
+
+A row is processed as penalties and bias (``engine/sampling/penalties.py``), mask, temperature, top_k, top_p, min_p; then the
+Gumbel-argmax with counter-based noise draws from what is left. The draw depends on the row's logits, adjustments, mask,
+sampler, key and position and on nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from inferd.protocol import ConstraintError, InvalidRequest, Sampling
+from inferd_runtime.engine.sampling.noise import MASK, gumbel, mix
+from inferd_runtime.engine.sampling.penalties import Entries, Penalties, adjust
+
+LogitRows = npt.NDArray[np.float32]
+Masks = npt.NDArray[np.int32]
+SPARSE = 8
+"""A mask with fewer words in use than one in so many is read word by word."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampler:
+    """A validated sampler with the key of its noise. ``penalties`` None: none, and no bias."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    key: int
+    penalties: Penalties | None = None
+
+    @classmethod
+    def resolve(cls, sampling: Sampling, *, seed: int, lineage: int) -> RowSampler:
+        """Check the request's sampler. Raises InvalidRequest or LimitExceeded that names the field out of range."""
+        checks = {
+            "temperature": sampling.temperature >= 0,
+            "top_k": sampling.top_k >= 0,
+            "top_p": 0 < sampling.top_p <= 1,
+            "min_p": 0 <= sampling.min_p <= 1,
+        }
+        for name, fine in checks.items():
+            if not fine:
+                raise InvalidRequest(f"sampler: {name} = {getattr(sampling, name)} is out of range")
+        key = mix((mix(seed & MASK) + lineage) & MASK) if lineage else mix(seed & MASK)
+        penalties = Penalties.of(sampling)
+        return cls(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, key, penalties)
+
+
+def allowed_tokens(mask: Masks, vocab_size: int) -> npt.NDArray[np.int64]:
+    """The tokens of one mask row (int32[ceil(V / 32)], bit i of word w is token 32 w + i), ascending; none past V."""
+    words = np.flatnonzero(mask)
+    if words.size * SPARSE > mask.size:
+        return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little", count=vocab_size).view(np.bool_))
+    bits = np.flatnonzero(np.unpackbits(mask[words].view(np.uint8), bitorder="little").view(np.bool_))
+    tokens = (words[bits >> 5] << 5) + (bits & 31)
+    return np.asarray(tokens[tokens < vocab_size])
+
+
+def draw(
+    logits: LogitRows, sampler: RowSampler, position: int, mask: Masks | None = None, entries: Entries | None = None
+) -> int:
+    """Sample the token at absolute ``position`` from one row of logits (float32[V]), which stays as it is.
+
+    ``entries``: what the sampler's penalties and biases make of it, behind all that stands before the row. Raises
+    ConstraintError when ``mask`` allows no token.
+    """
+    if entries is not None:
+        logits = adjust(logits, entries)
+    if mask is not None:
+        return _draw_allowed(logits, sampler, position, mask)
+    if sampler.temperature == 0:
+        return int(np.argmax(logits))
+    tokens, scores = candidates(logits, sampler)
+    return int(tokens[np.argmax(scores + gumbel(sampler.key, position, tokens))])
+
+
+def _draw_allowed(logits: LogitRows, sampler: RowSampler, position: int, mask: Masks) -> int:
+    """As :func:`draw` with -inf for what the mask forbids, without touching all of the vocabulary."""
+    if sampler.temperature == 0:
+        best = int(np.argmax(logits))
+        if int(mask[best >> 5]) >> (best & 31) & 1:
+            return best
+    allowed = allowed_tokens(mask, logits.shape[0])
+    if not allowed.size:
+        raise ConstraintError("the constraint leaves no token to go on with")
+    if sampler.temperature == 0:
+        return int(allowed[np.argmax(logits[allowed])])
+    places, scores = candidates(logits[allowed], sampler)
+    tokens = allowed[places]
+    return int(tokens[np.argmax(scores + gumbel(sampler.key, position, tokens))])
+
+
+def candidates(logits: LogitRows, sampler: RowSampler) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """The tokens that top_k, top_p and min_p leave, with their scaled logits (float64). Ties at a bound stay in."""
+    scores = logits.astype(np.float64)
+    # Relative to the largest, so that no temperature can overflow the best token away.
+    with np.errstate(over="ignore"):
+        scores = (scores - scores.max()) / sampler.temperature
+    keep = scores > -np.inf
+    if 0 < sampler.top_k < int(keep.sum()):
+        keep &= scores >= np.partition(scores, -sampler.top_k)[-sampler.top_k]
+    tokens = np.flatnonzero(keep)
+    scores = scores[tokens]
+    if sampler.top_p < 1 or sampler.min_p > 0:
+        fine = _nucleus(scores, sampler.top_p) if sampler.top_p < 1 else scores <= 0
+        if sampler.min_p > 0:
+            # A share of the largest probability, which stands at 0 here.
+            fine &= scores >= math.log(sampler.min_p)
+        tokens, scores = tokens[fine], scores[fine]
+    return tokens, scores
+
+
+def _nucleus(scores: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.bool_]:
+    """Which scores (the largest is 0) belong to the most likely tokens that reach ``top_p`` together.
+
+    What is less likely than the missing share divided by the number of tokens cannot be needed, as all of it together is
+    less than that share: so only the rest, usually a few, is sorted.
+    """
+    probabilities = np.exp(scores)
+    total = float(probabilities.sum())
+    likely = probabilities[probabilities >= (1 - top_p) * total / probabilities.size]
+    ordered = np.sort(likely)[::-1]
+    reached = int(np.searchsorted(np.cumsum(ordered), top_p * total))
+    return np.asarray(probabilities >= ordered[min(reached, ordered.size - 1)])
+
+
+def log_softmax(logits: LogitRows) -> npt.NDArray[np.float64]:
+    """Log-probabilities (float64[V]) of one row of raw logits."""
+    scores = logits.astype(np.float64)
+    scores -= scores.max()
+    return np.asarray(scores - np.log(np.exp(scores).sum()))

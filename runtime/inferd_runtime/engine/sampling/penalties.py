@@ -1,0 +1,285 @@
+"""Penalties on what was said before, and biases: what they make of the logits of a few tokens. NumPy on the host.
+
+Repetition: Keskar et al., "CTRL" (arXiv 1909.05858), over prompt and output, as in Hugging Face's transformers and in vLLM.
+Frequency and presence: as OpenAI's interface and vLLM have them, over the generated tokens alone. With a repetition penalty r,
+a logit l becomes (l / r if l > 0 else l * r) + shift, in float64 and rounded to float32 once, where shift =
+float32(bias - frequency * count - presence * (count > 0)). ``kernels/sampling.py: Adjustments`` are the same on a device.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from inferd.protocol import MAX_BIASES, InvalidRequest, LimitExceeded, Sampling
+from inferd_runtime.speculation.drafts import ROOT, Draft
+
+RANGES = {"repetition_penalty": (0.01, 100.0), "presence_penalty": (-2.0, 2.0), "frequency_penalty": (-2.0, 2.0)}
+LARGEST_BIAS = 100.0
+MANY = 256
+
+
+class Entries(NamedTuple):
+    """The adjustments of one row: distinct ``tokens`` int64[n], and of each ``repetition`` float32[n] (1: none) and ``shift``
+    float32[n].
+    """
+
+    tokens: npt.NDArray[np.int64]
+    repetition: npt.NDArray[np.float32]
+    shift: npt.NDArray[np.float32]
+
+    def below(self, width: int) -> Entries:
+        """Those of token ids below ``width``."""
+        kept = self.tokens < width
+        return Entries(self.tokens[kept], self.repetition[kept], self.shift[kept])
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """A sampler's penalties and biases, of which at least one is on. ``repetition`` holds a float32 exactly."""
+
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    bias_tokens: tuple[int, ...] = ()
+    bias_values: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, sampling: Sampling) -> Penalties | None:
+        """Check a request's penalties; None where all are off. Raises InvalidRequest or LimitExceeded that names the field."""
+        for name, (low, high) in RANGES.items():
+            if not low <= getattr(sampling, name) <= high:
+                raise InvalidRequest(
+                    f"sampler: {name} = {getattr(sampling, name)} is out of range; it may be {low:g} to {high:g}"
+                )
+        _check_bias(sampling)
+        found = cls(
+            float(np.float32(sampling.repetition_penalty)), sampling.presence_penalty, sampling.frequency_penalty,
+            tuple(sampling.bias_tokens), tuple(sampling.bias_values),
+        )  # fmt: skip
+        return None if found == NONE else found
+
+    @property
+    def remembers(self) -> bool:
+        """Whether anything depends on what was said before."""
+        return self.repetition != 1 or self.presence != 0 or self.frequency != 0
+
+
+NONE = Penalties()
+
+
+def _check_bias(sampling: Sampling) -> None:
+    tokens, values = sampling.bias_tokens, sampling.bias_values
+    if len(tokens) != len(values):
+        raise InvalidRequest(f"sampler: logit_bias has {len(tokens)} tokens but {len(values)} values")
+    if len(tokens) > MAX_BIASES:
+        raise LimitExceeded(
+            f"sampler: logit_bias names {len(tokens)} tokens; {MAX_BIASES} are allowed", limit="logit_bias",
+            value=MAX_BIASES, raise_with="a constraint, for more tokens than that",
+        )  # fmt: skip
+    if len(set(tokens)) < len(tokens):
+        raise InvalidRequest("sampler: logit_bias names a token twice")
+    for token, value in zip(tokens, values, strict=True):
+        if not (math.isfinite(value) and abs(value) <= LARGEST_BIAS):
+            raise InvalidRequest(
+                f"sampler: logit_bias {value} for token {token} is outside -{LARGEST_BIAS:g} to {LARGEST_BIAS:g}"
+            )
+
+
+class History:
+    """What was said before the next token of one generation, as its penalties count it.
+
+    A token is O(1), and many at once are counted by NumPy: a text may be long, and others wait for the step. Whoever asks for a
+    row says which draft tokens stand between the committed ones and that row; nothing of a draft is ever kept.
+
+    Every token with an entry has a place in the arrays, those with a bias the first ones. ``_places`` finds those that came one
+    by one, ``_sorted`` (ascending) and ``_order`` (their places) all that were there when many came at once.
+    """
+
+    def __init__(self, penalties: Penalties, prompt: Sequence[int] = ()) -> None:
+        self._penalties = penalties
+        self._biases = dict(zip(penalties.bias_tokens, penalties.bias_values, strict=True))
+        self._tokens, self._counts = array("q"), array("q")
+        self._repetition, self._shift = array("f"), array("f")
+        self._places: dict[int, int] = {}
+        self._sorted, self._order = np.empty(0, np.int64), np.empty(0, np.int64)
+        self._base: Entries | None = None
+        for token in self._biases:
+            self._place(token)
+        if penalties.repetition != 1:
+            self._read(prompt)
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Count tokens that were generated and stand."""
+        if not self._penalties.remembers:
+            return
+        self._base = None
+        if len(tokens) >= MANY:
+            self._advance_many(tokens)
+            return
+        for token in tokens:
+            place = self._place(token)
+            self._counts[place] += 1
+            self._repetition[place] = self._penalties.repetition
+            self._shift[place] = self._shifted(token, self._counts[place])
+
+    def entries(self, path: Sequence[int] = ()) -> Entries:
+        """The adjustments of the row behind the committed tokens and those of a draft's ``path``. Not to be written to."""
+        return self._known(path).behind(path)
+
+    def rows(self, draft: Draft) -> Sequence[Entries]:
+        """One per sampled row: the one behind the committed tokens, then the one behind each node of the draft."""
+        return PenaltyRows(self._known(draft.tokens), draft)
+
+    def _known(self, drafted: Sequence[int]) -> Known:
+        """What stands, and what of it a draft's tokens can change."""
+        if self._base is None:
+            self._base = Entries(np.array(self._tokens), np.array(self._repetition), np.array(self._shift))
+        if not self._penalties.remembers:
+            return Known(self._base, {}, {}, self._penalties.repetition, self._shifted)
+        places = {token: self._find(token) for token in drafted}
+        counts = {token: self._counts[place] for token, place in places.items() if place >= 0}
+        return Known(self._base, places, counts, self._penalties.repetition, self._shifted)
+
+    def _read(self, prompt: Sequence[int]) -> None:
+        """Have every token of the prompt count as said."""
+        if len(prompt) >= MANY:
+            places = self._place_many(_counted(prompt)[0])
+            np.frombuffer(self._repetition, np.float32)[places] = self._penalties.repetition
+            return
+        for token in prompt:
+            self._repetition[self._place(token)] = self._penalties.repetition
+
+    def _advance_many(self, tokens: Sequence[int]) -> None:
+        said, times = _counted(tokens)
+        places = self._place_many(said)
+        counts = np.frombuffer(self._counts, np.int64)
+        counts[places] += times
+        np.frombuffer(self._repetition, np.float32)[places] = self._penalties.repetition
+        biases = np.zeros(len(self._tokens))
+        biases[: len(self._biases)] = list(self._biases.values())
+        shift = biases[places] - self._penalties.frequency * counts[places] - self._penalties.presence
+        np.frombuffer(self._shift, np.float32)[places] = shift
+
+    def _find(self, token: int) -> int:
+        """Where the token's entry is; -1: it has none."""
+        place = self._places.get(token, -1)
+        if place < 0 and self._sorted.size:
+            at = int(self._sorted.searchsorted(token))
+            if at < self._sorted.size and self._sorted[at] == token:
+                return int(self._order[at])
+        return place
+
+    def _place(self, token: int) -> int:
+        """Where the token's entry is; it has one from now on."""
+        place = self._find(token)
+        if place < 0:
+            place = len(self._tokens)
+            self._tokens.append(token)
+            self._counts.append(0)
+            self._repetition.append(1.0)
+            self._shift.append(self._shifted(token, 0))
+        self._places[token] = place
+        return place
+
+    def _place_many(self, said: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The same for distinct tokens, at least one, ascending."""
+        new = said[np.isin(said, np.array(self._tokens), assume_unique=True, invert=True)]
+        self._tokens.frombytes(new.tobytes())
+        self._counts.frombytes(bytes(new.nbytes))
+        self._repetition.frombytes(np.ones(len(new), np.float32).tobytes())
+        self._shift.frombytes(np.zeros(len(new), np.float32).tobytes())
+        tokens = np.array(self._tokens)
+        self._order = np.argsort(tokens, kind="stable")  # a few ascending runs: soon done
+        self._sorted = tokens[self._order]
+        self._places.clear()
+        below = int(self._sorted.searchsorted(said[-1], "right"))
+        places = np.empty(said[-1] + 1, np.int64)
+        places[self._sorted[:below]] = self._order[:below]
+        return places[said]
+
+    def _shifted(self, token: int, count: int) -> float:
+        penalties = self._penalties
+        shift = self._biases.get(token, 0.0) - penalties.frequency * count
+        return shift - penalties.presence if count else shift
+
+
+class Known(NamedTuple):
+    """What stood when a draft was made: ``base`` behind the committed tokens; of the draft's tokens, where in it each has its
+    entry (``places``, -1: nowhere; empty where nothing depends on what was said), and how often those were generated.
+    """
+
+    base: Entries
+    places: Mapping[int, int]
+    counts: Mapping[int, int]
+    repetition: float
+    shifted: Callable[[int, int], float]
+
+    def behind(self, path: Sequence[int]) -> Entries:
+        """The adjustments of the row behind these tokens of the draft."""
+        if not path or not self.places:
+            return self.base
+        said = Counter(path)
+        new = [token for token in said if self.places[token] < 0]
+        added = np.zeros(len(new), np.float32)
+        repetition, shift = (np.concatenate([column, added]) for column in (self.base.repetition, self.base.shift))
+        beside = {token: len(self.base.tokens) + at for at, token in enumerate(new)}
+        for token, times in said.items():
+            place = beside.get(token, self.places[token])
+            repetition[place] = self.repetition
+            shift[place] = self.shifted(token, self.counts.get(token, 0) + times)
+        tokens = np.concatenate([self.base.tokens, np.asarray(new, np.int64)]) if new else self.base.tokens
+        return Entries(tokens, repetition, shift)
+
+
+class PenaltyRows(Sequence[Entries]):
+    """The adjustments of a draft's sampled rows, each made when it is looked at: there may be an entry for every token of a
+    vocabulary, and who verifies on the host looks at the rows of accepted nodes alone.
+    """
+
+    def __init__(self, known: Known, draft: Draft) -> None:
+        self._known = known
+        self._draft = draft
+
+    def __len__(self) -> int:
+        return 1 + len(self._draft)
+
+    @overload
+    def __getitem__(self, row: int) -> Entries: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> list[Entries]: ...
+
+    def __getitem__(self, row: int | slice) -> Entries | list[Entries]:
+        if isinstance(row, slice):
+            return [self[at] for at in range(*row.indices(len(self)))]
+        node, path = range(len(self))[row] - 1, list[int]()
+        while node != ROOT:
+            path.append(self._draft.tokens[node])
+            node = self._draft.parents[node]
+        return self._known.behind(path)
+
+
+def _counted(tokens: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Distinct token ids of a vocabulary, ascending, and how often each occurs."""
+    times = np.bincount(np.fromiter(tokens, np.int64, len(tokens)))
+    said = np.flatnonzero(times)
+    return said, times[said]
+
+
+def adjust(logits: npt.NDArray[np.float32], entries: Entries) -> npt.NDArray[np.float32]:
+    """One row, float32[V], with its adjustments: a copy, or the row itself where there is nothing to adjust."""
+    if not entries.tokens.size:
+        return logits
+    before, repetition = logits[entries.tokens].astype(np.float64), entries.repetition.astype(np.float64)
+    after = np.where(before > 0, before / repetition, before * repetition) + entries.shift.astype(np.float64)
+    adjusted = logits.copy()
+    adjusted[entries.tokens] = after.astype(np.float32)
+    return adjusted

@@ -1,0 +1,219 @@
+"""What a pass does to a row's logits before anybody looks, and what probes read off them. NumPy, one row at a time."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from inferd.masks import unpack_bits
+from inferd.protocol import InvalidRequest, LimitExceeded, Probe, ProbeResult, TokenLogprob
+from inferd_runtime.engine.sampling.host_sampling import LogitRows
+from inferd_runtime.models.batch import Seen
+
+MAX_PROBES = 32
+MAX_NUMBERS = 1 << 20
+"""Numbers in one reply: 4 MiB as float32."""
+
+
+LARGEST_BIAS = float(np.finfo(np.float32).max)
+
+
+class RowEdit:
+    """``bias`` is added to the logits of some tokens, then everything outside ``mask`` is forbidden (-inf)."""
+
+    def __init__(self, mask: Seen | None, tokens: npt.NDArray[np.int64], values: LogitRows) -> None:
+        self._mask = mask
+        self._tokens = tokens
+        self._values = values
+
+    @classmethod
+    def resolve(cls, mask: Seen | None, tokens: Sequence[int], values: Sequence[float], vocab_size: int) -> RowEdit:
+        """Check a request's bias and its mask, bool[V]. Raises InvalidRequest that names what is out of range."""
+        if len(tokens) != len(values):
+            raise InvalidRequest(f"bias: {len(tokens)} tokens but {len(values)} values")
+        check_vocabulary("bias", tokens, vocab_size)
+        for token, value in zip(tokens, values, strict=True):
+            if not abs(value) <= LARGEST_BIAS:
+                raise InvalidRequest(
+                    f"bias: {value} for token {token} is not a finite float32; forbid a token with the mask"
+                )
+        if len(set(tokens)) < len(tokens):
+            raise InvalidRequest("bias: a token is named twice")
+        if mask is not None and not mask.any():
+            raise InvalidRequest("mask: no token is allowed")
+        return cls(mask, np.asarray(tokens, np.int64), np.asarray(values, np.float32))
+
+    def apply(self, logits: LogitRows) -> LogitRows:
+        """The edited copy of one row, float32[V]."""
+        if self._tokens.size:
+            logits = logits.copy()
+            logits[self._tokens] += self._values
+        return logits if self._mask is None else np.where(self._mask, logits, np.float32(-np.inf))
+
+
+class Reading(Protocol):
+    """A resolved probe."""
+
+    def numbers(self, vocab_size: int) -> int:
+        """At most how many numbers it brings per row."""
+        ...
+
+    def read(self, logits: LogitRows, logprobs: npt.NDArray[np.float64]) -> ProbeResult:
+        """What it finds in one row: float32[V] logits after the edit, and their float64[V] log-probabilities."""
+        ...
+
+
+class _Logits:
+    def numbers(self, vocab_size: int) -> int:
+        return vocab_size
+
+    def read(self, logits: LogitRows, logprobs: npt.NDArray[np.float64]) -> ProbeResult:
+        return ProbeResult(pack(logits))
+
+
+class _Distribution:
+    def __init__(self, temperature: float, k: int) -> None:
+        self._temperature = temperature
+        self._k = k
+
+    def numbers(self, vocab_size: int) -> int:
+        return 2 * (self._k or vocab_size)
+
+    def read(self, logits: LogitRows, logprobs: npt.NDArray[np.float64]) -> ProbeResult:
+        with np.errstate(over="ignore"):
+            scaled = np.exp((logprobs - logprobs.max()) / self._temperature)
+        probabilities = scaled / scaled.sum()
+        best = most_likely(probabilities, self._k or int(np.count_nonzero(probabilities)))
+        best = best[probabilities[best] > 0]
+        return ProbeResult(pack(probabilities[best]), best.tolist())
+
+
+class _Logprobs:
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = list(tokens)
+
+    def numbers(self, vocab_size: int) -> int:
+        return 2 * len(self._tokens)
+
+    def read(self, logits: LogitRows, logprobs: npt.NDArray[np.float64]) -> ProbeResult:
+        return ProbeResult(pack(logprobs[self._tokens]), self._tokens)
+
+
+class _Entropy:
+    def numbers(self, vocab_size: int) -> int:
+        return 1
+
+    def read(self, logits: LogitRows, logprobs: npt.NDArray[np.float64]) -> ProbeResult:
+        return ProbeResult(pack(np.asarray([entropy(logprobs)])))
+
+
+def resolve(probe: Probe, vocab_size: int) -> Reading:
+    """Check one probe of a request. Raises InvalidRequest that names what is out of range."""
+    match probe.kind:
+        case "logits":
+            return _Logits()
+        case "distribution":
+            if not 0 < probe.temperature < math.inf:
+                raise InvalidRequest(f"distribution: temperature = {probe.temperature} must be finite and above 0")
+            if not 0 <= probe.k <= vocab_size:
+                raise InvalidRequest(f"distribution: k = {probe.k} is outside 0 to {vocab_size}, the vocabulary")
+            return _Distribution(probe.temperature, probe.k)
+        case "logprobs":
+            if not probe.tokens:
+                raise InvalidRequest("logprobs: no token is named")
+            check_vocabulary("logprobs", probe.tokens, vocab_size)
+            return _Logprobs(probe.tokens)
+        case "entropy":
+            return _Entropy()
+    raise InvalidRequest(f"probe kind {probe.kind!r} is not one of logits, distribution, logprobs, entropy")
+
+
+def resolve_all(probes: Sequence[Probe], rows: int, top: int, vocab_size: int) -> list[Reading]:
+    """Check the probes of ``rows`` rows that also bring ``top`` tokens each. Raises InvalidRequest or LimitExceeded."""
+    if len(probes) > MAX_PROBES:
+        raise LimitExceeded(
+            f"forward: {len(probes)} probes; {MAX_PROBES} are allowed", limit="probes", value=MAX_PROBES,
+            raise_with="several calls",
+        )  # fmt: skip
+    readings = [resolve(probe, vocab_size) for probe in probes]
+    check_numbers(rows * (2 * min(top, vocab_size) + sum(reading.numbers(vocab_size) for reading in readings)))
+    return readings
+
+
+def read_mask(tokens: Sequence[int] | None, bits: str, vocab_size: int) -> Seen | None:
+    """A request's mask as bool[V], None where it allows everything. Raises InvalidRequest for an id outside the vocabulary."""
+    if bits:
+        return _unpacked(bits, vocab_size)
+    if tokens is None:
+        return None
+    check_vocabulary("mask", tokens, vocab_size)
+    allowed = np.zeros(vocab_size, np.bool_)
+    allowed[list(tokens)] = True
+    return allowed
+
+
+def _unpacked(bits: str, vocab_size: int) -> Seen:
+    given = np.unpackbits(np.frombuffer(unpack_bits(bits), np.uint8), bitorder="little").view(np.bool_)
+    check_vocabulary("mask", (np.flatnonzero(given[vocab_size:])[:1] + vocab_size).tolist(), vocab_size)
+    return np.concatenate([given[:vocab_size], np.zeros(max(0, vocab_size - len(given)), np.bool_)])
+
+
+def check_vocabulary(name: str, tokens: Sequence[int], vocab_size: int) -> None:
+    """Raise InvalidRequest for an id outside the vocabulary."""
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise InvalidRequest(f"{name}: token id {token} is outside the vocabulary of {vocab_size}")
+
+
+def check_numbers(numbers: int) -> None:
+    """Raise LimitExceeded when one reply would have to carry that many numbers."""
+    if numbers > MAX_NUMBERS:
+        raise LimitExceeded(
+            f"the reply would carry {numbers} numbers; {MAX_NUMBERS} are allowed", limit="reply_numbers",
+            value=MAX_NUMBERS, raise_with="several calls, or asking for fewer rows or tokens",
+        )  # fmt: skip
+
+
+def most_likely(scores: npt.NDArray[np.floating], k: int) -> npt.NDArray[np.int64]:
+    """The ``k`` largest entries, largest first; of equal ones the lower index first."""
+    if k == 0:
+        return np.empty(0, np.int64)
+    if k < scores.size:
+        bound = np.partition(scores, -k)[-k]
+        candidates = np.flatnonzero(scores >= bound)
+    else:
+        candidates = np.arange(scores.size)
+    return np.asarray(candidates[np.argsort(-scores[candidates], kind="stable")][:k])
+
+
+def top_logprobs(logprobs: npt.NDArray[np.floating], k: int) -> tuple[list[int], list[float]]:
+    """The ``k`` most likely tokens that are possible at all, with their log-probabilities (or what else ranks them)."""
+    best = most_likely(logprobs, min(k, logprobs.size))
+    best = best[logprobs[best] > -np.inf]
+    return best.tolist(), logprobs[best].tolist()
+
+
+def entropy(logprobs: npt.NDArray[np.float64]) -> float:
+    """In nats; impossible tokens add nothing."""
+    probabilities = np.exp(logprobs)
+    return 0.0 - float(np.dot(probabilities, np.where(probabilities > 0, logprobs, 0.0)))
+
+
+def token_logprob(logits: LogitRows, token: int, top: int) -> TokenLogprob:
+    """How likely ``token`` is by one row of logits, float32[V]. Equal logits share the best of their ranks."""
+    # One pass in float32 with a float64 sum: a prompt has many rows, and each is as long as the vocabulary.
+    best = logits.max()
+    total = float(best) + math.log(np.exp(logits - best).sum(dtype=np.float64))
+    rank = 1 + int(np.count_nonzero(logits > logits[token]))
+    tokens, scores = top_logprobs(logits, top)
+    return TokenLogprob(token, float(logits[token]) - total, rank, tokens, [score - total for score in scores])
+
+
+def pack(values: npt.NDArray[np.floating]) -> str:
+    """Numbers as the wire carries them, see ``inferd/protocol/floats.py``."""
+    return base64.b64encode(np.ascontiguousarray(values, np.dtype("<f4")).tobytes()).decode()

@@ -1,0 +1,199 @@
+"""What a step costs on this device, measured once before anything is served."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from statistics import median
+
+import numpy as np
+
+from inferd_runtime.engine.driver import Driver, SamplingDriver
+from inferd_runtime.engine.sampling.device_sampling import greedy_inputs
+from inferd_runtime.engine.scheduling.fairness import StepCost
+from inferd_runtime.models.batch import Batch, Placement, Span
+from inferd_runtime.speculation.times import Profile, StepTimes
+
+MANY = 33
+MIXED = 8
+REPEATS = 5
+LARGEST = 4096.0
+SEQUENCES = (1, 4, 16, 64)
+ROWS = (1, 2, 3, 5, 9, 17)
+SHORT = 16
+LONG = (128, 1024)
+MEASURED_ROWS = SEQUENCES[-1] * ROWS[-1]
+"""Rows of the widest step that is timed."""
+MOST_SECONDS = 1.5
+MOST_REPEATS = 20
+
+
+def measure_cost(driver: Driver) -> StepCost:
+    """Time a step of one decode row and one of many (median of a few). Writes into pages, so nothing may be in them yet."""
+    many = min(MANY, driver.pages)
+    if many < 2:
+        return StepCost()
+    few, lots = (_median_time(driver, rows) for rows in (1, many))
+    row = (lots - few) / (many - 1)
+    return StepCost(LARGEST if row <= few / LARGEST else max(0.0, few / row - 1))
+
+
+def measure_times(driver: Driver, limit: float = MOST_SECONDS) -> StepTimes:
+    """Time steps of 1 to 64 sequences with 1 to 17 rows each, a long context, and a tree. Pages must be unused yet.
+
+    It takes about ``limit`` seconds: cheap points are timed often, and batches that would take too long not at all; what was
+    not reached is continued from what was. Where not even two points fit into the cache, a row costs 1 % of a step.
+    """
+    rows = [count for count in ROWS if _fits(driver, 1, count, SHORT)]
+    if len(rows) < 2:
+        return StepTimes.linear(1.0, 0.01)
+    clock = _Clock(driver, limit)
+    table, sequences = [clock.row(1, rows)], [1]
+    context, reread = clock.context(rows[-1])
+    tree = clock.tree(rows[len(rows) // 2])
+    uneven = clock.uneven(MIXED) if _fits(driver, MIXED, 2, SHORT) else 0.0
+    for count in SEQUENCES[1:]:
+        expected = sum(table[-1]) * count / sequences[-1]
+        if not _fits(driver, count, rows[-1], SHORT) or clock.left < 2 * expected:
+            break
+        table.append(clock.row(count, rows))
+        sequences.append(count)
+    return StepTimes(Profile(sequences, rows, np.asarray(table), context, reread, tree, uneven))
+
+
+class _Clock:
+    """Times batches on a driver until its time is up. The shortest of several times is the one that nothing disturbed."""
+
+    def __init__(self, driver: Driver, limit: float) -> None:
+        self._driver = driver
+        self._share = limit / len(SEQUENCES)
+        self._end = time.perf_counter() + limit
+
+    @property
+    def left(self) -> float:
+        """Seconds that may still be spent."""
+        return self._end - time.perf_counter()
+
+    def row(self, sequences: int, rows: Sequence[int]) -> list[float]:
+        """Seconds of steps of so many sequences with each of these ``rows``."""
+        return self._best([_uniform(self._driver, sequences, count, SHORT) for count in rows], self._share)
+
+    def context(self, rows: int) -> tuple[float, float]:
+        """Seconds for each token of context, and for each that a further row reads again."""
+        length = max((count for count in LONG if _fits(self._driver, 1, rows, count)), default=SHORT)
+        if length == SHORT or rows == 1:
+            return 0.0, 0.0
+        shapes = [(1, SHORT), (rows, SHORT), (1, length), (rows, length)]
+        batches = [_uniform(self._driver, 1, count, context) for count, context in shapes]
+        short, wide, long, both = self._best(batches, self._share / 2)
+        more = length - SHORT
+        context = max(0.0, long - short) / more
+        return context, max(0.0, (both - wide) / more - context) / (rows - 1)
+
+    def tree(self, rows: int) -> float:
+        """Seconds that a sequence with a mask of its own takes more."""
+        chain = _uniform(self._driver, 1, rows, SHORT)
+        visible = np.tril(np.ones((rows, SHORT + rows), np.bool_), SHORT)
+        tree = replace(chain, placements={0: Placement(np.arange(SHORT + rows), visible)})
+        without, with_mask = self._best([chain, tree], self._share / 2)
+        return max(0.0, with_mask - without)
+
+    def uneven(self, sequences: int) -> float:
+        """Seconds that a step takes more where one of the sequences has another row, beside what that row costs."""
+        same, mixed, double = self._best(
+            [
+                _batch(self._driver, [1] * sequences, SHORT),
+                _batch(self._driver, [*[1] * (sequences - 1), 2], SHORT),
+                _batch(self._driver, [2] * sequences, SHORT),
+            ],
+            self._share / 2,
+        )
+        return max(0.0, mixed - same - max(0.0, double - same) / sequences)
+
+    def _best(self, batches: Sequence[Batch], seconds: float) -> list[float]:
+        """The shortest time of each in ``seconds``; in turns, so that a disturbance hits all."""
+        self._get_ready(batches)
+        end = min(self._end, time.perf_counter() + seconds)
+        best = [self._time(batch) for batch in batches]
+        for _ in range(MOST_REPEATS):
+            if time.perf_counter() + sum(best) > end:
+                break
+            best = [min(known, self._time(batch)) for known, batch in zip(best, batches, strict=True)]
+        return best
+
+    def _get_ready(self, batches: Sequence[Batch]) -> None:
+        """A driver that samples records a step when it first meets its shape: that is not what a step takes."""
+        if isinstance(self._driver, SamplingDriver):
+            start = time.perf_counter()
+            for batch in batches:
+                _run(self._driver, batch)
+            self._end += time.perf_counter() - start
+
+    def _time(self, batch: Batch) -> float:
+        start = time.perf_counter()
+        _run(self._driver, batch)
+        return time.perf_counter() - start
+
+
+def _run(driver: Driver, batch: Batch) -> None:
+    """A step as it will be: with a driver that samples, no logits come to the host."""
+    if isinstance(driver, SamplingDriver):
+        driver.launch(batch, greedy_inputs(batch, driver.vocab_size)).wait()
+    else:
+        driver.forward(batch)
+
+
+def _median_time(driver: Driver, rows: int) -> float:
+    batch = _decode_rows(rows, driver.page_size)
+    _run(driver, batch)
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        _run(driver, batch)
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
+def _decode_rows(rows: int, page_size: int) -> Batch:
+    """One token for each of ``rows`` sequences, every one at the beginning of a page of its own."""
+    each = np.arange(rows)
+    return Batch(
+        tokens=np.zeros(rows, np.int64),
+        positions=np.zeros(rows, np.int64),
+        slots=each * page_size,
+        logit_rows=each,
+        spans=[Span(at, 1, 0, [at]) for at in range(rows)],
+    )
+
+
+def _fits(driver: Driver, sequences: int, rows: int, context: int) -> bool:
+    return context + rows <= driver.max_context and sequences * _pages(driver, context + rows) <= driver.pages
+
+
+def _pages(driver: Driver, tokens: int) -> int:
+    return -(-tokens // driver.page_size)
+
+
+def _uniform(driver: Driver, sequences: int, rows: int, context: int) -> Batch:
+    """``rows`` tokens for each of ``sequences``, as :func:`_batch` has them."""
+    return _batch(driver, [rows] * sequences, context)
+
+
+def _batch(driver: Driver, rows: Sequence[int], context: int) -> Batch:
+    """So many tokens for each sequence, which hold ``context`` already, on pages of their own, all logits wanted."""
+    each = _pages(driver, context + max(rows))
+    index = np.concatenate([np.arange(context, context + count) for count in rows])
+    starts = np.repeat(np.arange(len(rows)) * each, rows)
+    ends = list(accumulate(rows))
+    return Batch(
+        tokens=np.zeros(ends[-1], np.int64),
+        positions=index,
+        slots=starts * driver.page_size + index,
+        logit_rows=np.arange(ends[-1]),
+        spans=[
+            Span(end - count, count, context, range(at * each, (at + 1) * each))
+            for at, (count, end) in enumerate(zip(rows, ends, strict=True))
+        ],
+    )

@@ -1,0 +1,230 @@
+"""Which jobs run in the next step, and how many tokens each may feed. A synchronous state machine without tensors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from inferd.protocol import MAX_DRAFT, LimitExceeded
+from inferd_runtime.engine.job import Job, Planned
+from inferd_runtime.engine.jobs.boundary import JobBoundary
+from inferd_runtime.engine.scheduling.fairness import StepCost
+from inferd_runtime.engine.scheduling.queues import Queues, ReadyJobs
+from inferd_runtime.engine.scheduling.tenants import Accounts
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence, SequenceSet, quota_error
+from inferd_runtime.engine.sequences.positions import tree_placement
+from inferd_runtime.engine.stages import Work
+from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
+
+Allocate = Callable[[Sequence[Job], int], dict[Job, Draft]]
+"""Which draft each job may verify in a step of so many tokens; those without one are left out."""
+
+PREFILL_SHARE = 8
+"""Where decode rows alone would fill the budget, one part in so many is prefill's."""
+PATIENCE = 128
+"""After so many steps without room for it, a job may push others out of the cache."""
+REFUSALS = 16
+"""When so many prompts found no room in a step, the others are not asked."""
+
+
+class Scheduler:
+    """Continuous batching under a token budget.
+
+    Weighted fair queueing (:mod:`~inferd_runtime.engine.scheduling.fairness`) says who may run. Among those, short work
+    goes before
+    prefill, so that a long prompt fills what is left of the budget and never stalls the streams that run; a part of the
+    budget is prefill's, so that streams never stall it either.
+    """
+
+    def __init__(
+        self, contexts: SequenceSet, accounts: Accounts, drafts: Allocate, *, token_budget: int, cost: StepCost
+    ) -> None:
+        self._contexts = contexts
+        self._budget = token_budget
+        self._allocate = drafts
+        self._drafts: dict[Job, Draft] = {}
+        self._ready: list[Job] = []
+        self._demand: Counter[str] | None = None
+        self._queues = Queues(accounts, cost)
+        self._waiting: dict[Job, int] = {}
+        self._step = 0
+        self._nobody_idle = False
+
+    @property
+    def jobs(self) -> int:
+        """Jobs that are not finished."""
+        return self._queues.jobs
+
+    def add(self, job: Job) -> None:
+        """Let a job take part from the next step on."""
+        self._queues.add(job)
+
+    def plan(self) -> list[Planned]:
+        """The next step's work with its pages reserved; empty when nobody wants anything."""
+        self._step += 1
+        while True:
+            fair, rest = self._queues.ready()
+            if not fair:
+                return []
+            self._nobody_idle = False
+            plan = self._fill(self._overdue(), fair) or self._fill([], rest)
+            if plan:
+                self._queues.charge(plan)
+                return plan
+            self._make_room([job for entry in (*fair, *rest) for job in entry.jobs if not job.finished()])
+
+    def has_turn(self, plan: Sequence[Planned]) -> bool:
+        """Whether the step behind a planned one is for its jobs alone: nobody else wants anything, and nobody is to wait."""
+        return self._queues.turn_of({item.job for item in plan})
+
+    def charge(self, plan: Sequence[Planned]) -> None:
+        """Count a step that was not planned here."""
+        self._queues.charge(plan)
+
+    def _fill(self, first: Sequence[Job], ready: Sequence[ReadyJobs]) -> list[Planned]:
+        """Short work, then long work with what is left of the budget, of which a part is always kept for it."""
+        kept = self._kept_for_prefill() if any(entry.long for entry in ready) else 0
+        short = [job for entry in ready for job in entry.short if job not in first]
+        long = [job for entry in ready for job in entry.long if job not in first]
+        self._ready = [*first, *short, *long]
+        self._demand = None
+        self._drafts = self._allocate(self._ready, self._budget - kept)
+        plan = self._admit(first, self._budget)
+        plan += self._admit(short, self._budget - kept - _tokens(plan))
+        return plan + self._admit(long, self._budget - _tokens(plan), REFUSALS)
+
+    def _kept_for_prefill(self) -> int:
+        """A budget of one token is prefill's in every other step."""
+        return self._budget // PREFILL_SHARE or (1 if self._budget > 1 else self._step % 2)
+
+    def _admit(self, jobs: Iterable[Job], budget: int, refusals: int = 1 << 30) -> list[Planned]:
+        """Work of the jobs in order, until so many tokens are planned or so many jobs found no room."""
+        plan: list[Planned] = []
+        for job in jobs:
+            if budget <= 0 or refusals <= 0:
+                break
+            if job.finished():
+                continue
+            with JobBoundary(job):
+                planned = self._reserve(job, budget)
+                if planned is None:
+                    refusals -= 1
+                    continue
+                plan.append(planned)
+                budget -= len(planned.work.tokens)
+        return plan
+
+    def _reserve(self, job: Job, budget: int) -> Planned | None:
+        """The job's work with pages under it, or None when they are short or nothing is left to do.
+
+        A draft never competes for pages: it goes first. A job enters only when all of its pending tokens fit, so that two
+        half-computed prompts cannot block each other. Raises LimitExceeded at the tenant's quota.
+        """
+        context, table = job.context, job.context.table
+        if context.parked is not None and not self._bring_back(context):
+            self._waiting.setdefault(job, self._step)
+            return None
+        before = table.length
+        reused = context.reuse_prefix() if context.pending > self._contexts.pool.page_size else 0
+        if not table.has_room(context.pending) and not self._find_room(context):
+            # What cannot run holds nothing, or it would be in the way of what can.
+            context.uncompute(before)
+            self._waiting.setdefault(job, self._step)
+            return None
+        if reused:
+            context.count_reused(reused)
+        if self._waiting:
+            self._waiting.pop(job, None)
+        work = job.work(budget, self._drafts.get(job, NO_DRAFT))
+        if work.draft.drawn and not self._fits(context, len(work.tokens) + _unseen(work.draft)):
+            work = job.work(budget, NO_DRAFT)
+        if not work.tokens:
+            return None
+        if work.draft.tokens or table.private_from is not None:
+            work = self._placed(context, work)
+        context.reserve(len(work.tokens))
+        return Planned(job, work, table, context.adapter)
+
+    def _placed(self, context: CachedSequence, work: Work) -> Work:
+        """The work with the positions and visibility that its context, or its draft, gives the tokens."""
+        if context.irregular_from is not None and work.placement is None:
+            return work._replace(placement=context.positions.placement(context.table.length, len(work.tokens)))
+        if work.draft.tokens and not work.draft.is_chain:
+            pending = len(work.tokens) - len(work.draft)
+            return work._replace(placement=tree_placement(context.table.length, pending, work.draft.parents))
+        return work
+
+    def _overdue(self) -> list[Job]:
+        """The job that has waited longest for room, once that is too long: others leave the cache for it, busy or not."""
+        while self._waiting:
+            job, since = next(iter(self._waiting.items()))
+            if not job.finished() and self._step - since < PATIENCE:
+                break
+            del self._waiting[job]
+            if not job.finished() and job.ready() and self._clear(job.context, idle=False):
+                return [job]
+        return []
+
+    def _bring_back(self, context: CachedSequence) -> bool:
+        """Get a parked context back into the cache. False when there is no room for it and all that it has pending."""
+        if context.computed and not self._find_room(context):
+            return False
+        context.unpark()
+        return True
+
+    def _find_room(self, context: CachedSequence) -> bool:
+        """Whether all that is pending fits; contexts that nothing works on leave the cache for it."""
+        pool, wanted = self._contexts.pool, context.pages_wanted(context.pending)
+        if context.over_quota(wanted):
+            raise quota_error(context.account, wanted)
+        if wanted <= pool.available:
+            return True
+        self._nobody_idle = self._nobody_idle or not self._clear(context, idle=True)
+        return not self._nobody_idle
+
+    def _clear(self, context: CachedSequence, *, idle: bool) -> bool:
+        """Whether there is room for all that the context has pending, after as many others as it takes have left."""
+        pool, wanted = self._contexts.pool, context.pages_wanted(context.pending)
+        while wanted > pool.available:
+            if not self._contexts.park_another(context, idle=idle):
+                return False
+        return True
+
+    def _fits(self, context: CachedSequence, tokens: int) -> bool:
+        """Whether that many tokens fit without anybody leaving, and beside what all that are ready need without drafts."""
+        wanted, certain = context.pages_wanted(tokens), context.pages_wanted(context.pending)
+        if wanted == certain:
+            return True
+        if self._demand is None:
+            self._demand = self._demanded()
+        others, own = self._demand.total() - certain, self._demand[context.tenant] - certain
+        return wanted + others <= self._contexts.pool.available and not context.over_quota(wanted + own)
+
+    def _demanded(self) -> Counter[str]:
+        """The pages that the jobs of this step need for what is pending. What was admitted already is counted too much."""
+        demand: Counter[str] = Counter()
+        for job in self._ready:
+            if not job.finished():
+                demand[job.context.tenant] += job.context.pages_wanted(job.context.pending)
+        return demand
+
+    def _make_room(self, stuck: Sequence[Job]) -> None:
+        """Nobody fits. Another context leaves the cache, though something works on it; when there is none, one job fails."""
+        if not stuck or self._contexts.park_another(stuck[0].context, idle=False):
+            return
+        pool = self._contexts.pool
+        stuck[0].fail(
+            LimitExceeded(
+                f"the KV cache is full: {pool.size} pages of {pool.page_size} tokens, {pool.available} free",
+                limit="kv_pages", value=pool.size, raise_with="--pages",
+            )
+        )  # fmt: skip
+
+
+def _unseen(draft: Draft) -> int:
+    """Rows that a draft might have had: where it was sampled, whether there is room must not depend on how it came out."""
+    return 0 if draft.probabilities is None else MAX_DRAFT - len(draft)
+
+
+def _tokens(plan: Sequence[Planned]) -> int:
+    return sum(len(planned.work.tokens) for planned in plan)

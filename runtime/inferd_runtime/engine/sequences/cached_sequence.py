@@ -1,0 +1,356 @@
+"""A context: the tokens it holds, and the page table of those that are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from inferd.protocol import InvalidRequest, LimitExceeded
+from inferd_runtime.engine.sampling.noise import mix
+from inferd_runtime.engine.scheduling.tenants import Accounts
+from inferd_runtime.engine.sequences.parking import Parked, ParkingSpace
+from inferd_runtime.engine.sequences.positions import Positions
+from inferd_runtime.kv.account import Account, Allowance, QuotaExceeded
+from inferd_runtime.kv.pool import PagePool, PoolExhausted
+from inferd_runtime.kv.table import PageTable
+from inferd_runtime.models.batch import Seen
+from inferd_runtime.speculation.sources import Memory
+
+
+class SequenceSet:
+    """Every live context of one engine, in order of creation, over one page pool."""
+
+    def __init__(
+        self, pool: PagePool, parking: ParkingSpace, accounts: Accounts, *, vocab_size: int, max_length: int
+    ) -> None:
+        self.pool = pool
+        self.parking = parking
+        self.vocab_size = vocab_size
+        self.max_length = max_length
+        self.reused = 0
+        self._accounts = accounts
+        self._live: dict[int, CachedSequence] = {}
+
+    def create(self, tenant: str) -> CachedSequence:
+        """An empty root context of a tenant."""
+        context = CachedSequence(self, self._accounts.of(tenant))
+        self._live[id(context)] = context
+        return context
+
+    def adopt(self, context: CachedSequence) -> None:
+        """Count a fork among the live ones."""
+        self._live[id(context)] = context
+
+    def forget(self, context: CachedSequence) -> None:
+        """A released context holds nothing any more."""
+        self._live.pop(id(context), None)
+
+    def __iter__(self) -> Iterator[CachedSequence]:
+        return iter(self._live.values())
+
+    def park_another(self, needy: CachedSequence, *, idle: bool) -> bool:
+        """Move one other context out of the cache; it comes back when it is used next. False when there is none.
+
+        The victim is deterministic: of the tenant that holds most pages, a context that nothing works on before the
+        others, the youngest first. ``idle`` leaves alone those that something works on.
+        """
+        victim: CachedSequence | None = None
+        for context in self:
+            if context is needy or not context.table.pages or (idle and context.user is not None):
+                continue
+            if victim is None or context.rank >= victim.rank:
+                victim = context
+        if victim is None:
+            return False
+        victim.park()
+        return True
+
+    def check_integrity(self) -> None:
+        """Re-add pages and accounts. Raises AssertionError when something leaks."""
+        self.pool.check_integrity([context.table.pages for context in self])
+        for account in self._accounts:
+            mine = [context for context in self if context.account is account]
+            parked = sum(context.parked.charged for context in mine if context.parked is not None)
+            paid = sum(context.table.allowance.paid for context in mine if context.table.allowance is not None)
+            held = self.pool.charged(account)
+            assert account.used == held + parked + paid, (
+                f"{account}: {held} pages held, {parked} parked, {paid} paid for"
+            )
+        buffers = {
+            id(c.parked.buffer): c.parked.buffer for c in self if c.parked is not None and c.parked.buffer is not None
+        }
+        assert self.parking.used == sum(buffer.data.nbytes for buffer in buffers.values()), "host memory leaks"
+
+
+class CachedSequence:
+    """``tokens[: computed]`` are in the KV cache or parked on the host, the rest is pending.
+
+    ``lineage`` keys the sampling noise: 0 for a root, different for every fork, so that siblings with one seed differ.
+    ``user`` is what works on the context right now; while it is set, nothing else may change it. From ``irregular_from``
+    on (None: nowhere) the KV does not follow from the tokens alone, and is not shared by prefix. ``memory`` is what drafted
+    for it and learnt from it, until the next generation takes that over.
+    """
+
+    def __init__(self, family: SequenceSet, account: Account) -> None:
+        self._family = family
+        self.account = account
+        self.adapter = ""
+        self.positions = Positions()
+        self.rows_from: int | None = None
+        self.tokens: list[int] = []
+        self.table = PageTable(family.pool, account, (account.tenant, ""))
+        self.parked: Parked | None = None
+        self.lineage = 0
+        self.user: object | None = None
+        self.reused = 0
+        self.forks = 0
+        self.memory: Memory | None = None
+
+    @property
+    def max_length(self) -> int:
+        """How many tokens it may hold: neither an index nor a position goes beyond the model's."""
+        return self.model_length - max(0, self.positions.shift)
+
+    @property
+    def vocab_size(self) -> int:
+        """How many token ids there are."""
+        return self._family.vocab_size
+
+    @property
+    def model_length(self) -> int:
+        """How many positions the model knows."""
+        return self._family.max_length
+
+    @property
+    def tenant(self) -> str:
+        """Whom the context belongs to."""
+        return self.account.tenant
+
+    @property
+    def rank(self) -> tuple[int, str, bool]:
+        """Who leaves the cache first: of the tenant with most pages, what nothing works on."""
+        return self.account.used, self.account.tenant, self.user is None
+
+    @property
+    def irregular_from(self) -> int | None:
+        """From which token on the K and V do not follow from the tokens alone."""
+        return self.table.private_from
+
+    @property
+    def computed(self) -> int:
+        """Tokens whose K and V exist."""
+        if self.parked is not None:
+            return self.parked.length if self.parked.buffer is not None else 0
+        return self.table.length
+
+    @property
+    def pending(self) -> int:
+        """Tokens that are not computed yet."""
+        if self.parked is not None:
+            return len(self.tokens) - self.computed
+        return len(self.tokens) - self.table.length
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add pending tokens. Raises InvalidRequest for an id outside the vocabulary, LimitExceeded past the context."""
+        if len(self.tokens) + len(tokens) > self.max_length:
+            raise LimitExceeded(
+                f"the prompt needs {len(self.tokens) + len(tokens)} tokens, the model's context holds {self.max_length}",
+                limit="context_tokens", value=self.max_length, raise_with="a model with a longer context",
+            )  # fmt: skip
+        self.check_tokens(tokens)
+        self.tokens.extend(tokens)
+
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        """Raise InvalidRequest for an id outside the vocabulary."""
+        if tokens and not (min(tokens) >= 0 and max(tokens) < self._family.vocab_size):
+            wrong = next(token for token in tokens if not 0 <= token < self._family.vocab_size)
+            raise InvalidRequest(f"token id {wrong} is outside the vocabulary of {self._family.vocab_size}")
+
+    def check_room_behind(self) -> None:
+        """Raise InvalidRequest when there is nothing to go on from, LimitExceeded when nothing more fits."""
+        if not self.tokens:
+            raise InvalidRequest("the context is empty: add a prompt first")
+        if len(self.tokens) >= self.max_length:
+            raise LimitExceeded(
+                f"the context is full: {self.max_length} tokens",
+                limit="context_tokens", value=self.max_length, raise_with="a model with a longer context",
+            )  # fmt: skip
+
+    # -- Cutting and copying --------------------------------------------------------------------------------------
+
+    def truncate(self, length: int) -> None:
+        """Keep the first ``length`` tokens, computed or not. Raises InvalidRequest when there are fewer."""
+        if not 0 <= length <= len(self.tokens):
+            raise InvalidRequest(f"cannot truncate to {length} tokens: the context holds {len(self.tokens)}")
+        del self.tokens[length:]
+        self.positions.truncate(length)
+        self.uncompute(length)
+        if self.irregular_from is not None and length <= self.irregular_from:
+            self.table.private_from = None
+        if self.memory is not None and length < self.memory.length:
+            self.memory = None
+
+    def uncompute(self, length: int) -> None:
+        """Keep the K and V of at most ``length`` tokens; the tokens behind become pending again."""
+        if self.parked is not None:
+            self._cut_parked(self.parked, length)
+        elif length < self.table.length:
+            self.table.truncate(length)
+
+    def _cut_parked(self, parked: Parked, length: int) -> None:
+        size = self._family.pool.page_size
+        parked.length = min(length, parked.length)
+        parked.pages = min(parked.pages, -(-parked.length // size))
+        del parked.chain[parked.length // size :]
+        if parked.charged > parked.pages:
+            self.account.refund(parked.charged - parked.pages)
+            parked.charged = parked.pages
+        if not parked.length:
+            self.drop_computed()
+
+    def fork(self, length: int | None = None) -> CachedSequence:
+        """A copy of the first ``length`` tokens (None: all) that shares what is computed and draws different noise."""
+        child = CachedSequence(self._family, self.account)
+        child.adapter = self.adapter
+        child.tokens = self.tokens[:length]
+        child.positions = self.positions.copy(len(child.tokens))
+        if self.parked is not None:
+            size = self._family.pool.page_size
+            child.parked = self._family.parking.share(self.parked, len(child.tokens), size)
+        child.table = self.table.fork(length)
+        if self.irregular_from is not None and self.irregular_from >= len(child.tokens):
+            child.table.private_from = None
+        if self.memory is not None and self.memory.length <= len(child.tokens):
+            child.memory = self.memory.fork()
+        self.forks += 1
+        child.lineage = mix(mix(self.lineage) + self.forks)
+        self._family.adopt(child)
+        return child
+
+    def release(self) -> None:
+        """Give the pages back and forget the tokens."""
+        self.drop_computed()
+        self.tokens = []
+        self.memory = None
+        self._family.forget(self)
+
+    # -- What the KV depends on beside the tokens -----------------------------------------------------------------
+
+    def use_adapter(self, adapter: str) -> None:
+        """Compute with this adapter from now on; what another one computed does not count any more."""
+        if adapter == self.adapter:
+            return
+        self.drop_computed()
+        self.adapter = adapter
+        self.table.root = (self.tenant, adapter)
+
+    def mark_irregular(self, start: int) -> None:
+        """From token ``start`` on, the K and V will not follow from the tokens alone."""
+        if self.irregular_from is None:
+            self.table.private_from = start
+
+    def place(self, start: int, positions: Sequence[int], visible: Sequence[Seen]) -> None:
+        """The tokens from ``start`` on, all pending, stand and see as given; empty is the rule."""
+        self.positions.place(start, positions)
+        self.positions.restrict(start, visible)
+        first = self.positions.irregular_from
+        if first is not None:
+            self.mark_irregular(first)
+
+    def reuse_prefix(self) -> int:
+        """Take over pages that hold the next pending tokens already; how many tokens that saves.
+
+        The last token stays pending: its logits are wanted, and so do those from ``rows_from`` on, where that is set.
+        Raises LimitExceeded when the tenant's account has no room.
+        """
+        try:
+            limit = len(self.tokens) - 1
+            return self.table.reuse(self.tokens, limit if self.rows_from is None else min(limit, self.rows_from))
+        except QuotaExceeded:
+            raise quota_error(self.account, 1) from None
+
+    def count_reused(self, tokens: int) -> None:
+        """Note that this many tokens did not have to be computed."""
+        self.reused += tokens
+        self._family.reused += tokens
+
+    # -- Leaving the cache and coming back ------------------------------------------------------------------------
+
+    def park(self) -> None:
+        """Give the pages up: their content moves to the host, or is recomputed later where there is no room."""
+        self.table.trim()
+        before, length, chain, pages = self.account.used, self.table.length, self.table.chain, self.table.pages
+        buffer = self._family.parking.store(pages)
+        left = self._settle_allowance()
+        self.table.release()
+        charged = before - self.account.used
+        self.account.used += charged
+        self.parked = Parked(length, len(pages) + left, charged, chain, buffer)
+
+    def pages_wanted(self, extra: int) -> int:
+        """How many pages it takes to come back into the cache and feed ``extra`` tokens."""
+        if self.parked is None:
+            return self.table.wanted(extra)
+        pool = self._family.pool
+        old = self.table.held_again(self.parked.chain) if self.parked.buffer is not None else []
+        return -(-(self.computed + extra) // pool.page_size) - sum(map(pool.is_held, old))
+
+    def over_quota(self, pages: int) -> bool:
+        """Whether the tenant's account has no room for them. What the context held before it left the cache has room."""
+        if self.parked is not None:
+            return self.account.short(pages - self.parked.pages)
+        allowance = self.table.allowance
+        return self.account.short(pages - (0 if allowance is None else allowance.paid + allowance.forgiven))
+
+    def unpark(self) -> None:
+        """Come back into the cache. Raises PoolExhausted and stays outside when there is no room."""
+        parked = self.parked
+        if parked is None:
+            return
+        self.table.allowance = Allowance(parked.charged, parked.pages - parked.charged)
+        if parked.buffer is not None:
+            try:
+                old = self.table.come_back(parked.chain, parked.length)
+            except PoolExhausted:
+                self.table.allowance = None
+                raise
+            data = parked.buffer.data[old : len(self.table.pages)]
+            self._family.parking.mover.write_pages(self.table.pages[old:], data)
+            self.table.republish(self.tokens, parked.chain)
+            self._settle_allowance()
+        self._family.parking.discard(parked)
+        self.parked = None
+
+    def reserve(self, extra: int) -> None:
+        """Make room for ``extra`` tokens behind what is computed, in pages that are ours alone.
+
+        Raises PoolExhausted or QuotaExceeded and changes nothing when there is no room.
+        """
+        copies = self.table.reserve(extra)
+        if copies:
+            # At once: the page that is copied may belong to somebody else before the step begins.
+            self._family.parking.mover.copy_pages(copies)
+
+    def drop_computed(self) -> None:
+        """Forget all K and V; the tokens become pending."""
+        self._settle_allowance()
+        self.table.release()
+        if self.parked is not None:
+            self.account.refund(self.parked.charged)
+            self._family.parking.discard(self.parked)
+            self.parked = None
+
+    def _settle_allowance(self) -> int:
+        """What was not taken of it is gone; how many pages that is."""
+        allowance, self.table.allowance = self.table.allowance, None
+        if allowance is None:
+            return 0
+        self.account.refund(allowance.paid)
+        return allowance.paid + allowance.forgiven
+
+
+def quota_error(account: Account, pages: int) -> LimitExceeded:
+    """The tenant's pages are used up."""
+    return LimitExceeded(
+        f"tenant {account.tenant!r} may hold {account.quota} KV pages and holds {account.used}; {pages} more are needed",
+        limit="tenant_kv_pages", value=account.quota, raise_with="releasing contexts, or a higher quota of the tenant",
+    )  # fmt: skip

@@ -1,0 +1,101 @@
+"""Where a context's tokens stand and what they see, where that is not the rule: position = index, all before is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from inferd_runtime.models.batch import Ids, Placement, Seen
+
+VisibilityBits = npt.NDArray[np.uint8]
+
+
+def tree_placement(start: int, count: int, parents: Sequence[int]) -> Placement:
+    """``count`` tokens that follow each other from ``start`` on, and behind them a tree: each node stands at its depth and sees
+    what comes before the tree, its ancestors and itself. ``parents`` as in :class:`~inferd_runtime.speculation.drafts.Draft`.
+    """
+    root, end = start + count, start + count + len(parents)
+    positions = np.arange(end)
+    visible = np.zeros((end - start, end), np.bool_)
+    visible[:count] = np.arange(end) <= np.arange(start, root)[:, None]
+    for node, parent in enumerate(parents):
+        row = visible[count + node]
+        row[:] = visible[count + parent]
+        row[root + node] = True
+        positions[root + node] = positions[root + parent] + 1
+    return Placement(positions, visible)
+
+
+class Positions:
+    """Sparse marks on a context's tokens, by index in the cache.
+
+    A shift holds from its index on: position = index + shift. So tokens behind explicit positions go on from the last one.
+    A row of bits says which tokens one token sees, itself included, never one with a higher index: causality is the
+    order of writing, whatever the positions are.
+    """
+
+    def __init__(self) -> None:
+        self._shifts: list[tuple[int, int]] = []
+        self._seen: dict[int, VisibilityBits] = {}
+
+    @property
+    def irregular_from(self) -> int | None:
+        """The first token that does not follow the rule; None when all do."""
+        return min((*(index for index, _ in self._shifts[:1]), *self._seen), default=None)
+
+    @property
+    def shift(self) -> int:
+        """Position minus index of whatever comes next."""
+        return self._shifts[-1][1] if self._shifts else 0
+
+    def marks(self) -> Iterator[tuple[int, int | None, VisibilityBits | None]]:
+        """Each token with a mark, in order: its index, the shift that begins there, and its row of bits."""
+        shifts = dict(self._shifts)
+        for index in sorted({*shifts, *self._seen}):
+            yield index, shifts.get(index), self._seen.get(index)
+
+    def place(self, start: int, positions: Sequence[int]) -> None:
+        """Tokens from ``start`` on, the last of the context, stand at these positions."""
+        for index, position in enumerate(positions, start):
+            if position - index != self.shift:
+                self._shifts.append((index, position - index))
+
+    def restrict(self, start: int, rows: Sequence[Seen]) -> None:
+        """Tokens from ``start`` on see what ``rows`` (bool[index + 1] each, or longer) say."""
+        for index, row in enumerate(rows, start):
+            if not row[: index + 1].all():
+                self._seen[index] = np.packbits(row[: index + 1])
+
+    def placement(self, start: int, count: int) -> Placement | None:
+        """What a pass that feeds ``count`` tokens from ``start`` on has to know; None when they and all before are regular."""
+        end = start + count
+        first = self.irregular_from
+        if first is None or first >= end:
+            return None
+        index = np.arange(end)
+        visible = index <= np.arange(start, end)[:, None]
+        for at, row in self._seen.items():
+            if start <= at < end:
+                visible[at - start, : at + 1] = np.unpackbits(row, count=at + 1)
+        return Placement(self._of(index), visible)
+
+    def _of(self, index: Ids) -> Ids:
+        starts, shifts = [0, *(at for at, _ in self._shifts)], [0, *(shift for _, shift in self._shifts)]
+        return np.asarray(index + np.asarray(shifts)[np.searchsorted(starts, index, side="right") - 1], np.int64)
+
+    def truncate(self, length: int) -> None:
+        """Only the first ``length`` tokens are left."""
+        while self._shifts and self._shifts[-1][0] >= length:
+            self._shifts.pop()
+        if self._seen:
+            self._seen = {index: row for index, row in self._seen.items() if index < length}
+
+    def copy(self, length: int) -> Positions:
+        """The marks on the first ``length`` tokens, for a fork."""
+        child = Positions()
+        child._shifts = list(self._shifts)
+        child._seen = dict(self._seen)
+        child.truncate(length)
+        return child

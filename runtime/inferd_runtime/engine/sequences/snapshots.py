@@ -1,0 +1,160 @@
+"""Contexts out of the engine and back: what a snapshot takes from a context, and how much of it a new one gets.
+
+:func:`export_kv` and :func:`import_kv` are the seam for moving a context between engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import astuple
+
+from inferd.protocol import ModelInfo, SnapshotDamaged, SnapshotForeign
+from inferd_runtime.engine.driver import Driver
+from inferd_runtime.engine.engine import Engine
+from inferd_runtime.engine.jobs.forward_pass import check_placement
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+from inferd_runtime.kv import snapshot_format
+from inferd_runtime.kv.snapshot_format import Facts, PlaceMark, Snapshot, TurnMark
+from inferd_runtime.models.batch import PageData
+
+START = (TurnMark(0, True, False, False),)
+
+
+class Restored(NamedTuple):
+    """A context that was read back, and how many of its computed tokens did not have to be computed again."""
+
+    context: CachedSequence
+    restored: int
+
+
+def export_kv(engine: Engine, model: ModelInfo, context: CachedSequence, turns: Sequence[TurnMark] = START) -> bytes:
+    """A context as bytes, in the format of a snapshot's file."""
+    return snapshot_format.encode(capture(engine, model, context, turns))
+
+
+def import_kv(engine: Engine, model: ModelInfo, tenant: str, data: bytes) -> Restored:
+    """A context out of bytes that anybody may have made.
+
+    What they say is checked before the device sees it, but that the KV is what the model computes cannot be: so it is never
+    found by prefix, and counts for this context and its forks alone. Raises SnapshotDamaged, SnapshotForeign, and what
+    :func:`restore` raises.
+    """
+    snapshot = snapshot_format.decode(data)
+    find_model(snapshot, [model])
+    return restore(engine, tenant, snapshot, trusted=False)
+
+
+def capture(engine: Engine, model: ModelInfo, context: CachedSequence, turns: Sequence[TurnMark]) -> Snapshot:
+    """A copy of a context that does not change with it."""
+    facts = Facts(
+        model=model.name,
+        fingerprint=model.fingerprint,
+        kv_layout=engine.driver.kv_layout,
+        page_size=engine.pool.page_size,
+        computed=context.computed,
+        lineage=context.lineage,
+        forks=context.forks,
+        turns=tuple(turns),
+        adapter=context.adapter,
+        irregular_from=context.irregular_from,
+        places=tuple(_place_marks(context)),
+    )
+    return Snapshot(facts, list(context.tokens), _read_pages(engine.driver, context))
+
+
+def find_model(snapshot: Snapshot, served: Sequence[ModelInfo]) -> ModelInfo:
+    """The model with the snapshot's weights; of several, the one of its name. Raises SnapshotForeign, which names all."""
+    facts = snapshot.facts
+    same = [model for model in served if model.fingerprint == facts.fingerprint]
+    if not same:
+        there = ", ".join(f"{model.name!r} with {model.fingerprint!r}" for model in served)
+        raise SnapshotForeign(
+            f"the snapshot is of model {facts.model!r} with fingerprint {facts.fingerprint!r}; served: {there}"
+        )
+    return max(same, key=lambda model: model.name == facts.model)
+
+
+def restore(engine: Engine, tenant: str, snapshot: Snapshot, *, trusted: bool = True) -> Restored:
+    """A new context that starts as the snapshot, of a model with the same fingerprint.
+
+    KV of another layout, and what finds no room in the cache after idle contexts have left it, is computed again when the
+    context is used. KV that cannot be computed again comes back whole, or SnapshotForeign or LimitExceeded says why not.
+    ``trusted``: the KV was computed here. Raises InvalidRequest for tokens, positions or masks that the model cannot have,
+    LimitExceeded for more than its context holds.
+    """
+    context = engine.create_context(tenant)
+    try:
+        context.use_adapter(snapshot.facts.adapter)
+        _append(context, snapshot)
+        context.lineage, context.forks = snapshot.facts.lineage, snapshot.facts.forks
+        return Restored(context, _restore_pages(engine, context, snapshot, trusted))
+    except BaseException:
+        context.release()
+        raise
+
+
+def _place_marks(context: CachedSequence) -> Iterator[PlaceMark]:
+    for at, shift, seen in context.positions.marks():
+        yield PlaceMark(at, shift, None if seen is None else seen.tobytes())
+
+
+def _append(context: CachedSequence, snapshot: Snapshot) -> None:
+    """The tokens, and where they stand and what they see, checked as for a pass that brings them."""
+    done = 0
+    for at, shift, seen in map(astuple, snapshot.facts.places):
+        positions = [] if shift is None else [at + shift]
+        visible = [] if seen is None else [np.unpackbits(np.frombuffer(seen, np.uint8), count=at + 1).astype(bool)]
+        context.append(snapshot.tokens[done:at])
+        check_placement(context, 1, positions, visible)
+        context.append(snapshot.tokens[at : at + 1])
+        context.place(at, positions, visible)
+        done = at + 1
+    context.append(snapshot.tokens[done:])
+
+
+def _read_pages(driver: Driver, context: CachedSequence) -> PageData:
+    """The pages that hold computed tokens. What others left behind the last of them stays here."""
+    count = -(-context.computed // driver.page_size)
+    if not count:
+        return np.empty((0, driver.page_bytes), np.uint8)
+    if context.parked is not None and context.parked.buffer is not None:
+        pages = context.parked.buffer.data[:count].copy()
+    else:
+        pages = driver.read_pages(context.table.pages[:count])
+    used = context.computed - (count - 1) * driver.page_size
+    first = 0
+    for size in driver.token_bytes:
+        end = first + size * driver.page_size
+        pages[-1, first + size * used : end] = 0
+        first = end
+    return pages
+
+
+def _restore_pages(engine: Engine, context: CachedSequence, snapshot: Snapshot, trusted: bool) -> int:
+    facts, driver = snapshot.facts, engine.driver
+    fits = facts.kv_layout == driver.kv_layout and facts.page_size == driver.page_size
+    if fits and len(snapshot.pages) and snapshot.pages.shape[1] != driver.page_bytes:
+        raise SnapshotDamaged("the snapshot is damaged: its pages have another size than its layout says")
+    if fits and not trusted and not driver.bearable(snapshot.pages):
+        raise SnapshotDamaged("the KV holds numbers that no model computes: not finite, or far too large")
+    length = min(facts.computed, _make_room(engine, context, len(snapshot.pages)) * driver.page_size) if fits else 0
+    if length:
+        context.table.reserve(length)
+        driver.write_pages(context.table.pages, np.ascontiguousarray(snapshot.pages[: len(context.table.pages)]))
+        context.table.advance(length)
+    private = 0 if length and not trusted else facts.irregular_from
+    context.table.private_from = min((at for at in (private, context.irregular_from) if at is not None), default=None)
+    context.table.publish(context.tokens)  # now: a fork has to inherit where its shared pages stand in the index
+    return length
+
+
+def _make_room(engine: Engine, context: CachedSequence, pages: int) -> int:
+    """How many of so many pages the context may take, after idle contexts have left the cache for them."""
+    account = context.account
+    allowed = min(pages, account.quota - account.used) if account.quota else pages
+    while engine.pool.available < allowed and engine.contexts.park_another(context, idle=True):
+        pass
+    return max(0, min(allowed, engine.pool.available))

@@ -1,0 +1,178 @@
+"""Reading the weights of a LoRA adapter for one model: every tensor is accounted for, or the adapter is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from inferd.protocol import InvalidRequest
+from inferd_runtime.models.batch import Batch, Span
+from inferd_runtime.models.lora.files import ALL_LINEAR, WEIGHTS, AdapterFiles, LoraConfig
+from inferd_runtime.models.passes.attention import lay_out
+from inferd_runtime.models.passes.plain import PlainPass
+from inferd_runtime.models.shape import KvShape
+
+PREFIX = "base_model.model."
+NOT_EVERY_ROW = (
+    "LoRA is not supported on a module that does not run once on every token, such as an expert or the output head"
+)
+DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+PROBE_TOKENS = 12
+MAX_HEADER_BYTES = 4 << 20
+"""Room for some ten thousand tensors: a file of millions of empty ones would hold the engine up."""
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraPair:
+    """One module's change: ``down`` [r, in] is A, ``up`` [out, r] is B with the scaling in it."""
+
+    down: Tensor
+    up: Tensor
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of both."""
+        return self.down.nbytes + self.up.nbytes
+
+
+Lora = Mapping[str, LoraPair]
+"""An adapter: what it changes, by the module's path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """The linear modules of a model: ``usable`` ones may carry LoRA, (inputs, outputs) by path; ``others`` cannot, and why."""
+
+    usable: Mapping[str, tuple[int, int]]
+    others: Mapping[str, str]
+
+    def check(self, name: str) -> tuple[int, int]:
+        """The widths of a usable module. Raises InvalidRequest."""
+        if name not in self.usable:
+            why = self.others.get(name, "this model has no such linear module")
+            raise InvalidRequest(f"{WEIGHTS}: module {name!r}: {why}")
+        return self.usable[name]
+
+
+def linear_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Linear modules by path: nn.Linear and transformers' Conv1D. Subclasses may compute something else."""
+    return {name: part for name, part in model.named_modules() if type(part) in (nn.Linear, Conv1D)}
+
+
+def plain_sites(model: nn.Module, kv: KvShape) -> Sites:
+    """The sites of the plain pass: linear modules that run once per pass on every row of the batch, in order.
+
+    Experts, which see some rows only, and the output head, which sees the wanted rows only, are none.
+    """
+    linear = linear_modules(model)
+    counts = _trace(model, kv, linear)
+    usable = {name: _widths(part) for name, part in linear.items() if counts[name] == [PROBE_TOKENS]}
+    return Sites(usable, {name: NOT_EVERY_ROW for name in linear if name not in usable})
+
+
+def _widths(module: nn.Module) -> tuple[int, int]:
+    """(inputs, outputs): transformers' Conv1D keeps its weight as [in, out], Linear as [out, in]."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return (weight.shape[0], weight.shape[1]) if isinstance(module, Conv1D) else (weight.shape[1], weight.shape[0])
+
+
+@torch.inference_mode()
+def _trace(model: nn.Module, kv: KvShape, linear: Mapping[str, nn.Module]) -> dict[str, list[int]]:
+    """How many rows each linear module saw, call by call, in one pass over PROBE_TOKENS tokens."""
+    counts: dict[str, list[int]] = {name: [] for name in linear}
+
+    def note(name: str, inputs: Tensor) -> None:
+        counts[name].append(inputs.numel() // inputs.shape[-1])
+
+    handles = [
+        part.register_forward_pre_hook(lambda _, inputs, name=name: note(name, inputs[0]))
+        for name, part in linear.items()
+    ]
+    try:
+        _probe_pass(model, kv)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return counts
+
+
+def _probe_pass(model: nn.Module, kv: KvShape) -> None:
+    like = next(model.parameters())
+    at = torch.arange(PROBE_TOKENS)
+    batch = Batch(at.numpy(), at.numpy(), at.numpy(), at[:1].numpy(), [Span(0, PROBE_TOKENS, 0, [0])])
+    keys, values = (
+        [torch.zeros(1, PROBE_TOKENS, heads, width, dtype=like.dtype, device=like.device) for heads, width in shapes]
+        for shapes in (kv.keys, kv.values)
+    )
+    at = at.to(like.device)
+    PlainPass(model)(at, at, lay_out(batch, keys, values, PROBE_TOKENS), at[:1])
+
+
+def read_lora(files: AdapterFiles, sites: Sites, like: Tensor) -> Lora:
+    """The adapter's weights in the dtype and on the device of ``like``.
+
+    Raises InvalidRequest that names the option, the tensor or the module that does not fit.
+    """
+    config = LoraConfig.parse(files)
+    if int.from_bytes(files.weights[:8], "little") > MAX_HEADER_BYTES:
+        raise InvalidRequest(f"{WEIGHTS}: its header takes more than {MAX_HEADER_BYTES} bytes")
+    try:
+        tensors = load_tensors(files.weights)
+    except SafetensorError as error:
+        raise InvalidRequest(f"{WEIGHTS}: {error}") from None
+    found = {module: _read_pair(tensors, module, sites.check(module), config) for module in _modules(tensors)}
+    if not found:
+        raise InvalidRequest(f"{WEIGHTS} holds no weights")
+    for name in (*sites.usable, *sites.others):
+        if config.names(name) and name not in found and (config.targets != ALL_LINEAR or name in sites.usable):
+            raise InvalidRequest(f"{WEIGHTS}: target_modules names {name!r}, and there are no weights for it")
+    return {name: _settle(pair, config.scaling_of(name), name, like) for name, pair in found.items()}
+
+
+def _modules(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The paths of the modules that have weights. Raises InvalidRequest for a tensor that is neither an A nor a B."""
+    modules: dict[str, None] = {}
+    for key in sorted(tensors):
+        if not key.startswith(PREFIX) or not key.endswith((DOWN, UP)):
+            raise InvalidRequest(f"{WEIGHTS}: {key!r} is not supported, only {PREFIX}*{DOWN} and *{UP}")
+        modules[key.removeprefix(PREFIX).removesuffix(DOWN).removesuffix(UP)] = None
+    return list(modules)
+
+
+def _read_pair(
+    tensors: Mapping[str, Tensor], module: str, site: tuple[int, int], config: LoraConfig
+) -> tuple[Tensor, Tensor]:
+    """A [r, in] and B [out, r] of a module, checked."""
+    if not config.names(module):
+        raise InvalidRequest(f"{WEIGHTS} holds weights for {module!r}, which target_modules does not name")
+    rank = config.rank_of(module)
+    wanted = {DOWN: (rank, site[0]), UP: (site[1], rank)}
+    pair: list[Tensor] = []
+    for suffix, shape in wanted.items():
+        key = PREFIX + module + suffix
+        if key not in tensors:
+            raise InvalidRequest(f"{WEIGHTS}: {key!r} is missing")
+        tensor = tensors[key]
+        if tuple(tensor.shape) != shape:
+            raise InvalidRequest(f"{WEIGHTS}: {key!r} is {list(tensor.shape)}, this model and rank need {list(shape)}")
+        if tensor.dtype not in FLOATS:
+            raise InvalidRequest(f"{WEIGHTS}: {key!r} is {tensor.dtype}, which is not supported")
+        pair.append(tensor)
+    return pair[0], pair[1]
+
+
+def _settle(pair: tuple[Tensor, Tensor], scaling: float, module: str, like: Tensor) -> LoraPair:
+    """The pair as it is served. Not finite is also what overflows the model's dtype."""
+    down = pair[0].to(like.device, like.dtype)
+    up = (pair[1].to(like.device, torch.float32) * scaling).to(like.dtype)
+    if not (torch.isfinite(down).all() and torch.isfinite(up).all()):
+        raise InvalidRequest(f"{WEIGHTS}: the weights for {module!r} are not finite numbers in {like.dtype}")
+    return LoraPair(down.contiguous(), up.contiguous())

@@ -1,0 +1,228 @@
+"""The fast way through Llama-shaped models: the same arithmetic as transformers' modules in a quarter of the operations.
+
+At small batch sizes a forward pass in eager PyTorch is bound by the number of operations it issues, not by arithmetic. Here
+q, k, v and gate, up are one matrix product each, residuals ride on the products, and RMS norms and rotations are single
+operations. The plain twin is :class:`~inferd_runtime.models.passes.plain.PlainPass`; :func:`fuse` compares the two on
+random tokens
+before it trusts itself, and says no to every model that it does not know. On the CPU, large float32 weights are packed then
+(:mod:`~inferd_runtime.models.passes.products`), and the modules let go of them: they cannot run by themselves any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm, silu
+
+from inferd_runtime.kernels.attention_rule import AttentionRule
+from inferd_runtime.models.batch import Batch, Span
+from inferd_runtime.models.huge_pages import use_huge_pages
+from inferd_runtime.models.passes.attention import StepLayout, attend, lay_out
+from inferd_runtime.models.passes.plain import ModelPass, PlainPass
+from inferd_runtime.models.passes.products import DenseProduct, PackedProduct, Product, pack
+from inferd_runtime.models.shape import KvShape
+
+FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+PROBE_TOKENS = 12
+TOLERANCE = 2e-4
+ROUNDED = 0.2
+HUGE_PAGES_FROM = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FusedLayer:
+    """One decoder layer's weights; ``head_norm`` [Hq + Hkv, D] scales q and k where they are normed."""
+
+    rule: AttentionRule
+    query_heads: int
+    key_heads: int
+    width: int
+    eps: float
+    input_norm: Tensor
+    qkv: Product
+    head_norm: Tensor | None
+    out: Product
+    post_norm: Tensor
+    gate_up: Product
+    down: Product
+
+    def run(self, hidden: Tensor, cos: Tensor, sin: Tensor, layout: StepLayout, index: int) -> Tensor:
+        """hidden [T, E] -> [T, E]; cos and sin [T, 1, D], the sign of the rotation in sin."""
+        hidden = self.out.onto(self._attention(hidden, cos, sin, layout, index), hidden)
+        normed = rms_norm(hidden, self.post_norm.shape, self.post_norm, self.eps)
+        gate, up = self.gate_up(normed).chunk(2, dim=-1)
+        return self.down.onto(silu(gate).mul_(up), hidden)
+
+    def _attention(self, hidden: Tensor, cos: Tensor, sin: Tensor, layout: StepLayout, index: int) -> Tensor:
+        normed = rms_norm(hidden, self.input_norm.shape, self.input_norm, self.eps)
+        heads = self.qkv(normed).view(len(hidden), -1, self.width)
+        turned = self.query_heads + self.key_heads
+        qk = heads[:, :turned]
+        if self.head_norm is not None:
+            qk = rms_norm(qk, (self.width,), None, self.eps) * self.head_norm
+        qk = torch.addcmul(qk * cos, qk.roll(self.width // 2, -1), sin)
+        query = qk[:, : self.query_heads].transpose(0, 1)[None]
+        return attend(layout, index, query, qk[:, self.query_heads :], heads[:, turned:], self.rule).reshape(
+            len(hidden), -1
+        )
+
+
+class FusedPass:
+    """A whole decoder. Weights are shared with the module; ``head`` [V, E] gives the logits."""
+
+    def __init__(self, module: nn.Module, layers: Sequence[FusedLayer], head: Product) -> None:
+        model: Any = module
+        self._embedding: Tensor = model.model.embed_tokens.weight
+        self._rotary: nn.Module = model.model.rotary_emb
+        self._layers = layers
+        self._norm: Tensor = model.model.norm.weight
+        self._eps = layers[0].eps
+        self._head = head
+
+    @property
+    def depth(self) -> int:
+        """How many layers there are."""
+        return len(self._layers)
+
+    def with_layers(self, change: Callable[[int, FusedLayer], FusedLayer]) -> FusedPass:
+        """The same decoder over the layers that ``change(index, layer)`` gives."""
+        other = copy(self)
+        other._layers = [change(index, layer) for index, layer in enumerate(self._layers)]
+        return other
+
+    def __call__(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
+        """See :class:`~inferd_runtime.models.passes.plain.ModelPass`."""
+        hidden = self._embedding[tokens]
+        cos, sin = self._rotary(hidden[None], positions[None])
+        cos, sin = cos[0][:, None], sin[0][:, None].clone()
+        sin[..., : sin.shape[-1] // 2].neg_()
+        for index, layer in enumerate(self._layers):
+            hidden = layer.run(hidden, cos, sin, layout, index)
+        if layout.hidden_rows is not None:
+            layout.hidden = self._final(hidden[layout.hidden_rows])
+        return self._head(self._final(hidden[rows]))
+
+    def _final(self, hidden: Tensor) -> Tensor:
+        return rms_norm(hidden, self._norm.shape, self._norm, self._eps)
+
+
+def fuse(module: nn.Module, kv: KvShape, rules: Sequence[AttentionRule]) -> ModelPass | None:
+    """The fused pass of a model that is known here and gives the same logits; None otherwise."""
+    config: Any = module.config
+    if config.model_type not in FAMILIES or config.hidden_act != "silu" or any(rule.softcap for rule in rules):
+        return None
+    model: Any = module
+    first = model.model.layers[0]
+    if any(
+        part.bias is not None
+        for part in (first.mlp.gate_proj, first.mlp.down_proj, first.self_attn.o_proj, model.lm_head)
+    ):
+        return None
+    layers = [_fuse_layer(layer, rule) for layer, rule in zip(model.model.layers, rules, strict=True)]
+    fused = FusedPass(module, layers, DenseProduct(model.lm_head.weight))
+    if not agree(fused, PlainPass(module), kv, model.lm_head.weight):
+        return None
+    packed = [_pack_layer(fused, layer) for fused, layer in zip(layers, model.model.layers, strict=True)]
+    head = _pack_head(model)
+    if sum(product.bytes for layer in packed for product in _packed_products(layer)) >= HUGE_PAGES_FROM:
+        use_huge_pages()
+    return FusedPass(module, packed, head)
+
+
+def _fuse_layer(layer: Any, rule: AttentionRule) -> FusedLayer:
+    attention, width = layer.self_attn, int(layer.self_attn.head_dim)
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    query_heads, key_heads = (projection.out_features // width for projection in projections[:2])
+    biases = [projection.bias for projection in projections]
+    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    return FusedLayer(
+        rule=rule,
+        query_heads=query_heads,
+        key_heads=key_heads,
+        width=width,
+        eps=float(layer.input_layernorm.variance_epsilon),
+        input_norm=layer.input_layernorm.weight,
+        qkv=DenseProduct(_joined(projections), None if biases[0] is None else torch.cat(biases)),
+        head_norm=None if norms[0] is None else _head_norm(norms, (query_heads, key_heads)),
+        out=DenseProduct(attention.o_proj.weight),
+        post_norm=layer.post_attention_layernorm.weight,
+        gate_up=DenseProduct(_joined((layer.mlp.gate_proj, layer.mlp.up_proj))),
+        down=DenseProduct(layer.mlp.down_proj.weight),
+    )
+
+
+def _packed_products(layer: FusedLayer) -> list[PackedProduct]:
+    products = (layer.qkv, layer.out, layer.gate_up, layer.down)
+    return [product for product in products if isinstance(product, PackedProduct)]
+
+
+def _pack_layer(fused: FusedLayer, layer: Any) -> FusedLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+    return replace(
+        fused,
+        qkv=_packed(fused.qkv, (attention.q_proj, attention.k_proj, attention.v_proj)),
+        out=_packed(fused.out, (attention.o_proj,)),
+        gate_up=_packed(fused.gate_up, (mlp.gate_proj, mlp.up_proj)),
+        down=_packed(fused.down, (mlp.down_proj,)),
+    )
+
+
+def _packed(product: Product, owners: Sequence[Any]) -> Product:
+    """The product with its weight packed where that helps; its owners then let go of theirs, so that it is held once."""
+    packed = pack(product.weight, product.bias) if isinstance(product, DenseProduct) else None
+    if packed is None:
+        return product
+    for owner in owners:
+        owner.weight.data = owner.weight.data.new_empty(0)
+    return packed
+
+
+def _pack_head(model: Any) -> Product:
+    """The head. One that is tied to the embedding is held twice, because the embedding is read row by row."""
+    tied = model.lm_head.weight is model.model.embed_tokens.weight
+    return _packed(DenseProduct(model.lm_head.weight), () if tied else (model.lm_head,))
+
+
+def _joined(projections: Sequence[Any]) -> Tensor:
+    """The weights one below the other; the modules' own weights become views of it, so that nothing is held twice."""
+    joined = torch.cat([projection.weight.data for projection in projections])
+    first = 0
+    for projection in projections:
+        projection.weight.data = joined[first : first + projection.out_features]
+        first += projection.out_features
+    return joined
+
+
+def _head_norm(norms: Sequence[Any], heads: Sequence[int]) -> Tensor:
+    return torch.cat([norm.weight.data.expand(count, -1) for norm, count in zip(norms, heads, strict=True)])
+
+
+@torch.inference_mode()
+def agree(one: ModelPass, other: ModelPass, kv: KvShape, like: Tensor) -> bool:
+    """Whether two passes give the same logits on random tokens: in float32 to a tolerance relative to the largest one.
+
+    In narrower types two exact ways through a deep model differ by rounding alone, as much as they differ from float32
+    (measured: 2 % of the largest logit behind 16 layers), so most rows must agree to a share of their spread.
+    """
+    tokens = torch.randint(like.shape[0], (PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(PROBE_TOKENS)
+    at = positions.numpy()
+    batch = Batch(tokens.numpy(), at, at, at, [Span(0, PROBE_TOKENS, 0, [0])])
+    keys, values = ([_page(*shape, like) for shape in shapes] for shapes in (kv.keys, kv.values))
+    layout = lay_out(batch, keys, values, PROBE_TOKENS)
+    tokens, positions = tokens.to(like.device), positions.to(like.device)
+    first, second = (run(tokens, positions, layout, positions).float() for run in (one, other))
+    off = (first - second).abs().amax(dim=1)
+    if like.dtype == torch.float32:
+        return bool(off.max() <= TOLERANCE * max(float(second.abs().max()), 1.0))
+    spread = (second - second.mean(dim=1, keepdim=True)).abs().amax(dim=1).clamp_min(1e-6)
+    return bool((off / spread).median() <= ROUNDED)
+
+
+def _page(heads: int, width: int, like: Tensor) -> Tensor:
+    return torch.zeros(1, PROBE_TOKENS, heads, width, dtype=like.dtype, device=like.device)

@@ -1,0 +1,85 @@
+"""A run's events over HTTP: server-sent events for browsers, JSON lines for everybody else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from inferd.protocol import InvalidRequest
+from inferd_runtime.server.gateway.replies import event_json
+from inferd_runtime.server.supervisor.runs import Run, RunEvent
+
+PING_SECONDS = 15.0
+SSE = "text/event-stream"
+NDJSON = "application/x-ndjson"
+
+
+def stream_events(run: Run, request: Request) -> StreamingResponse:
+    """Stream a run's events from ``?from=INDEX`` (or ``Last-Event-ID``) on.
+
+    ``?follow=false`` ends with what has happened so far. A client that leaves does not change the run.
+    """
+    as_sse = SSE in request.headers.get("accept", "")
+    start, follow = _first_index(request), _follow(request)
+    return EventResponse(_lines(run, start, follow, as_sse), as_sse=as_sse)
+
+
+class EventResponse(StreamingResponse):
+    """Carries encoded events. When it is over, however that came, it closes them, and then ``held``."""
+
+    def __init__(self, events: AsyncGenerator[bytes], *, as_sse: bool, held: ExitStack | None = None) -> None:
+        super().__init__(events, media_type=SSE if as_sse else NDJSON, headers={"Cache-Control": "no-store"})
+        self._events = events
+        self._held = held or ExitStack()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            async with aclosing(self._events):
+                await super().__call__(scope, receive, send)
+
+
+def _first_index(request: Request) -> int:
+    last = request.headers.get("last-event-id")
+    text = request.query_params.get("from", "0")
+    if last is not None and "from" not in request.query_params:
+        return _whole(last, "Last-Event-ID") + 1
+    return _whole(text, "from")
+
+
+def _whole(text: str, name: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise InvalidRequest(f"{name} must be a whole number, got {text!r}")
+    return int(text)
+
+
+def _follow(request: Request) -> bool:
+    text = request.query_params.get("follow", "true")
+    if text not in ("true", "false"):
+        raise InvalidRequest(f"follow must be true or false, got {text!r}")
+    return text == "true"
+
+
+async def _lines(run: Run, start: int, follow: bool, as_sse: bool) -> AsyncGenerator[bytes]:
+    index = start
+    while True:
+        batch = await run.next_batch(index, PING_SECONDS if follow else 0)
+        for event in batch:
+            yield _encode(event, as_sse)
+        if batch:
+            index = batch[-1].index + 1
+        if not follow or (run.ending is not None and index >= run.buffer.next_index):
+            return
+        if not batch:
+            yield b": ping\n\n" if as_sse else b"\n"
+
+
+def _encode(event: RunEvent, as_sse: bool) -> bytes:
+    payload = msgspec.json.encode(event_json(event))
+    if not as_sse:
+        return payload + b"\n"
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.index, event.kind.encode(), payload)

@@ -1,0 +1,124 @@
+"""What the gateway answers: every JSON shape and every status code in one place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from inferd.protocol import InferdError
+from inferd_runtime.server.programs.bundles import Program
+from inferd_runtime.server.supervisor.runs import Ending, Run, RunEvent
+
+STATUS = {
+    "program": 422,
+    "client": 400,
+    "client.not_found": 404,
+    "client.unauthorized": 401,
+    "limit": 429,
+    "cancelled": 409,
+    "unavailable": 503,
+    "internal": 500,
+}
+TOO_LARGE = 413
+SIZE_LIMITS = frozenset({"body_bytes", "source_bytes", "files"})
+
+
+def status_of(error: InferdError) -> int:
+    """The HTTP status of an error: its code's, else the nearest parent's."""
+    if error.detail.get("limit") in SIZE_LIMITS:
+        return TOO_LARGE
+    code = error.code
+    while code not in STATUS and "." in code:
+        code = code.rpartition(".")[0]
+    return STATUS.get(code, 500)
+
+
+def reply(value: Any, status: int = 200) -> Response:
+    """A JSON response."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def error_reply(error: InferdError) -> Response:
+    """The one shape of errors: ``{"error": {"code", "message", "detail"}}``."""
+    response = reply({"error": error.to_wire()}, status_of(error))
+    if status_of(error) == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+async def deny(error: InferdError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request, or a WebSocket's handshake, with an error."""
+    response = error_reply(error)
+    if scope["type"] == "websocket":
+        await WebSocket(scope, receive, send).send_denial_response(response)
+    else:
+        await response(scope, receive, send)
+
+
+def program_json(program: Program, created_at: float | None = None) -> dict[str, Any]:
+    """A program with its interface; ``interface.arguments`` is the JSON Schema of a launch's arguments."""
+    interface = program.interface
+    value: dict[str, Any] = {
+        "id": program.id,
+        "name": program.name,
+        "version": program.version,
+        "limits": program.limits,
+        "interface": {
+            "doc": interface.doc,
+            "parameters": interface.parameters,
+            "arguments": interface.arguments_schema,
+            "returns": interface.returns_schema,
+        },
+    }
+    return value if created_at is None else {**value, "created_at": created_at}
+
+
+def run_summary(run: Run) -> dict[str, Any]:
+    """A run as it is now, without its result. Times in seconds since the epoch, None for what has not happened."""
+    program = run.program
+    return {
+        "id": run.id,
+        "program": {"id": program.id, "name": program.name, "version": program.version},
+        "state": run.state,
+        "created_at": run.created_at,
+        "started_at": run.started_at,
+        "finished_at": run.finished_at,
+        "limits": run.limits,
+        "error": run.error,
+        "usage": run.usage,
+        "next_event": run.buffer.next_index,
+    }
+
+
+def run_json(run: Run) -> dict[str, Any]:
+    """A run as it is now, with its result (None without one)."""
+    result = None if run.ending is None else raw_result(run.ending)
+    return {**run_summary(run), "result": result}
+
+
+def raw_result(ending: Ending) -> msgspec.Raw | None:
+    """A result as the JSON that it is."""
+    return None if ending.result is None else msgspec.Raw(ending.result.encode())
+
+
+def event_json(event: RunEvent) -> dict[str, Any]:
+    """An event: ``index``, ``type``, ``time``, and what its type carries."""
+    value: dict[str, Any] = {"index": event.index, "type": event.kind, "time": event.time}
+    if event.kind in ("stdout", "stderr"):
+        value["text"] = event.payload
+    elif event.kind == "message":
+        value["message"] = event.payload
+    elif event.kind == "dropped":
+        value["count"] = event.payload
+    elif isinstance(event.payload, Ending):
+        value |= ending_json(event.payload)
+    return value
+
+
+def ending_json(ending: Ending) -> dict[str, Any]:
+    """How a run ended."""
+    return {"state": ending.state, "result": raw_result(ending), "error": ending.error, "usage": ending.usage}

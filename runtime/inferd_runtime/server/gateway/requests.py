@@ -1,0 +1,96 @@
+"""Reading what clients send: bodies of bounded size, decoded into one type per route, arguments checked by name."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from inferd.protocol import InvalidRequest, LimitExceeded
+from inferd_runtime.config import Settings
+from inferd_runtime.sandbox.messages import Bundle, Limits
+from inferd_runtime.server.programs.bundles import Program, with_limits
+
+T = TypeVar("T")
+
+
+class UploadBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``POST /v1/programs``. ``files`` maps relative paths to text; ``name`` and ``version`` win over the source's own."""
+
+    files: dict[str, str]
+    entry: str = "main.py"
+    name: str = ""
+    version: str = ""
+
+    @property
+    def bundle(self) -> Bundle:
+        """The source that was sent."""
+        return Bundle(self.name or self.entry.removesuffix(".py"), self.files, self.entry)
+
+
+class LaunchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``POST /v1/runs``. ``program`` is a name, ``name@version`` or a hash; ``limits`` holds only what to change."""
+
+    program: str
+    arguments: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
+
+
+class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``POST /v1/runs/{id}/messages``."""
+
+    message: Any
+
+
+async def read_body(request: Request, kind: type[T], most: int) -> T:
+    """A JSON body of at most ``most`` bytes. Raises LimitExceeded before more is read, and InvalidRequest."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > most:
+        raise _too_large(most)
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > most:
+            raise _too_large(most)
+        chunks.append(chunk)
+    try:
+        return msgspec.json.decode(b"".join(chunks), type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body: {error}") from None
+
+
+def _too_large(most: int) -> LimitExceeded:
+    return LimitExceeded(
+        f"the body has more than {most} bytes", limit="body_bytes", value=most, raise_with="max_body_bytes"
+    )
+
+
+def check_arguments(program: Program, arguments: dict[str, Any]) -> str:
+    """The arguments as JSON text. Raises InvalidRequest that names an unknown or missing one.
+
+    Their types are checked where the program runs, against the annotations themselves.
+    """
+    parameters = {parameter.name: parameter for parameter in program.interface.parameters}
+    for name in arguments:
+        if name not in parameters:
+            known = ", ".join(parameters) or "nothing"
+            raise InvalidRequest(f"{program.name} has no parameter {name!r}; it takes {known}", parameter=name)
+    for name, parameter in parameters.items():
+        if parameter.required and name not in arguments:
+            raise InvalidRequest(f"{program.name} needs the parameter {name!r}", parameter=name)
+    return msgspec.json.encode(arguments).decode()
+
+
+def check_limits(program: Program, changes: dict[str, Any], settings: Settings) -> Limits:
+    """The limits of a run: the server's, changed by the program's own, changed by the request's; none above the server's
+    maximum. Raises InvalidRequest, and LimitExceeded that names the maximum.
+    """
+    limits = with_limits(program.limits_over(settings.limits), changes)
+    for name in Limits.__struct_fields__:
+        most = getattr(settings.max_limits, name)
+        if getattr(limits, name) > most:
+            message = f"the limit {name} of {getattr(limits, name):g} is above this server's maximum of {most:g}"
+            raise LimitExceeded(message, limit=name, value=most, raise_with=f"the server's max_{name}")
+    return limits

@@ -1,0 +1,191 @@
+"""The HTTP routes: each reads a request, calls the runtime or the registry, and answers."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import anyio.to_thread
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from inferd.protocol import PROTOCOL_VERSION
+from inferd_runtime import __version__
+from inferd_runtime.server.gateway.auth import TENANT_KEY
+from inferd_runtime.server.gateway.cycle_stream import Watchers, cycle_events
+from inferd_runtime.server.gateway.event_stream import SSE, EventResponse, stream_events
+from inferd_runtime.server.gateway.metrics import TEXT_FORMAT, render
+from inferd_runtime.server.gateway.replies import program_json, reply, run_json, run_summary
+from inferd_runtime.server.gateway.requests import (
+    LaunchBody,
+    MessageBody,
+    UploadBody,
+    check_arguments,
+    check_limits,
+    read_body,
+)
+from inferd_runtime.server.gateway.script_session import script_session
+from inferd_runtime.server.programs.bundles import Program
+from inferd_runtime.server.programs.registry import Registry
+from inferd_runtime.server.supervisor.runs import Run
+from inferd_runtime.server.supervisor.runtime import Runtime
+from inferd_runtime.session.wire import CyclePage, EngineStats, GetCycles, GetEngineStats, ModelStats
+
+
+@dataclass(frozen=True)
+class Api:
+    """All routes of one gateway."""
+
+    runtime: Runtime
+    registry: Registry
+    watchers: Watchers = field(default_factory=Watchers)
+
+    def routes(self) -> list[BaseRoute]:
+        """The routing table."""
+        return [
+            Route("/livez", self.livez),
+            Route("/readyz", self.readyz),
+            Route("/version", self.version),
+            Route("/metrics", self.metrics),
+            Route("/v1/models", self.models),
+            Route("/v1/speculation/cycles", self.cycles),
+            Route("/v1/programs", self.list_programs, methods=["GET"]),
+            Route("/v1/programs", self.upload, methods=["POST"]),
+            Route("/v1/programs/{reference}", self.get_program),
+            Route("/v1/runs", self.list_runs, methods=["GET"]),
+            Route("/v1/runs", self.launch, methods=["POST"]),
+            Route("/v1/runs/{run}", self.get_run),
+            Route("/v1/runs/{run}/events", self.events),
+            Route("/v1/runs/{run}/cancel", self.cancel, methods=["POST"]),
+            Route("/v1/runs/{run}/messages", self.deliver, methods=["POST"]),
+            WebSocketRoute("/v1/session", self.session),
+        ]
+
+    async def livez(self, request: Request) -> Response:
+        """The process answers."""
+        return reply({"live": True})
+
+    async def readyz(self, request: Request) -> Response:
+        """Whether launches would work now: 200 or 503, with how the engine and the workers are."""
+        engine = self.runtime.engine
+        workers = self.runtime.fleet
+        ready = engine.pid is not None and workers.pool.any_ready
+        status = {
+            "ready": ready,
+            "engine": {"up": engine.pid is not None, "restarts": engine.restarts},
+            "workers": {"up": len(workers.pids), "restarts": workers.restarts},
+        }
+        return reply(status, 200 if ready else 503)
+
+    async def version(self, request: Request) -> Response:
+        """Versions of inferd and of its protocol."""
+        return reply({"version": __version__, "protocol": PROTOCOL_VERSION})
+
+    async def metrics(self, request: Request) -> Response:
+        """Figures for Prometheus, over all tenants."""
+        runtime = self.runtime
+        waiting = len(runtime.fleet.pool.waiting)
+        gauges = {
+            "inferd_runs_waiting": waiting,
+            "inferd_runs_running": len(runtime.runs.active) - waiting,
+            "inferd_workers": len(runtime.fleet.pids),
+            "inferd_engine_up": int(runtime.engine.pid is not None),
+        }
+        restarts = {
+            "inferd_worker_restarts_total": runtime.fleet.restarts,
+            "inferd_engine_restarts_total": runtime.engine.restarts,
+        }
+        models: list[ModelStats] = []
+        if runtime.engine.pid is not None:
+            stats = await runtime.engine.call(GetEngineStats(), EngineStats)
+            restarts["inferd_engine_steps_total"] = stats.steps
+            gauges |= {"inferd_engine_sessions": stats.sessions, "inferd_engine_jobs": stats.jobs}
+            gauges |= {"inferd_kv_pages": stats.pages, "inferd_kv_pages_free": stats.pages_free}
+            models = stats.models
+        return Response(render(runtime.totals, gauges, restarts, models), media_type=TEXT_FORMAT)
+
+    async def models(self, request: Request) -> Response:
+        """The models that are served; the first is the default."""
+        return reply(self.runtime.models)
+
+    async def cycles(self, request: Request) -> Response:
+        """What speculation does for the tenant from now on; see
+        :func:`~inferd_runtime.server.gateway.cycle_stream.cycle_events`."""
+        runtime, tenant = self.runtime, request.scope[TENANT_KEY]
+
+        async def read(after: int) -> CyclePage:
+            return await runtime.engine.call(GetCycles(tenant, after), CyclePage)
+
+        as_sse = SSE in request.headers.get("accept", "")
+        with ExitStack() as counted:
+            counted.enter_context(self.watchers.count(tenant))
+            events = cycle_events(read, await read(-1), as_sse=as_sse, ended=lambda: runtime.closing)
+            return EventResponse(events, as_sse=as_sse, held=counted.pop_all())
+
+    async def upload(self, request: Request) -> Response:
+        """Keep a program: 201, or 200 when it was there already."""
+        body = await read_body(request, UploadBody, self.runtime.settings.max_body_bytes)
+        tenant = request.scope[TENANT_KEY]
+        done = await anyio.to_thread.run_sync(
+            lambda: self.registry.upload(body.bundle, tenant, body.name, body.version)
+        )
+        value = {**program_json(done.program), "created": done.created}
+        return reply(value, 201 if done.created else 200)
+
+    async def list_programs(self, request: Request) -> Response:
+        """The tenant's programs, newest first."""
+        return reply({"programs": self.registry.entries(request.scope[TENANT_KEY])})
+
+    async def get_program(self, request: Request) -> Response:
+        """One program with its interface."""
+        return reply(program_json(await self._program(request.path_params["reference"], request)))
+
+    async def launch(self, request: Request) -> Response:
+        """Start a run: 201 with the run as it is now."""
+        body = await read_body(request, LaunchBody, self.runtime.settings.max_body_bytes)
+        program = await self._program(body.program, request)
+        arguments = check_arguments(program, body.arguments)
+        limits = check_limits(program, body.limits, self.runtime.settings)
+        return reply(run_json(self.runtime.launch(program, arguments, request.scope[TENANT_KEY], limits)), 201)
+
+    async def list_runs(self, request: Request) -> Response:
+        """The tenant's runs without their results, newest first."""
+        return reply({"runs": [run_summary(run) for run in self.runtime.runs.of(request.scope[TENANT_KEY])]})
+
+    async def get_run(self, request: Request) -> Response:
+        """One run."""
+        return reply(run_json(self._run(request)))
+
+    async def events(self, request: Request) -> Response:
+        """A run's events, past and to come; see :func:`~inferd_runtime.server.gateway.event_stream.stream_events`."""
+        return stream_events(self._run(request), request)
+
+    async def cancel(self, request: Request) -> Response:
+        """Ask a run to end: 202 with the run as it is now. One that is over stays as it is."""
+        run = self._run(request)
+        run.cancel()
+        return reply(run_json(run), 202)
+
+    async def deliver(self, request: Request) -> Response:
+        """Hand a message to a run: 202."""
+        run = self._run(request)
+        body = await read_body(request, MessageBody, self.runtime.settings.max_body_bytes)
+        run.deliver(body.message)
+        return reply({"delivered": True}, 202)
+
+    async def session(self, websocket: WebSocket) -> None:
+        """A script's session."""
+        await script_session(websocket, self.runtime)
+
+    async def _program(self, reference: str, request: Request) -> Program:
+        """A program; one that has to be parsed first is parsed in a thread."""
+        tenant = request.scope[TENANT_KEY]
+        found = self.registry.cached(reference, tenant)
+        if found is not None:
+            return found
+        return await anyio.to_thread.run_sync(self.registry.find, reference, tenant)
+
+    def _run(self, request: Request) -> Run:
+        return self.runtime.runs.get(request.path_params["run"], request.scope[TENANT_KEY])

@@ -1,0 +1,170 @@
+"""A script's session: one WebSocket, one engine session, messages relayed with only their envelopes re-encoded.
+
+From the script: ``{"t": ticket, "op": name, "a": arguments}``, and op ``cancel`` for an outstanding ticket. To it:
+``{"t": ticket, "ok": reply}`` or ``{"t": ticket, "err": {code, message, detail}}``. Every request is answered once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from contextlib import AsyncExitStack
+from typing import Annotated
+
+import anyio
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from inferd.protocol import ErrorInfo, InferdError, InvalidRequest, LimitExceeded, Unavailable
+from inferd_runtime.server.gateway.auth import TENANT_KEY
+from inferd_runtime.server.gateway.replies import deny
+from inferd_runtime.server.supervisor.engine_session import EngineChannel, engine_channel
+from inferd_runtime.server.supervisor.engine_supervisor import StartedEngine
+from inferd_runtime.server.supervisor.runtime import Runtime
+from inferd_runtime.session.wire import CANCEL, PRIVATE_OPERATIONS, LinkReply, OpenSession
+
+SUBPROTOCOL = "inferd.v1"
+PROGRAM_OPERATIONS = frozenset({"session.send", "session.receive"})
+MAX_OUTSTANDING = 1000
+"""No more than a ZeroMQ socket queues: the engine's end drops what a script that does not read leaves no room for."""
+SERVICE_RESTART = 1012
+INVALID_DATA = 1007
+MAX_REASON = 100
+EMPTY_MAP = b"\x80"
+
+
+class ScriptCall(msgspec.Struct, frozen=True):
+    """What a script sends. Ticket 0 is the gateway's own."""
+
+    t: Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
+    op: str
+    a: msgspec.Raw = msgspec.Raw(EMPTY_MAP)
+
+
+class OutstandingCalls:
+    """Which tickets are outstanding, and what may be asked: no sockets here."""
+
+    def __init__(self, most: int = MAX_OUTSTANDING) -> None:
+        self.outstanding: set[int] = set()
+        self._most = most
+
+    def admit(self, call: ScriptCall) -> None:
+        """Note a call that goes to the engine. Raises InvalidRequest or LimitExceeded for one that does not."""
+        if call.op in PRIVATE_OPERATIONS:
+            raise InvalidRequest(f"{call.op} is the runtime's own: a script cannot send it")
+        if call.op in PROGRAM_OPERATIONS:
+            raise InvalidRequest(f"{call.op} is for launched programs: a script has nobody at its other side")
+        if call.t in self.outstanding:
+            raise InvalidRequest(f"ticket {call.t} is in use: wait for its reply first")
+        if len(self.outstanding) >= self._most:
+            message = f"{self._most} calls are outstanding on this connection"
+            raise LimitExceeded(message, limit="outstanding_calls", value=self._most, raise_with="another connection")
+        self.outstanding.add(call.t)
+
+    def answered(self, ticket: int) -> bool:
+        """Note a reply; False for one that nobody waits for."""
+        if ticket not in self.outstanding:
+            return False
+        self.outstanding.discard(ticket)
+        return True
+
+
+def encode_reply(ticket: int, payload: bytes, ok: bool) -> bytes:
+    """A reply's map around a payload that is msgpack already."""
+    return msgspec.msgpack.encode({"t": ticket, "ok" if ok else "err": msgspec.Raw(payload)})
+
+
+def encode_error(ticket: int, error: InferdError) -> bytes:
+    """An error reply."""
+    info: ErrorInfo = error.to_wire()
+    return encode_reply(ticket, msgspec.msgpack.encode(info), ok=False)
+
+
+class ScriptSession:
+    """Relays between an accepted WebSocket and an engine channel whose session is open."""
+
+    def __init__(self, websocket: WebSocket, channel: EngineChannel) -> None:
+        self._websocket = websocket
+        self._channel = channel
+        self._state = OutstandingCalls()
+
+    async def relay(self, engine: StartedEngine) -> None:
+        """Relay until the script leaves or the engine is lost, which answers what is outstanding with Unavailable."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._from_engine)
+            tasks.start_soon(self._watch, engine, tasks.cancel_scope)
+            await self._from_script()
+            tasks.cancel_scope.cancel()
+        if engine.lost.is_set():
+            await self._give_up()
+
+    async def _watch(self, engine: StartedEngine, scope: anyio.CancelScope) -> None:
+        await engine.lost.wait()
+        scope.cancel()
+
+    async def _from_script(self) -> None:
+        """Read calls until the script leaves, or sends something that is none."""
+        decoder = msgspec.msgpack.Decoder(ScriptCall)
+        try:
+            while True:
+                message = await self._websocket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                await self._forward(decoder.decode(message.get("bytes") or b""))
+        except msgspec.MsgspecError as error:
+            await self._refuse(InvalidRequest(f"a message must be a msgpack map of t, op and a: {error}"))
+
+    async def _forward(self, call: ScriptCall) -> None:
+        if call.op == CANCEL:
+            if call.t in self._state.outstanding:
+                await self._channel.cancel(call.t)
+            return
+        try:
+            self._state.admit(call)
+        except InferdError as error:
+            await self._send(encode_error(call.t, error))
+            return
+        await self._channel.send(call.t, call.op, bytes(call.a))
+
+    async def _from_engine(self) -> None:
+        while True:
+            reply: LinkReply = await self._channel.receive()
+            if self._state.answered(reply.ticket):
+                await self._send(encode_reply(reply.ticket, reply.payload, reply.ok))
+
+    async def _give_up(self) -> None:
+        """The engine is gone, and with it all that the session held."""
+        error = Unavailable("the engine process ended, and with it this session: connect again")
+        for ticket in sorted(self._state.outstanding):
+            await self._send(encode_error(ticket, error))
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+            await self._websocket.close(SERVICE_RESTART, error.message)
+
+    async def _refuse(self, error: InvalidRequest) -> None:
+        await self._send(encode_error(0, error))
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+            await self._websocket.close(INVALID_DATA, error.message[:MAX_REASON])
+
+    async def _send(self, data: bytes) -> None:
+        """Send, unless the script has left: :meth:`_from_script` hears that too and ends the relay."""
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+            await self._websocket.send_bytes(data)
+
+
+async def script_session(websocket: WebSocket, runtime: Runtime) -> None:
+    """Serve one WebSocket. Without an engine the handshake is refused with Unavailable."""
+    tenant: str = websocket.scope[TENANT_KEY]
+    name = f"ws/{secrets.token_hex(8)}"
+    owner = OpenSession(tenant, name)
+    async with AsyncExitStack() as stack:
+        try:
+            engine = runtime.engine.current
+            channel = await stack.enter_async_context(
+                engine_channel(runtime.context, runtime.engine.endpoint, name, owner, engine.lost)
+            )
+        except InferdError as error:
+            await deny(error, websocket.scope, websocket.receive, websocket.send)
+            return
+        offered = websocket.scope.get("subprotocols", [])
+        await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+        await ScriptSession(websocket, channel).relay(engine)

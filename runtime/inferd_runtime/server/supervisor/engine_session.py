@@ -1,0 +1,173 @@
+"""The gateway's own end of the engine link, for asyncio: raw frames for the WebSocket relay, calls for the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import anyio
+import msgspec
+import zmq
+import zmq.asyncio
+
+from inferd.protocol import ErrorInfo, InferdError, InternalError, Unavailable
+from inferd_runtime.session.wire import (
+    CANCEL,
+    MSGPACK,
+    LinkReply,
+    OpenSession,
+    close_frames,
+    open_frames,
+    parse_reply,
+    request_frames,
+)
+
+T = TypeVar("T")
+CLOSE_SECONDS = 2.0
+ABANDONED_ATTEMPTS = 5
+ABANDONED_SECONDS = 0.5
+
+
+class EngineChannel:
+    """A session's socket. Frames go in and out as they are; nothing is matched or decoded."""
+
+    def __init__(self, context: zmq.asyncio.Context, endpoint: str, session: str) -> None:
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, session.encode())
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(endpoint)
+
+    async def open(self, owner: OpenSession) -> None:
+        """Ask for the session to be opened; the reply carries ticket 0."""
+        await self._socket.send_multipart(open_frames(owner.tenant, owner.label))
+
+    async def send(self, ticket: int, op: str, payload: bytes | memoryview) -> None:
+        """Send one request with a msgpack payload."""
+        await self._socket.send_multipart(request_frames(ticket, op, MSGPACK, bytes(payload)))
+
+    async def cancel(self, ticket: int) -> None:
+        """Ask the engine to drop a request; it still answers it."""
+        await self._socket.send_multipart(request_frames(ticket, CANCEL, MSGPACK, b"\x80"))
+
+    async def receive(self) -> LinkReply:
+        """The next reply."""
+        return parse_reply(await self._socket.recv_multipart())
+
+    async def request_close(self) -> None:
+        """Ask for the session to be closed; the reply carries ticket 0."""
+        await self._socket.send_multipart(close_frames())
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+
+def error_of(reply: LinkReply) -> InferdError:
+    """The exception that an error reply means."""
+    return msgspec.msgpack.decode(reply.payload, type=ErrorInfo).to_exception()
+
+
+class EngineSession:
+    """Calls over a channel whose session is open; :meth:`read` has to run beside them."""
+
+    def __init__(self, channel: EngineChannel) -> None:
+        self._channel = channel
+        self._tickets = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[LinkReply]] = {}
+
+    async def call(self, request: Any, reply_type: type[T]) -> T:
+        """Send a request dataclass and decode its reply. Raises what the engine answers, and Unavailable if it is lost."""
+        ticket = next(self._tickets)
+        future: asyncio.Future[LinkReply] = asyncio.get_running_loop().create_future()
+        self._waiting[ticket] = future
+        try:
+            await self._channel.send(ticket, request.op, msgspec.msgpack.encode(request))
+            reply = await future
+        finally:
+            self._waiting.pop(ticket, None)
+        if not reply.ok:
+            raise error_of(reply)
+        try:
+            return msgspec.msgpack.decode(reply.payload, type=reply_type)
+        except msgspec.MsgspecError as error:
+            raise InternalError(f"the engine's reply to {request.op} cannot be read: {error}") from None
+
+    def lose(self, error: InferdError) -> None:
+        """The engine is gone: every call that waits ends with ``error``."""
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)
+
+    async def read(self) -> None:
+        """Hand replies to the calls that wait for them, until cancelled."""
+        while True:
+            reply = await self._channel.receive()
+            future = self._waiting.get(reply.ticket)
+            if future is not None and not future.done():
+                future.set_result(reply)
+
+
+@asynccontextmanager
+async def engine_channel(
+    context: zmq.asyncio.Context, endpoint: str, session: str, owner: OpenSession, lost: anyio.Event
+) -> AsyncIterator[EngineChannel]:
+    """A channel whose session is open; it is closed at the end.
+
+    ``lost`` is set when the engine's process ends: opening raises Unavailable then, but an open channel only falls
+    silent. Raises what the engine answers to the opening.
+    """
+    channel = EngineChannel(context, endpoint, session)
+    try:
+        await channel.open(owner)
+        reply = await _first_reply(channel, lost)
+        if not reply.ok:
+            raise error_of(reply)
+        try:
+            yield channel
+        finally:
+            if not lost.is_set():
+                await _close(channel)
+    finally:
+        channel.close()
+
+
+async def _first_reply(channel: EngineChannel, lost: anyio.Event) -> LinkReply:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_cancel_when, lost, tasks.cancel_scope)
+        reply = await channel.receive()
+        tasks.cancel_scope.cancel()
+        return reply
+    raise Unavailable("the engine process ended")
+
+
+async def _cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+async def _close(channel: EngineChannel) -> None:
+    """Close the session and wait a moment for the reply, so that the request is not lost with the socket."""
+    with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+        await channel.request_close()
+        while (await channel.receive()).ticket != 0:
+            pass
+
+
+async def close_abandoned(context: zmq.asyncio.Context, endpoint: str, session: str) -> None:
+    """Close a session whose own process died, so that the engine gives back what it holds.
+
+    The engine takes the first connection of a name only: until it has seen the dead one go, a new one is ignored, hence
+    the attempts.
+    """
+    for _ in range(ABANDONED_ATTEMPTS):
+        channel = EngineChannel(context, endpoint, session)
+        try:
+            with anyio.move_on_after(ABANDONED_SECONDS):
+                await channel.request_close()
+                await channel.receive()
+                return
+        finally:
+            channel.close()

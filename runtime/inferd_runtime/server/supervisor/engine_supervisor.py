@@ -1,0 +1,170 @@
+"""Keeps one engine process alive: starts it, waits until it answers, says when it is lost, starts it again."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import anyio
+import msgspec
+import zmq.asyncio
+
+from inferd.protocol import ErrorInfo, InferdError, ListModels, Models, Unavailable
+from inferd_runtime.server.processes.background import background_tasks
+from inferd_runtime.server.processes.backoff import Backoff
+from inferd_runtime.server.processes.child_process import ChildProcess
+from inferd_runtime.server.supervisor.engine_session import EngineSession, engine_channel
+from inferd_runtime.session.wire import OpenSession
+
+T = TypeVar("T")
+ADMIN = OpenSession(tenant="inferd", label="gateway")
+STOP_SECONDS = 5.0
+log = logging.getLogger("inferd.runtime")
+
+
+@dataclass(frozen=True)
+class StartedEngine:
+    """One engine process that answers; ``models`` are what it serves, ``session`` is the gateway's own."""
+
+    child: ChildProcess
+    session: EngineSession
+    models: Models
+
+    @property
+    def lost(self) -> anyio.Event:
+        """Set when the process has ended."""
+        return self.child.exited
+
+
+def told_error(printed: str) -> InferdError | None:
+    """The error that an engine ended with: the last line that it printed, as JSON. None if that is something else."""
+    try:
+        return msgspec.json.decode(printed.rpartition("\n")[2], type=ErrorInfo).to_exception()
+    except msgspec.MsgspecError:
+        return None
+
+
+class EngineSupervisor:
+    """``command`` makes the child's command line from the endpoint; ``on_lost`` hears of every engine that died."""
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        endpoint: str,
+        command: Callable[[str], Sequence[str]],
+        on_lost: Callable[[Unavailable], None],
+        start_seconds: float,
+    ) -> None:
+        self.endpoint = endpoint
+        self.restarts = 0
+        self._context = context
+        self._command = command
+        self._on_lost = on_lost
+        self._start_seconds = start_seconds
+        self._numbers = itertools.count(1)
+        self._up: StartedEngine | None = None
+        self._failure: Unavailable | None = None
+        self._start_error: InferdError | None = None
+        self._changed = anyio.Event()
+
+    @property
+    def current(self) -> StartedEngine:
+        """The engine that answers now. Raises Unavailable with the last failure while there is none."""
+        if self._up is None:
+            failure = self._failure or Unavailable("the engine is starting", process="engine")
+            raise Unavailable(failure.message, **failure.detail)
+        return self._up
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine, while it is up."""
+        return None if self._up is None else self._up.child.pid
+
+    async def supervise(self) -> None:
+        """Run engines one after another, for ever. Cancel it to end the engine and itself."""
+        backoff = Backoff()
+        while True:
+            lived = await self._one_life()
+            self.restarts += 1
+            await anyio.sleep(backoff.next(lived))
+
+    async def wait_up(self) -> StartedEngine:
+        """Wait until an engine answers. Raises the error that it ended with if it dies before that, or Unavailable with
+        what it printed.
+        """
+        while self._up is None:
+            if self._start_error is not None:
+                raise self._start_error
+            await self._changed.wait()
+        return self._up
+
+    async def call(self, request: Any, reply_type: type[T]) -> T:
+        """One call on the gateway's own session. Raises Unavailable while no engine answers."""
+        return await self.current.session.call(request, reply_type)
+
+    async def _one_life(self) -> float:
+        """Start an engine and watch it until it ends; returns how many seconds that took."""
+        started = anyio.current_time()
+        try:
+            child = await ChildProcess.start("engine", self._command(self.endpoint))
+        except OSError as error:
+            self._lose(f"the engine cannot be started: {error}", None, "")
+            return 0.0
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._serve, child)
+                ending = await child.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await child.stop(STOP_SECONDS if self._up is not None else 0)  # one that still loads does not listen
+        self._lose(f"the engine {ending}", child.pid, child.tail)
+        return anyio.current_time() - started
+
+    async def _serve(self, child: ChildProcess) -> None:
+        """Open the gateway's own session, announce the engine, and read replies until the engine ends."""
+        name = f"gateway/{next(self._numbers)}"
+        try:
+            with anyio.fail_after(self._start_seconds) as starting:
+                async with engine_channel(self._context, self.endpoint, name, ADMIN, child.exited) as channel:
+                    session = EngineSession(channel)
+                    async with background_tasks() as tasks:
+                        tasks.start_soon(session.read)
+                        models = await session.call(ListModels(), Models)
+                        starting.deadline = math.inf
+                        self._announce(StartedEngine(child, session, models))
+                        await anyio.sleep_forever()
+        except TimeoutError:
+            log.error("the engine did not answer within %g s", self._start_seconds)
+            child.kill()
+        except InferdError as error:  # it answered wrongly, or ended before it could
+            log.error("the engine did not come up: %s", error.message)
+            child.kill()
+
+    def _announce(self, up: StartedEngine) -> None:
+        self._up = up
+        self._failure = None
+        self._notify()
+        log.info("engine %d serves %s", up.child.pid, ", ".join(model.name for model in up.models.models))
+
+    def _lose(self, message: str, pid: int | None, printed: str) -> None:
+        """The engine ended: everybody who waits for it hears so. What it printed may be about other tenants' work."""
+        level = logging.WARNING if self._up is None else logging.ERROR  # who waits for the start hears of it anyway
+        log.log(level, "%s\n%s", message, printed)
+        error = Unavailable(message, process="engine", pid=pid)
+        self._start_error = told_error(printed) or Unavailable(
+            f"{message}\n{printed}".strip(), process="engine", pid=pid
+        )
+        up, self._up, self._failure = self._up, None, error
+        if up is not None:
+            up.session.lose(error)
+        self._on_lost(error)
+        self._notify()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()

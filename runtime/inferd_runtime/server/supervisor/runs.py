@@ -1,0 +1,261 @@
+"""One run of a program as the runtime keeps it: its state, its replayable events, and how it ended.
+
+Everything here is a synchronous state machine but for :meth:`Run.follow` and :meth:`Run.wait`, which only wait.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import anyio
+import msgspec
+
+from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, NotFound
+from inferd_runtime.sandbox.messages import Limits, Output, RunFinished, RunUsage, Sent
+from inferd_runtime.server.programs.bundles import Program
+
+EVENT_OVERHEAD = 96
+"""Bytes counted per event beside its payload."""
+
+
+class RunState(StrEnum):
+    """Where a run is. The last three are final."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """Something that happened in a run. ``kind``: started | stdout | stderr | message | finished | dropped.
+
+    ``index`` counts from 0 without gaps, except that ``dropped`` stands for all events that left the buffer before it was
+    read: its payload is their number. Payloads: text for the streams, a JSON value for ``message``, ``None`` for
+    ``started``, :class:`Ending` for ``finished``. ``time`` is in seconds since the epoch.
+    """
+
+    index: int
+    kind: str
+    time: float
+    payload: Any = None
+    size: int = EVENT_OVERHEAD
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended: exactly one of ``result`` (JSON text) and ``error``."""
+
+    usage: RunUsage
+    result: str | None = None
+    error: ErrorInfo | None = None
+
+    @property
+    def state(self) -> RunState:
+        """The final state that this ending means."""
+        if self.error is None:
+            return RunState.SUCCEEDED
+        return RunState.CANCELLED if self.error.code == Cancelled.code else RunState.FAILED
+
+
+class EventBuffer:
+    """The newest events of a run, at most ``capacity`` bytes of them but always the last one."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.size = 0
+        self.next_index = 0
+        self._events: deque[RunEvent] = deque()
+
+    @property
+    def first_index(self) -> int:
+        """Index of the oldest event that is still here."""
+        return self._events[0].index if self._events else self.next_index
+
+    def append(self, kind: str, payload: Any, payload_size: int) -> RunEvent:
+        """Add an event and drop the oldest ones that no longer fit."""
+        event = RunEvent(self.next_index, kind, time.time(), payload, payload_size + EVENT_OVERHEAD)
+        self._events.append(event)
+        self.next_index += 1
+        self.size += event.size
+        while self.size > self.capacity and len(self._events) > 1:
+            self.size -= self._events.popleft().size
+        return event
+
+    def since(self, start: int) -> Iterator[RunEvent]:
+        """The events from index ``start``; what has left the buffer is reported first, as one ``dropped`` event."""
+        first = self.first_index
+        if start < first:
+            yield RunEvent(first - 1, "dropped", time.time(), first - start)
+        skip = max(start - first, 0)
+        yield from list(self._events)[skip:]
+
+
+@dataclass
+class Run:
+    """A run that was launched. Change it only through its methods, in the event loop that launched it."""
+
+    program: Program
+    arguments: str
+    tenant: str
+    limits: Limits
+    buffer: EventBuffer
+    id: str = field(default_factory=lambda: f"run-{secrets.token_hex(8)}")
+    created_at: float = field(default_factory=time.time)
+    started_at: float | None = None
+    finished_at: float | None = None
+    ending: Ending | None = None
+    on_cancel: Callable[[Run, ErrorInfo], None] = field(default=lambda run, error: None, repr=False)
+    on_message: Callable[[Run, Any], None] = field(default=lambda run, message: None, repr=False)
+    _changed: anyio.Event = field(default_factory=anyio.Event, repr=False)
+
+    @property
+    def state(self) -> RunState:
+        """Where the run is."""
+        if self.ending is not None:
+            return self.ending.state
+        return RunState.QUEUED if self.started_at is None else RunState.RUNNING
+
+    @property
+    def result(self) -> Any:
+        """The JSON value that ``main`` returned; None while it runs and when it failed."""
+        if self.ending is None or self.ending.result is None:
+            return None
+        return msgspec.json.decode(self.ending.result)
+
+    @property
+    def error(self) -> ErrorInfo | None:
+        """Why the run failed, if it did."""
+        return None if self.ending is None else self.ending.error
+
+    @property
+    def usage(self) -> RunUsage:
+        """What the run used: all zero until it is over."""
+        return RunUsage() if self.ending is None else self.ending.usage
+
+    def started(self) -> None:
+        """The worker has made the instance."""
+        if self.ending is None and self.started_at is None:
+            self.started_at = time.time()
+            self._record("started", None, 0)
+
+    def wrote(self, output: Output) -> None:
+        """The program wrote to one of its streams."""
+        if self.ending is None:
+            self._record(output.stream, output.text, len(output.text.encode()))
+
+    def sent(self, sent: Sent) -> None:
+        """The program sent a message to its launcher."""
+        if self.ending is None:
+            self._record("message", sent.message, len(msgspec.json.encode(sent.message)))
+
+    def finish(self, ending: Ending) -> bool:
+        """End the run; False (and nothing changes) if it has ended before."""
+        if self.ending is not None:
+            return False
+        self.ending = ending
+        self.finished_at = time.time()
+        self._record("finished", ending, len(ending.result or ""))
+        return True
+
+    def finish_from(self, message: RunFinished) -> bool:
+        """End the run as its worker reports."""
+        return self.finish(Ending(message.usage, message.result, message.error))
+
+    def fail(self, error: ErrorInfo) -> bool:
+        """End the run from outside, with the wall time that it has taken and no other figure."""
+        wall_ms = 0.0 if self.started_at is None else (time.time() - self.started_at) * 1e3
+        return self.finish(Ending(RunUsage(wall_ms=wall_ms), error=error))
+
+    def cancel(self, reason: str = "the run was cancelled") -> None:
+        """Ask for the run to end with Cancelled; nothing happens if it is over."""
+        if self.ending is None:
+            self.on_cancel(self, Cancelled(reason).to_wire())
+
+    def deliver(self, message: Any) -> None:
+        """Hand a JSON value to the program's ``session.receive``. Raises InvalidRequest once the run is over."""
+        if self.ending is not None:
+            raise InvalidRequest(f"run {self.id} is over: it takes no more messages", run=self.id)
+        self.on_message(self, message)
+
+    async def next_batch(self, index: int, seconds: float = math.inf) -> list[RunEvent]:
+        """The events from ``index`` on, waiting for one. Empty when the time is up, and after the run's last event."""
+        with anyio.move_on_after(seconds):
+            while index >= self.buffer.next_index and self.ending is None:
+                await self._changed.wait()
+        return list(self.buffer.since(index))
+
+    async def follow(self, start: int = 0) -> AsyncIterator[RunEvent]:
+        """All events from index ``start``, past ones first, until the run is over."""
+        index = start
+        while batch := await self.next_batch(index):
+            for event in batch:
+                yield event
+            index = batch[-1].index + 1
+
+    async def wait(self) -> Ending:
+        """Wait until the run is over."""
+        while self.ending is None:
+            await self._changed.wait()
+        return self.ending
+
+    def _record(self, kind: str, payload: Any, size: int) -> None:
+        self.buffer.append(kind, payload, size)
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+
+class RunStore:
+    """All runs that go on, and the newest finished ones within ``max_finished`` runs and ``max_bytes`` of events."""
+
+    def __init__(self, max_finished: int, max_bytes: int) -> None:
+        self.max_finished = max_finished
+        self.max_bytes = max_bytes
+        self._active: dict[str, Run] = {}
+        self._finished: OrderedDict[str, Run] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._active) + len(self._finished)
+
+    @property
+    def active(self) -> list[Run]:
+        """The runs that are not over, oldest first."""
+        return list(self._active.values())
+
+    def add(self, run: Run) -> None:
+        """Keep a new run."""
+        self._active[run.id] = run
+
+    def retire(self, run: Run) -> None:
+        """Move a run that is over to the finished ones, and forget the oldest of those beyond the bounds."""
+        if self._active.pop(run.id, None) is None:
+            return
+        self._finished[run.id] = run
+        total = sum(kept.buffer.size for kept in self._finished.values())
+        while len(self._finished) > self.max_finished or (total > self.max_bytes and len(self._finished) > 1):
+            total -= self._finished.popitem(last=False)[1].buffer.size
+
+    def find(self, run_id: str) -> Run | None:
+        """The run of that id, or None."""
+        return self._active.get(run_id) or self._finished.get(run_id)
+
+    def get(self, run_id: str, tenant: str) -> Run:
+        """A tenant's run. Raises NotFound for an unknown id, a forgotten run, and another tenant's run alike."""
+        run = self.find(run_id)
+        if run is None or run.tenant != tenant:
+            raise NotFound(f"no run {run_id!r}: it never existed or has been forgotten", run=run_id)
+        return run
+
+    def of(self, tenant: str) -> list[Run]:
+        """A tenant's runs, newest first."""
+        runs = [run for run in (*self._finished.values(), *self._active.values()) if run.tenant == tenant]
+        return sorted(runs, key=lambda run: run.created_at, reverse=True)

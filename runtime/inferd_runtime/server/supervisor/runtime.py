@@ -1,0 +1,331 @@
+"""The supervisor: one engine, its sandbox workers, and the runs that they hold.
+
+    async with open_runtime(settings) as runtime:
+        run = runtime.launch(program, "{}")
+        ending = await run.wait()
+
+A dead engine or worker is started again. Every run that it held ends with Unavailable, which names it; the rest go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import msgspec
+import zmq
+import zmq.asyncio
+
+from inferd.protocol import Cancelled, ErrorInfo, LimitExceeded, Models, Unavailable
+from inferd_runtime.config import LIMIT_FLAGS, Settings, flag_of
+from inferd_runtime.sandbox.messages import Cancel, Deliver, LaunchRun, Limits, Output, RunFinished, Sent, Started
+from inferd_runtime.server.gateway.metrics import RunTotals
+from inferd_runtime.server.processes.background import background_tasks
+from inferd_runtime.server.processes.rundir import run_directory
+from inferd_runtime.server.programs.bundles import Program
+from inferd_runtime.server.supervisor.engine_session import close_abandoned
+from inferd_runtime.server.supervisor.engine_supervisor import EngineSupervisor
+from inferd_runtime.server.supervisor.runs import EventBuffer, Run, RunStore
+from inferd_runtime.server.supervisor.worker_fleet import FleetLaunch, WorkerFleet
+from inferd_runtime.server.supervisor.worker_pool import PoolSettings, WorkerPool
+from inferd_runtime.server.tokens_file import load_tenancy
+from inferd_runtime.session.wire import RUN_SESSION
+
+GRACE_SECONDS = 5.0
+"""How long a worker may take to end a run before the worker itself is killed."""
+QUEUE_SECONDS = 60.0
+TICK_SECONDS = 0.25
+DRAIN_SECONDS = 3.0
+MAX_UNDELIVERED = 256
+SNAPSHOT_FOLDER = "snapshots"
+log = logging.getLogger("inferd.runtime")
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Command lines of the children: a module or the path of a script, then its arguments.
+
+    ``engine(endpoint)``; ``worker(control endpoint, engine endpoint, name)``.
+    """
+
+    engine: Callable[[str], Sequence[str]]
+    worker: Callable[[str, str, str], Sequence[str]]
+
+
+def default_commands(settings: Settings) -> Commands:
+    """The real engine and the real sandbox worker."""
+    flags = [part for model in settings.models for part in ("--model", str(model))]
+    flags += ["--threads", str(settings.threads)] if settings.threads else []
+    flags += [part for adapter in settings.adapter for part in ("--adapter", str(adapter))]
+    flags += [part for draft in settings.draft for part in ("--draft", str(draft))]
+    limits = ("max_adapters", "max_adapter_bytes", "max_adapter_rank")
+    flags += [part for name in limits for part in (flag_of(name), str(getattr(settings, name)))]
+
+    for name in (
+        "page_size", "token_budget", "swap_mb", "fixed_rows", "tensor_parallel", "kv_dtype", "graphs", "products"
+    ):  # fmt: skip
+        flags += [flag_of(name), str(getattr(settings, name))]
+    flags += ["--tenancy", msgspec.json.encode(load_tenancy(settings)).decode()]
+    flags += ["--check"] if settings.check else []
+    flags += ["--speculation", settings.speculation]
+    flags += ["--snapshots", str(settings.data_dir / SNAPSHOT_FOLDER), "--snapshot-bytes", str(settings.snapshot_bytes)]
+
+    def engine(endpoint: str) -> list[str]:
+        return ["inferd_runtime.server.engine_process.boot", "--endpoint", endpoint, *flags]
+
+    def worker(control: str, engine_endpoint: str, name: str) -> list[str]:
+        return [
+            "inferd_runtime.sandbox.worker",
+            *("--control", control, "--engine", engine_endpoint, "--identity", name),
+        ]  # fmt: skip
+
+    return Commands(engine, worker)
+
+
+@dataclass
+class _Held:
+    """A run that a worker holds. ``verdict`` is what it was told to end with, ``kill_at`` when that must have happened."""
+
+    run: Run
+    worker: str
+    overdue_at: float
+    verdict: ErrorInfo | None = None
+    kill_at: float = math.inf
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What a runtime stands on while it lives."""
+
+    context: zmq.asyncio.Context
+    directory: Path
+    tasks: anyio.abc.TaskGroup
+
+    def endpoint(self, name: str) -> str:
+        """An ipc endpoint in the private directory."""
+        return f"ipc://{self.directory}/{name}.sock"
+
+
+class Runtime:
+    """A live runtime; made by :func:`open_runtime`. Belongs to the event loop that made it."""
+
+    def __init__(self, settings: Settings, commands: Commands, wiring: Wiring, spare: int) -> None:
+        self.settings = settings
+        self.runs = RunStore(settings.keep_runs, settings.keep_event_bytes)
+        self.totals = RunTotals()
+        self._wiring = wiring
+        self._held: dict[str, _Held] = {}
+        self._undelivered: dict[str, list[Any]] = {}
+        self._closing = False
+        control, engine = wiring.endpoint("control"), wiring.endpoint("engine")
+        self.engine = EngineSupervisor(
+            wiring.context, engine, commands.engine, self._engine_lost, settings.engine_start_s
+        )
+        socket = wiring.context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.bind(control)
+        launch = FleetLaunch(lambda name: commands.worker(control, engine, name), wiring.tasks, settings.worker_start_s)
+        pool = PoolSettings(
+            settings.workers, settings.max_workers, spare, settings.runs_per_worker, settings.max_waiting
+        )
+        self.fleet = WorkerFleet(socket, WorkerPool(pool), self, launch)
+
+    @property
+    def context(self) -> zmq.asyncio.Context:
+        """The ZeroMQ context, for sessions of scripts."""
+        return self._wiring.context
+
+    @property
+    def closing(self) -> bool:
+        """Whether it is shutting down."""
+        return self._closing
+
+    @property
+    def models(self) -> Models:
+        """What the engine serves. Raises Unavailable while no engine answers."""
+        return self.engine.current.models
+
+    def launch(self, program: Program, arguments: str, tenant: str = "default", limits: Limits | None = None) -> Run:
+        """Start a run; ``arguments`` is a JSON object's text. It is queued while no worker is free.
+
+        Raises Unavailable when no engine answers, too many runs wait, or the runtime is closing.
+        """
+        if self._closing:
+            raise Unavailable("the runtime is shutting down")
+        _ = self.engine.current
+        run = Run(
+            program, arguments, tenant, limits or self.settings.limits, EventBuffer(self.settings.run_event_bytes),
+            on_cancel=self._end, on_message=self._deliver,
+        )  # fmt: skip
+        self.fleet.pool.submit(run.id, tenant)
+        self.runs.add(run)
+        self.fleet.apply()
+        return run
+
+    def start(self) -> None:
+        """Start the engine and the workers, and keep them alive."""
+        tasks = self._wiring.tasks
+        tasks.start_soon(self.engine.supervise)
+        tasks.start_soon(self.fleet.run)
+        tasks.start_soon(self._watch_clock)
+        self.fleet.apply()
+
+    async def wait_ready(self) -> None:
+        """Wait until launches work. Raises what the engine ended with, or Unavailable with what engine or worker printed,
+        when one does not come up.
+        """
+        await self.fleet.wait_ready()
+        await self.engine.wait_up()
+
+    async def shutdown(self) -> None:
+        """Take no more runs, end those that go on with Cancelled, and wait a little until they have ended."""
+        self._closing = True
+        error = Cancelled("the runtime is shutting down").to_wire()
+        with anyio.move_on_after(DRAIN_SECONDS):
+            for run in self.runs.active:
+                self._end(run, error)
+            for run in self.runs.active:
+                await run.wait()
+        for run in self.runs.active:
+            self._over(run, run.fail(error))
+
+    # What the workers and the engine report -------------------------------------------------------------------------
+
+    def run_placed(self, run_id: str, worker: str) -> None:
+        """A worker has room for a run: launch it there."""
+        run = self.runs.find(run_id)
+        assert run is not None
+        self._held[run_id] = _Held(run, worker, time.monotonic() + run.limits.wall_s + GRACE_SECONDS)
+        self.fleet.send(worker, LaunchRun(run.id, run.tenant, run.program.bundle, run.arguments, run.limits))
+        for message in self._undelivered.pop(run_id, []):
+            self.fleet.send(worker, Deliver(run_id, message))
+
+    def worker_said(self, worker: str, message: Started | Output | Sent | RunFinished) -> None:
+        """A worker reports about one of its runs; about any other run it is not believed."""
+        held = self._held.get(message.run)
+        if held is None or held.worker != worker:
+            return
+        match message:
+            case Started():
+                held.run.started()
+            case Output():
+                held.run.wrote(message)
+            case Sent():
+                held.run.sent(message)
+            case RunFinished():
+                self._over(held.run, held.run.finish_from(message))
+
+    def worker_lost(self, worker: str, runs: Sequence[str], error: Unavailable) -> None:
+        """A worker ended: its runs end too, and their sessions at the engine are closed for them."""
+        for run_id in runs:
+            run, held = self.runs.find(run_id), self._held.get(run_id)
+            if run is None:
+                continue
+            verdict = held.verdict if held is not None else None
+            self._over(run, run.fail(verdict or error.to_wire()))
+            if held is not None:
+                self._wiring.tasks.start_soon(close_abandoned, self.context, self.engine.endpoint, RUN_SESSION + run_id)
+
+    def _engine_lost(self, error: Unavailable) -> None:
+        for held in list(self._held.values()):
+            self._end(held.run, error.to_wire())
+
+    # What people ask for --------------------------------------------------------------------------------------------
+
+    def _end(self, run: Run, error: ErrorInfo) -> None:
+        """End a run with ``error``: at once while it waits, else through its worker. The first reason counts."""
+        held = self._held.get(run.id)
+        if held is None:
+            self._over(run, run.fail(error))
+        elif held.verdict is None:
+            held.verdict, held.kill_at = error, time.monotonic() + GRACE_SECONDS
+            self.fleet.send(held.worker, Cancel(run.id, error))
+
+    def _deliver(self, run: Run, message: Any) -> None:
+        held = self._held.get(run.id)
+        if held is None:
+            queue = self._undelivered.setdefault(run.id, [])
+            if len(queue) >= MAX_UNDELIVERED:
+                text = f"{run.id} has not started and {len(queue)} messages wait for it already"
+                raise LimitExceeded(text, limit="waiting_messages", value=MAX_UNDELIVERED)
+            queue.append(message)
+        else:
+            self.fleet.send(held.worker, Deliver(run.id, message))
+
+    def _over(self, run: Run, ended: bool) -> None:
+        """Forget a run that has ended, wherever it was."""
+        if not ended or run.ending is None:
+            return
+        self.totals.add(run.ending)
+        self._held.pop(run.id, None)
+        self._undelivered.pop(run.id, None)
+        self.runs.retire(run)
+        self.fleet.pool.finished(run.id)
+        self.fleet.apply()
+
+    async def _watch_clock(self) -> None:
+        """Behind the workers' own limits: end what is overdue, and kill the worker that does not end it."""
+        while True:
+            await anyio.sleep(TICK_SECONDS)
+            self.tick(time.monotonic())
+
+    def tick(self, now: float) -> None:
+        """Do what is due at ``now`` (monotonic seconds)."""
+        for held in list(self._held.values()):
+            if held.kill_at <= now:
+                log.error("worker %s did not end %s in time: killing it", held.worker, held.run.id)
+                self.fleet.kill(held.worker)
+            elif held.overdue_at <= now:
+                self._end(held.run, _too_long(held.run.limits))
+        for run_id in self.fleet.pool.waiting:
+            run = self.runs.find(run_id)
+            if run is not None and time.time() - run.created_at > QUEUE_SECONDS:
+                self._end(run, Unavailable(f"no sandbox worker had room within {QUEUE_SECONDS:g} s").to_wire())
+
+
+def _too_long(limits: Limits) -> ErrorInfo:
+    message = f"the run took more than {limits.wall_s:g} s"
+    return LimitExceeded(
+        message, limit="wall_s", value=limits.wall_s, raise_with=f"{LIMIT_FLAGS['wall_s']}, or wall_s in its limits"
+    ).to_wire()
+
+
+@contextmanager
+def _zmq_context() -> Iterator[zmq.asyncio.Context]:
+    context = zmq.asyncio.Context()
+    try:
+        yield context
+    finally:
+        context.destroy(linger=0)
+
+
+@asynccontextmanager
+async def open_runtime(
+    settings: Settings, commands: Commands | None = None, *, spare: int = 1, wait: bool = True
+) -> AsyncIterator[Runtime]:
+    """A runtime that is ready; everything that it started has ended at the end.
+
+    ``spare``: how many workers to keep warm for tenants that have none. With ``wait=False`` the body starts at once;
+    call :meth:`Runtime.wait_ready` in it. Raises what that raises.
+    """
+    with run_directory() as directory, _zmq_context() as context:
+        async with background_tasks() as tasks:
+            wiring = Wiring(context, directory, tasks)
+            runtime = Runtime(settings, commands or default_commands(settings), wiring, spare)
+            try:
+                runtime.start()
+                if wait:
+                    await runtime.wait_ready()
+                yield runtime
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await runtime.shutdown()

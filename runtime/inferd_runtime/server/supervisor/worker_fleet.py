@@ -1,0 +1,219 @@
+"""The sandbox workers as processes: carries out what the pool decides and speaks to the workers over one ROUTER socket."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import anyio
+import anyio.abc
+import msgspec
+import zmq.asyncio
+
+from inferd.protocol import Unavailable
+from inferd_runtime.sandbox.messages import (
+    FromWorker,
+    Output,
+    RunFinished,
+    Sent,
+    Shutdown,
+    Started,
+    ToWorker,
+    WorkerReady,
+)
+from inferd_runtime.server.processes.backoff import Backoff
+from inferd_runtime.server.processes.child_process import ChildProcess
+from inferd_runtime.server.supervisor.worker_pool import PlaceRun, Retire, Start, WorkerPool
+
+STOP_SECONDS = 3.0
+log = logging.getLogger("inferd.runtime")
+
+
+@dataclass(frozen=True)
+class FleetLaunch:
+    """How workers are started: ``command`` makes a command line from a name, ``tasks`` runs their lives."""
+
+    command: Callable[[str], Sequence[str]]
+    tasks: anyio.abc.TaskGroup
+    start_seconds: float
+
+
+_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+
+
+class FleetOwner(Protocol):
+    """Who hears what the workers say and decides what a placed run is."""
+
+    def run_placed(self, run: str, worker: str) -> None:
+        """The run may be launched: send its messages to this worker."""
+        ...
+
+    def worker_said(self, worker: str, message: Started | Output | Sent | RunFinished) -> None:
+        """A worker reports about a run."""
+        ...
+
+    def worker_lost(self, worker: str, runs: list[str], error: Unavailable) -> None:
+        """A worker's process ended while it held these runs."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Member:
+    child: ChildProcess
+    ready: anyio.Event = field(default_factory=anyio.Event)
+
+
+@dataclass(frozen=True)
+class _Life:
+    """How a worker's process ended, or that there never was one."""
+
+    ending: str
+    pid: int | None = None
+    printed: str = ""
+    was_ready: bool = False
+    seconds: float = 0.0
+
+
+class WorkerFleet:
+    """Owns the workers' processes; ``socket`` is a bound ROUTER, read and written only by :meth:`run`."""
+
+    def __init__(self, socket: zmq.asyncio.Socket, pool: WorkerPool, owner: FleetOwner, launch: FleetLaunch) -> None:
+        self.pool = pool
+        self.restarts = 0
+        self._socket = socket
+        self._owner = owner
+        self._launch = launch
+        self._backoff = Backoff()
+        self._delay = 0.0
+        self._members: dict[str, _Member] = {}
+        self._failure: Unavailable | None = None
+        self._changed = anyio.Event()
+        self._outbox, self._out = anyio.create_memory_object_stream[tuple[str, ToWorker]](math.inf)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of the workers that live."""
+        return {name: member.child.pid for name, member in self._members.items() if member.child.alive}
+
+    def apply(self) -> None:
+        """Do what the pool decides. Call it after every change to the pool."""
+        for action in list(self.pool.decide()):
+            match action:
+                case Start(name):
+                    self._launch.tasks.start_soon(self._life, name)
+                case PlaceRun(run, name):
+                    self._owner.run_placed(run, name)
+                case Retire(name):
+                    self.send(name, Shutdown())
+                    self._launch.tasks.start_soon(self._members[name].child.stop, STOP_SECONDS)
+
+    def send(self, worker: str, message: ToWorker) -> None:
+        """Queue a message for a worker; one that is gone never gets it, and its runs end as :meth:`FleetOwner` says."""
+        self._outbox.send_nowait((worker, message))
+
+    def kill(self, worker: str) -> None:
+        """End a worker at once; what it held is reported as lost."""
+        if worker in self._members:
+            self._members[worker].child.kill()
+
+    async def wait_ready(self) -> None:
+        """Wait until some worker takes launches. Raises Unavailable with what it printed if one dies before that."""
+        while not self.pool.any_ready:
+            if self._failure is not None:
+                raise self._failure
+            await self._changed.wait()
+
+    async def run(self) -> None:
+        """Carry messages both ways, until cancelled."""
+        with self._socket, self._outbox, self._out:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._write)
+                tasks.start_soon(self._read)
+
+    async def _write(self) -> None:
+        async for worker, message in self._out:
+            await self._socket.send_multipart([worker.encode(), msgspec.msgpack.encode(message)])
+
+    async def _read(self) -> None:
+        while True:
+            identity, *frames = await self._socket.recv_multipart()
+            name = identity.decode(errors="replace")
+            if name in self._members:
+                self._hear(name, b"".join(frames))
+
+    def _hear(self, name: str, payload: bytes) -> None:
+        """Believe a worker no more than its messages' types: one that sends something else is killed."""
+        try:
+            message = _decoder.decode(payload)
+            if isinstance(message, WorkerReady):
+                self._ready(name)
+            else:
+                self._owner.worker_said(name, message)
+        except (
+            msgspec.MsgspecError,
+            TypeError,
+            RecursionError,
+        ) as error:  # the last two: a message that JSON cannot hold
+            log.error("worker %s sent something that is no message (%s): killing it", name, error)
+            self.kill(name)
+
+    def _ready(self, name: str) -> None:
+        self._members[name].ready.set()
+        self._failure = None
+        self._delay = 0.0
+        self.pool.ready(name)
+        self.apply()
+        self._notify()
+
+    async def _life(self, name: str) -> None:
+        """Start a worker, watch it until it ends, and report what it held."""
+        await anyio.sleep(self._delay)
+        started = anyio.current_time()
+        try:
+            child = await ChildProcess.start(name, self._launch.command(name))
+        except OSError as error:
+            self._lost(name, _Life(f"cannot be started: {error}"))
+            return
+        self._members[name] = member = _Member(child)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._kill_late, member)
+                ending = await child.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await child.stop(STOP_SECONDS if member.ready.is_set() else 0)
+        del self._members[name]
+        lived = anyio.current_time() - started
+        self._lost(name, _Life(ending, child.pid, child.tail, member.ready.is_set(), lived))
+
+    async def _kill_late(self, member: _Member) -> None:
+        """Kill a worker that does not become ready."""
+        with anyio.move_on_after(self._launch.start_seconds) as waiting:
+            await member.ready.wait()
+        if waiting.cancelled_caught:
+            log.error("sandbox worker %s was not ready within %g s", member.child.name, self._launch.start_seconds)
+            member.child.kill()
+
+    def _lost(self, name: str, life: _Life) -> None:
+        retired = self.pool.is_retiring(name)
+        runs = self.pool.lost(name)
+        if not retired:
+            self.restarts += 1
+            error = Unavailable(f"sandbox worker {name} {life.ending}", process=name, pid=life.pid)
+            level = logging.ERROR if life.was_ready else logging.WARNING  # who waits for it hears of it anyway
+            log.log(level, "%s\n%s", error.message, life.printed)
+            if not life.was_ready:
+                self._delay = self._backoff.next(life.seconds)
+                self._failure = Unavailable(f"{error.message}\n{life.printed}".strip(), **error.detail)
+                runs += [] if self.pool.any_ready else self.pool.waiting
+            self._owner.worker_lost(name, runs, error)
+        self.apply()
+        self._notify()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()

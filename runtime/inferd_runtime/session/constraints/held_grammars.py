@@ -1,0 +1,94 @@
+"""The grammars and matchers that a session holds for its program's own decode loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from inferd import protocol as p
+from inferd.masks import pack_bits, worth_listing
+from inferd_grammar import Compiled, GrammarMatcher
+from inferd_runtime.engine.jobs.grammar_masks import matcher_errors
+from inferd_runtime.engine.sampling.host_sampling import allowed_tokens
+
+MAX_GRAMMARS = 64
+MAX_MATCHERS = 256
+
+
+@dataclass(frozen=True)
+class HeldGrammar:
+    """A compiled grammar, and how many token ids its model has."""
+
+    compiled: Compiled
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class HeldMatcher:
+    """A matcher handle."""
+
+    matcher: GrammarMatcher
+    vocab_size: int
+
+    def mask(self) -> p.AllowedTokens:
+        """What may come next. Raises InternalError when the matcher breaks."""
+        row = np.empty(-(-self.vocab_size // 32), np.int32)
+        with matcher_errors():
+            self.matcher.fill(row)
+        tokens = allowed_tokens(row, self.vocab_size)
+        if worth_listing(len(tokens), row.nbytes):
+            return p.AllowedTokens(tokens.tolist())
+        return p.AllowedTokens(bits=pack_bits(row.tobytes()))
+
+    def fork(self) -> HeldMatcher:
+        """An independent one at the same place."""
+        with matcher_errors():
+            return HeldMatcher(self.matcher.fork(), self.vocab_size)
+
+
+class HeldGrammars:
+    """Handles by number; both kinds share one sequence. Every lookup raises NotFound for what was released."""
+
+    def __init__(self) -> None:
+        self._grammars: dict[int, HeldGrammar] = {}
+        self._matchers: dict[int, HeldMatcher] = {}
+        self._last = 0
+
+    def add_grammar(self, grammar: HeldGrammar) -> int:
+        """Raises LimitExceeded when the session holds too many."""
+        _check_room(len(self._grammars), "grammars", MAX_GRAMMARS)
+        self._last += 1
+        self._grammars[self._last] = grammar
+        return self._last
+
+    def add_matcher(self, matcher: HeldMatcher) -> int:
+        """Raises LimitExceeded when the session holds too many."""
+        _check_room(len(self._matchers), "matchers", MAX_MATCHERS)
+        self._last += 1
+        self._matchers[self._last] = matcher
+        return self._last
+
+    def grammar(self, handle: int) -> HeldGrammar:
+        """The grammar of a handle."""
+        if handle not in self._grammars:
+            raise p.NotFound(f"grammar {handle} does not exist or was released")
+        return self._grammars[handle]
+
+    def matcher(self, handle: int) -> HeldMatcher:
+        """The matcher of a handle."""
+        if handle not in self._matchers:
+            raise p.NotFound(f"matcher {handle} does not exist or was released")
+        return self._matchers[handle]
+
+    def release(self, handle: int) -> None:
+        """Forget a grammar or a matcher."""
+        if self._grammars.pop(handle, None) is None and self._matchers.pop(handle, None) is None:
+            raise p.NotFound(f"grammar or matcher {handle} does not exist or was released")
+
+
+def _check_room(held: int, what: str, limit: int) -> None:
+    if held >= limit:
+        raise p.LimitExceeded(
+            f"a session may hold {limit} {what}; release some", limit=what, value=limit, raise_with="releasing some"
+        )

@@ -1,0 +1,99 @@
+"""Token healing: a prompt that ends inside what the model knows as one token is cut back, and its end written again."""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from inferd import protocol as p
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+from inferd_runtime.session.served_model import ServedModel
+
+
+@dataclass(frozen=True)
+class Healing:
+    """What was cut from a context: ``tokens`` from index ``start`` on, whose text is ``prefix``.
+
+    What was written again is counted in the bytes of the tokens: a decoder may drop the space that a text begins with.
+    """
+
+    context: CachedSequence
+    model: ServedModel
+    start: int
+    tokens: Sequence[int]
+    prefix: str
+
+    @classmethod
+    def of(cls, request: p.StartGenerate, context: CachedSequence, model: ServedModel) -> Healing | None:
+        """Where to cut for a request that wants it; None where there is nothing to heal. Raises InvalidRequest."""
+        if not request.heal:
+            return None
+        if context.irregular_from is not None:
+            raise p.InvalidRequest("heal does not go with explicit positions or an attention mask")
+        healed = model.healer.heal(context.tokens)
+        if not healed.prefix:
+            return None
+        start = len(healed.tokens)
+        return cls(context, model, start, context.tokens[start:], healed.prefix)
+
+    def constrain(self, request: p.StartGenerate) -> p.StartGenerate:
+        """The request whose output begins with what was cut."""
+        members = [] if request.constraint is None else [request.constraint]
+        return dataclasses.replace(request, constraint=p.ConstraintSpec("prefixed", value=self.prefix, members=members))
+
+    def cut(self) -> None:
+        """Cut the context."""
+        self.context.truncate(self.start)
+
+    def keep(self, length: int) -> tuple[int, Sequence[int]]:
+        """What is to stand if the generation ends when the context has ``length`` tokens: how many of these, and what comes back
+        behind them. All of what was cut, unless all of it was written again.
+        """
+        return (length, ()) if length < self.start or self._covered(length) else (self.start, self.tokens)
+
+    def restore(self) -> None:
+        """Put back what was cut, unless all of it was written again."""
+        length, missing = self.keep(len(self.context.tokens))
+        if missing:
+            self.context.truncate(length)
+            self.context.append(missing)
+
+    def behind(self, decode: Callable[[int], str]) -> Callable[[int], str]:
+        """A stream decoder that leaves out the text that was cut."""
+        pieces, utf8 = self.model.grammars.table.tokens, codecs.getincrementaldecoder("utf-8")("replace")
+        left, new, begun = len(self.prefix.encode()), "", False
+
+        def decoded(token: int) -> str:
+            nonlocal left, new, begun
+            text = decode(token)
+            if begun:
+                return text
+            new += utf8.decode(pieces[token][left:])
+            left = max(0, left - len(pieces[token]))
+            begun = not left and bool(text)
+            return text[max(0, len(text) - len(new)) :] if begun else ""
+
+        return decoded
+
+    def _covered(self, length: int) -> bool:
+        """Whether the first ``length`` tokens hold all that was cut."""
+        pieces, wanted, written = self.model.grammars.table.tokens, self.prefix.encode(), b""
+        for at in range(self.start, length):
+            if len(written) >= len(wanted):
+                break
+            written += pieces[self.context.tokens[at]]
+        return written.startswith(wanted)
+
+
+def check_healing(request: p.StartGenerate) -> None:
+    """Refuse what healing does not go with. Raises InvalidRequest."""
+    if not request.heal:
+        return
+    if request.program_constraint:
+        raise p.InvalidRequest(
+            "heal and program_constraint exclude each other: healing is a constraint on the first tokens"
+        )
+    if request.constraint is not None and request.constraint.best_effort:
+        raise p.InvalidRequest("heal does not go with mode best_effort, which checks the output as a whole")

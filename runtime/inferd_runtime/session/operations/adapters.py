@@ -1,0 +1,58 @@
+"""``adapter.*``: loading LoRA adapters while the model is served, listing and dropping them."""
+
+from __future__ import annotations
+
+from inferd import protocol as p
+from inferd_runtime.engine.adapters import LoadedAdapter
+from inferd_runtime.models.lora.files import AdapterFiles
+from inferd_runtime.session.served_model import ServedModel
+from inferd_runtime.session.state import Call, SessionState
+
+
+def upload(state: SessionState, call: Call) -> None:
+    """Take a piece of a file. A session's uploads are its own, and gone when it closes."""
+    request: p.UploadAdapter = call.request
+    uploads = state.model(request.model).adapters.uploads
+    number = request.upload or uploads.begin(state.tenant)
+    if not request.upload:
+        state.uploads.add((uploads, number))
+    _check_upload(state, request.model, number)
+    call.respond(p.Upload(number, uploads.add(number, request.data)))
+
+
+def load(state: SessionState, call: Call) -> None:
+    """Load an uploaded adapter for the session's tenant."""
+    request: p.LoadAdapter = call.request
+    model = state.model(request.model)
+    _check_upload(state, request.model, request.upload)
+    weights = model.adapters.uploads.take(request.upload)
+    files = AdapterFiles(request.config.encode(), weights)
+    call.respond(_info(model, model.adapters.load(state.tenant, request.name, files)))
+
+
+def list_adapters(state: SessionState, call: Call) -> None:
+    """The server's adapters and the tenant's."""
+    request: p.ListAdapters = call.request
+    model = state.model(request.model)
+    call.respond(p.Adapters([_info(model, adapter) for adapter in model.adapters.list(state.tenant)]))
+
+
+def drop(state: SessionState, call: Call) -> None:
+    """Take one of the tenant's away."""
+    request: p.DropAdapter = call.request
+    state.model(request.model).adapters.drop(state.tenant, request.name)
+    call.respond(p.Done())
+
+
+def _check_upload(state: SessionState, model: str, number: int) -> None:
+    uploads = state.model(model).adapters.uploads
+    if (uploads, number) not in state.uploads or not uploads.knows(number):
+        raise p.NotFound(f"upload {number} does not exist or was used")
+
+
+def _info(model: ServedModel, adapter: LoadedAdapter) -> p.AdapterInfo:
+    size = adapter.size
+    return p.AdapterInfo(adapter.name, model.info.name, size.rank, size.bytes, adapter.tenant is None)
+
+
+HANDLERS = {p.UploadAdapter: upload, p.LoadAdapter: load, p.ListAdapters: list_adapters, p.DropAdapter: drop}

@@ -1,0 +1,79 @@
+"""``context.*``: making, filling, forking, cutting and releasing contexts."""
+
+from __future__ import annotations
+
+from inferd import protocol as p
+from inferd_runtime.engine.jobs.generation import Generation
+from inferd_runtime.session import transcript
+from inferd_runtime.session.state import Call, OpenContext, SessionState
+
+
+def create(state: SessionState, call: Call) -> None:
+    """An empty context."""
+    request: p.CreateContext = call.request
+    model = state.model(request.model)
+    context = model.engine.create_context(state.tenant)
+    call.respond(state.open_context(OpenContext(model, context)))
+
+
+def append(state: SessionState, call: Call) -> None:
+    """Add parts without computing them."""
+    request: p.AppendContext = call.request
+    entry = state.free_context(request.context)
+    last = entry.context.tokens[-1] if entry.context.tokens else None
+    tokens, turn = transcript.render(request.parts, entry.turn, last, entry.model.tokenizer)
+    entry.context.append(tokens)
+    entry.stand_at(turn)
+    call.respond(state.context_state(request.context))
+
+
+def fork(state: SessionState, call: Call) -> None:
+    """A copy. While a generation runs, it holds at most what closing it now would leave, and the generation goes on."""
+    request: p.ForkContext = call.request
+    state.check_room()
+    entry = state.context(request.context)
+    running = state.running_on(entry.context)
+    if running is not None:
+        return call.respond(state.open_context(entry.fork(*running.keep(request.length))))
+    held = len(state.free_context(request.context).context.tokens)
+    if not -1 <= request.length <= held:
+        raise p.InvalidRequest(f"cannot fork {request.length} tokens: the context holds {held}")
+    call.respond(state.open_context(entry.fork(held if request.length < 0 else request.length)))
+
+
+def truncate(state: SessionState, call: Call) -> None:
+    """Keep the first tokens. A generation that runs on the context ends with what it has delivered."""
+    request: p.TruncateContext = call.request
+    user = state.context(request.context).context.user
+    if isinstance(user, Generation):
+        state.end_generation(user)
+    state.free_context(request.context).truncate(request.length)
+    call.respond(state.context_state(request.context))
+
+
+def tokens(state: SessionState, call: Call) -> None:
+    """The token ids that a context holds. A prompt's end that a generation has not written again yet is there."""
+    request: p.ContextTokens = call.request
+    context = state.context(request.context).context
+    running = state.running_on(context)
+    length, missing = (0, ()) if running is None else running.keep()
+    held = [*context.tokens[:length], *missing] if missing else context.tokens
+    call.respond(p.Tokens(held[max(0, request.start) :]))
+
+
+def release(state: SessionState, call: Call) -> None:
+    """Give a context back."""
+    request: p.ReleaseContext = call.request
+    state.free_context(request.context)
+    state.drop_context(request.context)
+    call.respond(p.Done())
+
+
+HANDLERS = {
+    p.CreateContext: create,
+    p.AppendContext: append,
+    p.ForkContext: fork,
+    p.TruncateContext: truncate,
+    p.ContextTokens: tokens,
+    p.ReleaseContext: release,
+}

@@ -1,0 +1,107 @@
+"""``grammar.*``: grammars and matchers for a program's own decode loop."""
+
+from __future__ import annotations
+
+import base64
+
+from inferd import protocol as p
+from inferd_grammar import Compiled
+from inferd_runtime.engine.jobs.grammar_masks import matcher_errors
+from inferd_runtime.session.constraints.compile_call import when_compiled
+from inferd_runtime.session.constraints.held_grammars import HeldGrammar, HeldMatcher
+from inferd_runtime.session.generation.finished_text import checked_keywords
+from inferd_runtime.session.state import Call, SessionState
+
+
+def compile_grammar(state: SessionState, call: Call) -> None:
+    """Answer when it is compiled."""
+    request: p.CompileGrammar = call.request
+    model = state.model(request.model)
+
+    def opened(compiled: Compiled) -> p.CompiledGrammar:
+        with matcher_errors():
+            may_end = compiled.matcher().may_end()
+        handle = state.grammars.add_grammar(HeldGrammar(compiled, model.info.vocab_size))
+        return p.CompiledGrammar(handle, may_end, checked_keywords(compiled))
+
+    when_compiled(state, call, model, request.constraint, opened)
+
+
+def open_matcher(state: SessionState, call: Call) -> None:
+    """A matcher at the start."""
+    request: p.OpenMatcher = call.request
+    grammar = state.grammars.grammar(request.grammar)
+    opened = HeldMatcher(grammar.compiled.matcher(), grammar.vocab_size)
+    call.respond(_state(state.grammars.add_matcher(opened), opened))
+
+
+def accept(state: SessionState, call: Call) -> None:
+    """Take what is legal."""
+    request: p.AcceptTokens = call.request
+    if len(request.tokens) > p.MAX_ACCEPT:
+        raise p.LimitExceeded(
+            f"grammar.accept: {len(request.tokens)} tokens at once", limit="accept_tokens", value=p.MAX_ACCEPT,
+            raise_with="several calls",
+        )  # fmt: skip
+    opened = state.grammars.matcher(request.matcher)
+    with matcher_errors():
+        taken = opened.matcher.accept(request.tokens)
+    call.respond(_state(request.matcher, opened, taken))
+
+
+def mask(state: SessionState, call: Call) -> None:
+    """What may come next."""
+    request: p.GetMask = call.request
+    call.respond(state.grammars.matcher(request.matcher).mask())
+
+
+def rollback(state: SessionState, call: Call) -> None:
+    """Undo some tokens."""
+    request: p.RollbackMatcher = call.request
+    opened = state.grammars.matcher(request.matcher)
+    if not 0 <= request.count <= opened.matcher.depth:
+        raise p.InvalidRequest(f"rollback of {request.count} tokens: the matcher holds {opened.matcher.depth}")
+    with matcher_errors():
+        opened.matcher.rollback(request.count)
+    call.respond(_state(request.matcher, opened))
+
+
+def forced(state: SessionState, call: Call) -> None:
+    """What must come next."""
+    request: p.GetForced = call.request
+    matcher = state.grammars.matcher(request.matcher).matcher
+    with matcher_errors():
+        data, tokens = matcher.forced(), matcher.forced_tokens()
+    call.respond(p.Forced(base64.b64encode(data).decode(), tokens))
+
+
+def fork(state: SessionState, call: Call) -> None:
+    """A copy."""
+    request: p.ForkMatcher = call.request
+    copy = state.grammars.matcher(request.matcher).fork()
+    call.respond(_state(state.grammars.add_matcher(copy), copy))
+
+
+def release(state: SessionState, call: Call) -> None:
+    """Forget a grammar or a matcher."""
+    request: p.ReleaseGrammar = call.request
+    state.grammars.release(request.handle)
+    call.respond(p.Done())
+
+
+def _state(handle: int, opened: HeldMatcher, accepted: int = 0) -> p.MatcherState:
+    with matcher_errors():
+        matcher = opened.matcher
+        return p.MatcherState(handle, matcher.depth, matcher.may_end(), matcher.ended(), accepted)
+
+
+HANDLERS = {
+    p.CompileGrammar: compile_grammar,
+    p.OpenMatcher: open_matcher,
+    p.AcceptTokens: accept,
+    p.GetMask: mask,
+    p.RollbackMatcher: rollback,
+    p.GetForced: forced,
+    p.ForkMatcher: fork,
+    p.ReleaseGrammar: release,
+}

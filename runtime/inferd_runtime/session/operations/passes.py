@@ -1,0 +1,133 @@
+"""``context.flush``, ``forward``, ``prompt_logprobs``, ``speculation.verify``: work in the batch that is not a generation."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from inferd import protocol as p
+from inferd_runtime.engine.adapters import AdapterLease
+from inferd_runtime.engine.jobs.draft_verification import PROGRAM, DraftVerification
+from inferd_runtime.engine.jobs.forward_pass import ContextJob, ForwardPass, Prefill, RowSpec
+from inferd_runtime.engine.jobs.prompt_scoring import PromptScoring
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.engine.sampling.probes import RowEdit, check_vocabulary, read_mask, resolve_all
+from inferd_runtime.models.batch import Seen
+from inferd_runtime.session.operations.adapter_lease import leased
+from inferd_runtime.session.served_model import ServedModel
+from inferd_runtime.session.state import Call, OpenContext, SessionState
+
+MAX_MASK = 1 << 24
+"""Entries of one attention mask: 16 MiB of bools."""
+
+
+def flush(state: SessionState, call: Call) -> None:
+    """Compute what is pending, but for the last token."""
+    request: p.FlushContext = call.request
+    entry = state.free_context(request.context)
+    with leased(state, entry, request.adapter) as lease:
+        job = Prefill(entry.context)
+        await_job(state, call, job, lambda: state.context_state(request.context), lease)
+    job.settle()
+    entry.model.engine.submit(job)
+
+
+def forward(state: SessionState, call: Call) -> None:
+    """A program's own forward pass."""
+    request: p.Forward = call.request
+    entry = state.free_context(request.context)
+    rows = row_spec(request, entry)
+    visible = visibility(request.attention_mask, len(entry.context.tokens) + len(request.tokens))
+    with leased(state, entry, request.adapter) as lease:
+        job = ForwardPass(entry.context, request.tokens, request.at, rows, positions=request.positions, visible=visible)
+        await_job(state, call, job, lambda: p.ForwardResult(job.rows(), len(entry.context.tokens)), lease)
+    entry.model.engine.submit(job)
+
+
+def prompt_logprobs(state: SessionState, call: Call) -> None:
+    """How likely each token of a text is."""
+    request: p.PromptLogprobs = call.request
+    entry = state.free_context(request.context)
+    with leased(state, entry, request.adapter) as lease:
+        job = PromptScoring(entry.context, request.tokens, request.top)
+        await_job(state, call, job, lambda: p.TokenLogprobs(job.scores(), len(entry.context.tokens)), lease)
+    job.settle()
+    entry.model.engine.submit(job)
+
+
+def verify(state: SessionState, call: Call) -> None:
+    """One step that verifies a program's draft."""
+    request: p.VerifyDraft = call.request
+    entry = state.free_context(request.context)
+    sampler = row_sampler(request.sampling, entry)
+    with leased(state, entry, request.adapter) as lease:
+        job = DraftVerification(
+            entry.context, request.tokens, request.parents, sampler, entry.model.tokenizer.eos_tokens, request.generated
+        )
+        await_job(state, call, job, lambda: verified(state, job, entry.model), lease)
+    entry.model.engine.submit(job)
+
+
+def verified(state: SessionState, job: DraftVerification, model: ServedModel) -> p.Verification:
+    """The answer, once its tokens are counted as generated ones."""
+    accepted = len(job.accepted)
+    state.count(p.Usage(tokens=accepted + 1, steps=1, drafted=job.drafted, accepted=accepted))
+    counts = [p.SourceCount(PROGRAM, job.drafted, 0, accepted)] if job.drafted else []
+    model.engine.speculation.counters.count(counts, accepted, accepted + 1)
+    return p.Verification(job.accepted, job.token, job.path, len(job.context.tokens))
+
+
+def row_spec(request: p.Forward, entry: OpenContext) -> RowSpec:
+    """What the request wants of each row. Raises InvalidRequest or LimitExceeded that names what is out of range."""
+    vocab_size = entry.model.engine.driver.vocab_size
+    if request.top < 0:
+        raise p.InvalidRequest(f"forward: top = {request.top} is negative")
+    mask = read_mask(request.mask, request.mask_bits, vocab_size)
+    edit = RowEdit.resolve(mask, request.bias_tokens, request.bias_values, vocab_size)
+    readings = resolve_all(request.probes, len(request.at) or 1, request.top, vocab_size)
+    sampler = row_sampler(request.sampling, entry)
+    if sampler.penalties is not None:
+        raise p.InvalidRequest(
+            "forward: a sampler with penalties or logit_bias goes with a generation or verify; a pass has a bias of its own"
+        )
+    return RowSpec(sampler, edit, request.top, readings)
+
+
+def visibility(rows: Sequence[Sequence[int]], length: int) -> list[Seen]:
+    """Run lengths (hidden, seen, hidden, ...) as bool[length] per row. Raises InvalidRequest or LimitExceeded."""
+    if len(rows) * length > MAX_MASK:
+        raise p.LimitExceeded(
+            f"attention_mask: {len(rows)} rows over {length} tokens; {MAX_MASK} entries are allowed",
+            limit="attention_mask", value=MAX_MASK, raise_with="several calls",
+        )  # fmt: skip
+    for at, runs in enumerate(rows):
+        if min(runs, default=0) < 0 or sum(runs) != length:
+            raise p.InvalidRequest(
+                f"attention_mask[{at}] speaks of {sum(runs)} tokens; with those given the context holds {length}"
+            )
+    return [np.repeat(np.arange(len(runs)) % 2 == 1, runs) for runs in rows]
+
+
+def await_job(state: SessionState, call: Call, job: ContextJob, reply: Callable[[], Any], lease: AdapterLease) -> None:
+    """Answer when the job ends: ``reply()``, or its error, and give the adapter back. A cancel ends it."""
+
+    def ended() -> None:
+        lease.release()
+        state.waiting.pop(call.ticket, None)
+        call.respond(job.error if job.error is not None else reply())
+
+    job.listener = ended
+    state.waiting[call.ticket] = lambda: job.fail(p.Cancelled("the operation was cancelled"))
+
+
+def row_sampler(sampling: p.Sampling, entry: OpenContext) -> RowSampler:
+    """The request's sampler on this context; without a seed one is picked. Raises InvalidRequest or LimitExceeded."""
+    check_vocabulary("logit_bias", sampling.bias_tokens, entry.model.engine.driver.vocab_size)
+    seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+    return RowSampler.resolve(sampling, seed=seed, lineage=entry.context.lineage)
+
+
+HANDLERS = {p.FlushContext: flush, p.Forward: forward, p.PromptLogprobs: prompt_logprobs, p.VerifyDraft: verify}

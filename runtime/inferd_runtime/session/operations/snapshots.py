@@ -1,0 +1,167 @@
+"""``context.save`` to ``context.import``: contexts that outlive their session, by name or as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from inferd import protocol as p
+from inferd_runtime.engine.sequences.snapshots import capture, export_kv, find_model, restore
+from inferd_runtime.kv.snapshot_folder import SnapshotFolder, Taken, check_name
+from inferd_runtime.kv.snapshot_format import Snapshot, TurnMark, decode
+from inferd_runtime.kv.snapshots import SnapshotStore
+from inferd_runtime.session.state import Call, OpenContext, SessionState, guarded
+from inferd_runtime.session.transcript import Turn
+
+SnapshotReply = Callable[[Any], Any]
+
+
+def save(state: SessionState, call: Call) -> None:
+    """Copy a context now, write it later; the context can be used at once."""
+    request: p.SaveContext = call.request
+    check_name(request.name)
+    _store(state)
+    tenant, entry = state.tenant, state.free_context(request.context)
+    snapshot = capture(entry.model.engine, entry.model.info, entry.context, _marks(entry))
+
+    def write(folder: SnapshotFolder) -> p.SavedContext:
+        return folder.save(tenant, request.name, snapshot, overwrite=request.overwrite)
+
+    _await(state, call, write, lambda saved: saved, nbytes=snapshot.nbytes)
+
+
+def open_saved(state: SessionState, call: Call) -> None:
+    """Read a snapshot into a new context."""
+    request: p.OpenSaved = call.request
+    tenant = state.tenant
+    state.check_room()
+    _await(state, call, lambda folder: folder.load(tenant, request.name), lambda snapshot: _opened(state, snapshot))
+
+
+def take(state: SessionState, call: Call) -> None:
+    """Read a snapshot into a new context and delete it; what nobody got is put back."""
+    request: p.TakeSaved = call.request
+    tenant, store, models = state.tenant, _store(state), [model.info for model in state.models.values()]
+    state.check_room()
+
+    def withdraw(folder: SnapshotFolder) -> Taken:
+        return folder.take(tenant, request.name, lambda snapshot: find_model(snapshot, models))
+
+    def finish(taken: Taken, used: bool) -> None:
+        store.submit(lambda folder: folder.finish_take(taken, used=used), lambda _: None)
+
+    def reply(taken: Taken) -> p.Opened:
+        used = False
+        try:
+            opened = _opened(state, taken.snapshot)
+            used = True
+            return opened
+        finally:
+            finish(taken, used)
+
+    _await(state, call, withdraw, reply, unwanted=lambda taken: finish(taken, False))
+
+
+def delete(state: SessionState, call: Call) -> None:
+    """Delete a snapshot."""
+    request: p.DeleteSaved = call.request
+    tenant = state.tenant
+    _await(state, call, lambda folder: folder.delete(tenant, request.name), lambda _: p.Done())
+
+
+def list_saved(state: SessionState, call: Call) -> None:
+    """The tenant's snapshots."""
+    tenant = state.tenant
+    _await(state, call, lambda folder: folder.saved(tenant), p.SavedContexts)
+
+
+def export(state: SessionState, call: Call) -> None:
+    """A context as bytes."""
+    request: p.ExportContext = call.request
+    entry = state.free_context(request.context)
+    driver = entry.model.engine.driver
+    pages = -(-entry.context.computed // driver.page_size)
+    _check_size(pages * driver.page_bytes)
+    data = export_kv(entry.model.engine, entry.model.info, entry.context, _marks(entry))
+    _check_size(len(data))
+    call.respond(p.Exported(data))
+
+
+def import_bytes(state: SessionState, call: Call) -> None:
+    """A new context out of bytes that may have been made anywhere."""
+    request: p.ImportContext = call.request
+    state.check_room()
+    _check_size(len(request.data))
+    snapshot = decode(request.data)
+    call.respond(_opened(state, snapshot, trusted=False))
+
+
+def _store(state: SessionState) -> SnapshotStore:
+    if state.snapshots is None:
+        raise p.InvalidRequest("this engine keeps no snapshots: it was started without --snapshots")
+    return state.snapshots
+
+
+def _await(
+    state: SessionState,
+    call: Call,
+    work: Callable[[SnapshotFolder], Any],
+    reply: SnapshotReply,
+    *,
+    unwanted: Callable[[Any], None] = lambda _: None,
+    nbytes: int = 0,
+) -> None:
+    """Answer with ``reply(result)`` when the disk has done ``work``; after a cancel, ``unwanted`` gets the result."""
+
+    def done(result: Any) -> None:
+        failed = isinstance(result, p.InferdError)
+        if (
+            state.waiting.get(call.ticket) is stop
+        ):  # else it was cancelled, and the ticket may be another request's by now
+            del state.waiting[call.ticket]
+            call.respond(result if failed else guarded(reply, result))
+        elif not failed:
+            unwanted(result)
+
+    def stop() -> None:
+        future.cancel()
+        call.respond(p.Cancelled("the operation was cancelled"))
+
+    future = _store(state).submit(work, done, nbytes=nbytes)
+    state.waiting[call.ticket] = stop
+
+
+def _opened(state: SessionState, snapshot: Snapshot, *, trusted: bool = True) -> p.Opened:
+    """Restore a snapshot and give it a handle."""
+    model = state.model(find_model(snapshot, [model.info for model in state.models.values()]).name)
+    restored = restore(model.engine, state.tenant, snapshot, trusted=trusted)
+    turns = [(mark.at, Turn(mark.empty, mark.answering, mark.asked)) for mark in snapshot.facts.turns]
+    entry = OpenContext(model, restored.context, *turns)
+    told = state.open_context(entry)
+    return p.Opened(
+        told.context, told.length, told.pending, restored.restored, snapshot.facts.computed - restored.restored,
+        [at for at, turn in entry.turns if turn.asked],
+    )  # fmt: skip
+
+
+def _marks(entry: OpenContext) -> Sequence[TurnMark]:
+    return [TurnMark(at, turn.empty, turn.answering, turn.asked) for at, turn in entry.turns]
+
+
+def _check_size(size: int) -> None:
+    if size > p.MAX_EXPORT_BYTES:
+        raise p.LimitExceeded(
+            f"the context takes {size} bytes as bytes, {p.MAX_EXPORT_BYTES} are allowed",
+            limit="export_bytes", value=p.MAX_EXPORT_BYTES, raise_with="save() and open(), which have no such limit",
+        )  # fmt: skip
+
+
+HANDLERS = {
+    p.SaveContext: save,
+    p.OpenSaved: open_saved,
+    p.TakeSaved: take,
+    p.DeleteSaved: delete,
+    p.ListSaved: list_saved,
+    p.ExportContext: export,
+    p.ImportContext: import_bytes,
+}

@@ -1,0 +1,36 @@
+"""A program's own constraint, called by its contract."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+from inferd.constraints import StepConstraint
+from inferd.masks import TokenMask, checked_mask
+from inferd.protocol.errors import ConstraintError
+
+
+class ConstraintRunner:
+    """Asks a :class:`~inferd.constraints.StepConstraint` for the mask of each step."""
+
+    def __init__(self, constraint: StepConstraint) -> None:
+        self._constraint = constraint
+        self._added: list[int] = []
+
+    async def next_mask(self) -> TokenMask | None:
+        """What may come next; None for everything. Raises ConstraintError for nothing, InvalidRequest for what is no token
+        id, and whatever the constraint raises.
+        """
+        added, self._added = self._added, []
+        answer = self._constraint.step(added)
+        mask = await answer if inspect.isawaitable(answer) else answer
+        if mask is None:
+            return None
+        allowed = checked_mask("the mask of step()", mask)
+        if not allowed:
+            raise ConstraintError("step() allows no token: include end-of-text where the text may end")
+        return allowed
+
+    def settle(self, tokens: Sequence[int]) -> None:
+        """Note what the step added."""
+        self._added = list(tokens)

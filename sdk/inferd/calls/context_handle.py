@@ -1,0 +1,241 @@
+"""The SDK's end of one context of the runtime: what is buffered here, what was sent, and who owns it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from inferd.calls.generation_stream import GenerationStream
+from inferd.protocol import (
+    AppendContext,
+    ContextState,
+    CreateContext,
+    ForkContext,
+    ImportContext,
+    InvalidRequest,
+    Opened,
+    OpenSaved,
+    Part,
+    ReleaseContext,
+    TakeSaved,
+    TruncateContext,
+    Unavailable,
+)
+from inferd.transport import Port, Transport, current_port
+
+OPENING_ROLES = ("system", "user")  # a turn after which the assistant speaks
+
+
+class ContextHandle:
+    """Owns one context id. It is made in the runtime at the first call, and is dead after :meth:`release`.
+
+    A handle that is garbage-collected instead is released before the next context of its port is made.
+    """
+
+    def __init__(
+        self,
+        port: Port | None = None,
+        model: str = "",
+        state: ContextState | None = None,
+        open_turn: bool = False,
+    ) -> None:
+        self._port = port
+        self._model = model
+        self._id = None if state is None else state.context
+        self._length = 0 if state is None else state.length
+        self._open_turn = open_turn
+        self._open_at: list[int] = [self._length] if open_turn else []
+        self._parts: list[Part] = []
+        self.chat = bool(self._open_at)  # it holds a conversation, and not raw text alone
+        self._occupant: GenerationStream | None = None
+        self._released = False
+        self.restored = 0
+        self.recomputed = 0
+        self._lock = asyncio.Lock()
+
+    @classmethod
+    async def opened(cls, request: OpenSaved | TakeSaved | ImportContext) -> ContextHandle:
+        """The handle of a context that comes out of a snapshot."""
+        port = current_port()
+        await port.release_abandoned()
+        reply: Opened = await port.transport.call(request)
+        handle = cls(port, state=ContextState(reply.context, reply.length, reply.pending))
+        handle.restored, handle.recomputed = reply.restored, reply.recomputed
+        handle._open_at = list(reply.open_turns)
+        handle.chat = bool(reply.open_turns)
+        handle.restore_turn()
+        return handle
+
+    @property
+    def length(self) -> int:
+        """Tokens that the context holds, as the last reply said and as steps were delivered since."""
+        return self._length
+
+    @property
+    def released(self) -> bool:
+        """Whether :meth:`release` was called."""
+        return self._released
+
+    @property
+    def port(self) -> Port:
+        """What carries the operations. Raises Unavailable where there is nothing."""
+        if self._port is None:
+            self._port = current_port()
+        return self._port
+
+    @property
+    def transport(self) -> Transport:
+        """The port's transport."""
+        return self.port.transport
+
+    def check(self) -> None:
+        """Raises InvalidRequest once the context is released."""
+        if self._released:
+            raise InvalidRequest("this context was released; make a new one")
+
+    def add(self, part: Part) -> None:
+        """Buffer a part; whoever generated on the context is done with it."""
+        self.check()
+        if self._occupant is not None:
+            self._occupant.leave()
+        self._parts.append(part)
+
+    async def settle(self, *, cue: bool = False) -> int:
+        """End what still generates here, send what is buffered, and return the context's id.
+
+        ``cue``: then start the assistant's turn, where a turn was left open.
+        """
+        async with self._lock:
+            return await (self._settle_cued() if cue else self._settle())
+
+    async def hand_to(self, occupant: GenerationStream) -> int:
+        """As :meth:`settle` with a cue, then let ``occupant`` own the context."""
+        async with self._lock:
+            ident = await self._settle_cued()
+            self._occupant = occupant
+            return ident
+
+    def take_back(self, occupant: GenerationStream, state: ContextState | None) -> None:
+        """``occupant`` has ended; ``state`` is what it left."""
+        if self._occupant is occupant:
+            self._occupant = None
+        self._learn(state)
+
+    async def call(self, request: Any, *, keeps_turn: bool = False) -> Any:
+        """Send a request about this context. ``keeps_turn``: it does not change what the context ends with."""
+        reply = await self.transport.call(request)
+        if not keeps_turn:
+            self._open_turn = False
+        self._learn(reply)
+        return reply
+
+    def learn_length(self, length: int) -> None:
+        """Note a length that came otherwise than in a state."""
+        self._length = length
+
+    async def fork(self) -> ContextHandle:
+        """The handle of a copy of this context, which holds what was buffered too.
+
+        A generation that runs goes on; the copy holds what it has delivered.
+        """
+        await self.port.release_abandoned()
+        async with self._lock:
+            self.check()
+            occupant = self._occupant
+            if occupant is not None and occupant.running and not self._parts:
+                return self._adopt(await self.transport.call(ForkContext(await self._create(), occupant.length)))
+            context = await self._settle()
+        return self._adopt(await self.call(ForkContext(context), keeps_turn=True))
+
+    async def truncate(self, length: int) -> None:
+        """Keep the first ``length`` tokens; the last turn is as open as it was at that length."""
+        context = await self.settle()
+        await self.call(TruncateContext(context, length))
+        self.restore_turn()
+
+    def _adopt(self, state: ContextState) -> ContextHandle:
+        """The handle of a copy of this context."""
+        copy = ContextHandle(self.port, self._model, state, self._open_turn)
+        copy._open_at = list(self._open_at)
+        copy.chat = self.chat
+        return copy
+
+    def restore_turn(self) -> None:
+        """After a truncate, the last turn is as open as it was when the context had this length."""
+        self._open_at = [length for length in self._open_at if length <= self._length]
+        self._open_turn = self._length in self._open_at
+
+    def __del__(self) -> None:
+        # A context that nobody can reach any more is released with the next one that is made.
+        if self._id is not None:
+            ending = [] if self._occupant is None else self._occupant.ending
+            self.port.abandon([*ending, ReleaseContext(self._id)])
+
+    async def release(self) -> None:
+        """Give the context back. Safe to call twice, before the runtime knows the context, and again after it failed."""
+        if self._occupant is not None:
+            self._occupant.leave()
+        self._released = True
+        self._parts.clear()
+        async with self._lock:
+            await self._end_generation()
+            if self._id is not None:
+                await self.transport.call(ReleaseContext(self._id))
+                self._id = None
+
+    def _turn_is_open(self) -> bool:
+        if self._parts:
+            return self._parts[-1].kind == "message" and self._parts[-1].role in OPENING_ROLES
+        return self._open_turn
+
+    async def _settle_cued(self) -> int:
+        self.check()
+        if self._turn_is_open():
+            await self._end_generation()
+            self._parts.append(Part("cue"))
+        ident = await self._settle()
+        self._open_turn = False
+        return ident
+
+    async def _settle(self) -> int:
+        self.check()
+        await self._end_generation()
+        ident = await self._create()
+        if self._parts:
+            await self._send_parts(ident)
+        self.check()
+        return ident
+
+    async def _end_generation(self) -> None:
+        if self._occupant is not None:
+            self._occupant.leave()
+            self.take_back(self._occupant, await self._occupant.close())
+
+    async def _create(self) -> int:
+        if self._id is None:
+            await self.port.release_abandoned()
+            state = await self.transport.call(CreateContext(self._model))
+            self._id, self._length = state.context, state.length
+        ident: int = self._id
+        return ident
+
+    async def _send_parts(self, ident: int) -> None:
+        # Parts that the runtime refuses are dropped with the error: the context stays as it was, and can be used on.
+        still_open, parts, self._parts = self._turn_is_open(), self._parts, []
+        self._learn(await self.transport.call(AppendContext(ident, parts)))
+        self.chat = self.chat or any(part.kind in ("message", "cue") for part in parts)
+        self._open_turn = still_open
+        if still_open:
+            self._open_at.append(self._length)
+
+    def _learn(self, reply: object) -> None:
+        if isinstance(reply, ContextState) and reply.context == self._id:
+            self._length = reply.length
+
+
+def port_in_force() -> Port | None:
+    """The port of this moment; None when the program is not connected yet."""
+    try:
+        return current_port()
+    except Unavailable:
+        return None

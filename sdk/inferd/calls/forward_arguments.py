@@ -1,0 +1,99 @@
+"""What a program hands to ``forward``, checked and brought into the form that the wire carries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+
+from inferd.masks import checked_mask
+from inferd.probes import Distribution, Entropy, Logits, Logprob, Logprobs, RowProbe
+from inferd.protocol.errors import InvalidRequest
+from inferd.protocol.passes import Probe
+from inferd.protocol.speculation import MAX_DRAFT
+from inferd.protocol.tokens import checked_tokens
+
+KINDS = (Logits, Distribution, Logprob, Logprobs, Entropy)
+
+
+def checked_rows(at: Sequence[int], count: int) -> list[int]:
+    """Indices into ``count`` tokens. Raises InvalidRequest for one that is outside."""
+    rows = checked_tokens("at", at)
+    if any(row >= count for row in rows):
+        raise InvalidRequest(f"at must hold indices below {count}, the number of tokens, not {rows}")
+    return rows
+
+
+def wire_probes(probes: Iterable[RowProbe]) -> list[Probe]:
+    """The probes as requests. Raises InvalidRequest for something else."""
+    asked = list(probes)
+    for index, probe in enumerate(asked):
+        if not isinstance(probe, KINDS):
+            raise InvalidRequest(
+                f"probes[{index}] must be Logits(), Distribution(), Logprob(token), Logprobs(tokens) or Entropy(), "
+                f"not {probe!r}"
+            )
+    return [probe.to_wire() for probe in asked]
+
+
+def wire_mask(mask: Iterable[int] | None) -> tuple[list[int] | None, str]:
+    """The allowed token ids, or their bits, as ``forward`` sends them. Raises InvalidRequest when none is left."""
+    if mask is None:
+        return None, ""
+    allowed = checked_mask("mask", mask)
+    if not allowed:
+        raise InvalidRequest("mask must allow at least one token")
+    return allowed.to_wire()
+
+
+def checked_bias(bias: Mapping[int, float] | None) -> tuple[list[int], list[float]]:
+    """Token ids and what is added to their logits. Raises InvalidRequest for a value that is not finite."""
+    if bias is None:
+        return [], []
+    if not isinstance(bias, Mapping):
+        raise InvalidRequest(f"bias must map token ids to numbers, not {bias!r}")
+    for token, value in bias.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise InvalidRequest(f"bias[{token}] must be a finite number (forbid a token with mask), not {value!r}")
+    return checked_tokens("bias", bias), [float(value) for value in bias.values()]
+
+
+def attention_runs(rows: Sequence[Sequence[bool]] | None, count: int) -> list[list[int]]:
+    """Each row as run lengths: hidden, seen, hidden, ... Raises InvalidRequest unless there is one row per token."""
+    if rows is None:
+        return []
+    if not isinstance(rows, Sequence) or len(rows) != count:
+        raise InvalidRequest(f"attention_mask must hold one row for each of the {count} tokens")
+    return [_runs(index, row) for index, row in enumerate(rows)]
+
+
+def _runs(index: int, row: Sequence[bool]) -> list[int]:
+    if isinstance(row, (str, bytes)) or not all(seen in (0, 1) for seen in row):
+        raise InvalidRequest(f"attention_mask[{index}] must hold True and False only")
+    runs = [(bool(seen), sum(1 for _ in run)) for seen, run in groupby(row)]
+    return [*([0] if runs and runs[0][0] else []), *(length for _, length in runs)]
+
+
+def checked_draft(tokens: Sequence[int], parents: Sequence[int] | None) -> tuple[list[int], list[int]]:
+    """A draft's token ids and their parents, each -1 or an earlier one; no parents for a chain. Raises InvalidRequest."""
+    ids = checked_tokens("tokens", tokens)
+    if len(ids) > MAX_DRAFT:
+        raise InvalidRequest(f"tokens must hold at most {MAX_DRAFT}, what one step verifies, not {len(ids)}")
+    if parents is None:
+        return ids, []
+    if isinstance(parents, (str, bytes)) or not isinstance(parents, Sequence) or len(parents) != len(ids):
+        raise InvalidRequest(f"parents must hold one index for each of the {len(ids)} tokens, not {parents!r}")
+    for at, parent in enumerate(parents):
+        if isinstance(parent, bool) or not isinstance(parent, int) or not -1 <= parent < at:
+            raise InvalidRequest(f"parents[{at}] must be a whole number from -1 to {at - 1}, not {parent!r}")
+    return ids, list(parents)
+
+
+def checked_positions(positions: Sequence[int] | None, count: int) -> list[int]:
+    """One position per token. Raises InvalidRequest for another number of them, or a negative one."""
+    if positions is None:
+        return []
+    checked = checked_tokens("positions", positions)
+    if len(checked) != count:
+        raise InvalidRequest(f"positions must hold one number for each of the {count} tokens, not {len(checked)}")
+    return checked

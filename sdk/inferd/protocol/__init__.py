@@ -1,0 +1,141 @@
+"""Every operation that crosses a wall, defined once: requests with their replies, one module per family.
+
+The sandbox carries these dataclasses as JSON, the network and the engine link as msgpack. Standard library only, because this
+package is part of the sandboxed runner. Adding an operation = one dataclass in its family here, one handler in the runtime's
+``session/operations``, one method in the SDK.
+"""
+
+from __future__ import annotations
+
+from inferd.protocol.adapters import (
+    AdapterInfo as AdapterInfo,
+    Adapters as Adapters,
+    DropAdapter as DropAdapter,
+    ListAdapters as ListAdapters,
+    LoadAdapter as LoadAdapter,
+    Upload as Upload,
+    UploadAdapter as UploadAdapter,
+)
+from inferd.protocol.codec import (
+    reply_from_plain as reply_from_plain,
+    to_plain as to_plain,
+)
+from inferd.protocol.contexts import (
+    AppendContext as AppendContext,
+    ContextState as ContextState,
+    ContextTokens as ContextTokens,
+    CreateContext as CreateContext,
+    FlushContext as FlushContext,
+    ForkContext as ForkContext,
+    Part as Part,
+    ReleaseContext as ReleaseContext,
+    TruncateContext as TruncateContext,
+)
+from inferd.protocol.errors import (
+    ERRORS as ERRORS,
+    Cancelled as Cancelled,
+    ClientError as ClientError,
+    ConstraintError as ConstraintError,
+    ConstraintViolated as ConstraintViolated,
+    ErrorInfo as ErrorInfo,
+    InferdError as InferdError,
+    InternalError as InternalError,
+    InvalidRequest as InvalidRequest,
+    LimitExceeded as LimitExceeded,
+    NotFound as NotFound,
+    ProgramError as ProgramError,
+    ProgramSyntaxError as ProgramSyntaxError,
+    SnapshotDamaged as SnapshotDamaged,
+    SnapshotForeign as SnapshotForeign,
+    Unauthorized as Unauthorized,
+    Unavailable as Unavailable,
+)
+from inferd.protocol.generation import (
+    CloseGenerate as CloseGenerate,
+    GenerationStarted as GenerationStarted,
+    NextSteps as NextSteps,
+    StartGenerate as StartGenerate,
+    Step as Step,
+    Steps as Steps,
+)
+from inferd.protocol.grammar import (
+    MAX_ACCEPT as MAX_ACCEPT,
+    AcceptTokens as AcceptTokens,
+    AllowedTokens as AllowedTokens,
+    CheckedKeyword as CheckedKeyword,
+    CompiledGrammar as CompiledGrammar,
+    CompileGrammar as CompileGrammar,
+    ConstraintSpec as ConstraintSpec,
+    Forced as Forced,
+    ForkMatcher as ForkMatcher,
+    GetForced as GetForced,
+    GetMask as GetMask,
+    MatcherState as MatcherState,
+    OpenMatcher as OpenMatcher,
+    ReleaseGrammar as ReleaseGrammar,
+    RollbackMatcher as RollbackMatcher,
+    TagConstraint as TagConstraint,
+)
+from inferd.protocol.models import (
+    Detokenize as Detokenize,
+    ListModels as ListModels,
+    ModelInfo as ModelInfo,
+    Models as Models,
+    Text as Text,
+    Tokenize as Tokenize,
+    Tokens as Tokens,
+)
+from inferd.protocol.operations import (
+    OPERATIONS as OPERATIONS,
+    Done as Done,
+    operation as operation,
+)
+from inferd.protocol.passes import (
+    MAX_LOGPROBS as MAX_LOGPROBS,
+    Embed as Embed,
+    Embeddings as Embeddings,
+    Forward as Forward,
+    ForwardResult as ForwardResult,
+    Probe as Probe,
+    ProbeResult as ProbeResult,
+    PromptLogprobs as PromptLogprobs,
+    RowResult as RowResult,
+    TokenLogprob as TokenLogprob,
+    TokenLogprobs as TokenLogprobs,
+)
+from inferd.protocol.sampling import (
+    MAX_BIASES as MAX_BIASES,
+    Sampling as Sampling,
+)
+from inferd.protocol.session import (
+    GetUsage as GetUsage,
+    Received as Received,
+    ReceiveMessage as ReceiveMessage,
+    SendMessage as SendMessage,
+    Usage as Usage,
+)
+from inferd.protocol.snapshots import (
+    MAX_EXPORT_BYTES as MAX_EXPORT_BYTES,
+    DeleteSaved as DeleteSaved,
+    ExportContext as ExportContext,
+    Exported as Exported,
+    ImportContext as ImportContext,
+    ListSaved as ListSaved,
+    Opened as Opened,
+    OpenSaved as OpenSaved,
+    SaveContext as SaveContext,
+    SavedContext as SavedContext,
+    SavedContexts as SavedContexts,
+    TakeSaved as TakeSaved,
+)
+from inferd.protocol.speculation import (
+    MAX_DRAFT as MAX_DRAFT,
+    SOURCES as SOURCES,
+    VERIFIERS as VERIFIERS,
+    SourceCount as SourceCount,
+    SpeculationSettings as SpeculationSettings,
+    Verification as Verification,
+    VerifyDraft as VerifyDraft,
+)
+
+PROTOCOL_VERSION = 1

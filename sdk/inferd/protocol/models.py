@@ -1,0 +1,66 @@
+"""``model.*``: which models are served, and their tokenizers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inferd.protocol.operations import operation
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A model that is served. Sizes in tokens."""
+
+    name: str
+    vocab_size: int
+    max_context: int
+    page_size: int
+    eos_tokens: list[int]
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models that are served; the first is the default."""
+
+    models: list[ModelInfo]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token ids."""
+
+    tokens: list[int]
+
+
+@dataclass(frozen=True)
+class Text:
+    """Decoded text."""
+
+    text: str
+
+
+@operation("model.list", Models)
+@dataclass(frozen=True)
+class ListModels:
+    """Which models are served."""
+
+
+@operation("model.tokenize", Tokens)
+@dataclass(frozen=True)
+class Tokenize:
+    """Text to token ids. Special tokens in the text are read as text unless ``special``."""
+
+    text: str
+    model: str = ""
+    special: bool = False
+
+
+@operation("model.detokenize", Text)
+@dataclass(frozen=True)
+class Detokenize:
+    """Token ids to text; special tokens are left out unless ``special``."""
+
+    tokens: list[int]
+    model: str = ""
+    special: bool = False

@@ -1,0 +1,46 @@
+"""``session.*``: messages to and from whoever launched the program, and what a session has used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from inferd.protocol.operations import Done, operation
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message from the other side of the session."""
+
+    message: Any
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a session has used so far: ``tokens`` generated and delivered, and the engine ``steps`` that made them."""
+
+    prompt_tokens: int = 0
+    tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+@operation("session.send", Done)
+@dataclass(frozen=True)
+class SendMessage:
+    """A JSON value for whoever launched the program."""
+
+    message: Any
+
+
+@operation("session.receive", Received)
+@dataclass(frozen=True)
+class ReceiveMessage:
+    """Wait for a JSON value from whoever launched the program."""
+
+
+@operation("session.usage", Usage)
+@dataclass(frozen=True)
+class GetUsage:
+    """What this session has used so far."""

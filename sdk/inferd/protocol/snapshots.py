@@ -1,0 +1,110 @@
+"""The part of the protocol that is about snapshots: contexts that outlive their session, by name or as bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from inferd.protocol.operations import Done, operation
+
+MAX_EXPORT_BYTES = 8 << 20
+"""The most bytes that ``context.export`` gives and ``context.import`` takes."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A context that was read back. ``length`` tokens, of which ``pending`` are not computed.
+
+    Of the tokens that were computed when it was saved, the KV of ``restored`` was read back, and ``recomputed`` have to be
+    computed again when the context is used. ``open_turns``: the lengths at which a user or system message had ended and
+    the assistant was to speak.
+    """
+
+    context: int
+    length: int
+    pending: int
+    restored: int
+    recomputed: int
+    open_turns: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SavedContext:
+    """A snapshot: its name, the name of its model, how many tokens and bytes it holds, and when it was saved (seconds
+    since the epoch).
+    """
+
+    name: str
+    model: str
+    length: int
+    bytes: int
+    created: float
+
+
+@dataclass(frozen=True)
+class SavedContexts:
+    """The tenant's snapshots, by name."""
+
+    saved: list[SavedContext]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A context as bytes, in the format of a snapshot's file."""
+
+    data: bytes
+
+
+@operation("context.save", SavedContext)
+@dataclass(frozen=True)
+class SaveContext:
+    """Keep a copy of a context under a name of the tenant's. A name in use is refused unless ``overwrite``."""
+
+    context: int
+    name: str
+    overwrite: bool = False
+
+
+@operation("context.open", Opened)
+@dataclass(frozen=True)
+class OpenSaved:
+    """A new context that starts as a copy of a snapshot."""
+
+    name: str
+
+
+@operation("context.take", Opened)
+@dataclass(frozen=True)
+class TakeSaved:
+    """As ``context.open``, and the snapshot is gone afterwards. Of several takers exactly one gets it."""
+
+    name: str
+
+
+@operation("context.delete", Done)
+@dataclass(frozen=True)
+class DeleteSaved:
+    """Delete a snapshot, a damaged one too."""
+
+    name: str
+
+
+@operation("context.saved", SavedContexts)
+@dataclass(frozen=True)
+class ListSaved:
+    """The tenant's snapshots."""
+
+
+@operation("context.export", Exported)
+@dataclass(frozen=True)
+class ExportContext:
+    """A context's tokens and KV as bytes."""
+
+    context: int
+
+
+@operation("context.import", Opened)
+@dataclass(frozen=True)
+class ImportContext:
+    """A new context out of the bytes of ``context.export``. Its KV is believed for this context and its forks alone."""
+
+    data: bytes

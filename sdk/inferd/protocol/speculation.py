@@ -1,0 +1,74 @@
+"""What crosses a wall about speculation: what a request asks for, and what became of its drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from inferd.protocol.operations import operation
+from inferd.protocol.sampling import Sampling
+
+SOURCES = ("predicted", "grammar", "ngram", "corpus", "draft_model", "program")
+"""Where drafts come from. ``corpus`` is used only by requests that name it, ``program`` is the program's own speculator."""
+VERIFIERS = ("agreement", "rejection")
+MAX_DRAFT = 64
+"""The most tokens that one step verifies for one generation."""
+
+
+@dataclass(frozen=True)
+class SpeculationSettings:
+    """How the runtime drafts for a generation.
+
+    ``sources``: some of SOURCES (not ``program``); empty means all but ``corpus``. ``max_draft``: tokens per step at most.
+    ``tree``: whether sources may be verified side by side. ``draft_model`` "" lets the runtime choose among those that the
+    server has for the model. ``verifier`` ``rejection`` is for a draft model alone and keeps the distribution, not
+    the tokens of a seed. ``auto``: whether at all is the operator's choice.
+    """
+
+    sources: list[str] = field(default_factory=list)
+    max_draft: int = 16
+    tree: bool = True
+    draft_model: str = ""
+    verifier: str = "agreement"
+    auto: bool = False
+
+
+@dataclass(frozen=True)
+class SourceCount:
+    """One source's part in one step: tokens ``drafted`` (verified), ``filtered`` (illegal under the grammar, so never
+    verified) and ``accepted``. A token that several proposed counts for the first of them.
+    """
+
+    source: str
+    drafted: int = 0
+    filtered: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What became of a verified draft: the ``accepted`` tokens in order, ``path`` the indices in the draft that they had,
+    and ``token``, the model's own behind them. All of these stand in the context now, which holds ``length`` tokens.
+    """
+
+    accepted: list[int]
+    token: int
+    path: list[int]
+    length: int
+
+
+@operation("speculation.verify", Verification)
+@dataclass(frozen=True)
+class VerifyDraft:
+    """One step: verify a draft behind the context, and append what stands of it and the model's own token.
+
+    ``parents``: per token, which one it follows (-1: the context; a smaller index than its own); empty means a chain. At most
+    MAX_DRAFT tokens; none is a plain step. End-of-text, and what follows it, is not verified. ``adapter``: as in
+    ``generate.start``. ``generated``: how many of the context's last tokens are output to the sampler's penalties.
+    """
+
+    context: int
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    sampling: Sampling = field(default_factory=Sampling)
+    adapter: str = ""
+    generated: int = 0

@@ -1,0 +1,209 @@
+"""A script's connection to a runtime: protocol operations as msgpack maps over one WebSocket.
+
+Request ``{"t": ticket, "op": name, "a": arguments}``; reply ``{"t": ticket, "ok": {...}}`` or
+``{"t": ticket, "err": {code, message, detail}}``; ``{"t": ticket, "op": "cancel", "a": {}}`` asks to drop a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from types import TracebackType
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+from websockets.asyncio.client import ClientConnection, connect as open_websocket
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.typing import Subprotocol
+
+from inferd.protocol import (
+    ErrorInfo,
+    InferdError,
+    InternalError,
+    InvalidRequest,
+    Unauthorized,
+    Unavailable,
+    reply_from_plain,
+    to_plain,
+)
+from inferd.transport import restore_transport, use_transport
+
+PATH = "/v1/session"
+SUBPROTOCOL = Subprotocol("inferd.v1")
+MAX_MESSAGE_BYTES = 64 << 20
+KEEPALIVE_S = 20.0
+CLOSE_S = 5.0
+VISIBLE_ASCII = frozenset(map(chr, range(0x21, 0x7F)))
+
+
+class Connection:
+    """One session with a runtime, made by :func:`inferd.connect`. An async context manager, entered once."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        if not isinstance(url, str) or not url.startswith(("ws://", "wss://")):
+            raise InvalidRequest(f"url must start with ws:// or wss://, not {url!r}")
+        if token is not None and (not isinstance(token, str) or not token or not VISIBLE_ASCII.issuperset(token)):
+            raise InvalidRequest("token must be a string of visible ASCII characters")  # it stands in a header
+        self._url = url.rstrip("/") + PATH
+        self._token = token
+        self._link: Link | None = None
+        self._restore: Any = None
+
+    async def __aenter__(self) -> Connection:
+        if self._link is not None:
+            raise InvalidRequest("a connection is entered once: call inferd.connect() again")
+        self._link = Link(await _open(self._url, self._token))
+        self._restore = use_transport(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        restore_transport(self._restore)
+        if self._link is not None:
+            await self._link.close()
+
+    async def call(self, request: Any) -> Any:
+        """Send one operation and wait for its reply; see :class:`inferd.transport.Transport`."""
+        if self._link is None:
+            raise Unavailable("not connected yet: use `async with inferd.connect(...)`")
+        reply = await self._link.request(request.op, to_plain(request))
+        try:
+            return reply_from_plain(request.reply, reply)
+        except TypeError as error:
+            raise InternalError(f"the runtime's reply to {request.op} is not of its protocol: {error}") from error
+
+
+class Link:
+    """An open WebSocket and the requests that wait for replies on it."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self._tickets = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._cancels: set[asyncio.Task[None]] = set()
+        self._lost: InferdError | None = None
+        self._reader = asyncio.create_task(self._read(), name="inferd connection")
+
+    async def request(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Send a request and wait for its reply. Raises what the runtime answered, and Unavailable once it is gone."""
+        if self._lost is not None:
+            raise self._again(self._lost)
+        ticket = next(self._tickets)
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[ticket] = future
+        try:
+            await self._send({"t": ticket, "op": op, "a": args})
+            return await future
+        except asyncio.CancelledError:
+            self._cancel(ticket)
+            raise
+        finally:
+            self._waiting.pop(ticket, None)
+            if future.done() and not future.cancelled():
+                future.exception()  # retrieved, even where sending failed first
+
+    async def close(self) -> None:
+        """Close the socket and end the tasks. Requests that still wait raise Unavailable."""
+        for task in self._cancels:
+            task.cancel()
+        await asyncio.gather(*self._cancels, return_exceptions=True)
+        await self._socket.close()
+        await self._reader
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        try:
+            data: bytes = msgpack.packb(message)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidRequest(f"{message['op']}: an argument cannot be sent: {error}") from error
+        try:
+            await self._socket.send(data)
+        except ConnectionClosed as error:
+            raise self._again(self._lost or _lost(error)) from error
+
+    def _cancel(self, ticket: int) -> None:
+        if self._lost is None:
+            task = asyncio.create_task(self._send_cancel(ticket), name="inferd cancel")
+            self._cancels.add(task)
+            task.add_done_callback(self._cancels.discard)
+
+    async def _send_cancel(self, ticket: int) -> None:
+        with contextlib.suppress(Unavailable):  # the runtime cancels everything of a lost connection by itself
+            await self._send({"t": ticket, "op": "cancel", "a": {}})
+
+    async def _read(self) -> None:
+        error: InferdError = Unavailable("the connection was closed")
+        try:
+            while True:
+                self._dispatch(await self._socket.recv())
+        except ConnectionClosed as closed:
+            error = _lost(closed)
+        except InternalError as broken:
+            error = broken
+        finally:
+            self._fail_all(error)
+        await self._socket.close()
+
+    def _dispatch(self, data: str | bytes) -> None:
+        try:
+            message = msgpack.unpackb(data)
+            ticket, problem = message["t"], message.get("err")
+            error = None if problem is None else ErrorInfo(problem["code"], problem["message"], problem["detail"])
+            reply = {} if error is not None else dict(message["ok"])
+        except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException) as broken:
+            raise InternalError(f"the runtime sent a message that is not of its protocol: {broken!r}") from broken
+        future = self._waiting.get(ticket)
+        if future is None or future.done():
+            return  # a cancelled request is answered too
+        if error is not None:
+            future.set_exception(error.to_exception())
+        else:
+            future.set_result(reply)
+
+    def _fail_all(self, error: InferdError) -> None:
+        self._lost = error
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(self._again(error))
+
+    @staticmethod
+    def _again(error: InferdError) -> InferdError:
+        return type(error)(error.message)  # one exception object per raise: tracebacks do not pile up
+
+
+async def _open(url: str, token: str | None) -> ClientConnection:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    try:
+        socket = await open_websocket(
+            url,
+            subprotocols=[SUBPROTOCOL],
+            additional_headers=headers,
+            compression=None,
+            max_size=MAX_MESSAGE_BYTES,
+            ping_interval=KEEPALIVE_S,
+            ping_timeout=KEEPALIVE_S,
+            close_timeout=CLOSE_S,
+        )
+    except (InvalidURI, ValueError) as error:
+        raise InvalidRequest(f"url: {error}") from error
+    except InvalidStatus as error:
+        raise _refused(error.response.status_code, token) from error
+    except (InvalidHandshake, OSError, TimeoutError) as error:
+        raise Unavailable(f"no runtime answers at {url}: {error}") from error
+    if socket.subprotocol != SUBPROTOCOL:
+        await socket.close()
+        raise Unavailable(f"what answers at {url} does not speak {SUBPROTOCOL}")
+    return socket
+
+
+def _refused(status: int, token: str | None) -> InferdError:
+    if status in (401, 403):
+        return Unauthorized(
+            "the runtime wants a token: pass token=" if token is None else "the runtime refused the token"
+        )
+    return Unavailable(f"the runtime refused the connection with HTTP status {status}")
+
+
+def _lost(error: ConnectionClosed) -> Unavailable:
+    return Unavailable(f"the connection to the runtime was lost: {error}")

@@ -1,0 +1,81 @@
+"""Which draft models are loaded: as text, as a table, from settings and back to the engine's command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferd.protocol import InvalidRequest, NotFound
+from inferd_runtime.config import Sources, resolve
+from inferd_runtime.draft_models.options import DraftOptions, choices_of, read_drafts
+from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.server.supervisor.runtime import default_commands
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("tiny-draft", DraftOptions(ModelOptions("tiny-draft"))),
+        ("a/b,process=true", DraftOptions(ModelOptions("a/b"), process=True)),
+        ("d,for=tiny,timeout_ms=40", DraftOptions(ModelOptions("d"), "tiny", False, 40)),
+        ("d,choice=ucb", DraftOptions(ModelOptions("d"), choice="ucb")),
+        ("d,dtype=bfloat16,for=tiny,pages=9", DraftOptions(ModelOptions("d", "bfloat16", "", 9), "tiny")),
+    ],
+)
+def test_text_is_read_and_written_alike(text: str, options: DraftOptions) -> None:
+    assert DraftOptions.parse(text) == options
+    assert DraftOptions.parse(str(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ("d,process=maybe", "process must be true or false"),
+        ("d,timeout_ms=0", "timeout_ms must be a positive whole number"),
+        ("d,choice=best", "draft model 'd': choice must be one of thompson, ucb, got 'best'"),
+        ("d,choice=", "choice must be one of"),
+        ("d,choice=ucb,choice=ucb", "choice is given twice"),
+        ([{"name": "d", "choice": 3}], "choice must be one of"),
+        ("d,for=a,for=b", "for is given twice"),
+        ("d,speed=9", "has no option 'speed'"),
+        ("d,dtype=int3", "dtype 'int3'"),
+        (",process=true", "name must not be empty"),
+        ("d;d,process=true", "'d' is given twice"),
+        ([{"name": "d", "pages": -1}], "pages must be"),
+        ([3], "expected a draft model"),
+        (3, "expected a draft model or a list"),
+    ],
+)
+def test_what_is_wrong_is_named(value: Any, named: str) -> None:
+    with pytest.raises(InvalidRequest, match=named):
+        read_drafts(value)
+
+
+def test_a_model_may_draft_for_several_targets() -> None:
+    drafts = read_drafts("d,for=a;d,for=b")
+    assert [draft.target_among(["a", "b"]) for draft in drafts] == ["a", "b"]
+    assert DraftOptions.parse("d").target_among(["a", "b"]) == "a"
+    with pytest.raises(NotFound, match="draft model 'd': no model 'c' is served"):
+        DraftOptions.parse("d,for=c").target_among(["a", "b"])
+
+
+def test_how_it_is_chosen_is_said_once_for_each_target() -> None:
+    drafts = read_drafts("d,choice=ucb;e;d,for=b;e,for=b")
+    assert choices_of(drafts, ["a", "b"]) == {"a": "ucb", "b": "thompson"}
+    with pytest.raises(InvalidRequest, match="draft models of 'a': choice is thompson here and ucb there"):
+        choices_of(read_drafts("d,choice=ucb;e,for=a,choice=thompson"), ["a", "b"])
+    with pytest.raises(NotFound, match="no model 'c'"):
+        choices_of(read_drafts("d,for=c"), ["a"])
+
+
+def test_settings_reach_the_engines_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('draft = ["tiny-draft", { name = "other", process = true, timeout_ms = 90 }]\n')
+    settings = resolve(Sources({}, {"XDG_DATA_HOME": str(tmp_path)}, path))
+    command = list(default_commands(settings).engine("ipc://x"))
+    given = [command[at + 1] for at, part in enumerate(command) if part == "--draft"]
+    assert read_drafts(given) == settings.draft
+    assert [draft.process for draft in settings.draft] == [False, True]
+    assert resolve(Sources({"draft": ["one", "two"]}, {"INFERD_DRAFT": "three"})).draft[1].model.name == "two"
