@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
-import os
-import select
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,6 +12,7 @@ from threading import Thread
 
 from inferd_runtime.draft_models.draft_host import DraftHost
 from inferd_runtime.draft_models.messages import AnswerCallback, AskDraft, DraftAnswer, Pollable
+from inferd_runtime.waker import Waker
 
 LOG = logging.getLogger(__name__)
 ENDED = "the draft model's thread has ended"
@@ -39,7 +37,7 @@ class DraftThread:
         self._pending: dict[int, AnswerCallback] = {}
         self._answers: deque[tuple[int, DraftAnswer]] = deque()
         self._failed = False
-        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waker = Waker()
         self._thread = Thread(target=self._run, name="draft", daemon=True)
         self._thread.start()
 
@@ -59,16 +57,15 @@ class DraftThread:
     @property
     def waits_on(self) -> Sequence[Pollable]:
         """See :class:`~inferd_runtime.draft_models.messages.DraftTransport`."""
-        return [self._event]
+        return [self._waker]
 
     def wait(self, seconds: float) -> bool:
         """Wait until there may be something to do, for callers that poll nothing else. False when the time is up."""
-        return bool(select.select([self._event], [], [], seconds)[0])
+        return self._waker.wait(seconds)
 
     def poll(self) -> bool:
         """See :class:`~inferd_runtime.draft_models.messages.DraftTransport`."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._event)
+        self._waker.drain()
         failed = self._failed  # read first: all answers were queued before
         progressed = bool(self._answers)
         while self._answers:
@@ -84,7 +81,7 @@ class DraftThread:
         """End the thread; what is open is not answered any more."""
         self._inbox.put(None)
         self._thread.join()
-        os.close(self._event)
+        self._waker.close()
 
     @property
     def _alive(self) -> bool:
@@ -92,7 +89,7 @@ class DraftThread:
 
     def _answered(self, ticket: int, answer: DraftAnswer) -> None:
         self._answers.append((ticket, answer))
-        os.eventfd_write(self._event, 1)
+        self._waker.wake()
 
     # -- In the thread --------------------------------------------------------------------------------------------
 
@@ -103,7 +100,7 @@ class DraftThread:
             # The boundary of the thread: nobody above it would hear.
             LOG.exception("the draft model's thread has ended; generations go on without it")
             self._failed = True
-            os.eventfd_write(self._event, 1)
+            self._waker.wake()
 
     def _serve(self) -> None:
         if self._prepare is not None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +10,7 @@ from typing import Any, TypeVar
 
 from inferd.protocol import InferdError, InternalError, LimitExceeded
 from inferd_runtime.kv.snapshot_folder import SnapshotFolder
+from inferd_runtime.waker import Waker
 
 T = TypeVar("T")
 MAX_WAITING_BYTES = 2 << 30
@@ -32,7 +30,7 @@ class SnapshotStore:
         self._waiting = 0
         self._open = 0
         self._thread = ThreadPoolExecutor(1, "snapshots")
-        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waker = Waker()
         self._finished: deque[tuple[Future[Any], int, Callable[[Any], None]]] = deque()
         self._thread.submit(self._folder.clean)
 
@@ -57,20 +55,19 @@ class SnapshotStore:
 
     def _end(self, future: Future[Any], nbytes: int, done: Callable[[Any], None]) -> None:
         self._finished.append((future, nbytes, done))
-        os.eventfd_write(self._event, 1)
+        self._waker.wake()
 
     def fileno(self) -> int:
         """Readable when :meth:`poll` has something to do."""
-        return self._event
+        return self._waker.fileno()
 
     def wait(self, seconds: float) -> bool:
         """Wait until there may be something to do, for callers that poll nothing else. False when the time is up."""
-        return bool(select.select([self._event], [], [], seconds)[0])
+        return self._waker.wait(seconds)
 
     def poll(self) -> bool:
         """Tell what has ended. False when nothing has."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._event)
+        self._waker.drain()
         progressed = bool(self._finished)
         while self._finished:
             future, nbytes, done = self._finished.popleft()
@@ -87,7 +84,7 @@ class SnapshotStore:
             self.poll()
         self._thread.shutdown()
         self._folder.close()
-        os.close(self._event)
+        self._waker.close()
 
 
 def _outcome(future: Future[T]) -> T | InferdError:

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from queue import Empty, SimpleQueue
 
-from inferd_runtime.sandbox.inbox import WakePipe
 from inferd_runtime.sandbox.messages import FromWorker, Output
+from inferd_runtime.waker import Waker
 
 MAX_MERGED = 256 << 10
 
 
 class Outbox:
-    """A queue of messages with a pipe that says when there are some."""
+    """A queue of messages with a waker for the thread that takes them."""
 
     def __init__(self) -> None:
-        self.pipe = WakePipe()
+        self.waker = Waker()
         self._queue: SimpleQueue[FromWorker] = SimpleQueue()
 
     def put(self, message: FromWorker) -> None:
         """Queue a message, from any thread."""
         self._queue.put(message)
-        self.pipe.wake()
+        self.waker.wake()
 
     def take(self) -> list[FromWorker]:
         """All that is queued, with pieces of one stream that follow each other made one message."""
-        self.pipe.drain()
+        self.waker.drain()
         return list(merged(self._queued()))
 
     def _queued(self) -> Iterator[FromWorker]:

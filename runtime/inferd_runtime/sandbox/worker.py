@@ -66,7 +66,7 @@ class Worker:
         self._threads.prepare()
         poller = zmq.Poller()
         poller.register(self._control, zmq.POLLIN)
-        poller.register(self._outbox.pipe.fileno(), zmq.POLLIN)
+        poller.register(self._outbox.waker.fileno(), zmq.POLLIN)
         self._send(WorkerReady(os.getpid()))
         while not self._closing:
             poller.poll()

@@ -6,13 +6,14 @@ import select
 import threading
 
 from inferd.protocol import Cancelled, InternalError
-from inferd_runtime.sandbox.inbox import MAX_MESSAGES, Inbox, WakePipe
+from inferd_runtime.sandbox.inbox import MAX_MESSAGES, Inbox
 from inferd_runtime.sandbox.messages import FromWorker, Output, Sent, Started
 from inferd_runtime.sandbox.outbox import MAX_MERGED, Outbox, merged
+from inferd_runtime.waker import Waker
 
 
-def readable(pipe: WakePipe | Inbox) -> bool:
-    return bool(select.select([pipe.fileno()], [], [], 0)[0])
+def readable(source: Waker | Inbox) -> bool:
+    return bool(select.select([source.fileno()], [], [], 0)[0])
 
 
 def test_output_that_follows_on_is_one_message() -> None:
@@ -39,9 +40,9 @@ def test_outbox_wakes_its_reader_once_for_many_messages() -> None:
     assert outbox.take() == []
     for run in ("a", "b"):
         outbox.put(Started(run))
-    assert readable(outbox.pipe)
+    assert readable(outbox.waker)
     assert outbox.take() == [Started("a"), Started("b")]
-    assert not readable(outbox.pipe)
+    assert not readable(outbox.waker)
 
 
 def test_no_wake_up_is_lost_between_threads() -> None:
@@ -51,7 +52,7 @@ def test_no_wake_up_is_lost_between_threads() -> None:
     writer.start()
     seen: list[str] = []
     while len(seen) < count:
-        assert select.select([outbox.pipe.fileno()], [], [], 20)[0], "nobody woke the reader"
+        assert select.select([outbox.waker.fileno()], [], [], 20)[0], "nobody woke the reader"
         seen += [message.run for message in outbox.take() if isinstance(message, Started)]
     writer.join()
     assert seen == [str(n) for n in range(count)]

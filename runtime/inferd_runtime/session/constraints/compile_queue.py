@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +12,7 @@ from inferd import protocol as p
 from inferd_grammar import Compiled, Constraint, GrammarCompiler, GrammarError, RegexGrammar
 from inferd_grammar.cache import CacheKey
 from inferd_grammar.errors import GrammarLimit
+from inferd_runtime.waker import Waker
 
 CompileOutcome = Compiled | p.InferdError
 CompileCallback = Callable[[CompileOutcome], None]
@@ -54,7 +52,7 @@ class CompileQueue:
         self._trials = trials
         self._lanes = lanes
         self._threads = ThreadPoolExecutor(lanes, "compile")
-        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waker = Waker()
         self._known: dict[tuple[int, CacheKey], _Job] = {}
         self._waiting: dict[str, deque[_Job]] = {}
         self._running: set[str] = set()
@@ -91,16 +89,15 @@ class CompileQueue:
 
     def fileno(self) -> int:
         """Readable when :meth:`poll` has something to do."""
-        return self._event
+        return self._waker.fileno()
 
     def wait(self, seconds: float) -> bool:
         """Wait until there may be something to do, for callers that poll nothing else. False when the time is up."""
-        return bool(select.select([self._event], [], [], seconds)[0])
+        return self._waker.wait(seconds)
 
     def poll(self) -> bool:
         """Tell what has ended, and start what waited for it. False when nothing has."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._event)
+        self._waker.drain()
         progressed = bool(self._finished)
         while self._finished:
             job, future = self._finished.popleft()
@@ -117,7 +114,7 @@ class CompileQueue:
         self._waiting.clear()
         self._trials.close()
         self._threads.shutdown()
-        os.close(self._event)
+        self._waker.close()
 
     def _enqueue(self, job: _Job, key: tuple[int, CacheKey]) -> _Job:
         queue = self._waiting.setdefault(job.tenant, deque())
@@ -156,7 +153,7 @@ class CompileQueue:
 
     def _end(self, job: _Job, future: Future[Any]) -> None:
         self._finished.append((job, future))
-        os.eventfd_write(self._event, 1)
+        self._waker.wake()
 
 
 def refused(error: GrammarError) -> p.InferdError:
