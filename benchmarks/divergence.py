@@ -33,7 +33,7 @@ from inferd_runtime.engine.sampling.host_sampling import RowSampler, candidates
 from inferd_runtime.engine.sampling.noise import gumbel
 from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models.batch import Batch, FloatRows, Outputs
-from inferd_runtime.models.passes.plain import attention
+from inferd_runtime.models.passes import attention
 from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import Proposal

@@ -38,8 +38,8 @@ from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models.batch import Placement
 from inferd_runtime.models.loading import load
+from inferd_runtime.models.passes import products
 from inferd_runtime.models.passes.fused import fuse
-from inferd_runtime.models.passes.plain import products
 from inferd_runtime.speculation.drafts import Proposal
 from inferd_runtime.speculation.times import StepShape
 from inferd_runtime.testing.byte_tokenizer import END, ByteTokenizer

@@ -14,9 +14,10 @@ from inferd_runtime.engine.drivers import build
 from inferd_runtime.engine.drivers.cuda_driver import CudaDriver
 from inferd_runtime.engine.scheduling.fairness import StepCost
 from inferd_runtime.kernels.suite import reference_kernels
+from inferd_runtime.models.passes import products
 from inferd_runtime.models.passes.fused import fuse
-from inferd_runtime.models.passes.plain import products
-from inferd_runtime.server.engine_process.boot import EngineSettings, boot, serve_model
+from inferd_runtime.server.engine_process import boot
+from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
 from inferd_runtime.speculation.times import StepTimes
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.recorded_host import RecordedHost

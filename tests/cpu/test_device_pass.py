@@ -26,9 +26,9 @@ from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models.batch import Batch
 from inferd_runtime.models.loading import attach
+from inferd_runtime.models.passes import fused, products
 from inferd_runtime.models.passes.device import DevicePass, PassKernels, device_pass
 from inferd_runtime.models.passes.fused import FusedPass, fuse
-from inferd_runtime.models.passes.plain import fused, products
 from inferd_runtime.models.passes.products import DenseProduct, FewRows, FewRowsProduct
 from inferd_runtime.testing.recorded_host import RecordedHost
 

@@ -25,7 +25,8 @@ from inferd_runtime.draft_models.thread import DraftThread
 from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
 from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.options import ModelOptions
-from inferd_runtime.server.engine_process.boot import EngineSettings, draft_process, process_flags, serve_models
+from inferd_runtime.server.engine_process import draft_process
+from inferd_runtime.server.engine_process.boot import EngineSettings, process_flags, serve_models
 from inferd_runtime.server.engine_process.draft_link import RemoteDrafts
 from inferd_runtime.server.engine_process.draft_models import in_process
 from inferd_runtime.session.served_model import ServedModel

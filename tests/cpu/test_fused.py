@@ -8,8 +8,8 @@ from families import make
 from torch import nn
 
 from inferd_runtime.models.checks.probe import attach
+from inferd_runtime.models.passes import fused
 from inferd_runtime.models.passes.fused import fuse
-from inferd_runtime.models.passes.plain import fused
 
 
 def deep(dtype: torch.dtype) -> nn.Module:

@@ -18,11 +18,12 @@ from inferd_runtime.kernels.product import few_rows_product
 from inferd_runtime.kernels.suite import reference_kernels
 from inferd_runtime.models.loading import load
 from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.models.passes import products
 from inferd_runtime.models.passes.device import DevicePass
 from inferd_runtime.models.passes.fused import fuse
-from inferd_runtime.models.passes.plain import products
 from inferd_runtime.models.passes.products import DenseProduct, FewRowsProduct
-from inferd_runtime.server.engine_process.boot import EngineSettings, boot, process_flags
+from inferd_runtime.server.engine_process import boot
+from inferd_runtime.server.engine_process.boot import EngineSettings, process_flags
 from inferd_runtime.server.supervisor.runtime import default_commands
 from inferd_runtime.testing.recorded_host import RecordedHost
 

@@ -7,8 +7,8 @@ import torch
 from families import make
 
 from inferd_runtime.models.loading import attach
+from inferd_runtime.models.passes import products
 from inferd_runtime.models.passes.fused import FusedPass, fuse
-from inferd_runtime.models.passes.plain import products
 from inferd_runtime.models.passes.products import DenseProduct, PackedProduct, can_pack, pack
 
 ROWS = (1, 2, 3, 4, 5, 7, 17, 33, 200)

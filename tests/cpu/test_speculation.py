@@ -21,7 +21,8 @@ from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.sequences.positions import tree_placement
 from inferd_runtime.engine.stages import Work
 from inferd_runtime.kv.table import PageTable
-from inferd_runtime.server.engine_process.boot import EngineSettings, boot, serve_model
+from inferd_runtime.server.engine_process import boot
+from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
 from inferd_runtime.speculation.drafts import ROOT
 from inferd_runtime.speculation.ngram import NgramDrafter
 from inferd_runtime.speculation.times import StepTimes

@@ -11,12 +11,12 @@ import torch
 
 from inferd.protocol import InvalidRequest, Sampling
 from inferd_grammar.tokens import bit_mask
+from inferd_runtime.engine.sampling import noise as engine_noise
 from inferd_runtime.engine.sampling.host_sampling import (
     RowSampler,
     allowed_tokens,
     candidates,
     draw,
-    noise as engine_noise,
 )
 from inferd_runtime.engine.sampling.rejection import reject
 from inferd_runtime.kernels import noise
