@@ -53,7 +53,8 @@ def _bounded(attempt: Attempt, table: TokenTable, backend: Backend) -> dict[str,
     """The attempt under the clocks: the kernel ends this process when they run out."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     before = _memory()
-    resource.setrlimit(resource.RLIMIT_AS, (before[0] + attempt.memory_bytes, hard))
+    if before[0]:  # elsewhere than on Linux no limit on what is not known; resident memory is not known there either
+        resource.setrlimit(resource.RLIMIT_AS, (before[0] + attempt.memory_bytes, hard))
     signal.setitimer(signal.ITIMER_PROF, attempt.cpu_seconds)
     try:
         return _answer(attempt, table, backend, before[1])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def use_huge_pages() -> int:
 
     0 where there are none or the operator has turned them off. Takes about a second per gigabyte.
     """
-    if not SETTING.exists() or "[never]" in SETTING.read_text():
+    if sys.platform != "linux" or not SETTING.exists() or "[never]" in SETTING.read_text():
         return 0
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

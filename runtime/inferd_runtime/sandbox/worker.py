@@ -42,6 +42,8 @@ from inferd_runtime.sandbox.warm_up import warm_up
 from inferd_runtime.sandbox.wasm import LoadedRunner
 
 MAX_SOCKETS = 16384
+OPEN_MAX = 10240
+"""What macOS certainly grants, whose hard limit is infinite and refused as a soft one (its ``sys/syslimits.h``)."""
 SHUTDOWN_SECONDS = 2.0
 LINGER_MS = 1000
 
@@ -127,6 +129,13 @@ class Worker:
             self._report()
 
 
+def raise_file_limit() -> None:
+    """Allow as many open files as the system does: a run takes about five."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = hard if sys.platform == "linux" else max(soft, min(hard, OPEN_MAX))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def main(arguments: list[str]) -> None:
     """Serve one gateway."""
     parser = argparse.ArgumentParser(prog="inferd_runtime.sandbox.worker")
@@ -134,8 +143,7 @@ def main(arguments: list[str]) -> None:
         parser.add_argument(name, required=True)
     options = parser.parse_args(arguments)
     threading.stack_size(THREAD_STACK_BYTES)
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a run takes about five files
+    raise_file_limit()
     context: zmq.Context[Any] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
     control: zmq.Socket[bytes] = context.socket(zmq.DEALER)

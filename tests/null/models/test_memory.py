@@ -68,3 +68,7 @@ def test_a_group_over_its_limit_leaves_nothing(root: Path) -> None:
 
 def test_this_machine_says_something() -> None:
     assert available_host_bytes() > MIB
+
+
+def test_without_proc_it_is_the_machines_memory(tmp_path: Path) -> None:
+    assert available_host_bytes(tmp_path) >= available_host_bytes()

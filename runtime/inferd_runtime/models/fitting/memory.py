@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 
 def available_host_bytes(root: Path = Path("/")) -> int:
-    """The kernel's MemAvailable, or less where a control group (version 1 or 2) allows less. ``root`` is for tests."""
+    """The kernel's MemAvailable, or less where a control group (version 1 or 2) allows less. ``root`` is for tests.
+
+    Systems without /proc (macOS) do not say what is available: there it is the machine's memory.
+    """
     return max(0, min([_mem_available(root), *_group_rooms(root)]))
 
 
 def _mem_available(root: Path) -> int:
-    for line in (root / "proc/meminfo").read_text().splitlines():
+    meminfo = root / "proc/meminfo"
+    if not meminfo.exists():
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in meminfo.read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable":
             return int(value.split()[0]) * 1024

@@ -21,7 +21,7 @@ def run_directory(parent: Path | None = None) -> Iterator[Path]:
     """A new directory that only this user can enter (0700), removed at the end.
 
     A runtime holds a lock in its directory while it lives: what a killed one left behind is removed by the next one. Short
-    paths on purpose: a socket's path may have 107 bytes.
+    paths on purpose: a socket's path may have 107 bytes, 103 on macOS.
     """
     base = parent or Path(tempfile.gettempdir())
     _sweep(base)
