@@ -2,15 +2,25 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test lint types unit bench bench-gpu clean
+.PHONY: demo test test-rest test-all lint types quick bench bench-gpu clean
 
 demo: $(STAMP)
 	$(BIN)/inferd run inferlets/extract/main.py --text "Ada Lovelace, 36"
 
-test: lint types unit
+test: lint types quick
+
+# What `make test` leaves out, its property tests with all of their examples among it.
+test-rest: $(STAMP)
+	$(BIN)/inferd build-runner
+	$(PYTEST) -m 'not long and (system or interpreter or families or statistics or hypothesis)'
+
+test-all: lint types $(STAMP)
+	$(BIN)/inferd build-runner
+	$(PYTEST) -m 'not long'
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -19,9 +29,8 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy sdk/inferd runtime/inferd_runtime grammar/inferd_grammar
 
-unit: $(STAMP)
-	$(BIN)/inferd build-runner
-	$(BIN)/python -m pytest
+quick: $(STAMP)
+	INFERD_TESTS=quick $(PYTEST) -m 'not long and not system and not interpreter and not families and not statistics'
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/first_light.py --quick

@@ -7,6 +7,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import pytest
+from tiers import tier_of
 
 from inferd_runtime.engine.engine import Engine
 
@@ -36,3 +37,11 @@ def no_page_is_lost(engines_alive: Engines) -> Iterator[None]:
         if engine.steps > checked:
             engine.check_integrity()
             engines_alive[engine] = engine.steps
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test with the tier of its file."""
+    for item in items:
+        tier = tier_of(item.path)
+        if tier is not None:
+            item.add_marker(tier)

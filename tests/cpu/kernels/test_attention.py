@@ -24,6 +24,7 @@ from attention_cases import (
     tree,
 )
 from hypothesis import given, settings, strategies as st
+from tiers import examples
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -237,14 +238,14 @@ def check_random(shape: Shape, sequences: list[Sequenced], rule: AttentionRule, 
         check_attention(attend, case, rule, exact)
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=examples(6), deadline=None, derandomize=True)
 @given(shapes, st.lists(sequence, min_size=1, max_size=3), random_rules, st.integers(0, 99), st.booleans())
 def test_random_batches(shape: Shape, sequences: list[Sequenced], rule: AttentionRule, seed: int, sinks: bool) -> None:
     check_random(shape, sequences, rule, seed, sinks)
 
 
 @pytest.mark.long
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(shapes, st.lists(sequence, min_size=1, max_size=5), random_rules, st.integers(0, 10**6), st.booleans())
 def test_many_random_batches(
     shape: Shape, sequences: list[Sequenced], rule: AttentionRule, seed: int, sinks: bool

@@ -6,6 +6,7 @@ import pytest
 import torch
 from elementwise_cases import ElementwiseOps, Heads, check_gating, check_rotation, ops
 from hypothesis import given, settings, strategies as st
+from tiers import examples
 
 from inferd_runtime.kernels import elementwise as reference
 from inferd_runtime.kernels.cache import FP8, CacheBlock
@@ -42,7 +43,7 @@ def test_one_row_has_more_heads_than_a_program(run: ElementwiseOps) -> None:
     check_rotation(run, Heads(28, 4, 128, True, torch.float32, FP8), [7, 1])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(
     st.integers(1, 5), st.integers(1, 3), st.integers(1, 9), st.booleans(), st.sampled_from(DTYPES), st.booleans(),
     st.lists(st.integers(0, 143), max_size=5, unique=True), st.integers(0, 3),

@@ -12,6 +12,7 @@ import torch
 from elementwise_cases import poisoned
 from hypothesis import given, settings, strategies as st
 from product_cases import Case, Product, check_invariance
+from tiers import examples
 
 from inferd_runtime.kernels import product as reference
 from inferd_runtime.kernels.triton import product as kernel
@@ -45,7 +46,7 @@ def test_it_is_the_product(run: Product, out: int, size: int, dtype: torch.dtype
         Case(out, size, dtype, bias, residual).check(run, count)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     st.integers(1, 16), st.integers(1, 130), st.integers(1, 1200), st.sampled_from(DTYPES), st.booleans(), st.booleans()
 )

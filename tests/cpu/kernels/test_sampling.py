@@ -20,6 +20,7 @@ from sampling_cases import (
     with_adjustments,
     with_masks,
 )
+from tiers import examples
 
 from inferd.protocol import Sampling
 from inferd_runtime.kernels import sampling
@@ -204,7 +205,7 @@ def test_logits_that_are_no_numbers_do_not_hang_the_device(bad: float) -> None:
 numbers = st.floats(-50, 50, width=32) | st.sampled_from([0.0, -0.0, 1.0, -np.inf, 3e38, -3e38, 1e-45])
 
 
-@settings(deadline=None, max_examples=8, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(8), derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     row=st.lists(numbers, min_size=1, max_size=70).filter(lambda row: max(row) > -np.inf),
     temperature=st.sampled_from([0.0, 1e-3, 0.7, 1.0, 5.0, 1e9]),

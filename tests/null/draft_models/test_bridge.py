@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from tiers import examples
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from inferd_grammar import TokenTable
@@ -159,7 +160,7 @@ def test_a_stream_that_comes_true_is_kept(target: str, draft: str) -> None:
     assert other.text(spelling.path) == text.encode()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_whatever_comes_the_bridge_proposes_text_tokens_that_go_on_from_the_committed_ones(data: st.DataObject) -> None:
     target, draft = data.draw(st.sampled_from(PAIRS))
@@ -316,7 +317,7 @@ def test_a_draft_model_goes_on_behind_a_long_context(sampler: Callable[..., RowS
     drafter.drop()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.data())
 def test_whatever_is_left_out_the_path_is_an_end_of_the_committed_text(data: st.DataObject) -> None:
     spelling, one, other = bridge(*data.draw(st.sampled_from([pair for pair in PAIRS if "pieces" not in pair])))

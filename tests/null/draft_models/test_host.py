@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from tiers import examples
 
 from inferd_runtime.draft_models.draft_host import DraftHost
 from inferd_runtime.draft_models.draft_sampling import draw_freely, draw_guess
@@ -226,7 +227,7 @@ def test_free_draws_follow_their_distribution_and_shared_draws_are_the_targets(s
     assert abs(agreed / 4000 - ((expected / 4000) ** 2).sum()) < 0.03, "independent of the target's noise"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_any_course_of_requests_draws_what_the_model_would_write(data: st.DataObject) -> None:
     """The client commits what was drawn or something else, asks again while a request is open, and lets steps pass."""

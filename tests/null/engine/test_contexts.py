@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from tiers import examples
 
 from inferd.protocol import LimitExceeded, ModelInfo, Sampling
 from inferd_runtime.engine.engine import Engine, EngineOptions
@@ -240,9 +241,9 @@ class RecomputedContexts(Contexts):
 
 
 TestSwapped: Any = Contexts.TestCase
-TestSwapped.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestSwapped.settings = settings(max_examples=examples(150), stateful_step_count=50, deadline=None)
 TestRecomputed: Any = RecomputedContexts.TestCase
-TestRecomputed.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestRecomputed.settings = settings(max_examples=examples(150), stateful_step_count=50, deadline=None)
 
 
 def test_a_prompt_that_another_context_computed_is_not_computed_again() -> None:

@@ -140,6 +140,7 @@ def joint_counts(driver: NullDriver, runs: int) -> Counter[tuple[int, ...]]:
     return counts
 
 
+@pytest.mark.statistics
 @pytest.mark.parametrize("runs", [2000, pytest.param(100_000, marks=pytest.mark.long)])
 def test_the_joint_distribution_with_drafts_is_the_models(runs: int) -> None:
     """Chi-square over all 64 sequences of three tokens; 110 is the 99.97 % quantile of 63 degrees of freedom."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tiers import examples
 
 from inferd.protocol import InternalError, LimitExceeded
 from inferd_grammar import Compiled, GrammarCompiler, RegexGrammar, TokenTable
@@ -342,7 +343,7 @@ class PlainSchedule(Schedule):
     overlap = False
 
 
-BRISK = settings(max_examples=40, stateful_step_count=40, deadline=None)
+BRISK = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
 Schedule.TestCase.settings = PlainSchedule.TestCase.settings = BRISK
 TestAnySchedule = Schedule.TestCase
 TestAnySchedulePlainly = PlainSchedule.TestCase

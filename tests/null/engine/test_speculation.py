@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tiers import examples
 
 from inferd.protocol import Sampling
 from inferd_grammar import Compiled, GrammarCompiler, RegexGrammar, TokenTable
@@ -364,5 +365,5 @@ class Schedule(RuleBasedStateMachine):
             one.check()
 
 
-Schedule.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+Schedule.TestCase.settings = settings(max_examples=examples(50), stateful_step_count=40, deadline=None)
 TestAnySchedule = Schedule.TestCase

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from tiers import examples
 
 from inferd_runtime.kv.account import Account, QuotaExceeded
 from inferd_runtime.kv.pool import PagePool, PoolExhausted
@@ -112,7 +113,7 @@ class Tables(RuleBasedStateMachine):
 
 
 TestTables: Any = Tables.TestCase
-TestTables.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestTables.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)
 
 
 def filled(pool: PagePool, tokens: list[int], root: object = "t") -> PageTable:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from hypothesis import given, settings, strategies as st
+from tiers import examples
 
 from inferd.protocol import (
     InferdError,
@@ -73,7 +74,7 @@ def test_the_bytes_are_a_safetensors_file() -> None:
     assert np.array_equal(tensors["pages"], snapshot.pages)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data())
 def test_changed_bytes_are_refused_or_mean_the_same(data: st.DataObject) -> None:
     snapshot = make()

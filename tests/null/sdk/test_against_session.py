@@ -9,6 +9,7 @@ from typing import Literal
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from tiers import examples
 
 from inferd import (
     Adapter,
@@ -87,7 +88,7 @@ def test_every_kind_of_speculation_gives_the_same_text(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == ""
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(leave_after=st.integers(1, 12), speculation=st.sampled_from(["none", "system", "program"]))
 def test_leaving_early_keeps_what_was_delivered(leave_after: int, speculation: str) -> None:
     async def program() -> None:

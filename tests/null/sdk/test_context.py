@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from tiers import examples
 
 from inferd import Context, InvalidRequest, LimitExceeded, Model, NotFound, Sampler, Speculator, Unavailable, session
 from inferd.protocol import (
@@ -308,7 +309,7 @@ OPERATIONS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(OPERATIONS, max_size=12), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(1, 3))
 def test_any_run_of_operations_leaves_the_tokens_that_the_program_saw(
     operations: list[tuple[str, Any]], steps: list[int], replies: int

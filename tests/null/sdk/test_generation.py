@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from tiers import examples
 
 from inferd import (
     AnyJson,
@@ -115,7 +116,7 @@ async def test_single_use() -> None:
             await anext(generator)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     output=st.text(max_size=12),
     steps=st.lists(st.integers(1, 4), min_size=1, max_size=4),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from tiers import examples
 
 from inferd import (
     AllOf,
@@ -72,7 +73,7 @@ async def take(generator: Generator[Any], into: list[Step]) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(one=st.sets(st.integers(0, 3000)), other=st.sets(st.integers(0, 3000)))
 def test_a_mask_is_a_set_of_ids_and_crosses_the_wire(one: set[int], other: set[int]) -> None:
     mask = TokenMask(one)

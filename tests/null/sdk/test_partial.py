@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict
 import pydantic
 import pytest
 from hypothesis import given, settings, strategies as st
+from tiers import examples
 
 from inferd import ConstraintError, ConstraintViolated, Context, JsonSchema, LimitExceeded, Partial, Sampler
 from inferd.partial import PartialJson, decoded_start
@@ -76,7 +77,7 @@ def at(value: Any, path: tuple[str | int, ...]) -> Any:
     return value
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(value=VALUES, cuts=st.lists(st.integers(0, 300)), indent=st.sampled_from([None, 1]), ascii_only=st.booleans())
 def test_every_partial_is_a_beginning_and_the_last_is_the_value(
     value: Any, cuts: list[int], indent: int | None, ascii_only: bool
@@ -111,7 +112,7 @@ SHAPES: st.SearchStrategy[Shape] = st.deferred(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(shape=SHAPES, size=st.integers(1, 9))
 def test_what_fits_a_type_is_never_refused_on_the_way(shape: Shape, size: int) -> None:
     text = json.dumps(asdict(shape))
@@ -123,7 +124,7 @@ def test_what_fits_a_type_is_never_refused_on_the_way(shape: Shape, size: int) -
     assert JsonSchema(Shape).parse(text) == shape
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=st.text(), data=st.data(), ascii_only=st.booleans())
 def test_a_cut_string_shows_whole_characters_only(text: str, data: st.DataObject, ascii_only: bool) -> None:
     raw = json.dumps(text, ensure_ascii=ascii_only)[1:-1]

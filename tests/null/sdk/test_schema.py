@@ -24,6 +24,7 @@ import jsonschema
 import pydantic
 import pytest
 from hypothesis import given, settings, strategies as st
+from tiers import examples
 
 from inferd import AnyJson, Choice, ConstraintError, InvalidRequest, JsonSchema, Regex
 from inferd.program.json_types import schema_of, structure
@@ -173,7 +174,7 @@ def test_typed_dict_marks_count_even_when_written_as_strings() -> None:
     assert schema_of(Loose)["required"] == ["must"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_values_of_a_type_are_valid_under_its_schema_and_come_back(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from([Person, Tree, Twice, Color, list[Person], dict[str, Level]]))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from tiers import examples
 
 from inferd import (
     Context,
@@ -94,7 +95,7 @@ async def test_the_order_of_the_calls() -> None:
     assert runtime.of_kind(NextSteps)[0].positions == [2, 3, 4, 5, 6, 7]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     prompt=st.lists(st.integers(0, 255), min_size=1, max_size=4),
     drafts=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), min_size=1, max_size=8),
@@ -246,7 +247,7 @@ async def test_a_chain_as_a_tree_goes_as_a_chain() -> None:
     assert (sent.draft, sent.positions, sent.parents) == ([1, 2, 3], [1, 2, 3], [])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data(), size=st.integers(0, 90), depth=st.integers(0, 9))
 def test_what_is_cut_from_a_tree_leaves_whole_paths(data: st.DataObject, size: int, depth: int) -> None:
     parents = [data.draw(st.integers(-1, node - 1)) for node in range(size)]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from tiers import examples
 
 from inferd import (
     Context,
@@ -61,7 +62,7 @@ class Knowing(Speculator):
         self.rejected += n
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(right=st.integers(0, 7), wrong=st.integers(0, 4), seed=st.integers(0, 5))
 def test_an_asynchronous_tree_gives_the_same_tokens(right: int, wrong: int, seed: int) -> None:
     async def program() -> None:
@@ -84,7 +85,7 @@ def test_an_asynchronous_tree_gives_the_same_tokens(right: int, wrong: int, seed
     run_program(program)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(sizes=st.lists(st.integers(0, 6), min_size=1, max_size=6), seed=st.integers(0, 5), tree=st.booleans())
 def test_a_verify_loop_brings_what_generate_brings(sizes: list[int], seed: int, tree: bool) -> None:
     async def program() -> None:

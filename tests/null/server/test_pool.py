@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tiers import examples
 
 from inferd.protocol import Unavailable
 from inferd_runtime.server.supervisor.worker_pool import PlaceRun, PoolSettings, Retire, Start, WorkerPool
@@ -204,7 +205,7 @@ class PoolMachine(RuleBasedStateMachine):
                     assert list(self.held.values()).count(name) == self.settings.runs_per_worker
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestPoolMachine = PoolMachine.TestCase
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
+from tiers import examples
 
 from inferd import protocol as p
 from inferd_runtime.session import wire as link
@@ -58,7 +59,7 @@ def test_an_index_of_another_engine_starts_anew() -> None:
     assert feed.read("a", 77) == link.CyclePage([], 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(events=st.lists(st.one_of(st.integers(1, KEPT), st.just("read"), st.just("late")), max_size=12))
 def test_every_step_is_read_once_or_counted_as_missed(events: list[int | str]) -> None:
     clock = Clock()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from tiers import examples
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from inferd import protocol as p
@@ -162,7 +163,7 @@ def test_explicit_positions_are_refused(caller: DirectSession) -> None:
         caller.call(p.StartGenerate(context, heal=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     prompt=st.sampled_from(["see http:", "a:/", "x::", "://", "é:"]),
     seed=st.integers(0, 30),
@@ -201,7 +202,7 @@ def test_a_space_that_the_decoder_drops_costs_no_text_and_no_tokens() -> None:
     caller.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     before=st.lists(st.integers(1, len(PIECES) - 1), min_size=1, max_size=5),
     end=st.sampled_from(["▁", "w", "▁w", "▁wo", "▁wor", "r", "l"]),
@@ -237,7 +238,7 @@ def deliver(caller: DirectSession, generation: int, leave: int) -> tuple[str, in
 # -- While it runs, and when it cannot -------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     prompt=st.sampled_from(["see http:", "a:/", "x::", "é:/"]),
     seed=st.integers(0, 30),

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tiers import examples
 
 from inferd_runtime.speculation.corpus import CAPACITY, CONTRIBUTION, ORDERS, Corpora, CorpusDrafter
 from inferd_runtime.speculation.counters import SpeculationCounters
@@ -134,7 +135,7 @@ class Tenants(RuleBasedStateMachine):
 
 
 TestTenants = Tenants.TestCase
-TestTenants.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestTenants.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
 
 
 def test_a_corpus_never_crosses_tenants() -> None:

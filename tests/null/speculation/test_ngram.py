@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tiers import examples
 
 from inferd_runtime.speculation.drafts import NOTHING, ROOT, Proposal
 from inferd_runtime.speculation.grams import MAX_TOKENS, POWERS, FrozenGrams
@@ -244,7 +245,7 @@ class Family(RuleBasedStateMachine):
 
 
 TestFamily = Family.TestCase
-TestFamily.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestFamily.settings = settings(max_examples=examples(60), stateful_step_count=50, deadline=None)
 
 
 def held_by(call: Callable[[], object]) -> float:

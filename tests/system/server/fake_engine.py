@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -106,9 +107,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--fail", action="store_true", help="print a line and exit before answering anything")
+    parser.add_argument(
+        "--after", default="", metavar="FIFO", help="answer once somebody has opened that pipe for writing"
+    )
     options = parser.parse_args()
     if options.fail:
         sys.exit("no such model: fake")
+    if options.after:
+        Path(options.after).read_bytes()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     socket.bind(options.endpoint)

@@ -90,14 +90,17 @@ async def test_a_dead_engine_ends_the_runs_that_use_it_and_comes_back(serve: Ser
         assert served.gateway.runtime.fleet.restarts == 0
 
 
-async def test_without_an_engine_launches_are_unavailable(serve: Serve) -> None:
-    async with serve(wait=False) as served:
+async def test_without_an_engine_launches_are_unavailable(serve: Serve, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    async with serve(fake_commands(["--after", str(gate)]), wait=False) as served:
         await served.upload(SLEEP)
         response = await served.client.post("/v1/runs", json={"program": "p"})
         assert response.status_code == 503
         assert response.json()["error"]["message"] == "the engine is starting"
         assert (await served.client.get("/readyz")).status_code == 503
         assert (await served.client.get("/v1/models")).status_code == 503
+        await anyio.to_thread.run_sync(gate.write_bytes, b"")
         await served.gateway.runtime.wait_ready()
         assert (await served.client.get("/readyz")).status_code == 200
 
