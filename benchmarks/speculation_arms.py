@@ -28,7 +28,7 @@ from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.server.engine_process.boot import EngineSettings, serve_models
 from inferd_runtime.server.engine_process.draft_models import vocabulary_of
-from inferd_runtime.session.generation.open_generation import compile_constraint
+from inferd_runtime.session.constraints.conversion import to_grammar
 from inferd_runtime.session.generation.sources import build_sources
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.transcript import Turn, render
@@ -183,7 +183,7 @@ class SpeculationArm:
         if constraint is None:
             return None
         if prompt.schema not in self._compiled:
-            self._compiled[prompt.schema] = compile_constraint(constraint, self.served)
+            self._compiled[prompt.schema] = self.served.grammars.compile(to_grammar(constraint))
         words = -(-self.served.info.vocab_size // 32)
         return GrammarCursor(self._compiled[prompt.schema].matcher(), words, self.served.tokenizer.eos_tokens)
 

@@ -15,7 +15,6 @@ from inferd.calls.arguments import (
     checked_flag,
     checked_logprobs,
     checked_pass_sampler,
-    checked_priority,
     checked_sampler,
     checked_speculator,
     checked_stop,
@@ -58,6 +57,7 @@ from inferd.protocol import (
     TokenLogprobs,
     Verification,
     VerifyDraft,
+    check_start_generate,
 )
 from inferd.protocol.passes import TokenLogprob
 from inferd.protocol.tokens import checked_tokens
@@ -429,26 +429,21 @@ class Context:
         if speculator is not None and (system_speculation or predict):
             other = "predict=" if predict else "system_speculation=True"
             raise ValueError(f"speculator= and {other} exclude each other: pass one of them")
-        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
-            raise InvalidRequest(f"max_tokens must be a whole number of at least 1, not {max_tokens!r}")
-        constraint = checked_constraint(constrain)
         self._handle.check()
         plan = GenerateArguments(
             sampling=checked_sampler(sampler).sampling,
             max_tokens=max_tokens,
             stop=checked_stop(stop),
-            constrain=constraint,
+            constrain=checked_constraint(constrain),
             speculator=checked_speculator(speculator),
-            drafts=RuntimeDrafts.checked(system_speculation, predict, constrained=constraint is not None),
+            drafts=RuntimeDrafts.checked(system_speculation, predict),
             adapter=adapter_name(adapter),
-            priority=checked_priority(priority),
+            priority=priority,
             on_cycle=checked_cycle(on_cycle),
             heal=checked_flag("heal", heal),
             logprobs=checked_logprobs(logprobs),
         )
-        if plan.own_constraint is not None and (speculator is not None or plan.drafts.wanted):
-            kind = "speculator=" if speculator is not None else "predict=" if predict else "system_speculation=True"
-            raise InvalidRequest(f"{kind} does not go with a constraint of your own: each step waits for its mask")
+        check_start_generate(plan.request(0))
         return Generator(self._handle, plan)
 
     async def __aenter__(self) -> Context:

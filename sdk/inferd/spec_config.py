@@ -8,10 +8,8 @@ from typing import Literal, TypeAlias
 
 from inferd.model import Model
 from inferd.protocol.errors import InvalidRequest
-from inferd.protocol.speculation import MAX_DRAFT, SOURCES, VERIFIERS, SpeculationSettings
+from inferd.protocol.speculation import SpeculationSettings, check_settings
 from inferd.protocol.tokens import checked_tokens
-
-OWN_SOURCES = tuple(source for source in SOURCES if source != "program")
 
 
 @dataclass(frozen=True)
@@ -38,39 +36,13 @@ class SpecConfig:
     verifier: str = "agreement"
 
     def __post_init__(self) -> None:
-        self._check_sources()
-        if (
-            isinstance(self.max_draft, bool)
-            or not isinstance(self.max_draft, int)
-            or not 1 <= self.max_draft <= MAX_DRAFT
-        ):
-            raise InvalidRequest(f"max_draft must be a whole number from 1 to {MAX_DRAFT}, not {self.max_draft!r}")
-        if not isinstance(self.tree, bool):
-            raise InvalidRequest(f"tree must be True or False, not {self.tree!r}")
-        self._check_draft_model()
-
-    def _check_sources(self) -> None:
         if isinstance(self.sources, str) or not isinstance(self.sources, Sequence):
             raise InvalidRequest(f"sources must be a list of names, not {self.sources!r}")
-        for place, source in enumerate(self.sources):
-            if source == "program":
-                raise InvalidRequest("sources: a program's own drafts come from generate(speculator=...)")
-            if source not in OWN_SOURCES:
-                raise InvalidRequest(f"sources must hold some of {', '.join(OWN_SOURCES)}, not {source!r}")
-            if source in self.sources[:place]:
-                raise InvalidRequest(f"sources name {source!r} twice")
-
-    def _check_draft_model(self) -> None:
+        if not isinstance(self.tree, bool):
+            raise InvalidRequest(f"tree must be True or False, not {self.tree!r}")
         if not isinstance(self.draft_model, (str, Model)):
             raise InvalidRequest(f"draft_model must be a name or a Model, not {self.draft_model!r}")
-        if self.draft_model and self.sources and "draft_model" not in self.sources:
-            raise InvalidRequest('draft_model names a model, but sources leave out "draft_model"')
-        if self.verifier not in VERIFIERS:
-            raise InvalidRequest(f"verifier must be {' or '.join(VERIFIERS)}, not {self.verifier!r}")
-        if self.verifier == "rejection" and list(self.sources) != ["draft_model"]:
-            raise InvalidRequest(
-                'verifier="rejection" needs sources=["draft_model"]: no other source has probabilities'
-            )
+        check_settings(self.to_wire())
 
     def to_wire(self) -> SpeculationSettings:
         """The settings as ``generate.start`` sends them."""
@@ -91,16 +63,9 @@ class RuntimeDrafts:
     predicted: tuple[int, ...] = ()
     predicted_text: str = ""
 
-    @property
-    def wanted(self) -> bool:
-        """Whether the runtime is to draft at all."""
-        return self.on or bool(self.predicted or self.predicted_text)
-
     @classmethod
-    def checked(
-        cls, speculation: SystemSpeculation, predict: Prediction | None, *, constrained: bool = False
-    ) -> RuntimeDrafts:
-        """``constrained``: whether there is a constraint. Raises InvalidRequest, which names the argument."""
+    def checked(cls, speculation: SystemSpeculation, predict: Prediction | None) -> RuntimeDrafts:
+        """Return the arguments as they are sent. Raises InvalidRequest, which names one of the wrong type."""
         predicted = () if predict is None or isinstance(predict, str) else tuple(checked_tokens("predict", predict))
         text = predict if isinstance(predict, str) else ""
         if isinstance(speculation, bool):
@@ -109,15 +74,4 @@ class RuntimeDrafts:
             return cls(True, SpeculationSettings(auto=True), predicted, text)
         if not isinstance(speculation, SpecConfig):
             raise InvalidRequest(f'system_speculation must be True, False, "auto" or a SpecConfig, not {speculation!r}')
-        _check_prediction(speculation, bool(predicted or text))
-        if "grammar" in speculation.sources and not constrained:
-            raise InvalidRequest('sources name "grammar": pass the constraint that forces tokens as constrain=')
         return cls(True, speculation.to_wire(), predicted, text)
-
-
-def _check_prediction(config: SpecConfig, predicted: bool) -> None:
-    """A prediction is a source: it is named in ``sources`` where these are named, and nowhere else."""
-    if predicted and config.sources and "predicted" not in config.sources:
-        raise InvalidRequest('predict= says what comes, but sources leave out "predicted"')
-    if "predicted" in config.sources and not predicted:
-        raise InvalidRequest('sources name "predicted": pass what the output will probably be as predict=')

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from inferd import protocol as p
+from inferd_runtime.engine.adapters import AdapterLease
 from inferd_runtime.engine.jobs.generation import Generation
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.engine.sampling.probes import check_vocabulary
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.engine.uploads import Uploads
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session import transcript
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.constraints.held_grammars import HeldGrammars
-from inferd_runtime.session.generation.open_generation import OpenGeneration, add_usage
+from inferd_runtime.session.generation.open_generation import OpenGeneration
 from inferd_runtime.session.served_model import ServedModel
 
 Respond = Callable[[Any], None]
@@ -75,6 +80,26 @@ class OpenContext:
         child = self.context.fork(length)
         child.append(behind)
         return OpenContext(self.model, child, *(mark for mark in self._turns if mark[0] <= len(child.tokens)))
+
+    @contextmanager
+    def leased(self, adapter: str) -> Iterator[AdapterLease]:
+        """Lease an adapter ("": none) and let the context be computed with it from now on.
+
+        The job that computes releases the lease; if the body raises, this does. Raises NotFound when there is no such
+        adapter, and InvalidRequest when the context cannot be computed again with another one.
+        """
+        lease = self.model.adapters.lease(self.context.tenant, adapter)
+        with ExitStack() as on_error:
+            on_error.callback(lease.release)
+            self.context.use_adapter(lease.key)
+            yield lease
+            on_error.pop_all()
+
+    def row_sampler(self, sampling: p.Sampling) -> RowSampler:
+        """Return the checked sampler, with a random seed if it has none. Raises InvalidRequest or LimitExceeded."""
+        check_vocabulary("logit_bias", sampling.bias_tokens, self.model.engine.driver.vocab_size)
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        return RowSampler.resolve(sampling, seed=seed, lineage=self.context.lineage)
 
 
 class SessionState:
@@ -186,13 +211,13 @@ class SessionState:
 
     def count(self, used: p.Usage) -> None:
         """Add to what the session has used."""
-        self._usage = add_usage(self._usage, used)
+        self._usage += used
 
     def usage(self) -> p.Usage:
         """What the session has used, its open generations included."""
         total = self._usage
         for opened in self.generations.values():
-            total = add_usage(total, opened.usage())
+            total += opened.usage()
         return total
 
 

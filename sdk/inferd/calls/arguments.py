@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from inferd.model import Model
 from inferd.protocol import MAX_LOGPROBS, InvalidRequest
+from inferd.protocol.ranges import check_whole
 from inferd.sampling import Sampler
 from inferd.speculation import Speculator
 from inferd.speculation_stats import SpeculationCycle
@@ -33,15 +34,7 @@ def checked_text(name: str, value: str) -> str:
 
 def checked_count(name: str, value: int) -> None:
     """A whole number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidRequest(f"{name} must be a whole number of at least 0, not {value!r}")
-
-
-def checked_priority(value: int) -> int:
-    """A whole number from -3 to 3."""
-    if isinstance(value, bool) or not isinstance(value, int) or not -3 <= value <= 3:
-        raise InvalidRequest(f"priority must be a whole number from -3 to 3, not {value!r}")
-    return value
+    check_whole(name, value, 0)
 
 
 def checked_flag(name: str, value: bool) -> bool:
@@ -53,10 +46,8 @@ def checked_flag(name: str, value: bool) -> bool:
 
 def checked_logprobs(value: int | None) -> int | None:
     """A whole number from 0 to MAX_LOGPROBS, or None."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_LOGPROBS:
-        raise InvalidRequest(f"logprobs must be a whole number from 0 to {MAX_LOGPROBS}, or None, not {value!r}")
+    if value is not None:  # too many are an invalid argument here, and a limit on the wire
+        check_whole("logprobs", value, 0, MAX_LOGPROBS)
     return value
 
 
@@ -75,11 +66,11 @@ def checked_pass_sampler(sampler: Sampler) -> Sampler:
 
 
 def checked_stop(stop: Sequence[str]) -> tuple[str, ...]:
-    """Texts that are not empty."""
+    """A list of strings."""
     if isinstance(stop, str) or not isinstance(stop, Sequence):
         raise InvalidRequest(f"stop must be a list of strings, not {stop!r}")
-    if not all(isinstance(text, str) and text for text in stop):
-        raise InvalidRequest(f"stop must hold strings that are not empty, not {list(stop)!r}")
+    if not all(isinstance(text, str) for text in stop):
+        raise InvalidRequest(f"stop must hold strings, not {list(stop)!r}")
     return tuple(stop)
 
 

@@ -10,7 +10,7 @@ from inferd.masks import checked_mask
 from inferd.probes import Distribution, Entropy, Logits, Logprob, Logprobs, RowProbe
 from inferd.protocol.errors import InvalidRequest
 from inferd.protocol.passes import Probe
-from inferd.protocol.speculation import MAX_DRAFT
+from inferd.protocol.speculation import check_tree
 from inferd.protocol.tokens import checked_tokens
 
 KINDS = (Logits, Distribution, Logprob, Logprobs, Entropy)
@@ -75,18 +75,12 @@ def _runs(index: int, row: Sequence[bool]) -> list[int]:
 
 
 def checked_draft(tokens: Sequence[int], parents: Sequence[int] | None) -> tuple[list[int], list[int]]:
-    """A draft's token ids and their parents, each -1 or an earlier one; no parents for a chain. Raises InvalidRequest."""
+    """Return a draft's token ids and their parents, none for a chain. Raises InvalidRequest."""
     ids = checked_tokens("tokens", tokens)
-    if len(ids) > MAX_DRAFT:
-        raise InvalidRequest(f"tokens must hold at most {MAX_DRAFT}, what one step verifies, not {len(ids)}")
-    if parents is None:
-        return ids, []
-    if isinstance(parents, (str, bytes)) or not isinstance(parents, Sequence) or len(parents) != len(ids):
-        raise InvalidRequest(f"parents must hold one index for each of the {len(ids)} tokens, not {parents!r}")
-    for at, parent in enumerate(parents):
-        if isinstance(parent, bool) or not isinstance(parent, int) or not -1 <= parent < at:
-            raise InvalidRequest(f"parents[{at}] must be a whole number from -1 to {at - 1}, not {parent!r}")
-    return ids, list(parents)
+    if parents is not None and (isinstance(parents, (str, bytes)) or not isinstance(parents, Sequence)):
+        raise InvalidRequest(f"parents must be a list of whole numbers, not {parents!r}")
+    check_tree(ids, parents)
+    return ids, list(parents or ())
 
 
 def checked_positions(positions: Sequence[int] | None, count: int) -> list[int]:

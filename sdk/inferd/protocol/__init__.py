@@ -57,6 +57,7 @@ from inferd.protocol.generation import (
     StartGenerate as StartGenerate,
     Step as Step,
     Steps as Steps,
+    check_start_generate as check_start_generate,
 )
 from inferd.protocol.grammar import (
     MAX_ACCEPT as MAX_ACCEPT,
@@ -106,6 +107,7 @@ from inferd.protocol.passes import (
 from inferd.protocol.sampling import (
     MAX_BIASES as MAX_BIASES,
     Sampling as Sampling,
+    check_sampling as check_sampling,
 )
 from inferd.protocol.session import (
     GetUsage as GetUsage,
@@ -136,6 +138,8 @@ from inferd.protocol.speculation import (
     SpeculationSettings as SpeculationSettings,
     Verification as Verification,
     VerifyDraft as VerifyDraft,
+    check_settings as check_settings,
+    check_tree as check_tree,
 )
 
 PROTOCOL_VERSION = 1

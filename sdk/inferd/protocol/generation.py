@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from inferd.protocol.contexts import ContextState
+from inferd.protocol.errors import InvalidRequest, LimitExceeded
 from inferd.protocol.grammar import CheckedKeyword, ConstraintSpec
 from inferd.protocol.operations import operation
-from inferd.protocol.passes import TokenLogprob
+from inferd.protocol.passes import MAX_LOGPROBS, TokenLogprob
+from inferd.protocol.ranges import check_whole
 from inferd.protocol.sampling import Sampling
-from inferd.protocol.speculation import SourceCount, SpeculationSettings
+from inferd.protocol.speculation import SourceCount, SpeculationSettings, check_settings
+
+MAX_PRIORITY = 3
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,72 @@ class StartGenerate:
     predicted_text: str = ""
     heal: bool = False
     logprobs: int | None = None
+
+
+def check_start_generate(request: StartGenerate) -> None:
+    """Raises InvalidRequest or LimitExceeded, which name the field, for what no model could do.
+
+    The sampler has a check of its own, ``check_sampling``.
+    """
+    check_whole("max_tokens", request.max_tokens, 1)
+    if not all(request.stop):
+        raise InvalidRequest(f"stop must hold strings that are not empty, not {request.stop!r}")
+    check_whole("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    if request.logprobs is not None:
+        _check_logprobs(request.logprobs)
+    _check_exclusions(request)
+    if request.speculation is not None:
+        check_settings(request.speculation)
+        _check_needs(request, request.speculation)
+
+
+def _check_logprobs(logprobs: int) -> None:
+    if logprobs > MAX_LOGPROBS:
+        raise LimitExceeded(
+            f"logprobs = {logprobs}; {MAX_LOGPROBS} are allowed", limit="logprobs", value=MAX_LOGPROBS,
+            raise_with="a loop over forward, for more of each row",
+        )  # fmt: skip
+    check_whole("logprobs", logprobs, 0, MAX_LOGPROBS)
+
+
+def _check_exclusions(request: StartGenerate) -> None:
+    """Raises InvalidRequest for fields that do not go together."""
+    if request.predicted and request.predicted_text:
+        raise InvalidRequest("predicted and predicted_text exclude each other")
+    drafts = {
+        "system_speculation": request.system_speculation,
+        "a prediction (predict=)": bool(request.predicted or request.predicted_text),
+    }
+    if request.program_speculation and any(drafts.values()):
+        name = next(name for name, wanted in drafts.items() if wanted)
+        raise InvalidRequest(f"{name} and program_speculation (speculator=) exclude each other")
+    steps = {
+        "constraint": request.constraint is not None,
+        "program_speculation (speculator=)": request.program_speculation,
+        **drafts,
+    }
+    if request.program_constraint and any(steps.values()):
+        name = next(name for name, wanted in steps.items() if wanted)
+        raise InvalidRequest(
+            f"program_constraint (a constraint of your own) and {name} exclude each other: each step waits for its mask"
+        )
+    if request.heal and request.program_constraint:
+        raise InvalidRequest(
+            "heal and program_constraint exclude each other: healing is a constraint on the first tokens"
+        )
+    if request.heal and request.constraint is not None and request.constraint.best_effort:
+        raise InvalidRequest("heal does not go with mode best_effort, which checks the output as a whole")
+
+
+def _check_needs(request: StartGenerate, settings: SpeculationSettings) -> None:
+    """Raises InvalidRequest for settings that need something which the request leaves out."""
+    if not request.system_speculation:
+        raise InvalidRequest("speculation (how to draft) needs system_speculation")
+    if "grammar" in settings.sources and request.constraint is None:
+        raise InvalidRequest('sources: the source "grammar" needs a constraint (constrain=)')
+    predicts = bool(request.predicted or request.predicted_text)
+    if settings.sources and predicts != ("predicted" in settings.sources):
+        raise InvalidRequest('sources: a prediction (predict=) and "predicted" among the sources go together')
 
 
 @operation("generate.next", Steps)

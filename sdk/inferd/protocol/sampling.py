@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from inferd.protocol.errors import InvalidRequest, LimitExceeded
+from inferd.protocol.ranges import check_number, check_whole
 
 MAX_BIASES = 1024
 """Tokens that one sampler may have a bias for."""
+MAX_SEED = 2**63 - 1
+RANGES = {
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+MAX_BIAS = 100.0
 
 
 @dataclass(frozen=True)
@@ -32,3 +46,32 @@ class Sampling:
     frequency_penalty: float = 0.0
     bias_tokens: tuple[int, ...] = ()
     bias_values: tuple[float, ...] = ()
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raises InvalidRequest, which names the field, for a value out of range, and LimitExceeded for too many biases."""
+    temperature = sampling.temperature
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not 0 <= temperature < math.inf:
+        raise InvalidRequest(f"temperature must be a finite number of at least 0, not {temperature!r}")
+    for name, (low, high) in RANGES.items():
+        check_number(name, getattr(sampling, name), low, high)
+    if sampling.top_p == 0:
+        raise InvalidRequest("top_p must be above 0: no token is left at 0")
+    check_whole("top_k", sampling.top_k, 0)
+    if sampling.seed is not None:
+        check_whole("seed", sampling.seed, 0, MAX_SEED)
+    _check_biases(sampling.bias_tokens, sampling.bias_values)
+
+
+def _check_biases(tokens: Sequence[int], values: Sequence[float]) -> None:
+    if len(tokens) != len(values):
+        raise InvalidRequest(f"logit_bias has {len(tokens)} tokens but {len(values)} values")
+    if len(tokens) > MAX_BIASES:
+        raise LimitExceeded(
+            f"logit_bias names {len(tokens)} tokens; {MAX_BIASES} are allowed", limit="logit_bias", value=MAX_BIASES,
+            raise_with="a constraint, for more tokens than that",
+        )  # fmt: skip
+    if len(set(tokens)) < len(tokens):
+        raise InvalidRequest("logit_bias names a token twice")
+    for token, value in zip(tokens, values, strict=True):
+        check_number(f"logit_bias[{token}]", value, -MAX_BIAS, MAX_BIAS)

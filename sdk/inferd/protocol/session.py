@@ -25,6 +25,15 @@ class Usage:
     drafted: int = 0
     accepted: int = 0
 
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.tokens + other.tokens,
+            self.steps + other.steps,
+            self.drafted + other.drafted,
+            self.accepted + other.accepted,
+        )
+
 
 @operation("session.send", Done)
 @dataclass(frozen=True)

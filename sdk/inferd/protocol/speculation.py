@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from inferd.protocol.errors import InvalidRequest
 from inferd.protocol.operations import operation
+from inferd.protocol.ranges import check_whole
 from inferd.protocol.sampling import Sampling
 
 SOURCES = ("predicted", "grammar", "ngram", "corpus", "draft_model", "program")
@@ -30,6 +33,40 @@ class SpeculationSettings:
     draft_model: str = ""
     verifier: str = "agreement"
     auto: bool = False
+
+
+def check_settings(settings: SpeculationSettings) -> None:
+    """Raises InvalidRequest, which names the field, for settings that no server could follow."""
+    sources = settings.sources
+    for place, source in enumerate(sources):
+        if source == "program":
+            raise InvalidRequest("sources: 'program' is none to choose: a program drafts with generate(speculator=...)")
+        if source not in SOURCES:
+            raise InvalidRequest(f"sources must hold some of {', '.join(SOURCES[:-1])}, not {source!r}")
+        if source in sources[:place]:
+            raise InvalidRequest(f"sources name {source!r} twice")
+    check_whole("max_draft", settings.max_draft, 1, MAX_DRAFT)
+    if settings.draft_model and sources and "draft_model" not in sources:
+        raise InvalidRequest(f'draft_model names {settings.draft_model!r}, but sources leave out "draft_model"')
+    if settings.verifier not in VERIFIERS:
+        raise InvalidRequest(f"verifier must be {' or '.join(VERIFIERS)}, not {settings.verifier!r}")
+    if settings.verifier == "rejection" and list(sources) != ["draft_model"]:
+        raise InvalidRequest('verifier="rejection" needs "draft_model" as the only source: no other has probabilities')
+
+
+def check_tree(tokens: Sequence[int], parents: Sequence[int] | None) -> None:
+    """Raises InvalidRequest unless ``tokens`` are a draft of at most MAX_DRAFT and every parent is -1 or an earlier index.
+
+    ``parents`` None: a chain.
+    """
+    if len(tokens) > MAX_DRAFT:
+        raise InvalidRequest(f"a draft must hold at most {MAX_DRAFT} tokens, what one step verifies, not {len(tokens)}")
+    if parents is None:
+        return
+    if len(parents) != len(tokens):
+        raise InvalidRequest(f"parents must hold one index for each of the {len(tokens)} tokens, not {len(parents)}")
+    for node, parent in enumerate(parents):
+        check_whole(f"parents[{node}]", parent, -1, node - 1)
 
 
 @dataclass(frozen=True)

@@ -164,15 +164,21 @@ def test_a_long_text_is_not_counted_token_by_token() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be a number from 0.01 to 100, not 0.0"),
         ({"repetition_penalty": 101.0}, "repetition_penalty"),
         ({"repetition_penalty": math.nan}, "repetition_penalty"),
-        ({"presence_penalty": 2.1}, "presence_penalty = 2.1"),
+        ({"presence_penalty": 2.1}, "presence_penalty must be a number from -2 to 2, not 2.1"),
         ({"frequency_penalty": -math.inf}, "frequency_penalty"),
         ({"bias_tokens": (1, 1), "bias_values": (1.0, 2.0)}, "logit_bias names a token twice"),
         ({"bias_tokens": (1,)}, "logit_bias has 1 tokens but 0 values"),
-        ({"bias_tokens": (1,), "bias_values": (-math.inf,)}, "logit_bias -inf for token 1"),
-        ({"bias_tokens": (7,), "bias_values": (100.5,)}, "logit_bias 100.5 for token 7"),
+        (
+            {"bias_tokens": (1,), "bias_values": (-math.inf,)},
+            r"logit_bias\[1\] must be a number from -100 to 100, not -inf",
+        ),
+        (
+            {"bias_tokens": (7,), "bias_values": (100.5,)},
+            r"logit_bias\[7\] must be a number from -100 to 100, not 100.5",
+        ),
     ],
 )
 def test_what_is_out_of_range_is_refused_by_name(fields: dict[str, float], message: str) -> None:

@@ -338,7 +338,7 @@ async def test_an_own_constraint_that_fails_ends_the_generation_with_its_error(
 async def test_an_own_constraint_goes_with_no_speculation() -> None:
     with FakeRuntime() as runtime:
         ctx = Context().append("p")
-        with pytest.raises(InvalidRequest, match="system_speculation=True"):
+        with pytest.raises(InvalidRequest, match="and system_speculation exclude"):
             ctx.generate(GREEDY, constrain=Letters(), system_speculation=True)
         with pytest.raises(InvalidRequest, match="speculator="):
             ctx.generate(GREEDY, constrain=Letters(), speculator=Speculator())

@@ -69,10 +69,10 @@ def test_penalties_and_a_bias_go_on_any_sampler_and_leave_the_rest() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"repetition": 0}, "repetition must be a number from 0.01 to 100"),
-        ({"repetition": True}, "repetition must"),
-        ({"presence": 2.1}, "presence must be a number from -2 to 2"),
-        ({"frequency": math.nan}, "frequency must"),
+        ({"repetition": 0}, "repetition_penalty must be a number from 0.01 to 100"),
+        ({"repetition": True}, "repetition_penalty must"),
+        ({"presence": 2.1}, "presence_penalty must be a number from -2 to 2"),
+        ({"frequency": math.nan}, "frequency_penalty must"),
     ],
 )
 def test_penalties_out_of_range_are_refused_by_name(fields: dict[str, float], message: str) -> None:

@@ -251,7 +251,7 @@ def test_a_mask_that_cannot_be_used_is_refused_and_the_generation_goes_on(
     [
         ({"constraint": p.ConstraintSpec("any_json")}, "constraint"),
         ({"system_speculation": True}, "system_speculation"),
-        ({"program_speculation": True}, "program_speculation"),
+        ({"program_speculation": True}, r"program_speculation \(speculator=\)"),
     ],
 )
 def test_a_programs_masks_go_with_nothing_else(caller: DirectSession, fields: dict[str, Any], name: str) -> None:

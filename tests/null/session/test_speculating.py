@@ -76,9 +76,9 @@ def test_an_operator_decides_for_those_who_leave_it_open() -> None:
         ({"speculation": WISHED(["predicted"])}, "predicted"),
         ({"speculation": WISHED(["grammar"])}, 'source "grammar"'),
         ({"speculation": WISHED(["ngram", "grammar"])}, 'source "grammar"'),
-        ({"speculation": WISHED(["ngram", "corpus", "ngram"])}, "ngram, corpus, ngram name one twice"),
+        ({"speculation": WISHED(["ngram", "corpus", "ngram"])}, "sources name 'ngram' twice"),
         ({"speculation": WISHED(["ngram"]), "predicted": [1]}, "predicted"),
-        ({"speculation": WISHED(max_draft=0)}, "max_draft = 0"),
+        ({"speculation": WISHED(max_draft=0)}, "max_draft must be a whole number from 1 to 64, not 0"),
         ({"speculation": WISHED(max_draft=65)}, "1 to 64"),
         ({"speculation": WISHED(verifier="luck")}, "'luck'"),
         ({"speculation": WISHED(verifier="rejection")}, "only source"),
@@ -115,12 +115,12 @@ def test_a_prediction_longer_than_a_context_is_refused(caller: DirectSession) ->
     ("draft", "parents", "positions", "says"),
     [
         ([1, 2], [-1, -1], [5, 6], "count from 5"),
-        ([1, 2], [-1, 1], [5, 6], r"parents\[1\] = 1"),
-        ([1, 2], [-2, 0], [5, 6], r"parents\[0\] = -2"),
-        ([1, 2], [-1], [5, 6], "1 of them for 2"),
+        ([1, 2], [-1, 1], [5, 6], r"parents\[1\] must be a whole number from -1 to 0, not 1"),
+        ([1, 2], [-2, 0], [5, 6], r"parents\[0\] must be a whole number from -1 to -1, not -2"),
+        ([1, 2], [-1], [5, 6], "each of the 2 tokens, not 1"),
         ([1] * 65, [], list(range(5, 70)), "64 tokens"),
         ([VOCAB_SIZE], [-1], [5], str(VOCAB_SIZE)),
-        ([], [-1], [], "1 of them for 0"),
+        ([], [-1], [], "each of the 0 tokens, not 1"),
     ],
 )
 def test_a_tree_that_is_none_is_refused_and_costs_nothing(
@@ -144,8 +144,9 @@ def test_a_generation_that_cannot_start_drops_its_sources(caller: DirectSession,
     monkeypatch.setattr(
         "inferd_runtime.speculation.ngram.NgramDrafter.drop", lambda self: dropped.append(self.source), raising=False
     )
-    with pytest.raises(p.InvalidRequest, match="max_tokens"):
-        caller.call(p.StartGenerate(caller.text("hello"), max_tokens=0, system_speculation=True))
+    empty = caller.call(p.CreateContext()).context
+    with pytest.raises(p.InvalidRequest, match="the context is empty"):
+        caller.call(p.StartGenerate(empty, system_speculation=True))
     assert dropped == ["ngram"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from inferd.protocol import MAX_DRAFT, InvalidRequest
+from inferd.protocol import InvalidRequest, check_tree
 from inferd_runtime.engine.jobs.forward_pass import ContextJob
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.sampling.penalties import History
@@ -33,7 +33,7 @@ class DraftVerification(ContextJob):
         ends: Collection[int] = (),
         generated: int = 0,
     ) -> None:
-        check_tree(context, tokens, parents)
+        check_draft(context, tokens, parents)
         if not 0 <= generated <= len(context.tokens):
             raise InvalidRequest(f"generated = {generated} is outside 0 to {len(context.tokens)}, the context's length")
         context.check_room_behind()
@@ -88,15 +88,9 @@ class DraftVerification(ContextJob):
         return self._draft.child(above, verified.tokens[node])
 
 
-def check_tree(context: CachedSequence, tokens: Sequence[int], parents: Sequence[int]) -> None:
-    """Refuse what is no draft for the context. Raises InvalidRequest, which names what is wrong."""
-    if len(tokens) > MAX_DRAFT:
-        raise InvalidRequest(f"a draft holds {MAX_DRAFT} tokens at most, not {len(tokens)}")
-    if parents and len(parents) != len(tokens):
-        raise InvalidRequest(f"parents: {len(parents)} of them for {len(tokens)} tokens")
-    for node, parent in enumerate(parents):
-        if not ROOT <= parent < node:
-            raise InvalidRequest(f"parents[{node}] = {parent} is not {ROOT} or an index before {node}")
+def check_draft(context: CachedSequence, tokens: Sequence[int], parents: Sequence[int]) -> None:
+    """Raises InvalidRequest, which names what is wrong, for what is no draft behind the context."""
+    check_tree(tokens, parents or None)
     context.check_tokens(tokens)
     if parents and context.irregular_from is not None:
         raise InvalidRequest("a draft tree does not go with explicit positions or an attention mask: send a chain")

@@ -61,7 +61,7 @@ class Generation:
     """
 
     def __init__(self, context: CachedSequence, spec: GenerationSpec, text: TextAssembler) -> None:
-        check_start(context, spec)
+        check_start(context)
         self.context = context
         self.priority = spec.priority
         self.speculates = spec.sources is not None
@@ -304,10 +304,8 @@ def illegal(draft: Draft, legal: Draft) -> list[str]:
     return list((Counter(draft.sources) - left).elements())
 
 
-def check_start(context: CachedSequence, spec: GenerationSpec) -> None:
-    """Refuse a generation that cannot run. Raises InvalidRequest or LimitExceeded."""
-    if spec.max_tokens < 1:
-        raise InvalidRequest(f"max_tokens must be at least 1, not {spec.max_tokens}")
+def check_start(context: CachedSequence) -> None:
+    """Raises InvalidRequest or LimitExceeded if a generation cannot run on the context."""
     if context.user is not None:
         raise InvalidRequest("the context is in use by another operation")
     context.check_room_behind()

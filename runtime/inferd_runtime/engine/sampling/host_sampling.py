@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from inferd.protocol import ConstraintError, InvalidRequest, Sampling
+from inferd.protocol import ConstraintError, Sampling, check_sampling
 from inferd_runtime.engine.sampling.noise import MASK, gumbel, mix
 from inferd_runtime.engine.sampling.penalties import Entries, Penalties, adjust
 
@@ -37,15 +37,7 @@ class RowSampler:
     @classmethod
     def resolve(cls, sampling: Sampling, *, seed: int, lineage: int) -> RowSampler:
         """Check the request's sampler. Raises InvalidRequest or LimitExceeded that names the field out of range."""
-        checks = {
-            "temperature": sampling.temperature >= 0,
-            "top_k": sampling.top_k >= 0,
-            "top_p": 0 < sampling.top_p <= 1,
-            "min_p": 0 <= sampling.min_p <= 1,
-        }
-        for name, fine in checks.items():
-            if not fine:
-                raise InvalidRequest(f"sampler: {name} = {getattr(sampling, name)} is out of range")
+        check_sampling(sampling)
         key = mix((mix(seed & MASK) + lineage) & MASK) if lineage else mix(seed & MASK)
         penalties = Penalties.of(sampling)
         return cls(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, key, penalties)

@@ -8,7 +8,6 @@ float32(bias - frequency * count - presence * (count > 0)). ``kernels/sampling.p
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +17,9 @@ from typing import NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from inferd.protocol import MAX_BIASES, InvalidRequest, LimitExceeded, Sampling
+from inferd.protocol import Sampling
 from inferd_runtime.speculation.drafts import ROOT, Draft
 
-RANGES = {"repetition_penalty": (0.01, 100.0), "presence_penalty": (-2.0, 2.0), "frequency_penalty": (-2.0, 2.0)}
-LARGEST_BIAS = 100.0
 MANY = 256
 
 
@@ -53,13 +50,7 @@ class Penalties:
 
     @classmethod
     def of(cls, sampling: Sampling) -> Penalties | None:
-        """Check a request's penalties; None where all are off. Raises InvalidRequest or LimitExceeded that names the field."""
-        for name, (low, high) in RANGES.items():
-            if not low <= getattr(sampling, name) <= high:
-                raise InvalidRequest(
-                    f"sampler: {name} = {getattr(sampling, name)} is out of range; it may be {low:g} to {high:g}"
-                )
-        _check_bias(sampling)
+        """Return the penalties and biases of a checked request; None where all are off."""
         found = cls(
             float(np.float32(sampling.repetition_penalty)), sampling.presence_penalty, sampling.frequency_penalty,
             tuple(sampling.bias_tokens), tuple(sampling.bias_values),
@@ -73,24 +64,6 @@ class Penalties:
 
 
 NONE = Penalties()
-
-
-def _check_bias(sampling: Sampling) -> None:
-    tokens, values = sampling.bias_tokens, sampling.bias_values
-    if len(tokens) != len(values):
-        raise InvalidRequest(f"sampler: logit_bias has {len(tokens)} tokens but {len(values)} values")
-    if len(tokens) > MAX_BIASES:
-        raise LimitExceeded(
-            f"sampler: logit_bias names {len(tokens)} tokens; {MAX_BIASES} are allowed", limit="logit_bias",
-            value=MAX_BIASES, raise_with="a constraint, for more tokens than that",
-        )  # fmt: skip
-    if len(set(tokens)) < len(tokens):
-        raise InvalidRequest("sampler: logit_bias names a token twice")
-    for token, value in zip(tokens, values, strict=True):
-        if not (math.isfinite(value) and abs(value) <= LARGEST_BIAS):
-            raise InvalidRequest(
-                f"sampler: logit_bias {value} for token {token} is outside -{LARGEST_BIAS:g} to {LARGEST_BIAS:g}"
-            )
 
 
 class History:

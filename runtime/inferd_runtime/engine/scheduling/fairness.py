@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 K = TypeVar("K", str, int)
-MAX_PRIORITY = 3
 
 
 @dataclass(frozen=True, slots=True)

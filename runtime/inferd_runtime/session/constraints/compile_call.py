@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from inferd import protocol as p
@@ -10,7 +11,6 @@ from inferd_grammar import Compiled, GrammarError
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.session.constraints.compile_queue import refused
 from inferd_runtime.session.constraints.conversion import to_grammar
-from inferd_runtime.session.generation.open_generation import compile_constraint, find_compiled
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.state import Call, SessionState, guarded
 
@@ -28,9 +28,9 @@ def when_compiled(
 
     Raises ConstraintError or LimitExceeded for what is refused without compiling it.
     """
-    compiled = find_compiled(constraint, model)
-    if compiled is None and state.compiles is None:
-        compiled = compile_constraint(constraint, model)
+    with grammar_errors():
+        grammar = to_grammar(constraint)
+        compiled = model.grammars.find(grammar) if state.compiles is not None else model.grammars.compile(grammar)
     if compiled is not None:
         return call.respond(reply(compiled))
 
@@ -49,10 +49,17 @@ def when_compiled(
         call.respond(p.Cancelled("the operation was cancelled"))
 
     assert state.compiles is not None
-    try:
-        forget = state.compiles.submit(state.tenant, model.grammars, to_grammar(constraint), done)
-    except GrammarError as error:
-        raise refused(error) from error
+    with grammar_errors():
+        forget = state.compiles.submit(state.tenant, model.grammars, grammar, done)
     if hold is not None:
         hold.user = call
     state.waiting[call.ticket] = stop
+
+
+@contextmanager
+def grammar_errors() -> Iterator[None]:
+    """Raises ConstraintError or LimitExceeded where the body raises GrammarError."""
+    try:
+        yield
+    except GrammarError as error:
+        raise refused(error) from error

@@ -85,15 +85,3 @@ class Healing:
                 break
             written += pieces[self.context.tokens[at]]
         return written.startswith(wanted)
-
-
-def check_healing(request: p.StartGenerate) -> None:
-    """Refuse what healing does not go with. Raises InvalidRequest."""
-    if not request.heal:
-        return
-    if request.program_constraint:
-        raise p.InvalidRequest(
-            "heal and program_constraint exclude each other: healing is a constraint on the first tokens"
-        )
-    if request.constraint is not None and request.constraint.best_effort:
-        raise p.InvalidRequest("heal does not go with mode best_effort, which checks the output as a whole")

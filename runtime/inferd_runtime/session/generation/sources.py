@@ -1,4 +1,4 @@
-"""Which sources draft for a generation: what its request asks for, out of what the server has for the model."""
+"""The sources that draft for a generation: those that its request asks for and the server has for the model."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ LONG_TOKEN = 32
 
 @dataclass(frozen=True)
 class SpeculationRequest:
-    """A checked request's wishes. ``names``: the sources it may use, ``predicted`` what it says will come.
-
-    ``forced``: whether tokens that its constraint leaves no choice about are drafted.
+    """What a checked request says about drafting. ``names``: the sources that it may use, ``predicted``: the output's likely
+    tokens. ``forced``: tokens that its constraint leaves no choice about are drafted.
     """
 
     names: Sequence[str]
@@ -35,7 +34,7 @@ class SpeculationRequest:
 
     @classmethod
     def of(cls, request: p.StartGenerate, model: ServedModel) -> SpeculationRequest:
-        """Raises LimitExceeded for a prediction that is longer than a context."""
+        """Raises LimitExceeded if the prediction is longer than a context."""
         _check_length(len(request.predicted_text) // LONG_TOKEN, model)
         predicted = request.predicted or model.tokenizer.encode(request.predicted_text)
         _check_length(len(predicted), model)
@@ -54,54 +53,19 @@ def _check_length(tokens: int, model: ServedModel) -> None:
         )  # fmt: skip
 
 
-def check_speculation(request: p.StartGenerate) -> None:
-    """Refuse wishes that no server could fulfil. Raises InvalidRequest, which names the field."""
-    predicts = bool(request.predicted or request.predicted_text)
-    if request.predicted and request.predicted_text:
-        raise p.InvalidRequest("predicted and predicted_text exclude each other")
-    for name, wanted in (("system_speculation", request.system_speculation), ("a prediction", predicts)):
-        if wanted and request.program_speculation:
-            raise p.InvalidRequest(f"{name} and program_speculation (speculator=) exclude each other")
-        if wanted and request.program_constraint:
-            raise p.InvalidRequest(f"program_constraint and {name} exclude each other: each step waits for its mask")
-    if request.program_constraint and request.program_speculation:
-        raise p.InvalidRequest(
-            "program_constraint and program_speculation exclude each other: each step waits for its mask"
-        )
-    if request.speculation is not None:
-        if not request.system_speculation:
-            raise p.InvalidRequest("speculation (how to draft) needs system_speculation")
-        _check_sources(request.speculation, predicts, request.constraint is not None)
-        _check_settings(request.speculation)
-
-
-def _check_sources(settings: p.SpeculationSettings, predicts: bool, constrained: bool) -> None:
-    for source in settings.sources:
-        if source == "program" or source not in p.SOURCES:
-            raise p.InvalidRequest(f"speculation: there is no source {source!r} to choose")
-    if len(set(settings.sources)) < len(settings.sources):
-        raise p.InvalidRequest(f"speculation: the sources {', '.join(settings.sources)} name one twice")
-    if "grammar" in settings.sources and not constrained:
-        raise p.InvalidRequest('speculation: the source "grammar" needs a constraint')
-    if settings.sources and predicts != ("predicted" in settings.sources):
-        raise p.InvalidRequest('speculation: a prediction and "predicted" among the sources go together')
-
-
-def _check_settings(settings: p.SpeculationSettings) -> None:
-    if not 1 <= settings.max_draft <= p.MAX_DRAFT:
-        raise p.InvalidRequest(f"speculation: max_draft = {settings.max_draft} is outside 1 to {p.MAX_DRAFT}")
-    if settings.verifier not in p.VERIFIERS:
-        raise p.InvalidRequest(f"speculation: there is no verifier {settings.verifier!r}")
-    if settings.verifier == "rejection" and list(settings.sources) != ["draft_model"]:
-        raise p.InvalidRequest('speculation: the verifier "rejection" needs "draft_model" as the only source')
-    if settings.draft_model and settings.sources and "draft_model" not in settings.sources:
-        raise p.InvalidRequest(f'speculation: draft_model = {settings.draft_model!r}, but no source "draft_model"')
-
-
 def build_sources(
-    request: p.StartGenerate, model: ServedModel, context: CachedSequence, sampler: RowSampler
+    request: p.StartGenerate,
+    model: ServedModel,
+    context: CachedSequence,
+    sampler: RowSampler,
+    offered: OfferedDraft | None = None,
 ) -> SourceSet | None:
-    """The sources of a checked request, None where it has none. Raises InvalidRequest, NotFound or LimitExceeded."""
+    """Return the sources of a checked request, ``offered`` (the program's own drafts) alone where there is one; None without.
+
+    Raises InvalidRequest, NotFound or LimitExceeded.
+    """
+    if offered is not None:
+        return model.engine.speculation.sources([offered], max_draft=p.MAX_DRAFT, forced=False)
     wish = SpeculationRequest.of(request, model)
     context.check_tokens(wish.predicted)
     drafters = list(open_drafters(wish, model, context, sampler))
@@ -112,24 +76,10 @@ def build_sources(
     )
 
 
-def open_lookup(wish: SpeculationRequest, model: ServedModel, context: CachedSequence) -> NgramDrafter:
-    """The n-gram index that the last generation left with the context, or a new one. Whoever cannot begin puts it back."""
-    settings = wish.settings
-    memory, context.memory = context.memory, None
-    if memory is not None and isinstance(memory.drafter, NgramDrafter):
-        return memory.drafter.resume(settings.max_draft, settings.tree)
-    return NgramDrafter(settings.max_draft, model.lookups.builder, settings.tree)
-
-
-def offered_source(offered: OfferedDraft, model: ServedModel) -> SourceSet:
-    """The program's own speculator as the only source."""
-    return model.engine.speculation.sources([offered], max_draft=p.MAX_DRAFT, forced=False)
-
-
 def open_drafters(
     wish: SpeculationRequest, model: ServedModel, context: CachedSequence, sampler: RowSampler
 ) -> Iterator[Drafter]:
-    """One per source that the server has, by priority. Raises NotFound or InvalidRequest for a draft model that it has not."""
+    """Yield a drafter per source that the server has, by priority. Raises NotFound or InvalidRequest for a draft model."""
     settings, lookups = wish.settings, model.lookups
     if wish.predicted:
         yield PredictedText(wish.predicted, lookups.builder)
@@ -144,3 +94,15 @@ def open_drafters(
         )  # fmt: skip
     elif "draft_model" in wish.names and (settings.draft_model or "draft_model" in settings.sources):
         raise p.NotFound(f"no draft model is served for {model.info.name!r}")
+
+
+def open_lookup(wish: SpeculationRequest, model: ServedModel, context: CachedSequence) -> NgramDrafter:
+    """Return the n-gram index that the last generation left with the context, or a new one.
+
+    It is taken out of ``context.memory``; the caller puts it back if the generation fails to start.
+    """
+    settings = wish.settings
+    memory, context.memory = context.memory, None
+    if memory is not None and isinstance(memory.drafter, NgramDrafter):
+        return memory.drafter.resume(settings.max_draft, settings.tree)
+    return NgramDrafter(settings.max_draft, model.lookups.builder, settings.tree)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,10 +12,8 @@ from inferd_runtime.engine.adapters import AdapterLease
 from inferd_runtime.engine.jobs.draft_verification import PROGRAM, DraftVerification
 from inferd_runtime.engine.jobs.forward_pass import ContextJob, ForwardPass, Prefill, RowSpec
 from inferd_runtime.engine.jobs.prompt_scoring import PromptScoring
-from inferd_runtime.engine.sampling.host_sampling import RowSampler
-from inferd_runtime.engine.sampling.probes import RowEdit, check_vocabulary, read_mask, resolve_all
+from inferd_runtime.engine.sampling.probes import RowEdit, read_mask, resolve_all
 from inferd_runtime.models.batch import Seen
-from inferd_runtime.session.operations.adapter_lease import leased
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.state import Call, OpenContext, SessionState
 
@@ -28,7 +25,7 @@ def flush(state: SessionState, call: Call) -> None:
     """Compute what is pending, but for the last token."""
     request: p.FlushContext = call.request
     entry = state.free_context(request.context)
-    with leased(state, entry, request.adapter) as lease:
+    with entry.leased(request.adapter) as lease:
         job = Prefill(entry.context)
         await_job(state, call, job, lambda: state.context_state(request.context), lease)
     job.settle()
@@ -41,7 +38,7 @@ def forward(state: SessionState, call: Call) -> None:
     entry = state.free_context(request.context)
     rows = row_spec(request, entry)
     visible = visibility(request.attention_mask, len(entry.context.tokens) + len(request.tokens))
-    with leased(state, entry, request.adapter) as lease:
+    with entry.leased(request.adapter) as lease:
         job = ForwardPass(entry.context, request.tokens, request.at, rows, positions=request.positions, visible=visible)
         await_job(state, call, job, lambda: p.ForwardResult(job.rows(), len(entry.context.tokens)), lease)
     entry.model.engine.submit(job)
@@ -51,7 +48,7 @@ def prompt_logprobs(state: SessionState, call: Call) -> None:
     """How likely each token of a text is."""
     request: p.PromptLogprobs = call.request
     entry = state.free_context(request.context)
-    with leased(state, entry, request.adapter) as lease:
+    with entry.leased(request.adapter) as lease:
         job = PromptScoring(entry.context, request.tokens, request.top)
         await_job(state, call, job, lambda: p.TokenLogprobs(job.scores(), len(entry.context.tokens)), lease)
     job.settle()
@@ -62,8 +59,8 @@ def verify(state: SessionState, call: Call) -> None:
     """One step that verifies a program's draft."""
     request: p.VerifyDraft = call.request
     entry = state.free_context(request.context)
-    sampler = row_sampler(request.sampling, entry)
-    with leased(state, entry, request.adapter) as lease:
+    sampler = entry.row_sampler(request.sampling)
+    with entry.leased(request.adapter) as lease:
         job = DraftVerification(
             entry.context, request.tokens, request.parents, sampler, entry.model.tokenizer.eos_tokens, request.generated
         )
@@ -88,7 +85,7 @@ def row_spec(request: p.Forward, entry: OpenContext) -> RowSpec:
     mask = read_mask(request.mask, request.mask_bits, vocab_size)
     edit = RowEdit.resolve(mask, request.bias_tokens, request.bias_values, vocab_size)
     readings = resolve_all(request.probes, len(request.at) or 1, request.top, vocab_size)
-    sampler = row_sampler(request.sampling, entry)
+    sampler = entry.row_sampler(request.sampling)
     if sampler.penalties is not None:
         raise p.InvalidRequest(
             "forward: a sampler with penalties or logit_bias goes with a generation or verify; a pass has a bias of its own"
@@ -121,13 +118,6 @@ def await_job(state: SessionState, call: Call, job: ContextJob, reply: Callable[
 
     job.listener = ended
     state.waiting[call.ticket] = lambda: job.fail(p.Cancelled("the operation was cancelled"))
-
-
-def row_sampler(sampling: p.Sampling, entry: OpenContext) -> RowSampler:
-    """The request's sampler on this context; without a seed one is picked. Raises InvalidRequest or LimitExceeded."""
-    check_vocabulary("logit_bias", sampling.bias_tokens, entry.model.engine.driver.vocab_size)
-    seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-    return RowSampler.resolve(sampling, seed=seed, lineage=entry.context.lineage)
 
 
 HANDLERS = {p.FlushContext: flush, p.Forward: forward, p.PromptLogprobs: prompt_logprobs, p.VerifyDraft: verify}

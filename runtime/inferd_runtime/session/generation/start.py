@@ -1,0 +1,121 @@
+"""``generate.start``, from the top down: check, heal the prompt, compile the constraint, build the sources of drafts, submit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+from inferd import protocol as p
+from inferd_grammar import Compiled
+from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
+from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor, OutputMasks
+from inferd_runtime.engine.jobs.text import TextAssembler
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+from inferd_runtime.session.constraints.compile_call import when_compiled
+from inferd_runtime.session.generation.finished_text import BestEffortCheck, at_once
+from inferd_runtime.session.generation.healing import Healing
+from inferd_runtime.session.generation.open_generation import OpenGeneration, ProgramInputs
+from inferd_runtime.session.generation.sources import build_sources
+from inferd_runtime.session.served_model import ServedModel
+from inferd_runtime.session.state import Call, OpenContext, SessionState
+from inferd_runtime.speculation.sources import SourceSet
+
+
+def start(state: SessionState, call: Call) -> None:
+    """Put a generation into the batch, as soon as its constraint is compiled."""
+    request: p.StartGenerate = call.request
+    entry = state.free_context(request.context)
+    state.check_room()
+    p.check_start_generate(request)
+    healing = Healing.of(request, entry.context, entry.model)
+    if healing is not None:
+        request = healing.constrain(request)
+    submit = partial(_submit, state, request, entry, healing)
+    if request.constraint is None:
+        call.respond(submit(None))
+    else:
+        when_compiled(state, call, entry.model, request.constraint, submit, hold=entry.context)
+
+
+def _submit(
+    state: SessionState,
+    request: p.StartGenerate,
+    entry: OpenContext,
+    healing: Healing | None,
+    compiled: Compiled | None,
+) -> p.GenerationStarted:
+    """Build the generation, put it into the batch and give it a handle."""
+    state.check_room()
+    model, context, closing = entry.model, entry.context, ExitStack()
+    if healing is not None:
+        closing.callback(healing.restore)
+    sampler = entry.row_sampler(request.sampling)
+    inputs = ProgramInputs.of(request, model.info.vocab_size)
+    with entry.leased(request.adapter) as lease:
+        masks: OutputMasks | None = inputs.mask
+        if compiled is not None:
+            matcher = compiled.matcher()
+            masks = GrammarCursor(matcher, -(-model.info.vocab_size // 32), model.tokenizer.eos_tokens)
+            closing.callback(compiled.learn, matcher)
+        with _undone_on_error(context, healing) as undo:
+            sources = build_sources(request, model, context, sampler, inputs.draft)
+            if sources is not None:
+                undo.callback(sources.drop)
+            spec = _spec(request, model, sampler, masks, sources)
+            generation = Generation(context, spec, _text(request, model, healing))
+        model.engine.submit(generation)
+    closing.callback(lease.release)
+    if healing is not None:
+        entry.stand_from(healing.start)
+    opened = OpenGeneration(generation, inputs, closing, healing, _finished_check(state, request, compiled))
+    prompt = list(context.tokens)
+    state.count(p.Usage(prompt_tokens=len(prompt)))
+    return p.GenerationStarted(
+        state.open_generation(opened), len(prompt), prompt if request.program_speculation else []
+    )
+
+
+@contextmanager
+def _undone_on_error(context: CachedSequence, healing: Healing | None) -> Iterator[ExitStack]:
+    """Cut the context where it is healed. If the body raises, put its end back, and what the last generation left with it."""
+    with ExitStack() as undo:
+        undo.callback(setattr, context, "memory", context.memory)
+        if healing is not None:
+            undo.callback(healing.restore)
+            healing.cut()
+        yield undo
+        undo.pop_all()
+
+
+def _spec(
+    request: p.StartGenerate,
+    model: ServedModel,
+    sampler: RowSampler,
+    masks: OutputMasks | None,
+    sources: SourceSet | None,
+) -> GenerationSpec:
+    return GenerationSpec(
+        sampler=sampler,
+        max_tokens=request.max_tokens,
+        eos_tokens=frozenset(model.tokenizer.eos_tokens),
+        grammar=masks,
+        sources=sources,
+        paced=request.program_speculation or request.program_constraint,
+        priority=request.priority,
+        logprobs=request.logprobs,
+    )
+
+
+def _text(request: p.StartGenerate, model: ServedModel, healing: Healing | None) -> TextAssembler:
+    """Return what turns the output's tokens into text, behind the healed end of the prompt."""
+    decode = model.tokenizer.stream()
+    return TextAssembler(decode if healing is None else healing.behind(decode), request.stop)
+
+
+def _finished_check(state: SessionState, request: p.StartGenerate, compiled: Compiled | None) -> BestEffortCheck | None:
+    """Return the check of the finished text; None where the masks hold all of the constraint."""
+    if compiled is None or request.constraint is None or not request.constraint.best_effort:
+        return None
+    return BestEffortCheck(compiled, at_once if state.compiles is None else partial(state.compiles.run, state.tenant))

@@ -1,0 +1,18 @@
+"""Numbers that must lie in a range. Every check raises InvalidRequest, which names the field."""
+
+from __future__ import annotations
+
+from inferd.protocol.errors import InvalidRequest
+
+
+def check_number(name: str, value: float, low: float, high: float) -> None:
+    """Raises InvalidRequest unless ``value`` is a number from ``low`` to ``high``."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise InvalidRequest(f"{name} must be a number from {low:g} to {high:g}, not {value!r}")
+
+
+def check_whole(name: str, value: int, low: int, high: int | None = None) -> None:
+    """Raises InvalidRequest unless ``value`` is a whole number from ``low`` to ``high`` (None: without end)."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        wanted = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise InvalidRequest(f"{name} must be a whole number {wanted}, not {value!r}")
