@@ -117,22 +117,24 @@ class GrammarCompiler:
         self,
         table: TokenTable,
         *,
-        backend: str = "auto",
+        backend: str | Backend = "auto",
         cache_bytes: int = 256 << 20,
         limits: CompileLimits = DEFAULT_LIMITS,
         trials: Trials | None = None,
     ) -> None:
-        """`backend` is "auto" (llguidance), "llguidance", "outlines" or "xgrammar"; an explicit one is never replaced by another.
+        """`backend` is "auto" (llguidance), "llguidance", "outlines", "xgrammar", never replaced by another, or your own.
 
         Raises GrammarError for an unknown or absent backend, or a tokenizer it does not read as `table` does;
-        ValueError if `cache_bytes` is below 1.
+        ValueError if `cache_bytes` is below 1, or for `trials` (whose child makes its backend by name) with one of your own.
         """
         if cache_bytes < 1:
             raise ValueError(f"cache_bytes must be at least 1, not {cache_bytes}")
+        if trials is not None and not isinstance(backend, str):
+            raise ValueError("trials need a backend that has a name in make_backend")
         self.table = table
         self.limits = limits
-        self._name = backend
-        self._backend = make_backend(backend, table)
+        self._name = backend if isinstance(backend, str) else backend.name
+        self._backend = make_backend(backend, table) if isinstance(backend, str) else backend
         self._trials = trials
         self._cache: OutcomeCache[Compiled | GrammarError] = OutcomeCache(cache_bytes)
 

@@ -109,7 +109,7 @@ class Stub:
 async def test_the_route_tells_a_tenant_its_own(tmp_path: Path) -> None:
     stub = Stub([CyclePage([], 4), CyclePage([FIRST, SECOND], 6)])
     with contextlib.closing(Registry(tmp_path / "programs")) as registry:
-        app = make_app(cast(Runtime, stub), registry, AccessTokens({"secret": "alice"}))
+        app = make_app(Api(cast(Runtime, stub), registry), AccessTokens({"secret": "alice"}))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://x") as client:
             path = "/v1/speculation/cycles"
             assert (await client.get(path)).status_code == 401

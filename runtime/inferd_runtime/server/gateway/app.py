@@ -53,11 +53,11 @@ class _Server(uvicorn.Server):
         yield
 
 
-def make_app(runtime: Runtime, registry: Registry, tokens: AccessTokens) -> Starlette:
+def make_app(api: Api, tokens: AccessTokens) -> Starlette:
     """The ASGI application."""
     handlers = {InferdError: _inferd_error, HTTPException: _http_error, Exception: _bug}
     return Starlette(
-        routes=Api(runtime, registry).routes(),
+        routes=api.routes(),
         middleware=[Middleware(BearerAuth, tokens=tokens)],
         exception_handlers=handlers,  # type: ignore[arg-type]
     )
@@ -94,7 +94,7 @@ async def open_gateway(settings: Settings, commands: Commands | None = None) -> 
     url = f"http://{_host_in_url(settings.host)}:{listener.getsockname()[1]}"
     with contextlib.closing(listener), contextlib.closing(Registry(settings.data_dir / REGISTRY_FILE)) as registry:
         async with open_runtime(settings, commands, wait=False) as runtime:
-            server = _Server(_uvicorn_config(make_app(runtime, registry, tokens), settings))
+            server = _Server(_uvicorn_config(make_app(Api(runtime, registry), tokens), settings))
             async with _serving(server, listener):
                 try:
                     yield Gateway(url, runtime, tokens)
