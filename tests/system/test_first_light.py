@@ -226,7 +226,7 @@ def api(inferd: CommandLine, server: dict[str, Any]) -> Iterator[httpx.Client]:
 
 def engine_steps(api: httpx.Client) -> int:
     (line,) = [line for line in api.get("/metrics").text.splitlines() if line.startswith("inferd_engine_steps_total ")]
-    return int(line.split()[1])
+    return int(float(line.split()[1]))
 
 
 def steps_of(api: httpx.Client, program: str, prompts: Sequence[str]) -> tuple[int, list[str]]:

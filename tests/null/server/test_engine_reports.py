@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
-from inferd.protocol import SOURCES, InferdError, InvalidRequest, LimitExceeded, SourceCount
-from inferd_runtime.server.gateway.metrics import RunTotals, render
+from inferd.protocol import SOURCES, Cancelled, InferdError, InvalidRequest, LimitExceeded, SourceCount
+from inferd_runtime.sandbox.messages import RunUsage
+from inferd_runtime.server.gateway.metrics import FIGURES, MetricsPage
 from inferd_runtime.server.supervisor.engine_supervisor import told_error
+from inferd_runtime.server.supervisor.runs import Ending, RunTotals
 from inferd_runtime.session.wire import DraftModelStats, ModelStats, SpeculationTotals
 
 
@@ -28,19 +32,58 @@ def test_other_last_words_are_no_error_of_ours(printed: str) -> None:
     assert told_error(printed) is None
 
 
+def parsed(page: str) -> list[Metric]:
+    return list(text_string_to_metric_families(page))
+
+
+def sample(page: str, name: str, **labels: str) -> float:
+    samples = [sample for family in parsed(page) for sample in family.samples]
+    (value,) = [sample.value for sample in samples if (sample.name, sample.labels) == (name, labels)]
+    return value
+
+
+def page_of(*models: ModelStats) -> str:
+    return MetricsPage(RunTotals(), {}, models).text()
+
+
 def test_models_are_labelled_and_their_names_cannot_break_the_page() -> None:
-    stats = [ModelStats("tiny", 5, 1, 64, 60), ModelStats('a"b\\c\nd', 0, 0, 16, 16)]
-    page = render(RunTotals(), {}, {}, stats).splitlines()
-    assert "# TYPE inferd_model_steps_total counter" in page
-    assert "# TYPE inferd_model_kv_pages gauge" in page
-    assert 'inferd_model_steps_total{model="tiny"} 5' in page
-    assert r'inferd_model_kv_pages_free{model="a\"b\\c\nd"} 16' in page
-    assert page.count("# TYPE inferd_model_jobs gauge") == 1
+    page = page_of(ModelStats("tiny", 5, 1, 64, 60), ModelStats('a"b\\c\nd', 0, 0, 16, 16))
+    lines = page.splitlines()
+    assert "# TYPE inferd_model_steps_total counter" in lines
+    assert "# TYPE inferd_model_kv_pages gauge" in lines
+    assert 'inferd_model_steps_total{model="tiny"} 5.0' in lines
+    assert r'inferd_model_kv_pages_free{model="a\"b\\c\nd"} 16.0' in lines
+    assert lines.count("# TYPE inferd_model_jobs gauge") == 1
+    values = {(sample.name, sample.labels.get("model")) for family in parsed(page) for sample in family.samples}
+    assert ("inferd_model_kv_pages_free", 'a"b\\c\nd') in values
+
+
+def test_every_family_has_its_help_and_type_and_nothing_is_told_twice() -> None:
+    draft = DraftModelStats("small", 9, 5, 3, 2, 1, 0.25)
+    models = [ModelStats("tiny", 5, 1, 64, 60, draft_models=[draft]), ModelStats("b", 0, 0, 4, 4)]
+    totals = RunTotals()
+    totals.add(Ending(RunUsage(tokens=7), error=Cancelled("stopped").to_wire()))
+    totals.add(Ending(RunUsage(tokens=5), "1"))
+    text = MetricsPage(totals, dict.fromkeys(FIGURES, 3), models).text()
+    families = parsed(text)
+    assert all(family.documentation and family.type in ("counter", "gauge") for family in families)
+    names = [family.name for family in families]
+    assert len(names) == len(set(names)) > 30
+    assert all(
+        (family.type == "counter") == (family.samples[0].name.endswith("_total"))
+        for family in families
+        if family.samples
+    )
+    assert "_created" not in text
+    assert sample(text, "inferd_runs_total", state="cancelled", error="cancelled") == 1
+    assert sample(text, "inferd_runs_total", state="succeeded", error="") == 1
+    assert sample(text, "inferd_generation_tokens_total") == 12
+    assert sample(text, "inferd_kv_pages_free") == 3
 
 
 def test_without_an_engine_there_are_no_models_figures() -> None:
-    assert "inferd_model" not in render(RunTotals(), {}, {})
-    assert "spec" not in render(RunTotals(), {}, {})
+    assert "inferd_model" not in page_of()
+    assert "spec" not in page_of()
 
 
 def test_speculation_is_told_by_source_and_under_vllms_names() -> None:
@@ -49,35 +92,33 @@ def test_speculation_is_told_by_source_and_under_vllms_names() -> None:
         sources=[SourceCount("ngram", 60, 3, 50), SourceCount("program", 20, 0, 10)], breaker_open=True,
     )  # fmt: skip
     draft = DraftModelStats("small", 9, 5, 3, 2, 1, 0.25)
-    page = render(
-        RunTotals(), {}, {}, [ModelStats("tiny", 5, 1, 64, 60, 0, 0, 0, done, [draft]), ModelStats("b", 0, 0, 4, 4)]
-    )  # fmt: skip
+    page = page_of(ModelStats("tiny", 5, 1, 64, 60, 0, 0, 0, done, [draft]), ModelStats("b", 0, 0, 4, 4))
     lines = page.splitlines()
     for line in (
-        'inferd_spec_steps_total{model="tiny"} 100',
-        'inferd_spec_drafts_total{model="tiny"} 40',
-        'inferd_spec_emitted_tokens_total{model="tiny"} 155',
-        'inferd_spec_truncated_tokens_total{model="tiny"} 5',
-        'inferd_spec_wasted_tokens_total{model="tiny"} 20',
-        'inferd_spec_drafted_tokens_total{model="tiny",source="ngram"} 60',
-        'inferd_spec_filtered_tokens_total{model="tiny",source="ngram"} 3',
-        'inferd_spec_accepted_tokens_total{model="tiny",source="program"} 10',
-        'inferd_spec_accepted_tokens_total{model="b",source="program"} 0',
-        'inferd_spec_accepted_tokens_per_pos_total{model="tiny",position="1"} 22',
-        'inferd_spec_breaker_open{model="tiny"} 1',
-        'inferd_spec_breaker_open{model="b"} 0',
-        'vllm:spec_decode_num_drafts_total{model_name="tiny"} 40',
-        'vllm:spec_decode_num_draft_tokens_total{model_name="tiny"} 80',
-        'vllm:spec_decode_num_accepted_tokens_total{model_name="tiny"} 60',
-        'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="tiny",position="0"} 38',
-        'vllm:spec_decode_num_drafts_total{model_name="b"} 0',
-        'inferd_draft_model_hits_total{model="tiny",draft_model="small"} 5',
-        'inferd_draft_model_timeouts_total{model="tiny",draft_model="small"} 2',
-        'inferd_draft_model_waited_seconds_total{model="tiny",draft_model="small"} 0.25',
+        'inferd_spec_steps_total{model="tiny"} 100.0',
+        'inferd_spec_drafts_total{model="tiny"} 40.0',
+        'inferd_spec_emitted_tokens_total{model="tiny"} 155.0',
+        'inferd_spec_truncated_tokens_total{model="tiny"} 5.0',
+        'inferd_spec_wasted_tokens_total{model="tiny"} 20.0',
+        'inferd_spec_drafted_tokens_total{model="tiny",source="ngram"} 60.0',
+        'inferd_spec_filtered_tokens_total{model="tiny",source="ngram"} 3.0',
+        'inferd_spec_accepted_tokens_total{model="tiny",source="program"} 10.0',
+        'inferd_spec_accepted_tokens_total{model="b",source="program"} 0.0',
+        'inferd_spec_accepted_tokens_per_pos_total{model="tiny",position="1"} 22.0',
+        'inferd_spec_breaker_open{model="tiny"} 1.0',
+        'inferd_spec_breaker_open{model="b"} 0.0',
+        'vllm:spec_decode_num_drafts_total{model_name="tiny"} 40.0',
+        'vllm:spec_decode_num_draft_tokens_total{model_name="tiny"} 80.0',
+        'vllm:spec_decode_num_accepted_tokens_total{model_name="tiny"} 60.0',
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="tiny",position="0"} 38.0',
+        'vllm:spec_decode_num_drafts_total{model_name="b"} 0.0',
+        'inferd_draft_model_hits_total{draft_model="small",model="tiny"} 5.0',
+        'inferd_draft_model_timeouts_total{draft_model="small",model="tiny"} 2.0',
+        'inferd_draft_model_waited_seconds_total{draft_model="small",model="tiny"} 0.25',
         "# TYPE vllm:spec_decode_num_drafts_total counter",
         "# TYPE inferd_spec_breaker_open gauge",
     ):
         assert line in lines
     assert len(lines) == len(set(lines))
-    assert "draft_model_" not in render(RunTotals(), {}, {}, [ModelStats("b", 0, 0, 4, 4)])
+    assert "draft_model_" not in page_of(ModelStats("b", 0, 0, 4, 4))
     assert sum(line.startswith("inferd_spec_drafted_tokens_total{") for line in lines) == 2 * len(SOURCES)

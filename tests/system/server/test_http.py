@@ -250,14 +250,16 @@ async def test_metrics_count_what_ran(serve: Serve) -> None:
         await served.launch(SLEEP)
         lines = (await served.client.get("/metrics")).text.splitlines()
         for line in (
-            'inferd_runs_total{state="succeeded",error=""} 1',
-            'inferd_runs_total{state="failed",error="program"} 1',
-            "inferd_generation_tokens_total 14",
-            "inferd_spec_decode_num_accepted_tokens_total 8",
-            "inferd_runs_running 1",
-            "inferd_engine_up 1",
-            "inferd_worker_restarts_total 0",
-            "inferd_engine_steps_total 7",
-            "inferd_kv_pages_free 60",
+            'inferd_runs_total{error="",state="succeeded"} 1.0',
+            'inferd_runs_total{error="program",state="failed"} 1.0',
+            "inferd_generation_tokens_total 14.0",
+            "inferd_spec_decode_num_accepted_tokens_total 8.0",
+            "inferd_runs_running 1.0",
+            "inferd_engine_up 1.0",
+            "inferd_worker_restarts_total 0.0",
+            "inferd_engine_steps_total 7.0",
+            "inferd_kv_pages_free 60.0",
+            "# HELP inferd_kv_pages_free Pages of all KV caches that nothing holds.",
+            "# TYPE inferd_kv_pages_free gauge",
         ):
             assert line in lines

@@ -1,63 +1,100 @@
-"""Figures for Prometheus: what ran since the start, what runs now, and how often a child had to be started again."""
+"""The page for Prometheus: what ran since the start, what runs now, and how often a child had to be started again."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from inferd_runtime.server.gateway.speculation_metrics import escaped, speculation_lines
-from inferd_runtime.server.supervisor.runs import Ending
-from inferd_runtime.session.wire import ModelStats
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, Metric, generate_latest
+from starlette.responses import Response
 
-TEXT_FORMAT = "text/plain; version=0.0.4"
+from inferd_runtime.server.gateway.metric_families import family
+from inferd_runtime.server.gateway.speculation_metrics import speculation_families
+from inferd_runtime.server.supervisor.runs import RunTotals
+from inferd_runtime.server.supervisor.runtime import Runtime
+from inferd_runtime.session.wire import EngineStats, GetEngineStats, ModelStats
 
-
-class RunTotals:
-    """Sums over all runs that have ended since the start, forgotten ones included."""
-
-    def __init__(self) -> None:
-        self._ended: Counter[tuple[str, str]] = Counter()
-        self._used: Counter[str] = Counter()
-
-    def add(self, ending: Ending) -> None:
-        """Count a run that is over."""
-        usage = ending.usage
-        self._ended[ending.state, "" if ending.error is None else ending.error.code] += 1
-        self._used["inferd_generation_tokens_total"] += usage.tokens
-        self._used["inferd_generation_steps_total"] += usage.steps
-        self._used["inferd_spec_decode_num_draft_tokens_total"] += usage.drafted
-        self._used["inferd_spec_decode_num_accepted_tokens_total"] += usage.accepted
-
-    def lines(self) -> Iterator[str]:
-        """The sums as lines of the text format."""
-        yield "# TYPE inferd_runs_total counter"
-        for (state, code), count in sorted(self._ended.items()):
-            yield f'inferd_runs_total{{state="{state}",error="{code}"}} {count}'
-        for name, value in self._used.items():
-            yield from _line(name, "counter", value)
-
-
-def render(
-    totals: RunTotals, gauges: dict[str, int], counters: dict[str, int], models: Sequence[ModelStats] = ()
-) -> str:
-    """The whole page. ``models``: figures of each model's engine, labelled with its name."""
-    lines = list(totals.lines())
-    for kind, values in (("gauge", gauges), ("counter", counters)):
-        for name, value in values.items():
-            lines += _line(name, kind, value)
-    return "\n".join([*lines, *_model_lines(models), *speculation_lines(models), ""])
-
-
-def _model_lines(models: Sequence[ModelStats]) -> Iterator[str]:
-    names = {"steps": "inferd_model_steps_total", "jobs": "inferd_model_jobs"}
-    names |= {"pages": "inferd_model_kv_pages", "pages_free": "inferd_model_kv_pages_free"}
-    names |= {"reused_tokens": "inferd_model_prefix_reused_tokens_total"}
-    names |= {"swapped": "inferd_model_contexts_swapped_total", "recomputed": "inferd_model_contexts_recomputed_total"}
-    for field, name in names.items() if models else ():
-        yield f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"
-        for model in models:
-            yield f'{name}{{model="{escaped(model.name)}"}} {getattr(model, field)}'
+USED = {
+    "tokens": ("inferd_generation_tokens_total", "Tokens that ended runs generated."),
+    "steps": ("inferd_generation_steps_total", "Steps of generations of ended runs."),
+    "drafted": ("inferd_spec_decode_num_draft_tokens_total", "Draft tokens verified for ended runs."),
+    "accepted": ("inferd_spec_decode_num_accepted_tokens_total", "Draft tokens accepted for ended runs."),
+}
+"""Name and help of each field of a run's usage that is summed."""
+FIGURES = {
+    "inferd_runs_waiting": "Runs that wait for a worker.",
+    "inferd_runs_running": "Runs that a worker has.",
+    "inferd_workers": "Sandbox workers that are up.",
+    "inferd_engine_up": "1 while an engine process answers.",
+    "inferd_worker_restarts_total": "Workers that ended unasked and were replaced.",
+    "inferd_engine_restarts_total": "Engine processes that ended unasked and were replaced.",
+    "inferd_engine_steps_total": "Steps of the engines of all models.",
+    "inferd_engine_sessions": "Open sessions of programs and scripts.",
+    "inferd_engine_jobs": "Jobs that the engines of all models work on.",
+    "inferd_kv_pages": "Pages of the KV caches of all models.",
+    "inferd_kv_pages_free": "Pages of all KV caches that nothing holds.",
+}
+MODEL_FIGURES = {
+    "steps": ("inferd_model_steps_total", "Steps of the model's engine."),
+    "jobs": ("inferd_model_jobs", "Jobs that the model's engine works on."),
+    "pages": ("inferd_model_kv_pages", "Pages of the model's KV cache."),
+    "pages_free": ("inferd_model_kv_pages_free", "Pages of the model's KV cache that nothing holds."),
+    "reused_tokens": (
+        "inferd_model_prefix_reused_tokens_total",
+        "Tokens that were not computed because their prefix was cached.",
+    ),
+    "swapped": ("inferd_model_contexts_swapped_total", "Contexts that left the cache for host memory."),
+    "recomputed": ("inferd_model_contexts_recomputed_total", "Contexts that left the cache to be computed again."),
+}
+"""Name and help of the fields of :class:`ModelStats`."""
 
 
-def _line(name: str, kind: str, value: int) -> list[str]:
-    return [f"# TYPE {name} {kind}", f"{name} {value}"]
+@dataclass(frozen=True)
+class MetricsPage:
+    """The figures of one scrape, as a collector of the Prometheus client. ``figures``: values of FIGURES, by name."""
+
+    totals: RunTotals
+    figures: Mapping[str, float]
+    models: Sequence[ModelStats] = ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric family."""
+        ended = sorted(self.totals.ended.items())
+        yield family("inferd_runs_total", "Runs that ended, by state and error code.", ("state", "error"), ended)
+        for field, used in self.totals.used.items():
+            yield family(*USED[field], (), [((), used)])
+        for name, figure in self.figures.items():
+            yield family(name, FIGURES[name], (), [((), figure)])
+        for field, (name, text) in MODEL_FIGURES.items() if self.models else ():
+            yield family(name, text, ("model",), [((model.name,), getattr(model, field)) for model in self.models])
+        yield from speculation_families(self.models)
+
+    def text(self) -> str:
+        """Return the page in the text format."""
+        return generate_latest(self).decode()
+
+
+async def metrics_page(runtime: Runtime) -> MetricsPage:
+    """Return the figures as they are now; those of the engine while one answers."""
+    waiting = len(runtime.fleet.pool.waiting)
+    figures = {
+        "inferd_runs_waiting": waiting,
+        "inferd_runs_running": len(runtime.runs.active) - waiting,
+        "inferd_workers": len(runtime.fleet.pids),
+        "inferd_engine_up": int(runtime.engine.pid is not None),
+        "inferd_worker_restarts_total": runtime.fleet.restarts,
+        "inferd_engine_restarts_total": runtime.engine.restarts,
+    }
+    if runtime.engine.pid is None:
+        return MetricsPage(runtime.totals, figures)
+    stats = await runtime.engine.call(GetEngineStats(), EngineStats)
+    figures |= {"inferd_engine_steps_total": stats.steps, "inferd_engine_sessions": stats.sessions}
+    figures |= {"inferd_engine_jobs": stats.jobs}
+    figures |= {"inferd_kv_pages": stats.pages, "inferd_kv_pages_free": stats.pages_free}
+    return MetricsPage(runtime.totals, figures, stats.models)
+
+
+async def metrics_response(runtime: Runtime) -> Response:
+    """Answer a scrape."""
+    page = await metrics_page(runtime)
+    return Response(page.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -16,7 +16,7 @@ from inferd_runtime import __version__
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.cycle_stream import Watchers, cycle_events
 from inferd_runtime.server.gateway.event_stream import SSE, EventResponse, stream_events
-from inferd_runtime.server.gateway.metrics import TEXT_FORMAT, render
+from inferd_runtime.server.gateway.metrics import metrics_response
 from inferd_runtime.server.gateway.replies import program_json, reply, run_json, run_summary
 from inferd_runtime.server.gateway.requests import (
     LaunchBody,
@@ -31,7 +31,7 @@ from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.programs.registry import Registry
 from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.server.supervisor.runtime import Runtime
-from inferd_runtime.session.wire import CyclePage, EngineStats, GetCycles, GetEngineStats, ModelStats
+from inferd_runtime.session.wire import CyclePage, GetCycles
 
 
 @dataclass(frozen=True)
@@ -85,26 +85,7 @@ class Api:
 
     async def metrics(self, request: Request) -> Response:
         """Figures for Prometheus, over all tenants."""
-        runtime = self.runtime
-        waiting = len(runtime.fleet.pool.waiting)
-        gauges = {
-            "inferd_runs_waiting": waiting,
-            "inferd_runs_running": len(runtime.runs.active) - waiting,
-            "inferd_workers": len(runtime.fleet.pids),
-            "inferd_engine_up": int(runtime.engine.pid is not None),
-        }
-        restarts = {
-            "inferd_worker_restarts_total": runtime.fleet.restarts,
-            "inferd_engine_restarts_total": runtime.engine.restarts,
-        }
-        models: list[ModelStats] = []
-        if runtime.engine.pid is not None:
-            stats = await runtime.engine.call(GetEngineStats(), EngineStats)
-            restarts["inferd_engine_steps_total"] = stats.steps
-            gauges |= {"inferd_engine_sessions": stats.sessions, "inferd_engine_jobs": stats.jobs}
-            gauges |= {"inferd_kv_pages": stats.pages, "inferd_kv_pages_free": stats.pages_free}
-            models = stats.models
-        return Response(render(runtime.totals, gauges, restarts, models), media_type=TEXT_FORMAT)
+        return await metrics_response(self.runtime)
 
     async def models(self, request: Request) -> Response:
         """The models that are served; the first is the default."""

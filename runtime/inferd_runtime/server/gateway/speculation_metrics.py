@@ -2,95 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client import Metric
 
 from inferd.protocol import SOURCES, SourceCount
+from inferd_runtime.server.gateway.metric_families import MetricValues, family
 from inferd_runtime.session.wire import ModelStats, SpeculationTotals
 
-TOTALS = ("steps", "drafts", "emitted", "truncated", "wasted")
-SOURCE_TOTALS = ("drafted", "filtered", "accepted")
+TOTALS = {
+    "steps": ("inferd_spec_steps_total", "Delivered steps of generations."),
+    "drafts": ("inferd_spec_drafts_total", "Delivered steps that verified a draft."),
+    "emitted": ("inferd_spec_emitted_tokens_total", "Tokens that steps delivered."),
+    "truncated": ("inferd_spec_truncated_tokens_total", "Sampled tokens that the end of a generation cut off."),
+    "wasted": ("inferd_spec_wasted_tokens_total", "Draft tokens that were verified and not accepted."),
+    "breaker_open": ("inferd_spec_breaker_open", "1 while drafting is off because it cost more than it brought."),
+}
+"""Name and help of fields of :class:`SpeculationTotals`."""
+SOURCE_TOTALS = {
+    "drafted": ("inferd_spec_drafted_tokens_total", "Draft tokens that were verified, by source."),
+    "filtered": ("inferd_spec_filtered_tokens_total", "Draft tokens that the grammar ruled out, by source."),
+    "accepted": ("inferd_spec_accepted_tokens_total", "Draft tokens that were accepted, by source."),
+}
+DRAFT_MODEL_TOTALS = {
+    "requests": ("inferd_draft_model_requests_total", "Requests to the draft model."),
+    "hits": ("inferd_draft_model_hits_total", "Drafts written ahead that were as the target went on."),
+    "misses": ("inferd_draft_model_misses_total", "Drafts written ahead that were thrown away."),
+    "timeouts": ("inferd_draft_model_timeouts_total", "Drafts that were waited for in vain."),
+    "failures": ("inferd_draft_model_failures_total", "Requests to the draft model that ended with an error."),
+    "waited": ("inferd_draft_model_waited_seconds_total", "Seconds that steps waited for the draft model."),
+}
+PER_POSITION = "Draft tokens that were accepted, by position in the draft."
 UNUSED = SourceCount("")
 
 
-def speculation_lines(models: Sequence[ModelStats]) -> Iterator[str]:
-    """The lines of the text format; none without models.
+def speculation_families(models: Sequence[ModelStats]) -> Iterator[Metric]:
+    """Yield the families; none without models.
 
-    ``inferd_spec_{steps,drafts}_total`` count steps of generations, the other counters tokens. Every source has its lines
+    ``inferd_spec_{steps,drafts}_total`` count steps of generations, the other counters tokens. Every source has its samples
     from the start, so that a rate over them never begins with a gap.
     """
     if not models:
         return
-    for name in TOTALS:
-        unit = "" if name in ("steps", "drafts") else "_tokens"
-        values = {_model(model): int(getattr(model.speculation, name)) for model in models}
-        yield from _metric(f"inferd_spec_{name}{unit}_total", "counter", values)
-    for name in SOURCE_TOTALS:
-        yield from _metric(f"inferd_spec_{name}_tokens_total", "counter", _by_source(models, name))
-    yield from _metric("inferd_spec_accepted_tokens_per_pos_total", "counter", _by_position(models, "model"))
-    breakers = {_model(model): int(model.speculation.breaker_open) for model in models}
-    yield from _metric("inferd_spec_breaker_open", "gauge", breakers)
+    for field, (name, text) in TOTALS.items():
+        yield family(name, text, ("model",), [((one.name,), int(getattr(one.speculation, field))) for one in models])
+    for field, (name, text) in SOURCE_TOTALS.items():
+        yield family(name, text, ("model", "source"), _by_source(models, field))
+    name = "inferd_spec_accepted_tokens_per_pos_total"
+    yield family(name, PER_POSITION, ("model", "position"), _by_position(models))
     yield from _draft_models(models)
     yield from _as_vllm(models)
 
 
-def escaped(label: str) -> str:
-    """A label's value as the text format wants it."""
-    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+def _draft_models(models: Sequence[ModelStats]) -> Iterator[Metric]:
+    """Yield what draft models did; nothing where there is none."""
+    pairs = [(model, draft) for model in models for draft in model.draft_models]
+    for field, (name, text) in DRAFT_MODEL_TOTALS.items() if pairs else ():
+        values = [((model.name, draft.name), getattr(draft, field)) for model, draft in pairs]
+        yield family(name, text, ("model", "draft_model"), values)
 
 
-def _as_vllm(models: Sequence[ModelStats]) -> Iterator[str]:
-    """The names and labels of vLLM's ``v1/spec_decode/metrics.py``."""
-    figures: dict[str, Callable[[SpeculationTotals], int]] = {
-        "drafts": lambda done: done.drafts,
-        "draft_tokens": lambda done: sum(one.drafted for one in done.sources),
-        "accepted_tokens": lambda done: sum(one.accepted for one in done.sources),
+def _as_vllm(models: Sequence[ModelStats]) -> Iterator[Metric]:
+    """Yield the names and labels of vLLM's ``v1/spec_decode/metrics.py``."""
+    figures: dict[str, tuple[str, Callable[[SpeculationTotals], int]]] = {
+        "drafts": ("Steps that verified a draft.", lambda done: done.drafts),
+        "draft_tokens": ("Draft tokens that were verified.", lambda done: sum(one.drafted for one in done.sources)),
+        "accepted_tokens": ("Draft tokens that were accepted.", lambda done: sum(one.accepted for one in done.sources)),
     }
-    for name, figure in figures.items():
-        values = {_model(model, "model_name"): figure(model.speculation) for model in models}
-        yield from _metric(f"vllm:spec_decode_num_{name}_total", "counter", values)
-    yield from _metric(
-        "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter", _by_position(models, "model_name")
-    )
+    for name, (text, figure) in figures.items():
+        values = [((model.name,), figure(model.speculation)) for model in models]
+        yield family(f"vllm:spec_decode_num_{name}_total", text, ("model_name",), values)
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    yield family(name, PER_POSITION, ("model_name", "position"), _by_position(models))
 
 
-def _draft_models(models: Sequence[ModelStats]) -> Iterator[str]:
-    """What draft models did; no line where there is none."""
-    names = {name: f"{name}_total" for name in ("requests", "hits", "misses", "timeouts", "failures")}
-    names["waited"] = "waited_seconds_total"
-    for field, name in names.items() if any(model.draft_models for model in models) else ():
-        values = {
-            f'{_model(model)},draft_model="{escaped(draft.name)}"': getattr(draft, field)
-            for model in models
-            for draft in model.draft_models
-        }
-        yield from _metric(f"inferd_draft_model_{name}", "counter", values)
-
-
-def _by_source(models: Sequence[ModelStats], field: str) -> Mapping[str, int]:
-    return {
-        f'{_model(model)},source="{source}"': int(getattr(_source(model.speculation, source), field))
-        for model in models
-        for source in SOURCES
-    }
+def _by_source(models: Sequence[ModelStats], field: str) -> MetricValues:
+    for model in models:
+        for source in SOURCES:
+            yield (model.name, source), int(getattr(_source(model.speculation, source), field))
 
 
 def _source(done: SpeculationTotals, name: str) -> SourceCount:
     return next((one for one in done.sources if one.source == name), UNUSED)
 
 
-def _by_position(models: Sequence[ModelStats], label: str) -> Mapping[str, int]:
-    return {
-        f'{_model(model, label)},position="{position}"': count
-        for model in models
-        for position, count in enumerate(model.speculation.accepted_per_position)
-    }
-
-
-def _model(model: ModelStats, label: str = "model") -> str:
-    return f'{label}="{escaped(model.name)}"'
-
-
-def _metric(name: str, kind: str, values: Mapping[str, float]) -> Iterator[str]:
-    yield f"# TYPE {name} {kind}"
-    for labels, value in values.items():
-        yield f"{name}{{{labels}}} {value}"
+def _by_position(models: Sequence[ModelStats]) -> MetricValues:
+    for model in models:
+        for position, count in enumerate(model.speculation.accepted_per_position):
+            yield (model.name, str(position)), count

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -65,6 +65,22 @@ class Ending:
         if self.error is None:
             return RunState.SUCCEEDED
         return RunState.CANCELLED if self.error.code == Cancelled.code else RunState.FAILED
+
+
+class RunTotals:
+    """Sums over all runs that have ended since the start, forgotten ones included."""
+
+    def __init__(self) -> None:
+        self.ended: Counter[tuple[str, str]] = Counter()
+        """Runs by final state and error code ("" without an error)."""
+        self.used: Counter[str] = Counter()
+        """Sums of fields of :class:`RunUsage`, by name."""
+
+    def add(self, ending: Ending) -> None:
+        """Count a run that is over."""
+        self.ended[ending.state, "" if ending.error is None else ending.error.code] += 1
+        for field_name in ("tokens", "steps", "drafted", "accepted"):
+            self.used[field_name] += getattr(ending.usage, field_name)
 
 
 class EventBuffer:

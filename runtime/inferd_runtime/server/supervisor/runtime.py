@@ -27,13 +27,12 @@ import zmq.asyncio
 from inferd.protocol import Cancelled, ErrorInfo, LimitExceeded, Models, Unavailable
 from inferd_runtime.config import LIMIT_FLAGS, Settings, flag_of
 from inferd_runtime.sandbox.messages import Cancel, Deliver, LaunchRun, Limits, Output, RunFinished, Sent, Started
-from inferd_runtime.server.gateway.metrics import RunTotals
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.processes.rundir import run_directory
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.supervisor.engine_session import close_abandoned
 from inferd_runtime.server.supervisor.engine_supervisor import EngineSupervisor
-from inferd_runtime.server.supervisor.runs import EventBuffer, Run, RunStore
+from inferd_runtime.server.supervisor.runs import EventBuffer, Run, RunStore, RunTotals
 from inferd_runtime.server.supervisor.worker_fleet import FleetLaunch, WorkerFleet
 from inferd_runtime.server.supervisor.worker_pool import PoolSettings, WorkerPool
 from inferd_runtime.server.tokens_file import load_tenancy
