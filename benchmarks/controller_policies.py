@@ -138,7 +138,7 @@ class CostModel(Policy):
                 emitted += held
                 self._survival[lane].learn(SOURCE, place.match, length, held)
                 self._breakers[lane].report((1 + held) / (1 + row * length))
-        self.controller.settle(shape, plain, emitted, seconds)
+        self.controller.learn(shape, plain, emitted, seconds)
 
 
 class Clairvoyant(Policy):

@@ -20,11 +20,12 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Generat
 
 from inferd_runtime.engine.driver import Driver, StepResult
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
-from inferd_runtime.engine.engine import Engine, EngineOptions, compact, keep, outcome, shares
+from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
 from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.prepare import prepare
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.engine.verification import advance_table, compact, split_result, verify_job
 from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.huge_pages import use_huge_pages
 from inferd_runtime.models.loading import resolve
@@ -157,11 +158,11 @@ class EngineArm:
         clock.append(time.perf_counter())
         outputs = self.engine.driver.forward(batch)
         clock.append(time.perf_counter())
-        verified = [(share.item, outcome(share)) for share in shares(plan, StepResult(outputs))]
+        verified = [(part.item, verify_job(part)) for part in split_result(plan, StepResult(outputs))]
         clock.append(time.perf_counter())
         compact(verified, self.engine.driver)
         for item, done in verified:
-            keep(item, done)
+            advance_table(item, done)
             item.job.commit(done)
             item.table.publish(item.job.context.tokens)
         clock.append(time.perf_counter())

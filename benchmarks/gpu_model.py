@@ -202,7 +202,7 @@ class StreamArm:
         for context, prompt in zip(made, prompts, strict=True):
             context.append(list(prompt))
             job = Prefill(context)
-            job.settle()
+            job.end_if_done()
             if not job.finished():
                 self.engine.submit(job)
         while self.engine.step():

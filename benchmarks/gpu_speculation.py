@@ -106,7 +106,7 @@ class SpeculationArm:
     def _sources(self, answers: Prompts, stream: int) -> SourceSet | None:
         if self._kind == "none":
             return None
-        return self._arm.engine.speculation.sources([self._drafter(answers[stream], stream)])
+        return self._arm.engine.draft_budget.sources([self._drafter(answers[stream], stream)])
 
     def _drafter(self, answer: Sequence[int], stream: int) -> Drafter:
         shares = {"right": 1.0, "mostly": 0.8, "wrong": 0.0}
@@ -225,6 +225,6 @@ def say_all(
         if answers is None:
             return None
         drafter = Recalling(answers[stream], 0.8, bench.sizes.model.vocab, stream)
-        return arm.engine.speculation.sources([drafter])
+        return arm.engine.draft_budget.sources([drafter])
 
     return arm.answers(prompts, bench.sizes.equality, sources)

@@ -17,10 +17,10 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from inferd_runtime.engine.drivers.cuda_driver import CudaDriver
-from inferd_runtime.engine.engine import commit
-from inferd_runtime.engine.overlap import InFlightStep
+from inferd_runtime.engine.in_flight import InFlightStep
 from inferd_runtime.engine.prepare import prepare
 from inferd_runtime.engine.sampling.device_sampling import greedy_inputs, sampling_inputs
+from inferd_runtime.engine.verification import commit_step, verify_step
 
 STAGES = ("plan", "prepare", "lay_out", "launch", "wait", "commit")
 TOP = 15
@@ -119,7 +119,8 @@ def step_in_stages(arm: StreamArm, driver: CudaDriver) -> list[float] | None:
     clock.append(time.perf_counter())
     result = launched.wait()
     clock.append(time.perf_counter())
-    commit(InFlightStep(plan, launched, clock[0]), result, driver)
+    step = InFlightStep(plan, launched, clock[0])
+    commit_step(step, verify_step(step, result), driver)
     clock.append(time.perf_counter())
     return [end - begin for begin, end in pairwise(clock)]
 

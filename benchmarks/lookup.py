@@ -125,7 +125,7 @@ def prompt_stall(prompt: Sequence[int]) -> float:
     with ThreadPoolExecutor(1) as builder:
         drafter = NgramDrafter(builder=builder)
         stall = timed(lambda: drafter.observe(prompt))
-        drafter.settle()
+        drafter.wait_until_indexed()
     return stall
 
 

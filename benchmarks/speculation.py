@@ -128,7 +128,7 @@ def print_ceiling(ours: SpeculationArm, theirs: TransformersArm, threads: int) -
     print(f"ceiling: {size / 1e6:.1f} MB of weights at {bandwidth / 1e9:.1f} GB/s = {bandwidth / size:.0f} tokens/s")
     print(f"         of one stream without drafts, {threads} thread(s) of {os.cpu_count()}")
     for batch in BATCHES:
-        shape, learnt = StepShape(batch, batch, 64 * batch), ours.served.engine.speculation.controller.times
+        shape, learnt = StepShape(batch, batch, 64 * batch), ours.served.engine.draft_budget.controller.times
         times = learnt.times(shape, LONGEST * batch)
         gain, best = max(((1 + rows) * times[0] / times[rows * batch], rows) for rows in range(LONGEST + 1))
         step = f"batch {batch}: {times[0] * 1e3:.2f} ms a step"

@@ -149,7 +149,7 @@ class SpeculationArm:
 
         def sources(start: Start) -> SourceSet:
             drafter = RecordedDrafter(outputs[start.number], shift, self.served.info.vocab_size)
-            return self.served.engine.speculation.sources([drafter])
+            return self.served.engine.draft_budget.sources([drafter])
 
         return sources
 

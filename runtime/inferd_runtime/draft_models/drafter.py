@@ -14,27 +14,13 @@ from inferd_runtime.draft_models.lengths import DraftExperience, DraftLength
 from inferd_runtime.draft_models.messages import AskDraft, DraftAnswer, DraftSpec, DraftTransport
 from inferd_runtime.draft_models.step_watch import StepWatch
 from inferd_runtime.speculation.bridge import Spelling
+from inferd_runtime.speculation.counters import DraftModelCounters
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import NOTHING, Probabilities, Proposal
 
 LONGEST_PAUSE = 256
 TIMEOUT = 0.25
 """Seconds that a step waits for a draft at most, where nobody says otherwise."""
-
-
-@dataclass
-class DraftCounters:
-    """What became of a draft model's work. ``hits``: steps behind which the draft ahead went on as the target did (overlap);
-    ``misses``: it did not, and was thrown away. ``timeouts``: drafts that were waited for in vain; ``failures``: requests that
-    ended with an error. ``waited``: seconds of steps that waited for drafts.
-    """
-
-    requests: int = 0
-    hits: int = 0
-    misses: int = 0
-    timeouts: int = 0
-    failures: int = 0
-    waited: float = 0.0
 
 
 @dataclass
@@ -47,7 +33,7 @@ class DraftLine:
     transport: DraftTransport
     max_context: int
     timeout: float = TIMEOUT
-    counters: DraftCounters = field(default_factory=DraftCounters)
+    counters: DraftModelCounters = field(default_factory=DraftModelCounters)
     experience: DraftExperience = field(default_factory=DraftExperience)
     clock: Callable[[], float] = time.monotonic
 

@@ -9,12 +9,13 @@ from functools import partial
 from weakref import WeakSet
 
 from inferd.protocol import InvalidRequest, NotFound
-from inferd_runtime.draft_models.drafter import DraftCounters, DraftLine, DraftModelDrafter
+from inferd_runtime.draft_models.drafter import DraftLine, DraftModelDrafter
 from inferd_runtime.draft_models.lengths import DraftLength
 from inferd_runtime.draft_models.messages import DraftSpec, Pollable
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.speculation.bandit import Bandit, Thompson
 from inferd_runtime.speculation.bridge import SharedVocabulary, Spelling, Vocabulary, VocabularyBridge
+from inferd_runtime.speculation.counters import DraftModelCounters
 from inferd_runtime.speculation.drafter import Drafter
 
 MAX_DRAFT = 16
@@ -62,7 +63,7 @@ class DraftModels:
         return [model.name for model in self._models]
 
     @property
-    def counters(self) -> dict[str, DraftCounters]:
+    def counters(self) -> dict[str, DraftModelCounters]:
         """What each draft model has done, by name."""
         return {model.name: model.line.counters for model in self._models}
 

@@ -138,13 +138,16 @@ class DraftSequence:
         """Whether it was dropped."""
         return self._gone
 
-    def guess(self) -> Draft:
+    def propose(self) -> Draft:
         """Nothing: drafts of drafts are not made."""
         return NO_DRAFT
 
-    def outlook(self) -> NextWork:
+    def skip_draft(self) -> None:
+        """Do nothing: this job does not speculate."""
+
+    def next_work(self) -> NextWork:
         """See :class:`~inferd_runtime.engine.job.Job`. Its tokens are drawn on the host, which wants their confidence."""
-        return NextWork.OPEN
+        return NextWork.UNKNOWN
 
     def work(self, budget: int, draft: Draft) -> Work:
         """What is pending, in chunks; the last of it brings the logits of the next token."""

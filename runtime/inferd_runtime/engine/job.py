@@ -1,4 +1,4 @@
-"""What wants rows in the batch, and its place in a planned step."""
+"""The interface of a job, which is whatever asks for rows in the batch, and its place in a planned step."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from inferd_runtime.speculation.drafts import Draft
 
 
 class NextWork(Enum):
-    """What a job wants behind the token that a row on its way brings it, unless what that token is ends it."""
+    """What a job asks for after the one token that its row in flight will return, unless that token ends it."""
 
-    ROW = "one row more, to feed that token and sample the next"
-    NOTHING = "nothing: it ends with that token, or has ended"
-    OPEN = "that depends"
+    ROW = "one plain row, which feeds that token and samples the next"
+    NOTHING = "nothing: it has ended, or ends with that token"
+    UNKNOWN = "not known before that token"
 
 
 class Job(Protocol):
-    """Something that wants rows in the batch. All methods are synchronous and called between forwards.
+    """Whatever asks for rows in the batch. All methods are synchronous and called between forward passes.
 
-    ``speculates``: whether it is asked for a guess at all.
+    ``speculates``: True if it may have drafts to verify.
     """
 
     context: CachedSequence
@@ -31,23 +31,30 @@ class Job(Protocol):
     speculates: bool
 
     def ready(self) -> bool:
-        """Whether it wants anything now."""
+        """True if it asks for rows now."""
         ...
 
-    def guess(self) -> Draft:
-        """What it would like to have verified in the next step; NO_DRAFT for nothing. May be asked in vain."""
+    def propose(self) -> Draft:
+        """Make a draft for the next step to verify; NO_DRAFT for none. The step may not verify it."""
+        ...
+
+    def skip_draft(self) -> None:
+        """Count a step for which no draft is proposed. Called only for jobs that speculate."""
         ...
 
     def work(self, budget: int, draft: Draft) -> Work:
-        """What it wants, at most ``budget`` tokens, with what it may verify of its guess. May be asked twice in one step."""
+        """Return the work for this step, at most ``budget`` tokens, with ``draft``, a part of what it proposed.
+
+        May be called twice in one step.
+        """
         ...
 
     def commit(self, done: Verified) -> None:
         """Take the step's outcome. The page table has already advanced over the fed tokens that stay."""
         ...
 
-    def outlook(self) -> NextWork:
-        """What it will want next. Asked where a step is on its way that brings it one token."""
+    def next_work(self) -> NextWork:
+        """Return what it asks for next. Called while a step is in flight that returns it one token."""
         ...
 
     def fail(self, error: InferdError) -> None:
@@ -55,15 +62,15 @@ class Job(Protocol):
         ...
 
     def finished(self) -> bool:
-        """Whether it will never want anything again."""
+        """True if it will never ask for rows again."""
         ...
 
 
 class Planned(NamedTuple):
-    """A job's work with the pages it needs reserved, and the key of the adapter that computes it ("": none).
+    """A job's work with its pages reserved. ``adapter`` is the key of the adapter that computes it ("": none).
 
-    ``ahead``: tokens of the job that are in flight, and come before these. ``carried``: its place in the step that they are
-    in, which draws the token that is fed here (-1: the host knows it).
+    ``ahead``: tokens of the job that are in flight, and come before these. ``carried``: the job's index in the step in flight,
+    which samples the token that is fed here (-1: the host knows the token).
     """
 
     job: Job
@@ -75,5 +82,5 @@ class Planned(NamedTuple):
 
     @property
     def start(self) -> int:
-        """Where its first token stands in its sequence, by what is known when the step is laid out."""
+        """The index of its first fed token in the context, as of the planning."""
         return self.table.length + self.ahead

@@ -8,8 +8,6 @@ from typing import Any
 import msgspec
 
 from inferd import protocol as p
-from inferd_runtime.draft_models.models import DraftModels
-from inferd_runtime.engine.scheduling.draft_budget import DraftBudget
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.cycles import CycleFeed
@@ -26,12 +24,10 @@ from inferd_runtime.session.wire import (
     OPEN,
     STATS,
     TICKET,
-    DraftModelStats,
     EngineStats,
     GetCycles,
     ModelStats,
     OpenSession,
-    SpeculationTotals,
 )
 
 Send = Callable[[bytes, list[bytes]], None]
@@ -42,23 +38,8 @@ def _model_stats(name: str, model: ServedModel) -> ModelStats:
     return ModelStats(
         name, engine.steps, engine.scheduler.jobs, engine.pool.size, engine.pool.available,
         engine.contexts.reused, engine.parking.swapped, engine.parking.dropped,
-        _speculation_totals(engine.speculation), [] if model.drafts is None else _draft_models(model.drafts),
-    )  # fmt: skip
-
-
-def _draft_models(drafts: DraftModels) -> list[DraftModelStats]:
-    return [
-        DraftModelStats(name, done.requests, done.hits, done.misses, done.timeouts, done.failures, done.waited)
-        for name, done in drafts.counters.items()
-    ]
-
-
-def _speculation_totals(speculation: DraftBudget) -> SpeculationTotals:
-    done = speculation.counters
-    return SpeculationTotals(
-        done.steps, done.drafts, done.emitted, done.truncated, done.wasted, done.accepted_per_position,
-        [p.SourceCount(name, one.drafted, one.filtered, one.accepted) for name, one in done.sources.items()],
-        speculation.controller.state == "open",
+        engine.draft_budget.counters, engine.draft_budget.controller.state == "open",
+        {} if model.drafts is None else model.drafts.counters,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import msgspec
 import zmq
 
-from inferd.protocol import SourceCount
+from inferd_runtime.speculation.counters import DraftModelCounters, SpeculationCounters
 
 JSON = b"j"
 MSGPACK = b"m"
@@ -49,44 +49,12 @@ class GetEngineStats:
 
 
 @dataclass(frozen=True)
-class SpeculationTotals:
-    """What became of all drafts on one model since its engine started: ``steps`` of generations that had sources, ``drafts``
-    of which verified a draft. ``accepted_per_position[i]``: how often a draft's token at depth ``i`` was accepted.
-    ``breaker_open``: drafting is off at the moment, because it cost more than it brought.
-    """
-
-    steps: int = 0
-    drafts: int = 0
-    emitted: int = 0
-    truncated: int = 0
-    wasted: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)
-    sources: list[SourceCount] = field(default_factory=list)
-    breaker_open: bool = False
-
-
-@dataclass(frozen=True)
-class DraftModelStats:
-    """A draft model's work for one model. ``hits``: drafts ahead that were as the target went on; ``misses``: thrown away ones;
-    ``timeouts``: drafts that were waited for in vain; ``failures``: requests that ended with an error; ``waited``: seconds that
-    steps waited.
-    """
-
-    name: str
-    requests: int = 0
-    hits: int = 0
-    misses: int = 0
-    timeouts: int = 0
-    failures: int = 0
-    waited: float = 0.0
-
-
-@dataclass(frozen=True)
 class ModelStats:
     """One model's share of :class:`EngineStats`.
 
     ``reused_tokens`` did not have to be computed, because their prefix was; ``swapped`` and ``recomputed`` count the contexts
-    that had to leave the cache, by how they come back.
+    that had to leave the cache, by how they come back. ``speculation`` counts generations that had sources; ``breaker_open``:
+    drafting is off at the moment, because it cost more than it brought. ``draft_models`` are by name.
     """
 
     name: str
@@ -97,8 +65,9 @@ class ModelStats:
     reused_tokens: int = 0
     swapped: int = 0
     recomputed: int = 0
-    speculation: SpeculationTotals = field(default_factory=SpeculationTotals)
-    draft_models: list[DraftModelStats] = field(default_factory=list)
+    speculation: SpeculationCounters = field(default_factory=SpeculationCounters)
+    breaker_open: bool = False
+    draft_models: dict[str, DraftModelCounters] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ class Controller:
             return 0.0
         return self.times.time(shape) - self.times.time(StepShape(sequences, sequences, shape.context))
 
-    def settle(self, shape: StepShape, plain: StepShape, emitted: int, seconds: float | None) -> None:
+    def learn(self, shape: StepShape, plain: StepShape, emitted: int, seconds: float | None) -> None:
         """After a step: its ``shape``, what that would have been without drafts, the tokens ``emitted`` and how long it took
         (None: nobody measured). Steps that also read prompts, or that verify a program's own draft, teach what steps cost but
         do not judge drafting.

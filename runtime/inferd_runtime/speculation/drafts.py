@@ -64,7 +64,7 @@ class Draft:
         return len(self.tokens)
 
     @property
-    def drawn(self) -> int:
+    def uncut_length(self) -> int:
         """How many tokens it had before any was cut because of what it is: what may depend on its length depends on this."""
         return len(self.tokens) if self.probabilities is None else len(self.probabilities)
 
@@ -106,7 +106,7 @@ class Draft:
 
     def _first(self, count: int) -> Draft:
         """So many tokens of those that were drawn: a refused one counts."""
-        if self.probabilities is None or count >= self.drawn or count > len(self.tokens):
+        if self.probabilities is None or count >= self.uncut_length or count > len(self.tokens):
             return self
         return replace(self.select(range(count)), probabilities=self.probabilities[:count], refused=-1)
 

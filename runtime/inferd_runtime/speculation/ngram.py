@@ -50,9 +50,9 @@ class NgramDrafter(Drafter):
         """What followed before, as a chain or a tree of two chains that part at once."""
         return look_up(self._index, self._index.tail(ahead), min(limit, self._max_draft), ahead, self._tree)
 
-    def settle(self) -> None:
+    def wait_until_indexed(self) -> None:
         """Wait until all that was observed is indexed, so that proposals no longer depend on time."""
-        self._index.settle()
+        self._index.wait_until_indexed()
 
     def resume(self, max_draft: int, tree: bool) -> NgramDrafter:
         """The same index for another generation on the context."""

@@ -150,7 +150,7 @@ class NgramIndex:
         else:
             self._recent.extend(new.tobytes())
 
-    def settle(self) -> None:
+    def wait_until_indexed(self) -> None:
         """Wait until everything that was appended is frozen or in a dictionary."""
         while self._pending is not None:
             self._take(self._pending)

@@ -51,9 +51,9 @@ class PredictedText(Drafter):
     source = "predicted"
 
     def __init__(self, prediction: Sequence[int], builder: Executor | None = None) -> None:
-        """``builder`` indexes long predictions in the background, for :meth:`settle` to wait for; it belongs to the caller.
+        """``builder`` indexes long predictions in the background; it belongs to the caller.
 
-        LimitExceeded for more than 2**20 tokens.
+        Raises LimitExceeded for more than 2**20 tokens.
         """
         if len(prediction) > MAX_TOKENS:
             raise LimitExceeded(
@@ -84,7 +84,7 @@ class PredictedText(Drafter):
         tokens = self._prediction[anchor.at : anchor.at + limit].tolist()
         return Proposal(tokens, match=anchor.agreed) if tokens else NOTHING
 
-    def settle(self) -> None:
+    def wait_until_indexed(self) -> None:
         """Wait until the prediction is indexed."""
         self._grams.result()
 

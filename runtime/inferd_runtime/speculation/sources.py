@@ -27,7 +27,7 @@ TRIAL = 3
 """A source whose guesses were wrong, or not worth verifying, so many times running is not asked for a while: it costs nothing."""
 WELL_GUESSED = 4
 """After so many accepted tokens of a source that is at hand, nobody waits for another one."""
-RESTS = attrgetter("rests")
+REST_STEPS = attrgetter("rest_steps")
 LOG = logging.getLogger(__name__)
 
 
@@ -62,7 +62,7 @@ class Source:
         self.breaker = SourceBreaker()
         self._dropped = False
         self._in_vain = 0
-        self.rests = 0
+        self.rest_steps = 0
         """For so many steps it is not asked."""
         self._drafter: Drafter | None = drafter
 
@@ -74,10 +74,6 @@ class Source:
         """See :class:`Drafter`."""
         self._guarded(_observe, None, tokens)
 
-    def pass_by(self) -> None:
-        """A step of its rest is over."""
-        self.rests -= 1
-
     def need(self, needed: bool) -> None:
         """See :class:`Drafter`."""
         if self._drafter is not None:
@@ -85,14 +81,14 @@ class Source:
 
     def propose(self, limit: int, ahead: Sequence[int]) -> Proposal:
         """See :class:`Drafter`. Nothing while it rests."""
-        if self.rests:
-            self.pass_by()
+        if self.rest_steps:
+            self.rest_steps -= 1
             return NOTHING
         proposal = self._guarded(_propose, NOTHING, limit, ahead)
         if not proposal.tokens or self._insists:
             return proposal
         if not self.breaker.allows(proposal.match):
-            self.rests = SHORT_REST
+            self.rest_steps = SHORT_REST
             return NOTHING
         return proposal if self.breaker.on else proposal.first(TRIAL)
 
@@ -100,7 +96,7 @@ class Source:
         """Nothing of the last proposal was worth verifying, or right."""
         self._in_vain += 1
         if self._in_vain >= IN_VAIN and not self._insists:
-            self.rests = min(LONGEST_REST, 2 ** (self._in_vain - IN_VAIN))
+            self.rest_steps = min(LONGEST_REST, 2 ** (self._in_vain - IN_VAIN))
 
     def hit(self) -> None:
         """Something of the last proposal was accepted."""
@@ -178,7 +174,7 @@ class SourceSet:
         self._survival = survival
         self.max_draft = max_draft
         self._tree = tree
-        self._asked: list[SourceProposal] = []
+        self._open: list[SourceProposal] = []
         self._proposed = NO_DRAFT
         self._observed = 0
         self._well_guessed = False
@@ -202,24 +198,26 @@ class SourceSet:
         return not self._slow or self._well_guessed or all(source.ready() for source in self._slow)
 
     @property
-    def resting(self) -> bool:
-        """Whether there certainly is nobody to ask in the next step, whatever comes of the one under way."""
-        return not self._asked and not self._slow and all(map(RESTS, self._sources))
+    def all_resting(self) -> bool:
+        """True if no source is to be asked in this step."""
+        return all(map(REST_STEPS, self._sources))
 
-    def rest(self) -> bool:
-        """Whether there is nobody to ask in this step: all are resting, for a step less now."""
-        if not all(map(RESTS, self._sources)):
-            return False
-        self._asked = []
+    @property
+    def resting_next_step(self) -> bool:
+        """True if no source will be asked in the next step, whatever the step in flight returns."""
+        return not self._open and not self._slow and self.all_resting
+
+    def skip_step(self) -> None:
+        """Count one step of every source's rest."""
+        self._open = []
         for source in self._sources:
-            source.pass_by()
-        return True
+            source.rest_steps -= 1
 
     def propose(self, limit: int, forced: Sequence[int] = ()) -> Draft:
         """One draft of at most ``limit`` tokens: what is ``forced``, and behind it whatever the sources propose."""
         limit = min(limit, self.max_draft)
-        self._asked = [asked for source in self._sources if (asked := self._ask(source, limit, forced)) is not None]
-        self._proposed = self._merge(forced[:limit]) if forced or self._asked else NO_DRAFT
+        self._open = [asked for source in self._sources if (asked := self._ask(source, limit, forced)) is not None]
+        self._proposed = self._merge(forced[:limit]) if forced or self._open else NO_DRAFT
         draft = self._proposed
         return draft.likeliest(limit) if self._tree or draft.is_chain else draft.chain().likeliest(limit)
 
@@ -230,16 +228,16 @@ class SourceSet:
         return SourceProposal(source, proposal, branches(proposal)) if proposal.tokens else None
 
     def _merge(self, forced: Sequence[int]) -> Draft:
-        if len(self._asked) == 1 and not forced and not self._asked[0].proposal.parents:
-            return self._alone(self._asked[0])
+        if len(self._open) == 1 and not forced and not self._open[0].proposal.parents:
+            return self._alone(self._open[0])
         builder, sure = DraftBuilder(), [1.0] * len(forced)
         if forced:
             builder.add(GRAMMAR, Proposal(forced), sure)
-        for asked in self._asked:
+        for asked in self._open:
             survival = [*sure, *self._chances(asked)]
             asked.places = builder.add(asked.source.name, behind(asked.proposal, forced), survival)[len(forced) :]
         draft, places = builder.build()
-        for asked in self._asked:
+        for asked in self._open:
             asked.places = [places[node] for node in asked.places]
         return draft
 
@@ -275,21 +273,21 @@ class SourceSet:
                 alone[branch.nodes[0]] *= 1 - alone[branch.beside]
         return alone
 
-    def settle(self, verified: Draft, path: Sequence[int], cost: float) -> None:
+    def learn(self, verified: Draft, path: Sequence[int], cost: float) -> None:
         """After a step that verified a part of what was proposed, and accepted ``path`` of that.
 
         ``cost``: how long the step took, relative to one without drafts.
         """
         self._well_guessed = False
-        if self._asked:
+        if self._open:
             kept = match_nodes(self._proposed, verified) if verified.tokens else {}
             accepted = set(path)
             stands = {node for node, at in kept.items() if at in accepted}
-            for asked in self._asked:
-                self._settle_source(asked, kept, stands, cost)
-            self._asked = []
+            for asked in self._open:
+                self._learn_from(asked, kept, stands, cost)
+            self._open = []
 
-    def _settle_source(self, asked: SourceProposal, kept: Mapping[int, int], stands: Set[int], cost: float) -> None:
+    def _learn_from(self, asked: SourceProposal, kept: Mapping[int, int], stands: Set[int], cost: float) -> None:
         drafted = [node for node in asked.places if node in kept]
         if not drafted:
             return asked.source.missed()
@@ -302,9 +300,9 @@ class SourceSet:
         asked.source.feedback(len(drafted), accepted)
         asked.source.breaker.report((1 + accepted) / cost)
         if not asked.proposal.confidence:
-            self._learn(asked, kept, stands)
+            self._learn_survival(asked, kept, stands)
 
-    def _learn(self, asked: SourceProposal, kept: Mapping[int, int], stands: Set[int]) -> None:
+    def _learn_survival(self, asked: SourceProposal, kept: Mapping[int, int], stands: Set[int]) -> None:
         """Branch by branch: how many of its nodes stand, and whether the next one was tried in vain."""
         places = asked.places
         for branch in asked.branches:

@@ -53,7 +53,7 @@ class Request:
                 return replace(self, tokens=tuple(tokens), finish="stop")
             tokens.append(token)
             if cursor is not None:
-                cursor.settle([token])
+                cursor.advance([token])
             finish = self._finish(tokens, driver, cursor)
         return replace(self, tokens=tuple(tokens), finish=finish)
 
@@ -211,7 +211,7 @@ class GenerationUnderTest:
     ) -> GenerationUnderTest:
         """Start a request on a context that holds its prompt."""
         cursor = request.cursor(engine.driver.vocab_size)
-        sources = engine.speculation.sources(drafters, tree=tree) if drafters or cursor is not None else None
+        sources = engine.draft_budget.sources(drafters, tree=tree) if drafters or cursor is not None else None
         ends = frozenset([request.eos])
         spec = GenerationSpec(request.sampler, request.max_tokens, ends, cursor, sources, paced, logprobs=logprobs)
         stops = (request.stop,) if request.stop else ()

@@ -38,7 +38,7 @@ class Target:
         """The tokens of one generation; ``poll`` is called where the step loop would rest."""
         context = self.engine.create_context("tenant")
         context.append(list(prompt))
-        sources = None if drafter is None else self.engine.speculation.sources([drafter])
+        sources = None if drafter is None else self.engine.draft_budget.sources([drafter])
         spec = GenerationSpec(sampler, max_tokens, frozenset([NO_END]), None, sources)
         generation = Generation(context, spec, TextAssembler(ByteTokenizer().stream(), ()))
         self.engine.submit(generation)

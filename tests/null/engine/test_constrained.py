@@ -65,7 +65,7 @@ def generate(compiled: Compiled, table: TokenTable, seed: int, drafter: Drafter 
     context.append([1 + seed % 100, 7])
     sampler = RowSampler.resolve(Sampling(temperature=1.0), seed=seed, lineage=0)
     cursor = GrammarCursor(compiled.matcher(), table.words, [END])
-    sources = None if drafter is None else engine.speculation.sources([drafter])
+    sources = None if drafter is None else engine.draft_budget.sources([drafter])
     spec = GenerationSpec(sampler, MAX_TOKENS, frozenset([END]), cursor, sources)
     generation = Generation(context, spec, TextAssembler(str, ()))
     engine.submit(generation)

@@ -34,7 +34,7 @@ def start(
     engine: Engine, context: CachedSequence, max_tokens: int, *, drafts: bool = False, priority: int = 0
 ) -> Generation:
     """A greedy generation in the batch."""
-    sources = engine.speculation.sources([NgramDrafter()]) if drafts else None
+    sources = engine.draft_budget.sources([NgramDrafter()]) if drafts else None
     spec = GenerationSpec(GREEDY, max_tokens, frozenset(), None, sources, priority=priority)
     generation = Generation(context, spec, TextAssembler(str, ()))
     engine.submit(generation)
@@ -106,7 +106,7 @@ class Contexts(RuleBasedStateMachine):
         if context.user is not None:
             return
         job = Prefill(context)
-        job.settle()
+        job.end_if_done()
         self.engine.submit(job)
         while not job.finished():
             assert self.engine.step() or job.finished()
@@ -373,7 +373,7 @@ def test_a_drafter_stays_with_its_context_as_far_as_that_stands() -> None:
     context.append([1, 2, 3, 1, 2])
 
     def generate(drafter: NgramDrafter) -> None:
-        spec = GenerationSpec(GREEDY, 6, frozenset(), None, engine.speculation.sources([drafter]))
+        spec = GenerationSpec(GREEDY, 6, frozenset(), None, engine.draft_budget.sources([drafter]))
         generation = Generation(context, spec, TextAssembler(str, ()))
         engine.submit(generation)
         finish(engine, generation)

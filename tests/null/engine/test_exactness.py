@@ -73,7 +73,7 @@ def generate(
     context = engine.create_context()
     context.append(prompt)
     sampler = RowSampler.resolve(sampling, seed=seed, lineage=0)
-    sources = None if drafter is None else engine.speculation.sources([drafter])
+    sources = None if drafter is None else engine.draft_budget.sources([drafter])
     spec = GenerationSpec(sampler, max_tokens, frozenset([eos]), cursor, sources)
     generation = Generation(context, spec, TextAssembler(ByteTokenizer().stream(), ()))
     engine.submit(generation)
@@ -102,7 +102,7 @@ def test_the_same_seed_gives_the_same_tokens_with_any_drafter(name: str) -> None
             tokens, generation = generate(driver, prompt, SAMPLERS[name], seed, drafter)
             assert tokens == plain, (name, seed, type(drafter))
             counters = generation.counters
-            assert counters.tokens == 40 <= counters.steps + counters.accepted
+            assert generation.usage.tokens == 40 <= counters.steps + counters.accepted
             accepted += counters.accepted
     assert accepted > 250
 

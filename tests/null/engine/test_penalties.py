@@ -218,7 +218,7 @@ def generate(request: Request, drafters: Sequence[Drafter], driver: NullDriver, 
     engine = Engine(driver, EngineOptions(token_budget=32, times=StepTimes.linear(1.0, 0.0)))
     context = engine.create_context()
     context.append(request.prompt)
-    sources = engine.speculation.sources(drafters) if drafters else None
+    sources = engine.draft_budget.sources(drafters) if drafters else None
     spec = GenerationSpec(request.sampler, request.max_tokens, frozenset([request.eos]), None, sources, logprobs=top)
     generation = Generation(context, spec, TextAssembler(ByteTokenizer().stream(), ()))
     engine.submit(generation)

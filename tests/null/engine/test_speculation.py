@@ -184,7 +184,7 @@ def run(engine: Engine, requests: Sequence[Request], make: Make, seed: int, *, t
         parked = parked or any(context.parked is not None for context in engine.contexts)
         for one in running:
             one.take()
-    counters = engine.speculation.counters
+    counters = engine.draft_budget.counters
     assert counters.emitted == counters.steps + counters.accepted - counters.truncated
     for one in running:
         one.check()
@@ -349,7 +349,7 @@ class Schedule(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost(self) -> None:
         self.engine.check_integrity()
-        counters = self.engine.speculation.counters
+        counters = self.engine.draft_budget.counters
         assert counters.emitted == counters.steps + counters.accepted - counters.truncated
         for one in self.running:
             assert one.generation.error is None

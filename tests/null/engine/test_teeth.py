@@ -16,7 +16,7 @@ import pytest
 
 from inferd.protocol import Sampling, TokenLogprob
 from inferd_grammar import GrammarCompiler, RegexGrammar, TokenTable
-from inferd_runtime.engine import engine as step_loop
+from inferd_runtime.engine import verification
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.job import Planned
 from inferd_runtime.engine.jobs.generation import Generation
@@ -64,8 +64,9 @@ def finish(engine: Engine, running: Sequence[GenerationUnderTest]) -> None:
     for one in running:
         one.check()
     engine.check_integrity()
-    counters = engine.speculation.counters
+    counters = engine.draft_budget.counters
     assert counters.emitted == counters.steps + counters.accepted - counters.truncated
+    assert counters.truncated == sum(one.truncated for one in running)
 
 
 PLAIN = (Sampling(), Sampling(1.0), Sampling(0.8, top_p=0.9))
@@ -199,7 +200,7 @@ def verify_with(choose: Callable[[Planned, LogitRows], tuple[list[int], list[int
             return Verified(item.work, (), (), logits)
         return Verified(item.work, *choose(item, logits), logits)
 
-    return lambda patch: patch.setattr(step_loop, "verify", verify)
+    return lambda patch: patch.setattr(verification, "verify_rows", verify)
 
 
 def sample(item: Planned, logits: LogitRows, row: int, depth: int) -> int:
@@ -264,11 +265,11 @@ def siblings_sampled_apart(item: Planned, logits: LogitRows) -> tuple[list[int],
 def advance_by(count: Callable[[Planned, Verified], int]) -> Callable[[Patch], None]:
     """Another number of computed tokens behind the committed ones."""
 
-    def keep(item: Planned, done: Verified) -> None:
+    def advance(item: Planned, done: Verified) -> None:
         fed = len(item.work.tokens) - len(item.work.draft)
         item.table.advance(min(len(item.work.tokens), fed + count(item, done)))
 
-    return lambda patch: patch.setattr(step_loop, "keep", keep)
+    return lambda patch: patch.setattr(verification, "advance_table", advance)
 
 
 def never_moved(patch: Patch) -> None:
@@ -324,11 +325,11 @@ def first_mask_everywhere(rows: Masks) -> None:
 
 
 def matcher_stays_where_it_walked(patch: Patch) -> None:
-    def settle(cursor: GrammarCursor, tokens: Sequence[int]) -> None:
+    def advance(cursor: GrammarCursor, tokens: Sequence[int]) -> None:
         cursor._walked.clear()
         cursor._matcher.accept(tokens[-1:])
 
-    patch.setattr(GrammarCursor, "settle", settle)
+    patch.setattr(GrammarCursor, "advance", advance)
 
 
 def truncated_uncounted(patch: Patch) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from inferd.protocol import InvalidRequest, LimitExceeded, Sampling
 from inferd_grammar import GrammarCompiler, RegexGrammar, TokenTable
-from inferd_runtime.engine import engine as step_loop
+from inferd_runtime.engine import verification
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.jobs.draft_verification import DraftVerification
 from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
@@ -94,7 +94,7 @@ def test_the_masks_of_a_tree_are_those_of_each_path_alone(table: TokenTable, see
         assert allowed_tokens(masks[node], VOCAB_SIZE).tolist() == _mask_after(compiled.matcher(), path, table.words)
     path = choose.choice([(), *found])
     token = choose.choice(_mask_after(compiled.matcher(), path, table.words))
-    cursor.settle([*path, token])
+    cursor.advance([*path, token])
     if token != END:
         _, after = cursor.masks(draft_of(([], [])))
         assert allowed_tokens(after[0], VOCAB_SIZE).tolist() == _mask_after(
@@ -159,7 +159,7 @@ class Bushy(Drafter):
 def run(
     engine: Engine, context: CachedSequence, sampler: RowSampler, count: int, drafter: Drafter | None
 ) -> Generation:
-    sources = None if drafter is None else engine.speculation.sources([drafter], max_draft=12)
+    sources = None if drafter is None else engine.draft_budget.sources([drafter], max_draft=12)
     generation = Generation(context, GenerationSpec(sampler, count, frozenset(), None, sources), TextAssembler(str, ()))
     engine.submit(generation)
     while not generation.finished() or generation.outbox:
@@ -203,7 +203,7 @@ def test_two_trees_and_a_chain_share_a_step() -> None:
         context = engine.create_context()
         context.append([first, 1])
         drafter = Bushy(answers[first], first) if first else None
-        sources = None if drafter is None else engine.speculation.sources([drafter])
+        sources = None if drafter is None else engine.draft_budget.sources([drafter])
         generations.append(
             Generation(context, GenerationSpec(HOT, 20, frozenset(), None, sources), TextAssembler(str, ()))
         )
@@ -283,9 +283,9 @@ def test_a_job_that_fails_over_its_outcome_does_not_leave_another_ones_tokens_un
     if method == "commit":
         monkeypatch.setattr(both.jobs[0], "commit", fail)
     else:
-        honest = step_loop.outcome
+        honest = verification.verify_job
         first = both.jobs[0]
-        monkeypatch.setattr(step_loop, "outcome", lambda share: fail() if share.item.job is first else honest(share))
+        monkeypatch.setattr(verification, "verify_job", lambda part: fail() if part.item.job is first else honest(part))
     both.run()
     assert "not this one" in str(both.jobs[0].error)
     assert both.jobs[1].error is None

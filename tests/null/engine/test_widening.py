@@ -53,7 +53,7 @@ def texts(engine: Engine, *, drafts: bool) -> list[list[int]]:
     for length in (1, 3, 9):
         context = engine.create_context("t")
         context.append([length, 1, 2] * length)
-        sources = engine.speculation.sources([Repeat()]) if drafts else None
+        sources = engine.draft_budget.sources([Repeat()]) if drafts else None
         generations.append(
             Generation(context, GenerationSpec(HOT, 40, frozenset(), None, sources), TextAssembler(str, ()))
         )

@@ -7,12 +7,13 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from inferd.protocol import SOURCES, Cancelled, InferdError, InvalidRequest, LimitExceeded, SourceCount
+from inferd.protocol import SOURCES, Cancelled, InferdError, InvalidRequest, LimitExceeded
 from inferd_runtime.sandbox.messages import RunUsage
 from inferd_runtime.server.gateway.metrics import FIGURES, MetricsPage
 from inferd_runtime.server.supervisor.engine_supervisor import told_error
 from inferd_runtime.server.supervisor.runs import Ending, RunTotals
-from inferd_runtime.session.wire import DraftModelStats, ModelStats, SpeculationTotals
+from inferd_runtime.session.wire import ModelStats
+from inferd_runtime.speculation.counters import DraftCounts, DraftModelCounters, SpeculationCounters
 
 
 @pytest.mark.parametrize(
@@ -59,8 +60,8 @@ def test_models_are_labelled_and_their_names_cannot_break_the_page() -> None:
 
 
 def test_every_family_has_its_help_and_type_and_nothing_is_told_twice() -> None:
-    draft = DraftModelStats("small", 9, 5, 3, 2, 1, 0.25)
-    models = [ModelStats("tiny", 5, 1, 64, 60, draft_models=[draft]), ModelStats("b", 0, 0, 4, 4)]
+    draft = {"small": DraftModelCounters(9, 5, 3, 2, 1, 0.25)}
+    models = [ModelStats("tiny", 5, 1, 64, 60, draft_models=draft), ModelStats("b", 0, 0, 4, 4)]
     totals = RunTotals()
     totals.add(Ending(RunUsage(tokens=7), error=Cancelled("stopped").to_wire()))
     totals.add(Ending(RunUsage(tokens=5), "1"))
@@ -87,12 +88,12 @@ def test_without_an_engine_there_are_no_models_figures() -> None:
 
 
 def test_speculation_is_told_by_source_and_under_vllms_names() -> None:
-    done = SpeculationTotals(
-        steps=100, drafts=40, emitted=155, truncated=5, wasted=20, accepted_per_position=[38, 22],
-        sources=[SourceCount("ngram", 60, 3, 50), SourceCount("program", 20, 0, 10)], breaker_open=True,
+    done = SpeculationCounters(
+        steps=100, drafts=40, emitted=155, accepted=60, accepted_per_position=[38, 22],
+        sources={"ngram": DraftCounts(60, 3, 50), "program": DraftCounts(20, 0, 10)},
     )  # fmt: skip
-    draft = DraftModelStats("small", 9, 5, 3, 2, 1, 0.25)
-    page = page_of(ModelStats("tiny", 5, 1, 64, 60, 0, 0, 0, done, [draft]), ModelStats("b", 0, 0, 4, 4))
+    draft = {"small": DraftModelCounters(9, 5, 3, 2, 1, 0.25)}
+    page = page_of(ModelStats("tiny", 5, 1, 64, 60, 0, 0, 0, done, True, draft), ModelStats("b", 0, 0, 4, 4))
     lines = page.splitlines()
     for line in (
         'inferd_spec_steps_total{model="tiny"} 100.0',

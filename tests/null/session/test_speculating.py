@@ -176,11 +176,12 @@ def test_the_engine_counts_what_its_steps_tell() -> None:
     told = stats.speculation
     assert (told.steps, told.drafts) == (len(steps), sum(step.drafted > 0 for step in steps))
     assert told.emitted == told.steps + sum(step.accepted for step in steps) - told.truncated
+    assert told.truncated == sum(step.truncated for step in steps)
     drafted, accepted = sum(step.drafted for step in steps), sum(step.accepted for step in steps)
     assert told.wasted == drafted - accepted
-    assert sum(one.drafted for one in told.sources) == drafted
-    assert sum(one.accepted for one in told.sources) == accepted == sum(told.accepted_per_position)
-    assert {one.source for one in told.sources} <= set(p.SOURCES)
+    assert sum(one.drafted for one in told.sources.values()) == drafted
+    assert sum(one.accepted for one in told.sources.values()) == accepted == sum(told.accepted_per_position)
+    assert set(told.sources) <= set(p.SOURCES)
     caller.close()
 
 
@@ -205,7 +206,7 @@ def test_verified_tokens_are_counted_as_generated(caller: DirectSession) -> None
     assert (done.accepted, done.token) == (expected[:3], expected[3])
     assert (used.tokens - before.tokens, used.steps - before.steps) == (4, 1)
     assert (used.drafted - before.drafted, used.accepted - before.accepted) == (4, 3)
-    totals = caller.engine.speculation.counters
+    totals = caller.engine.draft_budget.counters
     assert (totals.steps, totals.drafts, totals.emitted) == (1, 1, 4)
     assert (totals.sources["program"].drafted, totals.sources["program"].accepted) == (4, 3)
 

@@ -133,7 +133,7 @@ def test_a_source_that_is_always_wrong_costs_an_engine_a_few_steps_once(row: flo
                 request.learn("ngram", match, rows, 0)
             shape = StepShape(1, 1 + rows, 0)
             steps += times.time(shape) - 1
-            controller.settle(shape, plain, 1, times.time(shape))
+            controller.learn(shape, plain, 1, times.time(shape))
         lost.append(steps)
     assert lost[0] < 5
     assert max(lost[1:]) < 1
@@ -167,7 +167,7 @@ class Machine:
             rows = len(self.controller.allocate([self.draft], self.plain, 16)[0].tokens)
             drafted += rows > 0
             shape = StepShape(1, 1 + rows, 0)
-            self.controller.settle(shape, self.plain, 1 + min(rows, self.accepted), self.real.time(shape))
+            self.controller.learn(shape, self.plain, 1 + min(rows, self.accepted), self.real.time(shape))
         return drafted
 
 
@@ -185,7 +185,7 @@ def test_an_engine_that_loses_by_drafting_stops_and_comes_back_when_it_pays() ->
 def compared(controller: Controller) -> None:
     """Let the breaker have seen enough steps without drafts."""
     for _ in range(10):
-        controller.settle(StepShape(1, 1, 0), StepShape(1, 1, 0), 1, 1.0)
+        controller.learn(StepShape(1, 1, 0), StepShape(1, 1, 0), 1, 1.0)
 
 
 def test_a_programs_bad_drafts_stop_nobody() -> None:
@@ -202,7 +202,7 @@ def test_steps_that_read_prompts_judge_nothing_and_are_not_used_for_comparison()
     for _ in range(500):
         chosen = controller.allocate([draft, NO_DRAFT], plain, 16)
         assert len(chosen[0].tokens) == 4
-        controller.settle(plain._replace(rows=44), plain, 1, 9.0)
+        controller.learn(plain._replace(rows=44), plain, 1, 9.0)
     assert controller.state == "closed"
 
 
@@ -210,12 +210,12 @@ def test_a_comparison_that_is_due_waits_for_a_step_that_only_decodes() -> None:
     machine = Machine(StepTimes.linear(1.0, 0.001), accepted=0)
     controller, plain = machine.controller, machine.plain
     while not controller.breaker.wants_control:
-        controller.settle(plain._replace(rows=5), plain, 1, 1.0)
+        controller.learn(plain._replace(rows=5), plain, 1, 1.0)
     assert controller.allocate([machine.draft], StepShape(1, 40, 0), 16)[0].tokens
     assert not controller.compares
     assert not controller.allocate([machine.draft], plain, 16)[0].tokens
     assert controller.compares
-    controller.settle(plain, plain, 1, 1.0)
+    controller.learn(plain, plain, 1, 1.0)
     assert not controller.compares
     assert controller.allocate([machine.draft], plain, 16)[0].tokens
 
@@ -224,7 +224,7 @@ def test_where_nobody_measures_drafting_goes_on() -> None:
     controller, draft, plain = Controller(StepTimes.linear(1.0, 0.001)), draft_of([0.9] * 4), StepShape(1, 1, 0)
     for _ in range(500):
         assert controller.allocate([draft], plain, 16)[0].tokens
-        controller.settle(plain._replace(rows=5), plain, 1, None)
+        controller.learn(plain._replace(rows=5), plain, 1, None)
 
 
 def test_learnt_times_are_used() -> None:
@@ -232,6 +232,6 @@ def test_learnt_times_are_used() -> None:
     controller, draft, plain = Controller(times), draft_of([0.5] * 4), StepShape(1, 1, 0)
     assert len(controller.allocate([draft], plain, 16)[0].tokens) == 4
     for _ in range(200):
-        controller.settle(plain, plain, 1, 1.0)
-        controller.settle(plain._replace(rows=5), plain, 5, 5.0)
+        controller.learn(plain, plain, 1, 1.0)
+        controller.learn(plain._replace(rows=5), plain, 5, 5.0)
     assert len(controller.allocate([draft], plain, 16)[0].tokens) == 0

@@ -200,6 +200,6 @@ def test_a_thread_indexes_what_many_wrote() -> None:
         corpora = Corpora(threads)
         for start in range(0, 60_000, 20_000):
             generation(corpora, "one", [9], *range(start, start + 20_000)).drop()
-        corpora.of("one").index.settle()
+        corpora.of("one").index.wait_until_indexed()
         for start in (0, 20_000, 59_990):
             assert list(generation(corpora, "one", range(start, start + 4)).propose(1).tokens) == [start + 4]

@@ -132,5 +132,5 @@ def test_a_shorter_draft_verifies_as_many_of_the_drawn_tokens_whatever_they_are(
     chain = Draft([0, 1, 2, 3], range(-1, 3), ["draft_model"] * 4, [0.5] * 4, rows)
     for draft in (chain, chain.without({2})):
         shorter = draft.likeliest(count)
-        assert (list(shorter.tokens), shorter.refused, shorter.drawn) == ([0, 1][:count], -1, count)
+        assert (list(shorter.tokens), shorter.refused, shorter.uncut_length) == ([0, 1][:count], -1, count)
     assert chain.without({1}).likeliest(2).refused == 1

@@ -171,7 +171,7 @@ def test_a_thread_builds_what_was_observed() -> None:
     with ThreadPoolExecutor(1) as threads:
         drafter = small(threads)
         drafter.observe([*range(500), 7, 8])
-        drafter.settle()
+        drafter.wait_until_indexed()
         assert list(drafter.propose(3).tokens) == [9, 10, 11]
 
 

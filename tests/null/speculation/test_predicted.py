@@ -188,7 +188,7 @@ def test_without_its_index_it_still_follows_the_prediction() -> None:
 def test_a_thread_indexes_a_long_prediction() -> None:
     with ThreadPoolExecutor(1) as threads:
         drafter = PredictedText(range(10_000), threads)
-        drafter.settle()
+        drafter.wait_until_indexed()
         drafter.observe([5])
         drafter.observe([5000, 5001])
         assert list(drafter.propose(3).tokens) == [5002, 5003, 5004]

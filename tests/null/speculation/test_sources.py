@@ -92,7 +92,7 @@ def test_each_source_hears_of_its_own_tokens() -> None:
     draft = sources.propose(16)
     path = [draft.child(-1, 1)]
     path.append(draft.child(path[0], 2))
-    sources.settle(draft, path, 1.0)
+    sources.learn(draft, path, 1.0)
     assert (one.heard, two.heard) == ([(3, 2)], [(2, 1)])
 
 
@@ -102,7 +102,7 @@ def test_what_was_cut_away_teaches_nothing() -> None:
     for rows, path in ((1, [0]), (3, [0]), (3, [0, 1, 2])):
         drafter, survival = Scripted("ngram", Proposal([1, 2, 3], match=4)), Survival()
         sources = together(drafter, survival=survival)
-        sources.settle(sources.propose(16).likeliest(rows), path, 1.0)
+        sources.learn(sources.propose(16).likeliest(rows), path, 1.0)
         assert drafter.heard == [(rows, len(path))]
         chances.append(survival.request().chances("ngram", 4, 3))
     untried, fallen, held = chances
@@ -116,7 +116,7 @@ def test_experience_counts_up_to_the_first_wrong_token(accepted: int) -> None:
     for _ in range(30):
         draft = sources.propose(16)
         if draft.tokens:
-            sources.settle(draft, list(range(accepted)), 0.1)
+            sources.learn(draft, list(range(accepted)), 0.1)
     chances = survival.request().chances("ngram", 4, 3)
     assert all(chance > 0.8 for chance in chances[:accepted])
     assert accepted == 3 or chances[accepted] < 0.4
@@ -128,10 +128,10 @@ def test_a_second_branch_is_judged_only_where_the_first_was_wrong() -> None:
     sources = together(Scripted("ngram", tree), survival=survival)
     first = survival.request().chances("ngram/second", 4, 1)
     draft = sources.propose(16)
-    sources.settle(draft, [draft.child(-1, 1)], 0.5)
+    sources.learn(draft, [draft.child(-1, 1)], 0.5)
     assert survival.request().chances("ngram/second", 4, 1) == pytest.approx(first, abs=1e-2)
     draft = sources.propose(16)
-    sources.settle(draft, [draft.child(-1, 3)], 0.5)
+    sources.learn(draft, [draft.child(-1, 3)], 0.5)
     assert survival.request().chances("ngram/second", 4, 1)[0] > first[0]
 
 
@@ -144,7 +144,7 @@ def test_a_source_that_raises_is_off_and_the_others_go_on(method: str, caplog: p
         assert sources.ready()
         draft = sources.propose(16)
         assert (1, 2) in paths(draft)
-        sources.settle(draft, [], 1.0)
+        sources.learn(draft, [], 1.0)
     sources.drop()
     assert other.dropped == 1
     assert caplog.text.count("Traceback") == 1
@@ -173,7 +173,7 @@ def test_a_source_that_is_never_verified_is_asked_less_and_less() -> None:
     sources = together(drafter)
     for _ in range(200):
         if sources.propose(16).tokens:
-            sources.settle(NO_DRAFT, [], 1.0)
+            sources.learn(NO_DRAFT, [], 1.0)
     assert len(drafter.asked) < 30
     asked = len(drafter.asked)
     for _ in range(20):
@@ -187,7 +187,7 @@ def test_a_source_that_is_off_tries_again_with_a_few_tokens() -> None:
     for _ in range(200):
         draft = sources.propose(16)
         lengths.append(len(draft))
-        sources.settle(draft, [], 2.0)
+        sources.learn(draft, [], 2.0)
     tried = [length for length in lengths if length]
     assert tried[0] == 16
     assert set(tried[3:]) == {3}
@@ -206,11 +206,11 @@ def test_nobody_waits_for_a_slow_source_while_another_guesses_well() -> None:
     sources = together(Scripted("ngram", Proposal([1, 2, 3, 4, 5])), slow)
     assert not sources.ready()
     draft = sources.propose(16)
-    sources.settle(draft, range(5), 1.2)
+    sources.learn(draft, range(5), 1.2)
     assert sources.ready()
     sources.observe([1, 2, 3, 4, 5, 6])
     assert not slow.needed, "it would draft on for nobody"
-    sources.settle(sources.propose(16), range(1), 1.2)
+    sources.learn(sources.propose(16), range(1), 1.2)
     assert not sources.ready()
     sources.observe([1, 2])
     assert slow.needed
@@ -224,7 +224,7 @@ def test_a_program_is_asked_every_time() -> None:
         offered.offer([1, 2])
         draft = sources.propose(16)
         assert draft.tokens == [1, 2]
-        sources.settle(draft, [], 3.0)
+        sources.learn(draft, [], 3.0)
         sources.observe([5])
 
 

@@ -55,7 +55,7 @@ class DraftVerification(ContextJob):
             # The last token's logits are wanted, so it is computed once more.
             context.uncompute(len(context.tokens) - 1)
 
-    def guess(self) -> Draft:
+    def propose(self) -> Draft:
         """The program's draft: it is verified whole up to an end of text, as far as there is room."""
         return self._draft.without(self._ends)
 

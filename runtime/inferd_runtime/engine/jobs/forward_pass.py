@@ -41,13 +41,16 @@ class ContextJob:
         """Whether it has ended."""
         return self._ended
 
-    def guess(self) -> Draft:
+    def propose(self) -> Draft:
         """Nothing: these jobs are told what to compute."""
         return NO_DRAFT
 
-    def outlook(self) -> NextWork:
+    def skip_draft(self) -> None:
+        """Do nothing: this job does not speculate."""
+
+    def next_work(self) -> NextWork:
         """See :class:`~inferd_runtime.engine.job.Job`. Nobody runs ahead of these jobs."""
-        return NextWork.OPEN
+        return NextWork.UNKNOWN
 
     def fail(self, error: InferdError) -> None:
         """End with an error."""
@@ -75,19 +78,19 @@ class Prefill(ContextJob):
         """Whether more than the last token is pending."""
         return not self._ended and self.context.pending > 1
 
-    def settle(self) -> None:
+    def end_if_done(self) -> None:
         """End at once when there is nothing to compute."""
         if not self._ended and self.context.pending <= 1:
             self._end()
 
     def work(self, budget: int, draft: Draft) -> Work:
         """The next chunk, without logits. Others may have computed all of it meanwhile: then this is done."""
-        self.settle()
+        self.end_if_done()
         return Work(self.context.tokens[self.context.table.length : -1][:budget])
 
     def commit(self, done: Verified) -> None:
         """Count the chunk."""
-        self.settle()
+        self.end_if_done()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A generation: the state machine that turns sampled rows into finished steps. No tensors, no waiting."""
+"""A generation: the job that turns sampled tokens into finished steps. No tensors, no waiting."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from inferd.protocol import InferdError, InvalidRequest, Step, TokenLogprob
+from inferd.protocol import InferdError, InvalidRequest, Step, TokenLogprob, Usage
 from inferd_runtime.engine.job import NextWork
 from inferd_runtime.engine.jobs.grammar_masks import OutputMasks
 from inferd_runtime.engine.jobs.text import TextAssembler
@@ -15,20 +15,21 @@ from inferd_runtime.engine.sampling.penalties import History
 from inferd_runtime.engine.sampling.probes import token_logprob
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.engine.stages import Verified, Work
-from inferd_runtime.speculation.counters import count_sources
+from inferd_runtime.speculation.counters import SpeculationCounters, count_sources
 from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 from inferd_runtime.speculation.sources import SourceSet
 
 MAX_UNDELIVERED_STEPS = 16
+"""A generation pauses while so many of its steps have not been taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
-    """What a generation needs to know, resolved before it starts. ``paced``: every step waits for :meth:`allow`.
+    """The arguments of a generation, resolved before it starts.
 
-    ``priority`` (-3 to 3): each step up doubles its share among the tenant's own work. ``logprobs``: every token comes with its
-    log-probability by the model's own logits, before penalties, bias, mask and temperature, and with so many of the most
-    likely ones at its place; None: without.
+    ``paced``: every step waits for :meth:`Generation.allow`. ``priority`` (-3 to 3): each step up doubles its share among the
+    tenant's own work. ``logprobs``: every token comes with its log-probability by the model's own logits, before penalties,
+    bias, mask and temperature, and with so many of the most likely tokens at its place; None: without.
     """
 
     sampler: RowSampler
@@ -41,23 +42,12 @@ class GenerationSpec:
     logprobs: int | None = None
 
 
-@dataclass(slots=True)
-class Counters:
-    """What a generation has done so far."""
-
-    tokens: int = 0
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-
-
 class Generation:
     """One ``generate`` call at the end of a context, which it owns until it is closed.
 
-    Steps queue up in ``outbox``; it stops running ahead when MAX_UNDELIVERED_STEPS of them wait. A ``paced`` generation
-    (a program's
-    own speculator or constraint) runs one step per :meth:`allow`. ``finish`` is "" while it goes on, else stop | length |
-    closed.
+    Finished steps queue up in ``outbox``; it pauses while MAX_UNDELIVERED_STEPS of them are there. A ``paced`` generation (a
+    program's own speculator or constraint) runs one step per :meth:`allow`. ``finish`` is "" while it goes on, else stop |
+    length | closed.
     """
 
     def __init__(self, context: CachedSequence, spec: GenerationSpec, text: TextAssembler) -> None:
@@ -69,12 +59,13 @@ class Generation:
         self.outbox: deque[Step] = deque()
         self.finish = ""
         self.error: InferdError | None = None
-        self.counters = Counters()
+        self.counters = SpeculationCounters()
         self.listener: Callable[[], None] | None = None
         self._text = text
         self._start = len(context.tokens)
         self._end = min(self._start + spec.max_tokens, context.max_length)
-        self._emitted = 0
+        self._taken = 0
+        self._wrote_end = False
         self._allowed = not spec.paced
         penalties = spec.sampler.penalties
         self._history = None if penalties is None else History(penalties, context.tokens)
@@ -90,26 +81,26 @@ class Generation:
     # -- Job ------------------------------------------------------------------------------------------------------
 
     def ready(self) -> bool:
-        """Whether a step is wanted now."""
+        """True if it asks for a step now."""
         if self.finish or self.error is not None or not self._allowed or len(self.outbox) >= MAX_UNDELIVERED_STEPS:
             return False
         return self.spec.sources is None or self.spec.sources.ready()
 
     def finished(self) -> bool:
-        """Whether it has ended, well or not."""
+        """True if it has ended, with or without an error."""
         return bool(self.finish) or self.error is not None
 
-    def guess(self) -> Draft:
-        """What the sources propose, without end-of-text: its row is sampled anyway, and nothing may follow it."""
-        sources, context = self.spec.sources, self.context
+    def propose(self) -> Draft:
+        """Ask the sources for a draft, cut before end-of-text, whose row is sampled anyway and after which nothing comes."""
+        sources, context, grammar = self.spec.sources, self.context, self.spec.grammar
         if sources is None or (context.pending > 1 and not self.spec.paced):
             return NO_DRAFT
-        if self.spec.grammar is None and sources.rest():
+        if grammar is None and sources.all_resting:
+            sources.skip_step()
             return NO_DRAFT
         limit = self._room() - 1
         if limit <= 0:
             return NO_DRAFT
-        grammar = self.spec.grammar
         draft = sources.propose(limit, grammar.forced() if grammar is not None and sources.forced else ())
         if draft.tokens:
             draft = draft.without(self.spec.eos_tokens)
@@ -119,8 +110,13 @@ class Generation:
                 return grammar.completed(draft, min(limit, sources.max_draft))
         return draft
 
+    def skip_draft(self) -> None:
+        """Count a step of the sources' rest."""
+        if self.spec.sources is not None and (self.context.pending <= 1 or self.spec.paced):
+            self.spec.sources.skip_step()
+
     def work(self, budget: int, draft: Draft) -> Work:
-        """A prefill chunk, or the pending tokens with a draft behind them and a mask per sampled row."""
+        """Return a prefill chunk, or the pending tokens with the legal part of the draft and a mask per sampled row."""
         pending = self.context.tokens[self.context.table.length :]
         if len(pending) > budget:
             return Work(pending[:budget])
@@ -130,39 +126,38 @@ class Generation:
         legal, masks = (draft, None) if self.spec.grammar is None else self.spec.grammar.masks(draft)
         return Work(
             [*pending, *legal.tokens], len(legal) + 1, legal, masks, self.spec.sampler,
-            filtered=illegal(draft, legal),
+            filtered=filtered_sources(draft, legal),
             adjustments=None if self._history is None else self._history.rows(legal),
             scored=self.spec.logprobs is not None,
         )  # fmt: skip
 
     def commit(self, done: Verified) -> None:
-        """Take accepted tokens and the new one; end on end-of-text, a stop string, or the length."""
+        """Take the accepted tokens and the one after them; end at end-of-text, a stop string, or the length."""
         if not done.tokens:
             return
         if self.spec.grammar is not None:
-            self.spec.grammar.settle(done.tokens)
+            self.spec.grammar.advance(done.tokens)
         if self.spec.sources is not None:
-            self.spec.sources.settle(done.work.draft, done.path, done.cost)
+            self.spec.sources.learn(done.work.draft, done.path, done.cost)
         self._allowed = not self.spec.paced
         self._emit(done)
         if self.finish and self.spec.sources is not None:
             self.spec.sources.end()
         self._notify()
 
-    def outlook(self) -> NextWork:
-        """See :class:`~inferd_runtime.engine.job.Job`. Certain where neither a program, nor a grammar, nor a guess
-        has a say."""
+    def next_work(self) -> NextWork:
+        """See :class:`~inferd_runtime.engine.job.Job`. Unknown if it depends on a program, a grammar or a draft."""
         if self.finished() or self._room() <= 1:
             return NextWork.NOTHING
         waits = self.spec.paced or len(self.outbox) + 1 >= MAX_UNDELIVERED_STEPS
-        return NextWork.ROW if not waits and (self._plain or self._rests()) else NextWork.OPEN
+        return NextWork.ROW if not waits and (self._plain or self._plain_for_now()) else NextWork.UNKNOWN
 
-    def _rests(self) -> bool:
-        """Whether nothing makes the next row differ from a plain one but sources, and these are resting."""
-        return self._bare and self.spec.sources is not None and self.spec.sources.resting
+    def _plain_for_now(self) -> bool:
+        """True if only sources could make the next row differ from a plain one, and none will be asked."""
+        return self._bare and self.spec.sources is not None and self.spec.sources.resting_next_step
 
     def fail(self, error: InferdError) -> None:
-        """End with an error; what was delivered stays in the context."""
+        """End with an error. The delivered tokens stay in the context."""
         if not self.finished():
             self.error = error
             if self.spec.sources is not None:
@@ -173,25 +168,31 @@ class Generation:
 
     @property
     def delivered_length(self) -> int:
-        """How many tokens the context would keep if it were closed now."""
-        return min(self._start + self._emitted, len(self.context.tokens))
+        """Tokens that the context keeps if the generation is closed now."""
+        return min(self._start + self._taken, len(self.context.tokens))
+
+    @property
+    def usage(self) -> Usage:
+        """What it has used so far. ``tokens`` leave out end-of-text."""
+        done = self.counters
+        return Usage(0, done.emitted - self._wrote_end, done.steps, done.drafted, done.accepted)
 
     def allow(self) -> None:
         """Let a paced generation run its next step."""
         self._allowed = True
 
     def take(self) -> list[Step]:
-        """The finished steps that were not taken yet."""
+        """Remove the finished steps from the outbox, and return them."""
         steps = list(self.outbox)
         self.outbox.clear()
-        self._emitted += sum(len(step.tokens) for step in steps)
+        self._taken += sum(len(step.tokens) for step in steps)
         return steps
 
     def close(self, keep: int = -1) -> None:
-        """Give the context back with exactly the first ``keep`` generated tokens; -1: all that were taken, and the end-of-text
-        that the model wrote behind them.
+        """Release the context with exactly the first ``keep`` generated tokens; -1: all that were taken, and the end-of-text that
+        the model wrote after them.
 
-        Raises InvalidRequest for more than were taken, or fewer once the context has been used for something else.
+        Raises InvalidRequest for more than were taken, or for fewer once the context has been used for something else.
         """
         self._check_keep(keep)
         memory = None
@@ -201,7 +202,7 @@ class Generation:
         if self.context.user is not self:
             return
         if keep >= 0 or self.outbox or not self.finish or self.error is not None:
-            wanted = self._start + (self._emitted if keep < 0 else keep)
+            wanted = self._start + (self._taken if keep < 0 else keep)
             self.context.truncate(min(wanted, len(self.context.tokens)))
         if memory is not None and memory.length <= len(self.context.tokens):
             self.context.memory = memory
@@ -213,19 +214,19 @@ class Generation:
     def _check_keep(self, keep: int) -> None:
         if keep < -1:
             raise InvalidRequest(f"cannot keep {keep} tokens")
-        if self.context.user is self and keep > self._emitted:
-            raise InvalidRequest(f"cannot keep {keep} tokens: {self._emitted} were delivered")
-        if self.context.user is not self and -1 < keep < self._emitted:
+        if self.context.user is self and keep > self._taken:
+            raise InvalidRequest(f"cannot keep {keep} tokens: {self._taken} were delivered")
+        if self.context.user is not self and -1 < keep < self._taken:
             raise InvalidRequest("the context has been used since the generation ended: truncate it instead")
 
     # -- Inside ---------------------------------------------------------------------------------------------------
 
     def _room(self) -> int:
-        """Tokens that may still be emitted."""
+        """Return how many tokens may still be emitted."""
         return self._end - len(self.context.tokens)
 
     def _emit(self, done: Verified) -> None:
-        """Cut the run where it ends, write it into the context, queue the step."""
+        """Cut the emitted tokens where the generation ends, append them to the context, and queue the step."""
         kept, text = self._cut(done.tokens)
         self.context.tokens.extend(done.tokens[:kept])
         if self._history is not None:
@@ -239,12 +240,13 @@ class Generation:
             text += self._text.rest()
         elif self.spec.sources is not None:
             self.spec.sources.observe(done.tokens[:kept])
-        self._count(done, len(content))
         self.outbox.append(self._step(done, content, text, kept))
 
     def _step(self, done: Verified, content: list[int], text: str, kept: int) -> Step:
+        """Return the step with its counts, which are added to the counters."""
         draft, filtered, scores = done.work.draft, done.work.filtered, self._scores(done, len(content))
         counts = count_sources(draft.sources, done.path, filtered) if draft.tokens or filtered else ()
+        self.counters.count(counts, done.accepted, kept)
         if self.spec.sources is not None:
             self.spec.sources.counters.count(counts, done.accepted, kept)
         if not counts:
@@ -253,8 +255,9 @@ class Generation:
         return Step(content, text, len(draft), done.accepted, len(filtered), truncated, saved_us, counts, scores)
 
     def _scores(self, done: Verified, count: int) -> list[TokenLogprob]:
-        """How likely each of the first ``count`` tokens was: by the row it was drawn from, which for all but the first is the one
-        behind the accepted token before it.
+        """Return the log-probabilities of the first ``count`` emitted tokens, each from the row that it was sampled from.
+
+        The first token's row is row 0, each other's that of the accepted node before it.
         """
         top = self.spec.logprobs
         if top is None:
@@ -266,11 +269,11 @@ class Generation:
         ]
 
     def _cut(self, tokens: Sequence[int]) -> tuple[int, str]:
-        """How many of the tokens stand, and their text; sets ``finish``."""
+        """Find where the generation ends, and set ``finish`` there. Returns how many tokens are kept, and their text."""
         room, text = self._room(), ""
         for kept, token in enumerate(tokens, start=1):
             if token in self.spec.eos_tokens:
-                self.finish = "stop"
+                self.finish, self._wrote_end = "stop", True
                 return kept, text
             text += self._text.feed(token)
             if self._text.stopped:
@@ -282,22 +285,16 @@ class Generation:
         return len(tokens), text
 
     def _forced_to_end(self) -> bool:
-        """Whether the grammar leaves end-of-text only: it is certain, so no forward pass is spent on it."""
+        """True if the grammar allows end-of-text only. Then it is appended without a forward pass."""
         return self.spec.grammar is not None and self._room() > 0 and self.spec.grammar.must_end()
-
-    def _count(self, done: Verified, tokens: int) -> None:
-        self.counters.tokens += tokens
-        self.counters.steps += 1
-        self.counters.drafted += len(done.work.draft)
-        self.counters.accepted += done.accepted
 
     def _notify(self) -> None:
         if self.listener is not None:
             self.listener()
 
 
-def illegal(draft: Draft, legal: Draft) -> list[str]:
-    """The sources of the guesses that a grammar cut out of a draft."""
+def filtered_sources(draft: Draft, legal: Draft) -> list[str]:
+    """Return the sources of the draft's tokens that are not in its legal part, one entry per token."""
     if len(legal) == len(draft):
         return []
     left = Counter(legal.sources)
@@ -305,7 +302,7 @@ def illegal(draft: Draft, legal: Draft) -> list[str]:
 
 
 def check_start(context: CachedSequence) -> None:
-    """Raises InvalidRequest or LimitExceeded if a generation cannot run on the context."""
+    """Check that a generation can start. Raises InvalidRequest if the context is empty or in use, LimitExceeded if it is full."""
     if context.user is not None:
         raise InvalidRequest("the context is in use by another operation")
     context.check_room_behind()

@@ -48,7 +48,7 @@ class OutputMasks(Protocol):
         """The legal part of the draft, and int32[len(legal) + 1, words]: the mask of the row before it and behind each node."""
         ...
 
-    def settle(self, tokens: Sequence[int]) -> None:
+    def advance(self, tokens: Sequence[int]) -> None:
         """After verification: these tokens stand; all but the last were the draft's."""
         ...
 
@@ -88,7 +88,7 @@ class OfferedMask:
         """Nothing is legal that nobody knows the mask of; int32[1, words]."""
         return NO_DRAFT, self._row
 
-    def settle(self, tokens: Sequence[int]) -> None:
+    def advance(self, tokens: Sequence[int]) -> None:
         """The program hears it with the step."""
 
     def must_end(self) -> bool:
@@ -168,7 +168,7 @@ class GrammarCursor:
         self._walked.append(token)
         return True
 
-    def settle(self, tokens: Sequence[int]) -> None:
+    def advance(self, tokens: Sequence[int]) -> None:
         """After verification: undo what differs from where the walk ended, then take the rest."""
         with matcher_errors():
             common = sum(

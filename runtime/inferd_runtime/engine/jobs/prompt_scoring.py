@@ -45,7 +45,7 @@ class PromptScoring(ContextJob):
         """Whether more than the last token is pending."""
         return not self._ended and self.context.pending > 1
 
-    def settle(self) -> None:
+    def end_if_done(self) -> None:
         """End at once when there is nothing to compute."""
         if not self._ended and self.context.pending <= 1:
             self._end()
@@ -64,7 +64,7 @@ class PromptScoring(ContextJob):
         for at in range(self._base + len(self._results) - 1, end):
             row = done.logits[at - (end - done.work.rows)]
             self._results.append(token_logprob(row, tokens[at + 1], self._top))
-        self.settle()
+        self.end_if_done()
 
     def scores(self) -> list[TokenLogprob]:
         """One per token given."""

@@ -1,4 +1,4 @@
-"""What an engine's generations share about speculation: the controller, experience, counters."""
+"""Which drafts a step verifies, and what the engine learns from that: the controller, the counters, the price of a step."""
 
 from __future__ import annotations
 
@@ -16,70 +16,70 @@ from inferd_runtime.speculation.sources import SourceSet
 from inferd_runtime.speculation.times import StepShape, StepTimes
 
 SPECULATES = attrgetter("speculates")
-SAMPLED = 32
+PLAIN_SAMPLE = 32
 """One in so many steps without drafts is learnt from."""
 
 
 class DraftBudget:
-    """Decides which drafts a step verifies, and learns from how long it took and what came of it.
+    """Decides which drafts a step verifies, and learns from how long it took and how many tokens it emitted.
 
-    ``most``: rows for a draft that every sequence feeds anyway; then each draft gets as many, and there is nothing to decide.
+    ``fixed_rows``: rows for a draft that every sequence feeds anyway; then each draft gets as many, and nothing is decided.
     """
 
-    def __init__(self, times: StepTimes, most: int | None = None) -> None:
+    def __init__(self, times: StepTimes, fixed_rows: int | None = None) -> None:
         self.controller = Controller(times)
         self.counters = SpeculationCounters()
         self._plain_steps = 0
-        self._most = most
+        self._fixed_rows = fixed_rows
 
     def sources(
         self, drafters: Sequence[Drafter], *, max_draft: int = 16, tree: bool = True, forced: bool = True
     ) -> SourceSet:
-        """The sources of one generation, with the experience of all before it."""
+        """Return the sources of one new generation, which start from the experience of all before it."""
         survival = self.controller.survival.request()
         return SourceSet(drafters, survival, self.counters, max_draft=max_draft, tree=tree, forced=forced)
 
     def allocate(self, jobs: Sequence[Job], budget: int) -> dict[Job, Draft]:
-        """Ask the jobs for their guesses, and choose among all of them what a step of ``budget`` tokens verifies."""
+        """Ask the jobs for drafts, and return what a step of ``budget`` tokens verifies of each; jobs without are left out."""
         if not any(map(SPECULATES, jobs)):
             return {}
-        guesses = [guess(job) if job.speculates else NO_DRAFT for job in jobs]
-        if not any(draft.drawn for draft in guesses):
+        drafts = [propose_draft(job) if job.speculates else NO_DRAFT for job in jobs]
+        if not any(draft.uncut_length for draft in drafts):
             return {}
-        if self._most is not None:
-            free = {job: draft.likeliest(self._most) for job, draft in zip(jobs, guesses, strict=True)}
-            return {job: draft for job, draft in free.items() if draft.drawn}
-        shape = _shape_of(jobs, budget)
-        sampled = [(job, draft) for job, draft in zip(jobs, guesses, strict=True) if draft.probabilities is not None]
-        drawn = _share_out(sampled, max(0, budget - shape.rows))
-        shape = shape._replace(rows=shape.rows + sum(map(len, drawn.values())))
-        rest = [NO_DRAFT if job in drawn else draft for job, draft in zip(jobs, guesses, strict=True)]
+        if self._fixed_rows is not None:
+            cut = {job: draft.likeliest(self._fixed_rows) for job, draft in zip(jobs, drafts, strict=True)}
+            return {job: draft for job, draft in cut.items() if draft.uncut_length}
+        shape = _shape_without_drafts(jobs, budget)
+        sampled = [(job, draft) for job, draft in zip(jobs, drafts, strict=True) if draft.probabilities is not None]
+        granted = _divide_rows(sampled, max(0, budget - shape.rows))
+        shape = shape._replace(rows=shape.rows + sum(map(len, granted.values())))
+        rest = [NO_DRAFT if job in granted else draft for job, draft in zip(jobs, drafts, strict=True)]
         chosen = self.controller.allocate(rest, shape, max(0, budget - shape.rows))
-        return {job: draft for job, draft in zip(jobs, chosen, strict=True) if draft.tokens} | drawn
+        return {job: draft for job, draft in zip(jobs, chosen, strict=True) if draft.tokens} | granted
 
     def price(self, plan: Sequence[Planned]) -> StepPrice | None:
-        """What the step's drafts cost by the model; None where there are none."""
+        """Return what the step's drafts cost by the model of step times; None if it has no drafts."""
         if not any(item.work.draft.tokens for item in plan):
             return None
         shape = planned_shape(plan, drafts=True)
-        plain = planned_shape(plan, drafts=False) if self._most is None else shape
+        plain = planned_shape(plan, drafts=False) if self._fixed_rows is None else shape
         return StepPrice(self.controller, shape, plain)
 
-    def settle(self, plan: Sequence[Planned], price: StepPrice | None, emitted: int, seconds: float) -> None:
-        """Learn from a step that brought ``emitted`` tokens. Of those without drafts a sample is enough."""
+    def learn(self, plan: Sequence[Planned], price: StepPrice | None, emitted: int, seconds: float) -> None:
+        """Take in how long a step took that emitted so many tokens. Of steps without drafts, one in PLAIN_SAMPLE is enough."""
         if not self.controller.times.learns:
             return
         if price is not None:
-            self.controller.settle(price.shape, price.plain, emitted, seconds)
+            self.controller.learn(price.shape, price.plain, emitted, seconds)
             return
         self._plain_steps += 1
-        if self._plain_steps % SAMPLED == 0 or self.controller.compares:
+        if self._plain_steps % PLAIN_SAMPLE == 0 or self.controller.compares:
             shape = planned_shape(plan, drafts=False)
-            self.controller.settle(shape, shape, emitted, seconds)
+            self.controller.learn(shape, shape, emitted, seconds)
 
 
 class StepPrice:
-    """One step with drafts, beside the same without."""
+    """A step with drafts beside the same step without: ``shape`` and ``plain``."""
 
     def __init__(self, controller: Controller, shape: StepShape, plain: StepShape) -> None:
         self.shape = shape
@@ -87,8 +87,11 @@ class StepPrice:
         self._step = controller.times.time(plain)
         self._row = max(0.0, controller.times.time(shape) - self._step) / max(1, shape.rows - plain.rows)
 
-    def note(self, done: Verified) -> Verified:
-        """The outcome with what its draft cost and saved: its share of the plain step for each accepted token, less its rows."""
+    def annotate(self, done: Verified) -> Verified:
+        """Return the outcome with what its draft cost and saved.
+
+        An accepted token saves the job's share of the plain step; a drafted token costs a row.
+        """
         drafted = len(done.work.draft.tokens)
         if not drafted:
             return done
@@ -96,15 +99,18 @@ class StepPrice:
         return done._replace(cost=(share + extra) / share, saved=done.accepted * share - extra)
 
 
-def guess(job: Job) -> Draft:
-    """What a job would like to have verified. A job that fails over it ends alone."""
+def propose_draft(job: Job) -> Draft:
+    """Return the job's draft. A job that raises ends alone, and has none."""
     with JobBoundary(job):
-        return job.guess()
+        return job.propose()
     return NO_DRAFT
 
 
-def _share_out(sampled: Sequence[tuple[Job, Draft]], rows: int) -> dict[Job, Draft]:
-    """Sampled drafts, each whole or its share of the rows: what is verified must not depend on what was drawn."""
+def _divide_rows(sampled: Sequence[tuple[Job, Draft]], rows: int) -> dict[Job, Draft]:
+    """Return each sampled draft, cut to an equal share of the rows.
+
+    The controller does not choose among these: how much is verified must not depend on which tokens were drawn.
+    """
     granted: dict[Job, Draft] = {}
     for waiting, (job, draft) in zip(range(len(sampled), 0, -1), sampled, strict=True):
         granted[job] = draft.likeliest(rows // waiting)
@@ -112,14 +118,14 @@ def _share_out(sampled: Sequence[tuple[Job, Draft]], rows: int) -> dict[Job, Dra
     return granted
 
 
-def _shape_of(jobs: Sequence[Job], budget: int) -> StepShape:
-    """The step that feeds these jobs without drafts, as far as the budget goes."""
+def _shape_without_drafts(jobs: Sequence[Job], budget: int) -> StepShape:
+    """Return the shape of a step that feeds these jobs without drafts, as far as the budget goes."""
     rows = min(budget, sum(max(1, job.context.pending) for job in jobs))
     return StepShape(len(jobs), rows, sum(len(job.context.tokens) for job in jobs))
 
 
 def planned_shape(plan: Sequence[Planned], *, drafts: bool) -> StepShape:
-    """A planned step's shape, with its drafts or without them."""
+    """Return a planned step's shape, with its drafts or without them."""
     rows = sum(len(item.work.tokens) for item in plan)
     context = rows + sum(item.table.length for item in plan)
     drafted = sum(len(item.work.draft.tokens) for item in plan)

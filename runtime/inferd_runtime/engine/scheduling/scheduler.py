@@ -136,7 +136,7 @@ class Scheduler:
         if self._waiting:
             self._waiting.pop(job, None)
         work = job.work(budget, self._drafts.get(job, NO_DRAFT))
-        if work.draft.drawn and not self._fits(context, len(work.tokens) + _unseen(work.draft)):
+        if work.draft.uncut_length and not self._fits(context, len(work.tokens) + _unseen(work.draft)):
             work = job.work(budget, NO_DRAFT)
         if not work.tokens:
             return None

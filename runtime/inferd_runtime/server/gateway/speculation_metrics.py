@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import Metric
 
-from inferd.protocol import SOURCES, SourceCount
+from inferd.protocol import SOURCES
 from inferd_runtime.server.gateway.metric_families import MetricValues, family
-from inferd_runtime.session.wire import ModelStats, SpeculationTotals
+from inferd_runtime.session.wire import ModelStats
+from inferd_runtime.speculation.counters import DraftCounts, SpeculationCounters
 
 TOTALS = {
     "steps": ("inferd_spec_steps_total", "Delivered steps of generations."),
@@ -16,9 +17,9 @@ TOTALS = {
     "emitted": ("inferd_spec_emitted_tokens_total", "Tokens that steps delivered."),
     "truncated": ("inferd_spec_truncated_tokens_total", "Sampled tokens that the end of a generation cut off."),
     "wasted": ("inferd_spec_wasted_tokens_total", "Draft tokens that were verified and not accepted."),
-    "breaker_open": ("inferd_spec_breaker_open", "1 while drafting is off because it cost more than it brought."),
 }
-"""Name and help of fields of :class:`SpeculationTotals`."""
+"""Name and help of fields of :class:`SpeculationCounters`."""
+BREAKER_OPEN = ("inferd_spec_breaker_open", "1 while drafting is off because it cost more than it brought.")
 SOURCE_TOTALS = {
     "drafted": ("inferd_spec_drafted_tokens_total", "Draft tokens that were verified, by source."),
     "filtered": ("inferd_spec_filtered_tokens_total", "Draft tokens that the grammar ruled out, by source."),
@@ -33,7 +34,7 @@ DRAFT_MODEL_TOTALS = {
     "waited": ("inferd_draft_model_waited_seconds_total", "Seconds that steps waited for the draft model."),
 }
 PER_POSITION = "Draft tokens that were accepted, by position in the draft."
-UNUSED = SourceCount("")
+UNUSED = DraftCounts()
 
 
 def speculation_families(models: Sequence[ModelStats]) -> Iterator[Metric]:
@@ -46,6 +47,7 @@ def speculation_families(models: Sequence[ModelStats]) -> Iterator[Metric]:
         return
     for field, (name, text) in TOTALS.items():
         yield family(name, text, ("model",), [((one.name,), int(getattr(one.speculation, field))) for one in models])
+    yield family(*BREAKER_OPEN, ("model",), [((one.name,), int(one.breaker_open)) for one in models])
     for field, (name, text) in SOURCE_TOTALS.items():
         yield family(name, text, ("model", "source"), _by_source(models, field))
     name = "inferd_spec_accepted_tokens_per_pos_total"
@@ -56,18 +58,21 @@ def speculation_families(models: Sequence[ModelStats]) -> Iterator[Metric]:
 
 def _draft_models(models: Sequence[ModelStats]) -> Iterator[Metric]:
     """Yield what draft models did; nothing where there is none."""
-    pairs = [(model, draft) for model in models for draft in model.draft_models]
-    for field, (name, text) in DRAFT_MODEL_TOTALS.items() if pairs else ():
-        values = [((model.name, draft.name), getattr(draft, field)) for model, draft in pairs]
+    drafts = [((model.name, name), done) for model in models for name, done in model.draft_models.items()]
+    for field, (name, text) in DRAFT_MODEL_TOTALS.items() if drafts else ():
+        values = [(labels, getattr(done, field)) for labels, done in drafts]
         yield family(name, text, ("model", "draft_model"), values)
 
 
 def _as_vllm(models: Sequence[ModelStats]) -> Iterator[Metric]:
     """Yield the names and labels of vLLM's ``v1/spec_decode/metrics.py``."""
-    figures: dict[str, tuple[str, Callable[[SpeculationTotals], int]]] = {
+    figures: dict[str, tuple[str, Callable[[SpeculationCounters], int]]] = {
         "drafts": ("Steps that verified a draft.", lambda done: done.drafts),
-        "draft_tokens": ("Draft tokens that were verified.", lambda done: sum(one.drafted for one in done.sources)),
-        "accepted_tokens": ("Draft tokens that were accepted.", lambda done: sum(one.accepted for one in done.sources)),
+        "draft_tokens": ("Draft tokens that were verified.", lambda done: done.drafted),
+        "accepted_tokens": (
+            "Draft tokens that were accepted.",
+            lambda done: sum(one.accepted for one in done.sources.values()),
+        ),
     }
     for name, (text, figure) in figures.items():
         values = [((model.name,), figure(model.speculation)) for model in models]
@@ -79,11 +84,7 @@ def _as_vllm(models: Sequence[ModelStats]) -> Iterator[Metric]:
 def _by_source(models: Sequence[ModelStats], field: str) -> MetricValues:
     for model in models:
         for source in SOURCES:
-            yield (model.name, source), int(getattr(_source(model.speculation, source), field))
-
-
-def _source(done: SpeculationTotals, name: str) -> SourceCount:
-    return next((one for one in done.sources if one.source == name), UNUSED)
+            yield (model.name, source), int(getattr(model.speculation.sources.get(source, UNUSED), field))
 
 
 def _by_position(models: Sequence[ModelStats]) -> MetricValues:

@@ -108,8 +108,7 @@ class OpenGeneration:
 
     def usage(self) -> p.Usage:
         """Return what this generation has used."""
-        counters = self.generation.counters
-        return p.Usage(0, counters.tokens, counters.steps, counters.drafted, counters.accepted)
+        return self.generation.usage
 
     def close(self, keep: int = -1) -> None:
         """Give the context back with the first ``keep`` generated tokens (-1: all that were taken)."""

@@ -65,13 +65,13 @@ def build_sources(
     Raises InvalidRequest, NotFound or LimitExceeded.
     """
     if offered is not None:
-        return model.engine.speculation.sources([offered], max_draft=p.MAX_DRAFT, forced=False)
+        return model.engine.draft_budget.sources([offered], max_draft=p.MAX_DRAFT, forced=False)
     wish = SpeculationRequest.of(request, model)
     context.check_tokens(wish.predicted)
     drafters = list(open_drafters(wish, model, context, sampler))
     if not drafters and not wish.forced:
         return None
-    return model.engine.speculation.sources(
+    return model.engine.draft_budget.sources(
         drafters, max_draft=wish.settings.max_draft, tree=wish.settings.tree, forced=wish.forced
     )
 

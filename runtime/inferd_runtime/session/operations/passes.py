@@ -28,7 +28,7 @@ def flush(state: SessionState, call: Call) -> None:
     with entry.leased(request.adapter) as lease:
         job = Prefill(entry.context)
         await_job(state, call, job, lambda: state.context_state(request.context), lease)
-    job.settle()
+    job.end_if_done()
     entry.model.engine.submit(job)
 
 
@@ -51,7 +51,7 @@ def prompt_logprobs(state: SessionState, call: Call) -> None:
     with entry.leased(request.adapter) as lease:
         job = PromptScoring(entry.context, request.tokens, request.top)
         await_job(state, call, job, lambda: p.TokenLogprobs(job.scores(), len(entry.context.tokens)), lease)
-    job.settle()
+    job.end_if_done()
     entry.model.engine.submit(job)
 
 
@@ -73,7 +73,7 @@ def verified(state: SessionState, job: DraftVerification, model: ServedModel) ->
     accepted = len(job.accepted)
     state.count(p.Usage(tokens=accepted + 1, steps=1, drafted=job.drafted, accepted=accepted))
     counts = [p.SourceCount(PROGRAM, job.drafted, 0, accepted)] if job.drafted else []
-    model.engine.speculation.counters.count(counts, accepted, accepted + 1)
+    model.engine.draft_budget.counters.count(counts, accepted, accepted + 1)
     return p.Verification(job.accepted, job.token, job.path, len(job.context.tokens))
 
 

@@ -31,7 +31,7 @@ from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
 from inferd_runtime.testing.sampling_driver import FinishedStep, SamplingNullDriver
 from inferd_runtime.testing.speculation import BlindTree, GenerationUnderTest, Oracle, Wrong
 
-from .run_ahead_cases import (
+from .overlap_cases import (
     FREE_ROWS,
     GREEDY,
     MODEL,
@@ -269,7 +269,7 @@ class Schedule(RuleBasedStateMachine):
         if kind is Prefill:
             context.append(tokens)
             job: Any = Prefill(context)
-            job.settle()
+            job.end_if_done()
         else:
             job = ForwardPass(context, tokens, [], RowSpec(GREEDY))
         self.engine.submit(job)
@@ -433,7 +433,7 @@ def test_a_steps_time_runs_from_one_result_to_the_next(busy: float, each: float,
     engine = Engine(device)
     seconds: list[float] = []
     monkeypatch.setattr(step_loop.time, "perf_counter", lambda: device.now)
-    monkeypatch.setattr(engine.speculation, "settle", lambda plan, price, emitted, took: seconds.append(took))
+    monkeypatch.setattr(engine.draft_budget, "learn", lambda plan, price, emitted, took: seconds.append(took))
     finish(engine, [start(engine, make_request(device, [1, 2, 3], 0, max_tokens=12))])
     assert seconds[1:-1] == [each] * 10
     assert sum(seconds) == device.now, "no time is counted twice, and none is lost"

@@ -8,9 +8,10 @@ import pytest
 
 from inferd.protocol import LimitExceeded
 from inferd_runtime.engine.engine import Engine, EngineOptions
+from inferd_runtime.engine.in_flight import InFlightStep
 from inferd_runtime.engine.job import NextWork, Planned
 from inferd_runtime.engine.jobs.generation import MAX_UNDELIVERED_STEPS, Generation
-from inferd_runtime.engine.overlap import InFlightStep, OverlapPlanner
+from inferd_runtime.engine.overlap import OverlapPlanner
 from inferd_runtime.engine.scheduling.queues import Queues
 from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
@@ -18,8 +19,8 @@ from inferd_runtime.kv.account import QuotaExceeded
 from inferd_runtime.kv.pool import PoolExhausted
 from inferd_runtime.kv.table import PageTable
 
-from . import test_run_ahead as proofs
-from .run_ahead_cases import (
+from . import test_overlap as proofs
+from .overlap_cases import (
     MODEL,
     Patch,
     Watched,
@@ -102,7 +103,7 @@ def test_the_engine_as_it_is_passes(name: str) -> None:
 
 
 def everything_stands(patch: Patch) -> None:
-    patch.setattr(InFlightStep, "stands", lambda flight, at: True)
+    patch.setattr(InFlightStep, "is_wanted", lambda step, index: True)
 
 
 def not_one_further(patch: Patch) -> None:
@@ -110,8 +111,10 @@ def not_one_further(patch: Patch) -> None:
 
 
 def planned_with(change: Callable[[list[Planned]], list[Planned]]) -> Callable[[Patch], None]:
-    honest = OverlapPlanner._going_on
-    return lambda patch: patch.setattr(OverlapPlanner, "_going_on", lambda ahead, flight: change(honest(ahead, flight)))
+    honest = OverlapPlanner._next_rows
+    return lambda patch: patch.setattr(
+        OverlapPlanner, "_next_rows", lambda planner, step: change(honest(planner, step))
+    )
 
 
 def neighbours_token(plan: list[Planned]) -> list[Planned]:
@@ -156,15 +159,15 @@ def only_the_clock_not_asked(patch: Patch) -> None:
 
 
 def outbox_not_asked(patch: Patch) -> None:
-    def outlook(generation: Generation) -> NextWork:
+    def next_work(generation: Generation) -> NextWork:
         return NextWork.NOTHING if generation.finished() or generation._room() <= 1 else NextWork.ROW
 
-    patch.setattr(Generation, "outlook", outlook)
+    patch.setattr(Generation, "next_work", next_work)
 
 
 def length_not_asked(patch: Patch) -> None:
-    honest = Generation.outlook
-    patch.setattr(Generation, "outlook", lambda one: NextWork.ROW if honest(one) is NextWork.NOTHING else honest(one))
+    honest = Generation.next_work
+    patch.setattr(Generation, "next_work", lambda one: NextWork.ROW if honest(one) is NextWork.NOTHING else honest(one))
 
 
 def not_waited_for(patch: Patch) -> None:

@@ -1,0 +1,57 @@
+"""A launched step whose result has not arrived, and the boundary around everything that runs on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from inferd.protocol import InternalError
+from inferd_runtime.engine.driver import Launched, StepResult
+from inferd_runtime.engine.job import Planned
+
+T = TypeVar("T")
+
+
+def attempt(call: Callable[[], T], name: str = "the forward pass") -> T | InternalError:
+    """Return what ``call`` returns, or an InternalError that names it if it raises.
+
+    This is the device's boundary: a failure there ends the jobs of one step, and the engine goes on.
+    """
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 - a device may raise anything
+        return InternalError(f"{name} failed: {error!r}")
+
+
+@dataclass(slots=True)
+class InFlightStep:
+    """A planned step after its launch. ``launched`` is the error if the launch failed.
+
+    ``since`` is where the step's time starts (``time.perf_counter``): at its planning, or at the end of the step before it if
+    that was still running then.
+    """
+
+    plan: Sequence[Planned]
+    launched: Launched | StepResult | InternalError
+    since: float
+    _starts: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._starts = [item.start for item in self.plan]
+
+    @property
+    def failed(self) -> bool:
+        """True if the launch failed."""
+        return isinstance(self.launched, InternalError)
+
+    def is_wanted(self, index: int) -> bool:
+        """True if planned job ``index`` still expects its result: it has not ended, and its table is where the plan saw it."""
+        item = self.plan[index]
+        return item.table.length == self._starts[index] and not item.job.finished()
+
+    def wait(self) -> StepResult | InternalError:
+        """Block until the device is done, and return the result, or the error if the step failed."""
+        if isinstance(self.launched, (StepResult, InternalError)):
+            return self.launched
+        return attempt(self.launched.wait)
