@@ -31,7 +31,7 @@ from inferd.calls.forward_arguments import (
     wire_mask,
     wire_probes,
 )
-from inferd.calls.generation_stream import GenerateArguments
+from inferd.calls.generate_arguments import GenerateArguments
 from inferd.constraints import StepConstraint, checked_constraint
 from inferd.generation import Generator
 from inferd.model import Model
@@ -430,7 +430,7 @@ class Context:
             other = "predict=" if predict else "system_speculation=True"
             raise ValueError(f"speculator= and {other} exclude each other: pass one of them")
         self._handle.check()
-        plan = GenerateArguments(
+        arguments = GenerateArguments(
             sampling=checked_sampler(sampler).sampling,
             max_tokens=max_tokens,
             stop=checked_stop(stop),
@@ -443,8 +443,8 @@ class Context:
             heal=checked_flag("heal", heal),
             logprobs=checked_logprobs(logprobs),
         )
-        check_start_generate(plan.request(0))
-        return Generator(self._handle, plan)
+        check_start_generate(arguments.request(0))
+        return Generator(self._handle, arguments)
 
     async def __aenter__(self) -> Context:
         return self

@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from inferd.calls.context_handle import ContextHandle
-from inferd.calls.generation_stream import GenerateArguments, GenerationStream
+from inferd.calls.generate_arguments import GenerateArguments
+from inferd.calls.generation_stream import GenerationStream
 from inferd.partial import Partial, PartialJson
 from inferd.protocol import (
     CheckedKeyword,
@@ -46,9 +47,9 @@ class Generator(Generic[T]):
     any operation on the context but ``fork`` ends the generation, and iterating it further raises InvalidRequest.
     """
 
-    def __init__(self, handle: ContextHandle, plan: GenerateArguments) -> None:
+    def __init__(self, handle: ContextHandle, arguments: GenerateArguments) -> None:
         self._handle = handle
-        self._delivery = GenerationStream(plan)
+        self._stream = GenerationStream(arguments)
         self._failed: GenerationStream | None = None  # the first of two attempts
         self._claimed = False
 
@@ -57,28 +58,29 @@ class Generator(Generic[T]):
         """Why it ended: ``stop`` (end-of-text, a stop string, or a complete constraint), ``length`` (``max_tokens`` or a
         full context), ``closed`` (left early, or refused); "" while it goes on.
         """
-        return self._delivery.finish
+        return self._stream.finish
 
     @property
     def usage(self) -> Usage:
         """Counters of what was delivered so far: ``tokens``, ``steps``, ``drafted``, ``accepted``; and
         ``prompt_tokens``, the context's length at the start (0 before the first step). A second attempt counts, too.
         """
-        used = self._delivery.usage
-        return used if self._failed is None else _together(self._failed.usage, used)
+        attempts = [self._stream] if self._failed is None else [self._failed, self._stream]
+        tokens, done = sum(attempt.delivered for attempt in attempts), self.speculation
+        return Usage(attempts[0].position, tokens, done.steps, done.drafted, done.accepted)
 
     @property
     def speculation(self) -> SpeculationStats:
         """What drafts did, over the steps that were delivered so far. A second attempt counts, too."""
-        done = self._delivery.speculation
-        return done if self._failed is None else self._failed.speculation + done
+        done = self._stream.stats
+        return done if self._failed is None else self._failed.stats + done
 
     @property
     def checked(self) -> list[CheckedKeyword]:
         """At the end of a ``best_effort`` constraint: the keywords that no mask held, with their JSON pointers in the
         schema. The text was checked for them when it was finished. Empty before, and for every other constraint.
         """
-        return self._delivery.checked
+        return self._stream.checked
 
     def __aiter__(self) -> Generator[T]:
         if self._claimed:
@@ -87,14 +89,8 @@ class Generator(Generic[T]):
         return self
 
     async def __anext__(self) -> Step:
-        if self._delivery.busy:
-            raise InvalidRequest("two tasks iterate one generator: give each task a generator of its own")
-        self._delivery.check()
-        self._delivery.busy = True
-        try:
+        with self._stream.asking():
             step = await self._next()
-        finally:
-            self._delivery.busy = False
         if step is None:
             await self.aclose()
             raise StopAsyncIteration
@@ -105,9 +101,7 @@ class Generator(Generic[T]):
 
         Raises InvalidRequest while another task waits for a step.
         """
-        if self._delivery.busy:
-            raise InvalidRequest("the generator is waiting for a step in another task: cancel that task first")
-        self._handle.take_back(self._delivery, await self._delivery.close())
+        self._handle.take_back(self._stream, await self._stream.close())
 
     async def __aenter__(self) -> Generator[T]:
         return self
@@ -139,7 +133,7 @@ class Generator(Generic[T]):
         try:
             return await self._read_json()
         except ConstraintError as error:
-            if not self._delivery.plan.best_effort or self._delivery.position == 0:
+            if not self._stream.arguments.best_effort or self._stream.position == 0:
                 raise
             failed = error
         return await self._answer_again(failed)
@@ -178,13 +172,13 @@ class Generator(Generic[T]):
         return parser.parse(text)
 
     def _json_parser(self) -> OutputConstraint:
-        constraint = self._delivery.plan.constraint
+        constraint = self._stream.arguments.constraint
         return (None if constraint is None else constraint.json_parser()) or AnyJson()
 
     async def _answer_again(self, error: ConstraintError) -> T:
         """The second attempt, in a fork; then the context is what it would be if it had been the first."""
         await self.aclose()
-        start = self._delivery.position
+        start = self._stream.position
         try:
             value, answer = await self._in_fork(error)
         finally:
@@ -198,34 +192,34 @@ class Generator(Generic[T]):
         copy = await self._handle.fork()
         try:
             copy.add(_feedback(error, chat=copy.chat))
-            again: Generator[T] = Generator(copy, self._delivery.plan)
-            self._failed, self._delivery = self._delivery, again._delivery
+            again: Generator[T] = Generator(copy, self._stream.arguments)
+            self._failed, self._stream = self._stream, again._stream
             value = await again._read_json()
-            request = ContextTokens(await copy.settle(), again._delivery.position)
+            request = ContextTokens(await copy.settle(), again._stream.position)
             return value, list((await copy.call(request, keeps_turn=True)).tokens)
         finally:
             await copy.release()
 
     async def _next(self) -> Step | None:
-        if not self._delivery.started:
+        if self._stream.starts:
             await self._start()
-        step = await self._delivery.step()
+        step = await self._stream.step()
         if step is not None:
-            self._handle.learn_length(self._delivery.length)
-            if self._delivery.plan.on_cycle is not None:
-                self._delivery.plan.on_cycle(SpeculationCycle.of(self._delivery.steps, step))
+            self._handle.learn_length(self._stream.length)
+            if self._stream.arguments.on_cycle is not None:
+                self._stream.arguments.on_cycle(SpeculationCycle.of(self._stream.stats.steps, step))
         return step
 
     async def _start(self) -> None:
-        context = await self._handle.hand_to(self._delivery)
+        context = await self._handle.hand_to(self._stream)
         try:
-            await self._delivery.start(self._handle.transport, context)
+            await self._stream.start(self._handle.transport, context)
         except InferdError:
-            self._handle.take_back(self._delivery, None)
+            self._handle.take_back(self._stream, None)
             raise
 
     def _cut_short(self) -> LimitExceeded:
-        made, allowed = self._delivery.delivered, self._delivery.plan.max_tokens
+        made, allowed = self._stream.delivered, self._stream.arguments.max_tokens
         if made < allowed:
             message = f"the context was full after {made} tokens, before the JSON was complete"
             advice = "a model with a longer context, or a shorter prompt"
@@ -241,14 +235,3 @@ def _feedback(error: ConstraintError, *, chat: bool) -> Part:
     if chat:
         return Part("message", role="user", text=ASK_AGAIN.format(**words))
     return Part("text", text=GO_ON.format(**words))
-
-
-def _together(first: Usage, second: Usage) -> Usage:
-    """What two attempts used; the prompt is the first one's."""
-    return Usage(
-        first.prompt_tokens,
-        first.tokens + second.tokens,
-        first.steps + second.steps,
-        first.drafted + second.drafted,
-        first.accepted + second.accepted,
-    )

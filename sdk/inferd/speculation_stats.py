@@ -1,4 +1,4 @@
-"""What speculation did for a generation, added up from its steps."""
+"""Counters of speculation: one step, one source, and the sum over a generation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SpeculationCycle:
 
     @classmethod
     def of(cls, number: int, step: Step) -> SpeculationCycle:
-        """The cycle of the generation's step of that number."""
+        """Return what the generation's step of that number did."""
         source = "+".join(count.source for count in step.sources if count.drafted)
         return cls(number, source, step.drafted, step.accepted, emitted_by(step))
 
@@ -64,6 +64,27 @@ class SpeculationStats:
     accepted_per_position: tuple[int, ...] = ()
     by_source: Mapping[str, SourceStats] = field(default_factory=dict)
     saved_us: int = 0
+
+    @classmethod
+    def of(cls, step: Step) -> SpeculationStats:
+        """Return the counts of one step."""
+        if not step.sources:
+            return cls(steps=1, truncated=step.truncated, emitted=emitted_by(step))
+        by_source: dict[str, SourceStats] = {}
+        for count in step.sources:
+            by_source[count.source] = by_source.get(count.source, NONE) + count
+        return cls(
+            1,
+            int(step.drafted > 0),
+            step.drafted,
+            step.filtered,
+            step.accepted,
+            step.truncated,
+            emitted_by(step),
+            (1,) * step.accepted,
+            by_source,
+            step.saved_us,
+        )
 
     @property
     def time_saved(self) -> float:
@@ -106,54 +127,5 @@ NONE = SourceStats()
 
 
 def emitted_by(step: Step) -> int:
-    """Tokens that a step brought, end-of-text included: all that was accepted and the model's own, up to the end."""
+    """Return how many tokens a step brought, end-of-text included: all that was accepted and the model's own, up to the end."""
     return 1 + step.accepted - step.truncated
-
-
-class SpeculationTally:
-    """Adds up steps as they are delivered. A step without a draft costs two additions."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.drafted = 0
-        self.accepted = 0
-        self._emitted = 0
-        self._drafts = 0
-        self._filtered = 0
-        self._saved_us = 0
-        self._positions: list[int] = []
-        self._sources: dict[str, SourceStats] = {}
-
-    def add(self, step: Step) -> None:
-        """Count one step."""
-        self.steps += 1
-        self._emitted += emitted_by(step)
-        if step.sources:
-            self._add_draft(step)
-
-    def stats(self) -> SpeculationStats:
-        """The sums so far."""
-        return SpeculationStats(
-            self.steps,
-            self._drafts,
-            self.drafted,
-            self._filtered,
-            self.accepted,
-            self.steps + self.accepted - self._emitted,
-            self._emitted,
-            tuple(self._positions),
-            dict(self._sources),
-            self._saved_us,
-        )
-
-    def _add_draft(self, step: Step) -> None:
-        self._drafts += step.drafted > 0
-        self.drafted += step.drafted
-        self._filtered += step.filtered
-        self.accepted += step.accepted
-        self._saved_us += step.saved_us
-        self._positions += [0] * (step.accepted - len(self._positions))
-        for position in range(step.accepted):
-            self._positions[position] += 1
-        for count in step.sources:
-            self._sources[count.source] = self._sources.get(count.source, NONE) + count

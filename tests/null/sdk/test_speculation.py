@@ -26,7 +26,6 @@ from inferd import (
 )
 from inferd.calls.speculator_runner import CheckedDraft
 from inferd.protocol import NextSteps, SourceCount, SpeculationSettings, StartGenerate, Step, VerifyDraft
-from inferd.speculation_stats import SpeculationTally
 from inferd.testing import EOS, FakeRuntime
 
 pytestmark = pytest.mark.anyio
@@ -441,10 +440,7 @@ SOURCE_STEPS = st.builds(
 @given(steps=st.lists(SOURCE_STEPS, max_size=12), split=st.integers(0, 12))
 def test_counts_add_up(steps: list[Step], split: int) -> None:
     def total(some: list[Step]) -> SpeculationStats:
-        tally = SpeculationTally()
-        for step in some:
-            tally.add(step)
-        return tally.stats()
+        return sum(map(SpeculationStats.of, some), start=SpeculationStats())
 
     stats = total(steps)
     assert total(steps[:split]) + total(steps[split:]) == stats

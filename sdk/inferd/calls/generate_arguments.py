@@ -1,0 +1,65 @@
+"""The checked arguments of ``Context.generate``, and the request that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from inferd.constraints import StepConstraint
+from inferd.protocol import Sampling, StartGenerate
+from inferd.schema import OutputConstraint
+from inferd.spec_config import RuntimeDrafts
+from inferd.speculation import Speculator
+from inferd.speculation_stats import SpeculationCycle
+
+
+@dataclass(frozen=True)
+class GenerateArguments:
+    """The arguments of ``Context.generate``, checked and converted to what the request needs."""
+
+    sampling: Sampling
+    max_tokens: int
+    stop: tuple[str, ...]
+    constrain: OutputConstraint | StepConstraint | None
+    speculator: Speculator | None
+    drafts: RuntimeDrafts
+    adapter: str = ""
+    priority: int = 0
+    heal: bool = False
+    on_cycle: Callable[[SpeculationCycle], object] | None = None
+    logprobs: int | None = None
+
+    @property
+    def constraint(self) -> OutputConstraint | None:
+        """The constraint if the runtime applies it, else None."""
+        return self.constrain if isinstance(self.constrain, OutputConstraint) else None
+
+    @property
+    def own_constraint(self) -> StepConstraint | None:
+        """The constraint if the program computes its masks itself, else None."""
+        return None if isinstance(self.constrain, OutputConstraint) else self.constrain
+
+    @property
+    def best_effort(self) -> bool:
+        """True if the runtime checks the finished text, which may fail."""
+        return self.constraint is not None and self.constraint.constraint.best_effort
+
+    def request(self, context: int) -> StartGenerate:
+        """Return the request that starts the generation on the context of that id."""
+        return StartGenerate(
+            context=context,
+            sampling=self.sampling,
+            max_tokens=self.max_tokens,
+            stop=list(self.stop),
+            constraint=None if self.constraint is None else self.constraint.constraint,
+            system_speculation=self.drafts.on,
+            program_speculation=self.speculator is not None,
+            adapter=self.adapter,
+            priority=self.priority,
+            program_constraint=self.own_constraint is not None,
+            speculation=self.drafts.settings,
+            predicted=list(self.drafts.predicted),
+            predicted_text=self.drafts.predicted_text,
+            heal=self.heal,
+            logprobs=self.logprobs,
+        )

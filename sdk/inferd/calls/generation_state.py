@@ -1,0 +1,128 @@
+"""The states of a generation as the SDK sees it, and everything that moves it from one to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+
+from inferd.protocol import InvalidRequest
+
+
+class State(Enum):
+    """How far a generation is. In PREPARING, WAITING and DELIVERING a task is inside ``__anext__``."""
+
+    NEW = auto()  # nothing was sent
+    PREPARING = auto()  # the first step was asked for: the context sends what it has buffered
+    WAITING = auto()  # a request to start, or for a step, has no answer yet
+    DELIVERING = auto()  # a step is being handed out
+    RUNNING = auto()  # the runtime generates, and no task asks for a step
+    FINISHED = auto()  # every step was handed out; the runtime still has to be told
+    ENDING = auto()  # every step was handed out, and the runtime is told
+    INTERRUPTED = auto()  # a request failed, was cancelled, or was to end the generation: steps may be lost
+    LEAVING = auto()  # the context was used for something else; the runtime still has to be told
+    LEFT = auto()  # the context was used for something else, and the runtime was told
+    CLOSED = auto()  # the generator ended it, or the runtime refused to start it
+
+
+class Event(Enum):
+    """What happens to a generation."""
+
+    ASK = auto()  # a task asks for a step
+    SEND = auto()  # its request goes out
+    ANSWER = auto()  # the request was answered
+    REFUSE = auto()  # the runtime refused to start
+    RETURN = auto()  # the task has its step, or an exception; more steps may come
+    FINISH = auto()  # the task has its step, and it was the last
+    LEAVE = auto()  # the program uses the context for something else
+    CLOSE = auto()  # the runtime is told that it is over
+    TOLD = auto()  # the runtime has nothing of it any more
+
+
+TRANSITIONS: Mapping[Event, Mapping[State, State]] = {
+    Event.ASK: {
+        State.NEW: State.PREPARING,
+        State.RUNNING: State.DELIVERING,
+        State.FINISHED: State.DELIVERING,
+        State.CLOSED: State.CLOSED,
+    },
+    Event.SEND: {State.PREPARING: State.WAITING, State.DELIVERING: State.WAITING},
+    Event.ANSWER: {State.WAITING: State.DELIVERING},
+    Event.REFUSE: {State.WAITING: State.CLOSED},
+    Event.RETURN: {
+        State.PREPARING: State.NEW,
+        State.WAITING: State.INTERRUPTED,
+        State.DELIVERING: State.RUNNING,
+        State.CLOSED: State.CLOSED,
+    },
+    Event.FINISH: {State.DELIVERING: State.FINISHED, State.CLOSED: State.CLOSED},
+    Event.LEAVE: {
+        **dict.fromkeys((State.NEW, State.RUNNING, State.INTERRUPTED, State.LEAVING), State.LEAVING),
+        **{state: state for state in (State.FINISHED, State.ENDING, State.LEFT, State.CLOSED)},
+    },
+    Event.CLOSE: {
+        **dict.fromkeys((State.NEW, State.RUNNING, State.INTERRUPTED), State.INTERRUPTED),
+        State.FINISHED: State.ENDING,
+        **{state: state for state in (State.ENDING, State.LEAVING, State.LEFT, State.CLOSED)},
+    },
+    Event.TOLD: {
+        **dict.fromkeys((State.ENDING, State.INTERRUPTED, State.CLOSED), State.CLOSED),
+        State.LEAVING: State.LEFT,
+        State.LEFT: State.LEFT,
+    },
+}
+IN_STEP = (State.PREPARING, State.WAITING, State.DELIVERING)
+BROKEN = "waiting for a step failed or was cancelled, which ended the generation"
+USED = "the context was used while it was generated on, which ended the generation"
+REFUSALS: Mapping[Event, Mapping[State, str]] = {
+    Event.ASK: {
+        **dict.fromkeys(IN_STEP, "two tasks iterate one generator: give each task a generator of its own"),
+        **dict.fromkeys((State.LEAVING, State.LEFT), USED),
+        **dict.fromkeys((State.ENDING, State.INTERRUPTED), BROKEN),
+    },
+    Event.LEAVE: dict.fromkeys(
+        IN_STEP, "another task waits for a step of the generation on this context: wait, or cancel it"
+    ),
+    Event.CLOSE: dict.fromkeys(IN_STEP, "the generator is waiting for a step in another task: cancel that task first"),
+}
+
+
+class Lifecycle:
+    """The state of one generation. Only :meth:`on` changes it.
+
+    ========== =========== =========== ========================================================
+    event      from        to          when
+    ========== =========== =========== ========================================================
+    ASK        NEW         PREPARING   the first step is asked for
+    ASK        RUNNING     DELIVERING
+    ASK        FINISHED    DELIVERING  to tell that there is no more step
+    SEND       PREPARING   WAITING     the request to start goes out
+    SEND       DELIVERING  WAITING     no step is buffered, so more are requested
+    ANSWER     WAITING     DELIVERING
+    REFUSE     WAITING     CLOSED      the runtime refused to start
+    RETURN     PREPARING   NEW         what the context had buffered could not be sent
+    RETURN     WAITING     INTERRUPTED the request failed or was cancelled
+    RETURN     DELIVERING  RUNNING
+    FINISH     DELIVERING  FINISHED
+    LEAVE      NEW         LEAVING
+    LEAVE      RUNNING     LEAVING
+    LEAVE      INTERRUPTED LEAVING
+    CLOSE      NEW         INTERRUPTED
+    CLOSE      RUNNING     INTERRUPTED
+    CLOSE      FINISHED    ENDING
+    TOLD       INTERRUPTED CLOSED
+    TOLD       ENDING      CLOSED
+    TOLD       LEAVING     LEFT
+    ========== =========== =========== ========================================================
+
+    Every other event either changes nothing (CLOSE in CLOSED) or is refused (REFUSALS).
+    """
+
+    def __init__(self) -> None:
+        self.state = State.NEW
+
+    def on(self, event: Event) -> None:
+        """Change the state. Raises InvalidRequest if the program may not do this now; the state then stays."""
+        refusal = REFUSALS.get(event, {}).get(self.state)
+        if refusal is not None:
+            raise InvalidRequest(refusal)
+        self.state = TRANSITIONS[event][self.state]

@@ -1,0 +1,120 @@
+"""The states of a generation: every state with every event, and what that means for where it can get."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from inferd import Context, InvalidRequest, Sampler
+from inferd.calls.generation_state import IN_STEP, REFUSALS, TRANSITIONS, Event, Lifecycle, State
+from inferd.protocol import CloseGenerate, StartGenerate
+from inferd.testing import FakeRuntime
+
+OVER = {State.LEFT, State.CLOSED}
+STOPPED = {State.ENDING, State.INTERRUPTED, State.LEAVING, *OVER}
+BY_THE_PROGRAM = (Event.ASK, Event.LEAVE, Event.CLOSE)
+
+
+def reached_from(*states: State) -> set[State]:
+    found = set(states)
+    while more := {moves[state] for moves in TRANSITIONS.values() for state in found if state in moves} - found:
+        found |= more
+    return found
+
+
+def at(state: State) -> Lifecycle:
+    lifecycle = Lifecycle()
+    lifecycle.state = state
+    return lifecycle
+
+
+def test_the_docstring_lists_every_change() -> None:
+    rows = [line.split() for line in (Lifecycle.__doc__ or "").splitlines()]
+    events = {event.name for event in Event}
+    listed = [tuple(row[:3]) for row in rows if len(row) > 2 and row[0] in events and row[1] in State.__members__]
+    changes = {
+        (event.name, state.name, to.name) for event, moves in TRANSITIONS.items() for state, to in moves.items() if state != to
+    }  # fmt: skip
+    assert set(listed) == changes
+    assert len(listed) == len(changes)
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("event", BY_THE_PROGRAM)
+def test_whatever_a_program_does_is_answered_or_refused_in_every_state(event: Event, state: State) -> None:
+    lifecycle, refusal = at(state), REFUSALS[event].get(state)
+    assert (refusal is None) == (state in TRANSITIONS[event])
+    if refusal is None:
+        lifecycle.on(event)
+        assert lifecycle.state is TRANSITIONS[event][state]
+    else:
+        with pytest.raises(InvalidRequest, match=refusal.partition(":")[0]):
+            lifecycle.on(event)
+        assert lifecycle.state is state
+
+
+def test_every_state_is_reached_and_what_is_over_stays_over() -> None:
+    assert reached_from(State.NEW) == set(State)
+    assert reached_from(*STOPPED) == STOPPED, "no step is handed out behind a gap"
+    for state in OVER:
+        assert reached_from(state) == {state}
+
+
+def test_one_task_at_a_time() -> None:
+    for state in IN_STEP:
+        assert all(state in REFUSALS[event] for event in BY_THE_PROGRAM)
+        assert state in TRANSITIONS[Event.RETURN], "the task can always give the generation back"
+
+
+@pytest.mark.parametrize("state", [state for state in State if state not in IN_STEP])
+def test_closing_ends_it_from_wherever_nobody_waits(state: State) -> None:
+    lifecycle = at(state)
+    lifecycle.on(Event.CLOSE)
+    assert lifecycle.state in STOPPED
+    lifecycle.on(Event.CLOSE)  # the first try may have failed
+    lifecycle.on(Event.TOLD)
+    assert lifecycle.state in OVER
+
+
+@given(st.lists(st.sampled_from(list(Event)), max_size=30))
+def test_any_run_of_events(events: list[Event]) -> None:
+    """A generation that was left never delivers and never ends quietly; one that was not asked for sends nothing."""
+    lifecycle, sent, left = Lifecycle(), False, False
+    for event in events:
+        before = lifecycle.state
+        if before in TRANSITIONS[event]:
+            lifecycle.on(event)
+        sent = sent or (event is Event.SEND and lifecycle.state is State.WAITING)
+        left = left or lifecycle.state is State.LEAVING
+        assert sent or lifecycle.state not in (State.DELIVERING, State.RUNNING, State.FINISHED, State.ENDING)
+        assert not left or lifecycle.state in (State.LEAVING, State.LEFT)
+
+
+@pytest.mark.anyio
+async def test_a_start_that_nobody_waits_for_is_closed_even_if_the_first_try_is_cancelled() -> None:
+    """Cancelling whoever closes does not cancel the start, which alone knows what there is to close."""
+    gate = asyncio.Event()
+
+    class Held(FakeRuntime):
+        async def call(self, request: Any) -> Any:
+            if isinstance(request, StartGenerate):
+                await gate.wait()
+            return await super().call(request)
+
+    with Held(["abc", "xyz"]) as runtime:
+        ctx = Context().append("p")
+        await ctx.flush()
+        for use in (anext(ctx.generate(Sampler.argmax())), ctx.tokens()):
+            task = asyncio.ensure_future(use)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+        gate.set()
+        assert await ctx.tokens() == list(b"p")
+        assert len(runtime.of_kind(CloseGenerate)) == 1
+        assert await ctx.generate(Sampler.argmax()).collect_text() == "xyz"
