@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -65,25 +65,20 @@ class SpeculationStats:
     by_source: Mapping[str, SourceStats] = field(default_factory=dict)
     saved_us: int = 0
 
-    @classmethod
-    def of(cls, step: Step) -> SpeculationStats:
-        """Return the counts of one step."""
-        if not step.sources:
-            return cls(steps=1, truncated=step.truncated, emitted=emitted_by(step))
-        by_source: dict[str, SourceStats] = {}
-        for count in step.sources:
-            by_source[count.source] = by_source.get(count.source, NONE) + count
-        return cls(
-            1,
-            int(step.drafted > 0),
-            step.drafted,
-            step.filtered,
-            step.accepted,
-            step.truncated,
-            emitted_by(step),
-            (1,) * step.accepted,
-            by_source,
-            step.saved_us,
+    def plus(self, step: Step) -> SpeculationStats:
+        """Return the counts with one more step."""
+        plain = not step.sources
+        return SpeculationStats(
+            self.steps + 1,
+            self.drafts + (step.drafted > 0),
+            self.drafted + step.drafted,
+            self.filtered + step.filtered,
+            self.accepted + step.accepted,
+            self.truncated + step.truncated,
+            self.emitted + emitted_by(step),
+            self.accepted_per_position if plain else _sums(self.accepted_per_position, (1,) * step.accepted),
+            self.by_source if plain else _by_source(self.by_source, ((each.source, each) for each in step.sources)),
+            self.saved_us + step.saved_us,
         )
 
     @property
@@ -107,8 +102,6 @@ class SpeculationStats:
         return 1 + self.accepted / self.drafts if self.drafts else 1.0
 
     def __add__(self, other: SpeculationStats) -> SpeculationStats:
-        names = (*self.by_source, *(name for name in other.by_source if name not in self.by_source))
-        positions = zip_longest(self.accepted_per_position, other.accepted_per_position, fillvalue=0)
         return SpeculationStats(
             self.steps + other.steps,
             self.drafts + other.drafts,
@@ -117,15 +110,25 @@ class SpeculationStats:
             self.accepted + other.accepted,
             self.truncated + other.truncated,
             self.emitted + other.emitted,
-            tuple(one + two for one, two in positions),
-            {name: self.by_source.get(name, NONE) + other.by_source.get(name, NONE) for name in names},
+            _sums(self.accepted_per_position, other.accepted_per_position),
+            _by_source(self.by_source, other.by_source.items()),
             self.saved_us + other.saved_us,
         )
-
-
-NONE = SourceStats()
 
 
 def emitted_by(step: Step) -> int:
     """Return how many tokens a step brought, end-of-text included: all that was accepted and the model's own, up to the end."""
     return 1 + step.accepted - step.truncated
+
+
+def _sums(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    return tuple(map(sum, zip_longest(one, other, fillvalue=0)))
+
+
+def _by_source(
+    known: Mapping[str, SourceStats], more: Iterable[tuple[str, SourceStats | SourceCount]]
+) -> dict[str, SourceStats]:
+    found = dict(known)
+    for name, counts in more:
+        found[name] = found.get(name, SourceStats()) + counts
+    return found

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum, auto
+from enum import StrEnum, auto
 
 from inferd.protocol import InvalidRequest
 
 
-class State(Enum):
+class State(StrEnum):
     """How far a generation is. In PREPARING, WAITING and DELIVERING a task is inside ``__anext__``."""
 
     NEW = auto()  # nothing was sent
@@ -24,7 +24,7 @@ class State(Enum):
     CLOSED = auto()  # the generator ended it, or the runtime refused to start it
 
 
-class Event(Enum):
+class Event(StrEnum):
     """What happens to a generation."""
 
     ASK = auto()  # a task asks for a step

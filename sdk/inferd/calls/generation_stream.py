@@ -63,7 +63,7 @@ class StepBuffer:
             return None
         step = self._waiting.popleft()
         self.delivered = self.keep = self.delivered + len(step.tokens)
-        self.stats += SpeculationStats.of(step)
+        self.stats = self.stats.plus(step)
         return step
 
     @property
