@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import email
 import subprocess
 import sys
 import zipfile
+from email.message import Message
 from pathlib import Path
 
 import pytest
+import trove_classifiers
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = (
@@ -37,6 +40,36 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 @pytest.mark.parametrize("name", NEEDED)
 def test_the_wheel_holds(wheel: zipfile.ZipFile, name: str) -> None:
     assert name in wheel.namelist()
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: zipfile.ZipFile) -> Message:
+    return email.message_from_bytes(wheel.read(next(name for name in wheel.namelist() if name.endswith("METADATA"))))
+
+
+def test_it_says_what_it_is_and_under_which_licence(wheel: zipfile.ZipFile, metadata: Message) -> None:
+    assert (metadata["Name"], metadata["License-Expression"], metadata["License-File"]) == (
+        "inferd", "Apache-2.0", "LICENSE",
+    )  # fmt: skip
+    licence = next(name for name in wheel.namelist() if name.endswith("licenses/LICENSE"))
+    assert wheel.read(licence) == (ROOT / "LICENSE").read_bytes()
+    assert all(metadata[field] for field in ("Summary", "Author", "Keywords", "Requires-Python"))
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert "# inferd" in str(metadata.get_payload())
+
+
+def test_its_classifiers_exist(metadata: Message) -> None:
+    classifiers = metadata.get_all("Classifier", [])
+    assert set(classifiers) <= trove_classifiers.classifiers
+    assert not any(each.startswith("License ::") for each in classifiers)  # the expression says it
+
+
+def test_every_room_of_the_sources_is_in_it(wheel: zipfile.ZipFile) -> None:
+    packages = {"sdk": "inferd", "runtime": "inferd_runtime", "grammar": "inferd_grammar"}
+    sources = {
+        path.relative_to(ROOT / top) for top, name in packages.items() for path in (ROOT / top / name).rglob("*.py")
+    }
+    assert {path.as_posix() for path in sources} <= set(wheel.namelist())
 
 
 def test_the_wheel_holds_nothing_else_at_the_top(wheel: zipfile.ZipFile) -> None:
