@@ -14,7 +14,6 @@ from inferd.calls.arguments import (
     checked_cycle,
     checked_flag,
     checked_logprobs,
-    checked_pass_sampler,
     checked_sampler,
     checked_speculator,
     checked_stop,
@@ -27,7 +26,6 @@ from inferd.calls.forward_arguments import (
     checked_bias,
     checked_draft,
     checked_positions,
-    checked_rows,
     wire_mask,
     wire_probes,
 )
@@ -57,6 +55,8 @@ from inferd.protocol import (
     TokenLogprobs,
     Verification,
     VerifyDraft,
+    check_forward,
+    check_prompt_logprobs,
     check_start_generate,
 )
 from inferd.protocol.passes import TokenLogprob
@@ -264,15 +264,14 @@ class Context:
         ``ForwardResult.length`` is the context's new length. Raises InvalidRequest, which names the argument, for what is out of
         range, and LimitExceeded for more probed numbers than one reply carries.
         """
-        ids, rows = checked_tokens("tokens", tokens), checked_rows(at, len(tokens))
-        checked_count("top", top)
+        ids, rows = checked_tokens("tokens", tokens), checked_tokens("at", at)
         allowed, allowed_bits = wire_mask(mask)
         bias_tokens, bias_values = checked_bias(bias)
         asked = Forward(
             0,
             ids,
             rows,
-            checked_pass_sampler(Sampler.argmax() if sampler is None else sampler).sampling,
+            checked_sampler(Sampler.argmax() if sampler is None else sampler).sampling,
             top,
             wire_probes(probes),
             allowed,
@@ -283,6 +282,7 @@ class Context:
             adapter_name(adapter),
             allowed_bits,
         )
+        check_forward(asked)
         context = await self._handle.settle()
         reply: ForwardResult = await self._handle.call(replace(asked, context=context))
         self._handle.learn_length(reply.length)
@@ -299,9 +299,10 @@ class Context:
         LimitExceeded for more numbers than one reply carries.
         """
         ids = checked_tokens("tokens", tokens)
-        checked_count("top", top)
+        asked = PromptLogprobs(0, ids, top, adapter_name(adapter))
+        check_prompt_logprobs(asked)
         context = await self._handle.settle()
-        reply: TokenLogprobs = await self._handle.call(PromptLogprobs(context, ids, top, adapter_name(adapter)))
+        reply: TokenLogprobs = await self._handle.call(replace(asked, context=context))
         self._handle.learn_length(reply.length)
         return reply.tokens
 

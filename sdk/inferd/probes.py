@@ -5,13 +5,12 @@ Every probe sees the row's logits after the pass's ``bias`` and ``mask``; log-pr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from inferd.protocol.errors import InvalidRequest
-from inferd.protocol.passes import Probe
+from inferd.protocol.passes import Probe, check_probe
 from inferd.protocol.tokens import checked_tokens
 
 
@@ -38,10 +37,7 @@ class Distribution:
     def __post_init__(self) -> None:
         if isinstance(self.temperature, bool) or not isinstance(self.temperature, (int, float)):
             raise InvalidRequest(f"temperature must be a number, not {self.temperature!r}")
-        if not 0 < self.temperature < math.inf:
-            raise InvalidRequest(f"temperature must be finite and above 0, not {self.temperature!r}")
-        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 0:
-            raise InvalidRequest(f"k must be a whole number of at least 0, not {self.k!r}")
+        check_probe(self.to_wire())
 
     def to_wire(self) -> Probe:
         """The request."""
@@ -70,8 +66,7 @@ class Logprobs:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", tuple(checked_tokens("tokens", self.tokens)))
-        if not self.tokens:
-            raise InvalidRequest("tokens must name at least one token")
+        check_probe(self.to_wire())
 
     def to_wire(self) -> Probe:
         """The request."""

@@ -84,9 +84,7 @@ class Sampler:
     @property
     def adjusts(self) -> bool:
         """True if it has a penalty or a bias."""
-        wanted = self.sampling
-        penalised = wanted.repetition_penalty != 1 or wanted.presence_penalty != 0 or wanted.frequency_penalty != 0
-        return penalised or bool(wanted.bias_tokens)
+        return self.sampling.adjusts
 
 
 def _checked(sampling: Sampling) -> Sampling:

@@ -58,13 +58,6 @@ def checked_sampler(sampler: Sampler) -> Sampler:
     return sampler
 
 
-def checked_pass_sampler(sampler: Sampler) -> Sampler:
-    """A Sampler for one pass: without penalties, which count what was generated, and without a bias of its own."""
-    if checked_sampler(sampler).adjusts:
-        raise InvalidRequest("sampler: penalized() and biased() go with generate and verify; forward has bias=")
-    return sampler
-
-
 def checked_stop(stop: Sequence[str]) -> tuple[str, ...]:
     """A list of strings."""
     if isinstance(stop, str) or not isinstance(stop, Sequence):

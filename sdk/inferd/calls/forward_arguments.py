@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from inferd.masks import checked_mask
 from inferd.probes import Distribution, Entropy, Logits, Logprob, Logprobs, RowProbe
 from inferd.protocol.errors import InvalidRequest
-from inferd.protocol.passes import Probe
+from inferd.protocol.passes import Probe, check_mask_allows
+from inferd.protocol.ranges import check_one_each
 from inferd.protocol.speculation import check_tree
 from inferd.protocol.tokens import checked_tokens
 
 KINDS = (Logits, Distribution, Logprob, Logprobs, Entropy)
-
-
-def checked_rows(at: Sequence[int], count: int) -> list[int]:
-    """Indices into ``count`` tokens. Raises InvalidRequest for one that is outside."""
-    rows = checked_tokens("at", at)
-    if any(row >= count for row in rows):
-        raise InvalidRequest(f"at must hold indices below {count}, the number of tokens, not {rows}")
-    return rows
 
 
 def wire_probes(probes: Iterable[RowProbe]) -> list[Probe]:
@@ -41,29 +33,29 @@ def wire_mask(mask: Iterable[int] | None) -> tuple[list[int] | None, str]:
     if mask is None:
         return None, ""
     allowed = checked_mask("mask", mask)
-    if not allowed:
-        raise InvalidRequest("mask must allow at least one token")
+    check_mask_allows(bool(allowed))
     return allowed.to_wire()
 
 
 def checked_bias(bias: Mapping[int, float] | None) -> tuple[list[int], list[float]]:
-    """Token ids and what is added to their logits. Raises InvalidRequest for a value that is not finite."""
+    """Return token ids and what is added to their logits. Raises InvalidRequest for what is no number."""
     if bias is None:
         return [], []
     if not isinstance(bias, Mapping):
         raise InvalidRequest(f"bias must map token ids to numbers, not {bias!r}")
     for token, value in bias.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise InvalidRequest(f"bias[{token}] must be a finite number (forbid a token with mask), not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise InvalidRequest(f"bias[{token}] must be a number, not {value!r}")
     return checked_tokens("bias", bias), [float(value) for value in bias.values()]
 
 
 def attention_runs(rows: Sequence[Sequence[bool]] | None, count: int) -> list[list[int]]:
-    """Each row as run lengths: hidden, seen, hidden, ... Raises InvalidRequest unless there is one row per token."""
+    """Return each row as run lengths: hidden, seen, hidden, ... Raises InvalidRequest unless there is one row per token."""
     if rows is None:
         return []
-    if not isinstance(rows, Sequence) or len(rows) != count:
-        raise InvalidRequest(f"attention_mask must hold one row for each of the {count} tokens")
+    if not isinstance(rows, Sequence):
+        raise InvalidRequest(f"attention_mask must hold one row for each of the {count} tokens, not {rows!r}")
+    check_one_each("attention_mask", "row", len(rows), count)
     return [_runs(index, row) for index, row in enumerate(rows)]
 
 
@@ -84,10 +76,9 @@ def checked_draft(tokens: Sequence[int], parents: Sequence[int] | None) -> tuple
 
 
 def checked_positions(positions: Sequence[int] | None, count: int) -> list[int]:
-    """One position per token. Raises InvalidRequest for another number of them, or a negative one."""
+    """Return one position per token. Raises InvalidRequest for another number of them, or a negative one."""
     if positions is None:
         return []
     checked = checked_tokens("positions", positions)
-    if len(checked) != count:
-        raise InvalidRequest(f"positions must hold one number for each of the {count} tokens, not {len(checked)}")
+    check_one_each("positions", "number", len(checked), count)
     return checked

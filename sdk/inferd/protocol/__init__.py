@@ -103,6 +103,9 @@ from inferd.protocol.passes import (
     RowResult as RowResult,
     TokenLogprob as TokenLogprob,
     TokenLogprobs as TokenLogprobs,
+    check_forward as check_forward,
+    check_mask_allows as check_mask_allows,
+    check_prompt_logprobs as check_prompt_logprobs,
 )
 from inferd.protocol.sampling import (
     MAX_BIASES as MAX_BIASES,

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from inferd.protocol.errors import InvalidRequest, LimitExceeded
 from inferd.protocol.floats import unpack_floats
 from inferd.protocol.operations import operation
+from inferd.protocol.ranges import check_one_each, check_whole
 from inferd.protocol.sampling import Sampling
 
 MAX_LOGPROBS = 20
 """Most likely tokens that a generation tells with each of its own."""
+MAX_PROBES = 32
+PROBE_KINDS = ("logits", "distribution", "logprobs", "entropy")
+LARGEST_FLOAT32 = 3.4028234663852886e38
 
 
 @dataclass(frozen=True)
@@ -20,6 +27,17 @@ class Probe:
     temperature: float = 1.0
     k: int = 0
     tokens: list[int] = field(default_factory=list)
+
+
+def check_probe(probe: Probe) -> None:
+    """Raises InvalidRequest, which names the probe's kind and field."""
+    if probe.kind not in PROBE_KINDS:
+        raise InvalidRequest(f"a probe's kind must be {', '.join(PROBE_KINDS[:-1])} or entropy, not {probe.kind!r}")
+    if probe.kind == "distribution" and not 0 < probe.temperature < math.inf:
+        raise InvalidRequest(f"distribution: temperature must be finite and above 0, not {probe.temperature!r}")
+    check_whole(f"{probe.kind}: k", probe.k, 0)
+    if probe.kind == "logprobs" and not probe.tokens:
+        raise InvalidRequest("logprobs: tokens must name at least one token")
 
 
 @dataclass(frozen=True)
@@ -107,6 +125,51 @@ class Forward:
     mask_bits: str = ""
 
 
+def check_forward(request: Forward) -> None:
+    """Raises InvalidRequest or LimitExceeded, which name the field, for a pass that no model could make.
+
+    The sampler has a check of its own, ``check_sampling``.
+    """
+    count = len(request.tokens)
+    if not count:
+        raise InvalidRequest("forward needs at least one token")
+    if any(not 0 <= row < count for row in request.at):
+        raise InvalidRequest(f"at must hold indices below {count}, the number of tokens, not {request.at}")
+    check_whole("top", request.top, 0)
+    if len(request.probes) > MAX_PROBES:
+        raise LimitExceeded(
+            f"forward: {len(request.probes)} probes; {MAX_PROBES} are allowed", limit="probes", value=MAX_PROBES,
+            raise_with="several calls",
+        )  # fmt: skip
+    for probe in request.probes:
+        check_probe(probe)
+    _check_bias(request.bias_tokens, request.bias_values)
+    if request.attention_mask:
+        check_one_each("attention_mask", "row", len(request.attention_mask), count)
+    if request.positions:
+        check_one_each("positions", "number", len(request.positions), count)
+    if request.sampling.adjusts:
+        raise InvalidRequest(
+            "forward: a sampler with penalties or logit_bias goes with generate and verify; forward has bias="
+        )
+
+
+def check_mask_allows(allows: bool) -> None:
+    """Raises InvalidRequest unless a mask allows some token."""
+    if not allows:
+        raise InvalidRequest("mask must allow at least one token")
+
+
+def _check_bias(tokens: Sequence[int], values: Sequence[float]) -> None:
+    if len(tokens) != len(values):
+        raise InvalidRequest(f"bias: {len(tokens)} tokens but {len(values)} values")
+    if len(set(tokens)) < len(tokens):
+        raise InvalidRequest("bias names a token twice")
+    for token, value in zip(tokens, values, strict=True):
+        if not abs(value) <= LARGEST_FLOAT32:
+            raise InvalidRequest(f"bias[{token}] must be a finite float32 (forbid a token with mask), not {value!r}")
+
+
 @dataclass(frozen=True)
 class TokenLogprobs:
     """One entry per token, and the context's new length."""
@@ -135,6 +198,13 @@ class PromptLogprobs:
     tokens: list[int]
     top: int = 0
     adapter: str = ""
+
+
+def check_prompt_logprobs(request: PromptLogprobs) -> None:
+    """Raises InvalidRequest, which names the field, for what no model could score."""
+    if not request.tokens:
+        raise InvalidRequest("prompt_logprobs needs at least one token")
+    check_whole("top", request.top, 0)
 
 
 @operation("model.embed", Embeddings)

@@ -1,4 +1,4 @@
-"""Numbers that must lie in a range. Every check raises InvalidRequest, which names the field."""
+"""Checks of single fields: numbers in a range, lists of the right length. Each raises InvalidRequest, which names the field."""
 
 from __future__ import annotations
 
@@ -16,3 +16,9 @@ def check_whole(name: str, value: int, low: int, high: int | None = None) -> Non
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         wanted = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise InvalidRequest(f"{name} must be a whole number {wanted}, not {value!r}")
+
+
+def check_one_each(name: str, what: str, given: int, count: int) -> None:
+    """Raises InvalidRequest unless ``name`` holds one of ``what`` per token."""
+    if given != count:
+        raise InvalidRequest(f"{name} must hold one {what} for each of the {count} tokens, not {given}")

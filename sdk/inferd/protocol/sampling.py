@@ -47,6 +47,12 @@ class Sampling:
     bias_tokens: tuple[int, ...] = ()
     bias_values: tuple[float, ...] = ()
 
+    @property
+    def adjusts(self) -> bool:
+        """True if it has a penalty or a bias."""
+        penalised = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+        return penalised or bool(self.bias_tokens)
+
 
 def check_sampling(sampling: Sampling) -> None:
     """Raises InvalidRequest, which names the field, for a value out of range, and LimitExceeded for too many biases."""

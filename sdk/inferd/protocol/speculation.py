@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from inferd.protocol.errors import InvalidRequest
 from inferd.protocol.operations import operation
-from inferd.protocol.ranges import check_whole
+from inferd.protocol.ranges import check_one_each, check_whole
 from inferd.protocol.sampling import Sampling
 
 SOURCES = ("predicted", "grammar", "ngram", "corpus", "draft_model", "program")
@@ -63,8 +63,7 @@ def check_tree(tokens: Sequence[int], parents: Sequence[int] | None) -> None:
         raise InvalidRequest(f"a draft must hold at most {MAX_DRAFT} tokens, what one step verifies, not {len(tokens)}")
     if parents is None:
         return
-    if len(parents) != len(tokens):
-        raise InvalidRequest(f"parents must hold one index for each of the {len(tokens)} tokens, not {len(parents)}")
+    check_one_each("parents", "index", len(parents), len(tokens))
     for node, parent in enumerate(parents):
         check_whole(f"parents[{node}]", parent, -1, node - 1)
 

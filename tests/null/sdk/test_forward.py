@@ -161,11 +161,11 @@ async def test_forward_names_the_argument_that_is_wrong(arguments: dict[str, Any
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Distribution(0), "^temperature must be finite and above 0"),
+        (lambda: Distribution(0), "^distribution: temperature must be finite and above 0"),
         (lambda: Distribution("warm"), "^temperature must be a number"),  # type: ignore[arg-type]
-        (lambda: Distribution(k=-1), "^k must"),
+        (lambda: Distribution(k=-1), "^distribution: k must"),
         (lambda: Logprob(-1), r"^token\[0\]"),
-        (lambda: Logprobs([]), "^tokens must name"),
+        (lambda: Logprobs([]), "^logprobs: tokens must name"),
         (lambda: Logprobs("ab"), "^tokens must be a list"),  # type: ignore[arg-type]
     ],
 )

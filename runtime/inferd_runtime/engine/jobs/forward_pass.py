@@ -129,11 +129,6 @@ class ForwardPass(ContextJob):
         positions: Sequence[int] = (),
         visible: Sequence[Seen] = (),
     ) -> None:
-        if not tokens:
-            raise InvalidRequest("forward needs at least one token")
-        for index in at:
-            if not 0 <= index < len(tokens):
-                raise InvalidRequest(f"forward: row {index} is outside the {len(tokens)} tokens given")
         super().__init__(context)
         self._base = len(context.tokens)
         self._at = list(at) or [len(tokens) - 1]
@@ -183,15 +178,11 @@ def rows_per_step(context: CachedSequence) -> int:
 
 def check_placement(context: CachedSequence, count: int, positions: Sequence[int], visible: Sequence[Seen]) -> None:
     """Refuse positions and visibility of ``count`` tokens behind a context that cannot be. Raises InvalidRequest."""
-    if positions and len(positions) != count:
-        raise InvalidRequest(f"positions: {len(positions)} of them for {count} tokens")
     for at, position in enumerate(positions):
         if not 0 <= position < context.model_length:
             raise InvalidRequest(
                 f"positions[{at}] = {position} is outside 0 to {context.model_length - 1}, the model's context"
             )
-    if visible and len(visible) != count:
-        raise InvalidRequest(f"attention_mask: {len(visible)} rows for {count} tokens")
     start, length = len(context.tokens), len(context.tokens) + count
     for at, row in enumerate(visible):
         if len(row) != length:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inferd.protocol import InferdError, InvalidRequest, TokenLogprob
+from inferd.protocol import InferdError, TokenLogprob
 from inferd_runtime.engine.jobs.forward_pass import ContextJob, rows_per_step
 from inferd_runtime.engine.sampling.probes import check_numbers, token_logprob
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
@@ -20,10 +20,6 @@ class PromptScoring(ContextJob):
     """
 
     def __init__(self, context: CachedSequence, tokens: Sequence[int], top: int) -> None:
-        if not tokens:
-            raise InvalidRequest("prompt_logprobs needs at least one token")
-        if top < 0:
-            raise InvalidRequest(f"prompt_logprobs: top = {top} is negative")
         check_numbers(len(tokens) * (1 + 2 * top))
         super().__init__(context)
         self._base = len(context.tokens)

@@ -11,16 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from inferd.masks import unpack_bits
-from inferd.protocol import InvalidRequest, LimitExceeded, Probe, ProbeResult, TokenLogprob
+from inferd.protocol import InvalidRequest, LimitExceeded, Probe, ProbeResult, TokenLogprob, check_mask_allows
 from inferd_runtime.engine.sampling.host_sampling import LogitRows
 from inferd_runtime.models.batch import Seen
 
-MAX_PROBES = 32
 MAX_NUMBERS = 1 << 20
 """Numbers in one reply: 4 MiB as float32."""
-
-
-LARGEST_BIAS = float(np.finfo(np.float32).max)
 
 
 class RowEdit:
@@ -33,19 +29,9 @@ class RowEdit:
 
     @classmethod
     def resolve(cls, mask: Seen | None, tokens: Sequence[int], values: Sequence[float], vocab_size: int) -> RowEdit:
-        """Check a request's bias and its mask, bool[V]. Raises InvalidRequest that names what is out of range."""
-        if len(tokens) != len(values):
-            raise InvalidRequest(f"bias: {len(tokens)} tokens but {len(values)} values")
+        """Return the edit of a checked request. Raises InvalidRequest for a mask, bool[V], of nothing and for unknown tokens."""
         check_vocabulary("bias", tokens, vocab_size)
-        for token, value in zip(tokens, values, strict=True):
-            if not abs(value) <= LARGEST_BIAS:
-                raise InvalidRequest(
-                    f"bias: {value} for token {token} is not a finite float32; forbid a token with the mask"
-                )
-        if len(set(tokens)) < len(tokens):
-            raise InvalidRequest("bias: a token is named twice")
-        if mask is not None and not mask.any():
-            raise InvalidRequest("mask: no token is allowed")
+        check_mask_allows(mask is None or bool(mask.any()))
         return cls(mask, np.asarray(tokens, np.int64), np.asarray(values, np.float32))
 
     def apply(self, logits: LogitRows) -> LogitRows:
@@ -113,33 +99,25 @@ class _Entropy:
 
 
 def resolve(probe: Probe, vocab_size: int) -> Reading:
-    """Check one probe of a request. Raises InvalidRequest that names what is out of range."""
+    """Return what reads a checked probe. Raises InvalidRequest for what the vocabulary does not have."""
     match probe.kind:
         case "logits":
             return _Logits()
         case "distribution":
-            if not 0 < probe.temperature < math.inf:
-                raise InvalidRequest(f"distribution: temperature = {probe.temperature} must be finite and above 0")
-            if not 0 <= probe.k <= vocab_size:
+            if probe.k > vocab_size:
                 raise InvalidRequest(f"distribution: k = {probe.k} is outside 0 to {vocab_size}, the vocabulary")
             return _Distribution(probe.temperature, probe.k)
         case "logprobs":
-            if not probe.tokens:
-                raise InvalidRequest("logprobs: no token is named")
             check_vocabulary("logprobs", probe.tokens, vocab_size)
             return _Logprobs(probe.tokens)
-        case "entropy":
-            return _Entropy()
-    raise InvalidRequest(f"probe kind {probe.kind!r} is not one of logits, distribution, logprobs, entropy")
+    return _Entropy()
 
 
 def resolve_all(probes: Sequence[Probe], rows: int, top: int, vocab_size: int) -> list[Reading]:
-    """Check the probes of ``rows`` rows that also bring ``top`` tokens each. Raises InvalidRequest or LimitExceeded."""
-    if len(probes) > MAX_PROBES:
-        raise LimitExceeded(
-            f"forward: {len(probes)} probes; {MAX_PROBES} are allowed", limit="probes", value=MAX_PROBES,
-            raise_with="several calls",
-        )  # fmt: skip
+    """Return what reads the checked probes of ``rows`` rows that also bring ``top`` tokens each.
+
+    Raises InvalidRequest or LimitExceeded.
+    """
     readings = [resolve(probe, vocab_size) for probe in probes]
     check_numbers(rows * (2 * min(top, vocab_size) + sum(reading.numbers(vocab_size) for reading in readings)))
     return readings

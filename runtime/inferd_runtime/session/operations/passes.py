@@ -36,6 +36,7 @@ def forward(state: SessionState, call: Call) -> None:
     """A program's own forward pass."""
     request: p.Forward = call.request
     entry = state.free_context(request.context)
+    p.check_forward(request)
     rows = row_spec(request, entry)
     visible = visibility(request.attention_mask, len(entry.context.tokens) + len(request.tokens))
     with entry.leased(request.adapter) as lease:
@@ -48,6 +49,7 @@ def prompt_logprobs(state: SessionState, call: Call) -> None:
     """How likely each token of a text is."""
     request: p.PromptLogprobs = call.request
     entry = state.free_context(request.context)
+    p.check_prompt_logprobs(request)
     with entry.leased(request.adapter) as lease:
         job = PromptScoring(entry.context, request.tokens, request.top)
         await_job(state, call, job, lambda: p.TokenLogprobs(job.scores(), len(entry.context.tokens)), lease)
@@ -78,19 +80,12 @@ def verified(state: SessionState, job: DraftVerification, model: ServedModel) ->
 
 
 def row_spec(request: p.Forward, entry: OpenContext) -> RowSpec:
-    """What the request wants of each row. Raises InvalidRequest or LimitExceeded that names what is out of range."""
+    """Return what a checked request wants of each row. Raises InvalidRequest or LimitExceeded for what the model has not."""
     vocab_size = entry.model.engine.driver.vocab_size
-    if request.top < 0:
-        raise p.InvalidRequest(f"forward: top = {request.top} is negative")
     mask = read_mask(request.mask, request.mask_bits, vocab_size)
     edit = RowEdit.resolve(mask, request.bias_tokens, request.bias_values, vocab_size)
     readings = resolve_all(request.probes, len(request.at) or 1, request.top, vocab_size)
-    sampler = entry.row_sampler(request.sampling)
-    if sampler.penalties is not None:
-        raise p.InvalidRequest(
-            "forward: a sampler with penalties or logit_bias goes with a generation or verify; a pass has a bias of its own"
-        )
-    return RowSpec(sampler, edit, request.top, readings)
+    return RowSpec(entry.row_sampler(request.sampling), edit, request.top, readings)
 
 
 def visibility(rows: Sequence[Sequence[int]], length: int) -> list[Seen]:
