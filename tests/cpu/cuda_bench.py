@@ -22,7 +22,6 @@ from inferd_runtime.kernels.cache import CacheBlock
 from inferd_runtime.kernels.suite import KernelSuite
 from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.lora.bank import LoraBank
-from inferd_runtime.models.passes.kernel import KernelPass
 from inferd_runtime.models.passes.plain import PlainPass
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.times import StepTimes
@@ -68,7 +67,7 @@ class CudaBench:
         self.host: Any = RecordedHost() if device == "cpu" else CudaAccelerator(torch.device(device))
         self.reference = TorchDriver(run, like, probed.kv, adapters=adapters, **sizes)
         self.driver = CudaDriver(
-            KernelPass(model, kernels.write_kv, kernels.paged_attention),
+            run,
             TorchDriver(run, like, probed.kv, adapters=adapters, caches=caches, **sizes),
             block,
             kernels,

@@ -18,24 +18,28 @@ from inferd_runtime.engine.job import Planned
 from inferd_runtime.engine.prepare import prepare
 from inferd_runtime.engine.sequences.positions import tree_placement
 from inferd_runtime.engine.stages import Work
-from inferd_runtime.kernels import attention, elementwise, product
+from inferd_runtime.kernels import product
 from inferd_runtime.kernels.cache import CacheBlock
 from inferd_runtime.kernels.rows import PagedRows
+from inferd_runtime.kernels.suite import KernelSuite, reference_kernels
 from inferd_runtime.kernels.triton import elementwise as triton_elementwise, product as triton_product
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models.batch import Batch
 from inferd_runtime.models.loading import attach
 from inferd_runtime.models.passes import fused, products
-from inferd_runtime.models.passes.device import DevicePass, PassKernels, device_pass
+from inferd_runtime.models.passes.device import device_pass
 from inferd_runtime.models.passes.fused import FusedPass, fuse
+from inferd_runtime.models.passes.kernel_layout import KernelLayout
 from inferd_runtime.models.passes.products import DenseProduct, FewRows, FewRowsProduct
 from inferd_runtime.testing.recorded_host import RecordedHost
 
 TOLERANCE = 1e-4
 PAGE_SIZE, PAGES, TILE_ROWS = 4, 128, 4
-REFERENCE = PassKernels(elementwise.rotate_and_write, elementwise.silu_mul, attention.paged_attention)
-WITH_TRITON = PassKernels(triton_elementwise.rotate_and_write, triton_elementwise.silu_mul, attention.paged_attention)
+REFERENCE = reference_kernels()
+WITH_TRITON = REFERENCE._replace(
+    rotate_and_write=triton_elementwise.rotate_and_write, silu_mul=triton_elementwise.silu_mul
+)
 FAMILIES = sorted(fused.FAMILIES)
 
 
@@ -70,10 +74,11 @@ class Bench:
     """Both over the same pages, each with a cache of its own. ``padding``: rows, sequences and tiles of nobody's."""
 
     def __init__(
-        self, family: str, kernels: PassKernels = REFERENCE, padding: int = 3, counted: Counted | None = None
+        self, family: str, kernels: KernelSuite = REFERENCE, padding: int = 3, counted: Counted | None = None
     ) -> None:
         fused_pass, self.driver, self.model = fused_of(family)
-        self.run: DevicePass = device_pass(fused_pass, kernels, None if counted is None else counted.change)
+        self.run = device_pass(fused_pass, None if counted is None else counted.change)
+        self.kernels = kernels
         shapes = [[tuple(cache.shape[2:]) for cache in caches] for caches in (self.driver._keys, self.driver._values)]
         self.block = CacheBlock(*shapes, torch.float32, PAGES, PAGE_SIZE, "cpu")
         self.pool = PagePool(PAGES, PAGE_SIZE)
@@ -86,7 +91,8 @@ class Bench:
         batch = prepare([Planned(None, work, table) for table, work in parts], PAGE_SIZE)  # type: ignore[arg-type]
         expected = self.driver.forward(batch)
         with torch.inference_mode():
-            logits, hidden = self.run(*self.inputs(batch))
+            inputs = self.inputs(batch)
+            logits, hidden = self.run(*inputs), inputs[2].hidden
         for table, work in parts:
             table.advance(len(work.tokens))
         assert logits.shape == expected.logits.shape
@@ -96,7 +102,7 @@ class Bench:
             off = max(off, np.abs(hidden.numpy() - expected.hidden).max())
         return float(off)
 
-    def inputs(self, batch: Batch) -> tuple[object, ...]:
+    def inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, KernelLayout, torch.Tensor]:
         """What the pass takes, with padding behind everything."""
         pad = self.padding
         fill = {"slots": -1, "tile_sequences": -1, "counts": 0, "lengths": 0, "tails": 0}
@@ -111,8 +117,8 @@ class Bench:
         tokens = columns.pop("tokens")
         rows = PagedRows(pages=pages, tile_rows=TILE_ROWS, splits=1, **columns)
         hidden_rows = torch.from_numpy(batch.hidden_rows) if len(batch.hidden_rows) else None
-        caches = self.block.keys, self.block.values
-        return tokens, rows.positions, rows, *caches, torch.from_numpy(batch.logit_rows), hidden_rows
+        layout = KernelLayout(rows, self.block.keys, self.block.values, self.kernels, hidden_rows)
+        return tokens, rows.positions, layout, torch.from_numpy(batch.logit_rows)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -192,7 +198,7 @@ def test_few_rows_are_multiplied_by_a_kernel_and_more_are_not(family: str, modul
     counted = Counted(module.few_rows_product)  # type: ignore[attr-defined]
     bench = Bench(family, padding=3, counted=counted)
     table = PageTable(bench.pool)
-    each = 4 * len(bench.run._layers)
+    each = 4 * len(bench.run.layers)
     for count, heads in ((20, 0), (13, 1), (1, 1), (4, 1)):
         counted.counts.clear()
         assert bench.feed([(table, Work(random_tokens(count, count), count))]) < TOLERANCE
@@ -213,10 +219,8 @@ def test_a_recorded_pass_computes_other_tokens_as_well(counted: Counted | None) 
         batches.append(prepare([planned], PAGE_SIZE))
     first, second = (bench.inputs(batch) for batch in batches)
     with torch.inference_mode():
-        replay, (logits, _) = RecordedHost().record(lambda: bench.run(*first))
-    old, new = first[2], second[2]
-    assert isinstance(old, PagedRows)
-    assert isinstance(new, PagedRows)
+        replay, logits = RecordedHost().record(lambda: bench.run(*first))
+    old, new = first[2].rows, second[2].rows
     first[0].copy_(second[0])
     for name in ("slots", "pages", "first", "counts", "lengths", "tails", "seen"):
         getattr(old, name).copy_(getattr(new, name))
@@ -226,10 +230,10 @@ def test_a_recorded_pass_computes_other_tokens_as_well(counted: Counted | None) 
 
 def test_weights_are_shared() -> None:
     fused_pass, _, model = fused_of("llama")
-    run = device_pass(fused_pass, REFERENCE)
+    run = device_pass(fused_pass)
     held = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    layer = run._layers[0]
-    for dense in (layer.qkv, layer.out, layer.gate_up, layer.down, run._head):
+    layer = run.layers[0]
+    for dense in (layer.qkv, layer.out, layer.gate_up, layer.down, run.head):
         assert isinstance(dense, products.DenseProduct)
         assert dense.weight.untyped_storage().data_ptr() in held
 
@@ -237,9 +241,9 @@ def test_weights_are_shared() -> None:
 @pytest.mark.parametrize("kind", ["dynamic", "longrope", "proportional"])
 def test_a_rotation_that_depends_on_the_step_is_refused(kind: str) -> None:
     fused_pass, _, _ = fused_of("llama")
-    fused_pass._rotary.rope_type = kind
+    fused_pass.rotary.rope_type = kind
     with pytest.raises(InvalidRequest, match=kind):
-        device_pass(fused_pass, REFERENCE)
+        device_pass(fused_pass)
 
 
 def test_packed_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,10 +251,11 @@ def test_packed_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(products, "PACKED_FROM", 0)
         fused_pass, _, _ = fused_of("llama")
     with pytest.raises(InvalidRequest, match="layer 0: qkv is a PackedProduct"):
-        device_pass(fused_pass, REFERENCE)
+        device_pass(fused_pass)
 
 
 def test_odd_heads_are_refused() -> None:
     fused_pass, _, _ = fused_of("llama")
+    odd = [replace(layer, heads=replace(layer.heads, width=7)) for layer in fused_pass.layers]
     with pytest.raises(InvalidRequest, match="heads of 7"):
-        device_pass(fused_pass.with_layers(lambda _, layer: replace(layer, width=7)), REFERENCE)
+        device_pass(fused_pass.with_layers(odd))

@@ -24,8 +24,7 @@ from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.models.batch import Batch, Span
 from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.loading import LoadedModel, load
-from inferd_runtime.models.passes.attention import RULE
-from inferd_runtime.models.passes.plain import PlainPass
+from inferd_runtime.models.passes.plain import RULE, PlainPass
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE_NAME = "docs/models.md"

@@ -185,7 +185,7 @@ def test_without_its_tool_the_driver_is_unknown(monkeypatch: pytest.MonkeyPatch,
 def test_a_fused_pass_that_is_refused_is_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_model, "fuse", lambda *_: None)
     served = gpu_model.serve(gpu.smoke_bench(), own=False)
-    assert (served.way, served.accepted, served.agrees) == ("DevicePass", False, True)
+    assert (served.way, served.accepted, served.agrees) == ("FusedPass", False, True)
 
 
 class Repeating(RecordedHost):

@@ -19,8 +19,7 @@ from inferd_runtime.kernels.suite import reference_kernels
 from inferd_runtime.models.loading import load
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.passes import products
-from inferd_runtime.models.passes.device import DevicePass
-from inferd_runtime.models.passes.fused import fuse
+from inferd_runtime.models.passes.fused import FusedPass, fuse
 from inferd_runtime.models.passes.products import DenseProduct, FewRowsProduct
 from inferd_runtime.server.engine_process import boot
 from inferd_runtime.server.engine_process.boot import EngineSettings, process_flags
@@ -170,8 +169,8 @@ def test_a_driver_is_built_with_what_is_set(way: str, monkeypatch: pytest.Monkey
     options = DriverOptions(pages=64, page_size=16, most_rows=64, products=way)
     driver = fast_driver(loaded, fused, options, kernels, RecordedHost())
     run = driver._body._run
-    assert isinstance(run, DevicePass)
-    ours = {isinstance(product, FewRowsProduct) for layer in run._layers for product in (layer.qkv, layer.down)}
+    assert isinstance(run, FusedPass)
+    ours = {isinstance(product, FewRowsProduct) for layer in run.layers for product in (layer.qkv, layer.down)}
     assert way == "auto" or ours == {way == "kernel"}
     calls.clear()
     assert agrees(driver, driver.plain, 1e-3)

@@ -2,9 +2,8 @@
 
 The functions are the reference of :mod:`inferd_runtime.kernels.triton.elementwise`, one signature each, and never wait for
 the device. Arithmetic is float32 from the product's output to the result, which is rounded to the product's dtype, and then
-to the cache's. :class:`~inferd_runtime.models.passes.fused.FusedLayer` also rounds the normed heads, the scaled ones,
-what the cosine
-gives, and silu(gate): in float32 there is no difference.
+to the cache's. :class:`~inferd_runtime.models.passes.attention.GroupedLayout` also rounds the normed heads, the scaled
+ones, what the cosine gives, and silu(gate): in float32 there is no difference.
 """
 
 from __future__ import annotations

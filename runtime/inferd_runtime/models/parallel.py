@@ -26,8 +26,8 @@ from torch.distributed.tensor import DTensor
 from inferd.protocol import InvalidRequest
 from inferd_runtime.models.fitting.fit import ModelSize
 from inferd_runtime.models.fitting.sizing import default_threads
-from inferd_runtime.models.passes.attention import StepLayout
 from inferd_runtime.models.passes.plain import ModelPass
+from inferd_runtime.models.passes.step_layout import StepLayout
 
 TIMEOUT_S = 300.0
 """How long a rank waits for another in one collective; ranks that read weights may be far apart."""

@@ -21,9 +21,8 @@ from inferd_runtime.kernels.suite import KernelSuite, triton_kernels
 from inferd_runtime.models.batch import Batch, FloatRows, Ids, Span
 from inferd_runtime.models.loading import LoadedModel
 from inferd_runtime.models.lora.bank import LoraBank
-from inferd_runtime.models.passes.device import PassKernels, dense_products, device_pass
+from inferd_runtime.models.passes.device import dense_products, device_pass
 from inferd_runtime.models.passes.fused import FusedPass, fuse
-from inferd_runtime.models.passes.kernel import KernelPass, RowsPass
 from inferd_runtime.models.passes.plain import ModelPass, PlainPass
 
 logger = logging.getLogger(__name__)
@@ -149,23 +148,22 @@ def fast_driver(
     chosen = CudaOptions(
         options.most_rows, splits, max(1, heads // kv_heads), record=options.graphs, fixed_rows=options.fixed_rows
     )
-    run = rows_pass(loaded, fused, kernels, options, accelerator)
+    run = kernel_pass(loaded, fused, kernels, options, accelerator)
     return CudaDriver(run, plain, block, kernels, accelerator, chosen)
 
 
-def rows_pass(
+def kernel_pass(
     loaded: LoadedModel, fused: ModelPass | None, kernels: KernelSuite, options: DriverOptions, accelerator: Accelerator
-) -> RowsPass:
-    """The fused decoder with our kernels where it is known, else transformers' modules with our attention."""
+) -> ModelPass:
+    """Return the pass that runs over kernels: the fused one where it can be recorded, else transformers' modules."""
     if isinstance(fused, FusedPass):
-        used = PassKernels(kernels.rotate_and_write, kernels.silu_mul, kernels.paged_attention)
         try:
             products = dense_products(fused)
             change = choose_products(products, kernels.few_rows_product, options.products, accelerator)
-            return device_pass(fused, used, change)
+            return device_pass(fused, change)
         except InvalidRequest as reason:
             logger.info("model %s runs through transformers' modules: %s", loaded.name, reason)
-    return KernelPass(loaded.module, kernels.write_kv, kernels.paged_attention)
+    return PlainPass(loaded.module)
 
 
 def agrees(fast: CudaDriver, reference: Driver, allowed: float) -> bool:

@@ -19,7 +19,8 @@ from inferd_runtime.kernels.sampling import Adjustments, SampleRows, adjusted, p
 from inferd_runtime.kernels.suite import KernelSuite
 from inferd_runtime.kernels.verify import DraftRows, Drafts, Noise, Verifier, read_verdicts
 from inferd_runtime.models.batch import FloatRows, Outputs
-from inferd_runtime.models.passes.kernel import RowsPass
+from inferd_runtime.models.passes.kernel_layout import KernelLayout
+from inferd_runtime.models.passes.plain import ModelPass
 
 IN_FLIGHT = 2
 """Steps that may be launched before the first of them is waited for."""
@@ -43,7 +44,7 @@ class StepBody:
     """
 
     def __init__(
-        self, run: RowsPass, keys: Sequence[Tensor], values: Sequence[Tensor], kernels: KernelSuite, last: Tensor
+        self, run: ModelPass, keys: Sequence[Tensor], values: Sequence[Tensor], kernels: KernelSuite, last: Tensor
     ) -> None:
         self._run = run
         self._keys = keys
@@ -61,10 +62,9 @@ class StepBody:
         """Forward, sample, verify."""
         carried = self._last[inputs.carried.clamp(min=0)]
         tokens = torch.where(inputs.carried >= 0, carried, inputs.tokens)
-        logits, hidden = self._run(
-            tokens, inputs.positions, rows, self._keys, self._values, inputs.logit_rows, hidden_rows
-        )
-        return self.draw(inputs, logits, hidden, adjustments)
+        layout = KernelLayout(rows, self._keys, self._values, self._kernels, hidden_rows)
+        logits = self._run(tokens, inputs.positions, layout, inputs.logit_rows)
+        return self.draw(inputs, logits, layout.hidden, adjustments)
 
     def draw(
         self, inputs: StepInputs, logits: Tensor, hidden: Tensor | None, adjustments: Adjustments | None = None

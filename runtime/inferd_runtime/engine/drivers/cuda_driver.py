@@ -39,7 +39,7 @@ from inferd_runtime.kernels.suite import KernelSuite
 from inferd_runtime.kv.table import PageCopy
 from inferd_runtime.models.batch import Batch, Outputs, PageData
 from inferd_runtime.models.lora.files import AdapterFiles, AdapterSize
-from inferd_runtime.models.passes.kernel import RowsPass
+from inferd_runtime.models.passes.plain import ModelPass
 
 logger = logging.getLogger(__name__)
 Replay = Callable[[], None]
@@ -72,7 +72,7 @@ class CudaDriver:
     over ``block``'s tensors."""
 
     def __init__(
-        self, run: RowsPass, plain: TorchDriver, block: CacheBlock, kernels: KernelSuite, accelerator: Accelerator,
+        self, run: ModelPass, plain: TorchDriver, block: CacheBlock, kernels: KernelSuite, accelerator: Accelerator,
         options: CudaOptions,
     ) -> None:  # fmt: skip
         self.vocab_size = plain.vocab_size

@@ -20,7 +20,7 @@ from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.models.checks.reach import MaskFunction, Reach, UnsupportedAttention, read_reach
 from inferd_runtime.models.checks.selfcheck import Trial
 from inferd_runtime.models.parallel_whole import is_divided, whole_twin
-from inferd_runtime.models.passes.attention import LAYOUT, NAME, RULE, paged_attention
+from inferd_runtime.models.passes.plain import LAYOUT, NAME, RULE, layout_attention
 from inferd_runtime.models.shape import KvShape
 
 PROBE = NAME + "_probe"
@@ -84,7 +84,7 @@ def attach(module: nn.Module, name: str) -> Probed:
         kv = KvShape(tuple(call.keys for call in calls), tuple(call.values for call in calls))
         for call in calls:
             setattr(call.module, RULE, call.rule)
-        AttentionInterface.register(NAME, paged_attention)
+        AttentionInterface.register(NAME, layout_attention)
         model.set_attn_implementation(NAME)
         trial.compare(kv)
     except UnsupportedAttention as error:

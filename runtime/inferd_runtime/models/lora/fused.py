@@ -39,13 +39,14 @@ class AdaptableFused:
     def __init__(self, run: FusedPass, model: nn.Module) -> None:
         self._run = run
         linear = linear_modules(model)
-        self._places = [_places(linear, f"model.layers.{index}.") for index in range(run.depth)]
+        self._places = [_places(linear, f"model.layers.{index}.") for index in range(len(run.layers))]
         usable = {place.module: _widths(linear[place.module]) for layer in self._places for place in layer}
         self.sites = Sites(usable, {name: NOT_EVERY_ROW for name in linear if name not in usable})
 
     def over(self, parts: Sequence[AdapterRows]) -> ModelPass:
         """The pass for one batch with these adapters."""
-        return self._run.with_layers(lambda index, layer: _adapt(layer, self._places[index], parts))
+        pairs = zip(self._run.layers, self._places, strict=True)
+        return self._run.with_layers([_adapt(layer, places, parts) for layer, places in pairs])
 
 
 def _widths(module: nn.Module) -> tuple[int, int]:

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from inferd_runtime.models.lora.tensors import Lora, LoraPair, Sites, plain_sites
-from inferd_runtime.models.passes.attention import StepLayout
 from inferd_runtime.models.passes.plain import ModelPass, PlainPass
+from inferd_runtime.models.passes.step_layout import StepLayout
 from inferd_runtime.models.shape import KvShape
 
 

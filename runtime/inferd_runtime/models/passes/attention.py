@@ -1,8 +1,8 @@
-"""Attention over page tables, plugged into transformers' own modules through ``AttentionInterface``.
+"""Attention over page tables with PyTorch's own kernels: the sequences of a step in groups of one width.
 
-A layer calls :func:`paged_attention` with q, k, v after RoPE. It writes k and v to the slots of this step's tokens and
-attends over each sequence's pages. Everything that the layers share (page indices, masks) is laid out once per step in a
-:class:`StepLayout`, which travels through the model as a keyword argument. The plain twin is the model's own attention.
+What the layers share (page indices, masks) is laid out once per step on the host. For the CPU, where it is several times faster
+than :mod:`inferd_runtime.kernels.attention`, which never asks the host and so reads every page table to its end; on any device
+for what kernels do not do: adapters, and programs' own masks that are no trees.
 """
 
 from __future__ import annotations
@@ -10,22 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
-from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch import Tensor
+from torch.nn.functional import pad, rms_norm, scaled_dot_product_attention, silu
 
 from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.kernels.cache import FP8, narrowed
 from inferd_runtime.models.batch import Batch, Ids, Placement, Span
+from inferd_runtime.models.passes.step_layout import Angles, ProjectedHeads
 
-NAME = "inferd_paged"
-LAYOUT = "inferd_layout"
 SHORT = 64
 FEW = 8
-RULE = "inferd_rule"
 # Masked reads see what a page held before: zero times infinity would carry it into the sequence that holds the page next.
 # No trained model comes near, and it fits float16.
 BOUND = 3e4
@@ -99,26 +96,13 @@ class Scratch:
         return flat[:size].view(rows, *like.shape[1:])
 
 
-class Layout(Protocol):
-    """What travels through a model's modules and knows where this step's K and V are.
-
-    Where ``hidden_rows`` int64[H] is given, the pass leaves those rows' final hidden states [H, E] in ``hidden``.
-    """
-
-    hidden_rows: Tensor | None
-    hidden: Tensor | None
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
-        """Write k [T, Hkv, D] and v [T, Hkv, Dv], then attend with q [1, H, T, D]: [1, T, H, Dv]."""
-        ...
-
-
 @dataclass(slots=True)
-class StepLayout:
-    """One step's layout: K and V of all layers (each [pages, page_size, heads, width]), write slots, groups, row order.
+class GroupedLayout:
+    """See :class:`~inferd_runtime.models.passes.step_layout.StepLayout`; for any device, through PyTorch's own attention.
 
-    Where ``hidden_rows`` int64[H] is given, the pass leaves those rows' final hidden states [H, E] in ``hidden``. ``bounded``:
-    K and V are brought within BOUND before they are written, because weights of a tenant's made them.
+    ``keys`` and ``values``: one cache [pages, page_size, heads, width] per layer; ``slots`` int64[T]: where each row's K and V
+    are written; ``order``: see :func:`_row_order`. ``bounded``: K and V are brought within BOUND before they are written,
+    because weights of a tenant's made them.
     """
 
     keys: Sequence[Tensor]
@@ -132,8 +116,33 @@ class StepLayout:
     bounded: bool = False
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
-        """See :class:`Layout`."""
-        return attend(self, layer, query, key, value, rule)
+        """See :class:`~inferd_runtime.models.passes.step_layout.StepLayout`."""
+        keys, values = self.keys[layer], self.values[layer]
+        if self.bounded:
+            key, value = (states.nan_to_num(0.0).clamp_(-BOUND, BOUND) for states in (key, value))
+        _write(keys, self.slots, key)
+        _write(values, self.slots, value)
+        parts = [_attend(group, query, keys, values, rule, self.scratch) for group in self.groups]
+        if self.order is None:
+            return parts[0].reshape(1, -1, *parts[0].shape[2:])
+        flat = torch.cat([part.reshape(-1, *part.shape[2:]) for part in parts])
+        return flat.index_select(0, self.order)[None]
+
+    def attend_projected(self, layer: int, qkv: Tensor, angles: Angles, heads: ProjectedHeads) -> Tensor:
+        """See :class:`~inferd_runtime.models.passes.step_layout.StepLayout`."""
+        (cos, sin), turned = angles, heads.queries + heads.keys
+        states = qkv.view(len(qkv), -1, heads.width)
+        qk = states[:, :turned]
+        if heads.norm is not None:
+            qk = rms_norm(qk, (heads.width,), None, heads.eps) * heads.norm
+        qk = torch.addcmul(qk * cos, qk.roll(heads.width // 2, -1), sin)
+        query = qk[:, : heads.queries].transpose(0, 1)[None]
+        return self.attend(layer, query, qk[:, heads.queries :], states[:, turned:], heads.rule)[0]
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """See :class:`~inferd_runtime.models.passes.step_layout.StepLayout`."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return silu(gate).mul_(up)
 
 
 def lay_out(
@@ -143,7 +152,7 @@ def lay_out(
     page_size: int,
     scratch: Scratch | None = None,
     key_multiple: int = 0,
-) -> StepLayout:
+) -> GroupedLayout:
     """Group the batch's sequences and index their pages. ``key_multiple``: see :func:`filled_up`; 0 leaves it."""
     device = keys[0].device
     positions = torch.from_numpy(batch.positions)
@@ -158,7 +167,7 @@ def lay_out(
     hidden_rows = torch.from_numpy(batch.hidden_rows).to(device) if len(batch.hidden_rows) else None
     slots = torch.from_numpy(batch.slots).to(device)
     order = _row_order(groups, batch)
-    return StepLayout(keys, values, slots, groups, order, scratch or Scratch(), hidden_rows)
+    return GroupedLayout(keys, values, slots, groups, order, scratch or Scratch(), hidden_rows)
 
 
 def filled_up(group: Group, multiple: int, page_size: int) -> Group:
@@ -252,35 +261,6 @@ def _row_order(groups: Sequence[Group], batch: Batch) -> Tensor | None:
     # Padding repeats a row's last query and stands behind it, with the same result.
     order[flat] = torch.arange(len(flat), device=flat.device)
     return order
-
-
-def paged_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
-    """transformers' attention contract: q [1, H, T, D], k and v [1, Hkv, T, D] -> ([1, T, H, Dv], None).
-
-    How the layer attends is what the probe found out and left on the module; the arguments here were checked there.
-    """
-    rule: AttentionRule = getattr(module, RULE)
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    layout: Layout = kwargs[LAYOUT]
-    out = layout.attend(layer, query, key[0].transpose(0, 1), value[0].transpose(0, 1), rule)
-    return out.contiguous(), None
-
-
-def attend(layout: StepLayout, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
-    """Write this step's k [T, Hkv, D] and v [T, Hkv, Dv], then attend with q [1, H, T, D]: [1, T, H, Dv]."""
-    keys, values = layout.keys[layer], layout.values[layer]
-    if layout.bounded:
-        key, value = (states.nan_to_num(0.0).clamp_(-BOUND, BOUND) for states in (key, value))
-    _write(keys, layout.slots, key)
-    _write(values, layout.slots, value)
-    parts = [_attend(group, query, keys, values, rule, layout.scratch) for group in layout.groups]
-    if layout.order is None:
-        return parts[0].reshape(1, -1, *parts[0].shape[2:])
-    flat = torch.cat([part.reshape(-1, *part.shape[2:]) for part in parts])
-    return flat.index_select(0, layout.order)[None]
 
 
 def _write(cache: Tensor, slots: Tensor, states: Tensor) -> None:

@@ -1,30 +1,31 @@
-"""The fast way through Llama-shaped models: the same arithmetic as transformers' modules in a quarter of the operations.
+"""The fused pass: the arithmetic of transformers' modules for Llama-shaped models, in a quarter of the operations.
 
 At small batch sizes a forward pass in eager PyTorch is bound by the number of operations it issues, not by arithmetic. Here
-q, k, v and gate, up are one matrix product each, residuals ride on the products, and RMS norms and rotations are single
-operations. The plain twin is :class:`~inferd_runtime.models.passes.plain.PlainPass`; :func:`fuse` compares the two on
-random tokens
-before it trusts itself, and says no to every model that it does not know. On the CPU, large float32 weights are packed then
-(:mod:`~inferd_runtime.models.passes.products`), and the modules let go of them: they cannot run by themselves any more.
+q, k, v and gate, up are one matrix product each, residuals ride on the products, and what stands between the products is a few
+operations of the step's layout, or one kernel each. The reference is :class:`~inferd_runtime.models.passes.plain.PlainPass`:
+:func:`fuse` compares the two on random tokens, and returns None for every model that it does not know. On the CPU, large float32
+weights are packed then (:mod:`~inferd_runtime.models.passes.products`), and the modules let go of them: they cannot run by
+themselves any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import rms_norm
 
 from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.models.batch import Batch, Span
 from inferd_runtime.models.huge_pages import use_huge_pages
-from inferd_runtime.models.passes.attention import StepLayout, attend, lay_out
+from inferd_runtime.models.passes.attention import lay_out
 from inferd_runtime.models.passes.plain import ModelPass, PlainPass
 from inferd_runtime.models.passes.products import DenseProduct, PackedProduct, Product, pack
+from inferd_runtime.models.passes.step_layout import Angles, ProjectedHeads, StepLayout
 from inferd_runtime.models.shape import KvShape
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -36,40 +37,24 @@ HUGE_PAGES_FROM = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """One decoder layer's weights; ``head_norm`` [Hq + Hkv, D] scales q and k where they are normed."""
+    """One decoder layer: its heads and its weights."""
 
-    rule: AttentionRule
-    query_heads: int
-    key_heads: int
-    width: int
+    heads: ProjectedHeads
     eps: float
     input_norm: Tensor
     qkv: Product
-    head_norm: Tensor | None
     out: Product
     post_norm: Tensor
     gate_up: Product
     down: Product
 
-    def run(self, hidden: Tensor, cos: Tensor, sin: Tensor, layout: StepLayout, index: int) -> Tensor:
-        """hidden [T, E] -> [T, E]; cos and sin [T, 1, D], the sign of the rotation in sin."""
-        hidden = self.out.onto(self._attention(hidden, cos, sin, layout, index), hidden)
-        normed = rms_norm(hidden, self.post_norm.shape, self.post_norm, self.eps)
-        gate, up = self.gate_up(normed).chunk(2, dim=-1)
-        return self.down.onto(silu(gate).mul_(up), hidden)
-
-    def _attention(self, hidden: Tensor, cos: Tensor, sin: Tensor, layout: StepLayout, index: int) -> Tensor:
-        normed = rms_norm(hidden, self.input_norm.shape, self.input_norm, self.eps)
-        heads = self.qkv(normed).view(len(hidden), -1, self.width)
-        turned = self.query_heads + self.key_heads
-        qk = heads[:, :turned]
-        if self.head_norm is not None:
-            qk = rms_norm(qk, (self.width,), None, self.eps) * self.head_norm
-        qk = torch.addcmul(qk * cos, qk.roll(self.width // 2, -1), sin)
-        query = qk[:, : self.query_heads].transpose(0, 1)[None]
-        return attend(layout, index, query, qk[:, self.query_heads :], heads[:, turned:], self.rule).reshape(
-            len(hidden), -1
-        )
+    def run(self, index: int, hidden: Tensor, angles: Angles, layout: StepLayout) -> Tensor:
+        """hidden [T, E] -> [T, E], in its place."""
+        qkv = self.qkv(rms_norm(hidden, self.input_norm.shape, self.input_norm, self.eps))
+        attended = layout.attend_projected(index, qkv, angles, self.heads)
+        hidden = self.out.onto(attended.reshape(len(hidden), -1), hidden)
+        gate_up = self.gate_up(rms_norm(hidden, self.post_norm.shape, self.post_norm, self.eps))
+        return self.down.onto(layout.silu_mul(gate_up), hidden)
 
 
 class FusedPass:
@@ -77,35 +62,34 @@ class FusedPass:
 
     def __init__(self, module: nn.Module, layers: Sequence[FusedLayer], head: Product) -> None:
         model: Any = module
+        self.rotary: nn.Module = model.model.rotary_emb
+        self.layers = layers
+        self.head = head
         self._embedding: Tensor = model.model.embed_tokens.weight
-        self._rotary: nn.Module = model.model.rotary_emb
-        self._layers = layers
         self._norm: Tensor = model.model.norm.weight
         self._eps = layers[0].eps
-        self._head = head
 
-    @property
-    def depth(self) -> int:
-        """How many layers there are."""
-        return len(self._layers)
-
-    def with_layers(self, change: Callable[[int, FusedLayer], FusedLayer]) -> FusedPass:
-        """The same decoder over the layers that ``change(index, layer)`` gives."""
+    def with_layers(self, layers: Sequence[FusedLayer], head: Product | None = None) -> FusedPass:
+        """Return the same decoder over these layers, and with that head (None: its own)."""
         other = copy(self)
-        other._layers = [change(index, layer) for index, layer in enumerate(self._layers)]
+        other.layers, other.head = layers, head or self.head
         return other
 
     def __call__(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.plain.ModelPass`."""
         hidden = self._embedding[tokens]
-        cos, sin = self._rotary(hidden[None], positions[None])
-        cos, sin = cos[0][:, None], sin[0][:, None].clone()
-        sin[..., : sin.shape[-1] // 2].neg_()
-        for index, layer in enumerate(self._layers):
-            hidden = layer.run(hidden, cos, sin, layout, index)
+        angles = self._angles(hidden, positions)
+        for index, layer in enumerate(self.layers):
+            hidden = layer.run(index, hidden, angles, layout)
         if layout.hidden_rows is not None:
             layout.hidden = self._final(hidden[layout.hidden_rows])
-        return self._head(self._final(hidden[rows]))
+        return self.head(self._final(hidden[rows]))
+
+    def _angles(self, hidden: Tensor, positions: Tensor) -> Angles:
+        cos, sin = self.rotary(hidden[None], positions[None])
+        cos, sin = cos[0][:, None], sin[0][:, None].clone()
+        sin[..., : sin.shape[-1] // 2].neg_()
+        return cos, sin
 
     def _final(self, hidden: Tensor) -> Tensor:
         return rms_norm(hidden, self._norm.shape, self._norm, self._eps)
@@ -140,15 +124,13 @@ def _fuse_layer(layer: Any, rule: AttentionRule) -> FusedLayer:
     query_heads, key_heads = (projection.out_features // width for projection in projections[:2])
     biases = [projection.bias for projection in projections]
     norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    norm = None if norms[0] is None else _head_norm(norms, (query_heads, key_heads))
+    eps = float(layer.input_layernorm.variance_epsilon)
     return FusedLayer(
-        rule=rule,
-        query_heads=query_heads,
-        key_heads=key_heads,
-        width=width,
-        eps=float(layer.input_layernorm.variance_epsilon),
+        heads=ProjectedHeads(rule, query_heads, key_heads, width, norm, eps),
+        eps=eps,
         input_norm=layer.input_layernorm.weight,
         qkv=DenseProduct(_joined(projections), None if biases[0] is None else torch.cat(biases)),
-        head_norm=None if norms[0] is None else _head_norm(norms, (query_heads, key_heads)),
         out=DenseProduct(attention.o_proj.weight),
         post_norm=layer.post_attention_layernorm.weight,
         gate_up=DenseProduct(_joined((layer.mlp.gate_proj, layer.mlp.up_proj))),

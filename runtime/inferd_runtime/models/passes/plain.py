@@ -1,4 +1,8 @@
-"""The plain way through a model: transformers' own modules. It works for every model that the probe accepts."""
+"""The plain pass: transformers' own modules, for every model that the probe accepts.
+
+A layer calls :func:`layout_attention` through transformers' ``AttentionInterface``, with q, k, v after RoPE. The step's layout
+travels through the modules as a keyword argument. The reference is the model's own attention.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,12 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from inferd_runtime.models.passes.attention import LAYOUT, Layout, StepLayout
+from inferd_runtime.kernels.attention_rule import AttentionRule
+from inferd_runtime.models.passes.step_layout import StepLayout
+
+NAME = "inferd_paged"
+LAYOUT = "inferd_layout"
+RULE = "inferd_rule"
 
 
 class ModelPass(Protocol):
@@ -26,7 +35,7 @@ class PlainPass:
     def __init__(self, model: nn.Module) -> None:
         self._model: Any = model
 
-    def __call__(self, tokens: Tensor, positions: Tensor, layout: Layout, rows: Tensor) -> Tensor:
+    def __call__(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
         """See :class:`ModelPass`."""
         if layout.hidden_rows is None:
             return self._logits(tokens, positions, layout, rows)
@@ -42,7 +51,7 @@ class PlainPass:
             for watch in watched:
                 watch.remove()
 
-    def _logits(self, tokens: Tensor, positions: Tensor, layout: Layout, rows: Tensor) -> Tensor:
+    def _logits(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
         output = self._model(
             input_ids=tokens[None],
             position_ids=positions[None],
@@ -54,8 +63,23 @@ class PlainPass:
         return logits
 
 
+def layout_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """transformers' attention contract: q [1, H, T, D], k and v [1, Hkv, T, D] -> ([1, T, H, Dv], None).
+
+    How the layer attends is what the probe found out and left on the module; the arguments here were checked there.
+    """
+    rule: AttentionRule = getattr(module, RULE)
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    layout: StepLayout = kwargs[LAYOUT]
+    out = layout.attend(layer, query, key[0].transpose(0, 1), value[0].transpose(0, 1), rule)
+    return out.contiguous(), None
+
+
 def _decoders(model: Any) -> set[nn.Module]:
-    """The modules that may be the one between the embedding and the head; its output has passed the final norm.
+    """Return the modules that may be the one between the embedding and the head; its output has passed the final norm.
 
     Where transformers keeps it differs: some heads go around the base model, some base models are not where they say.
     """

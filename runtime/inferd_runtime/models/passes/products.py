@@ -32,7 +32,7 @@ class Product(Protocol):
         ...
 
     def onto(self, rows: Tensor, residual: Tensor) -> Tensor:
-        """rows [T, in] and residual [T, out] -> their sum behind the product, [T, out]."""
+        """Add the product of rows [T, in] to residual [T, out] in its place, and return that. The weight has no bias."""
         ...
 
 
@@ -48,11 +48,7 @@ class DenseProduct:
         return linear(rows, self.weight, self.bias)
 
     def onto(self, rows: Tensor, residual: Tensor) -> Tensor:
-        """See :class:`Product`. It has no bias."""
-        return torch.addmm(residual, rows, self.weight.t())
-
-    def into(self, rows: Tensor, residual: Tensor) -> Tensor:
-        """As :meth:`onto`, in place of the residual: on CUDA, PyTorch would copy it first."""
+        """See :class:`Product`."""
         return residual.addmm_(rows, self.weight.t())
 
 
@@ -75,13 +71,9 @@ class FewRowsProduct(DenseProduct):
         return super().__call__(rows) if len(rows) > MOST_ROWS else self._few_rows(rows, self.weight, self.bias, None)
 
     def onto(self, rows: Tensor, residual: Tensor) -> Tensor:
-        """See :class:`Product`. It has no bias."""
-        return self.into(rows, residual.clone())
-
-    def into(self, rows: Tensor, residual: Tensor) -> Tensor:
-        """See :class:`DenseProduct`."""
+        """See :class:`Product`."""
         if len(rows) > MOST_ROWS:
-            return super().into(rows, residual)
+            return super().onto(rows, residual)
         return self._few_rows(rows, self.weight, None, residual)
 
 
@@ -104,7 +96,7 @@ class PackedProduct:
 
     def onto(self, rows: Tensor, residual: Tensor) -> Tensor:
         """See :class:`Product`."""
-        return self(rows).add_(residual)
+        return residual.add_(self(rows))
 
 
 def can_pack(weight: Tensor) -> bool:
