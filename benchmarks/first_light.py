@@ -27,7 +27,7 @@ from prompts import Prompt, prompts
 
 from inferd_runtime.config import Settings
 from inferd_runtime.models.options import read_models
-from inferd_runtime.sandbox.component import ensure_runner
+from inferd_runtime.sandbox.runner_build.component import ensure_runner
 
 ROUNDS = 5
 

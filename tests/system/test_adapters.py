@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 import inferd
 import inferd_runtime.models
 from inferd import Adapter, Context, InvalidRequest, LimitExceeded, NotFound, Sampler
-from inferd_runtime.sandbox.component import ensure_runner
+from inferd_runtime.sandbox.runner_build.component import ensure_runner
 
 PROMPT = "one two three one two three"
 PROGRAM = """

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from inferd_runtime.sandbox.component import ensure_runner
+from inferd_runtime.sandbox.runner_build.component import ensure_runner
 
 ROOT = Path(__file__).resolve().parents[2]
 INFERLETS = ("text-completion", "extract", "custom-speculator")

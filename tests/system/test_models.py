@@ -18,7 +18,7 @@ import pytest
 
 import inferd
 from inferd import Context, Model, NotFound, Sampler
-from inferd_runtime.sandbox.component import ensure_runner
+from inferd_runtime.sandbox.runner_build.component import ensure_runner
 
 PROMPT = "one two three one two three"
 PROGRAM = """

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from inferd_runtime.sandbox.component import Progress, ensure_runner
+from inferd_runtime.sandbox.runner_build.component import Progress, ensure_runner
 
 CLEAR_LINE = "\x1b[2K"
 

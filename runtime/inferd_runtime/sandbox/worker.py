@@ -2,9 +2,10 @@
 
 ``python -m inferd_runtime.sandbox.worker --control ENDPOINT --engine ENDPOINT --identity NAME``
 
-The gateway talks to it in :mod:`messages` over a DEALER socket named NAME, one msgpack frame each way. Runs talk to the engine
-directly. A run cannot outlast its wall-clock limit: a guest computes, where it is interrupted every 20 ms, or waits in the
-host; it has no way to block anywhere else. Behind that stands the gateway, which kills a worker that does not end a run.
+The gateway talks to it over a DEALER socket named NAME, one msgpack frame (:mod:`~inferd_runtime.sandbox.messages`) each way.
+Runs talk to the engine directly. A run cannot outlast its wall-clock limit: a guest computes, where it is interrupted every
+20 ms, or waits in the host; it has no way to block anywhere else. Behind that stands the gateway, which kills a worker that does
+not end a run.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ import msgspec
 import zmq
 
 from inferd.protocol import Cancelled, InvalidRequest
-from inferd_runtime.sandbox.component import ensure_runner
-from inferd_runtime.sandbox.engine_settings import THREAD_STACK_BYTES
-from inferd_runtime.sandbox.epochs import EpochTicker
+from inferd_runtime.sandbox.host.run import EngineAddress, SandboxRun
 from inferd_runtime.sandbox.messages import (
     Cancel,
     Deliver,
@@ -36,10 +35,12 @@ from inferd_runtime.sandbox.messages import (
     WorkerReady,
 )
 from inferd_runtime.sandbox.outbox import Outbox
-from inferd_runtime.sandbox.run import EngineAddress, SandboxRun
+from inferd_runtime.sandbox.runner_build.component import ensure_runner
 from inferd_runtime.sandbox.threads import ThreadPool
-from inferd_runtime.sandbox.warm_up import warm_up
-from inferd_runtime.sandbox.wasm import LoadedRunner
+from inferd_runtime.sandbox.wasm.engine_settings import THREAD_STACK_BYTES
+from inferd_runtime.sandbox.wasm.epochs import EpochTicker
+from inferd_runtime.sandbox.wasm.loaded_runner import LoadedRunner
+from inferd_runtime.sandbox.wasm.warm_up import warm_up
 
 MAX_SOCKETS = 16384
 OPEN_MAX = 10240

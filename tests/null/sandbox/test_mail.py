@@ -6,7 +6,7 @@ import select
 import threading
 
 from inferd.protocol import Cancelled, InternalError
-from inferd_runtime.sandbox.inbox import MAX_MESSAGES, Inbox
+from inferd_runtime.sandbox.host.inbox import MAX_MESSAGES, Inbox
 from inferd_runtime.sandbox.messages import FromWorker, Output, Sent, Started
 from inferd_runtime.sandbox.outbox import MAX_MERGED, Outbox, merged
 from inferd_runtime.waker import Waker

@@ -18,7 +18,6 @@ import pytest
 import zmq
 
 from inferd.protocol import ErrorInfo
-from inferd_runtime.sandbox.component import ensure_runner
 from inferd_runtime.sandbox.messages import (
     Bundle,
     Cancel,
@@ -34,6 +33,7 @@ from inferd_runtime.sandbox.messages import (
     ToWorker,
     WorkerReady,
 )
+from inferd_runtime.sandbox.runner_build.component import ensure_runner
 
 from .fake_engine import FakeEngine
 

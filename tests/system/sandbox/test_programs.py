@@ -434,7 +434,7 @@ def test_limits_below_the_runner_are_refused(gateway: Gateway) -> None:
 
 
 def test_the_build_command_prints_where_the_runner_is(runner: Path) -> None:
-    command = [sys.executable, "-W", "error", "-m", "inferd_runtime.sandbox.build"]
+    command = [sys.executable, "-W", "error", "-m", "inferd_runtime.cli", "build-runner"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.startswith(str(runner))
     assert done.stderr == ""

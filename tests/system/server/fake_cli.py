@@ -11,7 +11,7 @@ from pathlib import Path
 
 from inferd_runtime.cli import main, progress
 from inferd_runtime.config import Settings
-from inferd_runtime.sandbox.component import OnProgress
+from inferd_runtime.sandbox.runner_build.component import OnProgress
 from inferd_runtime.server.supervisor import runtime
 
 HERE = Path(__file__).parent

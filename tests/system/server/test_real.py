@@ -13,8 +13,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from inferd_runtime.sandbox.component import ensure_runner
 from inferd_runtime.sandbox.messages import Bundle
+from inferd_runtime.sandbox.runner_build.component import ensure_runner
 from inferd_runtime.server.programs.bundles import Program, make_program
 from inferd_runtime.server.supervisor.runs import Ending, Run
 from inferd_runtime.server.supervisor.runtime import Commands, Runtime, default_commands, open_runtime

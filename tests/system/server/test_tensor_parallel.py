@@ -9,8 +9,8 @@ import anyio
 import psutil
 import pytest
 
-from inferd_runtime.sandbox.component import ensure_runner
 from inferd_runtime.sandbox.messages import Bundle
+from inferd_runtime.sandbox.runner_build.component import ensure_runner
 from inferd_runtime.server.programs.bundles import make_program
 from inferd_runtime.server.supervisor.runs import Ending, Run
 from inferd_runtime.server.supervisor.runtime import open_runtime

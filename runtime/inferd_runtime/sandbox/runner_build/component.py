@@ -22,8 +22,15 @@ from pathlib import Path
 
 import inferd
 from inferd.protocol import InternalError
-from inferd_runtime.sandbox.cache import POLL_SECONDS, CacheEntry, cache_folder, drop_oldest, locked, private_folder
-from inferd_runtime.sandbox.engine_settings import COMPILED_WITH
+from inferd_runtime.sandbox.runner_build.cache import (
+    POLL_SECONDS,
+    CacheEntry,
+    cache_folder,
+    drop_oldest,
+    locked,
+    private_folder,
+)
+from inferd_runtime.sandbox.wasm.engine_settings import COMPILED_WITH
 
 NOT_FOR_GUESTS = ("outlines.py",)  # needs a package that the sandbox has not
 GUEST_PACKAGE = "inferd_runtime/sandbox/runner"
@@ -45,7 +52,7 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class BuildStep:
-    """A step of the build: a command of :mod:`build_steps`, its stage for people, and about how long it takes."""
+    """A step of the build: a command of the module ``steps``, its stage for people, and about how long it takes."""
 
     command: str
     stage: str
@@ -79,7 +86,7 @@ def ensure_runner(on_progress: OnProgress = lambda progress: None) -> Path:
 
 def guest_sources() -> dict[str, bytes]:
     """Every file that goes into the component, by its path there: the SDK, the guest's modules, and the WIT world."""
-    sdk, runner = Path(inferd.__file__).parent, Path(__file__).with_name("runner")
+    sdk, runner = Path(inferd.__file__).parent, Path(__file__).parents[1] / "runner"
     files = [path for path in sdk.rglob("*.py") if path.name not in NOT_FOR_GUESTS]
     sources = {f"inferd/{path.relative_to(sdk).as_posix()}": path.read_bytes() for path in files}
     sources |= {f"{GUEST_PACKAGE}/{path.name}": path.read_bytes() for path in runner.glob("*.py")}
@@ -128,7 +135,7 @@ def _componentize(sources: dict[str, bytes], target: Path, on_progress: OnProgre
 
 def _run(step: BuildStep, arguments: list[str], on_progress: OnProgress) -> None:
     """Run a step in a child process, which ends with this call, whatever happens."""
-    command = [sys.executable, "-m", "inferd_runtime.sandbox.build_steps", step.command, *arguments]
+    command = [sys.executable, "-m", "inferd_runtime.sandbox.runner_build.steps", step.command, *arguments]
     started = time.monotonic()
     with tempfile.TemporaryFile() as output, subprocess.Popen(command, stdout=output, stderr=output) as child:
         try:

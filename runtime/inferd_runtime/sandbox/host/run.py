@@ -12,13 +12,13 @@ import msgspec
 import zmq
 
 from inferd.protocol import ErrorInfo, InferdError, InternalError, LimitExceeded, ProgramError, Unavailable, Usage
-from inferd_runtime.sandbox.calls import GuestCalls, Report
-from inferd_runtime.sandbox.engine_settings import MIB, WASM_STACK_BYTES
-from inferd_runtime.sandbox.inbox import Inbox
+from inferd_runtime.sandbox.host.guest_calls import GuestCalls, Report
+from inferd_runtime.sandbox.host.inbox import Inbox
+from inferd_runtime.sandbox.host.meter import exceeded
 from inferd_runtime.sandbox.messages import LaunchRun, Limits, RunFinished, RunUsage, Started
-from inferd_runtime.sandbox.meter import exceeded
 from inferd_runtime.sandbox.threads import ThreadPool
-from inferd_runtime.sandbox.wasm import DoesNotFit, Guest, GuestTrap, LoadedRunner
+from inferd_runtime.sandbox.wasm.engine_settings import MIB, WASM_STACK_BYTES
+from inferd_runtime.sandbox.wasm.loaded_runner import DoesNotFit, Guest, GuestTrap, LoadedRunner
 from inferd_runtime.session.wire import RUN_SESSION, EngineLink
 
 CLOSE_SECONDS = 2.0

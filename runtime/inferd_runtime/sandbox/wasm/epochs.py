@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from inferd_runtime.sandbox.engine_settings import TICK_SECONDS
+from inferd_runtime.sandbox.wasm.engine_settings import TICK_SECONDS
 
 
 class EpochTicker(threading.Thread):

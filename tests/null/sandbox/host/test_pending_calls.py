@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
-from inferd_runtime.sandbox.tickets import MAX_OPEN, PendingCalls
+from inferd_runtime.sandbox.host.pending_calls import MAX_OPEN, PendingCalls
 
 
 def taken(desk: PendingCalls) -> list[Any]:

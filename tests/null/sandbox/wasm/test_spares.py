@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 
-from inferd_runtime.sandbox.spares import Spares
+from inferd_runtime.sandbox.wasm.spares import Spares
 
 
 def test_without_spares_each_is_made_on_the_spot() -> None:

@@ -24,10 +24,10 @@ from inferd.protocol import (
     SendMessage,
     Unavailable,
 )
-from inferd_runtime.sandbox.inbox import MAX_MESSAGES, Inbox, too_many_messages
+from inferd_runtime.sandbox.host.inbox import MAX_MESSAGES, Inbox, too_many_messages
+from inferd_runtime.sandbox.host.meter import Meter
+from inferd_runtime.sandbox.host.pending_calls import MAX_OPEN, PendingCalls
 from inferd_runtime.sandbox.messages import FromWorker, Limits, Output, Sent
-from inferd_runtime.sandbox.meter import Meter
-from inferd_runtime.sandbox.tickets import MAX_OPEN, PendingCalls
 from inferd_runtime.session.wire import EngineLink, LinkReply
 
 FOR_EVER_MS = 0xFFFFFFFF

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from inferd_runtime.sandbox.host.meter import RAISE_WITH, Meter, exceeded
 from inferd_runtime.sandbox.messages import Limits
-from inferd_runtime.sandbox.meter import RAISE_WITH, Meter, exceeded
 
 LIMITS = Limits(wall_s=10, cpu_s=2, memory_mb=64, output_bytes=100)
 

@@ -6,7 +6,7 @@ import json
 import traceback
 
 from inferd_runtime.sandbox.runner.rehearsal import ASYNCIO, AnsweringHost
-from inferd_runtime.sandbox.wasm import LoadedRunner
+from inferd_runtime.sandbox.wasm.loaded_runner import LoadedRunner
 
 SPARES = 2
 

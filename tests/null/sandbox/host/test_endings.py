@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from inferd_runtime.sandbox.engine_settings import MIB
+from inferd_runtime.sandbox.host.run import explain_trap, read_error
 from inferd_runtime.sandbox.messages import Limits
-from inferd_runtime.sandbox.run import explain_trap, read_error
+from inferd_runtime.sandbox.wasm.engine_settings import MIB
 
 LIMITS = Limits(memory_mb=100)
 TRAP = "error while executing at wasm backtrace:\n    0: 0x1 - libc.so!abort\n\nCaused by:\n    {}\n"

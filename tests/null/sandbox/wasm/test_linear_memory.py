@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd_runtime.sandbox.linear_memory import (
+from inferd_runtime.sandbox.wasm.linear_memory import (
     PAGE,
     WASM_PAGE,
     MemoryAccess,

@@ -1,4 +1,4 @@
-"""The costly steps of building the runner, each in a process of its own: ``python -m inferd_runtime.sandbox.build_steps``.
+"""The costly steps of building the runner, each in a process of its own: ``python -m inferd_runtime.sandbox.runner_build.steps``.
 
 ``componentize FOLDER TARGET`` makes a component of the sources in a folder; ``compile COMPONENT TARGET`` makes machine code of
 a component.
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from inferd_runtime.sandbox.component import GUEST_PACKAGE, WIT
+from inferd_runtime.sandbox.runner_build.component import GUEST_PACKAGE, WIT
 
 NICENESS = 10
 GUEST_APP = f"{GUEST_PACKAGE}/app".replace("/", ".")
@@ -44,7 +44,7 @@ def _componentize(folder: Path, target: Path) -> None:
 
 
 def _compile(component: Path, target: Path) -> None:
-    from inferd_runtime.sandbox.wasm import compile_component
+    from inferd_runtime.sandbox.wasm.loaded_runner import compile_component
 
     compile_component(component, target)
 
