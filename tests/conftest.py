@@ -1,4 +1,4 @@
-"""What holds for every test: no engine that it stepped has lost a page."""
+"""What holds for every test: no engine that it stepped has lost a page, or keeps a wrong one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from tiers import tier_of
 
 from inferd_runtime.engine.engine import Engine
+from inferd_runtime.testing.null_driver import NullDriver
 
 Engines = WeakKeyDictionary[Engine, int]
 
@@ -31,11 +32,14 @@ def engines_alive() -> Iterator[Engines]:
 
 @pytest.fixture(autouse=True)
 def no_page_is_lost(engines_alive: Engines) -> Iterator[None]:
-    """Re-add who holds what in the engines that the test has stepped."""
+    """Re-add who holds what in the engines that the test has stepped, and check what is cached against the tokens."""
     yield
     for engine, checked in list(engines_alive.items()):
         if engine.steps > checked:
             engine.check_integrity()
+            if isinstance(engine.driver, NullDriver):
+                for context in engine.contexts:
+                    engine.driver.check_sequence(context)
             engines_alive[engine] = engine.steps
 
 

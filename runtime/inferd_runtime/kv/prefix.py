@@ -67,8 +67,12 @@ class PrefixIndex:
         if key is not None:
             del self._pages[self._nodes.pop(key).ident]
 
+    def meanings(self) -> dict[int, PrefixKey]:
+        """Return what each ident in the index stands for: what comes before its page, and the page's tokens."""
+        return {node.ident: key for key, node in self._nodes.items()}
+
     def check_integrity(self) -> None:
-        """Raises AssertionError when the two directions disagree."""
+        """Raise AssertionError if the two directions disagree."""
         assert len(self._nodes) == len(self._keys) == len(self._pages), "prefix index: nodes and pages differ in number"
         for page, key in self._keys.items():
             assert self._nodes[key].page == page, f"prefix index: page {page} is entered under another key"

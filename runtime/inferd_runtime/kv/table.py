@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from inferd_runtime.kv.account import Account, Allowance
 from inferd_runtime.kv.pool import PagePool, PoolExhausted
+from inferd_runtime.kv.prefix import PrefixKey
 
 
 class PageCopy(NamedTuple):
@@ -209,3 +210,36 @@ class PageTable:
         self.pages = []
         self.chain = []
         self.length = self.ahead = 0
+
+    def check_integrity(self, tokens: Sequence[int], meanings: dict[int, PrefixKey]) -> None:
+        """Raise AssertionError unless pages and chain are what the first ``length`` of the sequence's ``tokens`` give.
+
+        ``meanings`` as in :func:`check_chain`.
+        """
+        size = self._pool.page_size
+        full = -(-self.length // size)
+        assert self.length <= len(tokens), f"{self.length} tokens computed of {len(tokens)}"
+        assert full <= len(self.pages), f"{len(self.pages)} pages for {self.length} computed tokens"
+        assert len(set(self.pages)) == len(self.pages), "a page stands twice in a table"
+        for page in self.pages[full:]:
+            assert not self._pool.is_shared(page), f"page {page} is reserved, but shared"
+            assert page not in self._pool.index, f"page {page} is reserved, but can be found"
+        assert len(self.chain) * size <= self._shareable(self.length), (
+            "a chain is longer than what is computed and shareable"
+        )
+        check_chain(self.root, self.chain, tokens, size, meanings)
+
+
+def check_chain(
+    root: Hashable, chain: Sequence[int], tokens: Sequence[int], page_size: int, meanings: dict[int, PrefixKey]
+) -> None:
+    """Raise AssertionError if an ident of the chain stands for other tokens elsewhere: in the index, or for another table.
+
+    ``meanings``: what each ident stands for, as far as is known; the chain's are added.
+    """
+    before = root
+    for at, ident in enumerate(chain):
+        key = before, tuple(tokens[at * page_size : (at + 1) * page_size])
+        known = meanings.setdefault(ident, key)
+        assert known == key, f"prefix ident {ident} stands for {known}, and for {key}"
+        before = ident

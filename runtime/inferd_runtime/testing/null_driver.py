@@ -1,4 +1,8 @@
-"""A driver without maths: it keeps token ids where K and V would be, and derives logits from what it reads back."""
+"""A driver without maths: it keeps token ids where K and V would be, and derives logits from what it reads back.
+
+Beside each token id it keeps a checksum of all tokens that the token saw, with their positions and adapters, as K and V depend
+on them in a model. So a page that was computed behind another text is noticed when it is read, whatever the logits say.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,21 @@ import numpy as np
 
 from inferd_runtime.engine.sampling.host_sampling import LogitRows
 from inferd_runtime.engine.sampling.noise import mix
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.kv.table import PageCopy
-from inferd_runtime.models.batch import Batch, FloatRows, Ids, Outputs, PageData, Span
+from inferd_runtime.models.batch import Batch, FloatRows, Ids, Outputs, PageData, Placement, Seen, Span
 from inferd_runtime.models.lora.files import AdapterFiles, AdapterSize, LoraConfig
 
 HIDDEN = 8
 MOVED = 1_000_003
+ODD = 0x1E3779B97F4A7C15
+"""Any odd number with its bits well mixed."""
+MASKED = 1
+"""The bit of a checksum that says that the token did not see all tokens before it."""
+
+
+class WrongHistory(BaseException):
+    """A slot that is read was not computed behind the tokens before it. No engine's error boundary catches this."""
 
 
 class NullDriver:
@@ -21,33 +34,38 @@ class NullDriver:
 
     A stale page, a wrong slot or a wrong position therefore changes the output, as it would with a real model, and so does
     the adapter that one of the tokens was computed with. ``scale`` spreads the logits: large is confident, small is noisy.
+
+    A slot holds two int64: the token id plus a number of its adapter, and the checksum (:func:`checksums`) of what the token
+    saw. Every forward pass raises WrongHistory if what it attends over does not stand behind what comes before it there, unless
+    ``checked`` is False: for batches over pages that nobody computed.
     """
 
     def __init__(
         self, *, vocab_size: int = 32, pages: int = 256, page_size: int = 4, max_context: int = 512,
-        order: int = 2, scale: float = 2.0, seed: int = 0,
+        order: int = 2, scale: float = 2.0, seed: int = 0, checked: bool = True,
     ) -> None:  # fmt: skip
         self.vocab_size = vocab_size
         self.pages = pages
         self.page_size = page_size
         self.max_context = max_context
-        self.token_bytes: Sequence[int] = (8,)
-        self.page_bytes = page_size * 8
-        self.kv_layout = f"null/int64/{page_size}"
+        self.token_bytes: Sequence[int] = (16,)
+        self.page_bytes = page_size * 16
+        self.kv_layout = f"null/2xint64/{page_size}"
         self.steps = 0
         self.tokens_fed = 0
         self._order = order
         self._scale = scale
         self._seed = seed
+        self.checked = checked
         self.adapters: dict[str, int] = {}
-        self._memory = np.full((pages, page_size), -1, np.int64)
+        self._memory = np.full((pages, page_size, 2), -1, np.int64)
 
     def forward(self, batch: Batch) -> Outputs:
         """Logits float32[R, V] and hidden states float32[H, HIDDEN] of the wanted rows."""
         self.steps += 1
         self.tokens_fed += len(batch.tokens)
         assert all(span.count > 0 for span in batch.spans), "a sequence without tokens"
-        self._memory.reshape(-1)[batch.slots] = batch.tokens + self._offsets(batch)
+        self._write(batch)
         spans = {row: span for span in batch.spans for row in range(span.first, span.first + span.count)}
         logits = [self.logits(self._history(spans[row], row, batch)) for row in batch.logit_rows.tolist()]
         hidden = [self.hidden(self._history(spans[row], row, batch)) for row in batch.hidden_rows.tolist()]
@@ -70,8 +88,10 @@ class NullDriver:
 
     def move_tokens(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See :class:`~inferd_runtime.engine.driver.Driver`."""
-        flat = self._memory.reshape(-1)
+        flat = self._memory.reshape(-1, 2)
         flat[list(targets)] = flat[list(sources)]
+        # What is moved has been accepted: the tokens that it did not see, its siblings, are overwritten.
+        flat[list(targets), 1] &= ~MASKED
 
     def read_pages(self, pages: Sequence[int]) -> PageData:
         """See :class:`~inferd_runtime.engine.driver.Driver`."""
@@ -83,14 +103,53 @@ class NullDriver:
 
     def write_pages(self, pages: Sequence[int], data: PageData) -> None:
         """See :class:`~inferd_runtime.engine.driver.Driver`."""
-        self._memory[list(pages)] = data.reshape(len(pages), self.page_bytes).view(np.int64)
+        self._memory[list(pages)] = np.ascontiguousarray(data).view(np.int64).reshape(-1, self.page_size, 2)
 
-    def _offsets(self, batch: Batch) -> Ids:
-        """What the adapters add to the token ids that are kept: whatever reads them back notices another adapter."""
-        if not any(span.adapter for span in batch.spans):
-            return np.zeros(1, np.int64)
-        each = [self.adapters[span.adapter] if span.adapter else 0 for span in batch.spans]
-        return np.repeat(np.asarray(each, np.int64), [span.count for span in batch.spans])
+    def _write(self, batch: Batch) -> None:
+        """Write every sequence's tokens, and check what they attend over. Raises WrongHistory."""
+        flat = self._memory.reshape(-1, 2)
+        offsets = [self.adapters[span.adapter] if span.adapter else 0 for span in batch.spans]
+        values = batch.tokens + np.repeat(np.asarray(offsets, np.int64), [span.count for span in batch.spans])
+        flat[batch.slots, 0] = values
+        for span, offset in zip(batch.spans, offsets, strict=True):
+            rows = slice(span.first, span.first + span.count)
+            placement = batch.placements.get(span.first)
+            cached = self._slots(span.pages, span.start)
+            sums = checksums(np.concatenate([cached[:, 0], values[rows]]), placement, span.count)
+            free = None if placement is None else cached[:, 1] & MASKED == 1
+            if self.checked:
+                self._check(cached, sums[: span.start], offset, free)
+            flat[batch.slots[rows], 1] = sums[span.start :]
+
+    def _slots(self, pages: Sequence[int], count: int) -> Ids:
+        """int64[count, 2], what the first slots of the pages hold."""
+        return self._memory[np.asarray(pages[: -(-count // self.page_size)], np.int64)].reshape(-1, 2)[:count]
+
+    def _check(self, held: Ids, sums: Ids, offset: int, free: Seen | None = None) -> None:
+        """Raise WrongHistory for slots with another checksum or adapter. ``free``: not those, whose mask is not known here."""
+        wrong = held[:, 1] != sums
+        if free is not None:
+            wrong &= ~free
+        ids = held[:, 0] - offset
+        wrong |= (ids < 0) | (ids >= self.vocab_size)
+        if wrong.any():
+            raise WrongHistory(f"token {int(wrong.argmax())} was computed behind other tokens, or with another adapter")
+
+    def check_sequence(self, context: CachedSequence) -> None:
+        """Raise WrongHistory if what is cached of a context, or parked, is not what its own tokens give."""
+        count = context.computed
+        if not count or not self.checked:
+            return
+        if context.parked is not None and context.parked.buffer is not None:
+            held = context.parked.buffer.data.view(np.int64).reshape(-1, 2)[:count]
+        else:
+            held = self._slots(context.table.pages, count)
+        tokens = np.asarray(context.tokens[:count], np.int64)
+        # An adapter that has been unloaded meanwhile is known by the first token that it computed.
+        offset = self.adapters.get(context.adapter, int(held[0, 0] - tokens[0])) if context.adapter else 0
+        self._check(held, checksums(tokens + offset, context.positions.placement(0, count), count), offset)
+        if not np.array_equal(held[:, 0], tokens + offset):
+            raise WrongHistory(f"the cache holds {(held[:, 0] - offset).tolist()}, the context {tokens.tolist()}")
 
     def _history(self, span: Span, row: int, batch: Batch) -> list[int]:
         """The last ``order`` tokens that the row sees; a position that is not their number changes the last one."""
@@ -99,7 +158,7 @@ class NullDriver:
         seen = np.arange(index + 1) if placement is None else np.flatnonzero(placement.visible[row - span.first])
         where = seen[-self._order :]
         pages = np.asarray(span.pages, np.int64)[where // self.page_size]
-        tokens: list[int] = self._memory[pages, where % self.page_size].tolist()
+        tokens: list[int] = self._memory[pages, where % self.page_size, 0].tolist()
         tokens[-1] += (int(batch.positions[row]) + 1 - len(seen)) * MOVED
         return tokens
 
@@ -116,6 +175,25 @@ class NullDriver:
         for token in history[-self._order :]:
             key = mix(key * 31 + token + 7)
         return np.random.Generator(np.random.SFC64(key if stream == 0 else mix(key + stream)))
+
+
+def checksums(values: Ids, placement: Placement | None, count: int) -> Ids:
+    """int64[len(values)]: of each token, the sum of the numbers of the tokens that it sees and their positions.
+
+    Only the last ``count`` tokens have a row in ``placement.visible``; the others are taken to see all before them. A branch
+    of a tree has the sums of a chain. The last bit is MASKED where a token does not see all before it.
+    """
+    positions = np.arange(len(values)) if placement is None else placement.positions
+    mixed = (values + positions * ODD) * ODD
+    mixed = (mixed ^ (mixed >> 29)) * ODD
+    mixed ^= mixed >> 32
+    sums = np.cumsum(mixed) & ~MASKED
+    if placement is not None:
+        start = len(values) - count
+        seen = placement.visible @ mixed & ~MASKED
+        masked = placement.visible.sum(axis=1) < np.arange(start, len(values)) + 1
+        sums[start:] = np.where(masked, seen | MASKED, sums[start:])
+    return sums
 
 
 def _stacked(rows: Sequence[FloatRows], width: int) -> FloatRows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class SamplingNullDriver(NullDriver):
 
     launches: list[FinishedStep]
 
-    def __init__(self, **options: int) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.launches = []
         self._last: Sequence[int] = ()

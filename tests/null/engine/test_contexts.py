@@ -64,7 +64,7 @@ def computed_tokens(driver: NullDriver, context: CachedSequence) -> list[int]:
     data = driver.read_pages(context.table.pages)
     if context.parked is not None and context.parked.buffer is not None:
         data = context.parked.buffer.data
-    return data.reshape(-1).view(np.int64)[: context.computed].tolist()
+    return data.reshape(-1).view(np.int64)[: 2 * context.computed : 2].tolist()
 
 
 class Contexts(RuleBasedStateMachine):

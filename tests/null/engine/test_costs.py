@@ -21,7 +21,7 @@ class Timed(NullDriver):
     def __init__(
         self, fixed: float, row: float, pages: int = 64, *, read: float = 0.0, tree: float = 0.0, jitter: float = 0.0
     ) -> None:
-        super().__init__(pages=pages)
+        super().__init__(pages=pages, checked=False)
         self.fixed, self.row, self.read, self.tree, self.now = fixed, row, read, tree, 0.0
         self.jitter, self.rng = jitter, Random(3)
 

@@ -225,7 +225,7 @@ def test_contexts_with_explicit_positions_leave_the_cache_like_others(swap_bytes
 
 
 def test_forks_of_a_parked_context_share_its_place_on_the_host() -> None:
-    server = Server(20, swap_bytes=20 * 32)
+    server = Server(20, swap_bytes=20 * 64)
     session = server.tenant("t")
     context = flushed(session, *range(40))
     server.context(session, context).park()

@@ -185,7 +185,7 @@ def test_an_accepted_path_is_compacted_and_leaves_the_cache_of_a_chain(seed: int
     assert context.tokens == plain.tokens
     assert engine.steps - steps < 15, "hardly anything was accepted"
     assert generation.counters.accepted > 15
-    held = [driver._memory.reshape(-1)[context.table.slot(at)] for at in range(context.table.length)]
+    held = [driver._memory.reshape(-1, 2)[context.table.slot(at), 0] for at in range(context.table.length)]
     assert held == context.tokens[: context.table.length]
 
 
@@ -257,7 +257,9 @@ class Two:
     def goes_on_well(self, at: int) -> bool:
         """Whether the context's cache holds what its tokens say."""
         context = self.contexts[at]
-        held = [self.driver._memory.reshape(-1)[context.table.slot(index)] for index in range(context.table.length)]
+        held = [
+            self.driver._memory.reshape(-1, 2)[context.table.slot(index), 0] for index in range(context.table.length)
+        ]
         return (
             held == context.tokens[: context.table.length] and context.tokens == self.answers[at][: len(context.tokens)]
         )

@@ -12,7 +12,7 @@ from tiers import examples
 from inferd_runtime.kv.account import Account, QuotaExceeded
 from inferd_runtime.kv.pool import PagePool, PoolExhausted
 from inferd_runtime.kv.prefix import PrefixIndex
-from inferd_runtime.kv.table import PageTable
+from inferd_runtime.kv.table import PageTable, check_chain
 
 PAGE = 4
 PAGES = 24
@@ -107,6 +107,9 @@ class Tables(RuleBasedStateMachine):
     @invariant()
     def nothing_leaks(self) -> None:
         self.pool.check_integrity([table.pages for table, _, _ in self.models.values()])
+        meanings = self.pool.index.meanings()
+        for table, _, model in self.models.values():
+            table.check_integrity(model, meanings)
         for name, account in self.accounts.items():
             mine = {page for table, tenant, _ in self.models.values() if tenant == name for page in table.pages}
             assert account.used == len(mine)
@@ -221,3 +224,46 @@ def test_the_index_never_takes_one_page_for_two_contents() -> None:
     assert index.find("t", (1, 2)) is None
     assert index.add("t", (1, 2), 0) != first, "an ident is never used again"
     index.check_integrity()
+
+
+def test_a_fork_that_is_cut_inside_a_page_publishes_behind_its_own_text() -> None:
+    pool, tokens = PagePool(16, PAGE), list(range(8))
+    table = filled(pool, tokens)
+    fork = table.fork()
+    fork.truncate(6)
+    assert fork.chain == table.chain[:1]
+    fork.reserve(6)
+    fork.advance(6)
+    fork.publish([*tokens[:6], 90, 91, 92, 93, 94, 95])
+    assert PageTable(pool, Account(), "t").reuse([*tokens, 92, 93, 94, 95, 96], 12) == 8
+
+
+def test_a_chain_with_another_texts_ident_is_found() -> None:
+    pool, tokens = PagePool(16, PAGE), list(range(8))
+    table, other = filled(pool, tokens), filled(pool, tokens[::-1])
+    table.check_integrity(tokens, pool.index.meanings())
+    table.chain[1] = other.chain[1]
+    with pytest.raises(AssertionError, match="prefix ident 4 stands for"):
+        table.check_integrity(tokens, pool.index.meanings())
+    meanings = dict(enumerate([("t", (0, 1)), (0, (2, 3))]))
+    check_chain("t", [0, 1, 7], [0, 1, 2, 3, 4, 5], 2, meanings)
+    with pytest.raises(AssertionError, match="prefix ident 7 stands for"):
+        check_chain("t", [0, 1, 7], [0, 1, 2, 3, 4, 6], 2, meanings)
+
+
+def test_a_table_that_does_not_fit_its_tokens_is_found() -> None:
+    tokens = list(range(8))
+
+    def broken(message: str, **fields: object) -> None:
+        table = filled(PagePool(16, PAGE), tokens)
+        for name, value in fields.items():
+            setattr(table, name, value)
+        with pytest.raises(AssertionError, match=message):
+            table.check_integrity(tokens, {})
+
+    broken("9 tokens computed of 8", length=9)
+    broken("1 pages for 8 computed tokens", pages=[0])
+    broken("twice", pages=[0, 0])
+    broken("longer than", length=6)
+    broken("longer than", private_from=6)
+    broken("page 1 is reserved, but can be found", length=4, chain=[1])

@@ -11,7 +11,8 @@ from inferd_runtime.engine.sequences.parking import Parked, ParkingSpace
 from inferd_runtime.engine.sequences.positions import Positions
 from inferd_runtime.kv.account import Account, Allowance, QuotaExceeded
 from inferd_runtime.kv.pool import PagePool, PoolExhausted
-from inferd_runtime.kv.table import PageTable
+from inferd_runtime.kv.prefix import PrefixKey
+from inferd_runtime.kv.table import PageTable, check_chain
 from inferd_runtime.models.batch import Seen
 from inferd_runtime.speculation.sources import Memory
 
@@ -65,8 +66,11 @@ class SequenceSet:
         return True
 
     def check_integrity(self) -> None:
-        """Re-add pages and accounts. Raises AssertionError when something leaks."""
+        """Raise AssertionError if a page or charge leaks, or a context's pages and chain are not what its tokens give."""
         self.pool.check_integrity([context.table.pages for context in self])
+        meanings = self.pool.index.meanings()
+        for context in self:
+            context.check_integrity(meanings)
         for account in self._accounts:
             mine = [context for context in self if context.account is account]
             parked = sum(context.parked.charged for context in mine if context.parked is not None)
@@ -225,6 +229,25 @@ class CachedSequence:
         child.lineage = mix(mix(self.lineage) + self.forks)
         self._family.adopt(child)
         return child
+
+    def check_integrity(self, meanings: dict[int, PrefixKey]) -> None:
+        """Raise AssertionError unless table, chain and positions are what the tokens give.
+
+        ``meanings``: see :func:`~inferd_runtime.kv.table.check_chain`.
+        """
+        first, private = self.positions.irregular_from, self.irregular_from
+        assert first is None or (private is not None and private <= first), (
+            f"irregular from {first}, private from {private}"
+        )
+        assert self.table.root == (self.tenant, self.adapter), f"{self.table.root} is before the first page"
+        self.table.check_integrity(self.tokens, meanings)
+        if self.parked is None:
+            return
+        size, length = self._family.pool.page_size, self.parked.length
+        assert not self.table.pages, "a parked context holds pages"
+        assert length <= len(self.tokens), f"{length} tokens parked of {len(self.tokens)}"
+        assert len(self.parked.chain) * size <= length, "a parked chain is longer than what is computed"
+        check_chain(self.table.root, self.parked.chain, self.tokens, size, meanings)
 
     def release(self) -> None:
         """Give the pages back and forget the tokens."""
