@@ -26,7 +26,7 @@ from inferd_runtime.engine.drivers.captured import ResultSlot
 from inferd_runtime.engine.drivers.cuda_driver import tile_rows
 from inferd_runtime.engine.job import Planned
 from inferd_runtime.engine.prepare import prepare
-from inferd_runtime.engine.sampling.device_sampling import greedy_inputs, sampling_inputs, undrawn
+from inferd_runtime.engine.sampling.device_sampling import greedy_inputs, host_inputs, sampling_inputs
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.sampling.penalties import Entries
 from inferd_runtime.engine.scheduling import costs
@@ -160,9 +160,9 @@ def test_a_step_that_cannot_be_recorded_runs_all_the_same(monkeypatch: pytest.Mo
 
 def test_too_many_steps_in_flight_are_refused(llama: CudaBench) -> None:
     batch = _batch(llama.driver, [1], 3)
-    steps = [llama.driver.launch(batch, undrawn(1, VOCAB)) for _ in range(2)]
+    steps = [llama.driver.launch(batch, host_inputs(1, VOCAB)) for _ in range(2)]
     with pytest.raises(RuntimeError, match="2 steps are in flight"):
-        llama.driver.launch(batch, undrawn(1, VOCAB))
+        llama.driver.launch(batch, host_inputs(1, VOCAB))
     assert all(len(step.wait().outputs.logits) == 1 for step in steps)
     llama.driver.forward(batch)
 
@@ -358,7 +358,7 @@ def test_penalties_hold_beside_positions_of_a_programs_own(llama: CudaBench) -> 
     plan = [Planned(None, work, table)]  # type: ignore[arg-type]
     drawing = sampling_inputs(plan, VOCAB)
     assert llama.driver._needs_plain(prepare(plan, PAGE_SIZE))
-    drawn = llama.driver.launch(prepare(plan, PAGE_SIZE), drawing).wait().drawn
+    drawn = llama.driver.launch(prepare(plan, PAGE_SIZE), drawing).wait().sampled
     assert drawn is not None
     assert drawn.tokens[0, 0] == 5
 
@@ -374,7 +374,7 @@ def test_a_step_that_fails_half_way_keeps_no_place(monkeypatch: pytest.MonkeyPat
         patch.setattr(bench.driver, "_reject", no_memory)
         for _ in range(3):
             with pytest.raises(RuntimeError, match="out of memory"):
-                bench.driver.launch(batch, undrawn(1, VOCAB))
+                bench.driver.launch(batch, host_inputs(1, VOCAB))
     assert len(bench.driver.forward(batch).logits) == 1
 
 
@@ -396,8 +396,8 @@ def test_many_sequences_and_one_long_draft_fit_into_a_result() -> None:
     bench = CudaBench("llama", reference_kernels(), most_rows=340)
     batch = _batch(bench.driver, [65, 1, 1], 3)
     step = bench.driver.launch(batch, greedy_inputs(batch, VOCAB)).wait()
-    assert step.drawn is not None
-    assert step.drawn.tokens.shape == (3, 65)
+    assert step.sampled is not None
+    assert step.sampled.tokens.shape == (3, 65)
     most = ResultSlot(bench.host, 340 * (2 + 2 * 64))
     assert most.receive(torch.zeros(270, 130, dtype=torch.int32)).shape == (270, 130)
 

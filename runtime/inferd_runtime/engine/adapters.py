@@ -1,4 +1,4 @@
-"""Which adapters there are, whose they are, and until when the device keeps them. No tensors here."""
+"""The adapters of one model: by tenant and name, with the leases that keep their weights on the device. No tensors here."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class AdapterDevice(Protocol):
     """The part of a driver that holds adapters."""
 
     def load_adapter(self, key: str, files: AdapterFiles) -> AdapterSize:
-        """Read an adapter and keep it under ``key``, which is new. Raises InvalidRequest that names what does not fit."""
+        """Load an adapter under ``key``, which is new. Raises InvalidRequest that names what does not fit."""
         ...
 
     def unload_adapter(self, key: str) -> None:
-        """Forget the adapter of ``key``. No batch may name it any more."""
+        """Unload the adapter of ``key``. No later batch may name it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """What one tenant may load; the operator's own adapters are not limited.
+    """The limits of one tenant. The operator's own adapters have none.
 
-    ``bytes``: of one adapter's files, and of all uploads that are not loaded yet. ``count``: adapters at a time, those that
-    are dropped and still in use included.
+    ``bytes``: of one adapter's files, and of all uploads that are not loaded yet. ``count``: adapters at a time, including
+    those that are dropped and still in use.
     """
 
     rank: int = 256
@@ -41,9 +41,9 @@ class AdapterLimits:
 
 @dataclass(slots=True)
 class LoadedAdapter:
-    """An adapter on the device. ``tenant`` None: the operator's, for everybody. ``users``: the leases on it.
+    """An adapter on the device. ``tenant`` None: the operator's, visible to all. ``users``: the number of leases on it.
 
-    ``key`` names tenant, name and content: the KV that it computed is valid under that key and no other.
+    ``key`` names tenant, name and content: KV that it computed is valid under that key only.
     """
 
     name: str
@@ -55,25 +55,25 @@ class LoadedAdapter:
 
 
 class AdapterLease:
-    """The right to compute with the adapter of ``key`` ("": none); while it is held, the device keeps the weights."""
+    """A lease on the adapter of ``key`` ("": none). The device keeps the weights until it is released."""
 
-    def __init__(self, family: AdapterSet, adapter: LoadedAdapter | None) -> None:
-        self._family = family
+    def __init__(self, adapters: AdapterSet, adapter: LoadedAdapter | None) -> None:
+        self._adapters = adapters
         self._adapter = adapter
         self.key = "" if adapter is None else adapter.key
         if adapter is not None:
             adapter.users += 1
 
     def release(self) -> None:
-        """Give it back. A second call does nothing."""
+        """Release the lease. A second call does nothing."""
         adapter, self._adapter = self._adapter, None
         if adapter is not None:
             adapter.users -= 1
-            self._family.sweep(adapter)
+            self._adapters.unload_unused(adapter)
 
 
 class AdapterSet:
-    """The adapters of one model. A tenant sees its own and the operator's, and nothing of the others'."""
+    """The adapters of one model. A tenant sees its own and the operator's only."""
 
     def __init__(self, device: AdapterDevice, limits: AdapterLimits | None = None) -> None:
         self.limits = limits or AdapterLimits()
@@ -83,9 +83,9 @@ class AdapterSet:
         self._leaving: list[LoadedAdapter] = []
 
     def load(self, tenant: str | None, name: str, files: AdapterFiles) -> LoadedAdapter:
-        """Load an adapter, for a tenant or (None) for everybody. It replaces one of that name when its content differs.
+        """Load an adapter for a tenant, or for all (None). It replaces one of that name if its content differs.
 
-        Raises InvalidRequest that names what is wrong, LimitExceeded above a limit; then all stays as it was.
+        Raises InvalidRequest that names what is wrong, LimitExceeded above a limit; then nothing has changed.
         """
         if not NAME.fullmatch(name):
             raise InvalidRequest(f"adapter name {name!r}: letters, digits, '.', '_' and '-', at most 64")
@@ -104,16 +104,16 @@ class AdapterSet:
         return present
 
     def list(self, tenant: str) -> Sequence[LoadedAdapter]:
-        """The operator's adapters, then the tenant's own, each in order of loading."""
+        """Return the operator's adapters, then the tenant's own, each in order of loading."""
         mine = [adapter for (owner, _), adapter in self._named.items() if owner == tenant]
         return [adapter for (owner, _), adapter in self._named.items() if owner is None] + mine
 
     def lease(self, tenant: str, name: str) -> AdapterLease:
-        """The right to compute with an adapter ("": with none). Raises NotFound that names those that the tenant sees."""
+        """Return a lease on an adapter ("": on none). Raises NotFound that names those that the tenant sees."""
         return AdapterLease(self, self._find(tenant, name) if name else None)
 
     def drop(self, tenant: str, name: str) -> None:
-        """Take a tenant's adapter away: the name is gone at once, the weights when the last lease on them is.
+        """Drop a tenant's adapter: its name is free at once, its weights are unloaded with the last lease on them.
 
         Raises NotFound, and InvalidRequest for one of the operator's.
         """
@@ -122,8 +122,8 @@ class AdapterSet:
             raise InvalidRequest(f"adapter {name!r} belongs to the server: only its operator can drop it")
         self._forget(adapter)
 
-    def sweep(self, adapter: LoadedAdapter) -> None:
-        """A lease was given back: unload a dropped adapter that nobody uses."""
+    def unload_unused(self, adapter: LoadedAdapter) -> None:
+        """Unload the adapter if it is dropped and has no leases."""
         if adapter.dropped and not adapter.users:
             self._leaving.remove(adapter)
             self._device.unload_adapter(adapter.key)
@@ -144,7 +144,7 @@ class AdapterSet:
         del self._named[adapter.tenant, adapter.name]
         adapter.dropped = True
         self._leaving.append(adapter)
-        self.sweep(adapter)
+        self.unload_unused(adapter)
 
     def _check_limits(self, tenant: str, name: str, files: AdapterFiles) -> None:
         if (None, name) in self._named:
@@ -169,7 +169,7 @@ class AdapterSet:
             )
 
     def check_bytes(self, size: int) -> None:
-        """Raise LimitExceeded for files that are too large."""
+        """Check the size of an adapter's files. Raises LimitExceeded above the limit."""
         if size > self.limits.bytes:
             raise LimitExceeded(
                 f"the adapter takes {size} bytes, {self.limits.bytes} are allowed",

@@ -1,4 +1,4 @@
-"""Steps of a fixed width: whether a sequence has a draft must not show in how many rows are computed for it."""
+"""Steps of a fixed width: every sequence computes the same number of rows, with a draft or without."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from inferd_runtime.models.batch import Batch, Ids, Span
 
 
 def widen(batch: Batch, width: int, page: int, page_size: int) -> Batch:
-    """The batch with filler rows, so that every sequence feeds ``width`` tokens or more.
+    """Return the batch with filler rows, so that every sequence feeds ``width`` tokens or more.
 
-    Fillers stand behind a sequence's own tokens, where none of those can see them; nobody reads what they bring, and their K
-    and V go to ``page``, which belongs to no sequence. Sequences with a placement stay as they are.
+    Fillers stand behind a sequence's own tokens, where none of those can see them. Their results are not read, and their K and
+    V go to ``page``, which belongs to no sequence. Sequences with a placement stay as they are.
     """
     missing = [0 if span.first in batch.placements else max(0, width - span.count) for span in batch.spans]
     if not any(missing):
@@ -26,7 +26,7 @@ def widen(batch: Batch, width: int, page: int, page_size: int) -> Batch:
     return replace(
         batch,
         tokens=np.insert(batch.tokens, ends, 0),
-        # Where the last token stands: no position that the model may not know.
+        # The last token's position, as a later one may be beyond the model's.
         positions=np.insert(batch.positions, ends, batch.positions[ends - 1]),
         slots=np.insert(batch.slots, ends, page * page_size),
         logit_rows=_moved(batch.logit_rows, row_shift),
@@ -38,11 +38,12 @@ def widen(batch: Batch, width: int, page: int, page_size: int) -> Batch:
 
 
 def _moved(rows: Ids, shift: Ids) -> Ids:
+    """Return row indices of the batch as those of the widened batch."""
     return np.asarray(rows + shift[rows]) if len(rows) else rows
 
 
 def _wider(span: Span, shift: int, missing: int, page: int, page_size: int) -> Span:
-    """The span further down, with the filler page where its own pages end before its fillers do."""
+    """Return the widened span, with the filler page where its own pages end before its fillers do."""
     count = span.count + missing
     short = -(-(span.start + count) // page_size) - len(span.pages)
     pages: Sequence[int] = [*span.pages, *[page] * short] if short > 0 else span.pages

@@ -36,7 +36,7 @@ class OverlapPlanner:
         for item in step.plan:
             item.table.ahead = 0
         plan = [] if step.failed else self._next_rows(step)
-        if not plan or not self._has_room(plan) or not self._scheduler.has_turn(step.plan):
+        if not plan or not self._has_room(plan) or not self._scheduler.begin_round_of(step.plan):
             return []
         for item in plan:
             if item.job.speculates:

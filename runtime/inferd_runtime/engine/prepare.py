@@ -1,4 +1,4 @@
-"""A planned step as one ragged batch of arrays."""
+"""Prepare: a planned step becomes one ragged batch of arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inferd_runtime.models.batch import NO_ROWS, Batch, Ids, Placement, Span
 
 
 def prepare(plan: Sequence[Planned], page_size: int) -> Batch:
-    """Lay a plan out as one ragged batch. Raises ValueError for a job that feeds nothing."""
+    """Return the plan as one ragged batch, in the plan's order. Raises ValueError for a job that feeds no token."""
     counts = [len(item.work.tokens) for item in plan]
     if not all(counts):
         raise ValueError("a planned job feeds no token")
@@ -42,7 +42,7 @@ def prepare(plan: Sequence[Planned], page_size: int) -> Batch:
 
 
 def _carried(plan: Sequence[Planned], ends: Sequence[int]) -> Ids:
-    """Who draws each token that the host does not know yet."""
+    """Return, per token, the index in the step in flight of the job that samples it; -1 for tokens that the host knows."""
     if all(item.carried < 0 for item in plan):
         return NO_ROWS
     carried = np.full(ends[-1], -1, np.int64)
@@ -51,7 +51,7 @@ def _carried(plan: Sequence[Planned], ends: Sequence[int]) -> Ids:
 
 
 def _placed(index: Ids, spans: Sequence[Span], placements: Mapping[int, Placement]) -> Ids:
-    """The position of every token: its index in the cache, where its sequence has no placement."""
+    """Return the position of every token: its index in the cache, unless its sequence has a placement."""
     positions = index.copy()
     for span in spans:
         if span.first in placements:
@@ -60,8 +60,8 @@ def _placed(index: Ids, spans: Sequence[Span], placements: Mapping[int, Placemen
 
 
 def _slots(spans: Sequence[Span], positions: Ids, page_size: int) -> Ids:
-    """Where each token's K and V go. Pages of all spans stand behind each other, from each span's first written one on."""
-    written: list[int] = []
+    """Return the slot (page * page_size + offset) of every token's K and V."""
+    written: list[int] = []  # the pages that each span writes, one span after the other
     bases: list[int] = []
     for _, count, start, pages, _ in spans:
         first = start // page_size
@@ -75,7 +75,7 @@ def _slots(spans: Sequence[Span], positions: Ids, page_size: int) -> Ids:
 
 
 def _last_rows(rows: Sequence[int], ends: Sequence[int]) -> Ids:
-    """The last ``rows[i]`` batch rows before each ``ends[i]``."""
+    """Return the last ``rows[i]`` batch rows before each ``ends[i]``."""
     if max(rows) == min(rows) == 1:
         return np.asarray(ends, np.int64) - 1
     return np.asarray([row for count, end in zip(rows, ends, strict=True) for row in range(end - count, end)], np.int64)

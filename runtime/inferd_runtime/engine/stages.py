@@ -1,4 +1,8 @@
-"""What a job asks of a step, and what the step brings it. Between them: Planned (``job.py``) and Batch (``models/batch.py``)."""
+"""The types of a step's stages that jobs see: :class:`Work` goes in, :class:`Verified` comes out.
+
+Between them stand ``Planned`` (``job.py``), ``Batch`` (``models/batch.py``), ``InFlightStep`` (``in_flight.py``) and
+``JobResult`` (``verification.py``).
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,13 @@ from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 
 
 class Work(NamedTuple):
-    """What a job asks of this step: feed ``tokens`` behind its table, sample the last ``rows`` of them.
+    """What a job asks of one step: feed ``tokens`` after those that its table holds, and sample the last ``rows`` of them.
 
-    The last ``len(draft)`` tokens are the draft's; ``filtered`` names the sources of guesses that the grammar forbade.
-    ``masks`` (int32[rows, words]) are the grammar's, one per sampled row; so are ``adjustments`` (None: the sampler has none).
-    ``scored``: the job reads the sampled rows' logits, too, as the model gave them. ``hidden``: the last that many tokens'
-    final hidden states are wanted, too. ``placement`` where the tokens do not all stand at their index and see all before; the
-    scheduler fills in the context's own, and the draft's where that is a tree.
+    The last ``len(draft)`` tokens are the draft's; ``filtered`` names the sources of draft tokens that the grammar forbade.
+    ``masks`` (int32[rows, words]) are the grammar's, one per sampled row, and ``adjustments`` the penalties' (None: the sampler
+    has none). ``scored``: the job also reads the sampled rows' logits as the model gave them. ``hidden``: the job also reads
+    the final hidden states of so many last tokens. ``placement`` is set where positions or visibility are not those of plain
+    text; the scheduler fills in the context's own, and that of a draft tree.
     """
 
     tokens: Sequence[int]
@@ -37,8 +41,8 @@ class Verified(NamedTuple):
     """A job's outcome: ``tokens`` are the accepted draft plus the first sample that is not the draft's.
 
     ``path``: which nodes of the draft were accepted, in order. ``logits`` (float32[rows, V]) and ``hidden`` (float32[hidden,
-    E]), views that die with the step, for jobs that probe. ``cost``: how long the step takes, by the cost model, relative to
-    one without drafts; ``saved``: the seconds that the accepted part was worth, less what the whole draft cost.
+    E]) are views that end with the step. ``cost``: the step's time, by the cost model, relative to one without drafts;
+    ``saved``: the seconds that the accepted part was worth, less what the whole draft cost.
     """
 
     work: Work
@@ -51,5 +55,5 @@ class Verified(NamedTuple):
 
     @property
     def accepted(self) -> int:
-        """How many tokens of the draft stand."""
+        """The number of accepted draft tokens."""
         return len(self.path)

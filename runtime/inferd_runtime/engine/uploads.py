@@ -1,4 +1,4 @@
-"""Files that arrive in pieces."""
+"""Uploads: files that arrive in pieces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from inferd.protocol import LimitExceeded
 
 
 class Uploads:
-    """Files that are not complete yet, by number. Each tenant may have ``limit`` bytes of them in all."""
+    """Incomplete files, by number. Each tenant may have ``limit`` bytes of them in all."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -16,13 +16,13 @@ class Uploads:
         self._files: dict[int, tuple[str, bytearray]] = {}
 
     def begin(self, tenant: str) -> int:
-        """A new file's number."""
+        """Start a file, and return its number."""
         number = next(self._numbers)
         self._files[number] = (tenant, bytearray())
         return number
 
     def add(self, number: int, data: bytes) -> int:
-        """Append to a file; how many bytes it has then. Raises LimitExceeded, and the file is gone."""
+        """Append to a file, and return its size. Raises LimitExceeded above the tenant's limit, and discards the file."""
         tenant, file = self._files[number]
         if len(data) + sum(len(other) for owner, other in self._files.values() if owner == tenant) > self._limit:
             self.discard(number)
@@ -36,13 +36,13 @@ class Uploads:
         return len(file)
 
     def knows(self, number: int) -> bool:
-        """Whether there is such a file."""
+        """True if the file exists."""
         return number in self._files
 
     def take(self, number: int) -> bytes:
-        """A file's bytes; it is forgotten."""
+        """Remove a file, and return its bytes."""
         return bytes(self._files.pop(number)[1])
 
     def discard(self, number: int) -> None:
-        """Forget a file, if it is still there."""
+        """Remove a file if it exists."""
         self._files.pop(number, None)

@@ -151,11 +151,13 @@ def room_not_asked(patch: Patch) -> None:
 
 
 def turn_not_asked(patch: Patch) -> None:
-    patch.setattr(Queues, "turn_of", lambda queues, jobs: True)
+    patch.setattr(Queues, "begin_round_of", lambda queues, jobs: True)
 
 
 def only_the_clock_not_asked(patch: Patch) -> None:
-    patch.setattr(Queues, "turn_of", lambda queues, jobs: all(queue.only(jobs) for queue in queues._tenants.values()))
+    patch.setattr(
+        Queues, "begin_round_of", lambda queues, jobs: all(queue.runs_only(jobs) for queue in queues._tenants.values())
+    )
 
 
 def outbox_not_asked(patch: Patch) -> None:

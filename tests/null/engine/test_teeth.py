@@ -430,12 +430,12 @@ def residual_for_the_bonus(
 
 def p_edited_in_place(patch: Patch) -> None:
     """The residual is taken before the test, in the array that the test reads."""
-    honest = rejection._stands
+    honest = rejection._accepts
 
-    def stands(likely: float, drawn: float, key: int, position: int) -> bool:
+    def accepts(likely: float, drawn: float, key: int, position: int) -> bool:
         return honest(max(0.0, likely - drawn), drawn, key, position)
 
-    patch.setattr(rejection, "_stands", stands)
+    patch.setattr(rejection, "_accepts", accepts)
 
 
 def u_from_the_drafts_noise(patch: Patch) -> None:

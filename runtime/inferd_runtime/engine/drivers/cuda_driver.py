@@ -32,7 +32,7 @@ from inferd_runtime.engine.drivers.captured import (
 from inferd_runtime.engine.drivers.packing import is_tree, pack_batch, pack_drawing, pack_pages
 from inferd_runtime.engine.drivers.staging import Staging
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
-from inferd_runtime.engine.sampling.device_sampling import SamplingInputs, undrawn
+from inferd_runtime.engine.sampling.device_sampling import SamplingInputs, host_inputs
 from inferd_runtime.kernels.cache import CacheBlock, resolve_copies
 from inferd_runtime.kernels.sampling import Adjustments
 from inferd_runtime.kernels.suite import KernelSuite
@@ -117,7 +117,7 @@ class CudaDriver:
 
     def forward(self, batch: Batch) -> Outputs:
         """See :class:`~inferd_runtime.engine.driver.Driver`."""
-        return self.launch(batch, undrawn(len(batch.logit_rows), self.vocab_size)).wait().outputs
+        return self.launch(batch, host_inputs(len(batch.logit_rows), self.vocab_size)).wait().outputs
 
     @torch.inference_mode()
     def launch(self, batch: Batch, drawing: SamplingInputs) -> LaunchedStep:

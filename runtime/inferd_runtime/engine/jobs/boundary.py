@@ -1,4 +1,4 @@
-"""The boundary around one job: whatever goes wrong inside ends that job and nothing else."""
+"""The boundary around one job: an exception inside ends that job and no other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inferd_runtime.engine.job import Job
 
 
 class JobBoundary:
-    """``with JobBoundary(job):`` work for a job; an exception inside becomes the job's error.
+    """Context manager around work for one job: an exception inside becomes the job's error.
 
     A class and not a generator, because every row of every step passes through it.
     """

@@ -1,4 +1,4 @@
-"""A draft that a program has verified by hand: one step, without a generation around it."""
+"""The job of ``Context.verify``: one step that verifies a program's own draft, without a generation around it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PROGRAM = "program"
 
 
 class DraftVerification(ContextJob):
-    """Computes what is pending, verifies a draft behind it, and appends what was accepted and the model's own next token.
+    """Computes what is pending, verifies a draft after it, and appends the accepted tokens and the model's own next one.
 
-    These are the tokens that a generation with the same sampler would bring. Afterwards ``accepted`` are the draft's tokens
-    that stand, ``path`` their indices in the draft, ``token`` the one behind them; ``drafted`` tokens were verified. Nothing
-    follows one of ``ends``, so these are not verified: their row is sampled anyway. The context's last ``generated`` tokens are
-    output to the sampler's penalties, and what stands before them is prompt. Raises InvalidRequest.
+    These are the tokens that a generation with the same sampler would emit. At the end, ``accepted`` are the accepted tokens,
+    ``path`` their indices in the draft, ``token`` the one after them, and ``drafted`` the number of verified tokens. The draft
+    is cut before one of ``ends``, whose row is sampled anyway and after which nothing comes. The context's last ``generated``
+    tokens are output to the sampler's penalties, those before them prompt. Raises InvalidRequest.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class DraftVerification(ContextJob):
             context.uncompute(len(context.tokens) - 1)
 
     def propose(self) -> Draft:
-        """The program's draft: it is verified whole up to an end of text, as far as there is room."""
+        """Return the program's draft, cut before an end-of-text."""
         return self._draft.without(self._ends)
 
     def work(self, budget: int, draft: Draft) -> Work:
-        """A prefill chunk, or what is pending with the draft behind it."""
+        """Return a prefill chunk, or the pending tokens with the draft after them."""
         pending = self.context.tokens[self.context.table.length :]
         if len(pending) > budget:
             return Work(pending[:budget])
@@ -72,7 +72,7 @@ class DraftVerification(ContextJob):
         )  # fmt: skip
 
     def commit(self, done: Verified) -> None:
-        """Append what stands, and end."""
+        """Append the accepted tokens and the next one, and end."""
         if not done.tokens:
             return
         self.drafted = len(done.work.draft)
@@ -82,7 +82,7 @@ class DraftVerification(ContextJob):
         self._end()
 
     def _index(self, verified: Draft, node: int) -> int:
-        """Where a node of the verified part stands in the whole draft."""
+        """Return the index in the whole draft of a node of its verified part."""
         parent = verified.parents[node]
         above = ROOT if parent == ROOT else self._index(verified, parent)
         return self._draft.child(above, verified.tokens[node])
@@ -97,7 +97,7 @@ def check_draft(context: CachedSequence, tokens: Sequence[int], parents: Sequenc
 
 
 def merged(tokens: Sequence[int], parents: Sequence[int]) -> tuple[Draft, dict[int, int]]:
-    """The draft, in which a token that is named twice at one place stands once, and the first index of each node."""
+    """Return the draft without duplicate siblings, and the first given index of each of its nodes."""
     builder = DraftBuilder()
     nodes = builder.add(PROGRAM, Proposal(tokens, parents), [1.0] * len(tokens))
     draft, places = builder.build()

@@ -1,4 +1,4 @@
-"""Embeddings: final hidden states of a text, pooled chunk by chunk."""
+"""The job of an embedding: final hidden states of a text, pooled chunk by chunk."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from inferd_runtime.speculation.drafts import Draft
 
 
 class Pooling(Protocol):
-    """Takes a text's hidden states in order, chunk by chunk, and keeps what the result needs."""
+    """Pools a text's hidden states, which arrive in order, chunk by chunk."""
 
     def first_row(self, length: int) -> int:
-        """From which token of a text of ``length`` tokens on it wants states."""
+        """Return the first token of a text of ``length`` tokens whose state it needs."""
         ...
 
     def add(self, states: FloatRows) -> int:
-        """The next tokens' states, float32[n, E]. Returns by how many numbers the result has grown."""
+        """Take the next tokens' states, float32[n, E]. Returns by how many numbers the result has grown."""
         ...
 
     def result(self) -> FloatRows:
-        """float32[k, E]: one row, or one per token."""
+        """Return the pooled states, float32[k, E]: one row, or one per token."""
         ...
 
 
@@ -80,7 +80,7 @@ class TokenPooling:
 
 
 def pooling_of(name: str) -> Pooling:
-    """A fresh pooling. Raises InvalidRequest for a name that is none."""
+    """Return a new pooling of that name. Raises InvalidRequest for an unknown name."""
     match name:
         case "mean":
             return MeanPooling()
@@ -94,9 +94,9 @@ def pooling_of(name: str) -> Pooling:
 
 
 class Embedding(ContextJob):
-    """Computes the pooled states of tokens in a context of its own, which it gives back at its end.
+    """Computes the pooled states of tokens in a context of its own, which it releases at its end.
 
-    ``spend`` hears of numbers that the result will hold, as soon as they are there; what it raises ends the job.
+    ``spend`` is called with how many numbers the result has grown by; an exception from it ends the job.
     """
 
     def __init__(
@@ -113,13 +113,13 @@ class Embedding(ContextJob):
         self._next = context.rows_from = pooling.first_row(len(tokens))
 
     def work(self, budget: int, draft: Draft) -> Work:
-        """The next chunk, with the states that are wanted and not there yet."""
+        """Return the next chunk, with the states that the pooling needs of it."""
         start = self.context.table.length
         chunk = self.context.tokens[start : start + budget]
         return Work(chunk, hidden=max(0, start + len(chunk) - max(start, self._next)))
 
     def commit(self, done: Verified) -> None:
-        """Pool the chunk; end when nothing is pending."""
+        """Pool the chunk; end if nothing is pending."""
         if done.hidden is not None:
             if len(done.hidden) < done.work.hidden:
                 raise InvalidRequest("embed: this model's hidden states cannot be read")
@@ -129,7 +129,7 @@ class Embedding(ContextJob):
             self._end()
 
     def states(self) -> FloatRows:
-        """The pooled states, float32[k, E]."""
+        """Return the pooled states, float32[k, E]."""
         return self._pooling.result()
 
     def _end(self) -> None:
@@ -138,6 +138,6 @@ class Embedding(ContextJob):
 
 
 def normalized(states: FloatRows) -> FloatRows:
-    """Rows scaled to Euclidean length 1; a row of zeros stays."""
+    """Return the rows scaled to Euclidean length 1; rows of zeros stay."""
     lengths = np.linalg.norm(states.astype(np.float64), axis=1, keepdims=True)
     return np.asarray(states / np.where(lengths > 0, lengths, 1.0), np.float32)

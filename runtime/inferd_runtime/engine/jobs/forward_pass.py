@@ -1,4 +1,4 @@
-"""The jobs beside generations: computing what is pending, and a program's own forward pass."""
+"""The jobs that compute a context without generating: prefill, and a program's own forward pass."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 
 LOGITS_PER_STEP = 1 << 20
 ROWS_PER_STEP = 64
-"""What one program's pass brings to the host in one step, so that a large vocabulary does not hold up the others."""
+"""The most that one program's pass may bring to the host in one step, so that it does not delay the others."""
 
 
 class ContextJob:
-    """What these jobs share: they own the context until they end, well or not, and then say so once."""
+    """The common part of these jobs: it owns the context until the job ends, and then calls ``listener`` once."""
 
     def __init__(self, context: CachedSequence) -> None:
         if context.user is not None:
@@ -34,22 +34,22 @@ class ContextJob:
         self._ended = False
 
     def ready(self) -> bool:
-        """Whether it wants rows."""
+        """True until it has ended."""
         return not self._ended
 
     def finished(self) -> bool:
-        """Whether it has ended."""
+        """True once it has ended."""
         return self._ended
 
     def propose(self) -> Draft:
-        """Nothing: these jobs are told what to compute."""
+        """Return no draft: these jobs do not speculate."""
         return NO_DRAFT
 
     def skip_draft(self) -> None:
         """Do nothing: this job does not speculate."""
 
     def next_work(self) -> NextWork:
-        """See :class:`~inferd_runtime.engine.job.Job`. Nobody runs ahead of these jobs."""
+        """Return UNKNOWN, so that no step is planned ahead of these jobs."""
         return NextWork.UNKNOWN
 
     def fail(self, error: InferdError) -> None:
@@ -60,7 +60,7 @@ class ContextJob:
             self._end()
 
     def _undo(self) -> None:
-        """What a failed or cancelled operation did to the context's tokens is taken back."""
+        """Take back what a failed or cancelled job did to the context's tokens."""
 
     def _end(self) -> None:
         self._ended = True
@@ -75,27 +75,27 @@ class Prefill(ContextJob):
     """Computes all pending tokens but the last."""
 
     def ready(self) -> bool:
-        """Whether more than the last token is pending."""
+        """True while more than the last token is pending."""
         return not self._ended and self.context.pending > 1
 
     def end_if_done(self) -> None:
-        """End at once when there is nothing to compute."""
+        """End the job if nothing is left to compute."""
         if not self._ended and self.context.pending <= 1:
             self._end()
 
     def work(self, budget: int, draft: Draft) -> Work:
-        """The next chunk, without logits. Others may have computed all of it meanwhile: then this is done."""
+        """Return the next chunk, without logits. Ends the job if a reused prefix has covered all of it meanwhile."""
         self.end_if_done()
         return Work(self.context.tokens[self.context.table.length : -1][:budget])
 
     def commit(self, done: Verified) -> None:
-        """Count the chunk."""
+        """End the job if the chunk was the last."""
         self.end_if_done()
 
 
 @dataclass(frozen=True, slots=True)
 class RowSpec:
-    """What a forward pass does with each row asked for: edit its logits, draw a token, name the ``top`` ones, probe."""
+    """What a forward pass does with each requested row: edit its logits, sample a token, list the ``top`` ones, probe."""
 
     sampler: RowSampler
     edit: RowEdit | None = None
@@ -103,7 +103,7 @@ class RowSpec:
     readings: Sequence[Reading] = ()
 
     def read(self, index: int, position: int, logits: LogitRows) -> RowResult:
-        """The result of one row, float32[V]; the token is drawn for the absolute ``position``."""
+        """Return the result of one row, float32[V]. The token is sampled for the absolute ``position``."""
         if self.edit is not None:
             logits = self.edit.apply(logits)
         logprobs = log_softmax(logits)
@@ -113,10 +113,11 @@ class RowSpec:
 
 
 class ForwardPass(ContextJob):
-    """Appends tokens, computes everything pending, and keeps the results of the rows asked for.
+    """Appends tokens, computes all that is pending, and keeps the results of the requested rows.
 
-    ``positions`` (one per token; empty: behind the token before) and ``visible`` (bool[length of the context behind the
-    tokens] per token; empty: all up to itself) stay with the context.
+    ``at`` are the indices of the tokens whose rows are requested. ``positions`` (one per token; empty: each after the one
+    before) and ``visible`` (bool[length of the context with the tokens] per token; empty: all up to itself) stay with the
+    context.
     """
 
     def __init__(
@@ -148,14 +149,14 @@ class ForwardPass(ContextJob):
         self.context.truncate(self._base)
 
     def work(self, budget: int, draft: Draft) -> Work:
-        """The next chunk; logits from the next row that was asked for on."""
+        """Return the next chunk, with logits from the next requested row on."""
         start = self.context.table.length
         first = next((index for index in self._wanted if index >= start), len(self.context.tokens))
         end = min(len(self.context.tokens), start + budget, first + rows_per_step(self.context))
         return Work(self.context.tokens[start:end], max(0, end - first))
 
     def commit(self, done: Verified) -> None:
-        """Keep what the rows hold; end when nothing is pending."""
+        """Read the requested rows; end if nothing is pending."""
         assert done.logits is not None
         end = self.context.table.length
         first = end - done.work.rows
@@ -167,17 +168,17 @@ class ForwardPass(ContextJob):
             self._end()
 
     def rows(self) -> list[RowResult]:
-        """The results in the order asked for."""
+        """Return the results in the order of the request."""
         return [self.results[index] for index in self._at]
 
 
 def rows_per_step(context: CachedSequence) -> int:
-    """How many rows of logits a pass on the context may ask for at once."""
+    """Return how many rows of logits a pass on the context may request in one step."""
     return max(1, min(ROWS_PER_STEP, LOGITS_PER_STEP // context.vocab_size))
 
 
 def check_placement(context: CachedSequence, count: int, positions: Sequence[int], visible: Sequence[Seen]) -> None:
-    """Refuse positions and visibility of ``count`` tokens behind a context that cannot be. Raises InvalidRequest."""
+    """Check positions and visibility of ``count`` tokens after a context. Raises InvalidRequest that names what is wrong."""
     for at, position in enumerate(positions):
         if not 0 <= position < context.model_length:
             raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""The engine's hold on a grammar matcher: masks for a draft, then the way back to what was accepted."""
+"""What constrains a generation's output: the masks of a draft's rows, and the rollback to what was accepted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from inferd_runtime.speculation.drafts import NO_DRAFT, ROOT, Draft
 
 @contextmanager
 def matcher_errors() -> Iterator[None]:
-    """What a broken matcher raises becomes an InternalError; a dead end is the constraint's own: ConstraintError."""
+    """Context manager: a dead end of the grammar becomes a ConstraintError, a broken matcher an InternalError."""
     try:
         yield
     except DeadEnd as error:
@@ -30,42 +30,45 @@ def matcher_errors() -> Iterator[None]:
 
 
 FORCED = "grammar"
-"""The source of tokens that a grammar leaves no choice about."""
+"""The source of tokens that the grammar forces."""
 
 
 class OutputMasks(Protocol):
-    """What constrains a generation, standing at the end of its committed tokens."""
+    """A generation's constraint, at the end of its committed tokens."""
 
     def forced(self) -> list[int]:
-        """Tokens that are certain to come next."""
+        """Return the tokens that must come next."""
         ...
 
     def completed(self, draft: Draft, limit: int) -> Draft:
-        """A chain, and behind it what is certain once it holds, up to ``limit`` tokens in all."""
+        """Return a chain followed by what must come after it, up to ``limit`` tokens in all."""
         ...
 
     def masks(self, draft: Draft) -> tuple[Draft, Masks]:
-        """The legal part of the draft, and int32[len(legal) + 1, words]: the mask of the row before it and behind each node."""
+        """Return the legal part of the draft, and its masks int32[len(legal) + 1, words].
+
+        Row 0 is the mask before the draft, row i + 1 the one after node i of the legal part.
+        """
         ...
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """After verification: these tokens stand; all but the last were the draft's."""
+        """Commit tokens after verification. All but the last are the draft's."""
         ...
 
     def must_end(self) -> bool:
-        """Whether end-of-text is known to be the only token that may come next."""
+        """True if end-of-text is known to be the only token that may come next."""
         ...
 
 
 class OfferedMask:
-    """The mask that a program's own constraint sends with every step. No draft: nobody knows the masks behind it."""
+    """The mask that a program's own constraint sends with every step. Drafts are not legal: their masks are not known."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self._row: Masks = np.full((1, -(-vocab_size // 32)), -1, np.int32)
 
     def offer(self, allowed: Seen | None) -> None:
-        """Set the next mask, bool[V]; None allows everything. Raises ConstraintError for one that allows nothing."""
+        """Set the next mask, bool[V]; None allows every token. Raises ConstraintError if it allows none."""
         if allowed is None:
             self._row.fill(-1)
             return
@@ -77,27 +80,27 @@ class OfferedMask:
         packed[: len(bits)] = bits
 
     def forced(self) -> list[int]:
-        """None: the program says what may come, not what must."""
+        """Return nothing: the program says what may come, not what must."""
         return []
 
     def completed(self, draft: Draft, limit: int) -> Draft:
-        """Nothing is certain."""
+        """Return the draft as it is."""
         return draft
 
     def masks(self, draft: Draft) -> tuple[Draft, Masks]:
-        """Nothing is legal that nobody knows the mask of; int32[1, words]."""
+        """Return no draft, and the program's mask, int32[1, words]."""
         return NO_DRAFT, self._row
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """The program hears it with the step."""
+        """Do nothing: the program advances its own constraint when it gets the step."""
 
     def must_end(self) -> bool:
-        """Not known before the next mask."""
+        """Return False, as it is not known before the next mask."""
         return False
 
 
 class GrammarCursor:
-    """A matcher that stands at the end of the committed tokens, or further on while a draft is being verified."""
+    """A grammar matcher at the end of the committed tokens, or further on while a draft is being verified."""
 
     def __init__(self, matcher: GrammarMatcher, words: int, eos_tokens: Sequence[int]) -> None:
         self._matcher = matcher
@@ -105,19 +108,19 @@ class GrammarCursor:
         self._rest: Masks = ~bit_mask(eos_tokens, words * 32)
 
     def forced(self) -> list[int]:
-        """Tokens that the grammar leaves no choice about, in its canonical split."""
+        """Return the tokens that the grammar forces, in its canonical split."""
         with matcher_errors():
-            self._return()
+            self._roll_back()
             return self._matcher.forced_tokens()
 
     def completed(self, draft: Draft, limit: int) -> Draft:
-        """A chain, and behind it what the grammar then leaves no choice about."""
+        """Return a chain followed by what the grammar forces after it."""
         with matcher_errors():
-            self._return()
-            forced = self._forced_behind(draft.tokens)
+            self._roll_back()
+            forced = self._forced_after(draft.tokens)
         return draft.followed_by(forced[: limit - len(draft)], FORCED)
 
-    def _forced_behind(self, tokens: Sequence[int]) -> list[int]:
+    def _forced_after(self, tokens: Sequence[int]) -> list[int]:
         taken = 0
         try:
             while taken < len(tokens) and self._matcher.accept([tokens[taken]]):
@@ -129,10 +132,10 @@ class GrammarCursor:
             self._matcher.rollback(taken)
 
     def masks(self, draft: Draft) -> tuple[Draft, Masks]:
-        """Walk the draft: int32[len(legal) + 1, words], one mask for the row before it and one behind every legal node."""
+        """Walk the matcher along the draft, and return its legal part with the masks. See :class:`OutputMasks`."""
         masks = np.empty((len(draft) + 1, self._rest.shape[0]), np.int32)
         with matcher_errors():
-            self._return()
+            self._roll_back()
             if draft.is_chain:
                 legal = walk(self._matcher, draft.tokens, masks)
                 self._walked = list(draft.tokens[:legal])
@@ -141,14 +144,14 @@ class GrammarCursor:
             return draft.select(kept), masks[: len(kept) + 1]
 
     def _walk_tree(self, draft: Draft, masks: Masks) -> list[int]:
-        """The legal nodes; the matcher goes from each to the next by way of what they have in common."""
+        """Return the legal nodes. Between two nodes the matcher rolls back to their common ancestor."""
         self._matcher.fill(masks[0])
         kept: list[int] = []
         path: list[int] = []
         for node, parent in enumerate(draft.parents):
             back = len(path) - (path.index(parent) + 1 if parent in path else 0)
             if parent != ROOT and back == len(path):
-                continue  # what it follows is illegal
+                continue  # its parent is illegal
             self._matcher.rollback(back)
             del path[len(path) - back :], self._walked[len(self._walked) - back :]
             if self._enter(draft.tokens[node], masks[len(kept) + 1]):
@@ -157,7 +160,7 @@ class GrammarCursor:
         return kept
 
     def _enter(self, token: int, mask: Masks) -> bool:
-        """Take one token, unless it is illegal or leads nowhere."""
+        """Advance by one token, and fill its mask. Returns False if it is illegal or a dead end."""
         if not self._matcher.accept([token]):
             return False
         try:
@@ -169,7 +172,7 @@ class GrammarCursor:
         return True
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """After verification: undo what differs from where the walk ended, then take the rest."""
+        """Roll back to where the tokens leave the walked draft, and accept the rest of them."""
         with matcher_errors():
             common = sum(
                 1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._walked, tokens[:-1], strict=False))
@@ -181,16 +184,16 @@ class GrammarCursor:
                 raise ConstraintError("the constraint leaves no token to go on with")
 
     def must_end(self) -> bool:
-        """Whether end-of-text is the only legal token."""
+        """True if end-of-text is the only legal token."""
         with matcher_errors():
-            # Inside a text this is all there is to ask; the mask is only looked at where the text may end.
+            # Cheap, and inside a text the answer: the mask is computed only where the text may end.
             if not self._matcher.may_end():
                 return False
             row = np.empty_like(self._rest)
             self._matcher.fill(row)
         return not np.bitwise_and(row, self._rest).any()
 
-    def _return(self) -> None:
+    def _roll_back(self) -> None:
         """Undo a walk that was never verified (the step had no room for it)."""
         self._matcher.rollback(len(self._walked))
         self._walked.clear()

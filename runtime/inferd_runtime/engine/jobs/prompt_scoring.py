@@ -1,4 +1,4 @@
-"""The log-probabilities of a prompt, chunk by chunk: no more than a few rows of logits exist at any time."""
+"""The job that computes a prompt's log-probabilities, in chunks of a few rows, as logits of all rows would not fit."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from inferd_runtime.speculation.drafts import Draft
 
 
 class PromptScoring(ContextJob):
-    """Appends tokens and keeps what each one's log-probability was, and the ``top`` most likely tokens at its place.
+    """Appends tokens, and records each one's log-probability and the ``top`` most likely tokens at its place.
 
-    The row of a token tells about the next one. So the row before the first new token is computed (again, if need be), and
-    the last token stays pending: its logits are the next generation's.
+    A token's row scores the next token. So the row before the first new token is computed (again, if need be), and the last
+    token stays pending: its logits belong to the next generation.
     """
 
     def __init__(self, context: CachedSequence, tokens: Sequence[int], top: int) -> None:
@@ -38,23 +38,23 @@ class PromptScoring(ContextJob):
         self.context.truncate(self._base)
 
     def ready(self) -> bool:
-        """Whether more than the last token is pending."""
+        """True while more than the last token is pending."""
         return not self._ended and self.context.pending > 1
 
     def end_if_done(self) -> None:
-        """End at once when there is nothing to compute."""
+        """End the job if nothing is left to compute."""
         if not self._ended and self.context.pending <= 1:
             self._end()
 
     def work(self, budget: int, draft: Draft) -> Work:
-        """The next chunk; logits from the row before the first new token on."""
+        """Return the next chunk, with logits from the row before the first new token on."""
         start, last = self.context.table.length, len(self.context.tokens) - 1
         first = max(self._first, start)
         end = min(last, start + budget, first + rows_per_step(self.context))
         return Work(self.context.tokens[start:end], max(0, end - first))
 
     def commit(self, done: Verified) -> None:
-        """Score the tokens behind the chunk's rows, once: a chunk may come again after the context left the cache."""
+        """Score the tokens after the chunk's rows, each once: a chunk comes again after the context left the cache."""
         assert done.logits is not None
         tokens, end = self.context.tokens, self.context.table.length
         for at in range(self._base + len(self._results) - 1, end):
@@ -63,5 +63,5 @@ class PromptScoring(ContextJob):
         self.end_if_done()
 
     def scores(self) -> list[TokenLogprob]:
-        """One per token given."""
+        """Return the log-probabilities, one per token given."""
         return self._results

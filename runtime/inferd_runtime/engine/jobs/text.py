@@ -1,4 +1,4 @@
-"""Tokens to text as they come: whole characters only, and nothing that a stop string may still swallow."""
+"""Tokens to text as they arrive: whole characters only, without text that may still become part of a stop string."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Protocol
 
 
 class TextTokenizer(Protocol):
-    """What the engine and the sessions need of a tokenizer."""
+    """The methods of a tokenizer that the engine and the sessions use."""
 
     eos_tokens: tuple[int, ...]
 
     def encode(self, text: str, *, special: bool = False, start: bool = False) -> list[int]:
-        """Text to ids; special tokens are read as text unless ``special``; ``start`` adds what opens a text (BOS)."""
+        """Return the ids of a text. Special tokens are read as text unless ``special``; ``start`` adds the BOS token."""
         ...
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Ids to text; special tokens are left out unless ``special``."""
+        """Return the text of ids. Special tokens are left out unless ``special``."""
         ...
 
     def stream(self) -> Callable[[int], str]:
-        """A decoder that takes one id at a time and returns the text that it completes ("" inside a character)."""
+        """Return a decoder that takes one id at a time and returns the text that it completes ("" inside a character)."""
         ...
 
 
@@ -34,7 +34,7 @@ class TextAssembler:
         self.stopped = False
 
     def feed(self, token: int) -> str:
-        """The text that is certain after this token; ``stopped`` is set when a stop string is complete."""
+        """Decode a token, and return the text that is certain now. Sets ``stopped`` if a stop string is complete."""
         self._held += self._decode(token)
         found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
         if found:
@@ -46,12 +46,12 @@ class TextAssembler:
         return text
 
     def rest(self) -> str:
-        """What was held back for a stop string that did not come."""
+        """Return the text that was held back as the start of a stop string, at the end of the generation."""
         text, self._held = self._held, ""
         return text
 
     def _undecided(self) -> int:
-        """The length of the longest end of the held text that begins a stop string."""
+        """Return the length of the longest end of the held text that begins a stop string."""
         longest = max((len(stop) for stop in self._stops), default=1) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-length:]) for stop in self._stops):

@@ -1,6 +1,6 @@
-"""Drawing on the device: what a driver that samples is told behind a forward pass, and what it answers.
+"""Sampling on the device: the inputs that a driver gets with a forward pass, and the tokens that it returns.
 
-The host's sampler (:mod:`~inferd_runtime.engine.sampling.host_sampling`) is the twin: same noise, same tokens.
+The host's sampler (:mod:`~inferd_runtime.engine.sampling.host_sampling`) draws the same tokens from the same noise.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ NO_ENTRIES = Entries(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0,
 
 
 class Adjusted(NamedTuple):
-    """Penalties and biases of N rows, sparse, as ``kernels/sampling.py: Adjustments`` has them: row n owns the entries
-    ``first[n]`` to ``first[n + 1] - 1``. ``first`` int32[N + 1], ``tokens`` int32[A], ``repetition`` and ``shift`` float32[A].
+    """Penalties and biases of N rows, sparse, as in ``kernels/sampling.py: Adjustments``.
+
+    Row n owns the entries ``first[n]`` to ``first[n + 1] - 1``. ``first`` int32[N + 1], ``tokens`` int32[A], ``repetition`` and
+    ``shift`` float32[A].
     """
 
     first: Ints
@@ -38,11 +40,11 @@ class Adjusted(NamedTuple):
 
 
 class Rejecting(NamedTuple):
-    """R sequences whose drafts, chains, come with the probabilities that they were drawn from: rejection sampling verifies them.
+    """R sequences whose drafts come with the probabilities that they were drawn from, and are verified by rejection sampling.
 
-    ``at`` int64[R]: which of the S sequences, each with ``rows`` int64[R] rows. ``lengths`` int64[R]: tokens of the draft,
-    as many as rows where the last one is refused whatever it is (``Draft.refused``), else one less. ``tokens`` int64[R, K]
-    and ``probabilities`` float32[R, K, V]: those, padded.
+    ``at`` int64[R]: which of the S sequences, each with ``rows`` int64[R] rows. ``lengths`` int64[R]: tokens of the draft, as
+    many as rows if the last one is refused whatever it is (``Draft.refused``), else one less. ``tokens`` int64[R, K] and
+    ``probabilities`` float32[R, K, V] are padded. All drafts are chains.
     """
 
     at: Ids
@@ -54,16 +56,16 @@ class Rejecting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SamplingInputs:
-    """N rows of S sequences. Those of a sequence stand together: one behind its committed tokens, then one per draft node.
+    """N rows of S sequences. A sequence's rows are adjacent: the one after its committed tokens, then one per draft node.
 
-    ``rows`` int64[N]: which of the batch's logit rows; ``host_rows`` int64[H]: the other ones, which the host wants to see.
-    ``temperature``, ``top_p``, ``min_p`` float64[N], ``top_k`` int64[N]; ``keys`` int64[N]: the noise keys, in two's
-    complement; ``positions`` int64[N]: of the token that is drawn. ``mask_rows`` int32[N]: which row of ``masks``
-    int32[M, ceil(V / 32)] the grammar allows there, NOBODY: everything.
+    ``rows`` int64[N]: indices of the sampled rows among the batch's logit rows; ``host_rows`` int64[H]: the other ones, which
+    go to the host. ``temperature``, ``top_p``, ``min_p`` float64[N], ``top_k`` int64[N]; ``keys`` int64[N]: the noise keys, in
+    two's complement; ``positions`` int64[N]: of the sampled tokens. ``mask_rows`` int32[N]: the row of ``masks`` int32[M,
+    ceil(V / 32)] with the allowed tokens, NOBODY: all tokens.
 
     ``first`` int32[S]: a sequence's first row of the N. ``lengths`` int32[S]: nodes of its draft; ``tokens`` and ``parents``
-    int32[S, K]: those, padded. ``adjusted`` None: no row has penalties or biases. ``rejecting`` None: no draft is sampled; one
-    that is has no nodes here.
+    int32[S, K]: those, padded. ``adjusted`` None: no row has penalties or biases. ``rejecting`` None: no draft was sampled; one
+    that was has no nodes here.
     """
 
     rows: Ids
@@ -85,8 +87,9 @@ class SamplingInputs:
 
 
 class SampledTokens(NamedTuple):
-    """``accepted`` int[S]: nodes that stand. ``tokens`` int[S, K + 1]: theirs and one sample more. ``path`` int[S, K]: which
-    nodes. What stands behind is of no meaning; a token of NOBODY: its mask allows nothing.
+    """What the device sampled. ``accepted`` int[S]: the number of accepted nodes. ``tokens`` int[S, K + 1]: their tokens and one
+    sample more. ``path`` int[S, K]: the accepted nodes. Entries after those have no meaning. A token of NOBODY: its mask allows
+    none.
     """
 
     accepted: npt.NDArray[np.integer]
@@ -95,19 +98,19 @@ class SampledTokens(NamedTuple):
 
 
 def is_sampled(work: Work) -> bool:
-    """Whether a driver that samples draws this. It does not where the job wants to see the logits."""
+    """True if a driver that samples samples this work. It does not if the job reads the logits."""
     return work.sampler is not None and not work.scored
 
 
 def sampling_inputs(plan: Sequence[Planned], vocab_size: int) -> SamplingInputs:
-    """What is drawn in a planned step, in the plan's order."""
-    drawn = [item for item in plan if is_sampled(item.work) and item.work.rows]
-    counts = np.asarray([item.work.rows for item in drawn], np.int64)
-    samplers = [item.work.sampler for item in drawn if item.work.sampler is not None]
+    """Return the sampling inputs of a planned step, in the plan's order."""
+    sampled = [item for item in plan if is_sampled(item.work) and item.work.rows]
+    counts = np.asarray([item.work.rows for item in sampled], np.int64)
+    samplers = [item.work.sampler for item in sampled if item.work.sampler is not None]
     floats = np.asarray([(one.temperature, one.top_p, one.min_p) for one in samplers], np.float64).reshape(-1, 3)
     temperature, top_p, min_p = np.repeat(floats, counts, axis=0).T.copy()
-    mask_rows, masks = _masks(drawn, vocab_size)
-    agreeing = [item.work.draft if item.work.draft.probabilities is None else NO_DRAFT for item in drawn]
+    mask_rows, masks = _masks(sampled, vocab_size)
+    agreeing = [item.work.draft if item.work.draft.probabilities is None else NO_DRAFT for item in sampled]
     tokens, parents = _drafts(agreeing)
     return SamplingInputs(
         *_rows(plan),
@@ -116,26 +119,26 @@ def sampling_inputs(plan: Sequence[Planned], vocab_size: int) -> SamplingInputs:
         top_p=top_p,
         min_p=min_p,
         keys=np.repeat(np.asarray([one.key for one in samplers], np.uint64).view(np.int64), counts),
-        positions=_positions(drawn, counts),
+        positions=_positions(sampled, counts),
         mask_rows=mask_rows,
         masks=masks,
         first=(np.cumsum(counts) - counts).astype(np.int32),
         lengths=np.asarray([len(draft) for draft in agreeing], np.int32),
         tokens=tokens,
         parents=parents,
-        adjusted=_adjusted([item.work for item in drawn]),
-        rejecting=_rejecting([item.work.draft for item in drawn]),
+        adjusted=_adjusted([item.work for item in sampled]),
+        rejecting=_rejecting([item.work.draft for item in sampled]),
     )
 
 
-def undrawn(rows: int, vocab_size: int) -> SamplingInputs:
-    """Nothing is drawn: the host wants to see all ``rows`` logit rows."""
+def host_inputs(rows: int, vocab_size: int) -> SamplingInputs:
+    """Return inputs that sample nothing: all ``rows`` logit rows go to the host."""
     nothing = sampling_inputs((), vocab_size)
     return replace(nothing, host_rows=np.arange(rows))
 
 
 def greedy_inputs(batch: Batch, vocab_size: int) -> SamplingInputs:
-    """Every row of a batch drawn by argmax, those of a sequence as a chain of drafts of token 0: for trial steps."""
+    """Return inputs for trial steps: every row is sampled by argmax, a sequence's rows verify a chain of token 0."""
     counts = np.asarray([span.count for span in batch.spans], np.int64)
     rows, width = int(counts.sum()), int(counts.max()) - 1
     chain = np.arange(NOBODY, width - 1, dtype=np.int32)
@@ -150,44 +153,44 @@ def greedy_inputs(batch: Batch, vocab_size: int) -> SamplingInputs:
 
 
 def _rows(plan: Sequence[Planned]) -> tuple[Ids, Ids]:
-    """The logit rows that are drawn, and the others."""
-    drawn = np.repeat(
+    """Return the indices of the sampled logit rows, and those of the others."""
+    sampled = np.repeat(
         np.asarray([is_sampled(item.work) for item in plan], np.bool_),
         np.asarray([item.work.rows for item in plan], np.int64),
     )
-    return np.flatnonzero(drawn), np.flatnonzero(~drawn)
+    return np.flatnonzero(sampled), np.flatnonzero(~sampled)
 
 
-def _positions(drawn: Sequence[Planned], counts: Ids) -> Ids:
-    """Behind the fed tokens that are no draft, and as much further as the row's node is deep."""
-    base = [item.start + len(item.work.tokens) - len(item.work.draft) for item in drawn]
+def _positions(sampled: Sequence[Planned], counts: Ids) -> Ids:
+    """Return the position of each row's sample: after the fed tokens that are no draft, plus the depth of the row's node."""
+    base = [item.start + len(item.work.tokens) - len(item.work.draft) for item in sampled]
     if not len(counts) or counts.max() == 1:
         return np.asarray(base, np.int64)
-    depths = [depth for item in drawn for depth in (0, *_depths(item.work.draft))]
+    depths = [depth for item in sampled for depth in (0, *_depths(item.work.draft))]
     return np.repeat(np.asarray(base, np.int64), counts) + np.asarray(depths, np.int64)
 
 
 def _depths(draft: Draft) -> Iterator[int]:
-    """How many tokens stand between the committed ones and what each node's row samples."""
+    """Return each node's depth: the number of draft tokens between the committed ones and what its row samples."""
     depths: list[int] = []
     for parent in draft.parents:
         depths.append(1 if parent < 0 else depths[parent] + 1)
     return iter(depths)
 
 
-def _masks(drawn: Sequence[Planned], vocab_size: int) -> tuple[Ints, Masks]:
-    """Which mask each row has, and the masks behind each other."""
-    masked = [item.work.masks for item in drawn]
+def _masks(sampled: Sequence[Planned], vocab_size: int) -> tuple[Ints, Masks]:
+    """Return the index of each row's mask (NOBODY: none), and the masks."""
+    masked = [item.work.masks for item in sampled]
     found = [one for one in masked if one is not None]
     if not found:
-        rows = sum(item.work.rows for item in drawn)
+        rows = sum(item.work.rows for item in sampled)
         return np.full(rows, NOBODY, np.int32), np.empty((0, -(-vocab_size // 32)), np.int32)
-    has = np.repeat([one is not None for one in masked], [item.work.rows for item in drawn])
+    has = np.repeat([one is not None for one in masked], [item.work.rows for item in sampled])
     return np.where(has, np.cumsum(has) - 1, NOBODY).astype(np.int32), np.concatenate(found)
 
 
 def _drafts(drafts: Sequence[Draft]) -> tuple[Ints, Ints]:
-    """Tokens and parents int32[S, K], padded to the longest draft."""
+    """Return tokens and parents, int32[S, K], padded to the longest draft."""
     width = max(map(len, drafts), default=0)
     tokens, parents = (np.full((len(drafts), width), NOBODY, np.int32) for _ in range(2))
     for row, draft in enumerate(drafts):
@@ -197,18 +200,18 @@ def _drafts(drafts: Sequence[Draft]) -> tuple[Ints, Ints]:
     return tokens, parents
 
 
-def _adjusted(drawn: Sequence[Work]) -> Adjusted | None:
-    """All rows' entries behind each other; None where there are none."""
-    if all(work.adjustments is None for work in drawn):
+def _adjusted(sampled: Sequence[Work]) -> Adjusted | None:
+    """Return the penalties and biases of all rows; None if there are none."""
+    if all(work.adjustments is None for work in sampled):
         return None
-    rows = [entries for work in drawn for entries in work.adjustments or [NO_ENTRIES] * work.rows]
+    rows = [entries for work in sampled for entries in work.adjustments or [NO_ENTRIES] * work.rows]
     first = np.cumsum([0, *(len(entries.tokens) for entries in rows)])
     tokens, repetition, shift = (np.concatenate(column) for column in zip(*rows, strict=True))
     return Adjusted(first.astype(np.int32), tokens.astype(np.int32), repetition, shift)
 
 
 def _rejecting(drafts: Sequence[Draft]) -> Rejecting | None:
-    """The sampled drafts; None where there are none."""
+    """Return the drafts that rejection sampling verifies; None if there are none."""
     found = [(at, draft) for at, draft in enumerate(drafts) if draft.probabilities is not None]
     if not found:
         return None
@@ -225,27 +228,27 @@ def _rejecting(drafts: Sequence[Draft]) -> Rejecting | None:
     return Rejecting(at, rows, lengths, tokens, probabilities)
 
 
-def merged(drawn: SampledTokens, rejecting: Rejecting, accepted: Ids, tokens: Ids) -> SampledTokens:
-    """What agreement brought, with what rejection sampling brought instead, ``accepted`` int64[R] and ``tokens``
-    int64[R, K + 1]: where all of a draft stands and no row is behind it, nothing is sampled.
+def merged(sampled: SampledTokens, rejecting: Rejecting, accepted: Ids, tokens: Ids) -> SampledTokens:
+    """Return the result of agreement with the rejection-sampled sequences replaced: ``accepted`` int64[R], ``tokens``
+    int64[R, K + 1]. Where all of a draft is accepted and no row is left after it, no further token is sampled.
     """
-    count, width = drawn.tokens.shape
+    count, width = sampled.tokens.shape
     wide = max(width, tokens.shape[1])
     all_tokens = np.full((count, wide), NOBODY, np.int64)
-    all_tokens[:, :width] = drawn.tokens
+    all_tokens[:, :width] = sampled.tokens
     all_tokens[rejecting.at, : tokens.shape[1]] = tokens
     path = np.tile(np.arange(wide - 1), (count, 1))
-    path[:, : width - 1] = drawn.path
+    path[:, : width - 1] = sampled.path
     path[rejecting.at] = np.arange(wide - 1)
-    all_accepted = drawn.accepted.astype(np.int64)
+    all_accepted = sampled.accepted.astype(np.int64)
     all_accepted[rejecting.at] = np.minimum(accepted, rejecting.rows - 1)
     return SampledTokens(all_accepted, all_tokens, path)
 
 
-def read_sampled(work: Work, drawn: SampledTokens, at: int) -> Verified:
-    """The outcome of the drawn sequence number ``at``. Raises ConstraintError when its mask allowed no token."""
-    accepted = int(drawn.accepted[at])
-    tokens = drawn.tokens[at, : accepted + 1].tolist()
+def read_sampled(work: Work, sampled: SampledTokens, index: int) -> Verified:
+    """Return the outcome of sampled sequence ``index``. Raises ConstraintError if its mask allowed no token."""
+    accepted = int(sampled.accepted[index])
+    tokens = sampled.tokens[index, : accepted + 1].tolist()
     if tokens[-1] == NOBODY:
         raise ConstraintError("the constraint leaves no token to go on with")
-    return Verified(work, tokens, drawn.path[at, :accepted].tolist())
+    return Verified(work, tokens, sampled.path[index, :accepted].tolist())

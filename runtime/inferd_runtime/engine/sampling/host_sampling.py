@@ -25,7 +25,7 @@ SPARSE = 8
 
 @dataclass(frozen=True, slots=True)
 class RowSampler:
-    """A validated sampler with the key of its noise. ``penalties`` None: none, and no bias."""
+    """A validated sampler with the key of its noise. ``penalties`` None: neither penalties nor biases."""
 
     temperature: float
     top_k: int
@@ -36,7 +36,7 @@ class RowSampler:
 
     @classmethod
     def resolve(cls, sampling: Sampling, *, seed: int, lineage: int) -> RowSampler:
-        """Check the request's sampler. Raises InvalidRequest or LimitExceeded that names the field out of range."""
+        """Return the sampler of a request. Raises InvalidRequest or LimitExceeded that names the field out of range."""
         check_sampling(sampling)
         key = mix((mix(seed & MASK) + lineage) & MASK) if lineage else mix(seed & MASK)
         penalties = Penalties.of(sampling)
@@ -44,7 +44,7 @@ class RowSampler:
 
 
 def allowed_tokens(mask: Masks, vocab_size: int) -> npt.NDArray[np.int64]:
-    """The tokens of one mask row (int32[ceil(V / 32)], bit i of word w is token 32 w + i), ascending; none past V."""
+    """Return the tokens of one mask row (int32[ceil(V / 32)], bit i of word w is token 32 w + i), ascending, below V."""
     words = np.flatnonzero(mask)
     if words.size * SPARSE > mask.size:
         return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little", count=vocab_size).view(np.bool_))
@@ -56,10 +56,9 @@ def allowed_tokens(mask: Masks, vocab_size: int) -> npt.NDArray[np.int64]:
 def draw(
     logits: LogitRows, sampler: RowSampler, position: int, mask: Masks | None = None, entries: Entries | None = None
 ) -> int:
-    """Sample the token at absolute ``position`` from one row of logits (float32[V]), which stays as it is.
+    """Return the token sampled at absolute ``position`` from one row of logits, float32[V], which is not changed.
 
-    ``entries``: what the sampler's penalties and biases make of it, behind all that stands before the row. Raises
-    ConstraintError when ``mask`` allows no token.
+    ``entries``: the penalties and biases of the row. Raises ConstraintError if ``mask`` allows no token.
     """
     if entries is not None:
         logits = adjust(logits, entries)
@@ -72,7 +71,7 @@ def draw(
 
 
 def _draw_allowed(logits: LogitRows, sampler: RowSampler, position: int, mask: Masks) -> int:
-    """As :func:`draw` with -inf for what the mask forbids, without touching all of the vocabulary."""
+    """Return what :func:`draw` would with -inf for forbidden tokens, without touching the whole vocabulary."""
     if sampler.temperature == 0:
         best = int(np.argmax(logits))
         if int(mask[best >> 5]) >> (best & 31) & 1:
@@ -88,7 +87,7 @@ def _draw_allowed(logits: LogitRows, sampler: RowSampler, position: int, mask: M
 
 
 def candidates(logits: LogitRows, sampler: RowSampler) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """The tokens that top_k, top_p and min_p leave, with their scaled logits (float64). Ties at a bound stay in."""
+    """Return the tokens that top_k, top_p and min_p leave, with their scaled logits (float64). Ties at a bound stay in."""
     scores = logits.astype(np.float64)
     # Relative to the largest, so that no temperature can overflow the best token away.
     with np.errstate(over="ignore"):
@@ -101,17 +100,17 @@ def candidates(logits: LogitRows, sampler: RowSampler) -> tuple[npt.NDArray[np.i
     if sampler.top_p < 1 or sampler.min_p > 0:
         fine = _nucleus(scores, sampler.top_p) if sampler.top_p < 1 else scores <= 0
         if sampler.min_p > 0:
-            # A share of the largest probability, which stands at 0 here.
+            # A share of the largest probability, whose score is 0.
             fine &= scores >= math.log(sampler.min_p)
         tokens, scores = tokens[fine], scores[fine]
     return tokens, scores
 
 
 def _nucleus(scores: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.bool_]:
-    """Which scores (the largest is 0) belong to the most likely tokens that reach ``top_p`` together.
+    """Return which scores (the largest is 0) belong to the most likely tokens that reach ``top_p`` together.
 
-    What is less likely than the missing share divided by the number of tokens cannot be needed, as all of it together is
-    less than that share: so only the rest, usually a few, is sorted.
+    Tokens less likely than the missing share divided by the number of tokens cannot be needed, as all of them together are less
+    than that share: so only the rest, usually a few, is sorted.
     """
     probabilities = np.exp(scores)
     total = float(probabilities.sum())
@@ -122,7 +121,7 @@ def _nucleus(scores: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.bo
 
 
 def log_softmax(logits: LogitRows) -> npt.NDArray[np.float64]:
-    """Log-probabilities (float64[V]) of one row of raw logits."""
+    """Return the log-probabilities, float64[V], of one row of raw logits."""
     scores = logits.astype(np.float64)
     scores -= scores.max()
     return np.asarray(scores - np.log(np.exp(scores).sum()))

@@ -10,7 +10,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mix(value: int) -> int:
-    """The 64-bit finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) on a Python integer."""
+    """Return the 64-bit finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) of a Python integer."""
     value = (value + GOLDEN) & MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
@@ -25,12 +25,12 @@ def _mix_array(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def stream(key: int, tag: int) -> int:
-    """The key of noise that is independent of ``key``'s own and of other tags': for draws that are not the sampler's."""
+    """Return a key whose noise is independent of that of ``key`` and of other tags, for draws other than the sampler's."""
     return mix((mix(key) + tag) & MASK)
 
 
 def uniform(key: int, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """One number in the open interval (0, 1) per token id, for this key and absolute position.
+    """Return one number in the open interval (0, 1) per token id, for this key and absolute position.
 
     52 random bits plus a half: the sum is exact in float64, so neither 0 nor 1 can occur.
     """
@@ -40,5 +40,5 @@ def uniform(key: int, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDArr
 
 
 def gumbel(key: int, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Standard Gumbel noise per token id: ``argmax(logits + gumbel)`` draws from softmax(logits)."""
+    """Return standard Gumbel noise per token id: ``argmax(logits + gumbel)`` draws from softmax(logits)."""
     return -np.log(-np.log(uniform(key, position, tokens)))

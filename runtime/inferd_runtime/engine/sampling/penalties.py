@@ -1,4 +1,4 @@
-"""Penalties on what was said before, and biases: what they make of the logits of a few tokens. NumPy on the host.
+"""Penalties and biases: how they change the logits of some tokens, by the text before. NumPy on the host.
 
 Repetition: Keskar et al., "CTRL" (arXiv 1909.05858), over prompt and output, as in Hugging Face's transformers and in vLLM.
 Frequency and presence: as OpenAI's interface and vLLM have them, over the generated tokens alone. With a repetition penalty r,
@@ -21,10 +21,11 @@ from inferd.protocol import Sampling
 from inferd_runtime.speculation.drafts import ROOT, Draft
 
 MANY = 256
+"""From so many tokens on, they are counted by NumPy at once."""
 
 
 class Entries(NamedTuple):
-    """The adjustments of one row: distinct ``tokens`` int64[n], and of each ``repetition`` float32[n] (1: none) and ``shift``
+    """The adjustments of one row: distinct ``tokens`` int64[n], each with ``repetition`` float32[n] (1: none) and ``shift``
     float32[n].
     """
 
@@ -33,7 +34,7 @@ class Entries(NamedTuple):
     shift: npt.NDArray[np.float32]
 
     def below(self, width: int) -> Entries:
-        """Those of token ids below ``width``."""
+        """Return the entries of token ids below ``width``."""
         kept = self.tokens < width
         return Entries(self.tokens[kept], self.repetition[kept], self.shift[kept])
 
@@ -50,7 +51,7 @@ class Penalties:
 
     @classmethod
     def of(cls, sampling: Sampling) -> Penalties | None:
-        """Return the penalties and biases of a checked request; None where all are off."""
+        """Return the penalties and biases of a checked request; None if all are off."""
         found = cls(
             float(np.float32(sampling.repetition_penalty)), sampling.presence_penalty, sampling.frequency_penalty,
             tuple(sampling.bias_tokens), tuple(sampling.bias_values),
@@ -59,7 +60,7 @@ class Penalties:
 
     @property
     def remembers(self) -> bool:
-        """Whether anything depends on what was said before."""
+        """True if anything depends on the tokens before."""
         return self.repetition != 1 or self.presence != 0 or self.frequency != 0
 
 
@@ -67,12 +68,12 @@ NONE = Penalties()
 
 
 class History:
-    """What was said before the next token of one generation, as its penalties count it.
+    """The tokens before the next one of a generation, as its penalties count them.
 
-    A token is O(1), and many at once are counted by NumPy: a text may be long, and others wait for the step. Whoever asks for a
-    row says which draft tokens stand between the committed ones and that row; nothing of a draft is ever kept.
+    Counting a token is O(1), and many at once are counted by NumPy, as a text may be long and the step waits. The draft tokens
+    between the committed ones and a row are given with each request for that row; none of them is ever kept.
 
-    Every token with an entry has a place in the arrays, those with a bias the first ones. ``_places`` finds those that came one
+    Every token with an entry has a place in the arrays, those with a bias the first ones. ``_places`` finds tokens that came one
     by one, ``_sorted`` (ascending) and ``_order`` (their places) all that were there when many came at once.
     """
 
@@ -90,7 +91,7 @@ class History:
             self._read(prompt)
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Count tokens that were generated and stand."""
+        """Count generated tokens."""
         if not self._penalties.remembers:
             return
         self._base = None
@@ -104,25 +105,25 @@ class History:
             self._shift[place] = self._shifted(token, self._counts[place])
 
     def entries(self, path: Sequence[int] = ()) -> Entries:
-        """The adjustments of the row behind the committed tokens and those of a draft's ``path``. Not to be written to."""
-        return self._known(path).behind(path)
+        """Return the adjustments of the row after the committed tokens and a draft's ``path``. They are read-only."""
+        return self._state_for(path).after(path)
 
     def rows(self, draft: Draft) -> Sequence[Entries]:
-        """One per sampled row: the one behind the committed tokens, then the one behind each node of the draft."""
-        return PenaltyRows(self._known(draft.tokens), draft)
+        """Return the adjustments of each sampled row: after the committed tokens, then after each node of the draft."""
+        return PenaltyRows(self._state_for(draft.tokens), draft)
 
-    def _known(self, drafted: Sequence[int]) -> Known:
-        """What stands, and what of it a draft's tokens can change."""
+    def _state_for(self, drafted: Sequence[int]) -> PenaltyState:
+        """Return the committed state, and the part of it that these draft tokens can change."""
         if self._base is None:
             self._base = Entries(np.array(self._tokens), np.array(self._repetition), np.array(self._shift))
         if not self._penalties.remembers:
-            return Known(self._base, {}, {}, self._penalties.repetition, self._shifted)
+            return PenaltyState(self._base, {}, {}, self._penalties.repetition, self._shifted)
         places = {token: self._find(token) for token in drafted}
         counts = {token: self._counts[place] for token, place in places.items() if place >= 0}
-        return Known(self._base, places, counts, self._penalties.repetition, self._shifted)
+        return PenaltyState(self._base, places, counts, self._penalties.repetition, self._shifted)
 
     def _read(self, prompt: Sequence[int]) -> None:
-        """Have every token of the prompt count as said."""
+        """Apply the repetition penalty to every token of the prompt."""
         if len(prompt) >= MANY:
             places = self._place_many(_counted(prompt)[0])
             np.frombuffer(self._repetition, np.float32)[places] = self._penalties.repetition
@@ -142,7 +143,7 @@ class History:
         np.frombuffer(self._shift, np.float32)[places] = shift
 
     def _find(self, token: int) -> int:
-        """Where the token's entry is; -1: it has none."""
+        """Return the place of the token's entry; -1 if it has none."""
         place = self._places.get(token, -1)
         if place < 0 and self._sorted.size:
             at = int(self._sorted.searchsorted(token))
@@ -151,7 +152,7 @@ class History:
         return place
 
     def _place(self, token: int) -> int:
-        """Where the token's entry is; it has one from now on."""
+        """Return the place of the token's entry, and make one if it has none."""
         place = self._find(token)
         if place < 0:
             place = len(self._tokens)
@@ -163,14 +164,14 @@ class History:
         return place
 
     def _place_many(self, said: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The same for distinct tokens, at least one, ascending."""
+        """Return the places of distinct tokens, at least one, ascending, and make missing entries."""
         new = said[np.isin(said, np.array(self._tokens), assume_unique=True, invert=True)]
         self._tokens.frombytes(new.tobytes())
         self._counts.frombytes(bytes(new.nbytes))
         self._repetition.frombytes(np.ones(len(new), np.float32).tobytes())
         self._shift.frombytes(np.zeros(len(new), np.float32).tobytes())
         tokens = np.array(self._tokens)
-        self._order = np.argsort(tokens, kind="stable")  # a few ascending runs: soon done
+        self._order = np.argsort(tokens, kind="stable")  # quick, as the tokens are a few ascending runs
         self._sorted = tokens[self._order]
         self._places.clear()
         below = int(self._sorted.searchsorted(said[-1], "right"))
@@ -184,9 +185,11 @@ class History:
         return shift - penalties.presence if count else shift
 
 
-class Known(NamedTuple):
-    """What stood when a draft was made: ``base`` behind the committed tokens; of the draft's tokens, where in it each has its
-    entry (``places``, -1: nowhere; empty where nothing depends on what was said), and how often those were generated.
+class PenaltyState(NamedTuple):
+    """The penalties' state when a draft was made.
+
+    ``base``: the entries after the committed tokens. ``places``: the place in it of each of the draft's tokens (-1: none; empty
+    if nothing depends on the tokens before). ``counts``: how often those were generated.
     """
 
     base: Entries
@@ -195,8 +198,8 @@ class Known(NamedTuple):
     repetition: float
     shifted: Callable[[int, int], float]
 
-    def behind(self, path: Sequence[int]) -> Entries:
-        """The adjustments of the row behind these tokens of the draft."""
+    def after(self, path: Sequence[int]) -> Entries:
+        """Return the adjustments of the row after these tokens of the draft."""
         if not path or not self.places:
             return self.base
         said = Counter(path)
@@ -213,12 +216,13 @@ class Known(NamedTuple):
 
 
 class PenaltyRows(Sequence[Entries]):
-    """The adjustments of a draft's sampled rows, each made when it is looked at: there may be an entry for every token of a
-    vocabulary, and who verifies on the host looks at the rows of accepted nodes alone.
+    """The adjustments of a draft's sampled rows, each made when it is read.
+
+    A row may have an entry for every token of the vocabulary, and verification on the host reads the rows of accepted nodes only.
     """
 
-    def __init__(self, known: Known, draft: Draft) -> None:
-        self._known = known
+    def __init__(self, state: PenaltyState, draft: Draft) -> None:
+        self._state = state
         self._draft = draft
 
     def __len__(self) -> int:
@@ -237,18 +241,18 @@ class PenaltyRows(Sequence[Entries]):
         while node != ROOT:
             path.append(self._draft.tokens[node])
             node = self._draft.parents[node]
-        return self._known.behind(path)
+        return self._state.after(path)
 
 
 def _counted(tokens: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Distinct token ids of a vocabulary, ascending, and how often each occurs."""
+    """Return the distinct token ids, ascending, and how often each occurs."""
     times = np.bincount(np.fromiter(tokens, np.int64, len(tokens)))
     said = np.flatnonzero(times)
     return said, times[said]
 
 
 def adjust(logits: npt.NDArray[np.float32], entries: Entries) -> npt.NDArray[np.float32]:
-    """One row, float32[V], with its adjustments: a copy, or the row itself where there is nothing to adjust."""
+    """Return one row, float32[V], with its adjustments: a copy, or the row itself if there are none."""
     if not entries.tokens.size:
         return logits
     before, repetition = logits[entries.tokens].astype(np.float64), entries.repetition.astype(np.float64)

@@ -1,4 +1,4 @@
-"""What a pass does to a row's logits before anybody looks, and what probes read off them. NumPy, one row at a time."""
+"""Probes of a forward pass: edits of a row's logits, and what is read from them. NumPy, one row at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_NUMBERS = 1 << 20
 
 
 class RowEdit:
-    """``bias`` is added to the logits of some tokens, then everything outside ``mask`` is forbidden (-inf)."""
+    """An edit of logits: a bias for some tokens, then -inf for all outside ``mask``."""
 
     def __init__(self, mask: Seen | None, tokens: npt.NDArray[np.int64], values: LogitRows) -> None:
         self._mask = mask
@@ -35,7 +35,7 @@ class RowEdit:
         return cls(mask, np.asarray(tokens, np.int64), np.asarray(values, np.float32))
 
     def apply(self, logits: LogitRows) -> LogitRows:
-        """The edited copy of one row, float32[V]."""
+        """Return an edited copy of one row, float32[V]."""
         if self._tokens.size:
             logits = logits.copy()
             logits[self._tokens] += self._values
@@ -46,11 +46,11 @@ class Reading(Protocol):
     """A resolved probe."""
 
     def numbers(self, vocab_size: int) -> int:
-        """At most how many numbers it brings per row."""
+        """Return the largest number of numbers that it returns per row."""
         ...
 
     def read(self, logits: LogitRows, logprobs: npt.NDArray[np.float64]) -> ProbeResult:
-        """What it finds in one row: float32[V] logits after the edit, and their float64[V] log-probabilities."""
+        """Return the result of one row: float32[V] logits after the edit, and their float64[V] log-probabilities."""
         ...
 
 
@@ -124,7 +124,7 @@ def resolve_all(probes: Sequence[Probe], rows: int, top: int, vocab_size: int) -
 
 
 def read_mask(tokens: Sequence[int] | None, bits: str, vocab_size: int) -> Seen | None:
-    """A request's mask as bool[V], None where it allows everything. Raises InvalidRequest for an id outside the vocabulary."""
+    """Return a request's mask as bool[V]; None if it allows all. Raises InvalidRequest for an id outside the vocabulary."""
     if bits:
         return _unpacked(bits, vocab_size)
     if tokens is None:
@@ -142,14 +142,14 @@ def _unpacked(bits: str, vocab_size: int) -> Seen:
 
 
 def check_vocabulary(name: str, tokens: Sequence[int], vocab_size: int) -> None:
-    """Raise InvalidRequest for an id outside the vocabulary."""
+    """Check token ids. Raises InvalidRequest, which starts with ``name``, for one outside the vocabulary."""
     for token in tokens:
         if not 0 <= token < vocab_size:
             raise InvalidRequest(f"{name}: token id {token} is outside the vocabulary of {vocab_size}")
 
 
 def check_numbers(numbers: int) -> None:
-    """Raise LimitExceeded when one reply would have to carry that many numbers."""
+    """Check the size of a reply. Raises LimitExceeded above MAX_NUMBERS."""
     if numbers > MAX_NUMBERS:
         raise LimitExceeded(
             f"the reply would carry {numbers} numbers; {MAX_NUMBERS} are allowed", limit="reply_numbers",
@@ -158,7 +158,7 @@ def check_numbers(numbers: int) -> None:
 
 
 def most_likely(scores: npt.NDArray[np.floating], k: int) -> npt.NDArray[np.int64]:
-    """The ``k`` largest entries, largest first; of equal ones the lower index first."""
+    """Return the indices of the ``k`` largest entries, largest first; of equal ones the lower index first."""
     if k == 0:
         return np.empty(0, np.int64)
     if k < scores.size:
@@ -170,20 +170,23 @@ def most_likely(scores: npt.NDArray[np.floating], k: int) -> npt.NDArray[np.int6
 
 
 def top_logprobs(logprobs: npt.NDArray[np.floating], k: int) -> tuple[list[int], list[float]]:
-    """The ``k`` most likely tokens that are possible at all, with their log-probabilities (or what else ranks them)."""
+    """Return the ``k`` most likely tokens above -inf, with their log-probabilities (or other scores)."""
     best = most_likely(logprobs, min(k, logprobs.size))
     best = best[logprobs[best] > -np.inf]
     return best.tolist(), logprobs[best].tolist()
 
 
 def entropy(logprobs: npt.NDArray[np.float64]) -> float:
-    """In nats; impossible tokens add nothing."""
+    """Return the entropy in nats."""
     probabilities = np.exp(logprobs)
     return 0.0 - float(np.dot(probabilities, np.where(probabilities > 0, logprobs, 0.0)))
 
 
 def token_logprob(logits: LogitRows, token: int, top: int) -> TokenLogprob:
-    """How likely ``token`` is by one row of logits, float32[V]. Equal logits share the best of their ranks."""
+    """Return the log-probability and rank of ``token`` by one row of logits, float32[V], and the ``top`` likeliest tokens.
+
+    Equal logits share the best of their ranks.
+    """
     # One pass in float32 with a float64 sum: a prompt has many rows, and each is as long as the vocabulary.
     best = logits.max()
     total = float(best) + math.log(np.exp(logits - best).sum(dtype=np.float64))
@@ -193,5 +196,5 @@ def token_logprob(logits: LogitRows, token: int, top: int) -> TokenLogprob:
 
 
 def pack(values: npt.NDArray[np.floating]) -> str:
-    """Numbers as the wire carries them, see ``inferd/protocol/floats.py``."""
+    """Return numbers as the wire carries them, see ``inferd/protocol/floats.py``."""
     return base64.b64encode(np.ascontiguousarray(values, np.dtype("<f4")).tobytes()).decode()

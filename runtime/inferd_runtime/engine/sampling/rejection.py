@@ -1,8 +1,8 @@
-"""The second verifier: rejection sampling with residual, for drafts that come with the probabilities they were drawn with.
+"""Rejection sampling: the verifier for drafts that come with the probabilities that they were drawn from.
 
 Leviathan et al., "Fast inference from transformers via speculative decoding" (ICML 2023), and Chen et al., "Accelerating
 large language model decoding with speculative sampling" (2023). It keeps the distribution, not the tokens of a seed. The
-batched twin is ``kernels/verify.py: rejection``.
+batched version is ``kernels/verify.py: rejection``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inferd_runtime.engine.sampling.penalties import Entries, adjust
 
 ACCEPT = 0xACCE97
 RESIDUAL = 0x5E51D0
-"""Tags of the noise that decides, and of the noise that the residual is drawn with. A draft must have used neither."""
+"""Tags of the noise of the accept test, and of the residual's. A draft must have used neither."""
 TokenProbabilities = npt.NDArray[np.float64]
 
 
@@ -33,16 +33,15 @@ def reject(
     q: npt.NDArray[np.float32] | None,
     adjustments: Sequence[Entries] | None = None,
 ) -> list[int]:
-    """The tokens to emit: draft tokens that stand, then one sample of the target, the first at absolute ``position``.
+    """Return the tokens to emit, the first at absolute ``position``: accepted draft tokens, then one sample of the target.
 
-    ``logits`` float32[rows, V] and ``masks`` int32[rows, words], one row per draft token and one behind them. ``q``
-    float32[len(draft), V]: the distributions, as they were sampled, that the draft tokens were drawn from; None: each was
-    certain. Where a draft ends before a token *because of what that token is* (illegal, end-of-text), the token has to be
-    passed on as the last one all the same, with no row behind it: to sample the target instead would give the tokens that
-    drafts end with more than their share. So there are ``len(draft)`` rows or one more. ``adjustments``: of each row, behind
-    the draft tokens before it.
+    ``logits`` float32[rows, V] and ``masks`` int32[rows, words], one row per draft token and one after them. ``q``
+    float32[len(draft), V]: the distributions that the draft tokens were drawn from; None: each was certain. If a draft was cut
+    before a token *because of what that token is* (illegal, end-of-text), that token must still be given as the last one, with
+    no row after it: sampling the target instead would favour the tokens that drafts are cut at. So there are ``len(draft)`` rows
+    or one more. ``adjustments``: the penalties of each row.
 
-    Raises ConstraintError when a mask allows no token.
+    Raises ConstraintError if a mask allows no token.
     """
     tokens: list[int] = []
     for row in range(len(logits)):
@@ -50,18 +49,18 @@ def reject(
         p = distribution(adjusted, sampler, None if masks is None else masks[row])
         if row == len(draft):
             return [*tokens, _draw(p, sampler.key, position + row)]
-        guess = draft[row]
-        drawn = _certain(guess, p.shape[0]) if q is None else q[row].astype(np.float64)
-        if not _stands(p[guess], drawn[guess], sampler.key, position + row):
+        token = draft[row]
+        drawn = _certain(token, p.shape[0]) if q is None else q[row].astype(np.float64)
+        if not _accepts(p[token], drawn[token], sampler.key, position + row):
             return [*tokens, _draw(_residual(p, drawn), sampler.key, position + row)]
-        tokens.append(guess)
+        tokens.append(token)
     return tokens
 
 
 def distribution(logits: LogitRows, sampler: RowSampler, mask: Masks | None = None) -> TokenProbabilities:
-    """float64[V], what :func:`~inferd_runtime.engine.sampling.host_sampling.draw` draws from, of a row with its
-    adjustments. Raises
-    ConstraintError as it does.
+    """Return the distribution, float64[V], that :func:`~inferd_runtime.engine.sampling.host_sampling.draw` draws from.
+
+    ``logits`` already have their penalties. Raises ConstraintError if ``mask`` allows no token.
     """
     allowed = np.arange(logits.shape[0]) if mask is None else allowed_tokens(mask, logits.shape[0])
     if not allowed.size:
@@ -76,8 +75,8 @@ def distribution(logits: LogitRows, sampler: RowSampler, mask: Masks | None = No
     return p
 
 
-def _stands(likely: float, drawn: float, key: int, position: int) -> bool:
-    """Whether u < p(x) / q(x), in logarithms so that no quotient overflows. Probability 0 never stands."""
+def _accepts(likely: float, drawn: float, key: int, position: int) -> bool:
+    """True if u < p(x) / q(x), in logarithms so that no quotient overflows. Probability 0 is never accepted."""
     if likely <= 0:
         return False
     u = float(uniform(stream(key, ACCEPT), position, np.zeros(1, np.int64))[0])
@@ -85,7 +84,7 @@ def _stands(likely: float, drawn: float, key: int, position: int) -> bool:
 
 
 def _residual(p: TokenProbabilities, q: TokenProbabilities) -> TokenProbabilities:
-    """What p has more than q, unnormalised. Where rounding leaves nothing, p and q are equal, and p will do."""
+    """Return max(p - q, 0), unnormalised; p if rounding leaves nothing of that."""
     left = np.maximum(p - q, 0)
     return left if left.any() else p
 

@@ -1,4 +1,4 @@
-"""What a step costs on this device, measured once before anything is served."""
+"""Measurements of what a step costs on this device, taken once before anything is served."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ from inferd_runtime.models.batch import Batch, Placement, Span
 from inferd_runtime.speculation.times import Profile, StepTimes
 
 MANY = 33
+"""Rows of the wide step that :func:`measure_cost` times."""
 MIXED = 8
+"""Sequences of the steps with one uneven row."""
 REPEATS = 5
 LARGEST = 4096.0
+"""The largest ratio of a step's fixed cost to a row's that is told apart."""
 SEQUENCES = (1, 4, 16, 64)
 ROWS = (1, 2, 3, 5, 9, 17)
 SHORT = 16
+"""Tokens of context in most timed steps."""
 LONG = (128, 1024)
+"""Tokens of the long contexts that are tried."""
 MEASURED_ROWS = SEQUENCES[-1] * ROWS[-1]
 """Rows of the widest step that is timed."""
 MOST_SECONDS = 1.5
@@ -31,7 +36,7 @@ MOST_REPEATS = 20
 
 
 def measure_cost(driver: Driver) -> StepCost:
-    """Time a step of one decode row and one of many (median of a few). Writes into pages, so nothing may be in them yet."""
+    """Time a step of one decode row and one of many, and return their ratio. It writes into pages, which must be unused."""
     many = min(MANY, driver.pages)
     if many < 2:
         return StepCost()
@@ -41,10 +46,11 @@ def measure_cost(driver: Driver) -> StepCost:
 
 
 def measure_times(driver: Driver, limit: float = MOST_SECONDS) -> StepTimes:
-    """Time steps of 1 to 64 sequences with 1 to 17 rows each, a long context, and a tree. Pages must be unused yet.
+    """Time steps of 1 to 64 sequences with 1 to 17 rows each, a long context, and a tree. It writes into pages, which must be
+    unused.
 
-    It takes about ``limit`` seconds: cheap points are timed often, and batches that would take too long not at all; what was
-    not reached is continued from what was. Where not even two points fit into the cache, a row costs 1 % of a step.
+    It takes about ``limit`` seconds: cheap points are timed often, and batches that would take too long not at all; those are
+    extrapolated. If not even two points fit into the cache, a row is taken to cost 1 % of a step.
     """
     rows = [count for count in ROWS if _fits(driver, 1, count, SHORT)]
     if len(rows) < 2:
@@ -64,7 +70,7 @@ def measure_times(driver: Driver, limit: float = MOST_SECONDS) -> StepTimes:
 
 
 class _Clock:
-    """Times batches on a driver until its time is up. The shortest of several times is the one that nothing disturbed."""
+    """Times batches on a driver for ``limit`` seconds in all. Of several times the shortest counts: nothing disturbed it."""
 
     def __init__(self, driver: Driver, limit: float) -> None:
         self._driver = driver
@@ -73,15 +79,15 @@ class _Clock:
 
     @property
     def left(self) -> float:
-        """Seconds that may still be spent."""
+        """Seconds that are left."""
         return self._end - time.perf_counter()
 
     def row(self, sequences: int, rows: Sequence[int]) -> list[float]:
-        """Seconds of steps of so many sequences with each of these ``rows``."""
+        """Return the seconds of steps of so many sequences, one step for each number of ``rows`` per sequence."""
         return self._best([_uniform(self._driver, sequences, count, SHORT) for count in rows], self._share)
 
     def context(self, rows: int) -> tuple[float, float]:
-        """Seconds for each token of context, and for each that a further row reads again."""
+        """Return the seconds for each token of context, and for each that a further row reads again."""
         length = max((count for count in LONG if _fits(self._driver, 1, rows, count)), default=SHORT)
         if length == SHORT or rows == 1:
             return 0.0, 0.0
@@ -93,7 +99,7 @@ class _Clock:
         return context, max(0.0, (both - wide) / more - context) / (rows - 1)
 
     def tree(self, rows: int) -> float:
-        """Seconds that a sequence with a mask of its own takes more."""
+        """Return the additional seconds of a sequence with a mask of its own."""
         chain = _uniform(self._driver, 1, rows, SHORT)
         visible = np.tril(np.ones((rows, SHORT + rows), np.bool_), SHORT)
         tree = replace(chain, placements={0: Placement(np.arange(SHORT + rows), visible)})
@@ -101,7 +107,7 @@ class _Clock:
         return max(0.0, with_mask - without)
 
     def uneven(self, sequences: int) -> float:
-        """Seconds that a step takes more where one of the sequences has another row, beside what that row costs."""
+        """Return the additional seconds of a step in which one sequence has a further row, beside the cost of that row."""
         same, mixed, double = self._best(
             [
                 _batch(self._driver, [1] * sequences, SHORT),
@@ -113,8 +119,8 @@ class _Clock:
         return max(0.0, mixed - same - max(0.0, double - same) / sequences)
 
     def _best(self, batches: Sequence[Batch], seconds: float) -> list[float]:
-        """The shortest time of each in ``seconds``; in turns, so that a disturbance hits all."""
-        self._get_ready(batches)
+        """Time the batches in turns for ``seconds``, so that a disturbance hits all, and return the shortest time of each."""
+        self._warm_up(batches)
         end = min(self._end, time.perf_counter() + seconds)
         best = [self._time(batch) for batch in batches]
         for _ in range(MOST_REPEATS):
@@ -123,8 +129,8 @@ class _Clock:
             best = [min(known, self._time(batch)) for known, batch in zip(best, batches, strict=True)]
         return best
 
-    def _get_ready(self, batches: Sequence[Batch]) -> None:
-        """A driver that samples records a step when it first meets its shape: that is not what a step takes."""
+    def _warm_up(self, batches: Sequence[Batch]) -> None:
+        """Run every batch once on a driver that records a step when it first meets its shape, off the clock."""
         if isinstance(self._driver, SamplingDriver):
             start = time.perf_counter()
             for batch in batches:
@@ -138,7 +144,7 @@ class _Clock:
 
 
 def _run(driver: Driver, batch: Batch) -> None:
-    """A step as it will be: with a driver that samples, no logits come to the host."""
+    """Run a batch as a step would: with a driver that samples, no logits come to the host."""
     if isinstance(driver, SamplingDriver):
         driver.launch(batch, greedy_inputs(batch, driver.vocab_size)).wait()
     else:
@@ -157,7 +163,7 @@ def _median_time(driver: Driver, rows: int) -> float:
 
 
 def _decode_rows(rows: int, page_size: int) -> Batch:
-    """One token for each of ``rows`` sequences, every one at the beginning of a page of its own."""
+    """Return a batch of one token for each of ``rows`` sequences, each at the start of a page of its own."""
     each = np.arange(rows)
     return Batch(
         tokens=np.zeros(rows, np.int64),
@@ -177,12 +183,12 @@ def _pages(driver: Driver, tokens: int) -> int:
 
 
 def _uniform(driver: Driver, sequences: int, rows: int, context: int) -> Batch:
-    """``rows`` tokens for each of ``sequences``, as :func:`_batch` has them."""
+    """Return a batch of ``rows`` tokens for each of ``sequences``."""
     return _batch(driver, [rows] * sequences, context)
 
 
 def _batch(driver: Driver, rows: Sequence[int], context: int) -> Batch:
-    """So many tokens for each sequence, which hold ``context`` already, on pages of their own, all logits wanted."""
+    """Return a batch with ``rows[i]`` tokens for sequence ``i`` after ``context`` tokens, on its own pages, with all logits."""
     each = _pages(driver, context + max(rows))
     index = np.concatenate([np.arange(context, context + count) for count in rows])
     starts = np.repeat(np.arange(len(rows)) * each, rows)

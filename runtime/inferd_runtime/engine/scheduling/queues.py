@@ -1,4 +1,4 @@
-"""The jobs that wait and run, by tenant and priority, and in which order they may enter a step."""
+"""The queues of jobs, by tenant and priority, and the order in which their jobs may enter a step."""
 
 from __future__ import annotations
 
@@ -12,73 +12,76 @@ from inferd_runtime.engine.scheduling.tenants import Accounts
 
 @dataclass(frozen=True, slots=True)
 class ReadyJobs:
-    """Jobs that want to run: ``short`` work (decode rows, draft chains) and ``long`` (prefill)."""
+    """Runnable jobs of one tenant and priority: ``short`` work (decode rows, draft chains) and ``long`` (prefill)."""
 
     short: list[Job]
     long: list[Job]
 
     @property
     def jobs(self) -> list[Job]:
-        """All of them."""
+        """All of them, short work first."""
         return self.short + self.long
 
 
-class Line:
-    """The jobs of one tenant and priority. Each step begins one place further, so that nobody starves where not all fit."""
+class PriorityQueue:
+    """The jobs of one tenant and priority.
+
+    Each round begins one place further, so that no job starves where not all fit into a step.
+    """
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
-        self._turn = 0
+        self._first = 0
 
-    def ready(self) -> ReadyJobs:
-        """What wants something; what has finished leaves."""
+    def next_round(self) -> ReadyJobs:
+        """Drop finished jobs, rotate the rest by one place, and return the runnable ones."""
         self.jobs = [job for job in self.jobs if not job.finished()]
         found = ReadyJobs([], [])
-        for job in self._in_turn():
+        for job in self._rotated():
             if job.ready():
                 (found.short if job.context.pending <= 1 else found.long).append(job)
         return found
 
-    def _in_turn(self) -> list[Job]:
+    def _rotated(self) -> list[Job]:
         if len(self.jobs) < 2:
             return self.jobs
-        self._turn = (self._turn + 1) % len(self.jobs)
-        return self.jobs[self._turn :] + self.jobs[: self._turn]
+        self._first = (self._first + 1) % len(self.jobs)
+        return self.jobs[self._first :] + self.jobs[: self._first]
 
 
 class TenantQueue:
-    """One tenant's lines, by priority."""
+    """One tenant's queues, by priority."""
 
     def __init__(self, cost: StepCost) -> None:
-        self._lines: dict[int, Line] = {}
+        self._queues: dict[int, PriorityQueue] = {}
         self._clock: FairClock[int] = FairClock(priority_weight, cost)
 
     @property
     def jobs(self) -> int:
-        """How many jobs are not finished."""
-        return sum(len(line.jobs) for line in self._lines.values())
+        """The number of unfinished jobs."""
+        return sum(len(queue.jobs) for queue in self._queues.values())
 
     def add(self, job: Job) -> None:
-        """Put a job into its line."""
-        if job.priority not in self._lines:
-            self._lines[job.priority] = Line()
-        self._lines[job.priority].jobs.append(job)
+        """Put a job into the queue of its priority."""
+        if job.priority not in self._queues:
+            self._queues[job.priority] = PriorityQueue()
+        self._queues[job.priority].jobs.append(job)
 
-    def ready(self) -> dict[int, ReadyJobs]:
-        """What wants something, by priority."""
-        found = {priority: line.ready() for priority, line in self._lines.items() if line.jobs}
+    def next_round(self) -> dict[int, ReadyJobs]:
+        """Return the runnable jobs of the next round, by priority."""
+        found = {priority: queue.next_round() for priority, queue in self._queues.items() if queue.jobs}
         return {priority: ready for priority, ready in found.items() if ready.jobs}
 
-    def only(self, jobs: Set[Job]) -> bool:
-        """Whether nobody else wants anything."""
-        return not any(job.ready() for line in self._lines.values() for job in line.jobs if job not in jobs)
+    def runs_only(self, jobs: Set[Job]) -> bool:
+        """True if no job but these is runnable."""
+        return not any(job.ready() for queue in self._queues.values() for job in queue.jobs if job not in jobs)
 
-    def fair(self, ready: dict[int, ReadyJobs]) -> list[ReadyJobs]:
-        """The priorities whose turn it is."""
-        return [ready[priority] for priority in self._clock.eligible(ready.keys())]
+    def eligible(self, ready: dict[int, ReadyJobs]) -> list[ReadyJobs]:
+        """Advance the clock of priorities by a round, and return the runnable jobs of those that may take part."""
+        return [ready[priority] for priority in self._clock.next_round(ready.keys())]
 
     def charge(self, plan: Sequence[Planned]) -> int:
-        """Count what the tenant feeds in a step; how many tokens that is."""
+        """Charge the tenant's priorities for the tokens that they feed in a step. Returns how many tokens that is."""
         served: dict[int, int] = {}
         for planned in plan:
             priority = planned.job.priority
@@ -88,7 +91,7 @@ class TenantQueue:
 
 
 class Queues:
-    """All tenants' queues."""
+    """The queues of all tenants."""
 
     def __init__(self, accounts: Accounts, cost: StepCost) -> None:
         self._cost = cost
@@ -98,7 +101,7 @@ class Queues:
 
     @property
     def jobs(self) -> int:
-        """How many jobs are not finished."""
+        """The number of unfinished jobs."""
         return sum(queue.jobs for queue in self._tenants.values())
 
     def add(self, job: Job) -> None:
@@ -108,31 +111,31 @@ class Queues:
             self._tenants[tenant] = TenantQueue(self._cost)
         self._tenants[tenant].add(job)
 
-    def ready(self) -> tuple[list[ReadyJobs], list[ReadyJobs]]:
-        """What wants something: that whose turn it is, whoever is furthest behind first; then everything else."""
-        wanting = {tenant: ready for tenant, queue in self._tenants.items() if (ready := queue.ready())}
-        if not wanting:
+    def next_round(self) -> tuple[list[ReadyJobs], list[ReadyJobs]]:
+        """Begin the round of a step. Returns the runnable jobs whose turn it is, furthest behind first, and the other ones."""
+        runnable = {tenant: ready for tenant, queue in self._tenants.items() if (ready := queue.next_round())}
+        if not runnable:
             return [], []
-        self._contended = len(wanting) > 1 or any(len(ready) > 1 for ready in wanting.values())
+        self._contended = len(runnable) > 1 or any(len(ready) > 1 for ready in runnable.values())
         fair = [
             entry
-            for tenant in self._clock.eligible(wanting.keys())
-            for entry in self._tenants[tenant].fair(wanting[tenant])
+            for tenant in self._clock.next_round(runnable.keys())
+            for entry in self._tenants[tenant].eligible(runnable[tenant])
         ]
         rest = [
-            entry for ready in wanting.values() for entry in ready.values() if not any(entry is one for one in fair)
+            entry for ready in runnable.values() for entry in ready.values() if not any(entry is one for one in fair)
         ]
         return fair, rest
 
-    def turn_of(self, jobs: Set[Job]) -> bool:
-        """Whether nobody but these wants anything, and it is the turn of all who do."""
-        if not all(queue.only(jobs) for queue in self._tenants.values()):
+    def begin_round_of(self, jobs: Set[Job]) -> bool:
+        """Begin a round for these jobs alone. Returns False if another job is runnable, or it is not the turn of all of them."""
+        if not all(queue.runs_only(jobs) for queue in self._tenants.values()):
             return False
-        _, rest = self.ready()
+        _, rest = self.next_round()
         return not rest
 
     def charge(self, plan: Sequence[Planned]) -> None:
-        """Count what everybody feeds in a step. Whoever is alone is not counted: there is nobody to be fair to."""
+        """Charge the tenants for the tokens that they feed in a step. A job that runs alone is not charged."""
         if not self._contended:
             return
         shares: dict[str, list[Planned]] = {}

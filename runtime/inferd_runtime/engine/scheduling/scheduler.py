@@ -1,4 +1,4 @@
-"""Which jobs run in the next step, and how many tokens each may feed. A synchronous state machine without tensors."""
+"""The scheduler: which jobs run in the next step, and how many tokens each may feed. Synchronous, without tensors."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from inferd_runtime.engine.stages import Work
 from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 
 Allocate = Callable[[Sequence[Job], int], dict[Job, Draft]]
-"""Which draft each job may verify in a step of so many tokens; those without one are left out."""
+"""Returns which draft each of the jobs may verify in a step of so many tokens; jobs without one are left out."""
 
 PREFILL_SHARE = 8
-"""Where decode rows alone would fill the budget, one part in so many is prefill's."""
+"""Where decode rows alone would fill the budget, one part in so many is kept for prefill."""
 PATIENCE = 128
-"""After so many steps without room for it, a job may push others out of the cache."""
+"""After so many steps without room for it, a job may push busy contexts out of the cache."""
 REFUSALS = 16
-"""When so many prompts found no room in a step, the others are not asked."""
+"""Once so many prompts found no room in a step, the others are not tried."""
 
 
 class Scheduler:
     """Continuous batching under a token budget.
 
-    Weighted fair queueing (:mod:`~inferd_runtime.engine.scheduling.fairness`) says who may run. Among those, short work
-    goes before
-    prefill, so that a long prompt fills what is left of the budget and never stalls the streams that run; a part of the
-    budget is prefill's, so that streams never stall it either.
+    Weighted fair queueing (:mod:`~inferd_runtime.engine.scheduling.fairness`) decides which jobs may run. Among those, short
+    work goes before prefill, so that a long prompt fills what is left of the budget and never stalls running streams; a part of
+    the budget is kept for prefill, so that streams never stall it either.
     """
 
     def __init__(
@@ -47,12 +46,14 @@ class Scheduler:
         self._demand: Counter[str] | None = None
         self._queues = Queues(accounts, cost)
         self._waiting: dict[Job, int] = {}
+        """Jobs that found no room, and the step in which they first did not."""
         self._step = 0
-        self._nobody_idle = False
+        self._no_idle_left = False
+        """True once all idle contexts have left the cache in this round."""
 
     @property
     def jobs(self) -> int:
-        """Jobs that are not finished."""
+        """The number of unfinished jobs."""
         return self._queues.jobs
 
     def add(self, job: Job) -> None:
@@ -60,29 +61,29 @@ class Scheduler:
         self._queues.add(job)
 
     def plan(self) -> list[Planned]:
-        """The next step's work with its pages reserved; empty when nobody wants anything."""
+        """Return the next step's work with its pages reserved; empty if no job is runnable."""
         self._step += 1
         while True:
-            fair, rest = self._queues.ready()
+            fair, rest = self._queues.next_round()
             if not fair:
                 return []
-            self._nobody_idle = False
+            self._no_idle_left = False
             plan = self._fill(self._overdue(), fair) or self._fill([], rest)
             if plan:
                 self._queues.charge(plan)
                 return plan
             self._make_room([job for entry in (*fair, *rest) for job in entry.jobs if not job.finished()])
 
-    def has_turn(self, plan: Sequence[Planned]) -> bool:
-        """Whether the step behind a planned one is for its jobs alone: nobody else wants anything, and nobody is to wait."""
-        return self._queues.turn_of({item.job for item in plan})
+    def begin_round_of(self, plan: Sequence[Planned]) -> bool:
+        """Begin the next round for the jobs of a plan alone. Returns False if another job may run, or one of them may not."""
+        return self._queues.begin_round_of({item.job for item in plan})
 
     def charge(self, plan: Sequence[Planned]) -> None:
-        """Count a step that was not planned here."""
+        """Charge a step that was not planned here."""
         self._queues.charge(plan)
 
     def _fill(self, first: Sequence[Job], ready: Sequence[ReadyJobs]) -> list[Planned]:
-        """Short work, then long work with what is left of the budget, of which a part is always kept for it."""
+        """Plan short work, then long work with what is left of the budget, of which a part is always kept for it."""
         kept = self._kept_for_prefill() if any(entry.long for entry in ready) else 0
         short = [job for entry in ready for job in entry.short if job not in first]
         long = [job for entry in ready for job in entry.long if job not in first]
@@ -94,11 +95,11 @@ class Scheduler:
         return plan + self._admit(long, self._budget - _tokens(plan), REFUSALS)
 
     def _kept_for_prefill(self) -> int:
-        """A budget of one token is prefill's in every other step."""
+        """Return the tokens that are kept for prefill. A budget of one token is, in every other step."""
         return self._budget // PREFILL_SHARE or (1 if self._budget > 1 else self._step % 2)
 
     def _admit(self, jobs: Iterable[Job], budget: int, refusals: int = 1 << 30) -> list[Planned]:
-        """Work of the jobs in order, until so many tokens are planned or so many jobs found no room."""
+        """Plan the jobs in order, until so many tokens are planned or so many jobs found no room."""
         plan: list[Planned] = []
         for job in jobs:
             if budget <= 0 or refusals <= 0:
@@ -115,10 +116,10 @@ class Scheduler:
         return plan
 
     def _reserve(self, job: Job, budget: int) -> Planned | None:
-        """The job's work with pages under it, or None when they are short or nothing is left to do.
+        """Return the job's work with its pages reserved, or None if pages are short or nothing is left to do.
 
-        A draft never competes for pages: it goes first. A job enters only when all of its pending tokens fit, so that two
-        half-computed prompts cannot block each other. Raises LimitExceeded at the tenant's quota.
+        A job enters only if all of its pending tokens fit, so that two half-computed prompts cannot block each other. A draft
+        that does not fit is left out. Raises LimitExceeded at the tenant's quota.
         """
         context, table = job.context, job.context.table
         if context.parked is not None and not self._bring_back(context):
@@ -127,7 +128,7 @@ class Scheduler:
         before = table.length
         reused = context.reuse_prefix() if context.pending > self._contexts.pool.page_size else 0
         if not table.has_room(context.pending) and not self._find_room(context):
-            # What cannot run holds nothing, or it would be in the way of what can.
+            # A job that cannot run must hold nothing, or it would keep others from running.
             context.uncompute(before)
             self._waiting.setdefault(job, self._step)
             return None
@@ -136,7 +137,7 @@ class Scheduler:
         if self._waiting:
             self._waiting.pop(job, None)
         work = job.work(budget, self._drafts.get(job, NO_DRAFT))
-        if work.draft.uncut_length and not self._fits(context, len(work.tokens) + _unseen(work.draft)):
+        if work.draft.uncut_length and not self._fits(context, len(work.tokens) + _unused_rows(work.draft)):
             work = job.work(budget, NO_DRAFT)
         if not work.tokens:
             return None
@@ -146,7 +147,7 @@ class Scheduler:
         return Planned(job, work, table, context.adapter)
 
     def _placed(self, context: CachedSequence, work: Work) -> Work:
-        """The work with the positions and visibility that its context, or its draft, gives the tokens."""
+        """Return the work with the positions and visibility that its context, or its draft tree, gives the tokens."""
         if context.irregular_from is not None and work.placement is None:
             return work._replace(placement=context.positions.placement(context.table.length, len(work.tokens)))
         if work.draft.tokens and not work.draft.is_chain:
@@ -155,7 +156,10 @@ class Scheduler:
         return work
 
     def _overdue(self) -> list[Job]:
-        """The job that has waited longest for room, once that is too long: others leave the cache for it, busy or not."""
+        """Make room for the job that has waited longest, once that is PATIENCE steps, and return it as the only entry.
+
+        Other contexts leave the cache for it, busy or not.
+        """
         while self._waiting:
             job, since = next(iter(self._waiting.items()))
             if not job.finished() and self._step - since < PATIENCE:
@@ -166,24 +170,27 @@ class Scheduler:
         return []
 
     def _bring_back(self, context: CachedSequence) -> bool:
-        """Get a parked context back into the cache. False when there is no room for it and all that it has pending."""
+        """Get a parked context back into the cache. Returns False if it does not fit together with its pending tokens."""
         if context.computed and not self._find_room(context):
             return False
         context.unpark()
         return True
 
     def _find_room(self, context: CachedSequence) -> bool:
-        """Whether all that is pending fits; contexts that nothing works on leave the cache for it."""
+        """Make room for the context's pending tokens by moving idle contexts out of the cache. Returns False if there is none.
+
+        Raises LimitExceeded at the tenant's quota.
+        """
         pool, wanted = self._contexts.pool, context.pages_wanted(context.pending)
         if context.over_quota(wanted):
             raise quota_error(context.account, wanted)
         if wanted <= pool.available:
             return True
-        self._nobody_idle = self._nobody_idle or not self._clear(context, idle=True)
-        return not self._nobody_idle
+        self._no_idle_left = self._no_idle_left or not self._clear(context, idle=True)
+        return not self._no_idle_left
 
     def _clear(self, context: CachedSequence, *, idle: bool) -> bool:
-        """Whether there is room for all that the context has pending, after as many others as it takes have left."""
+        """Move other contexts out of the cache until the pending tokens fit. Returns False if that is not enough."""
         pool, wanted = self._contexts.pool, context.pages_wanted(context.pending)
         while wanted > pool.available:
             if not self._contexts.park_another(context, idle=idle):
@@ -191,17 +198,17 @@ class Scheduler:
         return True
 
     def _fits(self, context: CachedSequence, tokens: int) -> bool:
-        """Whether that many tokens fit without anybody leaving, and beside what all that are ready need without drafts."""
+        """True if that many tokens fit into the free pages beside what all runnable jobs need without drafts."""
         wanted, certain = context.pages_wanted(tokens), context.pages_wanted(context.pending)
         if wanted == certain:
             return True
         if self._demand is None:
-            self._demand = self._demanded()
+            self._demand = self._pages_without_drafts()
         others, own = self._demand.total() - certain, self._demand[context.tenant] - certain
         return wanted + others <= self._contexts.pool.available and not context.over_quota(wanted + own)
 
-    def _demanded(self) -> Counter[str]:
-        """The pages that the jobs of this step need for what is pending. What was admitted already is counted too much."""
+    def _pages_without_drafts(self) -> Counter[str]:
+        """Return the pages, by tenant, that this step's jobs need for their pending tokens. Admitted jobs count too much."""
         demand: Counter[str] = Counter()
         for job in self._ready:
             if not job.finished():
@@ -209,7 +216,7 @@ class Scheduler:
         return demand
 
     def _make_room(self, stuck: Sequence[Job]) -> None:
-        """Nobody fits. Another context leaves the cache, though something works on it; when there is none, one job fails."""
+        """Move a busy context out of the cache, as no job fits. If there is no other context, the first job fails."""
         if not stuck or self._contexts.park_another(stuck[0].context, idle=False):
             return
         pool = self._contexts.pool
@@ -221,8 +228,8 @@ class Scheduler:
         )  # fmt: skip
 
 
-def _unseen(draft: Draft) -> int:
-    """Rows that a draft might have had: where it was sampled, whether there is room must not depend on how it came out."""
+def _unused_rows(draft: Draft) -> int:
+    """Return the rows that a sampled draft could still have had: whether it fits must not depend on the tokens drawn."""
     return 0 if draft.probabilities is None else MAX_DRAFT - len(draft)
 
 

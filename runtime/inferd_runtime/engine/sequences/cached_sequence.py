@@ -1,4 +1,4 @@
-"""A context: the tokens it holds, and the page table of those that are computed."""
+"""A context in the engine: its tokens, and the pages of the KV cache that hold the computed ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from inferd_runtime.speculation.sources import Memory
 
 
 class SequenceSet:
-    """Every live context of one engine, in order of creation, over one page pool."""
+    """All live contexts of one engine, in order of creation, over one page pool."""
 
     def __init__(
         self, pool: PagePool, parking: ParkingSpace, accounts: Accounts, *, vocab_size: int, max_length: int
@@ -32,27 +32,27 @@ class SequenceSet:
         self._live: dict[int, CachedSequence] = {}
 
     def create(self, tenant: str) -> CachedSequence:
-        """An empty root context of a tenant."""
+        """Return a new empty context of a tenant."""
         context = CachedSequence(self, self._accounts.of(tenant))
         self._live[id(context)] = context
         return context
 
     def adopt(self, context: CachedSequence) -> None:
-        """Count a fork among the live ones."""
+        """Add a fork."""
         self._live[id(context)] = context
 
     def forget(self, context: CachedSequence) -> None:
-        """A released context holds nothing any more."""
+        """Remove a released context."""
         self._live.pop(id(context), None)
 
     def __iter__(self) -> Iterator[CachedSequence]:
         return iter(self._live.values())
 
     def park_another(self, needy: CachedSequence, *, idle: bool) -> bool:
-        """Move one other context out of the cache; it comes back when it is used next. False when there is none.
+        """Move one context other than ``needy`` out of the cache until it is used again. Returns False if there is none.
 
-        The victim is deterministic: of the tenant that holds most pages, a context that nothing works on before the
-        others, the youngest first. ``idle`` leaves alone those that something works on.
+        The victim is deterministic: of the tenant that holds most pages, idle contexts before busy ones, the youngest first.
+        ``idle``: only a context that no job works on may leave.
         """
         victim: CachedSequence | None = None
         for context in self:
@@ -86,12 +86,13 @@ class SequenceSet:
 
 
 class CachedSequence:
-    """``tokens[: computed]`` are in the KV cache or parked on the host, the rest is pending.
+    """One context. ``tokens[: computed]`` are in the KV cache or parked on the host, the rest is pending.
 
-    ``lineage`` keys the sampling noise: 0 for a root, different for every fork, so that siblings with one seed differ.
-    ``user`` is what works on the context right now; while it is set, nothing else may change it. From ``irregular_from``
-    on (None: nowhere) the KV does not follow from the tokens alone, and is not shared by prefix. ``memory`` is what drafted
-    for it and learnt from it, until the next generation takes that over.
+    ``lineage`` keys the sampling noise: 0 for a root, different for every fork, so that siblings with one seed differ. ``user``
+    is the job that works on the context; while it is set, nothing else may change the context. From ``irregular_from`` on
+    (None: nowhere) the KV does not follow from the tokens alone, and is not shared by prefix. ``rows_from``: logits are
+    requested from that token on, so its K and V must not be reused (None: from the last one). ``memory`` is the drafter of the
+    last generation, for the next one to take over.
     """
 
     def __init__(self, family: SequenceSet, account: Account) -> None:
@@ -111,44 +112,44 @@ class CachedSequence:
 
     @property
     def max_length(self) -> int:
-        """How many tokens it may hold: neither an index nor a position goes beyond the model's."""
+        """The number of tokens that it may hold: neither an index nor a position may go beyond the model's."""
         return self.model_length - max(0, self.positions.shift)
 
     @property
     def vocab_size(self) -> int:
-        """How many token ids there are."""
+        """The number of token ids."""
         return self._family.vocab_size
 
     @property
     def model_length(self) -> int:
-        """How many positions the model knows."""
+        """The number of positions that the model knows."""
         return self._family.max_length
 
     @property
     def tenant(self) -> str:
-        """Whom the context belongs to."""
+        """The tenant that owns the context."""
         return self.account.tenant
 
     @property
     def rank(self) -> tuple[int, str, bool]:
-        """Who leaves the cache first: of the tenant with most pages, what nothing works on."""
+        """The order in which contexts leave the cache, highest first: by the tenant's pages, then idle before busy."""
         return self.account.used, self.account.tenant, self.user is None
 
     @property
     def irregular_from(self) -> int | None:
-        """From which token on the K and V do not follow from the tokens alone."""
+        """The first token whose K and V do not follow from the tokens alone; None if all do."""
         return self.table.private_from
 
     @property
     def computed(self) -> int:
-        """Tokens whose K and V exist."""
+        """The number of tokens whose K and V exist."""
         if self.parked is not None:
             return self.parked.length if self.parked.buffer is not None else 0
         return self.table.length
 
     @property
     def pending(self) -> int:
-        """Tokens that are not computed yet."""
+        """The number of tokens that are not computed yet."""
         if self.parked is not None:
             return len(self.tokens) - self.computed
         return len(self.tokens) - self.table.length
@@ -164,13 +165,13 @@ class CachedSequence:
         self.tokens.extend(tokens)
 
     def check_tokens(self, tokens: Sequence[int]) -> None:
-        """Raise InvalidRequest for an id outside the vocabulary."""
+        """Check token ids. Raises InvalidRequest for one outside the vocabulary."""
         if tokens and not (min(tokens) >= 0 and max(tokens) < self._family.vocab_size):
             wrong = next(token for token in tokens if not 0 <= token < self._family.vocab_size)
             raise InvalidRequest(f"token id {wrong} is outside the vocabulary of {self._family.vocab_size}")
 
     def check_room_behind(self) -> None:
-        """Raise InvalidRequest when there is nothing to go on from, LimitExceeded when nothing more fits."""
+        """Check that a token can be generated. Raises InvalidRequest if the context is empty, LimitExceeded if it is full."""
         if not self.tokens:
             raise InvalidRequest("the context is empty: add a prompt first")
         if len(self.tokens) >= self.max_length:
@@ -179,10 +180,10 @@ class CachedSequence:
                 limit="context_tokens", value=self.max_length, raise_with="a model with a longer context",
             )  # fmt: skip
 
-    # -- Cutting and copying --------------------------------------------------------------------------------------
+    # -- Truncate, fork, release ----------------------------------------------------------------------------------
 
     def truncate(self, length: int) -> None:
-        """Keep the first ``length`` tokens, computed or not. Raises InvalidRequest when there are fewer."""
+        """Keep the first ``length`` tokens, computed or not. Raises InvalidRequest if there are fewer."""
         if not 0 <= length <= len(self.tokens):
             raise InvalidRequest(f"cannot truncate to {length} tokens: the context holds {len(self.tokens)}")
         del self.tokens[length:]
@@ -194,13 +195,13 @@ class CachedSequence:
             self.memory = None
 
     def uncompute(self, length: int) -> None:
-        """Keep the K and V of at most ``length`` tokens; the tokens behind become pending again."""
+        """Keep the K and V of at most ``length`` tokens; the tokens after them become pending again."""
         if self.parked is not None:
-            self._cut_parked(self.parked, length)
+            self._truncate_parked(self.parked, length)
         elif length < self.table.length:
             self.table.truncate(length)
 
-    def _cut_parked(self, parked: Parked, length: int) -> None:
+    def _truncate_parked(self, parked: Parked, length: int) -> None:
         size = self._family.pool.page_size
         parked.length = min(length, parked.length)
         parked.pages = min(parked.pages, -(-parked.length // size))
@@ -212,7 +213,7 @@ class CachedSequence:
             self.drop_computed()
 
     def fork(self, length: int | None = None) -> CachedSequence:
-        """A copy of the first ``length`` tokens (None: all) that shares what is computed and draws different noise."""
+        """Return a copy of the first ``length`` tokens (None: all) that shares the computed pages and has its own noise."""
         child = CachedSequence(self._family, self.account)
         child.adapter = self.adapter
         child.tokens = self.tokens[:length]
@@ -250,16 +251,16 @@ class CachedSequence:
         check_chain(self.table.root, self.parked.chain, self.tokens, size, meanings)
 
     def release(self) -> None:
-        """Give the pages back and forget the tokens."""
+        """Free the pages, and forget the tokens."""
         self.drop_computed()
         self.tokens = []
         self.memory = None
         self._family.forget(self)
 
-    # -- What the KV depends on beside the tokens -----------------------------------------------------------------
+    # -- What the KV depends on besides the tokens ----------------------------------------------------------------
 
     def use_adapter(self, adapter: str) -> None:
-        """Compute with this adapter from now on; what another one computed does not count any more."""
+        """Compute with this adapter from now on. Drops what another one computed."""
         if adapter == self.adapter:
             return
         self.drop_computed()
@@ -267,12 +268,12 @@ class CachedSequence:
         self.table.root = (self.tenant, adapter)
 
     def mark_irregular(self, start: int) -> None:
-        """From token ``start`` on, the K and V will not follow from the tokens alone."""
+        """Mark that from token ``start`` on, the K and V do not follow from the tokens alone."""
         if self.irregular_from is None:
             self.table.private_from = start
 
     def place(self, start: int, positions: Sequence[int], visible: Sequence[Seen]) -> None:
-        """The tokens from ``start`` on, all pending, stand and see as given; empty is the rule."""
+        """Set positions and visibility of the tokens from ``start`` on, all pending. Empty: as in plain text."""
         self.positions.place(start, positions)
         self.positions.restrict(start, visible)
         first = self.positions.irregular_from
@@ -280,10 +281,10 @@ class CachedSequence:
             self.mark_irregular(first)
 
     def reuse_prefix(self) -> int:
-        """Take over pages that hold the next pending tokens already; how many tokens that saves.
+        """Take over pages that already hold the next pending tokens. Returns how many tokens that saves.
 
-        The last token stays pending: its logits are wanted, and so do those from ``rows_from`` on, where that is set.
-        Raises LimitExceeded when the tenant's account has no room.
+        The last token stays pending, as its logits are needed, and so do all from ``rows_from`` on, if that is set. Raises
+        LimitExceeded at the tenant's quota.
         """
         try:
             limit = len(self.tokens) - 1
@@ -292,25 +293,25 @@ class CachedSequence:
             raise quota_error(self.account, 1) from None
 
     def count_reused(self, tokens: int) -> None:
-        """Note that this many tokens did not have to be computed."""
+        """Count tokens that did not have to be computed."""
         self.reused += tokens
         self._family.reused += tokens
 
-    # -- Leaving the cache and coming back ------------------------------------------------------------------------
+    # -- Out of the cache and back --------------------------------------------------------------------------------
 
     def park(self) -> None:
-        """Give the pages up: their content moves to the host, or is recomputed later where there is no room."""
+        """Leave the cache: the pages move to host memory, or are dropped and recomputed later if that is full."""
         self.table.trim()
         before, length, chain, pages = self.account.used, self.table.length, self.table.chain, self.table.pages
         buffer = self._family.parking.store(pages)
-        left = self._settle_allowance()
+        left = self._return_allowance()
         self.table.release()
         charged = before - self.account.used
         self.account.used += charged
         self.parked = Parked(length, len(pages) + left, charged, chain, buffer)
 
     def pages_wanted(self, extra: int) -> int:
-        """How many pages it takes to come back into the cache and feed ``extra`` tokens."""
+        """Return how many pages it takes to come back into the cache, if parked, and feed ``extra`` tokens."""
         if self.parked is None:
             return self.table.wanted(extra)
         pool = self._family.pool
@@ -318,14 +319,14 @@ class CachedSequence:
         return -(-(self.computed + extra) // pool.page_size) - sum(map(pool.is_held, old))
 
     def over_quota(self, pages: int) -> bool:
-        """Whether the tenant's account has no room for them. What the context held before it left the cache has room."""
+        """True if the tenant's quota has no room for that many pages, beyond those that it held before it was parked."""
         if self.parked is not None:
             return self.account.short(pages - self.parked.pages)
         allowance = self.table.allowance
         return self.account.short(pages - (0 if allowance is None else allowance.paid + allowance.forgiven))
 
     def unpark(self) -> None:
-        """Come back into the cache. Raises PoolExhausted and stays outside when there is no room."""
+        """Come back into the cache. Raises PoolExhausted, and stays parked, if there is no room."""
         parked = self.parked
         if parked is None:
             return
@@ -339,31 +340,31 @@ class CachedSequence:
             data = parked.buffer.data[old : len(self.table.pages)]
             self._family.parking.mover.write_pages(self.table.pages[old:], data)
             self.table.republish(self.tokens, parked.chain)
-            self._settle_allowance()
+            self._return_allowance()
         self._family.parking.discard(parked)
         self.parked = None
 
     def reserve(self, extra: int) -> None:
-        """Make room for ``extra`` tokens behind what is computed, in pages that are ours alone.
+        """Reserve pages of its own for ``extra`` tokens after the computed ones.
 
-        Raises PoolExhausted or QuotaExceeded and changes nothing when there is no room.
+        Raises PoolExhausted or QuotaExceeded, and changes nothing, if there is no room.
         """
         copies = self.table.reserve(extra)
         if copies:
-            # At once: the page that is copied may belong to somebody else before the step begins.
+            # At once, as the page that is copied may have another owner before the step begins.
             self._family.parking.mover.copy_pages(copies)
 
     def drop_computed(self) -> None:
-        """Forget all K and V; the tokens become pending."""
-        self._settle_allowance()
+        """Drop all K and V; the tokens become pending."""
+        self._return_allowance()
         self.table.release()
         if self.parked is not None:
             self.account.refund(self.parked.charged)
             self._family.parking.discard(self.parked)
             self.parked = None
 
-    def _settle_allowance(self) -> int:
-        """What was not taken of it is gone; how many pages that is."""
+    def _return_allowance(self) -> int:
+        """Give up what is left of the allowance for coming back, and return how many pages that is."""
         allowance, self.table.allowance = self.table.allowance, None
         if allowance is None:
             return 0
@@ -372,7 +373,7 @@ class CachedSequence:
 
 
 def quota_error(account: Account, pages: int) -> LimitExceeded:
-    """The tenant's pages are used up."""
+    """Return the error for a tenant whose quota has no room for ``pages`` more."""
     return LimitExceeded(
         f"tenant {account.tenant!r} may hold {account.quota} KV pages and holds {account.used}; {pages} more are needed",
         limit="tenant_kv_pages", value=account.quota, raise_with="releasing contexts, or a higher quota of the tenant",

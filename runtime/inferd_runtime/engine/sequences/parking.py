@@ -1,4 +1,4 @@
-"""Host memory for the pages of contexts that had to leave the cache."""
+"""Host memory for the pages of parked contexts, which had to leave the cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inferd_runtime.models.batch import PageData
 
 
 class PageMover(Protocol):
-    """The part of a driver that moves whole pages, in the order of the calls and before the next forward."""
+    """The part of a driver that moves whole pages, in the order of the calls and before the next forward pass."""
 
     page_bytes: int
 
@@ -20,17 +20,17 @@ class PageMover(Protocol):
         ...
 
     def read_pages(self, pages: Sequence[int]) -> PageData:
-        """The K and V of whole pages, uint8[len(pages), page_bytes]."""
+        """Return the K and V of whole pages, uint8[len(pages), page_bytes]."""
         ...
 
     def write_pages(self, pages: Sequence[int], data: PageData) -> None:
-        """Put back what :meth:`read_pages` returned, exact to the bit."""
+        """Write what :meth:`read_pages` returned, exact to the bit."""
         ...
 
 
 @dataclass(slots=True)
 class Buffer:
-    """Pages on the host; forks of a parked context share them."""
+    """Pages on the host, shared by the forks of a parked context."""
 
     data: PageData
     holders: int = 1
@@ -38,9 +38,10 @@ class Buffer:
 
 @dataclass(slots=True)
 class Parked:
-    """A context outside of the cache: of its ``pages``, which held ``length`` tokens, ``buffer`` has a copy, or nobody (None).
+    """A context outside of the cache, which had ``length`` computed tokens in ``pages`` pages.
 
-    ``charged`` pages stay on the tenant's account meanwhile; ``chain`` is what the prefix index called the full ones.
+    ``buffer`` holds their content (None: it was dropped). ``charged`` pages stay on the tenant's account meanwhile; ``chain``
+    holds the prefix index's identifiers of the full pages.
     """
 
     length: int
@@ -51,7 +52,10 @@ class Parked:
 
 
 class ParkingSpace:
-    """At most ``limit`` bytes of parked pages; what does not fit is recomputed instead."""
+    """At most ``limit`` bytes of parked pages; what does not fit is dropped and recomputed.
+
+    ``swapped`` and ``dropped`` count the contexts that were parked with and without their pages.
+    """
 
     def __init__(self, mover: PageMover, limit: int) -> None:
         self.mover = mover
@@ -61,7 +65,7 @@ class ParkingSpace:
         self.dropped = 0
 
     def store(self, pages: Sequence[int]) -> Buffer | None:
-        """Copy pages to the host; None when there is no room."""
+        """Copy pages to the host. Returns None if there is no room."""
         if not pages or self.used + len(pages) * self.mover.page_bytes > self._limit:
             self.dropped += 1
             return None
@@ -71,7 +75,7 @@ class ParkingSpace:
         return Buffer(data)
 
     def discard(self, parked: Parked) -> None:
-        """Give the host memory back, once nobody shares it."""
+        """Release one holder's part of the host memory, and the memory itself with the last one."""
         buffer, parked.buffer = parked.buffer, None
         if buffer is not None:
             buffer.holders -= 1
@@ -79,7 +83,7 @@ class ParkingSpace:
                 self.used -= buffer.data.nbytes
 
     def share(self, parked: Parked, length: int, page_size: int) -> Parked:
-        """The same for a fork that keeps ``length`` tokens at most: nothing is copied, and nothing charged again."""
+        """Return the parked state of a fork that keeps ``length`` tokens at most. Nothing is copied or charged again."""
         if parked.buffer is not None:
             parked.buffer.holders += 1
         kept = min(length, parked.length)

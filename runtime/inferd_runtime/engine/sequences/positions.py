@@ -1,4 +1,4 @@
-"""Where a context's tokens stand and what they see, where that is not the rule: position = index, all before is seen."""
+"""Positions and visibility of a context's tokens, where they differ from plain text's (position = index, causal)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ VisibilityBits = npt.NDArray[np.uint8]
 
 
 def tree_placement(start: int, count: int, parents: Sequence[int]) -> Placement:
-    """``count`` tokens that follow each other from ``start`` on, and behind them a tree: each node stands at its depth and sees
-    what comes before the tree, its ancestors and itself. ``parents`` as in :class:`~inferd_runtime.speculation.drafts.Draft`.
+    """Return the placement of ``count`` consecutive tokens from ``start`` on, with a draft tree after them.
+
+    Each node's position is its depth; it sees what comes before the tree, its ancestors and itself. ``parents`` are as in
+    :class:`~inferd_runtime.speculation.drafts.Draft`.
     """
     root, end = start + count, start + count + len(parents)
     positions = np.arange(end)
@@ -31,9 +33,9 @@ def tree_placement(start: int, count: int, parents: Sequence[int]) -> Placement:
 class Positions:
     """Sparse marks on a context's tokens, by index in the cache.
 
-    A shift holds from its index on: position = index + shift. So tokens behind explicit positions go on from the last one.
-    A row of bits says which tokens one token sees, itself included, never one with a higher index: causality is the
-    order of writing, whatever the positions are.
+    A shift holds from its index on: position = index + shift. So tokens after explicit positions go on from the last one. A row
+    of bits says which tokens one token sees, itself included and none with a higher index: causality is the order of writing,
+    whatever the positions are.
     """
 
     def __init__(self) -> None:
@@ -42,34 +44,34 @@ class Positions:
 
     @property
     def irregular_from(self) -> int | None:
-        """The first token that does not follow the rule; None when all do."""
+        """The first token with a mark; None if there is none."""
         return min((*(index for index, _ in self._shifts[:1]), *self._seen), default=None)
 
     @property
     def shift(self) -> int:
-        """Position minus index of whatever comes next."""
+        """Position minus index of the next token to be appended."""
         return self._shifts[-1][1] if self._shifts else 0
 
     def marks(self) -> Iterator[tuple[int, int | None, VisibilityBits | None]]:
-        """Each token with a mark, in order: its index, the shift that begins there, and its row of bits."""
+        """Yield each token with a mark, in order: its index, the shift that begins there, and its row of bits."""
         shifts = dict(self._shifts)
         for index in sorted({*shifts, *self._seen}):
             yield index, shifts.get(index), self._seen.get(index)
 
     def place(self, start: int, positions: Sequence[int]) -> None:
-        """Tokens from ``start`` on, the last of the context, stand at these positions."""
+        """Set the positions of the tokens from ``start`` on, which are the last of the context."""
         for index, position in enumerate(positions, start):
             if position - index != self.shift:
                 self._shifts.append((index, position - index))
 
     def restrict(self, start: int, rows: Sequence[Seen]) -> None:
-        """Tokens from ``start`` on see what ``rows`` (bool[index + 1] each, or longer) say."""
+        """Set what the tokens from ``start`` on see: ``rows``, bool[index + 1] each, or longer."""
         for index, row in enumerate(rows, start):
             if not row[: index + 1].all():
                 self._seen[index] = np.packbits(row[: index + 1])
 
     def placement(self, start: int, count: int) -> Placement | None:
-        """What a pass that feeds ``count`` tokens from ``start`` on has to know; None when they and all before are regular."""
+        """Return the placement of ``count`` tokens from ``start`` on; None if neither they nor those before have a mark."""
         end = start + count
         first = self.irregular_from
         if first is None or first >= end:
@@ -86,14 +88,14 @@ class Positions:
         return np.asarray(index + np.asarray(shifts)[np.searchsorted(starts, index, side="right") - 1], np.int64)
 
     def truncate(self, length: int) -> None:
-        """Only the first ``length`` tokens are left."""
+        """Keep the marks on the first ``length`` tokens."""
         while self._shifts and self._shifts[-1][0] >= length:
             self._shifts.pop()
         if self._seen:
             self._seen = {index: row for index, row in self._seen.items() if index < length}
 
     def copy(self, length: int) -> Positions:
-        """The marks on the first ``length`` tokens, for a fork."""
+        """Return a copy of the marks on the first ``length`` tokens."""
         child = Positions()
         child._shifts = list(self._shifts)
         child._seen = dict(self._seen)

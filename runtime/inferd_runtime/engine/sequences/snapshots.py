@@ -1,6 +1,6 @@
-"""Contexts out of the engine and back: what a snapshot takes from a context, and how much of it a new one gets.
+"""Snapshots of contexts: capture one from the engine, and restore one into it.
 
-:func:`export_kv` and :func:`import_kv` are the seam for moving a context between engines.
+:func:`export_kv` and :func:`import_kv` move a context between engines.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ START = (TurnMark(0, True, False, False),)
 
 
 class Restored(NamedTuple):
-    """A context that was read back, and how many of its computed tokens did not have to be computed again."""
+    """A restored context, and how many of its tokens came with their K and V."""
 
     context: CachedSequence
     restored: int
 
 
 def export_kv(engine: Engine, model: ModelInfo, context: CachedSequence, turns: Sequence[TurnMark] = START) -> bytes:
-    """A context as bytes, in the format of a snapshot's file."""
+    """Return a context as bytes, in the format of a snapshot's file."""
     return snapshot_format.encode(capture(engine, model, context, turns))
 
 
 def import_kv(engine: Engine, model: ModelInfo, tenant: str, data: bytes) -> Restored:
-    """A context out of bytes that anybody may have made.
+    """Return a context restored from bytes of an unknown origin.
 
-    What they say is checked before the device sees it, but that the KV is what the model computes cannot be: so it is never
-    found by prefix, and counts for this context and its forks alone. Raises SnapshotDamaged, SnapshotForeign, and what
-    :func:`restore` raises.
+    They are checked before the device sees them. That the KV is what the model computes cannot be checked, so it is never found
+    by prefix, and serves this context and its forks alone. Raises SnapshotDamaged, SnapshotForeign, and what :func:`restore`
+    raises.
     """
     snapshot = snapshot_format.decode(data)
     find_model(snapshot, [model])
@@ -48,7 +48,7 @@ def import_kv(engine: Engine, model: ModelInfo, tenant: str, data: bytes) -> Res
 
 
 def capture(engine: Engine, model: ModelInfo, context: CachedSequence, turns: Sequence[TurnMark]) -> Snapshot:
-    """A copy of a context that does not change with it."""
+    """Return a copy of a context as a snapshot."""
     facts = Facts(
         model=model.name,
         fingerprint=model.fingerprint,
@@ -66,7 +66,7 @@ def capture(engine: Engine, model: ModelInfo, context: CachedSequence, turns: Se
 
 
 def find_model(snapshot: Snapshot, served: Sequence[ModelInfo]) -> ModelInfo:
-    """The model with the snapshot's weights; of several, the one of its name. Raises SnapshotForeign, which names all."""
+    """Return the model with the snapshot's weights; of several, the one with its name. Raises SnapshotForeign if none has."""
     facts = snapshot.facts
     same = [model for model in served if model.fingerprint == facts.fingerprint]
     if not same:
@@ -78,12 +78,11 @@ def find_model(snapshot: Snapshot, served: Sequence[ModelInfo]) -> ModelInfo:
 
 
 def restore(engine: Engine, tenant: str, snapshot: Snapshot, *, trusted: bool = True) -> Restored:
-    """A new context that starts as the snapshot, of a model with the same fingerprint.
+    """Return a new context that starts as the snapshot, of a model with the same fingerprint.
 
-    KV of another layout, and what finds no room in the cache after idle contexts have left it, is computed again when the
-    context is used. KV that cannot be computed again comes back whole, or SnapshotForeign or LimitExceeded says why not.
-    ``trusted``: the KV was computed here. Raises InvalidRequest for tokens, positions or masks that the model cannot have,
-    LimitExceeded for more than its context holds.
+    KV of another layout is computed again when the context is used, and so is KV that finds no room in the cache after idle
+    contexts have left it. ``trusted``: the KV was computed here. Raises InvalidRequest for tokens, positions or masks that the
+    model cannot have, LimitExceeded for more tokens than its context holds, SnapshotDamaged for KV that cannot be right.
     """
     context = engine.create_context(tenant)
     try:
@@ -102,7 +101,7 @@ def _place_marks(context: CachedSequence) -> Iterator[PlaceMark]:
 
 
 def _append(context: CachedSequence, snapshot: Snapshot) -> None:
-    """The tokens, and where they stand and what they see, checked as for a pass that brings them."""
+    """Append the tokens with their positions and visibility, checked as those of a forward pass."""
     done = 0
     for at, shift, seen in map(astuple, snapshot.facts.places):
         positions = [] if shift is None else [at + shift]
@@ -116,7 +115,7 @@ def _append(context: CachedSequence, snapshot: Snapshot) -> None:
 
 
 def _read_pages(driver: Driver, context: CachedSequence) -> PageData:
-    """The pages that hold computed tokens. What others left behind the last of them stays here."""
+    """Return the pages that hold computed tokens, with zeros after the last of them, where other contexts' data may be."""
     count = -(-context.computed // driver.page_size)
     if not count:
         return np.empty((0, driver.page_bytes), np.uint8)
@@ -134,6 +133,7 @@ def _read_pages(driver: Driver, context: CachedSequence) -> PageData:
 
 
 def _restore_pages(engine: Engine, context: CachedSequence, snapshot: Snapshot, trusted: bool) -> int:
+    """Write the snapshot's pages into the cache, as far as they fit. Returns how many tokens have their K and V."""
     facts, driver = snapshot.facts, engine.driver
     fits = facts.kv_layout == driver.kv_layout and facts.page_size == driver.page_size
     if fits and len(snapshot.pages) and snapshot.pages.shape[1] != driver.page_bytes:
@@ -152,7 +152,7 @@ def _restore_pages(engine: Engine, context: CachedSequence, snapshot: Snapshot, 
 
 
 def _make_room(engine: Engine, context: CachedSequence, pages: int) -> int:
-    """How many of so many pages the context may take, after idle contexts have left the cache for them."""
+    """Move idle contexts out of the cache for so many pages. Returns how many of them the context may take."""
     account = context.account
     allowed = min(pages, account.quota - account.used) if account.quota else pages
     while engine.pool.available < allowed and engine.contexts.park_another(context, idle=True):
