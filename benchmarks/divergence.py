@@ -33,8 +33,10 @@ from inferd_runtime.engine.sampling.host_sampling import RowSampler, candidates
 from inferd_runtime.engine.sampling.noise import gumbel
 from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models.batch import Batch, FloatRows, Outputs
+from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.passes import attention
-from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
+from inferd_runtime.server.engine_process.serving import serve_model
+from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import Proposal
 from inferd_runtime.testing.speculation import GenerationUnderTest, Request
@@ -324,7 +326,9 @@ def main() -> None:
     found: dict[str, Any] = {"model": options.model, "device": options.device, "tokens": options.tokens}
     for dtype in options.dtypes.split(","):
         model = serve_model(
-            EngineSettings("", options.model, device=options.device, dtype=dtype, threads=options.threads)
+            EngineSettings(
+                model=(ModelOptions(options.model),), device=options.device, dtype=dtype, threads=options.threads
+            )
         )
         texts = prompts(model, options.generations)
         for arm in (Arm(), Arm(FIXED), Arm(FIXED, KEYS), Arm(FIXED, KEYS, company=True)):

@@ -16,7 +16,8 @@ from inferd_runtime.engine.engine import Engine
 from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
 from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
-from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
+from inferd_runtime.server.engine_process.serving import serve_model
+from inferd_runtime.settings.settings import EngineSettings
 
 CROWD = 50
 TOKENS = 100
@@ -27,7 +28,7 @@ class Bench:
     """The embedded model with streams of random prompts."""
 
     def __init__(self) -> None:
-        model = serve_model(EngineSettings(""))
+        model = serve_model(EngineSettings())
         self.engine: Engine = model.engine
         self._vocab = model.info.vocab_size
         self._tokenizer = model.tokenizer

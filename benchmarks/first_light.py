@@ -25,9 +25,9 @@ from measure import figure, interleaved, percentile, ratios, read_bandwidth
 from program_latency import measure
 from prompts import Prompt, prompts
 
-from inferd_runtime.config import Settings
 from inferd_runtime.models.options import read_models
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
+from inferd_runtime.settings.settings import EngineSettings, Settings
 
 ROUNDS = 5
 
@@ -115,7 +115,7 @@ def latency(model: str, quick: bool) -> dict[str, float]:
     """Start of a new program and round trip of a guest's call."""
     ensure_runner()
     starts, trips = asyncio.run(
-        measure(Settings(model=read_models(model)), 60 if quick else 300, 300 if quick else 2000)
+        measure(Settings(engine=EngineSettings(model=read_models(model))), 60 if quick else 300, 300 if quick else 2000)
     )
     figures = {
         "start_p50_ms": round(percentile(starts, 0.5), 2),

@@ -11,8 +11,10 @@ from transformers import AutoModelForCausalLM
 
 from inferd import protocol as p
 from inferd_runtime.models.loading import resolve
-from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
+from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.server.engine_process.serving import serve_model
 from inferd_runtime.session.served_model import ServedModel
+from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession, Generated
 
 
@@ -41,7 +43,7 @@ class EngineArm:
     """Our engine in this process, through a session as a program would use it."""
 
     def __init__(self, model: str, threads: int) -> None:
-        self.served: ServedModel = serve_model(EngineSettings(endpoint="", model=model, threads=threads))
+        self.served: ServedModel = serve_model(EngineSettings(model=(ModelOptions(model),), threads=threads))
         self._direct = DirectSession(self.served)
 
     def tokens(self, prompt: Prompt) -> list[int]:

@@ -9,7 +9,8 @@ import torch
 from measure import figure, interleaved, ratios
 
 from inferd import protocol as p
-from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
+from inferd_runtime.server.engine_process.serving import serve_model
+from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession
 
 ROUNDS = 7
@@ -37,7 +38,7 @@ class Streams:
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
-        self._caller = DirectSession(serve_model(EngineSettings(endpoint="", model="tiny", threads=1)))
+        self._caller = DirectSession(serve_model(EngineSettings(threads=1)))
 
     def rate(self, count: int, tokens: int, *, schema: bool, speculation: bool = False) -> float:
         """Tokens per second of that many streams; their prompts are computed before."""

@@ -6,10 +6,10 @@ import json
 import time
 from dataclasses import replace
 
-from inferd_runtime.config import Settings
 from inferd_runtime.sandbox.messages import Bundle
 from inferd_runtime.server.programs.bundles import make_program
 from inferd_runtime.server.supervisor.runtime import Runtime, open_runtime
+from inferd_runtime.settings.settings import Settings
 
 FIRST_LINE = 'print("first line {n}")\n\n\nasync def main() -> int:\n    return {n}\n'
 ROUND_TRIPS = """

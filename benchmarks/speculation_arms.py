@@ -26,12 +26,13 @@ from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.options import ModelOptions
-from inferd_runtime.server.engine_process.boot import EngineSettings, serve_models
 from inferd_runtime.server.engine_process.draft_models import vocabulary_of
+from inferd_runtime.server.engine_process.serving import serve_models
 from inferd_runtime.session.constraints.conversion import to_grammar
 from inferd_runtime.session.generation.sources import build_sources
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.transcript import Turn, render
+from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import NOTHING, Proposal
 from inferd_runtime.speculation.sources import SourceSet
@@ -98,7 +99,7 @@ class SpeculationArm:
 
     def __init__(self, model: str, draft: str, threads: int) -> None:
         both = (ModelOptions(model), ModelOptions(draft))
-        self.served, drafting = serve_models(EngineSettings(endpoint="", threads=threads), both)
+        self.served, drafting = serve_models(EngineSettings(model=both, threads=threads))
         self._with_draft = with_draft(self.served, drafting)
         self._compiled: dict[str, Compiled] = {}
         self._rendered: dict[tuple[Prompt, int, bool], list[int]] = {}

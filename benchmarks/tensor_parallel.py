@@ -19,7 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from inferd_runtime.models.batch import Batch, Span
-from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
+from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.server.engine_process.serving import serve_model
+from inferd_runtime.settings.settings import EngineSettings
 
 CONTEXT = 64
 WAYS = ("fused", "plain", "threads", "divided")
@@ -74,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             subprocess.run([sys.executable, __file__, *(argv or sys.argv[1:]), "--way", way], check=True)
         return 0
     settings = EngineSettings(
-        endpoint="", model=options.model, pages=512, plain=options.way != "fused",
+        model=(ModelOptions(options.model),), pages=512, plain=options.way != "fused",
         threads=options.ranks if options.way == "threads" else 1,
         tensor_parallel=options.ranks if options.way == "divided" else 1,
     )  # fmt: skip

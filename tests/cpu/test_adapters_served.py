@@ -16,8 +16,9 @@ from inferd import protocol as p
 from inferd_runtime.models.adapter_options import AdapterOptions
 from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.lora.files import AdapterFiles
-from inferd_runtime.server.engine_process.boot import EngineSettings, load_adapters, serve_model
+from inferd_runtime.server.engine_process.serving import load_adapters, serve_model
 from inferd_runtime.session.served_model import ServedModel
+from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession
 
 TARGETS = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
@@ -37,7 +38,7 @@ def files(untouched: nn.Module) -> dict[str, AdapterFiles]:
 
 @pytest.fixture(scope="module")
 def served() -> ServedModel:
-    return serve_model(EngineSettings(endpoint="", threads=1))
+    return serve_model(EngineSettings(threads=1))
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ from inferd_runtime.engine.scheduling.fairness import StepCost
 from inferd_runtime.kernels.suite import reference_kernels
 from inferd_runtime.models.passes import products
 from inferd_runtime.models.passes.fused import fuse
-from inferd_runtime.server.engine_process import boot
-from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
+from inferd_runtime.server.engine_process import model_loading, serving
+from inferd_runtime.server.engine_process.serving import serve_model
+from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.speculation.times import StepTimes
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.recorded_host import RecordedHost
@@ -40,11 +41,11 @@ def models() -> tuple[Any, Any]:
     with pytest.MonkeyPatch.context() as patch:
         # On a device weights are dense, and what a step of the twins in torch costs is of no interest.
         patch.setattr(products, "can_pack", lambda weight: False)
-        patch.setattr(boot, "measure_cost", lambda driver: StepCost())
-        patch.setattr(boot, "measure_times", lambda driver: StepTimes.linear(1.0, 1e-3))
-        settings = EngineSettings(endpoint="", threads=1, pages=64)
+        patch.setattr(serving, "measure_cost", lambda driver: StepCost())
+        patch.setattr(serving, "measure_times", lambda driver: StepTimes.linear(1.0, 1e-3))
+        settings = EngineSettings(threads=1, pages=64)
         reference = serve_model(settings)
-        patch.setattr(build, "build_driver", fast)
+        patch.setattr(model_loading, "build_driver", fast)
         return reference, serve_model(settings)
 
 

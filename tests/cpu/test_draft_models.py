@@ -25,12 +25,13 @@ from inferd_runtime.draft_models.thread import DraftThread
 from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
 from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.options import ModelOptions
-from inferd_runtime.server.engine_process import draft_process
-from inferd_runtime.server.engine_process.boot import EngineSettings, process_flags, serve_models
+from inferd_runtime.server.engine_process.command import engine_arguments, run_command
 from inferd_runtime.server.engine_process.draft_link import RemoteDrafts
-from inferd_runtime.server.engine_process.draft_models import in_process
+from inferd_runtime.server.engine_process.draft_models import draft_process_settings, in_process
+from inferd_runtime.server.engine_process.serving import serve_model
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
+from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.speculation.bandit import Thompson, UcbTuned
 from inferd_runtime.testing.direct import Generated
 
@@ -41,7 +42,7 @@ SECONDS = 60.0
 
 def serve(*drafts: str, **settings: object) -> ServedModel:
     options = tuple(DraftOptions.parse(draft) for draft in drafts)
-    return serve_models(EngineSettings(endpoint="", threads=1, drafts=options, **settings), [ModelOptions("tiny")])[0]  # type: ignore[arg-type]
+    return serve_model(EngineSettings(threads=1, draft=options, **settings))  # type: ignore[arg-type]
 
 
 class Loop:
@@ -214,17 +215,21 @@ def test_what_is_not_served_is_refused_by_name(loop: Loop) -> None:
     with pytest.raises(NotFound, match=r"model '\./nowhere' cannot be loaded"):
         serve("./nowhere")
     with pytest.raises(InvalidRequest, match="dtype 'int3' is not one of"):
-        in_process(DraftOptions.parse("tiny-draft,process=true"), ["--model", "tiny-draft,dtype=int3"])
+        in_process(
+            DraftOptions.parse("tiny-draft,process=true"),
+            EngineSettings(model=(ModelOptions("tiny-draft", dtype="int3"),)),
+        )
 
 
-def test_tenants_keep_their_weights_and_have_no_quota_in_a_draft_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tenants_keep_their_weights_and_have_no_quota_in_a_draft_process() -> None:
     tenancy = Tenancy(TenantLimits(kv_pages=9), {"vip": TenantLimits(kv_pages=5, weight=8.0)})
-    settings = EngineSettings(endpoint="", tenancy=tenancy, threads=1, page_size=8, plain=True)
-    flags = process_flags(settings, DraftOptions.parse("tiny-draft,process=true,pages=99"))
-    started: list[tuple[EngineSettings, ModelOptions]] = []
-    monkeypatch.setattr(draft_process, "run", lambda *given: started.append(given))
-    assert draft_process.main(["--endpoint", "ipc://x", *flags]) == 0
-    ((own, model),) = started
+    settings = EngineSettings(tenancy=tenancy, threads=1, page_size=8, plain=True)
+    given = draft_process_settings(settings, DraftOptions.parse("tiny-draft,process=true,pages=99"))
+    started: list[tuple[str, EngineSettings]] = []
+    assert run_command(lambda *arguments: started.append(arguments), engine_arguments("ipc://x", given)) == 0
+    ((endpoint, own),) = started
+    assert (endpoint, own) == ("ipc://x", given)
+    (model,) = own.model
     assert own.tenancy == Tenancy(TenantLimits(), {"vip": TenantLimits(weight=8.0)})
     assert (own.page_size, own.threads, own.plain, model.name, model.pages) == (8, 1, True, "tiny-draft", 99)
 

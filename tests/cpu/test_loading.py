@@ -20,7 +20,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.models.checkpoint import read_tokenizer
 from inferd_runtime.models.loading import attach, load, resolve
-from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
+from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.server.engine_process.serving import serve_model
+from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession
 
 
@@ -38,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_local_folder_is_served(folder: Path) -> None:
-    session = DirectSession(serve_model(EngineSettings(endpoint="", model=str(folder), threads=1)))
+    session = DirectSession(serve_model(EngineSettings(model=(ModelOptions(str(folder)),), threads=1)))
     generated = session.generate(session.text("hello"), max_tokens=12, system_speculation=True)
     assert 1 <= len(generated.tokens) <= 12
     with pytest.raises(InvalidRequest, match="no chat template"):
@@ -48,7 +50,7 @@ def test_a_local_folder_is_served(folder: Path) -> None:
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_both_passes_serve_the_embedded_model(plain: bool) -> None:
-    session = DirectSession(serve_model(EngineSettings(endpoint="", model="tiny-draft", threads=1, plain=plain)))
+    session = DirectSession(serve_model(EngineSettings(model=(ModelOptions("tiny-draft"),), threads=1, plain=plain)))
     assert session.generate(session.chat("Repeat the text.", "one two"), max_tokens=8).tokens
     session.close()
 
@@ -179,7 +181,7 @@ def test_the_probe_sees_every_layers_rule() -> None:
 def test_a_template_that_refuses_a_message_is_an_invalid_request(folder: Path) -> None:
     """Templates of some families refuse system messages; that must reach the program and nobody else."""
     (folder / "chat_template.jinja").write_text("{{ raise_exception('no system messages') }}")
-    session = DirectSession(serve_model(EngineSettings(endpoint="", model=str(folder), threads=1)))
+    session = DirectSession(serve_model(EngineSettings(model=(ModelOptions(str(folder)),), threads=1)))
     with pytest.raises(InvalidRequest, match="no system messages"):
         session.chat("be brief", "hello")
     session.close()

@@ -15,7 +15,8 @@ from inferd import protocol as p
 from inferd_runtime.engine.sampling.penalties import History, Penalties, adjust
 from inferd_runtime.kernels.sampling import Adjustments, adjusted
 from inferd_runtime.models.loading import resolve
-from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
+from inferd_runtime.server.engine_process.serving import serve_model
+from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession
 
 PROMPTS = (
@@ -32,7 +33,7 @@ SAMPLERS = {
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return serve_model(EngineSettings(endpoint="", threads=1))
+    return serve_model(EngineSettings(threads=1))
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd_runtime.config import Settings, Sources, resolve
 from inferd_runtime.draft_models.options import DraftOptions
 from inferd_runtime.engine.drivers.build import DriverOptions, agrees, fast_driver
 from inferd_runtime.engine.drivers.product_choice import ROW_COUNTS, WAYS, choose_products
@@ -21,9 +20,10 @@ from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.passes import products
 from inferd_runtime.models.passes.fused import FusedPass, fuse
 from inferd_runtime.models.passes.products import DenseProduct, FewRowsProduct
-from inferd_runtime.server.engine_process import boot
-from inferd_runtime.server.engine_process.boot import EngineSettings, process_flags
-from inferd_runtime.server.supervisor.runtime import default_commands
+from inferd_runtime.server.engine_process.draft_models import draft_process_settings
+from inferd_runtime.server.engine_process.model_loading import driver_options
+from inferd_runtime.settings.settings import EngineSettings
+from inferd_runtime.settings.sources import Sources, resolve
 from inferd_runtime.testing.recorded_host import RecordedHost
 
 LARGE, SMALL = (64, 16), (8, 16)
@@ -178,12 +178,10 @@ def test_a_driver_is_built_with_what_is_set(way: str, monkeypatch: pytest.Monkey
 
 
 def test_the_operators_choice_reaches_every_driver() -> None:
-    """From the settings to the engine's command line, from there to the driver, and to draft models of other processes."""
-    assert resolve(Sources({}, {"INFERD_PRODUCTS": "torch"})).products == "torch"
-    flags = default_commands(Settings(products="kernel")).engine("ipc://nowhere")
-    assert flags[flags.index("--products") + 1] == "kernel"
-    settings = EngineSettings(endpoint="", products="kernel")
-    assert boot._driver_options(settings, 1).products == "kernel"
+    """From the environment to the driver, and to draft models of other processes."""
+    assert resolve(Sources({}, {"INFERD_PRODUCTS": "torch"})).engine.products == "torch"
+    settings = EngineSettings(products="kernel")
+    assert driver_options(settings, 1).products == "kernel"
     for device, way in (("cuda", "kernel"), ("cpu", "auto")):
-        flags = process_flags(settings, DraftOptions(ModelOptions("tiny", device=device)))
-        assert flags[flags.index("--products") + 1] == way
+        own = draft_process_settings(settings, DraftOptions(ModelOptions("tiny", device=device)))
+        assert own.products == way

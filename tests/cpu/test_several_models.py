@@ -10,19 +10,25 @@ from inferd import protocol as p
 from inferd.protocol import InvalidRequest, LimitExceeded
 from inferd_runtime.models.fitting import inspection
 from inferd_runtime.models.options import ModelOptions
-from inferd_runtime.server.engine_process.boot import EngineSettings, serve_models, step
+from inferd_runtime.server.engine_process import followers, model_loading
+from inferd_runtime.server.engine_process.loop import step
+from inferd_runtime.server.engine_process.serving import serve_models
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
+from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession
 
-SETTINGS = EngineSettings(endpoint="", threads=1)
 BOTH = (ModelOptions("tiny"), ModelOptions("tiny-draft", dtype="bfloat16", pages=40))
 MIB = 1 << 20
 
 
+def serve(*models: ModelOptions) -> list[ServedModel]:
+    return serve_models(EngineSettings(model=models, threads=1))
+
+
 @pytest.fixture(scope="module")
 def served() -> list[ServedModel]:
-    return serve_models(SETTINGS, BOTH)
+    return serve(*BOTH)
 
 
 def test_each_model_has_its_own_options(served: list[ServedModel]) -> None:
@@ -63,32 +69,31 @@ def test_two_models_generate_at_the_same_time_in_one_session(served: list[Served
 
 def test_pages_are_divided_between_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "available_host_bytes", lambda: 64 * MIB)
-    alone = serve_models(SETTINGS, [ModelOptions("tiny")])[0].engine.pool.size
-    shared = [
-        model.engine.pool.size for model in serve_models(SETTINGS, [ModelOptions("tiny"), ModelOptions("tiny-draft")])
-    ]
+    alone = serve(ModelOptions("tiny"))[0].engine.pool.size
+    shared = [model.engine.pool.size for model in serve(ModelOptions("tiny"), ModelOptions("tiny-draft"))]
     assert (alone, shared) == (512, [256, 1024])
 
 
 def test_what_does_not_fit_is_refused_before_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "available_host_bytes", lambda: 12 * MIB)
-    monkeypatch.setattr("inferd_runtime.models.loading.load", lambda *args, **kwargs: pytest.fail("weights are read"))
+    monkeypatch.setattr(model_loading, "load", lambda *args, **kwargs: pytest.fail("weights are read"))
+    monkeypatch.setattr(followers, "load", lambda *args, **kwargs: pytest.fail("weights are read"))
     with pytest.raises(LimitExceeded, match=r"model 'tiny' in float32 does not fit cpu: it needs 16\.8 MiB") as caught:
-        serve_models(SETTINGS, [ModelOptions("tiny")])
+        serve(ModelOptions("tiny"))
     assert caught.value.detail == {"limit": "memory", "value": 12 * MIB, "raise_with": "--dtype bfloat16"}
     with pytest.raises(LimitExceeded, match="'tiny' in bfloat16 does not fit cpu beside tiny-draft"):
-        serve_models(SETTINGS, [ModelOptions("tiny-draft"), ModelOptions("tiny", dtype="bfloat16")])
+        serve(ModelOptions("tiny-draft"), ModelOptions("tiny", dtype="bfloat16"))
 
 
 def test_pages_beyond_memory_are_refused_by_name() -> None:
     with pytest.raises(LimitExceeded, match="for 999999999 KV pages") as caught:
-        serve_models(SETTINGS, [ModelOptions("tiny", pages=999_999_999)])
+        serve(ModelOptions("tiny", pages=999_999_999))
     assert caught.value.detail["raise_with"].startswith("--pages ")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_serves_on_the_cpu(dtype: str) -> None:
-    session = DirectSession(serve_models(SETTINGS, [ModelOptions("tiny", dtype=dtype)])[0])
+    session = DirectSession(serve(ModelOptions("tiny", dtype=dtype))[0])
     text = "Ada Lovelace, 36; Zelda Quimby, 51"
     generated = session.generate(session.chat("Repeat the text.", text), max_tokens=32, system_speculation=True)
     assert generated.text == text
@@ -97,4 +102,4 @@ def test_half_precision_serves_on_the_cpu(dtype: str) -> None:
 
 def test_kernels_that_nothing_would_use_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="--products kernel is for models on a GPU"):
-        serve_models(EngineSettings(endpoint="", threads=1, products="kernel"), (ModelOptions("tiny"),))
+        serve_models(EngineSettings(threads=1, products="kernel"))

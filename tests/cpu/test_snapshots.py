@@ -16,7 +16,8 @@ from inferd import protocol as p
 from inferd_runtime.engine.sequences.snapshots import export_kv, import_kv
 from inferd_runtime.kv.snapshot_format import Snapshot, decode, encode
 from inferd_runtime.kv.snapshots import SnapshotStore
-from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
+from inferd_runtime.server.engine_process.serving import serve_model
+from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession
 
 HOT = p.Sampling(temperature=0.8, top_p=0.9, seed=11)
@@ -26,12 +27,13 @@ import sys, torch
 from pathlib import Path
 from inferd import protocol as p
 from inferd_runtime.kv.snapshots import SnapshotStore
-from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
+from inferd_runtime.server.engine_process.serving import serve_model
+from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession
 
 torch.set_num_threads(1)
 store = SnapshotStore(Path(sys.argv[1]), 1 << 30)
-session = DirectSession(serve_model(EngineSettings(endpoint="", threads=1)), snapshots=store)
+session = DirectSession(serve_model(EngineSettings(threads=1)), snapshots=store)
 opened = session.call(p.OpenSaved("a"))
 sampling = p.Sampling(temperature=0.8, top_p=0.9, seed=11)
 print(opened.recomputed, *session.generate(opened.context, sampling=sampling, max_tokens=24).tokens)
@@ -43,7 +45,7 @@ store.close()
 @pytest.fixture(scope="module")
 def models() -> tuple[Any, Any]:
     """Two engines on the same weights, the second with other pages."""
-    return tuple(serve_model(EngineSettings(endpoint="", threads=1, page_size=size)) for size in (16, 8))
+    return tuple(serve_model(EngineSettings(threads=1, page_size=size)) for size in (16, 8))
 
 
 @pytest.fixture
@@ -137,7 +139,7 @@ def test_other_pages_are_computed_again_with_the_same_tokens(
 
 def test_engines_exchange_contexts_as_bytes(session: DirectSession, models: Any) -> None:
     """What moves a context from a prefill engine to a decode engine."""
-    prefill, decode_on = models[0], serve_model(EngineSettings(endpoint="", threads=1))
+    prefill, decode_on = models[0], serve_model(EngineSettings(threads=1))
     handle = used(session)
     data = export_kv(prefill.engine, prefill.info, session.session._state.context(handle).context)
     moved = import_kv(decode_on.engine, decode_on.info, "ann", data)

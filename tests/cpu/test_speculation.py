@@ -21,8 +21,9 @@ from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.sequences.positions import tree_placement
 from inferd_runtime.engine.stages import Work
 from inferd_runtime.kv.table import PageTable
-from inferd_runtime.server.engine_process import boot
-from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
+from inferd_runtime.server.engine_process import serving
+from inferd_runtime.server.engine_process.serving import serve_model
+from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.speculation.drafts import ROOT
 from inferd_runtime.speculation.ngram import NgramDrafter
 from inferd_runtime.speculation.times import StepTimes
@@ -49,8 +50,8 @@ SAMPLERS = {"argmax": Sampling(), "warm": Sampling(1.0), "filtered": Sampling(0.
 def model() -> Any:
     """Rows cost next to nothing: whether drafts are worth it on a busy machine is not asked here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(boot, "measure_times", lambda driver: StepTimes.linear(1.0, 1e-3))
-        return serve_model(EngineSettings(endpoint="", threads=1))
+        patch.setattr(serving, "measure_times", lambda driver: StepTimes.linear(1.0, 1e-3))
+        return serve_model(EngineSettings(threads=1))
 
 
 @pytest.fixture(scope="module")

@@ -33,8 +33,9 @@ from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models import parallel
 from inferd_runtime.models.loading import load
-from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
 from inferd_runtime.server.engine_process.followers import Followers
+from inferd_runtime.server.engine_process.serving import serve_model
+from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.speculation import GenerationUnderTest, OracleTree, Request
 
 TOLERANCE = 1e-4
@@ -295,7 +296,7 @@ def test_a_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_a_cache_of_eight_bits_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks keep the model's own dtype: who asks for another must not get a cache of twice the size, and not hear of it."""
     monkeypatch.setattr(Followers, "load", lambda *arguments: pytest.fail("loaded"))
-    settings = EngineSettings(endpoint="", kv_dtype="fp8", tensor_parallel=2)
+    settings = EngineSettings(kv_dtype="fp8", tensor_parallel=2)
     with pytest.raises(InvalidRequest, match="--tensor-parallel does not go together with --kv-dtype fp8"):
         serve_model(settings)
 

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from inferd import protocol as p
 from inferd_runtime.models.loading import resolve
-from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
+from inferd_runtime.server.engine_process.serving import serve_model
+from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession
 
 PEOPLE = json.dumps(
@@ -39,7 +40,7 @@ SAMPLERS = {
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return serve_model(EngineSettings(endpoint="", threads=1))
+    return serve_model(EngineSettings(threads=1))
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import pytest
 
 from inferd import protocol as p
 from inferd_runtime.models.batch import Batch, Outputs
-from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
+from inferd_runtime.server.engine_process.serving import serve_model
+from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession
 
 TEXTS = (
@@ -21,7 +22,7 @@ TEXTS = (
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[DirectSession]:
-    session = DirectSession(serve_model(EngineSettings(endpoint="", dtype="bfloat16", threads=1, fixed_rows=8)))
+    session = DirectSession(serve_model(EngineSettings(dtype="bfloat16", threads=1, fixed_rows=8)))
     yield session
     session.close()
 

@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 RUNTIME = ROOT / "runtime" / "inferd_runtime"
 MAY_IMPORT = {
-    "server": {"server", "sandbox", "session", "draft_models", "engine", "models", "kv", "speculation"},
+    "server": {"server", "settings", "sandbox", "session", "draft_models", "engine", "models", "kv", "speculation"},
+    "settings": {"settings", "sandbox", "draft_models", "engine", "models"},
     "sandbox": {"sandbox", "session"},
     "session": {"session", "draft_models", "engine", "models", "kv", "speculation"},
     "draft_models": {"draft_models", "engine", "models", "kv", "speculation"},
@@ -25,8 +26,8 @@ TORCH_ROOMS = (
     "engine/drivers/",
     "kernels/",
     "models/",
-    "server/engine_process/boot.py",
     "server/engine_process/follower_process.py",
+    "server/engine_process/model_loading.py",
     "testing/recorded_host.py",
 )
 

@@ -15,7 +15,9 @@ import msgspec
 import zmq
 
 from inferd import protocol as p
+from inferd_runtime.server.engine_process.command import ENGINE_MODULE, engine_arguments
 from inferd_runtime.session.wire import ERROR, MSGPACK, OPEN, STATS, TICKET, EngineStats, OpenSession
+from inferd_runtime.settings.settings import EngineSettings
 
 SECONDS = 60.0
 
@@ -92,13 +94,17 @@ class Caller:
         return answer
 
 
-class EngineProcess:
-    """``python -m inferd_runtime.server.engine_process.boot`` with the embedded model, and ``flags``."""
+def engine_command(endpoint: str, settings: EngineSettings) -> list[str]:
+    """The command line of an engine process."""
+    return [sys.executable, "-m", ENGINE_MODULE, *engine_arguments(endpoint, settings)]
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+
+class EngineProcess:
+    """``python -m inferd_runtime.server.engine_process`` with one thread, and ``settings``."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
         self.endpoint = f"ipc://{folder}/engine"
-        command = [sys.executable, "-m", "inferd_runtime.server.engine_process.boot", "--endpoint", self.endpoint]
-        self.process = subprocess.Popen([*command, "--threads", "1", *flags])
+        self.process = subprocess.Popen(engine_command(self.endpoint, EngineSettings(threads=1, **settings)))
         self._context: zmq.Context[Any] = zmq.Context()
         self._callers: list[Caller] = []
 
@@ -118,9 +124,9 @@ class EngineProcess:
 
 
 @contextmanager
-def engine_process(folder: Path, *flags: str) -> Iterator[EngineProcess]:
+def engine_process(folder: Path, **settings: Any) -> Iterator[EngineProcess]:
     """An engine that is up."""
-    engine = EngineProcess(folder, *flags)
+    engine = EngineProcess(folder, **settings)
     try:
         yield engine
     finally:

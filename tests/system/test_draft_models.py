@@ -9,6 +9,7 @@ from pathlib import Path
 
 import inferd_runtime.models
 from inferd import protocol as p
+from inferd_runtime.draft_models.options import read_drafts
 
 from .engine_client import SECONDS, Caller, EngineProcess, engine_process
 
@@ -49,8 +50,8 @@ def finish(caller: Caller, generation: int) -> list[int]:
 
 def test_tokens_are_the_same_with_and_without_for_two_tenants_at_once(tmp_path: Path) -> None:
     apart = str(EMBEDDED / "draft")
-    flags = ("--draft", "tiny-draft", "--draft", f"{apart},process=true,timeout_ms=100", "--check")
-    with engine_process(tmp_path, *flags) as engine:
+    drafts = read_drafts(["tiny-draft", f"{apart},process=true,timeout_ms=100"])
+    with engine_process(tmp_path, draft=drafts, check=True) as engine:
         ann, bob = engine.session("ann"), engine.session("bob")
         expected = [finish(ann, start(ann, sampling)) for sampling in (GREEDY, SAMPLED)]
         assert min(map(len, expected)) > 30

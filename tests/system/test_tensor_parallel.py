@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 import pytest
 
 from inferd import protocol as p
-from inferd_runtime.server.engine_process.boot import EngineSettings, serve_model
+from inferd_runtime.draft_models.options import read_drafts
+from inferd_runtime.models.adapter_options import read_adapters
+from inferd_runtime.models.options import read_models
+from inferd_runtime.server.engine_process.serving import serve_model
+from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession
 
-from .engine_client import SECONDS, Caller, EngineProcess, engine_process
+from .engine_client import SECONDS, Caller, EngineProcess, engine_command, engine_process
 
 TEXT = "The captain noted a light wind. The second engine was stopped for a while. The"
 GREEDY, SAMPLED = p.Sampling(), p.Sampling(temperature=0.8, seed=2)
@@ -45,7 +49,7 @@ def generate(caller: Caller, sampling: p.Sampling, draft: str = "") -> list[int]
 @pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
     """What one process brings, with the fused pass."""
-    session = DirectSession(serve_model(EngineSettings(endpoint="", threads=1)))
+    session = DirectSession(serve_model(EngineSettings(threads=1)))
     tokens = [session.generate(session.text(TEXT), sampling=s, max_tokens=48).tokens for s in (GREEDY, SAMPLED)]
     session.close()
     return tokens
@@ -54,7 +58,7 @@ def expected() -> list[list[int]]:
 def test_tokens_ports_and_the_end_of_a_rank(
     tmp_path: Path, expected: list[list[int]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with engine_process(tmp_path, "--tensor-parallel", "2", "--draft", "tiny-draft", "--check") as engine:
+    with engine_process(tmp_path, tensor_parallel=2, draft=read_drafts("tiny-draft"), check=True) as engine:
         ann = engine.session("ann")
         assert [generate(ann, sampling) for sampling in (GREEDY, SAMPLED)] == expected
         assert generate(ann, GREEDY, "tiny-draft") == expected[0]
@@ -73,7 +77,7 @@ def test_tokens_ports_and_the_end_of_a_rank(
 
 
 def test_ranks_end_with_their_engine_however_that_ends(tmp_path: Path) -> None:
-    engine = EngineProcess(tmp_path, "--tensor-parallel", "2")
+    engine = EngineProcess(tmp_path, tensor_parallel=2)
     engine.session("ann")
     (rank,) = followers(engine)
     os.kill(engine.process.pid, signal.SIGKILL)
@@ -83,26 +87,20 @@ def test_ranks_end_with_their_engine_however_that_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "reason"),
+    ("settings", "reason"),
     [
-        (("--model", "tiny", "--model", "tiny-draft"), "several models"),
-        (("--adapter", "a=/nowhere"), "adapters"),
-        (("--fixed-rows", "4"), "--fixed-rows"),
-        (("--device", "cuda"), "not on 'cuda'"),
-        (("--kv-dtype", "fp8"), "--kv-dtype fp8"),
+        ({"model": read_models("tiny;tiny-draft")}, "several models"),
+        ({"adapter": read_adapters("a=/nowhere")}, "adapters"),
+        ({"fixed_rows": 4}, "--fixed-rows"),
+        ({"device": "cuda"}, "not on 'cuda'"),
+        ({"kv_dtype": "fp8"}, "--kv-dtype fp8"),
     ],
     ids=["models", "adapters", "fixed-rows", "device", "fp8"],
 )
 @pytest.mark.long
-def test_what_does_not_go_together_is_refused_by_name(tmp_path: Path, flags: tuple[str, ...], reason: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "inferd_runtime.server.engine_process.boot",
-        "--endpoint",
-        f"ipc://{tmp_path}/engine",
-    ]
-    done = subprocess.run([*command, "--tensor-parallel", "2", *flags], capture_output=True, text=True, timeout=SECONDS)
+def test_what_does_not_go_together_is_refused_by_name(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
+    command = engine_command(f"ipc://{tmp_path}/engine", EngineSettings(tensor_parallel=2, **settings))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 2
     error = msgspec.json.decode(done.stderr.strip().rpartition("\n")[2], type=p.ErrorInfo).to_exception()
     assert isinstance(error, p.InvalidRequest)

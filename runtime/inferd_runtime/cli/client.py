@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from inferd.protocol import ErrorInfo, InternalError, InvalidRequest, Unavailable
-from inferd_runtime.config import Settings
+from inferd_runtime.settings.settings import Settings
 
 SERVER_FILE = "server.json"
 TOKEN_FILE = "token"

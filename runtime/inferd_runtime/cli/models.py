@@ -47,7 +47,7 @@ def fit(argv: list[str]) -> int:
     parsed = _fit_parser().parse_args(argv)
     settings = settings_of(parsed)
     options = ModelOptions.parse(parsed.name)
-    options = options.over(ModelOptions("", settings.dtype, settings.device, settings.pages or 0))
+    options = options.over(settings.engine.defaults)
     estimate = _estimate(options, parsed)
     if parsed.as_json:
         print_json(_as_json(estimate))

@@ -13,7 +13,7 @@ from typing import Any
 
 from inferd_runtime.cli.parsing import LIMIT_SETTINGS, Parser, settings_of
 from inferd_runtime.cli.program_options import ProgramInterface, add_program_options, arguments_of
-from inferd_runtime.config import Settings
+from inferd_runtime.settings.settings import Settings
 
 HINT = """
 

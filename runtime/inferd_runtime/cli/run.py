@@ -58,7 +58,7 @@ async def _execute(command: ProgramCommand, program: Program) -> int:
     screen = RunScreen(command.as_json)
     settings = replace(command.settings, workers=1, max_workers=1)
     async with AsyncExitStack() as stack:
-        with notice(f"Loading {', '.join(model.name for model in settings.model)}"):
+        with notice(f"Loading {', '.join(model.name for model in settings.engine.model)}"):
             runtime = await stack.enter_async_context(open_runtime(settings, spare=0))
         run = runtime.launch(program, arguments, limits=limits)
         async for event in run.follow():

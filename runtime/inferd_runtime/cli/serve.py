@@ -10,11 +10,11 @@ import sys
 from inferd.protocol import Cancelled
 from inferd_runtime.cli.interrupts import run_async
 from inferd_runtime.cli.output import print_json
-from inferd_runtime.cli.parsing import SETTING_NAMES, Parser, add_json, add_settings, settings_of
+from inferd_runtime.cli.parsing import Parser, add_json, add_settings, settings_of
 from inferd_runtime.cli.progress import prepare_runner
-from inferd_runtime.config import Settings
 from inferd_runtime.server.gateway.app import Gateway, serve as serve_gateway
 from inferd_runtime.server.gateway.auth import token_path
+from inferd_runtime.settings.settings import FIELDS, Settings
 
 NOT_FOR_SERVERS = ("url",)
 DESCRIPTION = """Serve a runtime on this machine until Ctrl+C or SIGTERM.
@@ -26,7 +26,7 @@ other commands of this user find it."""
 def serve(argv: list[str]) -> int:
     """Serve until Ctrl+C or SIGTERM, which is how a server ends well."""
     parser = Parser("serve", DESCRIPTION)
-    add_settings(parser, [name for name in SETTING_NAMES if name not in NOT_FOR_SERVERS])
+    add_settings(parser, [name for name in FIELDS if name not in NOT_FOR_SERVERS])
     add_json(parser, "once ready, print {url, pid, models, token_file}")
     parsed = parser.parse_args(argv)
     settings = settings_of(parsed)

@@ -68,14 +68,6 @@ class DraftOptions:
             )
         return cls(model, str(own.get("for", "")), process == "true", int(timeout), choice)
 
-    def __str__(self) -> str:
-        """The text that :meth:`parse` reads."""
-        options = [f"for={self.target}"] if self.target else []
-        options += ["process=true"] if self.process else []
-        options += [f"timeout_ms={self.timeout_ms}"] if self.timeout_ms != TIMEOUT_MS else []
-        options += [f"choice={self.choice}"] if self.choice else []
-        return ",".join([str(self.model), *options])
-
     def target_among(self, names: Sequence[str]) -> str:
         """The name of its target. Raises NotFound where that is not served."""
         if self.target and self.target not in names:

@@ -30,10 +30,6 @@ class AdapterOptions:
             raise InvalidRequest(f"adapter {text!r}: expected NAME=FOLDER or NAME=FOLDER{MODEL}MODEL")
         return cls(name, Path(folder).expanduser(), model)
 
-    def __str__(self) -> str:
-        """The text that :meth:`parse` reads."""
-        return f"{self.name}={self.folder}" + (MODEL + self.model if self.model else "")
-
 
 def read_adapters(value: Any) -> tuple[AdapterOptions, ...]:
     """Adapters from a setting: one text with ``;`` between adapters, or a list of texts and tables.

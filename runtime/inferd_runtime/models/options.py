@@ -65,11 +65,6 @@ class ModelOptions:
             raise InvalidRequest(f"device {self.device!r} is not one of cpu, cuda, cuda:N")
         return self
 
-    def __str__(self) -> str:
-        """The text that :meth:`parse` reads."""
-        options = (("dtype", self.dtype), ("device", self.device), ("pages", self.pages))
-        return ",".join([self.name, *(f"{key}={value}" for key, value in options if value)])
-
 
 def _positive(name: str, value: Any) -> int:
     if not re.fullmatch(r"[1-9]\d*", str(value)):

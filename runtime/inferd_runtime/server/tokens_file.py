@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inferd.protocol import InvalidRequest
-from inferd_runtime.config import Settings
 from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
+from inferd_runtime.settings.settings import Settings
 
 TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 TENANT_OPTIONS = {"kv_pages": re.compile(r"\d{1,9}"), "weight": re.compile(r"\d{1,6}(\.\d{1,6})?")}

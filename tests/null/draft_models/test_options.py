@@ -1,4 +1,4 @@
-"""Which draft models are loaded: as text, as a table, from settings and back to the engine's command line."""
+"""Which draft models are loaded: as text, as a table, from settings and on the engine's command line."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from inferd.protocol import InvalidRequest, NotFound
-from inferd_runtime.config import Sources, resolve
 from inferd_runtime.draft_models.options import DraftOptions, choices_of, read_drafts
 from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.server.processes.child_protocol import parse_settings, settings_argument
 from inferd_runtime.server.supervisor.runtime import default_commands
+from inferd_runtime.settings.settings import EngineSettings
+from inferd_runtime.settings.sources import Sources, resolve
 
 
 @pytest.mark.parametrize(
@@ -24,9 +26,9 @@ from inferd_runtime.server.supervisor.runtime import default_commands
         ("d,dtype=bfloat16,for=tiny,pages=9", DraftOptions(ModelOptions("d", "bfloat16", "", 9), "tiny")),
     ],
 )
-def test_text_is_read_and_written_alike(text: str, options: DraftOptions) -> None:
+def test_text_is_read_and_reaches_another_process(text: str, options: DraftOptions) -> None:
     assert DraftOptions.parse(text) == options
-    assert DraftOptions.parse(str(options)) == options
+    assert parse_settings(settings_argument(options), DraftOptions) == options
 
 
 @pytest.mark.parametrize(
@@ -74,8 +76,10 @@ def test_settings_reach_the_engines_command_line(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text('draft = ["tiny-draft", { name = "other", process = true, timeout_ms = 90 }]\n')
     settings = resolve(Sources({}, {"XDG_DATA_HOME": str(tmp_path)}, path))
+    drafts = settings.engine.draft
     command = list(default_commands(settings).engine("ipc://x"))
-    given = [command[at + 1] for at, part in enumerate(command) if part == "--draft"]
-    assert read_drafts(given) == settings.draft
-    assert [draft.process for draft in settings.draft] == [False, True]
-    assert resolve(Sources({"draft": ["one", "two"]}, {"INFERD_DRAFT": "three"})).draft[1].model.name == "two"
+    assert parse_settings(command[command.index("--settings") + 1], EngineSettings).draft == drafts
+    assert [(draft.model.name, draft.process, draft.timeout_ms) for draft in drafts] == [
+        ("tiny-draft", False, 250), ("other", True, 90),
+    ]  # fmt: skip
+    assert resolve(Sources({"draft": ["one", "two"]}, {"INFERD_DRAFT": "three"})).engine.draft[1].model.name == "two"

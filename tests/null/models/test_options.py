@@ -12,9 +12,10 @@ from hypothesis import given, strategies as st
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.cli import VERBS
-from inferd_runtime.config import Sources, resolve
 from inferd_runtime.models.options import DTYPES, ModelOptions, read_models
-from inferd_runtime.server.supervisor.runtime import default_commands
+from inferd_runtime.server.processes.child_protocol import parse_settings, settings_argument
+from inferd_runtime.settings.settings import EngineSettings
+from inferd_runtime.settings.sources import Sources, resolve
 
 OPTIONS = st.builds(
     ModelOptions,
@@ -27,7 +28,11 @@ OPTIONS = st.builds(
 
 @given(OPTIONS)
 def test_what_is_written_is_read_back(options: ModelOptions) -> None:
-    assert ModelOptions.parse(str(options)) == options
+    text = f"{options.name}" + "".join(
+        f",{key}={getattr(options, key)}" for key in ("dtype", "device", "pages") if getattr(options, key)
+    )
+    assert ModelOptions.parse(text) == options
+    assert parse_settings(settings_argument(options), ModelOptions) == options
 
 
 @pytest.mark.parametrize(
@@ -80,18 +85,16 @@ def test_several_models_from_every_source(
     path = tmp_path / "config.toml"
     path.write_text(text)
     settings = resolve(Sources(flags, environment, path))
-    assert settings.model == (ModelOptions("a", dtype="bfloat16"), ModelOptions("b", pages=7))
+    assert settings.engine.model == (ModelOptions("a", dtype="bfloat16"), ModelOptions("b", pages=7))
 
 
 def test_a_models_own_options_win_over_those_of_all() -> None:
     flags = {"model": ["a,dtype=bfloat16,pages=3", "b,device=cuda:1"], "dtype": "float16", "pages": "9", "threads": "2"}
     settings = resolve(Sources(flags))
-    assert settings.models == (ModelOptions("a", "bfloat16", "cpu", 3), ModelOptions("b", "float16", "cuda:1", 9))
-    assert default_commands(settings).engine("ipc://x")[3:9] == [
-        *("--model", "a,dtype=bfloat16,device=cpu,pages=3"),
-        *("--model", "b,dtype=float16,device=cuda:1,pages=9"),
-        *("--threads", "2"),
-    ]
+    expected = (ModelOptions("a", "bfloat16", "cpu", 3), ModelOptions("b", "float16", "cuda:1", 9))
+    assert settings.engine.models == expected
+    sent = parse_settings(settings_argument(settings.engine), EngineSettings)
+    assert (sent.models, sent.threads) == (expected, 2)
 
 
 @pytest.mark.parametrize(

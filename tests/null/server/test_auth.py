@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from inferd.protocol import InvalidRequest, Unauthorized
-from inferd_runtime.config import Settings
 from inferd_runtime.engine.scheduling.tenants import TenantLimits
 from inferd_runtime.server.gateway.auth import AccessTokens, kept_token, load_tokens
 from inferd_runtime.server.tokens_file import load_tenancy, read_tokens
+from inferd_runtime.settings.settings import Settings
 
 
 def test_a_token_means_its_tenant() -> None:

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from inferd.protocol import InvalidRequest
-from inferd_runtime.config import Settings, Sources, resolve
+from inferd_runtime.models.adapter_options import AdapterOptions
+from inferd_runtime.server.engine_process.command import run_command
 from inferd_runtime.server.supervisor.runtime import default_commands
+from inferd_runtime.settings.settings import EngineSettings, Settings
+from inferd_runtime.settings.sources import Sources, resolve
 
 
 def config(tmp_path: Path, text: str) -> Path:
@@ -19,10 +22,22 @@ def config(tmp_path: Path, text: str) -> Path:
     return path
 
 
+def settings_of_engine(settings: Settings) -> EngineSettings:
+    """What an engine process reads off its command line."""
+    _, *arguments = default_commands(settings).engine("ipc://x")
+    served: list[EngineSettings] = []
+    assert run_command(lambda endpoint, given: served.append(given), arguments) == 0
+    return served[0]
+
+
+def adapters(sources: Sources) -> list[str]:
+    return [adapter.name for adapter in resolve(sources).engine.adapter]
+
+
 def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(tmp_path: Path) -> None:
     path = config(tmp_path, 'port = 1\nmodel = "file"\nworkers = 2\n')
     settings = resolve(Sources({"port": "3"}, {"INFERD_PORT": "2", "INFERD_MODEL": "env"}, path))
-    assert (settings.port, settings.model[0].name, settings.workers, settings.host) == (3, "env", 2, "127.0.0.1")
+    assert (settings.port, settings.engine.model[0].name, settings.workers, settings.host) == (3, "env", 2, "127.0.0.1")
 
 
 def test_flags_that_were_not_given_change_nothing() -> None:
@@ -86,19 +101,16 @@ def test_settings_cannot_be_changed_and_their_limits_agree() -> None:
 def test_adapters_come_from_every_source_and_reach_the_engine(tmp_path: Path) -> None:
     path = config(tmp_path, 'adapter = ["a=x", {name = "b", folder = "y", model = "tiny"}]\nmax_adapters = 3\n')
     settings = resolve(Sources({}, {}, path))
-    assert [str(adapter) for adapter in settings.adapter] == ["a=x", "b=y,model=tiny"]
-    command = list(default_commands(settings).engine("ipc://x"))
-    assert [command[at + 1] for at, part in enumerate(command) if part == "--adapter"] == ["a=x", "b=y,model=tiny"]
-    assert command[command.index("--max-adapters") + 1] == "3"
-    assert [adapter.name for adapter in resolve(Sources({}, {"INFERD_ADAPTER": "c=z;d=w"}, path)).adapter] == ["c", "d"]
-    assert [adapter.name for adapter in resolve(Sources({"adapter": ["e=v"]}, {"INFERD_ADAPTER": "c=z"})).adapter] == [
-        "e"
-    ]
+    both = (AdapterOptions("a", Path("x")), AdapterOptions("b", Path("y"), "tiny"))
+    assert settings.engine.adapter == both
+    reached = settings_of_engine(settings)
+    assert (reached.adapter, reached.max_adapters) == (both, 3)
+    assert adapters(Sources({}, {"INFERD_ADAPTER": "c=z;d=w"}, path)) == ["c", "d"]
+    assert adapters(Sources({"adapter": ["e=v"]}, {"INFERD_ADAPTER": "c=z"})) == ["e"]
     with pytest.raises(InvalidRequest, match=r"--adapter: adapter 'e': expected NAME=FOLDER"):
         resolve(Sources({"adapter": ["e"]}))
 
 
 def test_whether_to_speculate_reaches_the_engine() -> None:
     for value in ("on", "off"):
-        command = list(default_commands(resolve(Sources({"speculation": value}, {}))).engine("ipc://x"))
-        assert command[command.index("--speculation") + 1] == value
+        assert settings_of_engine(resolve(Sources({"speculation": value}, {}))).speculation == value

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from inferd.protocol import SOURCES, Cancelled, InferdError, InvalidRequest, LimitExceeded
 from inferd_runtime.sandbox.messages import RunUsage
 from inferd_runtime.server.gateway.metrics import FIGURES, MetricsPage
-from inferd_runtime.server.supervisor.engine_supervisor import told_error
+from inferd_runtime.server.processes.child_protocol import printed_error
 from inferd_runtime.server.supervisor.runs import Ending, RunTotals
 from inferd_runtime.session.wire import ModelStats
 from inferd_runtime.speculation.counters import DraftCounts, DraftModelCounters, SpeculationCounters
@@ -22,7 +22,7 @@ from inferd_runtime.speculation.counters import DraftCounts, DraftModelCounters,
 )
 def test_an_engines_error_arrives_as_the_error_that_it_was(error: InferdError) -> None:
     printed = "a warning\n" + msgspec.json.encode(error.to_wire()).decode()
-    told = told_error(printed)
+    told = printed_error(printed)
     assert type(told) is type(error)
     assert told is not None
     assert (told.message, told.detail) == (error.message, error.detail)
@@ -30,7 +30,7 @@ def test_an_engines_error_arrives_as_the_error_that_it_was(error: InferdError) -
 
 @pytest.mark.parametrize("printed", ["", "Killed", "Traceback ...\nValueError: {", '{"code": 3}', '{"a": "b"}', "[1]"])
 def test_other_last_words_are_no_error_of_ours(printed: str) -> None:
-    assert told_error(printed) is None
+    assert printed_error(printed) is None
 
 
 def parsed(page: str) -> list[Metric]:

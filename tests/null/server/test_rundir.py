@@ -31,9 +31,10 @@ for _ in range(100):
 KILLED = """
 import os, signal
 from inferd_runtime.server.engine_process import draft_link
+from inferd_runtime.settings.settings import EngineSettings
 
-draft_link.DraftChild = lambda flags: print(flags[1], flush=True)
-link = draft_link.RemoteDrafts([])
+draft_link.BlockingChild = lambda module, option, endpoint, *settings: print(endpoint, flush=True)
+link = draft_link.RemoteDrafts(EngineSettings())
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

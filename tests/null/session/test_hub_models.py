@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from inferd import protocol as p
-from inferd_runtime.server.engine_process.boot import step
+from inferd_runtime.server.engine_process.loop import step
 from inferd_runtime.session import wire as link
 from inferd_runtime.session.hub import SessionHub
 from inferd_runtime.testing.served import null_model

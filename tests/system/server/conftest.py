@@ -16,9 +16,9 @@ import anyio
 import httpx
 import pytest
 
-from inferd_runtime.config import Settings
 from inferd_runtime.server.gateway.app import Gateway, open_gateway
 from inferd_runtime.server.supervisor.runtime import Commands
+from inferd_runtime.settings.settings import ENGINE_FIELDS, EngineSettings, Settings
 
 HERE = Path(__file__).parent
 ANN, BOB = "token-of-ann", "token-of-bob"
@@ -47,9 +47,9 @@ def settings_in(folder: Path, **changes: Any) -> Settings:
         "tokens_file": tokens,
         "data_dir": folder / "data",
         "state_dir": folder / "state",
-        "check": True,
     }
-    return Settings(**{**values, **changes})
+    engine = {"check": True, **{name: changes.pop(name) for name in ENGINE_FIELDS if name in changes}}
+    return Settings(engine=EngineSettings(**engine), **{**values, **changes})
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from inferd_runtime.cli import main, progress
-from inferd_runtime.config import Settings
 from inferd_runtime.sandbox.runner_build.component import OnProgress
 from inferd_runtime.server.supervisor import runtime
+from inferd_runtime.settings.settings import Settings
 
 HERE = Path(__file__).parent
 

@@ -1,21 +1,17 @@
-"""An engine process's end of a draft model in another process: keeps that alive, and never waits for it."""
+"""The engine process's transport to a draft model in another process, which it keeps alive and never waits for."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from tempfile import TemporaryFile
 from typing import Any
 
 import msgspec
 import zmq
 
-from inferd.protocol import InferdError, Unavailable
+from inferd.protocol import Unavailable
 from inferd_runtime.draft_models.messages import (
     ASK,
     DESCRIBE,
@@ -27,78 +23,36 @@ from inferd_runtime.draft_models.messages import (
     DropDraft,
     Pollable,
 )
+from inferd_runtime.server.engine_process.command import DRAFT_MODULE, engine_arguments
 from inferd_runtime.server.processes.backoff import Backoff
+from inferd_runtime.server.processes.blocking_child import BlockingChild
 from inferd_runtime.server.processes.rundir import run_directory
-from inferd_runtime.server.supervisor.engine_supervisor import told_error
 from inferd_runtime.session.wire import MSGPACK, parse_reply, request_frames
+from inferd_runtime.settings.settings import EngineSettings
 
 START_SECONDS = 600.0
-STOP_SECONDS = 5.0
 TICK_MS = 200
-TAIL_BYTES = 1 << 14
-
-
-class DraftChild:
-    """The process, which ends with this one. What it prints is kept for error messages."""
-
-    def __init__(self, flags: Sequence[str]) -> None:
-        self._printed = TemporaryFile()  # noqa: SIM115 - closed with the child
-        self.started = time.monotonic()
-        self._process = subprocess.Popen(
-            [
-                sys.executable, "-m", "inferd_runtime.server.processes.tether", str(os.getpid()),
-                "inferd_runtime.server.engine_process.draft_process", *flags,
-            ],
-            stdin=subprocess.DEVNULL, stdout=self._printed, stderr=self._printed,
-        )  # fmt: skip
-
-    @property
-    def alive(self) -> bool:
-        """Whether it runs."""
-        return self._process.poll() is None
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
-
-    def error(self) -> InferdError:
-        """Why it ended."""
-        end = self._printed.seek(0, os.SEEK_END)
-        self._printed.seek(max(0, end - TAIL_BYTES))
-        printed = self._printed.read().decode(errors="replace").strip()
-        return told_error(printed) or Unavailable(f"the draft model's process ended\n{printed}", process="draft")
-
-    def close(self) -> None:
-        """End it."""
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._printed.close()
 
 
 class RemoteDrafts:
-    """Owned by the thread of the step loop. What the process does not take at once is answered with an error at once.
+    """Belongs to the thread of the step loop. A request that the process cannot take at once is answered with an error.
 
-    A process that has died is started again, later each time; its sequences are sent again by who needs them.
+    A process that has died is started again, after a longer pause each time; its sequences are sent again when they are needed.
     """
 
     overlaps = True
 
-    def __init__(self, flags: Sequence[str]) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         self._held = contextlib.ExitStack()
         endpoint = f"ipc://{self._held.enter_context(run_directory())}/link.sock"
-        self._flags = ["--endpoint", endpoint, *flags]
-        self._child = DraftChild(self._flags)
+        self._command = [DRAFT_MODULE, *engine_arguments(endpoint, settings)]
+        self._child = BlockingChild(*self._command)
         self._backoff = Backoff()
         self._restart_at = 0.0
         self._context: zmq.Context[Any] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
-        # To a process that is not there nothing is queued: who asks hears so at once.
+        # Nothing is queued for a process that is not there, so that sending fails at once.
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.connect(endpoint)
         self._tickets = itertools.count(1)
@@ -110,13 +64,13 @@ class RemoteDrafts:
         return self._child.pid
 
     def describe(self) -> DraftDescription:
-        """Wait until the draft model is loaded. Raises the error that its process ended with."""
+        """Wait until the draft model is loaded and return its description. Raises the error that its process ended with."""
         until = time.monotonic() + START_SECONDS
         asked = False
         while not self._socket.poll(TICK_MS):
             asked = asked or self._send(0, DESCRIBE, b"\x80")
             if not self._child.alive:
-                raise self._child.error()
+                raise self._child.error("the draft model's process", process="draft")
             if time.monotonic() > until:
                 raise Unavailable(f"the draft model was not loaded within {START_SECONDS:g} s", process="draft")
         reply = parse_reply(self._socket.recv_multipart())
@@ -139,11 +93,11 @@ class RemoteDrafts:
         return [self._socket]
 
     def wait(self, seconds: float) -> bool:
-        """Wait until there may be something to do, for callers that poll nothing else. False when the time is up."""
+        """Wait until an answer has come, for callers that poll nothing else; False when the time is up."""
         return bool(self._socket.poll(int(seconds * 1000)))
 
     def poll(self) -> bool:
-        """See :class:`~inferd_runtime.draft_models.messages.DraftTransport`. Looks after the process, too."""
+        """See :class:`~inferd_runtime.draft_models.messages.DraftTransport`. Starts a dead process again when it is time."""
         progressed = self._receive()
         if not self._child.alive:
             self._revive()
@@ -152,7 +106,7 @@ class RemoteDrafts:
     def close(self) -> None:
         """See :class:`~inferd_runtime.draft_models.messages.DraftTransport`."""
         self._pending.clear()
-        self._child.close()
+        self._child.stop()
         self._socket.close()
         self._context.term()
         self._held.close()
@@ -174,7 +128,7 @@ class RemoteDrafts:
         return progressed
 
     def _revive(self) -> None:
-        """Answer what the dead process did not, and start another when it is time."""
+        """Fail the requests of the dead process, and start another when it is time."""
         pending, self._pending = self._pending, {}
         for done in pending.values():
             done(DraftAnswer(error="the draft model's process has ended"))
@@ -183,5 +137,5 @@ class RemoteDrafts:
             self._restart_at = now + self._backoff.next(now - self._child.started)
         elif now >= self._restart_at:
             self._restart_at = 0.0
-            self._child.close()
-            self._child = DraftChild(self._flags)
+            self._child.stop()
+            self._child = BlockingChild(*self._command)

@@ -1,4 +1,4 @@
-"""From the settings' draft models to served models that draft: threads, processes, vocabularies."""
+"""From the settings' draft models to served models that draft: their settings, threads, processes and vocabularies."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from inferd_runtime.draft_models.drafter import DraftLine
 from inferd_runtime.draft_models.models import DraftModels, connect
 from inferd_runtime.draft_models.options import DraftOptions, choices_of
 from inferd_runtime.draft_models.thread import DraftThread
+from inferd_runtime.engine.scheduling.tenants import Tenancy
 from inferd_runtime.server.engine_process.draft_link import RemoteDrafts
 from inferd_runtime.session.served_model import ServedModel
+from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.speculation.bandit import Bandit, Thompson, UcbTuned
 from inferd_runtime.speculation.bridge import Vocabulary
 
@@ -23,15 +25,35 @@ BANDITS: Mapping[str, Callable[[int], Bandit]] = {"thompson": Thompson, "ucb": U
 
 @dataclass(frozen=True)
 class ReadyDraft:
-    """A draft model that is loaded, and the way to it."""
+    """A loaded draft model, the transport to it and its vocabulary."""
 
     options: DraftOptions
     line: DraftLine
     vocabulary: Vocabulary
 
 
+def draft_engine_settings(settings: EngineSettings) -> EngineSettings:
+    """Return how a draft model's engine serves beside an engine of ``settings``.
+
+    Contexts that leave its cache are computed again. Tenants keep their weights but have no quota, because a draft costs its
+    own target's tenants nothing but time.
+    """
+    tenancy = settings.tenancy
+    named = {name: replace(limits, kv_pages=0) for name, limits in tenancy.named.items()}
+    own = Tenancy(replace(tenancy.default, kv_pages=0), named)
+    return replace(settings, swap_mb=0, fixed_rows=0, tensor_parallel=1, tenancy=own)
+
+
+def draft_process_settings(settings: EngineSettings, draft: DraftOptions) -> EngineSettings:
+    """Return the settings of a draft model's own process."""
+    model = draft.model.over(settings.defaults)
+    products = "auto" if model.device == "cpu" else settings.products
+    own = draft_engine_settings(settings)
+    return replace(own, model=(model,), products=products, adapter=(), draft=(), snapshots=None)
+
+
 def vocabulary_of(table: TokenTable) -> Vocabulary:
-    """A tokenizer's vocabulary. Special tokens are read as the text they are written in."""
+    """Return a tokenizer's vocabulary. Special tokens are read as the text they are written in."""
     tokenizer = Tokenizer.from_str(table.source)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -42,17 +64,18 @@ def vocabulary_of(table: TokenTable) -> Vocabulary:
 
 
 def in_thread(options: DraftOptions, served: ServedModel, prepare: Callable[[], None]) -> ReadyDraft:
-    """A draft model of this process; ``prepare`` runs in its thread first."""
+    """Run a loaded draft model in a thread of its own; ``prepare`` runs there first."""
     transport = DraftThread(DraftHost(served.engine, served.tokenizer.eos_tokens), prepare)
     line = DraftLine(transport, served.info.max_context, options.timeout_ms / 1000)
     return ReadyDraft(options, line, vocabulary_of(served.grammars.table))
 
 
-def in_process(options: DraftOptions, flags: Sequence[str]) -> ReadyDraft:
-    """A draft model in a process of its own, which ``flags`` start. Waits until it is loaded; raises the InferdError that it
-    ended with.
+def in_process(options: DraftOptions, settings: EngineSettings) -> ReadyDraft:
+    """Start a draft model in a process of its own with these settings, and wait until it is loaded.
+
+    Raises the InferdError that the process ended with.
     """
-    transport = RemoteDrafts(flags)
+    transport = RemoteDrafts(settings)
     try:
         known = transport.describe()
         table = TokenTable.from_tokenizer_json(known.tokenizer, vocab_size=known.vocab_size, eos_ids=known.eos_tokens)
@@ -63,7 +86,7 @@ def in_process(options: DraftOptions, flags: Sequence[str]) -> ReadyDraft:
 
 
 def attach(served: Sequence[ServedModel], drafts: Sequence[ReadyDraft]) -> list[ServedModel]:
-    """The served models, each with its draft models. Raises as :func:`~inferd_runtime.draft_models.options.choices_of`."""
+    """Return the served models, each with its draft models. Raises as :func:`~inferd_runtime.draft_models.options.choices_of`."""
     names = [model.info.name for model in served]
     choices = choices_of([draft.options for draft in drafts], names)
     attached = []

@@ -1,4 +1,5 @@
-"""A draft model in a process of its own: an engine, a socket, and the sequences of one engine process that it drafts for.
+"""A draft model in a process of its own: ``python -m inferd_runtime.server.engine_process.draft_process --endpoint ipc://FILE
+--settings JSON``. It drafts for the sequences of one engine process.
 
 It speaks the frames of :mod:`~inferd_runtime.session.wire` on a socket that its engine process alone knows: no program and no
 script reaches it.
@@ -6,18 +7,13 @@ script reaches it.
 
 from __future__ import annotations
 
-import argparse
-import os
-import signal
 import sys
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 import zmq
 
-from inferd.protocol import InferdError
 from inferd_runtime.draft_models.draft_host import DraftHost
 from inferd_runtime.draft_models.messages import (
     ASK,
@@ -28,17 +24,19 @@ from inferd_runtime.draft_models.messages import (
     DraftDescription,
     DropDraft,
 )
-from inferd_runtime.engine.scheduling.tenants import Tenancy
-from inferd_runtime.models.options import ModelOptions
-from inferd_runtime.server.engine_process.boot import EngineSettings, serve_models
+from inferd_runtime.server.engine_process.boot import bind
+from inferd_runtime.server.engine_process.command import run_command
+from inferd_runtime.server.engine_process.serving import serve_model
+from inferd_runtime.server.processes.stop_request import StopRequest
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.wire import OK
+from inferd_runtime.settings.settings import EngineSettings
 
 IDLE_MS = 1000
 
 
 class DraftServer:
-    """Takes requests off the wire, and sends each one's answer when the draft engine has it."""
+    """Receives requests and sends each one's answer when the draft engine has it."""
 
     def __init__(self, socket: zmq.Socket[bytes], served: ServedModel) -> None:
         self.host = DraftHost(served.engine, served.tokenizer.eos_tokens)
@@ -46,7 +44,7 @@ class DraftServer:
         self._served = served
 
     def receive(self) -> None:
-        """Take all messages that have come."""
+        """Receive all messages that have come."""
         while self._socket.poll(0):
             identity, *frames = self._socket.recv_multipart()
             self._take(identity, *frames)
@@ -70,51 +68,22 @@ class DraftServer:
         )
 
 
-def run(settings: EngineSettings, model: ModelOptions) -> None:
-    """Load, bind, draft until SIGTERM or SIGINT, or until the engine process has ended."""
-    stopping: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _frame: stopping.append(received))
-    (served,) = serve_models(settings, [model])
+def serve(endpoint: str, settings: EngineSettings) -> None:
+    """Load, bind, and draft until SIGTERM or SIGINT, or until the engine process has ended. Raises InferdError."""
+    stop = StopRequest()
+    served = serve_model(settings)
     context: zmq.Context[Any] = zmq.Context()
-    socket = context.socket(zmq.ROUTER)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.bind(settings.endpoint)
-    desk = DraftServer(socket, served)
-    busy, parent = False, os.getppid()
-    while not stopping and os.getppid() == parent:
+    socket = bind(context, endpoint)
+    server = DraftServer(socket, served)
+    busy = False
+    while not stop.received:
         if socket.poll(0 if busy else IDLE_MS):
-            desk.receive()
-        busy = desk.host.step()
-    desk.host.close()
+            server.receive()
+        busy = server.host.step()
+    server.host.close()
     socket.close()
     context.term()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """``python -m inferd_runtime.server.engine_process.draft_process --endpoint ipc://... --model tiny-draft``.
-
-    An error ends it with exit code 2, and is the last line that it prints, as JSON.
-    """
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--endpoint", required=True)
-    parser.add_argument("--model", required=True, metavar="NAME[,OPTION=VALUE]")
-    for name, value in (("threads", 0), ("page-size", 16), ("token-budget", 512)):
-        parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--tenancy", type=partial(msgspec.json.decode, type=Tenancy), default=Tenancy(), help="JSON")
-    parser.add_argument("--kv-dtype", choices=("model", "fp8"), default="model")
-    parser.add_argument("--graphs", choices=("on", "off"), default="on")
-    parser.add_argument("--products", choices=("auto", "torch", "kernel"), default="auto")
-    parser.add_argument("--plain", action="store_true", help="run transformers' own modules, never the fused pass")
-    options = vars(parser.parse_args(argv))
-    try:
-        model = ModelOptions.parse(options.pop("model"))
-        run(EngineSettings(**options, swap_mb=0), model)
-    except InferdError as error:
-        print(msgspec.json.encode(error.to_wire()).decode(), file=sys.stderr)
-        return 2
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(serve))

@@ -1,24 +1,38 @@
-"""One of the other ranks of a model that is divided: loads its part, then does what rank 0's engine process says.
+"""One of the other ranks of a model that is divided: ``python -m inferd_runtime.server.engine_process.follower_process JSON``.
 
-It knows no program, tenant or token's meaning; it hears of batches over a channel that only its engine process holds.
+It loads its part of the model, then runs the batches that rank 0's engine process sends over a channel that nobody else holds.
+It knows no program or tenant. Signals that end a whole process group do not end it: rank 0 tells it when.
 """
 
 from __future__ import annotations
 
-import argparse
 import signal
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import msgspec
+from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.server.processes.child_protocol import exit_code, parse_settings
 
-from inferd.protocol import InferdError
+
+@dataclass(frozen=True)
+class FollowerSettings:
+    """``channel``: the inherited file descriptor of the channel to rank 0. ``store``: the file by which ranks find each other.
+
+    ``threads`` 0: as the runtime chooses.
+    """
+
+    rank: int
+    ranks: int
+    channel: int
+    store: Path
+    model: ModelOptions
+    threads: int
 
 
-def serve(options: argparse.Namespace, channel: Connection) -> None:
-    """Join, load, follow until rank 0 says stop or has ended. Raises InferdError."""
+def serve(settings: FollowerSettings) -> None:
+    """Join, load, and follow until rank 0 sends the end or has ended. Raises InferdError."""
     from transformers.utils.logging import disable_progress_bar
 
     from inferd_runtime.engine.drivers.parallel import follow_with
@@ -27,40 +41,17 @@ def serve(options: argparse.Namespace, channel: Connection) -> None:
     from inferd_runtime.models.parallel import join, leave, rank_device, use_threads
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    use_threads(options.threads)
-    join(options.rank, options.ranks, options.device, options.store)
-    loaded = load(options.model, device=options.device, dtype=options.dtype, ranks=options.ranks)
-    use_threads(options.threads, loaded.module, options.ranks)
-    follow_with(loaded, channel, available_bytes(rank_device(options.device, options.rank)))
+    model, ranks = settings.model, settings.ranks
+    with Connection(settings.channel) as channel:
+        use_threads(settings.threads)
+        join(settings.rank, ranks, model.device, settings.store)
+        loaded = load(model.name, device=model.device, dtype=model.dtype, ranks=ranks)
+        use_threads(settings.threads, loaded.module, ranks)
+        follow_with(loaded, channel, available_bytes(rank_device(model.device, settings.rank)))
     leave()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """``python -m inferd_runtime.server.engine_process.follower_process --rank 1 --ranks 2 --channel FD --store FILE
-    --model tiny``.
-
-    An error ends it with exit code 2, and is the last line that it prints, as JSON. It does not hear signals that end a whole
-    process group: rank 0 says when.
-    """
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    for name in ("rank", "ranks", "channel"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--store", type=Path, required=True)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="")
-    parser.add_argument("--threads", type=int, default=0)
-    options = parser.parse_args(argv)
+if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    try:
-        with Connection(options.channel) as channel:
-            serve(options, channel)
-    except InferdError as error:
-        print(msgspec.json.encode(error.to_wire()).decode(), file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(lambda: serve(parse_settings(sys.argv[1], FollowerSettings))))

@@ -3,82 +3,58 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from socket import socketpair
-from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, NoReturn
-
-import msgspec
+from typing import NoReturn
 
 from inferd.protocol import InferdError, InvalidRequest, Unavailable
+from inferd_runtime.engine.drivers.parallel import LeadingDriver, lead
+from inferd_runtime.engine.drivers.parallel_commands import Loaded, decode_reply
 from inferd_runtime.models.fitting.fit import Placed
+from inferd_runtime.models.fitting.inspection import available_bytes
+from inferd_runtime.models.loading import LoadedModel, load
 from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.models.parallel import check_devices, join, share
+from inferd_runtime.server.engine_process.follower_process import FollowerSettings
+from inferd_runtime.server.processes.blocking_child import BlockingChild
+from inferd_runtime.server.processes.child_protocol import FAILED, print_error, settings_argument
 from inferd_runtime.server.processes.rundir import run_directory
-from inferd_runtime.server.supervisor.engine_supervisor import told_error
+from inferd_runtime.settings.settings import EngineSettings
 
-if TYPE_CHECKING:
-    from inferd_runtime.engine.drivers.parallel import LeadingDriver
-    from inferd_runtime.models.loading import LoadedModel
-
-STOP_SECONDS = 5.0
+FOLLOWER_MODULE = "inferd_runtime.server.engine_process.follower_process"
 START_SECONDS = 600.0
 CAUSE_SECONDS = 2.0
-TAIL_BYTES = 1 << 14
 STORE = "store"
 
 
 def end_engine(error: InferdError) -> NoReturn:
-    """End this process at once, whatever its threads wait for: the supervisor starts another. See ``engine_process.main``."""
-    sys.stderr.write(msgspec.json.encode(error.to_wire()).decode() + "\n")
-    sys.stderr.flush()
-    os._exit(2)
+    """Report an error and end this process at once, whatever its threads wait for: the supervisor starts another."""
+    print_error(error)
+    os._exit(FAILED)
 
 
 class Follower:
-    """One rank's process, and rank 0's end of its channel. It ends with this process. What it prints is kept for errors."""
+    """One rank's process, and rank 0's end of its channel."""
 
-    def __init__(self, rank: int, flags: Sequence[str]) -> None:
-        self.rank = rank
-        self._printed = TemporaryFile()  # noqa: SIM115 - closed with the process
+    def __init__(self, settings: FollowerSettings) -> None:
+        self.rank = settings.rank
         ours, theirs = socketpair()
         self.channel = Connection(ours.detach())
         with theirs:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable, "-m", "inferd_runtime.server.processes.tether", str(os.getpid()),
-                    "inferd_runtime.server.engine_process.follower_process",
-                    *("--rank", str(rank), "--channel", str(theirs.fileno())), *flags,
-                ],
-                stdin=subprocess.DEVNULL, stdout=self._printed, stderr=self._printed, pass_fds=[theirs.fileno()],
-            )  # fmt: skip
-
-    def ends(self, seconds: float | None = None) -> bool:
-        """Wait until the process has ended; False when the time is up."""
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+            own = settings_argument(replace(settings, channel=theirs.fileno()))
+            self.child = BlockingChild(FOLLOWER_MODULE, own, pass_fds=[theirs.fileno()])
 
     def error(self) -> InferdError:
-        """Why it ended."""
-        end = self._printed.seek(0, os.SEEK_END)
-        self._printed.seek(max(0, end - TAIL_BYTES))
-        printed = self._printed.read().decode(errors="replace").strip()
-        ended = f"rank {self.rank} of the model ended with code {self._process.poll()}"
-        return told_error(printed) or Unavailable(f"{ended}\n{printed}".strip(), process="follower", rank=self.rank)
+        """Return the error that its process ended with."""
+        return self.child.error(f"rank {self.rank} of the model", process="follower", rank=self.rank)
 
     def close(self) -> None:
         """Wait for its end, which it was asked for; kill it if that does not come."""
-        if not self.ends(STOP_SECONDS):
-            self._process.kill()
-            self._process.wait()
+        self.child.wait_or_kill()
         self.channel.close()
 
 
@@ -97,52 +73,39 @@ class Followers:
         self._driver: LeadingDriver | None = None
         self._closing = threading.Event()
 
-    def check(self, models: Sequence[ModelOptions], *, adapters: bool, fixed_rows: bool, fp8: bool) -> None:
-        """Raise InvalidRequest for what does not go together with several ranks, or for devices that are not there."""
-        from inferd_runtime.models.parallel import check_devices
-
+    def check(self, settings: EngineSettings) -> None:
+        """Raise InvalidRequest for settings that several ranks do not support, or for devices that are not there."""
         if self.ranks == 1:
             return
         refused = (
-            (len(models) > 1, "several models"),
-            (adapters, "adapters"),
-            (fixed_rows, "--fixed-rows: that sums over ranks stay equal to the bit is not proven"),
-            (fp8, "--kv-dtype fp8"),
+            (len(settings.model) > 1, "several models"),
+            (settings.adapter, "adapters"),
+            (settings.fixed_rows, "--fixed-rows: that sums over ranks stay equal to the bit is not proven"),
+            (settings.kv_dtype == "fp8", "--kv-dtype fp8"),
         )
         for given, what in refused:
             if given:
                 raise InvalidRequest(f"--tensor-parallel does not go together with {what}")
-        check_devices(models[0].device, self.ranks)
+        check_devices(settings.models[0].device, self.ranks)
 
     def placed(self, whole: Placed) -> Placed:
-        """What one device gets of the model: on the CPU all ranks share the memory, elsewhere each has its own."""
-        from inferd_runtime.models.parallel import share
-
+        """Return what one device gets of the model: on the CPU all ranks share the memory, elsewhere each has its own."""
         return whole if whole.device == "cpu" else replace(whole, size=share(whole.size, self.ranks))
 
-    def each(self, threads: int) -> int:
-        """One rank's part of so many threads."""
-        return max(1, threads // self.ranks)
-
     def loaded(self, own: Placed) -> Placed:
-        """The same, from what rank 0's part takes."""
+        """Return what the model takes on a device, from what rank 0's part takes."""
         return own.with_kv(own.size.kv_token_bytes * self.ranks) if own.device == "cpu" else own
 
     def available(self, device: str) -> int:
-        """Bytes that every rank has for pages, where ``device`` is rank 0's."""
-        from inferd_runtime.models.fitting.inspection import available_bytes
-
+        """Return the bytes that every rank has for pages, where ``device`` is rank 0's."""
         others = self._free if device.startswith(self._kind) else ()
         return min([available_bytes(device), *others])
 
     def load(self, model: ModelOptions, threads: int) -> LoadedModel:
-        """Start the ranks, and load the model in all of them; with ``threads`` threads each (0: as the runtime chooses).
+        """Start the ranks and load the model in all of them, with ``threads`` threads each (0: as the runtime chooses).
 
         Raises InferdError, a follower's own if it has ended.
         """
-        from inferd_runtime.models.loading import load
-        from inferd_runtime.models.parallel import join
-
         self._kind = model.device
         if self.ranks == 1:
             return load(model.name, device=model.device, dtype=model.dtype)
@@ -159,15 +122,13 @@ class Followers:
         return loaded
 
     def lead(self, loaded: LoadedModel, pages: int, page_size: int) -> LeadingDriver:
-        """The driver over all ranks."""
-        from inferd_runtime.engine.drivers.parallel import lead
-
+        """Build the driver over all ranks."""
         channels = [follower.channel for follower in self._followers]
         self._driver = lead(loaded, pages, page_size, channels, end_engine)
         return self._driver
 
     def close(self) -> None:
-        """End them."""
+        """End all ranks."""
         self._closing.set()
         if self._driver is not None:
             self._driver.close()
@@ -175,27 +136,23 @@ class Followers:
             follower.close()
 
     def _start(self, model: ModelOptions, threads: int, store: Path) -> None:
-        flags = ["--ranks", str(self.ranks), "--store", str(store), "--model", model.name]
-        flags += ["--device", model.device, "--dtype", model.dtype, "--threads", str(threads)]
         for rank in range(1, self.ranks):
-            self._followers.append(Follower(rank, flags))
+            self._followers.append(Follower(FollowerSettings(rank, self.ranks, -1, store, model, threads)))
         for follower in self._followers:
             threading.Thread(target=self._watch, args=(follower,), name=f"rank-{follower.rank}", daemon=True).start()
 
     def _watch(self, follower: Follower) -> None:
-        follower.ends()
+        follower.child.wait()
         if not self._closing.is_set():
             end_engine(follower.error())
 
     def _raise_cause(self) -> None:
         """Loading failed here, perhaps because a follower had ended: then its error is the one to tell."""
         for follower in self._followers:
-            if follower.ends(CAUSE_SECONDS):
+            if follower.child.wait(CAUSE_SECONDS):
                 raise follower.error()
 
     def _wait_loaded(self, follower: Follower) -> int:
-        from inferd_runtime.engine.drivers.parallel_commands import Loaded, decode_reply
-
         try:
             reply = decode_reply(follower.channel.recv_bytes()) if follower.channel.poll(START_SECONDS) else None
         except (EOFError, OSError) as error:

@@ -21,13 +21,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.protocol import MAX_EXPORT_BYTES, InferdError, InternalError, InvalidRequest, NotFound, Unavailable
-from inferd_runtime.config import Settings
 from inferd_runtime.server.gateway.auth import AccessTokens, BearerAuth, load_tokens
 from inferd_runtime.server.gateway.replies import error_reply
 from inferd_runtime.server.gateway.routes import Api
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.programs.registry import Registry
 from inferd_runtime.server.supervisor.runtime import Commands, Runtime, open_runtime
+from inferd_runtime.settings.settings import Settings
 
 REGISTRY_FILE = "programs.sqlite3"
 SERVER_FILE = "server.json"

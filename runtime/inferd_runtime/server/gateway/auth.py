@@ -13,9 +13,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from inferd.protocol import InvalidRequest, Unauthorized
-from inferd_runtime.config import Settings
 from inferd_runtime.server.gateway.replies import deny
 from inferd_runtime.server.tokens_file import read_tokens
+from inferd_runtime.settings.settings import Settings
 
 DEFAULT_TENANT = "default"
 PUBLIC_PATHS = frozenset({"/livez", "/version"})

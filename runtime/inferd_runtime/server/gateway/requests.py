@@ -8,9 +8,9 @@ import msgspec
 from starlette.requests import Request
 
 from inferd.protocol import InvalidRequest, LimitExceeded
-from inferd_runtime.config import Settings
 from inferd_runtime.sandbox.messages import Bundle, Limits
 from inferd_runtime.server.programs.bundles import Program, with_limits
+from inferd_runtime.settings.settings import Settings
 
 T = TypeVar("T")
 

@@ -7,11 +7,12 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 from collections import deque
 from collections.abc import Sequence
 
 import anyio
+
+from inferd_runtime.server.processes.tether import tethered
 
 TAIL_LINES = 40
 DRAIN_SECONDS = 1.0
@@ -39,7 +40,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         """Start ``command``: a module or the path of a script, then its arguments."""
         _, child = await asyncio.get_running_loop().subprocess_exec(
             lambda: cls(name),
-            sys.executable, "-m", "inferd_runtime.server.processes.tether", str(os.getpid()), *command,
+            *tethered(*command),
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip

@@ -21,6 +21,11 @@ PR_SET_PDEATHSIG = 1
 POLL_SECONDS = 1.0
 
 
+def tethered(*command: str) -> list[str]:
+    """Return the command line that runs a module with its arguments in a child of this process."""
+    return [sys.executable, "-m", "inferd_runtime.server.processes.tether", str(os.getpid()), *command]
+
+
 def die_with(parent: int) -> None:
     """Make this process end when ``parent`` does."""
     if sys.platform == "linux":

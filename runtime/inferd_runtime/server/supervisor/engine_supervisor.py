@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
-import msgspec
 import zmq.asyncio
 
-from inferd.protocol import ErrorInfo, InferdError, ListModels, Models, Unavailable
+from inferd.protocol import InferdError, ListModels, Models, Unavailable
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.processes.backoff import Backoff
 from inferd_runtime.server.processes.child_process import ChildProcess
+from inferd_runtime.server.processes.child_protocol import printed_error
 from inferd_runtime.server.supervisor.engine_session import EngineSession, engine_channel
 from inferd_runtime.session.wire import OpenSession
 
@@ -38,14 +38,6 @@ class StartedEngine:
     def lost(self) -> anyio.Event:
         """Set when the process has ended."""
         return self.child.exited
-
-
-def told_error(printed: str) -> InferdError | None:
-    """The error that an engine ended with: the last line that it printed, as JSON. None if that is something else."""
-    try:
-        return msgspec.json.decode(printed.rpartition("\n")[2], type=ErrorInfo).to_exception()
-    except msgspec.MsgspecError:
-        return None
 
 
 class EngineSupervisor:
@@ -156,7 +148,7 @@ class EngineSupervisor:
         level = logging.WARNING if self._up is None else logging.ERROR  # who waits for the start hears of it anyway
         log.log(level, "%s\n%s", message, printed)
         error = Unavailable(message, process="engine", pid=pid)
-        self._start_error = told_error(printed) or Unavailable(
+        self._start_error = printed_error(printed) or Unavailable(
             f"{message}\n{printed}".strip(), process="engine", pid=pid
         )
         up, self._up, self._failure = self._up, None, error

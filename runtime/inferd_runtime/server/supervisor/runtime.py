@@ -14,19 +14,18 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.abc
-import msgspec
 import zmq
 import zmq.asyncio
 
 from inferd.protocol import Cancelled, ErrorInfo, LimitExceeded, Models, Unavailable
-from inferd_runtime.config import LIMIT_FLAGS, Settings, flag_of
 from inferd_runtime.sandbox.messages import Cancel, Deliver, LaunchRun, Limits, Output, RunFinished, Sent, Started
+from inferd_runtime.server.engine_process.command import ENGINE_MODULE, engine_arguments
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.processes.rundir import run_directory
 from inferd_runtime.server.programs.bundles import Program
@@ -37,6 +36,7 @@ from inferd_runtime.server.supervisor.worker_fleet import FleetLaunch, WorkerFle
 from inferd_runtime.server.supervisor.worker_pool import PoolSettings, WorkerPool
 from inferd_runtime.server.tokens_file import load_tenancy
 from inferd_runtime.session.wire import RUN_SESSION
+from inferd_runtime.settings.settings import FIELDS, Settings
 
 GRACE_SECONDS = 5.0
 """How long a worker may take to end a run before the worker itself is killed."""
@@ -45,6 +45,7 @@ TICK_SECONDS = 0.25
 DRAIN_SECONDS = 3.0
 MAX_UNDELIVERED = 256
 SNAPSHOT_FOLDER = "snapshots"
+WORKER_MODULE = "inferd_runtime.sandbox.worker"
 log = logging.getLogger("inferd.runtime")
 
 
@@ -60,31 +61,15 @@ class Commands:
 
 
 def default_commands(settings: Settings) -> Commands:
-    """The real engine and the real sandbox worker."""
-    flags = [part for model in settings.models for part in ("--model", str(model))]
-    flags += ["--threads", str(settings.threads)] if settings.threads else []
-    flags += [part for adapter in settings.adapter for part in ("--adapter", str(adapter))]
-    flags += [part for draft in settings.draft for part in ("--draft", str(draft))]
-    limits = ("max_adapters", "max_adapter_bytes", "max_adapter_rank")
-    flags += [part for name in limits for part in (flag_of(name), str(getattr(settings, name)))]
-
-    for name in (
-        "page_size", "token_budget", "swap_mb", "fixed_rows", "tensor_parallel", "kv_dtype", "graphs", "products"
-    ):  # fmt: skip
-        flags += [flag_of(name), str(getattr(settings, name))]
-    flags += ["--tenancy", msgspec.json.encode(load_tenancy(settings)).decode()]
-    flags += ["--check"] if settings.check else []
-    flags += ["--speculation", settings.speculation]
-    flags += ["--snapshots", str(settings.data_dir / SNAPSHOT_FOLDER), "--snapshot-bytes", str(settings.snapshot_bytes)]
+    """Return the command lines of the real engine and the real sandbox worker."""
+    snapshots = settings.data_dir / SNAPSHOT_FOLDER
+    serving = replace(settings.engine, tenancy=load_tenancy(settings), snapshots=snapshots)
 
     def engine(endpoint: str) -> list[str]:
-        return ["inferd_runtime.server.engine_process.boot", "--endpoint", endpoint, *flags]
+        return [ENGINE_MODULE, *engine_arguments(endpoint, serving)]
 
     def worker(control: str, engine_endpoint: str, name: str) -> list[str]:
-        return [
-            "inferd_runtime.sandbox.worker",
-            *("--control", control, "--engine", engine_endpoint, "--identity", name),
-        ]  # fmt: skip
+        return [WORKER_MODULE, "--control", control, "--engine", engine_endpoint, "--identity", name]
 
     return Commands(engine, worker)
 
@@ -294,7 +279,7 @@ class Runtime:
 def _too_long(limits: Limits) -> ErrorInfo:
     message = f"the run took more than {limits.wall_s:g} s"
     return LimitExceeded(
-        message, limit="wall_s", value=limits.wall_s, raise_with=f"{LIMIT_FLAGS['wall_s']}, or wall_s in its limits"
+        message, limit="wall_s", value=limits.wall_s, raise_with=f"{FIELDS['wall_s'].flag}, or wall_s in its limits"
     ).to_wire()
 
 

@@ -1,0 +1,144 @@
+"""From settings to drivers: models are checked against the memory, loaded, and given pages and a driver."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from transformers.utils.logging import disable_progress_bar
+
+from inferd.protocol import InvalidRequest
+from inferd_runtime.draft_models.options import DraftOptions, choices_of
+from inferd_runtime.engine.drivers.build import DeviceDriver, DriverOptions, build_driver, element_size, step_bytes
+from inferd_runtime.engine.drivers.parallel import LeadingDriver
+from inferd_runtime.engine.scheduling.costs import MEASURED_ROWS
+from inferd_runtime.models.fitting.fit import Placed, check_fit, divide_with_drafts
+from inferd_runtime.models.fitting.inspection import available_bytes, check_device, measure
+from inferd_runtime.models.fitting.sizing import default_threads
+from inferd_runtime.models.loading import LoadedModel, load
+from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.models.parallel import use_threads
+from inferd_runtime.server.engine_process.draft_models import draft_engine_settings
+from inferd_runtime.server.engine_process.followers import Followers
+from inferd_runtime.settings.settings import EngineSettings
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ServingDriver: TypeAlias = DeviceDriver | LeadingDriver
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """What one engine process loads: the models that it serves, then draft models for its own threads.
+
+    ``owners``: for each of ``drafts``, the place of its target among ``served``.
+    """
+
+    served: tuple[ModelOptions, ...]
+    drafts: tuple[DraftOptions, ...]
+    owners: tuple[int, ...]
+    all: tuple[ModelOptions, ...]
+
+    @classmethod
+    def of(cls, settings: EngineSettings) -> ModelPlan:
+        """Read the settings. Raises NotFound or InvalidRequest for draft models and devices that cannot be."""
+        served = settings.models
+        names = [model.name for model in served]
+        choices_of(settings.draft, names)
+        drafts = tuple(draft for draft in settings.draft if not draft.process)
+        owners = tuple(names.index(draft.target_among(names)) for draft in drafts)
+        beside = tuple(draft.model.over(settings.defaults) for draft in drafts)
+        return cls(served, drafts, owners, tuple(model.checked() for model in (*served, *beside)))
+
+
+@dataclass(frozen=True)
+class DrivenModel:
+    """A loaded model with its driver. ``settings`` are the engine's, for a draft model those that differ for it."""
+
+    settings: EngineSettings
+    loaded: LoadedModel
+    driver: ServingDriver
+
+
+def load_drivers(settings: EngineSettings, plan: ModelPlan, followers: Followers) -> list[DrivenModel]:
+    """Load all models of a plan and build their drivers, in its order.
+
+    Raises InferdError; LimitExceeded before any weight is read when the models do not fit together.
+    """
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    threads = settings.threads or 0
+    use_threads(threads)
+    placed = _place(settings, plan, followers)
+    first, *rest = plan.all
+    loaded = [followers.load(first, threads)]
+    loaded += [load(model.name, device=model.device, dtype=model.dtype) for model in rest]
+    use_threads(threads, max((model.module for model in loaded), key=default_threads), followers.ranks)
+    pages = _divide_pages(settings, plan, placed, loaded, followers)
+    each = [settings] * len(plan.served) + [draft_engine_settings(settings)] * len(plan.drafts)
+    drivers = [_build_driver(*one, followers) for one in zip(each, loaded, pages, strict=True)]
+    return [DrivenModel(*one) for one in zip(each, loaded, drivers, strict=True)]
+
+
+def driver_options(settings: EngineSettings, pages: int) -> DriverOptions:
+    """Return what the driver is built with. Its rows are enough for the steps by which the cost model is measured, too."""
+    return DriverOptions(
+        pages,
+        settings.page_size,
+        most_rows=max(MEASURED_ROWS, settings.token_budget * max(1, settings.fixed_rows)),
+        plain=settings.plain,
+        fixed_rows=settings.fixed_rows,
+        kv_dtype="" if settings.kv_dtype == "model" else settings.kv_dtype,
+        graphs=settings.graphs == "on",
+        products=settings.products,
+    )
+
+
+def _place(settings: EngineSettings, plan: ModelPlan, followers: Followers) -> list[Placed]:
+    """Return what each model takes, and where, as far as that is known before it is loaded.
+
+    Raises InvalidRequest for settings that contradict each other, LimitExceeded for models that do not fit together.
+    """
+    on_cpu = all(model.device == "cpu" for model in plan.served)
+    if settings.products == "kernel" and (settings.tensor_parallel > 1 or on_cpu):
+        raise InvalidRequest("--products kernel is for models on a GPU, each in one process")
+    followers.check(settings)
+    placed = [Placed(measure(model), check_device(model.device), model.pages) for model in plan.all]
+    if settings.kv_dtype == "fp8":
+        placed = [model.with_kv(model.size.kv_token_bytes // BYTES[model.size.dtype]) for model in placed]
+    placed[0] = followers.placed(placed[0])
+    check_fit(placed, available_bytes, settings.page_size)
+    return placed
+
+
+def _divide_pages(
+    settings: EngineSettings,
+    plan: ModelPlan,
+    placed: Sequence[Placed],
+    loaded: Sequence[LoadedModel],
+    followers: Followers,
+) -> list[int]:
+    """Return the pages of each model, now that it is known what one token takes and what the weights left free."""
+    options = driver_options(settings, 1)
+    token_bytes = [model.probe.kv.bytes_per_token(element_size(model, options)) for model in loaded]
+    seen = [model.with_kv(size) for model, size in zip(placed, token_bytes, strict=True)]
+    seen[0] = followers.loaded(seen[0])
+    free = _free_bytes(options, loaded, followers.available)
+    return divide_with_drafts(seen, plan.owners, free, settings.page_size)
+
+
+def _free_bytes(
+    options: DriverOptions, loaded: Sequence[LoadedModel], available: Callable[[str], int]
+) -> Callable[[str], int]:
+    """Return the function from a device to the bytes for KV pages: what is available, less what steps will take beside."""
+    taken: Counter[str] = Counter()
+    for model in loaded:
+        device = next(model.module.parameters()).device
+        taken[str(device)] += step_bytes(model, options)
+    return lambda device: max(0, available(device) - taken[device])
+
+
+def _build_driver(settings: EngineSettings, loaded: LoadedModel, pages: int, followers: Followers) -> ServingDriver:
+    if settings.tensor_parallel > 1:
+        return followers.lead(loaded, pages, settings.page_size)
+    return build_driver(loaded, driver_options(settings, pages))

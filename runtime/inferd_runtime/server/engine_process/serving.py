@@ -1,0 +1,98 @@
+"""From settings to served models: engines, grammar compilers, adapters and draft models around the drivers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+
+from inferd.protocol import InvalidRequest, ModelInfo, NotFound
+from inferd_grammar import GrammarCompiler, TokenTable
+from inferd_grammar.trials.pool import TrialPool
+from inferd_runtime.engine.adapters import AdapterLimits, AdapterSet
+from inferd_runtime.engine.engine import Engine, EngineOptions
+from inferd_runtime.engine.scheduling.costs import measure_cost, measure_times
+from inferd_runtime.models.adapter_options import AdapterOptions
+from inferd_runtime.models.lora.files import AdapterFiles
+from inferd_runtime.models.parallel import use_threads
+from inferd_runtime.server.engine_process.draft_models import (
+    ReadyDraft,
+    attach,
+    draft_process_settings,
+    in_process,
+    in_thread,
+)
+from inferd_runtime.server.engine_process.followers import Followers
+from inferd_runtime.server.engine_process.model_loading import DrivenModel, ModelPlan, load_drivers
+from inferd_runtime.session.served_model import Lookups, ServedModel
+from inferd_runtime.settings.settings import EngineSettings
+from inferd_runtime.speculation.corpus import Corpora
+
+
+def serve_model(settings: EngineSettings) -> ServedModel:
+    """Load the default model of ``settings`` and build its engine. Raises InferdError."""
+    return serve_models(settings)[0]
+
+
+def serve_models(
+    settings: EngineSettings, trials: TrialPool | None = None, followers: Followers | None = None
+) -> list[ServedModel]:
+    """Load the models of ``settings`` and build their engines, with adapters and draft models.
+
+    Constraints are compiled without a limit unless there are ``trials``. The ranks of a divided model end with this process;
+    who gives ``followers`` can end them before.
+    Raises InferdError; LimitExceeded before any weight is read when the models do not fit together.
+    """
+    plan = ModelPlan.of(settings)
+    driven = load_drivers(settings, plan, followers or Followers(settings.tensor_parallel))
+    builder = ThreadPoolExecutor(1, "index")
+    served = [_build_served(model, trials, builder) for model in driven]
+    count = len(plan.served)
+    load_adapters(settings.adapter, served[:count])
+    threaded = [
+        in_thread(draft, model, partial(use_threads, settings.threads or 0, one.loaded.module))
+        for draft, model, one in zip(plan.drafts, served[count:], driven[count:], strict=True)
+    ]
+    return attach(served[:count], threaded + _draft_processes(settings))
+
+
+def load_adapters(adapters: Sequence[AdapterOptions], models: Sequence[ServedModel]) -> None:
+    """Load the operator's adapters. Raises InferdError that names the adapter."""
+    for adapter in adapters:
+        model = next((model for model in models if adapter.model in ("", model.info.name)), None)
+        if model is None:
+            raise NotFound(f"adapter {adapter.name!r}: no model {adapter.model!r} is served")
+        try:
+            model.adapters.load(None, adapter.name, AdapterFiles.read(adapter.folder))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"adapter {adapter.name!r}: {error.message}") from error
+
+
+def _draft_processes(settings: EngineSettings) -> list[ReadyDraft]:
+    apart = [draft for draft in settings.draft if draft.process]
+    return [in_process(draft, draft_process_settings(settings, draft)) for draft in apart]
+
+
+def _build_served(model: DrivenModel, trials: TrialPool | None, builder: Executor) -> ServedModel:
+    """Build the engine, adapter set and grammar compiler of a loaded model."""
+    settings, loaded = model.settings, model.loaded
+    eos_tokens = loaded.tokenizer.eos_tokens
+    table = TokenTable.from_tokenizer_json(loaded.tokenizer.json, vocab_size=loaded.vocab_size, eos_ids=eos_tokens)
+    info = ModelInfo(
+        loaded.name, loaded.vocab_size, loaded.max_context, settings.page_size, list(eos_tokens), loaded.fingerprint
+    )
+    engine = Engine(model.driver, _engine_options(model))
+    limits = AdapterLimits(settings.max_adapter_rank, settings.max_adapter_bytes, settings.max_adapters)
+    return ServedModel(
+        info, engine, loaded.tokenizer, GrammarCompiler(table, trials=trials), AdapterSet(model.driver, limits),
+        auto_speculation=settings.speculation == "on", lookups=Lookups(builder, Corpora(builder)),
+    )  # fmt: skip
+
+
+def _engine_options(model: DrivenModel) -> EngineOptions:
+    """Return the engine's options; what steps cost is measured now."""
+    settings = model.settings
+    cost, times = measure_cost(model.driver), measure_times(model.driver)
+    return EngineOptions(
+        settings.token_budget, settings.swap_mb << 20, settings.tenancy, cost, settings.fixed_rows, times
+    )
