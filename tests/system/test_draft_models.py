@@ -59,7 +59,7 @@ def test_tokens_are_the_same_with_and_without_for_two_tenants_at_once(tmp_path: 
         assert [finish(ann, handles[0]), finish(bob, handles[1])] == expected
         totals = ann.stats().models[0]
         assert totals.speculation.steps > 0
-        assert [draft.name for draft in totals.draft_models if draft.requests] == ["tiny-draft", apart]
+        assert [name for name, draft in totals.draft_models.items() if draft.requests] == ["tiny-draft", apart]
         victim = draft_process(engine)
         assert victim is not None
         handle = start(ann, GREEDY, apart)
