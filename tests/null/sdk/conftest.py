@@ -1,4 +1,4 @@
-"""Async tests of the SDK run under asyncio, as programs do; ``wire`` puts a fake runtime behind a real WebSocket."""
+"""Async tests of the SDK run under asyncio, as programs do; ``wire`` puts a runtime in memory behind a real WebSocket."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
+import msgspec
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
-from inferd.protocol import OPERATIONS, InferdError, reply_from_plain, to_plain
-from inferd.testing import FakeRuntime
+from inferd.protocol import OPERATIONS, InferdError, to_plain
+from inferd.transport import Transport
 
 
 class Wire:
-    """A server for one fake runtime. ``messages`` holds everything that clients sent; ``open`` the connections."""
+    """A server for one runtime. ``messages`` holds everything that clients sent; ``open`` the connections."""
 
-    def __init__(self, runtime: FakeRuntime, token: str | None) -> None:
+    def __init__(self, runtime: Transport, token: str | None) -> None:
         self.runtime = runtime
         self.token = token
         self.url = ""
@@ -51,8 +52,8 @@ class Wire:
 
     async def answer(self, connection: ServerConnection, message: dict[str, Any]) -> None:
         try:
-            request = reply_from_plain(OPERATIONS[message["op"]], message["a"])
-            reply = {"t": message["t"], "ok": to_plain(await self.runtime.call(_typed(request)))}
+            request = msgspec.convert(message["a"], OPERATIONS[message["op"]])
+            reply = {"t": message["t"], "ok": to_plain(await self.runtime.call(request))}
         except InferdError as error:
             reply = {"t": message["t"], "err": to_plain(error.to_wire())}
         await connection.send(msgpack.packb(reply))
@@ -66,24 +67,6 @@ class Wire:
             await self.seen.wait_for(condition)
 
 
-def _typed(request: Any) -> Any:
-    """Nested dataclasses that a real runtime's decoder would have built."""
-    from inferd.protocol import ConstraintSpec, Part, Probe, Sampling, SpeculationSettings
-
-    changes: dict[str, Any] = {}
-    if getattr(request, "parts", None):
-        changes["parts"] = [Part(**part) for part in request.parts]
-    if getattr(request, "sampling", None):
-        changes["sampling"] = Sampling(**request.sampling)
-    if getattr(request, "speculation", None):
-        changes["speculation"] = SpeculationSettings(**request.speculation)
-    if getattr(request, "constraint", None):
-        changes["constraint"] = ConstraintSpec(**request.constraint)
-    if getattr(request, "probes", None):
-        changes["probes"] = [Probe(**probe) for probe in request.probes]
-    return type(request)(**{**vars(request), **changes})
-
-
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
@@ -94,7 +77,7 @@ def wire() -> Callable[..., AbstractAsyncContextManager[Wire]]:
     """``async with wire(runtime, token=None) as server``: it listens on ``server.url``."""
 
     @contextlib.asynccontextmanager
-    async def start(runtime: FakeRuntime, token: str | None = None) -> AsyncIterator[Wire]:
+    async def start(runtime: Transport, token: str | None = None) -> AsyncIterator[Wire]:
         wire = Wire(runtime, token)
         protocols = [Subprotocol("inferd.v1")]
         async with serve(

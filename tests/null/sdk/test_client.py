@@ -26,6 +26,7 @@ from inferd import (
     Unauthorized,
     Unavailable,
 )
+from inferd.protocol import ForwardResult, RowResult
 from inferd.testing import FakeRuntime
 from inferd.transport import current_transport
 
@@ -62,6 +63,7 @@ async def no_tasks_left() -> bool:
 
 async def test_the_same_calls_work_over_the_network(wire: Any) -> None:
     runtime = FakeRuntime(["héllo", '{"a":[1,2]}', "xy"], steps=[1, 2], replies=[2])
+    runtime.answers["forward"] = lambda request: ForwardResult([RowResult(1, 7, [7], [-0.5])], 2)
     async with wire(runtime, token="secret") as server:
         async with inferd.connect(server.url + "/", token="secret"):
             ctx = Context().system("s").user("u")
@@ -71,7 +73,7 @@ async def test_the_same_calls_work_over_the_network(wire: Any) -> None:
             async with await ctx.fork() as fork:
                 assert await fork.generate(GREEDY, speculator=Speculator()).collect_text() == "xy"
             assert (await Model.load()).name == "fake"
-            assert (await ctx.forward([1, 2], top=1)).rows[0].index == 1
+            assert (await ctx.forward([1, 2], top=1)).rows == [RowResult(1, 7, [7], [-0.5])]
         assert await no_tasks_left()
         with pytest.raises(Unavailable, match=r"inferd\.connect"):
             current_transport()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from session_runtime import SessionRuntime
 from tiers import examples
 
 from inferd import Context, InvalidRequest, LimitExceeded, Model, NotFound, Sampler, Speculator, Unavailable, session
@@ -193,7 +194,7 @@ async def test_the_transport_is_the_one_in_force_at_construction() -> None:
 
 
 async def test_forward_validates_and_reports_the_length() -> None:
-    with FakeRuntime() as runtime:
+    with SessionRuntime() as runtime:
         ctx = Context().append("ab")
         rows = await ctx.forward([1, 2, 3], at=[0, 2], sampler=Sampler.top_k(1.0, 5, seed=1), top=4)
         assert [row.index for row in rows.rows] == [0, 2]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
+from session_runtime import PlainDriver, SessionRuntime
 
 import inferd
 from inferd import (
@@ -26,7 +27,8 @@ from inferd import (
 from inferd.calls.forward_arguments import attention_runs
 from inferd.protocol import Embed, Forward, Probe, PromptLogprobs
 from inferd.protocol.floats import pack_floats, unpack_floats
-from inferd.testing import EOS, VOCAB_SIZE, FakeRuntime
+from inferd.testing import FakeRuntime
+from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE
 
 pytestmark = pytest.mark.anyio
 TOTAL = math.log(VOCAB_SIZE - 1 + math.e)
@@ -45,7 +47,7 @@ def test_runs_say_what_the_row_says(row: list[bool]) -> None:
 
 
 async def test_everything_crosses_the_wire_in_its_form() -> None:
-    with FakeRuntime() as runtime:
+    with SessionRuntime() as runtime:
         ctx = Context().append("ab")
         await ctx.forward(
             [1, 2],
@@ -77,14 +79,14 @@ async def test_everything_crosses_the_wire_in_its_form() -> None:
         ]
 
 
-async def test_the_fake_runtime_reads_rows_as_a_model_would() -> None:
-    with FakeRuntime():
+async def test_rows_are_read_with_mask_bias_and_probes() -> None:
+    with SessionRuntime(PlainDriver()):
         ctx = Context()
-        rows = (await ctx.forward([1], probes=[Logits(), Distribution(k=2), Logprob(EOS), Entropy()], top=1)).rows
+        rows = (await ctx.forward([1], probes=[Logits(), Distribution(k=2), Logprob(END), Entropy()], top=1)).rows
         logits, distribution, logprob, entropy = rows[0].probes
-        assert (rows[0].token, rows[0].top_tokens) == (EOS, [EOS])
-        assert (len(logits.values), logits.values[EOS]) == (VOCAB_SIZE, 1.0)
-        assert distribution.tokens == [EOS, 0]
+        assert (rows[0].token, rows[0].top_tokens) == (END, [END])
+        assert (len(logits.values), logits.values[END]) == (VOCAB_SIZE, 1.0)
+        assert distribution.tokens == [END, 0]
         assert distribution.values == pytest.approx([math.e / math.exp(TOTAL), 1 / math.exp(TOTAL)])
         assert logprob.value == pytest.approx(1 - TOTAL)
         assert entropy.value == pytest.approx(rows[0].entropy)
@@ -97,7 +99,7 @@ async def test_the_fake_runtime_reads_rows_as_a_model_would() -> None:
 
 
 async def test_probes_cross_a_real_connection(wire: Any) -> None:
-    async with wire(FakeRuntime()) as server, inferd.connect(server.url):
+    async with wire(SessionRuntime(PlainDriver())) as server, inferd.connect(server.url):
         ctx = Context()
         row = (await ctx.forward([1], mask=[3], probes=[Logits(), Entropy()])).rows[0]
         assert (row.token, row.probes[0].values[3], row.probes[1].value) == (3, 0.0, 0.0)
@@ -108,11 +110,11 @@ async def test_probes_cross_a_real_connection(wire: Any) -> None:
 
 
 async def test_prompt_logprobs_come_one_per_token() -> None:
-    with FakeRuntime() as runtime:
+    with SessionRuntime(PlainDriver()) as runtime:
         ctx = Context()
-        first, end, other = await ctx.prompt_logprobs([9, EOS, 10], top=1)
+        first, end, other = await ctx.prompt_logprobs([9, END, 10], top=1)
         assert first == TokenLogprob(9)
-        assert (end.rank, end.top_tokens, other.rank) == (1, [EOS], 2)
+        assert (end.rank, end.top_tokens, other.rank) == (1, [END], 2)
         assert end.logprob == pytest.approx(1 - TOTAL)
         assert other.logprob == pytest.approx(-TOTAL)
         assert ctx.length == 3
@@ -120,18 +122,18 @@ async def test_prompt_logprobs_come_one_per_token() -> None:
             await ctx.prompt_logprobs([9], adapter="style")
         (again,) = await ctx.prompt_logprobs([9])
         assert again.logprob == pytest.approx(-TOTAL)
-        assert runtime.of_kind(PromptLogprobs)[0] == PromptLogprobs(1, [9, EOS, 10], 1)
+        assert runtime.of_kind(PromptLogprobs)[0] == PromptLogprobs(1, [9, END, 10], 1)
 
 
 async def test_embeddings_are_a_vector_per_input() -> None:
-    with FakeRuntime() as runtime:
+    with SessionRuntime(PlainDriver()) as runtime:
         model = await Model.load()
-        assert await model.embed([[1, 2, 3]], normalize=False) == [[2.0, 0.0, 0.0, 0.0]]
-        assert await model.embed([[5], [0]], pooling="last") == [pytest.approx([0.5**0.5] * 2 + [0, 0]), [0.0] * 4]
-        assert await model.embed([[1, 2]], pooling="none", normalize=False) == [[[1.0, 0, 0, 0], [2.0, 0, 0, 0]]]
-        assert await model.embed([[1, 2]], pooling="cls") == [[1.0, 0, 0, 0]]
+        assert await model.embed([[1, 2, 3]], normalize=False) == [[2.0, 0.0] + [0.0] * 6]
+        assert await model.embed([[5], [0]], pooling="last") == [pytest.approx([0.5**0.5] * 2 + [0] * 6), [0.0] * 8]
+        assert await model.embed([[1, 2]], pooling="none", normalize=False) == [[[1.0] + [0] * 7, [2.0] + [0] * 7]]
+        assert await model.embed([[1, 2]], pooling="cls") == [[1.0] + [0] * 7]
         await model.embed(["text", "more"])
-        assert runtime.of_kind(Embed)[-1] == Embed(["text", "more"], [], "mean", True, "fake")
+        assert runtime.of_kind(Embed)[-1] == Embed(["text", "more"], [], "mean", True, "null")
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from session_runtime import SessionRuntime
 from tiers import examples
 
 from inferd import (
@@ -378,18 +379,18 @@ async def test_output_that_does_not_fit_is_refused(text: str) -> None:
 
 
 async def test_log_probabilities_come_with_every_token() -> None:
-    with FakeRuntime(["hi there"], steps=(3,)) as runtime:
-        steps = [step async for step in Context().append("x").generate(GREEDY, logprobs=2)]
+    with SessionRuntime() as runtime:
+        steps = [step async for step in Context().append("x").generate(GREEDY, logprobs=2, max_tokens=8)]
         assert runtime.of_kind(StartGenerate)[0].logprobs == 2
     assert [[score.token for score in step.logprobs] for step in steps] == [step.tokens for step in steps]
     assert all(len(score.top_tokens) == len(score.top_logprobs) == 2 for step in steps for score in step.logprobs)
 
 
 async def test_log_probabilities_are_left_out_unless_asked_for() -> None:
-    with FakeRuntime(["hi", "hi"]):
-        async for step in Context().append("x").generate(GREEDY):
+    with SessionRuntime():
+        async for step in Context().append("x").generate(GREEDY, max_tokens=3):
             assert step.logprobs == []
-        async for step in Context().append("x").generate(GREEDY, logprobs=0):
+        async for step in Context().append("x").generate(GREEDY, logprobs=0, max_tokens=3):
             assert all(score.logprob is not None and not score.top_tokens for score in step.logprobs)
             assert len(step.logprobs) == len(step.tokens)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from session_runtime import PlainDriver, SessionRuntime, saying
 from tiers import examples
 
 from inferd import (
@@ -43,6 +44,7 @@ from inferd.protocol import (
     AppendContext,
     CompileGrammar,
     ConstraintSpec,
+    ForkMatcher,
     Forward,
     NextSteps,
     OpenMatcher,
@@ -51,6 +53,7 @@ from inferd.protocol import (
     TagConstraint,
 )
 from inferd.testing import EOS, FakeRuntime
+from inferd_runtime.testing.byte_tokenizer import END
 
 pytestmark = pytest.mark.anyio
 GREEDY = Sampler.argmax()
@@ -61,6 +64,12 @@ YES = Choice(["yes", "yet", "no"])
 class Person:
     name: str
     age: int
+
+
+def held(runtime: SessionRuntime) -> int:
+    """Return how many grammars and matchers were made and not given back."""
+    made = sum(len(runtime.of_kind(kind)) for kind in (CompileGrammar, OpenMatcher, ForkMatcher))
+    return made - len(runtime.of_kind(ReleaseGrammar))
 
 
 async def take(generator: Generator[Any], into: list[Step]) -> None:
@@ -99,7 +108,7 @@ def test_the_shorter_form_is_sent() -> None:
 
 
 async def test_forward_sends_a_mask_of_many_as_bits() -> None:
-    with FakeRuntime() as runtime:
+    with SessionRuntime(PlainDriver()) as runtime:
         ctx = Context()
         plain = await ctx.forward([1], mask=range(20, 220), top=3)
         assert set(plain.rows[0].top_tokens) <= set(range(20, 220))
@@ -115,7 +124,7 @@ async def test_forward_sends_a_mask_of_many_as_bits() -> None:
 
 
 async def test_a_matcher_walks_goes_back_and_forks() -> None:
-    with FakeRuntime() as runtime:
+    with SessionRuntime() as runtime:
         async with await Grammar.compile(YES) as grammar:
             matcher = grammar.matcher()
             assert len(runtime.requests) == 1  # nothing is asked before the first await
@@ -125,11 +134,11 @@ async def test_a_matcher_walks_goes_back_and_forks() -> None:
             assert await matcher.accept(list(b"yx")) == 1
             assert (await matcher.forced(), await matcher.forced_tokens()) == (b"e", [ord("e")])
             fork = await matcher.fork()
-            assert await fork.accept([*b"es", EOS, EOS]) == 3
+            assert await fork.accept([*b"es", END, END]) == 3
             assert (fork.depth, fork.may_end, fork.ended) == (4, False, True)
             assert (matcher.depth, set(await matcher.mask())) == (1, {ord("e")})
             await fork.rollback(1)
-            assert (fork.may_end, fork.ended, EOS in await fork.mask()) == (True, False, True)
+            assert (fork.may_end, fork.ended, END in await fork.mask()) == (True, False, True)
             with pytest.raises(InvalidRequest, match="rollback"):
                 await matcher.rollback(2)
             with pytest.raises(InvalidRequest, match=r"^n must"):
@@ -141,27 +150,27 @@ async def test_a_matcher_walks_goes_back_and_forks() -> None:
             await fork.release()
         with pytest.raises(InvalidRequest, match="released"):
             await grammar.matcher().mask()
-    assert (runtime.grammars.grammars, runtime.grammars.matchers) == ({}, {})
+    assert held(runtime) == 0
     assert len(runtime.of_kind(ReleaseGrammar)) == 3
 
 
 async def test_long_lists_are_accepted_in_pieces() -> None:
-    with FakeRuntime() as runtime:
+    with SessionRuntime() as runtime:
         matcher = (await Grammar.compile(AnyJson())).matcher()
-        assert await matcher.accept([65] * 600 + [EOS, 65]) == 601
+        assert await matcher.accept([*b'"', *[65] * 598, *b'"', END, 65]) == 601
         assert matcher.ended
     assert [len(request.tokens) for request in runtime.of_kind(AcceptTokens)] == [32] * 18 + [26]
 
 
 async def test_two_tasks_open_a_matcher_once() -> None:
-    with FakeRuntime() as runtime:
+    with SessionRuntime() as runtime:
         matcher = (await Grammar.compile(YES)).matcher()
         await asyncio.gather(matcher.mask(), matcher.mask(), matcher.forced())
     assert len(runtime.of_kind(OpenMatcher)) == 1
 
 
 async def test_dropped_handles_are_given_back() -> None:
-    with FakeRuntime() as runtime:
+    with SessionRuntime() as runtime:
         for _ in range(5):
             matcher = (await Grammar.compile(YES)).matcher()
             await matcher.mask()
@@ -169,8 +178,7 @@ async def test_dropped_handles_are_given_back() -> None:
             del matcher
             gc.collect()
         await Grammar.compile(YES)
-        assert len(runtime.grammars.grammars) <= 2
-        assert len(runtime.grammars.matchers) == 0
+        assert held(runtime) <= 2
 
 
 async def test_refusals_of_a_compile_come_as_they_are() -> None:
@@ -180,9 +188,9 @@ async def test_refusals_of_a_compile_come_as_they_are() -> None:
             await Grammar.compile(Regex("("))
         with pytest.raises(InvalidRequest, match=r"^constraint must"):
             await Grammar.compile({"type": "object"})  # type: ignore[arg-type]
-        with pytest.raises(NotFound):
-            await runtime.call(OpenMatcher(99))
     assert [request.constraint for request in runtime.of_kind(CompileGrammar)] == [ConstraintSpec("regex", "(")]
+    with SessionRuntime() as session, pytest.raises(NotFound):
+        await session.call(OpenMatcher(99))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -291,12 +299,23 @@ async def test_an_own_constraint_may_ask_a_matcher() -> None:
             assert await self.matcher.accept(accepted) == len(accepted)
             return await self.matcher.mask() - [ord("t")]
 
-    with FakeRuntime(["yes", "yet"]):
+    with saying("yes", "yet"):
         grammar = await Grammar.compile(YES)
-        ctx = Context().append("p")
+        ctx = Context().user("u")
         assert await ctx.generate(GREEDY, constrain=Shouted(grammar)).collect_text() == "yes"
+        assert await ctx.user("v").generate(GREEDY, constrain=Shouted(grammar)).collect_text() == "yes"
+
+
+async def test_a_scripted_text_that_an_own_constraint_forbids_is_an_error() -> None:
+    class NoT:
+        def step(self, accepted: list[int]) -> set[int]:
+            return {*range(ord("a"), ord("z") + 1), EOS} - {ord("t")}
+
+    with FakeRuntime(["yes", "yet"]):
+        ctx = Context().append("p")
+        assert await ctx.generate(GREEDY, constrain=NoT()).collect_text() == "yes"
         with pytest.raises(ConstraintError, match=str(ord("t"))):
-            await ctx.generate(GREEDY, constrain=Shouted(grammar)).collect_text()
+            await ctx.generate(GREEDY, constrain=NoT()).collect_text()
 
 
 class Fails:

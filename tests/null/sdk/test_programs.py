@@ -11,10 +11,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from session_runtime import SayingDriver, SessionRuntime
 
 from inferd.program.interface import coerce_arguments, to_result
-from inferd.protocol import StartGenerate
+from inferd.protocol import CompileGrammar, ForkMatcher, OpenMatcher, ReleaseGrammar, StartGenerate
 from inferd.testing import FakeRuntime, decode
+from inferd_runtime.testing.byte_tokenizer import ByteTokenizer
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]
@@ -139,10 +141,10 @@ async def test_custom_speculator_script(wire: Any) -> None:
 
 
 async def test_verify_loop_script(wire: Any) -> None:
-    def answer(tokens: list[int]) -> str:
-        return decode(tokens).partition(":\n")[2].replace("Monday", "Tuesday")
+    def answer(prompt: list[int]) -> bytes:
+        return ByteTokenizer().decode(prompt).partition(":\n")[2].replace("Monday", "Tuesday").encode()
 
-    runtime = FakeRuntime(answer)
+    runtime = SessionRuntime(SayingDriver(answer))
     async with wire(runtime) as server:
         code, out, err = await script("verify_loop.py", "--url", server.url)
     assert (code, err) == (0, "")
@@ -151,16 +153,17 @@ async def test_verify_loop_script(wire: Any) -> None:
     assert "on Tuesday at 10:00" in text
     tokens, steps = int(counts.split()[0]), int(counts.split()[3])
     assert steps < tokens / 3
-    assert runtime.contexts == {}
+    assert runtime.contexts == 0
 
 
 async def test_own_decoding_script(wire: Any) -> None:
-    runtime = FakeRuntime()
+    runtime = SessionRuntime()
     async with wire(runtime) as server:
         code, out, err = await script("own_decoding.py", "--url", server.url, "--width", "2")
     assert (code, err) == (0, "")
     assert out.split()[0] in {"Paris", "Porto", "Prague", "Palermo", "Pisa"}
-    assert (runtime.contexts, runtime.grammars.grammars, runtime.grammars.matchers) == ({}, {}, {})
+    made = [len(runtime.of_kind(kind)) for kind in (CompileGrammar, OpenMatcher, ForkMatcher)]
+    assert (runtime.contexts, len(runtime.of_kind(ReleaseGrammar))) == (0, sum(made))
 
 
 def test_every_example_has_a_test() -> None:

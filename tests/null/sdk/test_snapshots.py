@@ -1,62 +1,73 @@
-"""Saving and opening through the SDK: over the fake runtime, its wire, and JSON as the sandbox carries it."""
+"""Saving and opening through the SDK: over a session, over a WebSocket, and over JSON as the sandbox carries it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from session_runtime import SessionRuntime
 
 import inferd
 from inferd import Context, Sampler, protocol as p
 from inferd.testing import FakeRuntime
+from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.sandbox.runner.transport import GuestTransport
 
 pytestmark = pytest.mark.anyio
 ARGMAX = Sampler.argmax()
 
 
-async def test_an_opened_context_holds_what_was_saved() -> None:
-    with FakeRuntime(["one", "two"]) as runtime:
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SnapshotStore]:
+    store = SnapshotStore(tmp_path / "snapshots", 1 << 20)
+    yield store
+    store.close()
+
+
+async def test_an_opened_context_holds_what_was_saved(store: SnapshotStore) -> None:
+    with SessionRuntime(snapshots=store):
         ctx = Context().system("s").user("u")
-        await ctx.generate(ARGMAX).collect_text()
+        await ctx.generate(ARGMAX, max_tokens=3).collect_text()
+        held = await ctx.tokens()
         saved = await ctx.save("a")
         assert (saved.name, saved.length) == ("a", ctx.length)
         assert await ctx.append("more").tokens()  # it can be used on
         opened = await Context.open("a")
-        assert await opened.tokens() == runtime.saved["a"]
+        assert await opened.tokens() == held
         assert (opened.length, opened.restored, opened.recomputed) == (saved.length, saved.length - 1, 0)
         assert (ctx.restored, ctx.recomputed) == (0, 0)
 
 
-async def test_what_is_buffered_is_saved_and_a_generation_ends() -> None:
-    with FakeRuntime(["answer"]) as runtime:
+async def test_what_is_buffered_is_saved_and_a_generation_ends(store: SnapshotStore) -> None:
+    with SessionRuntime(snapshots=store):
         ctx = Context().user("u")
         generation = ctx.generate(ARGMAX)
         step = await anext(generation)
         await ctx.save("a")
-        assert runtime.saved["a"][-1:] == step.tokens
+        assert (await (await Context.open("a")).tokens())[-1:] == step.tokens
         await ctx.user("v").save("a", overwrite=True)
-        assert bytes(runtime.saved["a"][-2:-1]) == b"v"
+        assert bytes((await (await Context.open("a")).tokens())[-2:-1]) == b"v"
 
 
-async def test_an_open_question_is_cued_after_opening_as_before_saving() -> None:
-    with FakeRuntime(["x", "x", "x"]) as runtime:
+async def test_an_open_question_is_cued_after_opening_as_before_saving(store: SnapshotStore) -> None:
+    with SessionRuntime(snapshots=store) as runtime:
         await Context().user("u").save("asked")
         await Context().user("u").assistant("a").save("answered")
         for name, cues in (("asked", 1), ("answered", 0)):
             ctx = await Context.open(name)
             before = len(runtime.of_kind(p.AppendContext))
-            await ctx.generate(ARGMAX).collect_text()
+            await ctx.generate(ARGMAX, max_tokens=2).collect_text()
             parts = [part for request in runtime.of_kind(p.AppendContext)[before:] for part in request.parts]
             assert [part.kind for part in parts] == ["cue"] * cues
 
 
-async def test_taking_deleting_and_listing() -> None:
-    with FakeRuntime():
+async def test_taking_deleting_and_listing(store: SnapshotStore) -> None:
+    with SessionRuntime(snapshots=store):
         for name in ("b", "a"):
             await Context().append(name).save(name)
         assert [saved.name for saved in await Context.saved()] == ["a", "b"]
@@ -69,21 +80,21 @@ async def test_taking_deleting_and_listing() -> None:
             await Context.delete("b")
 
 
-async def test_an_opened_context_is_released_like_any_other() -> None:
-    with FakeRuntime() as runtime:
+async def test_an_opened_context_is_released_like_any_other(store: SnapshotStore) -> None:
+    with SessionRuntime(snapshots=store) as runtime:
         async with Context().append("x") as ctx:
             await ctx.save("a")
         async with await Context.open("a") as opened:
             assert opened.length == 1
-        assert runtime.contexts == {}
+        assert runtime.contexts == 0
         dropped = await Context.open("a")
         del dropped
         await Context.open("a")
-        assert len(runtime.contexts) == 1
+        assert runtime.contexts == 1
 
 
-async def test_bytes_go_out_and_in() -> None:
-    with FakeRuntime():
+async def test_bytes_go_out_and_in(store: SnapshotStore) -> None:
+    with SessionRuntime(snapshots=store):
         ctx = Context().append("abc")
         copy = await Context.from_bytes(await ctx.export())
         assert await copy.tokens() == await ctx.tokens()
@@ -112,8 +123,8 @@ async def test_arguments_are_checked() -> None:
         await Context().save("a", overwrite=1)  # type: ignore[arg-type]
 
 
-async def test_over_the_wire(wire: Callable[..., AbstractAsyncContextManager[Any]]) -> None:
-    async with wire(FakeRuntime()) as server, inferd.connect(server.url):
+async def test_over_the_wire(wire: Callable[..., AbstractAsyncContextManager[Any]], store: SnapshotStore) -> None:
+    async with wire(SessionRuntime(snapshots=store)) as server, inferd.connect(server.url):
         ctx = Context().append("naïve")
         await ctx.save("a")
         (saved,) = await Context.saved()

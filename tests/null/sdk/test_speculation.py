@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from session_runtime import saying
 from tiers import examples
 
 from inferd import (
@@ -27,7 +28,8 @@ from inferd import (
 )
 from inferd.calls.speculator_runner import CheckedDraft
 from inferd.protocol import NextSteps, SourceCount, SpeculationSettings, StartGenerate, Step, VerifyDraft
-from inferd.testing import EOS, FakeRuntime
+from inferd.testing import FakeRuntime
+from inferd_runtime.testing.byte_tokenizer import END, ByteTokenizer
 
 pytestmark = pytest.mark.anyio
 GREEDY = Sampler.argmax()
@@ -170,7 +172,7 @@ async def test_a_broken_speculator_is_switched_off_and_reported_once(
 ) -> None:
     monkeypatch.setattr(Recorder, method, replacement)
     recorder = Recorder(lambda history: [0])
-    with FakeRuntime([TEXT]) as runtime:
+    with saying(TEXT, cue=[1]) as runtime:
         assert await Context().append([1]).generate(GREEDY, speculator=recorder).collect_text() == TEXT
     output = capsys.readouterr()
     assert output.err.count("Recorder failed; this generation goes on without it") == 1
@@ -281,7 +283,7 @@ async def test_a_broken_tree_switches_its_speculator_off(
         async def draft(self) -> DraftTree:
             return tree
 
-    with FakeRuntime([TEXT]):
+    with saying(TEXT, cue=[1]):
         assert await Context().append([1]).generate(GREEDY, speculator=Broken()).collect_text() == TEXT
     output = capsys.readouterr()
     assert output.err.count("Broken failed; this generation goes on without it") == 1
@@ -483,16 +485,17 @@ async def test_what_on_cycle_raises_is_the_programs_own() -> None:
 
 
 async def test_a_verify_loop() -> None:
-    with FakeRuntime(["abcdef", "xyz"]) as runtime:
+    with saying("abcdef", "xyz") as runtime:
         ctx = Context().user("u")
+        prompt = len(ByteTokenizer().encode("<turn>user:u<end><turn>assistant:", special=True))
         first = await ctx.verify(list(b"abx"))
         assert (first.accepted, first.token, first.path) == (list(b"ab"), ord("c"), [0, 1])
-        assert ctx.length == first.length == 4 + 3
+        assert ctx.length == first.length == prompt + 3
         tree = await ctx.verify([9, *b"de", 9], [-1, -1, 1, 2])
         assert (tree.accepted, tree.token, tree.path) == (list(b"de"), ord("f"), [1, 2])
-        assert (await ctx.verify()).token == EOS
-        assert (await ctx.user("v").verify(list(b"xyz"), sampler=Sampler.multinomial(seed=4))).token == EOS
-        assert bytes((await ctx.tokens())[4:10]) == b"abcdef"
+        assert (await ctx.verify()).token == END
+        assert (await ctx.user("v").verify(list(b"xyz"), sampler=Sampler.multinomial(seed=4))).token == END
+        assert bytes((await ctx.tokens())[prompt : prompt + 6]) == b"abcdef"
     requests = runtime.of_kind(VerifyDraft)
     assert [request.parents for request in requests] == [[], [-1, -1, 1, 2], [], []]
     assert requests[3].sampling.seed == 4
