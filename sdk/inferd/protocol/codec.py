@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-from typing import Any
-
-from inferd.protocol.adapters import AdapterInfo
-from inferd.protocol.generation import Step
-from inferd.protocol.grammar import CheckedKeyword
-from inferd.protocol.models import ModelInfo
-from inferd.protocol.passes import ProbeResult, RowResult, TokenLogprob
-from inferd.protocol.snapshots import SavedContext
-from inferd.protocol.speculation import SourceCount
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
 
 
 def to_plain(value: Any) -> Any:
@@ -26,30 +19,24 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-LISTS_OF: dict[str, dict[str, type[Any]]] = {
-    "Models": {"models": ModelInfo},
-    "Adapters": {"adapters": AdapterInfo},
-    "Steps": {"steps": Step, "checked": CheckedKeyword},
-    "Step": {"sources": SourceCount, "logprobs": TokenLogprob},
-    "CompiledGrammar": {"checked": CheckedKeyword},
-    "ForwardResult": {"rows": RowResult},
-    "RowResult": {"probes": ProbeResult},
-    "TokenLogprobs": {"tokens": TokenLogprob},
-    "SavedContexts": {"saved": SavedContext},
-}
-"""Of each class, the fields that are lists of other ones."""
-NO_LISTS: dict[str, type[Any]] = {}
-BYTES_OF = {"Exported": "data"}
+@cache
+def _item_types(cls: type[Any]) -> dict[str, Any]:
+    """Return, by field name, what the lists of a reply hold where these are dataclasses, and ``bytes`` for a field of bytes."""
+    found: dict[str, Any] = {}
+    for name, hint in get_type_hints(cls).items():
+        item = get_args(hint)[0] if get_origin(hint) is list else hint
+        if item is bytes or (item is not hint and dataclasses.is_dataclass(item)):
+            found[name] = item
+    return found
 
 
 def reply_from_plain(cls: type[Any], data: dict[str, Any]) -> Any:
-    """Build a reply dataclass from plain values. Unknown keys of a newer runtime are left out."""
+    """Return the reply dataclass that plain values stand for. Unknown keys of a newer runtime are left out."""
     known = cls.__dataclass_fields__
     values = {key: value for key, value in data.items() if key in known}
-    for key, item in LISTS_OF.get(cls.__name__, NO_LISTS).items():
-        if values.get(key):
+    for key, item in _item_types(cls).items():  # type: ignore[arg-type]  # a class is hashable
+        if item is bytes and isinstance(values.get(key), str):
+            values[key] = base64.b64decode(values[key])  # as JSON carries bytes
+        elif item is not bytes and values.get(key):
             values[key] = [reply_from_plain(item, entry) for entry in values[key]]
-    packed = BYTES_OF.get(cls.__name__, "")
-    if isinstance(values.get(packed), str):
-        values[packed] = base64.b64decode(values[packed])  # as JSON carries bytes
     return cls(**values)

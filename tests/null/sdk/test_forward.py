@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Callable
 from typing import Any
@@ -204,6 +205,21 @@ async def test_a_released_context_scores_nothing() -> None:
             await ctx.prompt_logprobs([1])
 
 
-def test_nested_replies_are_built_from_plain_values() -> None:
-    rows = protocol.ForwardResult([protocol.RowResult(0, 1, probes=[protocol.ProbeResult(pack_floats([0.5]))])], 3)
-    assert protocol.reply_from_plain(protocol.ForwardResult, protocol.to_plain(rows)) == rows
+NESTED = [
+    protocol.ForwardResult([protocol.RowResult(0, 1, probes=[protocol.ProbeResult(pack_floats([0.5]))])], 3),
+    protocol.Steps(
+        [protocol.Step([1], sources=[protocol.SourceCount("ngram", 1)], logprobs=[TokenLogprob(1, -0.5, 1)])],
+        "stop",
+        [protocol.CheckedKeyword("not", "/a")],
+    ),
+    protocol.Exported(b"\x00\xff"),
+    protocol.Models([]),
+]
+
+
+@pytest.mark.parametrize("reply", NESTED, ids=lambda reply: type(reply).__name__)
+def test_nested_replies_are_built_from_plain_values(reply: Any) -> None:
+    plain = protocol.to_plain(reply)
+    if isinstance(reply, protocol.Exported):
+        plain = {"data": base64.b64encode(reply.data).decode()}  # as JSON carries bytes
+    assert protocol.reply_from_plain(type(reply), {**plain, "of a newer runtime": 1}) == reply

@@ -35,8 +35,10 @@ class SpeculationRequest:
     @classmethod
     def of(cls, request: p.StartGenerate, model: ServedModel) -> SpeculationRequest:
         """Raises LimitExceeded if the prediction is longer than a context."""
-        _check_length(len(request.predicted_text) // LONG_TOKEN, model)
-        predicted = request.predicted or model.tokenizer.encode(request.predicted_text)
+        predicted: Sequence[int] = request.predicted
+        if request.predicted_text:
+            _check_length(len(request.predicted_text) // LONG_TOKEN, model)
+            predicted = model.tokenizer.encode(request.predicted_text)
         _check_length(len(predicted), model)
         settings = request.speculation or DEFAULTS
         names: Sequence[str] = ()
