@@ -1,18 +1,17 @@
-"""Which draft models to load beside which models.
+"""The options of one draft model.
 
-As text ``NAME[,for=MODEL][,process=true][,timeout_ms=N][,choice=thompson|ucb][,dtype=...]...``.
+As text: ``NAME[,for=MODEL][,process=true][,timeout_ms=N][,choice=thompson|ucb][,dtype=...]...``.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from inferd.protocol import InvalidRequest, NotFound
-from inferd_runtime.models.option_lists import check_once, read_entries, read_entry
+from inferd_runtime.models.option_lists import check_once, read_entries, read_entry, split_options
 from inferd_runtime.models.options import ModelOptions
 
 TIMEOUT_MS = 250
@@ -23,10 +22,10 @@ CHOICES = ("thompson", "ucb")
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """A draft model for ``target`` ("": the default model), in a ``process`` of its own or in a thread of the engine's.
+    """A draft model for ``target`` ("": the default model), in a ``process`` of its own or in a thread of the engine process.
 
-    A step waits for its drafts at most ``timeout_ms``. ``choice``: how it is chosen between the target's draft models, one of
-    CHOICES; "": as another of them says.
+    A step waits for its drafts at most ``timeout_ms``. ``choice``: the bandit that chooses between the target's draft models,
+    one of CHOICES; "": the one that another of them names, else the default.
     """
 
     model: ModelOptions
@@ -38,47 +37,37 @@ class DraftOptions:
     @classmethod
     def parse(cls, text: str) -> DraftOptions:
         """Read ``NAME[,key=value]``. Raises InvalidRequest that names the part that is wrong."""
-        name, *parts = text.split(",")
-        own = [part.partition("=") for part in parts if part.partition("=")[0] in OWN]
-        rest = [part for part in parts if part.partition("=")[0] not in OWN]
-        for key, count in Counter(key for key, _, _ in own).items():
-            if count > 1:
-                raise InvalidRequest(f"draft model {text!r}: {key} is given twice")
-        return cls._of(ModelOptions.parse(",".join([name, *rest])), {key: value for key, _, value in own})
+        return cls.of(split_options("draft model", text))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> DraftOptions:
-        """From a table with a ``name``. Raises InvalidRequest that names the key that is wrong."""
-        own = {key: values[key] for key in OWN if key in values}
-        return cls._of(ModelOptions.of({key: value for key, value in values.items() if key not in own}), own)
-
-    @classmethod
-    def _of(cls, model: ModelOptions, own: Mapping[str, Any]) -> DraftOptions:
-        process, timeout = str(own.get("process", False)).lower(), str(own.get("timeout_ms", TIMEOUT_MS))
+        """Read a table with a ``name``. Raises InvalidRequest that names the key that is wrong."""
+        model = ModelOptions.of({key: value for key, value in values.items() if key not in OWN})
+        process, timeout = str(values.get("process", False)).lower(), str(values.get("timeout_ms", TIMEOUT_MS))
         if process not in ("true", "false"):
             raise InvalidRequest(f"draft model {model.name!r}: process must be true or false, got {process!r}")
         if not re.fullmatch(r"[1-9]\d{0,6}", timeout):
             raise InvalidRequest(
                 f"draft model {model.name!r}: timeout_ms must be a positive whole number, got {timeout!r}"
             )
-        choice = str(own.get("choice", ""))
-        if choice not in CHOICES and "choice" in own:
+        choice = str(values.get("choice", ""))
+        if choice not in CHOICES and "choice" in values:
             raise InvalidRequest(
                 f"draft model {model.name!r}: choice must be one of {', '.join(CHOICES)}, got {choice!r}"
             )
-        return cls(model, str(own.get("for", "")), process == "true", int(timeout), choice)
+        return cls(model, str(values.get("for", "")), process == "true", int(timeout), choice)
 
     def target_among(self, names: Sequence[str]) -> str:
-        """The name of its target. Raises NotFound where that is not served."""
+        """Return the name of its target among the models ``names``. Raises NotFound if it is not there."""
         if self.target and self.target not in names:
             raise NotFound(f"draft model {self.model.name!r}: no model {self.target!r} is served")
         return self.target or names[0]
 
 
 def choices_of(drafts: Sequence[DraftOptions], names: Sequence[str]) -> dict[str, str]:
-    """How a draft model is chosen for each of the targets ``names`` that has any.
+    """Return the bandit's name for each target, of the models ``names``, that has draft models.
 
-    Raises NotFound as :meth:`DraftOptions.target_among`, InvalidRequest where draft models of one target say different things.
+    Raises NotFound as :meth:`DraftOptions.target_among`, InvalidRequest if draft models of one target name different bandits.
     """
     said: dict[str, set[str]] = {}
     for draft in drafts:
@@ -90,7 +79,7 @@ def choices_of(drafts: Sequence[DraftOptions], names: Sequence[str]) -> dict[str
 
 
 def read_drafts(value: Any) -> tuple[DraftOptions, ...]:
-    """Draft models from a setting: one text with ``;`` between them, or a list of texts and tables.
+    """Return the draft models of a setting: one text with ``;`` between them, or a list of texts and tables.
 
     Raises InvalidRequest that names what is wrong, and the draft model that a model has twice.
     """

@@ -1,4 +1,4 @@
-"""The operator's adapters: ``NAME=FOLDER[,model=MODEL]``. No torch here."""
+"""The operator's adapters, each as ``NAME=FOLDER[,model=MODEL]``. No torch here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class AdapterOptions:
 
 
 def read_adapters(value: Any) -> tuple[AdapterOptions, ...]:
-    """Adapters from a setting: one text with ``;`` between adapters, or a list of texts and tables.
+    """Return the adapters of a setting: one text with ``;`` between adapters, or a list of texts and tables.
 
     Raises InvalidRequest that names what is wrong, and the adapter that is there twice.
     """

@@ -1,4 +1,4 @@
-"""Settings that list things with options of their own: models, adapters, draft models."""
+"""Settings whose entries have options of their own: models, adapters, draft models."""
 
 from __future__ import annotations
 
@@ -11,10 +11,26 @@ from inferd.protocol import InvalidRequest
 T = TypeVar("T")
 
 
-def read_entries(value: Any, what: str, read: Callable[[Any], T]) -> tuple[T, ...]:
-    """Entries from a setting: one text with ``;`` between them, or a list of whatever ``read`` takes.
+def split_options(what: str, text: str) -> dict[str, str]:
+    """Return ``NAME[,key=value]...`` as a table with ``name``.
 
-    ``what`` is one of them with its article. Raises InvalidRequest for a value that is neither.
+    Raises InvalidRequest that names ``what``, for a part without a value and for a key that is there twice.
+    """
+    name, *parts = text.split(",")
+    pairs = [part.partition("=") for part in parts]
+    for key, equals, _ in pairs:
+        if not equals:
+            raise InvalidRequest(f"{what} {text!r}: expected key=value behind the comma, got {key!r}")
+    for key, count in Counter(["name", *(key for key, _, _ in pairs)]).items():
+        if count > 1:
+            raise InvalidRequest(f"{what} {text!r}: {key} is given twice")
+    return {"name": name, **{key: value for key, _, value in pairs}}
+
+
+def read_entries(value: Any, what: str, read: Callable[[Any], T]) -> tuple[T, ...]:
+    """Return a setting's entries from one text with ``;`` between them, or from a list of what ``read`` takes.
+
+    ``what`` is an entry's name with its article. Raises InvalidRequest for a value that is neither.
     """
     entries = [entry for entry in value.split(";") if entry.strip()] if isinstance(value, str) else value
     if not isinstance(entries, Sequence):
@@ -26,7 +42,7 @@ def read_entries(value: Any, what: str, read: Callable[[Any], T]) -> tuple[T, ..
 def read_entry(
     entry: Any, kind: type[T], parse: Callable[[str], T], of: Callable[[Mapping[str, Any]], T], expected: str
 ) -> T:
-    """One entry: an object of its ``kind``, its text, or its table. Raises InvalidRequest that says what was ``expected``."""
+    """Return one entry from its text, its table, or itself. Raises InvalidRequest that says what was ``expected``."""
     if isinstance(entry, kind):
         return entry
     if isinstance(entry, str):
@@ -37,7 +53,7 @@ def read_entry(
 
 
 def check_once(what: str, keys: Sequence[tuple[str, ...]]) -> None:
-    """Raise InvalidRequest that names what is there twice: two with the same key, whose first part is the name."""
+    """Raise InvalidRequest if two entries have the same key; the first part of a key is the entry's name."""
     for key, count in Counter(keys).items():
         if count > 1:
             raise InvalidRequest(f"{what} {key[0]!r} is given twice")

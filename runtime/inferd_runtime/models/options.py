@@ -1,16 +1,15 @@
-"""Which models to serve and how each one: ``NAME[,dtype=...][,device=...][,pages=...]``. No torch here."""
+"""The options of one model: ``NAME[,dtype=...][,device=...][,pages=...]``. No torch here."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from inferd.protocol import InvalidRequest
-from inferd_runtime.models.option_lists import check_once, read_entries, read_entry
+from inferd_runtime.models.option_lists import check_once, read_entries, read_entry, split_options
 
 DTYPES = ("float32", "bfloat16", "float16")
 DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -18,7 +17,7 @@ DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """A model to serve. "" and 0 leave the choice to :meth:`over`'s defaults, and behind them to the runtime."""
+    """A model to serve. "" and 0 leave the choice to the defaults of :meth:`over`, and after them to the runtime."""
 
     name: str
     dtype: str = ""
@@ -28,19 +27,11 @@ class ModelOptions:
     @classmethod
     def parse(cls, text: str) -> ModelOptions:
         """Read ``NAME[,key=value]``. Raises InvalidRequest that names the part that is wrong."""
-        name, *parts = text.split(",")
-        pairs = [part.partition("=") for part in parts]
-        for key, equals, _ in pairs:
-            if not equals:
-                raise InvalidRequest(f"model {text!r}: expected key=value behind the comma, got {key!r}")
-        twice = [key for key, count in Counter(["name", *(key for key, _, _ in pairs)]).items() if count > 1]
-        if twice:
-            raise InvalidRequest(f"model {text!r}: {twice[0]} is given twice")
-        return cls.of({"name": name, **{key: value for key, _, value in pairs}})
+        return cls.of(split_options("model", text))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ModelOptions:
-        """From a table with a ``name``. Raises InvalidRequest that names the key that is wrong."""
+        """Read a table with a ``name``. Raises InvalidRequest that names the key that is wrong."""
         name = str(values.get("name", ""))
         if not name or "," in name:
             raise InvalidRequest(f"a model's name must not be empty or contain a comma, got {name!r}")
@@ -52,13 +43,13 @@ class ModelOptions:
         return cls(name, str(values.get("dtype", "")), str(values.get("device", "")), pages).checked()
 
     def over(self, defaults: ModelOptions) -> ModelOptions:
-        """With what is not said taken from ``defaults``."""
+        """Return the same options, with those that are not set taken from ``defaults``."""
         return ModelOptions(
             self.name, self.dtype or defaults.dtype, self.device or defaults.device, self.pages or defaults.pages
         )
 
     def checked(self) -> ModelOptions:
-        """Itself. Raises InvalidRequest for a dtype or device that does not exist anywhere."""
+        """Return itself. Raises InvalidRequest for a dtype or device that does not exist anywhere."""
         if self.dtype and self.dtype not in DTYPES:
             raise InvalidRequest(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
         if self.device and not DEVICE.fullmatch(self.device):
@@ -73,11 +64,11 @@ def _positive(name: str, value: Any) -> int:
 
 
 def read_models(value: Any) -> tuple[ModelOptions, ...]:
-    """Models from a setting: one text with ``;`` between models, or a list of texts and tables.
+    """Return the models of a setting: one text with ``;`` between models, or a list of texts and tables.
 
     Raises InvalidRequest that names what is wrong, and the model that is there twice.
     """
-    # At least one, so that an empty place between two is one that was forgotten.
+    # An empty part is not dropped: it is a model whose name was forgotten.
     models = read_entries(value.split(";") if isinstance(value, str) else value, "a model", _read_model)
     if not models:
         raise InvalidRequest(f"expected a model or a list of models, got {value!r}")

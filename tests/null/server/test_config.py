@@ -11,6 +11,7 @@ import pytest
 from inferd.protocol import InvalidRequest
 from inferd_runtime.models.adapter_options import AdapterOptions
 from inferd_runtime.server.engine_process.command import run_command
+from inferd_runtime.server.processes.child_protocol import printed_error
 from inferd_runtime.server.supervisor.runtime import default_commands
 from inferd_runtime.settings.settings import EngineSettings, Settings
 from inferd_runtime.settings.sources import Sources, resolve
@@ -114,3 +115,11 @@ def test_adapters_come_from_every_source_and_reach_the_engine(tmp_path: Path) ->
 def test_whether_to_speculate_reaches_the_engine() -> None:
     for value in ("on", "off"):
         assert settings_of_engine(resolve(Sources({"speculation": value}, {}))).speculation == value
+
+
+def test_a_process_that_cannot_read_its_settings_reports_the_field(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--endpoint", "ipc://x", "--settings", '{"page_size": "many"}']
+    assert run_command(lambda endpoint, given: pytest.fail("served"), arguments) == 2
+    error = printed_error(capsys.readouterr().err.strip())
+    assert isinstance(error, InvalidRequest)
+    assert "$.page_size" in error.message

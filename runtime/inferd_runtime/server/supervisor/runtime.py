@@ -76,7 +76,7 @@ def default_commands(settings: Settings) -> Commands:
 
 @dataclass
 class _Held:
-    """A run that a worker holds. ``verdict`` is what it was told to end with, ``kill_at`` when that must have happened."""
+    """A run that a worker holds. ``verdict``: the error that it was told to end with, at the latest at ``kill_at``."""
 
     run: Run
     worker: str
@@ -87,14 +87,14 @@ class _Held:
 
 @dataclass(frozen=True)
 class Wiring:
-    """What a runtime stands on while it lives."""
+    """The ZeroMQ context, private directory and task group of a runtime."""
 
     context: zmq.asyncio.Context
     directory: Path
     tasks: anyio.abc.TaskGroup
 
     def endpoint(self, name: str) -> str:
-        """An ipc endpoint in the private directory."""
+        """Return an ipc endpoint in the private directory."""
         return f"ipc://{self.directory}/{name}.sock"
 
 
@@ -130,7 +130,7 @@ class Runtime:
 
     @property
     def closing(self) -> bool:
-        """Whether it is shutting down."""
+        """True once it is shutting down."""
         return self._closing
 
     @property
@@ -164,14 +164,14 @@ class Runtime:
         self.fleet.apply()
 
     async def wait_ready(self) -> None:
-        """Wait until launches work. Raises what the engine ended with, or Unavailable with what engine or worker printed,
-        when one does not come up.
+        """Wait until launches work. Raises the error that the engine ended with, or Unavailable with what engine or worker
+        printed, if one does not start.
         """
         await self.fleet.wait_ready()
         await self.engine.wait_up()
 
     async def shutdown(self) -> None:
-        """Take no more runs, end those that go on with Cancelled, and wait a little until they have ended."""
+        """Refuse new runs, end the active ones with Cancelled, and wait up to DRAIN_SECONDS for them."""
         self._closing = True
         error = Cancelled("the runtime is shutting down").to_wire()
         with anyio.move_on_after(DRAIN_SECONDS):
@@ -182,10 +182,10 @@ class Runtime:
         for run in self.runs.active:
             self._over(run, run.fail(error))
 
-    # What the workers and the engine report -------------------------------------------------------------------------
+    # Reports of the workers and the engine -------------------------------------------------------------------------
 
     def run_placed(self, run_id: str, worker: str) -> None:
-        """A worker has room for a run: launch it there."""
+        """Launch a run on the worker that has room for it."""
         run = self.runs.find(run_id)
         assert run is not None
         self._held[run_id] = _Held(run, worker, time.monotonic() + run.limits.wall_s + GRACE_SECONDS)
@@ -194,7 +194,7 @@ class Runtime:
             self.fleet.send(worker, Deliver(run_id, message))
 
     def worker_said(self, worker: str, message: Started | Output | Sent | RunFinished) -> None:
-        """A worker reports about one of its runs; about any other run it is not believed."""
+        """Apply a worker's report about one of its own runs; a report about any other run is ignored."""
         held = self._held.get(message.run)
         if held is None or held.worker != worker:
             return
@@ -209,7 +209,7 @@ class Runtime:
                 self._over(held.run, held.run.finish_from(message))
 
     def worker_lost(self, worker: str, runs: Sequence[str], error: Unavailable) -> None:
-        """A worker ended: its runs end too, and their sessions at the engine are closed for them."""
+        """End the runs of a worker that has ended, and close their sessions at the engine."""
         for run_id in runs:
             run, held = self.runs.find(run_id), self._held.get(run_id)
             if run is None:
@@ -223,7 +223,7 @@ class Runtime:
         for held in list(self._held.values()):
             self._end(held.run, error.to_wire())
 
-    # What people ask for --------------------------------------------------------------------------------------------
+    # Requests about runs --------------------------------------------------------------------------------------------
 
     def _end(self, run: Run, error: ErrorInfo) -> None:
         """End a run with ``error``: at once while it waits, else through its worker. The first reason counts."""
@@ -257,13 +257,13 @@ class Runtime:
         self.fleet.apply()
 
     async def _watch_clock(self) -> None:
-        """Behind the workers' own limits: end what is overdue, and kill the worker that does not end it."""
+        """End runs that outlast the workers' own limits, and kill the worker that does not end one."""
         while True:
             await anyio.sleep(TICK_SECONDS)
             self.tick(time.monotonic())
 
     def tick(self, now: float) -> None:
-        """Do what is due at ``now`` (monotonic seconds)."""
+        """End overdue runs, and those that waited too long for a worker, at ``now`` (monotonic seconds)."""
         for held in list(self._held.values()):
             if held.kill_at <= now:
                 log.error("worker %s did not end %s in time: killing it", held.worker, held.run.id)
@@ -296,7 +296,7 @@ def _zmq_context() -> Iterator[zmq.asyncio.Context]:
 async def open_runtime(
     settings: Settings, commands: Commands | None = None, *, spare: int = 1, wait: bool = True
 ) -> AsyncIterator[Runtime]:
-    """A runtime that is ready; everything that it started has ended at the end.
+    """Open a runtime that is ready; everything that it started has ended when the block ends.
 
     ``spare``: how many workers to keep warm for tenants that have none. With ``wait=False`` the body starts at once;
     call :meth:`Runtime.wait_ready` in it. Raises what that raises.
