@@ -40,8 +40,8 @@ def prose(page: Path) -> str:
 
 
 def exists(path: str) -> bool:
-    """True if a path is there from the root, from a package, or, for a bare name, anywhere in the sources."""
-    if any((base / path).exists() for base in (ROOT, *PACKAGES)):
+    """True if a path is there from the root, from the tests, from a package, or, for a bare name, anywhere in the sources."""
+    if any((base / path).exists() for base in (ROOT, ROOT / "tests", *PACKAGES)):
         return True
     return "/" not in path and any(any(base.rglob(path)) for base in SOURCES)
 
