@@ -49,12 +49,12 @@ def report(error: ErrorInfo, as_json: bool) -> int:
 
 
 def exit_code(error: ErrorInfo) -> int:
-    """The exit code of an error."""
+    """Return the exit code of an error."""
     return EXIT_CODES.get(error.code.partition(".")[0], EXIT_CODES["internal"])
 
 
 def error_text(error: ErrorInfo) -> str:
-    """An error for people: a program's own traceback where there is one, the message, and what raises a limit.
+    """Return an error's text for people: a program's own traceback where there is one, the message, and what raises a limit.
 
     The traceback of a program's own exception ends with its message; another error says what it was behind it.
     """

@@ -29,13 +29,13 @@ class Server:
 
     @classmethod
     def of(cls, settings: Settings) -> Server:
-        """The server that the settings mean: ``url``, else this user's own one, else ``host`` and ``port``."""
+        """Return the server that the settings name: ``url``, else this user's own one, else ``host`` and ``port``."""
         url = settings.url or _announced_url(settings) or f"http://{settings.host}:{settings.port}"
         token = settings.token or _read(settings, TOKEN_FILE)
         return cls(url.rstrip("/"), token)
 
     def get(self, path: str) -> Any:
-        """The JSON that a path answers. Raises the error that the server sends, and Unavailable."""
+        """Return the JSON that the server answers. Raises the error that it sends, and Unavailable."""
         return self._exchange("GET", path, None)
 
     def post(self, path: str, body: Any = None) -> Any:
@@ -43,7 +43,7 @@ class Server:
         return self._exchange("POST", path, body)
 
     def events(self, run: str, start: int = 0, follow: bool = True) -> Iterator[dict[str, Any]]:
-        """A run's events, one after another."""
+        """Yield a run's events in order."""
         path = f"/v1/runs/{quote(run, safe='')}/events?from={start}&follow={'true' if follow else 'false'}"
         connection = self._connect(STREAM_TIMEOUT_SECONDS)
         try:
@@ -85,7 +85,7 @@ class Server:
 
 
 def _guard(url: str, action: Any) -> Any:
-    """Do something with a connection. Raises Unavailable for whatever the network does."""
+    """Call ``action`` on a connection. Raises Unavailable for every network error."""
     try:
         return action()
     except ConnectionRefusedError:

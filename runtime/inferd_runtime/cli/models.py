@@ -74,7 +74,7 @@ def _positive(text: str) -> int:
 
 
 def _estimate(options: ModelOptions, parsed: argparse.Namespace) -> Fit:
-    """The estimate. Raises InvalidRequest for options that contradict each other or the model."""
+    """Return the estimate. Raises InvalidRequest for options that contradict each other or the model."""
     if options.pages and (parsed.context or parsed.streams):
         raise InvalidRequest("give --pages, or --context and --streams, not both")
     # Torch is imported here, because no other command of this process needs it.

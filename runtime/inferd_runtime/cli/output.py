@@ -29,7 +29,7 @@ class ControlFilter:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """The next piece without control sequences; an unfinished one at its end is kept for the next call."""
+        """Return the next piece without control sequences; an unfinished one at its end is kept for the next call."""
         text = self._held + text
         match = UNFINISHED.search(text)
         self._held = match[0] if match is not None and len(match[0]) <= MOST_HELD else ""
@@ -60,12 +60,12 @@ class ProgramOutput:
 
 
 def print_json(value: Any, stream: TextIO | None = None) -> None:
-    """One JSON value on one line."""
+    """Print a JSON value on one line."""
     print(msgspec.json.encode(value).decode(), file=stream or sys.stdout, flush=True)
 
 
 def figures(usage: RunUsage) -> str:
-    """One line of what a run used."""
+    """Return one line with what a run used."""
     per_step = f"{usage.tokens / usage.steps:.2f}" if usage.steps else "-"
     parts = [
         f"{usage.tokens} tokens", f"{usage.steps} steps", f"{per_step} tokens/step", f"{usage.drafted} drafted",
@@ -75,7 +75,7 @@ def figures(usage: RunUsage) -> str:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as they need to be."""
+    """Print columns, each as wide as its widest cell, without control sequences."""
     table = [list(head), *[[CONTROL.sub("", cell) for cell in row] for row in rows]]
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]
     for row in table:

@@ -27,12 +27,12 @@ class ProgramInterface:
 
     @classmethod
     def of(cls, interface: Interface) -> ProgramInterface:
-        """From source."""
+        """Return the options' interface of one that was read from source."""
         return cls(interface.parameters, interface.definitions, interface.doc)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> ProgramInterface:
-        """From a server's ``interface``."""
+        """Return the interface that a server describes."""
         parameters = [Parameter(**parameter) for parameter in value["parameters"]]
         return cls(parameters, value["arguments"].get("$defs", {}), value["doc"])
 
@@ -43,7 +43,7 @@ class ProgramInterface:
 
 
 def add_program_options(parser: argparse.ArgumentParser, interface: ProgramInterface) -> None:
-    """An option for each parameter, and ``--input`` for all at once (unless a parameter has that name)."""
+    """Add an option for each parameter, and ``--input`` for all at once (unless a parameter has that name)."""
     group = parser.add_argument_group("the program's parameters")
     for parameter in interface.parameters:
         _add_parameter(group, parameter, resolved(parameter.schema, interface.definitions))
@@ -65,7 +65,7 @@ def _add_parameter(group: argparse._ArgumentGroup, parameter: Parameter, schema:
 
 
 def _spellings(name: str) -> list[str]:
-    """``--max-tokens`` first, which help shows; ``--max_tokens`` is understood too."""
+    """Return ``--max-tokens``, which help shows, then ``--max_tokens``, which is accepted too."""
     dashed = "--" + name.replace("_", "-")
     return [dashed] if "_" not in name else [dashed, f"--{name}"]
 
@@ -84,7 +84,7 @@ def _metavar(schema: dict[str, Any]) -> str:
 
 
 def resolved(schema: dict[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema with its reference followed, and an optional one (``T | None``) as ``T``: leaving it out says None."""
+    """Return a schema with its reference followed, and an optional one (``T | None``) as ``T``: leaving it out says None."""
     if "$ref" in schema:
         return {"type": "object", **definitions.get(str(schema["$ref"]).rpartition("/")[2], {})}
     members = [member for member in schema.get("anyOf", []) if member.get("type") != "null"]
@@ -94,7 +94,7 @@ def resolved(schema: dict[str, Any], definitions: Mapping[str, Any]) -> dict[str
 
 
 def reader_of(schema: dict[str, Any]) -> OptionReader:
-    """Turns an option's text into the value that a schema asks for. The readers raise ArgumentTypeError."""
+    """Return what turns an option's text into the value that a schema asks for. The readers raise ArgumentTypeError."""
     if "enum" in schema:
         return _choice_reader(schema["enum"])
     simple: dict[str, OptionReader] = {"string": str, "integer": _integer, "number": _number, "boolean": _boolean}
@@ -146,7 +146,7 @@ def _json(text: str) -> Any:
 
 
 def _any_value(text: str) -> Any:
-    """Where the type is open: JSON, or the text itself if it is none."""
+    """Return a value of open type: the JSON, or the text itself if it is none."""
     try:
         return json.loads(text)
     except ValueError:
@@ -154,7 +154,7 @@ def _any_value(text: str) -> Any:
 
 
 def arguments_of(parsed: argparse.Namespace, interface: ProgramInterface) -> dict[str, Any]:
-    """The launch's arguments. Raises InvalidRequest that names an unknown or missing parameter."""
+    """Return the launch's arguments. Raises InvalidRequest that names an unknown or missing parameter."""
     arguments = read_input(getattr(parsed, "whole_input", None))
     for name in arguments:
         if name not in interface.names:
@@ -169,7 +169,7 @@ def arguments_of(parsed: argparse.Namespace, interface: ProgramInterface) -> dic
 
 
 def read_input(text: str | None) -> dict[str, Any]:
-    """The object of ``--input``. Raises InvalidRequest."""
+    """Return the object of ``--input``. Raises InvalidRequest."""
     if text is None:
         return {}
     try:

@@ -22,7 +22,7 @@ class ProgressBar:
         self._stage = ""
 
     def update(self, progress: Progress) -> None:
-        """Show where the work is."""
+        """Show the stage and how much of it is done."""
         if not sys.stderr.isatty():
             if progress.stage != self._stage:
                 print(f"{progress.stage} ...", file=sys.stderr, flush=True)
@@ -39,14 +39,14 @@ class ProgressBar:
         self._bar.update(self._task, description=progress.stage, completed=progress.fraction)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
 
 
 @contextmanager
 def notice(text: str) -> Iterator[None]:
-    """A line on a terminal that goes away at the end of the body."""
+    """Show a line on a terminal while the body runs."""
     if not sys.stderr.isatty():
         yield
         return

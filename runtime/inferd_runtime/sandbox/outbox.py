@@ -24,7 +24,7 @@ class Outbox:
         self.waker.wake()
 
     def take(self) -> list[FromWorker]:
-        """All that is queued, with pieces of one stream that follow each other made one message."""
+        """Return all that is queued, with adjacent pieces of one stream joined."""
         self.waker.drain()
         return list(merged(self._queued()))
 
@@ -37,7 +37,7 @@ class Outbox:
 
 
 def merged(messages: Iterable[FromWorker]) -> Iterator[FromWorker]:
-    """The same messages with fewer pieces of output: a program that prints a lot of lines is not to cost a frame for each."""
+    """Yield the messages with adjacent pieces of one stream joined, so that many printed lines do not cost a frame each."""
     held: list[Output] = []
     size = 0
     for message in messages:

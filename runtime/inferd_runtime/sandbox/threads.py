@@ -19,11 +19,11 @@ class ThreadPool:
 
     @property
     def idle(self) -> int:
-        """How many threads wait for work."""
+        """Number of threads that wait for work."""
         return len(self._idle)
 
     def prepare(self) -> None:
-        """Have an idle thread."""
+        """Start an idle thread."""
         self.run(_nothing)
 
     def run(self, work: PoolTask) -> None:

@@ -86,7 +86,7 @@ class Worker:
             self._handle(self._decoder.decode(payload))
 
     def _handle(self, message: ToWorker) -> None:
-        """Act on a message. One about a run that is over comes too late and means nothing."""
+        """Act on a message. One about a run that is over is ignored."""
         match message:
             case LaunchRun():
                 self._launch(message)

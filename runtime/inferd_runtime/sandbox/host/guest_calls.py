@@ -56,7 +56,7 @@ class GuestCalls:
 
     @property
     def ended(self) -> bool:
-        """Whether the guest is to be stopped now."""
+        """True if the guest is to be stopped now."""
         return self._inbox.error is not None
 
     def submit(self, op: str, arguments: bytes) -> int:
@@ -67,7 +67,7 @@ class GuestCalls:
             return self._desk.answered(False, msgspec.json.encode(error.to_wire()))
 
     def wait(self, timeout_ms: int) -> bytes:
-        """Finished operations; sleeps until there is one, the time is up, or the run has to end."""
+        """Return finished operations. Sleeps until there is one, the time is up, or the run has to end."""
         now = time.monotonic()
         end = math.inf if timeout_ms == FOR_EVER_MS else now + timeout_ms / 1e3
         while True:
@@ -96,15 +96,15 @@ class GuestCalls:
             self._end(error)
 
     def tick(self) -> None:
-        """The guest has computed for a while."""
+        """Charge the guest, which has computed for a while."""
         self._charge()
 
     def blocked(self) -> None:
-        """The guest made a system call that would block it outside of :meth:`wait`."""
+        """End a guest that made a system call that would block it outside of :meth:`wait`."""
         self._end(ProgramError("the program made a blocking system call; use asyncio.sleep or time.sleep to wait"))
 
     def crashed(self, error: Exception) -> None:
-        """One of these methods failed: a bug here, which ends this run and no other."""
+        """End this run, and no other, because of a bug: one of these methods failed."""
         trace = "".join(traceback.format_exception(error))
         self._end(InternalError(f"the sandbox failed: {error!r}", traceback=trace))
 
@@ -142,7 +142,7 @@ class GuestCalls:
         return self._desk.answered(True, DONE)
 
     def _collect(self, patience: float) -> None:
-        """Take in all that has come from the engine and the gateway; wait for something at most ``patience`` seconds."""
+        """Receive all that has come from the engine and the gateway; wait for something at most ``patience`` seconds."""
         ready = self._poller.poll(_poll_ms(patience))
         while ready:
             for source, _ in ready:
@@ -168,7 +168,7 @@ class GuestCalls:
             self._end(too_many_messages())
 
     def _session_reply(self, reply: LinkReply) -> None:
-        """The engine has opened the session, or refused to."""
+        """Note that the engine has opened the session, or end the run because it refused to."""
         self.session_replies += 1
         if not reply.ok:
             self._inbox.end(msgspec.msgpack.decode(reply.payload, type=ErrorInfo))
@@ -183,5 +183,5 @@ class GuestCalls:
 
 
 def _poll_ms(seconds: float) -> int:
-    """Rounded up, so that a poll does not end just before its time."""
+    """Return milliseconds for a poll, rounded up so that it does not end just before its time."""
     return math.ceil(min(seconds, MAX_POLL_SECONDS) * 1e3) if seconds > 0 else 0

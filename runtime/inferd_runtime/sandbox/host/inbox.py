@@ -13,7 +13,7 @@ MAX_MESSAGES = 1024
 
 
 def too_many_messages() -> LimitExceeded:
-    """The error of a program that does not read its messages."""
+    """Return the error of a program that does not read its messages."""
     text = f"{MAX_MESSAGES} messages wait for the program already"
     return LimitExceeded(text, limit="messages", value=MAX_MESSAGES, raise_with="a program that receives them faster")
 
@@ -28,11 +28,11 @@ class Inbox:
         self.error: ErrorInfo | None = None
 
     def fileno(self) -> int:
-        """Readable when there is something new."""
+        """Return the descriptor to poll. It is readable when there is something new."""
         return self._waker.fileno()
 
     def end(self, error: ErrorInfo) -> None:
-        """The run has to end; the first reason counts."""
+        """Ask for the run to end; the first reason counts."""
         with self._lock:
             if self.error is not None:
                 return
@@ -40,7 +40,7 @@ class Inbox:
         self._waker.wake()
 
     def deliver(self, message: bytes) -> None:
-        """A message for the program, as JSON. One too many ends the run."""
+        """Queue a message for the program, as JSON. One too many ends the run."""
         if len(self._mail) >= MAX_MESSAGES:
             self.end(too_many_messages().to_wire())
             return
@@ -48,10 +48,10 @@ class Inbox:
         self._waker.wake()
 
     def take(self) -> list[bytes]:
-        """The messages that came since the last call."""
+        """Return the messages that came since the last call."""
         self._waker.drain()
         return [self._mail.popleft() for _ in range(len(self._mail))]
 
     def close(self) -> None:
-        """Nobody reads any more; what comes later is dropped."""
+        """Stop reading; what comes later is dropped."""
         self._waker.close()

@@ -14,7 +14,7 @@ RAISE_WITH = {
 
 
 def exceeded(limit: str, message: str, value: float) -> LimitExceeded:
-    """The error for a limit of :class:`Limits`, by field name."""
+    """Return the error for a limit of :class:`Limits`, by field name."""
     return LimitExceeded(message, limit=limit, value=value, raise_with=RAISE_WITH[limit])
 
 
@@ -28,7 +28,7 @@ class Meter:
         self.output = 0
 
     def check(self, wall: float, cpu: float) -> LimitExceeded | None:
-        """The limit that is exceeded at these readings, if one is."""
+        """Return the error of the limit that is exceeded at these readings, or None."""
         limits = self.limits
         if wall - self.wall_start >= limits.wall_s:
             return exceeded("wall_s", f"the run took more than {limits.wall_s:g} s", limits.wall_s)
@@ -37,11 +37,11 @@ class Meter:
         return None
 
     def wall_left(self, wall: float) -> float:
-        """Seconds until the run's time is up, not below 0."""
+        """Return the seconds until the run's time is up, not below 0."""
         return max(self.wall_start + self.limits.wall_s - wall, 0.0)
 
     def write(self, size: int) -> tuple[int, LimitExceeded | None]:
-        """Charge ``size`` bytes that leave the run; how many of them may, and the error if not all."""
+        """Charge ``size`` bytes that leave the run. Returns how many of them may, and the error if not all are."""
         allowed = min(size, self.limits.output_bytes - self.output)
         self.output += allowed
         if allowed == size:

@@ -30,53 +30,53 @@ class PendingCalls:
 
     @property
     def full(self) -> bool:
-        """Whether as many operations are open as a run may have."""
+        """True if as many operations are open as a run may have."""
         return len(self._open) >= MAX_OPEN
 
     @property
     def expects(self) -> bool:
-        """Whether an operation is open."""
+        """True if an operation is open."""
         return bool(self._open)
 
     @property
     def has_answers(self) -> bool:
-        """Whether :meth:`take` would return something."""
+        """True if :meth:`take` would return something."""
         return bool(self._answers)
 
     @property
     def unread(self) -> int:
-        """How many messages wait for the program."""
+        """Number of messages that wait for the program."""
         return len(self._mailbox)
 
     def open_engine(self) -> int:
-        """A ticket for an operation that the engine answers."""
+        """Return a ticket for an operation that the engine answers."""
         return self._new(Waits.ENGINE)
 
     def open_receive(self) -> int:
-        """A ticket for the next message."""
+        """Return a ticket for the next message."""
         ticket = self._new(Waits.MESSAGE)
         self._readers.append(ticket)
         self._hand_out()
         return ticket
 
     def answered(self, ok: bool, payload: bytes) -> int:
-        """A ticket for an operation that is answered at once."""
+        """Return a ticket for an operation that is answered at once."""
         ticket = self._new(Waits.ENGINE)
         self.settle(ticket, ok, payload)
         return ticket
 
     def settle(self, ticket: int, ok: bool, payload: bytes) -> None:
-        """The answer to an operation has come; ``payload`` is JSON."""
+        """Note an operation's answer; ``payload`` is JSON."""
         if self._open.pop(ticket, None) is not None:
             self._answers[ticket] = (ok, payload)
 
     def deliver(self, message: bytes) -> None:
-        """A message for the program has come, as JSON."""
+        """Queue a message for the program, as JSON."""
         self._mailbox.append(message)
         self._hand_out()
 
     def cancel(self, ticket: int) -> bool:
-        """Forget a ticket; True if the engine has to be told. A message that was not fetched goes back to the mailbox."""
+        """Forget a ticket. True if the engine has to be told. A message that was not fetched goes back to the mailbox."""
         waits = self._open.pop(ticket, None)
         if waits is Waits.MESSAGE:
             self._readers.remove(ticket)
@@ -88,7 +88,7 @@ class PendingCalls:
         return waits is Waits.ENGINE
 
     def take(self) -> bytes | None:
-        """All answers that have not been fetched, as the guest reads them (see ``world.wit``); None if there are none."""
+        """Return all answers that have not been fetched, as the guest reads them (see ``world.wit``); None if there are none."""
         if not self._answers:
             return None
         entries = [b"[%d,%d,%b]" % (ticket, ok, payload) for ticket, (ok, payload) in self._answers.items()]

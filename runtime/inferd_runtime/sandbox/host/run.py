@@ -131,7 +131,7 @@ class SandboxRun:
 
 
 def check_result(text: str, calls: GuestCalls) -> ErrorInfo | None:
-    """What is wrong with a result, if anything: a program can reach the code that makes it JSON."""
+    """Return the error of a result that is not JSON or too long, else None. A program can reach the code that encodes it."""
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except msgspec.MsgspecError as error:
@@ -141,7 +141,7 @@ def check_result(text: str, calls: GuestCalls) -> ErrorInfo | None:
 
 
 def read_error(text: str, limits: Limits) -> ErrorInfo:
-    """The error that a guest reports."""
+    """Return the error that a guest reports."""
     try:
         info = msgspec.json.decode(text, type=ErrorInfo)
     except msgspec.MsgspecError as error:
@@ -153,7 +153,7 @@ def read_error(text: str, limits: Limits) -> ErrorInfo:
 
 
 def explain_trap(message: str, memory_bytes: int, limits: Limits) -> InferdError:
-    """Why a guest stopped that nobody told to stop. ``message`` is wasmtime's: a backtrace, then the cause."""
+    """Return the error of a guest that stopped by itself. ``message`` is wasmtime's: a backtrace, then the cause."""
     cause = message.rpartition("Caused by:")[2].strip() or message
     if "call stack exhausted" in cause:
         depth = f"the call stack of {WASM_STACK_BYTES // MIB} MiB is used up"
@@ -168,12 +168,12 @@ def explain_trap(message: str, memory_bytes: int, limits: Limits) -> InferdError
 
 
 def out_of_memory(limits: Limits) -> LimitExceeded:
-    """The error of a program that needs more memory than it may have."""
+    """Return the error of a program that needs more memory than it may have."""
     return exceeded("memory_mb", f"the program needs more than {limits.memory_mb} MiB of memory", limits.memory_mb)
 
 
 def _close_session(link: EngineLink, session_replies: int, error: ErrorInfo | None) -> Usage:
-    """Close the engine's session; what the run used there, or zeros if the engine does not say within ``CLOSE_SECONDS``."""
+    """Close the engine's session. Returns what the run used there, zeros if the engine does not say within ``CLOSE_SECONDS``."""
     try:
         link.request_close()
     except zmq.Again:

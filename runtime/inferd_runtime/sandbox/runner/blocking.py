@@ -43,7 +43,7 @@ class GuestLock:
         self._taken = False
 
     def locked(self) -> bool:
-        """Whether the lock is taken."""
+        """True if the lock is taken."""
         return self._taken
 
     def _wait(self, timeout: float) -> None:
@@ -93,7 +93,7 @@ def _select(sleep: Sleep) -> Callable[..., tuple[list[Any], list[Any], list[Any]
     def guest_select(
         rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None, /
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """``select.select`` where there are no files: a sleep."""
+        """Sleep: ``select.select`` where there are no files."""
         if [*rlist, *wlist, *xlist]:
             raise OSError("the sandbox has no files or sockets to wait for")
         _sleep_or_refuse(sleep, timeout)
@@ -107,13 +107,13 @@ def _poll(sleep: Sleep) -> type[Any]:
         """``select.poll`` where there are no files: a sleep."""
 
         def register(self, fd: Any, eventmask: int = 0) -> None:
-            """Refused."""
+            """Refuse: there are no files."""
             raise OSError("the sandbox has no files or sockets to wait for")
 
         modify = register
 
         def unregister(self, fd: Any) -> None:
-            """Nothing is ever registered."""
+            """Do nothing: no file is ever registered."""
             raise KeyError(fd)
 
         def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:

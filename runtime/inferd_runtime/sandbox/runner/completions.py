@@ -49,7 +49,7 @@ class Completions:
 
     @property
     def pending(self) -> bool:
-        """Whether an operation is in flight."""
+        """True if an operation is in flight."""
         return bool(self._open)
 
     def submit(self, op: str, arguments: str) -> int:
@@ -59,7 +59,7 @@ class Completions:
         return ticket
 
     async def answer(self, ticket: int, quiet: float | None) -> Answer:
-        """Wait for an operation: whether it went well, and its reply or error. Cancelling this drops the operation.
+        """Wait for an operation. Returns whether it went well, and its reply or error. Cancelling this drops the operation.
 
         ``quiet``: seconds in which the event loop has nothing else to do (``None``: for ever). Where that is not 0, this blocks
         right here: a future and a round of the event loop would cost a third more, and nobody else has a use for the time.

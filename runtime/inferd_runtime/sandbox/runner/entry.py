@@ -40,7 +40,7 @@ class Runner:
         self.completions = Completions(host, self.streams.flush)
 
     def new_event_loop(self) -> GuestEventLoop:
-        """An event loop on this host."""
+        """Return an event loop on this host."""
         return GuestEventLoop(self.completions)
 
     def run(self, bundle: str, arguments: str) -> RunOutcome:

@@ -49,7 +49,7 @@ class GuestEventLoop(asyncio.BaseEventLoop):
         self._selector = _Selector(completions)
 
     def quiet_seconds(self) -> float | None:
-        """How long there is nothing to run but the task that asks: 0 if there is something now, None if there is no end."""
+        """Return how long nothing but the calling task can run: 0 if something can now, None if there is no end."""
         if self._ready or self._stopping:
             return 0.0
         if self._scheduled:
@@ -64,7 +64,7 @@ class GuestEventLoop(asyncio.BaseEventLoop):
 
 
 def running_loop() -> GuestEventLoop:
-    """The loop that runs the calling task."""
+    """Return the loop that runs the calling task."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, GuestEventLoop)
     return loop

@@ -24,7 +24,7 @@ OUT_OF_MEMORY_JSON = json.dumps(to_plain(OUT_OF_MEMORY.to_wire()))
 
 
 def to_json(error: BaseException, files: Container[str], let_go: Callable[[], None]) -> str:
-    """The JSON of the ErrorInfo that ``error`` is reported as; ``files`` are the program's own.
+    """Return the JSON of the ErrorInfo that ``error`` is reported as; ``files`` are the program's own.
 
     Where that takes more memory than is left, ``let_go`` is called, which has to free what the program holds.
     """
@@ -41,7 +41,7 @@ def to_json(error: BaseException, files: Container[str], let_go: Callable[[], No
 
 
 def describe(error: BaseException, files: Container[str]) -> ErrorInfo:
-    """What is reported for an exception that left the program, or that stopped it from being loaded."""
+    """Return what is reported for an exception that left the program, or that stopped it from being loaded."""
     cause = _only_cause(error)
     known = _known(cause, files)
     trace = _format(error, files)
@@ -63,7 +63,7 @@ def _known(error: BaseException, files: Container[str]) -> InferdError:
 
 
 def _only_cause(error: BaseException) -> BaseException:
-    """A task group wraps what its tasks raise: with one exception inside, that is what happened."""
+    """Return the one exception inside a task group's, which wraps what its tasks raise; others unchanged."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
@@ -75,7 +75,7 @@ def _type_name(error: BaseException) -> str:
 
 
 def _format(error: BaseException, files: Container[str]) -> str:
-    """The traceback with the program's own frames, of causes and grouped exceptions too; "" if there is none to show."""
+    """Return the traceback with the program's own frames, of causes and grouped exceptions too; "" if there is none to show."""
     described = traceback.TracebackException.from_exception(error)
     own = _keep_frames(described, files, set())
     if not own and isinstance(error, InvalidRequest):
@@ -101,7 +101,7 @@ def _dump(info: ErrorInfo) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """JSON values unchanged, anything else by its ``repr``: a program may put what it likes into an error's detail."""
+    """Return JSON values unchanged, anything else as its ``repr``: a program may put what it likes into an error's detail."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list):

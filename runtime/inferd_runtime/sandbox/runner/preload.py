@@ -69,7 +69,7 @@ def _fill_gaps() -> list[object]:
 
 
 def _filler(size: int) -> object:
-    """A block of ``size`` bytes. Not of zeros: componentize-py makes a data segment of each stretch between zeros."""
+    """Return a block of ``size`` bytes. Not of zeros: componentize-py makes a data segment of each stretch between zeros."""
     return object() if size <= SMALLEST_GAP else b"." * (size - sys.getsizeof(b""))
 
 

@@ -42,19 +42,19 @@ class BundleLoader(importlib.abc.ExecutionLoader):
         self._path = path
 
     def get_filename(self, fullname: str) -> str:
-        """The module's path in the bundle."""
+        """Return the module's path in the bundle."""
         return self._path
 
     def get_source(self, fullname: str) -> str:
-        """The module's text."""
+        """Return the module's text."""
         return self._program.files[self._path]
 
     def is_package(self, fullname: str) -> bool:
-        """Whether the module is a package's ``__init__``."""
+        """True if the module is a package's ``__init__``."""
         return posixpath.basename(self._path) == "__init__.py"
 
     def get_data(self, path: str) -> bytes:
-        """A file of the bundle. Raises FileNotFoundError."""
+        """Return a file of the bundle. Raises FileNotFoundError."""
         try:
             return self._program.files[posixpath.normpath(path).lstrip("/")].encode()
         except KeyError:
@@ -72,7 +72,7 @@ class BundleFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of a module or package of the bundle, a folder without ``__init__.py`` included."""
+        """Return the spec of a module or package of the bundle, a folder without ``__init__.py`` included."""
         name = fullname.rpartition(".")[2]
         for folder in self._roots if path is None else path:
             base = posixpath.join(folder, name)
@@ -123,7 +123,7 @@ def let_go() -> None:
 
 
 def _module_name(program: LoadedProgram) -> tuple[str, str]:
-    """The entry's module name, and the folder that it counts from: the one above the package that it belongs to."""
+    """Return the entry's module name, and the folder that it counts from: the one above the package that it belongs to."""
     folder, file = posixpath.split(program.entry)
     names = [file.removesuffix(".py")]
     while folder and posixpath.join(folder, "__init__.py") in program.files:

@@ -78,7 +78,7 @@ class AnsweringHost:
         self._answers: list[list[Any]] = []
 
     def submit(self, op: str, arguments: str) -> int:
-        """Answer it."""
+        """Answer the operation."""
         self._tickets += 1
         self._answers.append([self._tickets, 1, REPLIES.get(OPERATIONS[op].reply.__name__, {})])
         return self._tickets
@@ -89,10 +89,10 @@ class AnsweringHost:
         return json.dumps(answers)
 
     def cancel(self, ticket: int) -> None:
-        """Nothing is ever open."""
+        """Do nothing: no operation is ever open."""
 
     def log(self, target: str, text: str) -> None:
-        """Nobody reads it."""
+        """Drop the text."""
 
 
 def rehearse(rounds: int = ROUNDS) -> dict[str, RunOutcome]:

@@ -28,7 +28,7 @@ class GuestTransport:
 
 
 def _plain(value: object) -> Any:
-    """A dataclass as a dict, bytes as base64: with this the C encoder does what ``to_plain`` does."""
+    """Return a dataclass as a dict, bytes as base64: with this the C encoder does what ``to_plain`` does."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if not dataclasses.is_dataclass(value):

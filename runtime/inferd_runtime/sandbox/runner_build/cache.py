@@ -20,14 +20,14 @@ CHECKSUM = ".sha256"
 
 
 def cache_folder() -> Path:
-    """``$INFERD_CACHE_DIR``, else ``inferd`` in ``$XDG_CACHE_HOME``, else in ``~/.cache``."""
+    """Return ``$INFERD_CACHE_DIR``, else ``inferd`` in ``$XDG_CACHE_HOME``, else in ``~/.cache``."""
     own = os.environ.get("INFERD_CACHE_DIR")
     shared = os.environ.get("XDG_CACHE_HOME")
     return Path(own) if own else Path(shared or Path.home() / ".cache") / "inferd"
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder that only this user can write to. Raises Unavailable if it is somebody else's or others can."""
+    """Make a folder that only this user can write to. Raises Unavailable if another user owns it or can write to it."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = path.stat()
@@ -53,7 +53,7 @@ class CacheEntry:
         return self.path.with_name(self.path.name + CHECKSUM)
 
     def is_whole(self) -> bool:
-        """Whether the file is there and is what was written."""
+        """True if the file is there and its checksum fits."""
         try:
             return self.checksum_path.read_text() == _checksum(self.path)
         except (OSError, UnicodeDecodeError):
@@ -75,7 +75,7 @@ class CacheEntry:
 
 
 def drop_oldest(folder: Path, pattern: str, keep: int) -> None:
-    """Delete all but the ``keep`` most recently used entries. What is mapped into memory stays usable there."""
+    """Delete all but the ``keep`` most recently used entries. A deleted file that is mapped into memory stays usable."""
     entries = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in entries[keep:]:
         CacheEntry(path).checksum_path.unlink(missing_ok=True)

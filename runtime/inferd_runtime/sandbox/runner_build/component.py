@@ -65,7 +65,7 @@ WAITING = "Waiting for another process that builds the sandbox"
 
 
 def ensure_runner(on_progress: OnProgress = lambda progress: None) -> Path:
-    """The compiled runner's file. The first call of a version builds it, which takes about a minute on two cores.
+    """Return the compiled runner's file. The first call of a version builds it, which takes about a minute on two cores.
 
     One process builds; others wait for it. Raises Unavailable if the cache folder cannot be used or trusted, and
     InternalError, with what was printed, if the build fails.
@@ -85,7 +85,7 @@ def ensure_runner(on_progress: OnProgress = lambda progress: None) -> Path:
 
 
 def guest_sources() -> dict[str, bytes]:
-    """Every file that goes into the component, by its path there: the SDK, the guest's modules, and the WIT world."""
+    """Return every file that goes into the component, by its path there: the SDK, the guest's modules, and the WIT world."""
     sdk, runner = Path(inferd.__file__).parent, Path(__file__).parents[1] / "runner"
     files = [path for path in sdk.rglob("*.py") if path.name not in NOT_FOR_GUESTS]
     sources = {f"inferd/{path.relative_to(sdk).as_posix()}": path.read_bytes() for path in files}
@@ -102,7 +102,7 @@ def _source_key(sources: dict[str, bytes]) -> str:
 
 
 def _machine_key() -> str:
-    """What machine code depends on: the compiler, its settings, and what the processor can do."""
+    """Return a hash of what machine code depends on: the compiler, its settings, and the processor's features."""
     wasmtime = importlib.metadata.version("wasmtime")
     text = "\0".join([wasmtime, COMPILED_WITH, sys.platform, platform.machine(), _processor_features()])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -110,7 +110,7 @@ def _machine_key() -> str:
 
 @functools.cache
 def _processor_features() -> str:
-    """The first processor's feature list on Linux; elsewhere its name."""
+    """Return the first processor's feature list on Linux; elsewhere its name."""
     info = Path("/proc/cpuinfo")
     found = re.search(r"^(?:flags|Features)\s*:(.*)$", info.read_text(), re.MULTILINE) if info.exists() else None
     return found[1] if found else platform.processor()

@@ -40,7 +40,7 @@ class HostCalls(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether the guest is to be stopped now."""
+        """True if the guest is to be stopped now."""
         ...
 
     def submit(self, op: str, arguments: bytes) -> int:
@@ -56,19 +56,19 @@ class HostCalls(Protocol):
         ...
 
     def log(self, target: str, text: str) -> None:
-        """Text that the guest wrote."""
+        """Pass on text that the guest wrote."""
         ...
 
     def tick(self) -> None:
-        """The guest has computed for a while: a chance to end it."""
+        """Note that the guest has computed for a while: a chance to end it."""
         ...
 
     def blocked(self) -> None:
-        """The guest made a blocking system call."""
+        """Note that the guest made a blocking system call."""
         ...
 
     def crashed(self, error: Exception) -> None:
-        """One of the calls above failed."""
+        """Note that one of the calls above failed."""
         ...
 
 
@@ -78,12 +78,12 @@ def _text(value: Any) -> bytes:
 
 
 def _stop() -> int | None:
-    """A wasmtime error: returned by a callback, it unwinds the guest that called."""
+    """Return a wasmtime error. Returned by a callback, it unwinds the guest that called."""
     return ctypes.cast(ffi.wasmtime_error_new(b"ended by the host"), ctypes.c_void_p).value
 
 
 def _guarded(current: Callable[[], HostCalls | None], body: Callable[[HostCalls, Any, Any], None]) -> Any:
-    """``body`` (calls, arguments, results) as a host function. It stops the guest when its run has ended."""
+    """Return ``body`` (calls, arguments, results) as a host function. It stops the guest when its run has ended."""
 
     def call(_data: Any, _context: Any, _type: Any, args: Any, _nargs: int, results: Any, _nresults: int) -> int | None:
         calls = current()
@@ -123,7 +123,7 @@ def _blocked(calls: HostCalls, _args: Any, _results: Any) -> None:
 
 
 def _clock(start: int) -> Any:
-    """``now`` and ``resolution`` of the monotonic clock, which have to stand beside what is replaced there."""
+    """Return ``now`` of the monotonic clock, which has to stand beside the functions that are replaced there."""
 
     def now(_data: Any, _context: Any, _type: Any, _args: Any, _nargs: int, results: Any, _nresults: int) -> int:
         results[0].kind = _U64
@@ -139,7 +139,7 @@ def _resolution(_calls: HostCalls, _args: Any, results: Any) -> None:
 
 
 def _epoch(current: Callable[[], HostCalls | None]) -> Any:
-    """The epoch callback: another tick for the guest, or its end."""
+    """Return the epoch callback, which gives the guest another tick or ends it."""
 
     def tick(_context: Any, _data: Any, delta: Any, kind: Any) -> int | None:
         delta[0] = 1
@@ -157,7 +157,7 @@ def _epoch(current: Callable[[], HostCalls | None]) -> Any:
 
 
 def host_callbacks(current: Callable[[], HostCalls | None]) -> dict[str, Any]:
-    """What wasmtime calls. Kept alive by whoever holds the linker and stores: wasmtime holds bare pointers to them."""
+    """Return what wasmtime calls. Whoever holds the linker and stores keeps it alive: wasmtime holds bare pointers to it."""
     return {
         "submit": _guarded(current, _submit),
         "wait": _guarded(current, _wait),

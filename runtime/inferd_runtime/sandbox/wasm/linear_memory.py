@@ -43,18 +43,18 @@ class Region:
 
 
 def read_map() -> bytes:
-    """The text of the process's memory map; empty where there is none."""
+    """Return the text of the process's memory map; empty where there is none."""
     return MAPS.read_bytes() if MAPS.exists() else b""
 
 
 def regions(text: bytes) -> Iterator[Region]:
-    """The lines of a memory map, in the order of their addresses."""
+    """Yield the lines of a memory map, in the order of their addresses."""
     for start, end, rights, path in _LINE.findall(text):
         yield Region(int(start, 16), int(end, 16), rights[1:2] == b"w", path)
 
 
 def data_addresses(text: bytes, file: Path) -> set[int]:
-    """Where the runner's initial data is mapped for writing: one address for each live instance."""
+    """Return where the runner's initial data is mapped for writing: one address for each live instance."""
     wanted = str(file).encode()
     if wanted not in text:
         return set()
@@ -63,7 +63,7 @@ def data_addresses(text: bytes, file: Path) -> set[int]:
 
 
 def writable_region(text: bytes, address: int) -> range:
-    """The run of adjoining writable regions that holds ``address``; empty if there is none."""
+    """Return the run of adjoining writable regions that holds ``address``; empty if there is none."""
     start = end = -1
     for region in regions(text):
         if not region.writable or region.start != end:
@@ -75,7 +75,7 @@ def writable_region(text: bytes, address: int) -> range:
 
 
 def written_pages(region: range) -> list[range]:
-    """The stretches of a region that have pages of their own by now, as offsets from its start; nothing if it cannot be told."""
+    """Return the parts of a region that have pages of their own, as offsets from its start; nothing if that is unknown."""
     if not region:
         return []
     try:
@@ -110,7 +110,7 @@ class MemoryAccess:
                 self._libc.madvise(start, length, MADV_POPULATE_WRITE)
 
     def size(self, memory: range, limit: int) -> int:
-        """Bytes that can be read from the start of ``memory`` on, which has grown at its end, by ``limit`` bytes at most."""
+        """Return how many bytes can be read from the start of ``memory`` on, which has grown at its end: ``limit`` at most."""
         low, high = len(memory) // WASM_PAGE, limit // WASM_PAGE
         while low < high:
             middle = (low + high + 1) // 2
@@ -121,7 +121,7 @@ class MemoryAccess:
         return low * WASM_PAGE
 
     def _readable(self, address: int) -> bool:
-        """Ask the kernel to copy a byte from there: unlike a read of our own, that fails softly."""
+        """True if the kernel can copy a byte from there: unlike a read of our own, that fails softly."""
         if self._libc is None:
             return False
         byte = ctypes.create_string_buffer(1)

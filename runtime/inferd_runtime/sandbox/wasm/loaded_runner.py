@@ -35,7 +35,7 @@ class DoesNotFit(Exception):
 
 
 def new_engine() -> Engine:
-    """An engine as the runner is compiled for; ``COMPILED_WITH`` names what of this is in the machine code."""
+    """Return an engine as the runner is compiled for; ``COMPILED_WITH`` names what of this is in the machine code."""
     config = Config()
     config.wasm_component_model = True
     config.epoch_interruption = True
@@ -84,7 +84,7 @@ class Guest:
         return result.tag == "ok", result.payload
 
     def memory(self) -> range:
-        """The addresses of the instance's linear memory, which never shrinks; empty where it cannot be told."""
+        """Return the addresses of the instance's linear memory, which never shrinks; empty where they are not known."""
         initial = self._instance.memory
         if not initial:
             return initial
@@ -114,7 +114,7 @@ class LoadedRunner:
         self.export = export
 
     def start(self, memory_limit: int) -> Guest:
-        """A guest that may have ``memory_limit`` bytes. Raises DoesNotFit."""
+        """Return a guest that may have ``memory_limit`` bytes. Raises DoesNotFit."""
         instance = self._spares.take()
         if memory_limit < len(instance.memory):
             self.discard(instance)
@@ -143,7 +143,7 @@ class LoadedRunner:
         self._spares.keep(spares, populated)
 
     def instantiate(self) -> Instance:
-        """A pristine instance."""
+        """Return a new instance that no program has used."""
         store = Store(self._engine)
         store.set_wasi(WasiConfig())  # nothing of the host: no files, arguments, environment, network or streams
         store.set_epoch_deadline(1)
@@ -165,7 +165,7 @@ class LoadedRunner:
 
     @contextmanager
     def answering(self, calls: HostCalls) -> Iterator[None]:
-        """Inside, the calls of the guest that runs in this thread go to ``calls``."""
+        """Send the calls of the guest that runs in this thread to ``calls`` while the body runs."""
         self._calls.current = calls
         try:
             yield
@@ -177,5 +177,5 @@ class LoadedRunner:
         self._engine.increment_epoch()
 
     def _current(self) -> HostCalls | None:
-        """Whose guest runs in this thread; nobody's while an instance is made ahead of its use."""
+        """Return the calls of the guest that runs in this thread; None while an instance is made ahead of its use."""
         return getattr(self._calls, "current", None)

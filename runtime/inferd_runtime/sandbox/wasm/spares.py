@@ -22,7 +22,7 @@ class Spares(Generic[T]):
         self._wanted = threading.Event()
 
     def take(self) -> T:
-        """A spare, or a new one."""
+        """Return a spare, or a new one."""
         try:
             spare = self._ready.popleft()
         except IndexError:

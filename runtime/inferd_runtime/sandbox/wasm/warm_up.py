@@ -19,28 +19,28 @@ class RehearsalCalls:
         self.ended = False
 
     def submit(self, op: str, arguments: bytes) -> int:
-        """Answered at once."""
+        """Answer at once."""
         return self._host.submit(op, arguments.decode())
 
     def wait(self, timeout_ms: int) -> bytes:
-        """The answers."""
+        """Return the answers."""
         return self._host.wait(timeout_ms).encode()
 
     def cancel(self, ticket: int) -> None:
-        """Nothing is open."""
+        """Do nothing: no operation is ever open."""
 
     def log(self, target: str, text: str) -> None:
-        """Nobody reads it."""
+        """Drop the text."""
 
     def tick(self) -> None:
-        """It takes its time."""
+        """Do nothing: the warm-up has no limits."""
 
     def blocked(self) -> None:
-        """Our own program does not."""
+        """Stop the guest, which does not block on purpose."""
         self.ended = True
 
     def crashed(self, error: Exception) -> None:
-        """A bug: wasmtime reports the guest that is stopped, and this prints why."""
+        """Print a bug, and stop the guest, which wasmtime reports."""
         traceback.print_exception(error)
         self.ended = True
 

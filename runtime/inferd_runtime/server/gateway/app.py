@@ -54,7 +54,7 @@ class _Server(uvicorn.Server):
 
 
 def make_app(api: Api, tokens: AccessTokens) -> Starlette:
-    """The ASGI application."""
+    """Return the ASGI application."""
     handlers = {InferdError: _inferd_error, HTTPException: _http_error, Exception: _bug}
     return Starlette(
         routes=api.routes(),
@@ -68,7 +68,7 @@ async def _inferd_error(request: Request, error: InferdError) -> Response:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    """What the router itself refuses: no such path, or not with that method."""
+    """Answer what the router refuses: an unknown path, or a method that it does not have."""
     where = f"{request.method} {request.url.path}"
     if error.status_code == 404:
         return error_reply(NotFound(f"there is no route {where}"))
@@ -78,7 +78,7 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    """A bug: the traceback goes to the log (Starlette raises it again after this), only its type to the client."""
+    """Answer an unexpected exception: its traceback goes to the log (Starlette raises it again), only its type to the client."""
     return error_reply(InternalError(f"a bug in the runtime: {type(error).__name__}"))
 
 
@@ -153,7 +153,7 @@ def _host_in_url(host: str) -> str:
 
 @contextmanager
 def announced(state_dir: Path, url: str) -> Iterator[None]:
-    """While the body runs, a file in the state directory tells the CLI of this user where the server is."""
+    """Keep a file in the state directory that tells this user's command line where the server is."""
     path = state_dir / SERVER_FILE
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     text = json.dumps({"url": url, "pid": os.getpid()})

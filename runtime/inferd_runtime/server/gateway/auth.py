@@ -29,7 +29,7 @@ class AccessTokens:
     tenants: Mapping[str, str]
 
     def tenant_of(self, authorization: str | None) -> str:
-        """The tenant of an ``Authorization`` header. Raises Unauthorized; takes as long for any wrong token."""
+        """Return the tenant of an ``Authorization`` header. Raises Unauthorized; takes as long for any wrong token."""
         kind, _, given = (authorization or "").partition(" ")
         if kind.lower() != "bearer" or not given:
             raise Unauthorized("send the header `Authorization: Bearer TOKEN`")
@@ -61,7 +61,7 @@ class BearerAuth:
 
 
 def load_tokens(settings: Settings) -> AccessTokens:
-    """The tokens of the settings; where they name none, the one that is kept in the state directory, made if need be."""
+    """Return the tokens of the settings; where they name none, the one in the state directory, generated if need be."""
     tenants: dict[str, str] = {}
     if settings.tokens_file is not None:
         tenants |= read_tokens(settings.tokens_file)
@@ -71,12 +71,12 @@ def load_tokens(settings: Settings) -> AccessTokens:
 
 
 def token_path(state_dir: Path) -> Path:
-    """Where the generated token is kept."""
+    """Return the path of the generated token."""
     return state_dir / "token"
 
 
 def kept_token(state_dir: Path) -> str:
-    """The token in the state directory (mode 0600), generated the first time."""
+    """Return the token in the state directory (mode 0600), generated the first time."""
     path = token_path(state_dir)
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:

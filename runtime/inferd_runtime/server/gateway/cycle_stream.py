@@ -29,7 +29,7 @@ class Watchers:
 
     @contextmanager
     def count(self, tenant: str) -> Iterator[None]:
-        """One stream more while the block runs. Raises LimitExceeded where the tenant has as many as it may."""
+        """Count one stream more while the body runs. Raises LimitExceeded if the tenant has as many as it may."""
         if self._open[tenant] >= MOST_STREAMS:
             raise LimitExceeded(
                 f"{MOST_STREAMS} streams of speculation are open already: close one",
@@ -45,7 +45,7 @@ class Watchers:
 async def cycle_events(
     read: Read, first: CyclePage, *, as_sse: bool, ended: Callable[[], bool], poll: float = POLL_SECONDS
 ) -> AsyncGenerator[bytes]:
-    """Server-sent events or JSON lines, from the page ``first`` on, until the client leaves, the server or its engine ends.
+    """Yield server-sent events or JSON lines, from the page ``first`` on, until the client leaves or the server or engine ends.
 
     The engine is asked rather than told to push: it then owes nothing to a watcher who is slow or gone.
     """

@@ -28,7 +28,7 @@ SIZE_LIMITS = frozenset({"body_bytes", "source_bytes", "files"})
 
 
 def status_of(error: InferdError) -> int:
-    """The HTTP status of an error: its code's, else the nearest parent's."""
+    """Return the HTTP status of an error: its code's, else the nearest parent's."""
     if error.detail.get("limit") in SIZE_LIMITS:
         return TOO_LARGE
     code = error.code
@@ -38,12 +38,12 @@ def status_of(error: InferdError) -> int:
 
 
 def reply(value: Any, status: int = 200) -> Response:
-    """A JSON response."""
+    """Return a JSON response."""
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
 def error_reply(error: InferdError) -> Response:
-    """The one shape of errors: ``{"error": {"code", "message", "detail"}}``."""
+    """Return an error in the one shape of errors: ``{"error": {"code", "message", "detail"}}``."""
     response = reply({"error": error.to_wire()}, status_of(error))
     if status_of(error) == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
@@ -60,7 +60,7 @@ async def deny(error: InferdError, scope: Scope, receive: Receive, send: Send) -
 
 
 def program_json(program: Program, created_at: float | None = None) -> dict[str, Any]:
-    """A program with its interface; ``interface.arguments`` is the JSON Schema of a launch's arguments."""
+    """Return a program with its interface; ``interface.arguments`` is the JSON Schema of a launch's arguments."""
     interface = program.interface
     value: dict[str, Any] = {
         "id": program.id,
@@ -78,7 +78,7 @@ def program_json(program: Program, created_at: float | None = None) -> dict[str,
 
 
 def run_summary(run: Run) -> dict[str, Any]:
-    """A run as it is now, without its result. Times in seconds since the epoch, None for what has not happened."""
+    """Return a run as it is now, without its result. Times in seconds since the epoch, None for what has not happened."""
     program = run.program
     return {
         "id": run.id,
@@ -95,18 +95,18 @@ def run_summary(run: Run) -> dict[str, Any]:
 
 
 def run_json(run: Run) -> dict[str, Any]:
-    """A run as it is now, with its result (None without one)."""
+    """Return a run as it is now, with its result (None without one)."""
     result = None if run.ending is None else raw_result(run.ending)
     return {**run_summary(run), "result": result}
 
 
 def raw_result(ending: Ending) -> msgspec.Raw | None:
-    """A result as the JSON that it is."""
+    """Return a result as the JSON that it is."""
     return None if ending.result is None else msgspec.Raw(ending.result.encode())
 
 
 def event_json(event: RunEvent) -> dict[str, Any]:
-    """An event: ``index``, ``type``, ``time``, and what its type carries."""
+    """Return an event: ``index``, ``type``, ``time``, and what its type carries."""
     value: dict[str, Any] = {"index": event.index, "type": event.kind, "time": event.time}
     if event.kind in ("stdout", "stderr"):
         value["text"] = event.payload
@@ -120,5 +120,5 @@ def event_json(event: RunEvent) -> dict[str, Any]:
 
 
 def ending_json(ending: Ending) -> dict[str, Any]:
-    """How a run ended."""
+    """Return how a run ended."""
     return {"state": ending.state, "result": raw_result(ending), "error": ending.error, "usage": ending.usage}

@@ -44,7 +44,7 @@ class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def read_body(request: Request, kind: type[T], most: int) -> T:
-    """A JSON body of at most ``most`` bytes. Raises LimitExceeded before more is read, and InvalidRequest."""
+    """Return a JSON body of at most ``most`` bytes. Raises LimitExceeded before more is read, and InvalidRequest."""
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > most:
         raise _too_large(most)
@@ -68,7 +68,7 @@ def _too_large(most: int) -> LimitExceeded:
 
 
 def check_arguments(program: Program, arguments: dict[str, Any]) -> str:
-    """The arguments as JSON text. Raises InvalidRequest that names an unknown or missing one.
+    """Return the arguments as JSON text. Raises InvalidRequest that names an unknown or missing one.
 
     Their types are checked where the program runs, against the annotations themselves.
     """
@@ -84,7 +84,7 @@ def check_arguments(program: Program, arguments: dict[str, Any]) -> str:
 
 
 def check_limits(program: Program, changes: dict[str, Any], settings: Settings) -> Limits:
-    """The limits of a run: the server's, changed by the program's own, changed by the request's; none above the server's
+    """Return a run's limits: the server's, changed by the program's own, changed by the request's; none above the server's
     maximum. Raises InvalidRequest, and LimitExceeded that names the maximum.
     """
     limits = with_limits(program.limits_over(settings.limits), changes)

@@ -43,7 +43,7 @@ class Api:
     watchers: Watchers = field(default_factory=Watchers)
 
     def routes(self) -> list[BaseRoute]:
-        """The routing table."""
+        """Return the routing table."""
         return [
             Route("/livez", self.livez),
             Route("/readyz", self.readyz),
@@ -64,11 +64,11 @@ class Api:
         ]
 
     async def livez(self, request: Request) -> Response:
-        """The process answers."""
+        """Answer that the process is alive."""
         return reply({"live": True})
 
     async def readyz(self, request: Request) -> Response:
-        """Whether launches would work now: 200 or 503, with how the engine and the workers are."""
+        """Answer 200 if launches would work now, else 503, with the state of the engine and the workers."""
         engine = self.runtime.engine
         workers = self.runtime.fleet
         ready = engine.pid is not None and workers.pool.any_ready
@@ -80,19 +80,19 @@ class Api:
         return reply(status, 200 if ready else 503)
 
     async def version(self, request: Request) -> Response:
-        """Versions of inferd and of its protocol."""
+        """Answer the versions of inferd and of its protocol."""
         return reply({"version": __version__, "protocol": PROTOCOL_VERSION})
 
     async def metrics(self, request: Request) -> Response:
-        """Figures for Prometheus, over all tenants."""
+        """Answer figures for Prometheus, over all tenants."""
         return await metrics_response(self.runtime)
 
     async def models(self, request: Request) -> Response:
-        """The models that are served; the first is the default."""
+        """Answer the models that are served; the first is the default."""
         return reply(self.runtime.models)
 
     async def cycles(self, request: Request) -> Response:
-        """What speculation does for the tenant from now on; see
+        """Stream what speculation does for the tenant from now on; see
         :func:`~inferd_runtime.server.gateway.cycle_stream.cycle_events`."""
         runtime, tenant = self.runtime, request.scope[TENANT_KEY]
 
@@ -116,11 +116,11 @@ class Api:
         return reply(value, 201 if done.created else 200)
 
     async def list_programs(self, request: Request) -> Response:
-        """The tenant's programs, newest first."""
+        """Answer the tenant's programs, newest first."""
         return reply({"programs": self.registry.entries(request.scope[TENANT_KEY])})
 
     async def get_program(self, request: Request) -> Response:
-        """One program with its interface."""
+        """Answer one program with its interface."""
         return reply(program_json(await self._program(request.path_params["reference"], request)))
 
     async def launch(self, request: Request) -> Response:
@@ -132,15 +132,15 @@ class Api:
         return reply(run_json(self.runtime.launch(program, arguments, request.scope[TENANT_KEY], limits)), 201)
 
     async def list_runs(self, request: Request) -> Response:
-        """The tenant's runs without their results, newest first."""
+        """Answer the tenant's runs without their results, newest first."""
         return reply({"runs": [run_summary(run) for run in self.runtime.runs.of(request.scope[TENANT_KEY])]})
 
     async def get_run(self, request: Request) -> Response:
-        """One run."""
+        """Answer one run."""
         return reply(run_json(self._run(request)))
 
     async def events(self, request: Request) -> Response:
-        """A run's events, past and to come; see :func:`~inferd_runtime.server.gateway.event_stream.stream_events`."""
+        """Stream a run's events, past and to come; see :func:`~inferd_runtime.server.gateway.event_stream.stream_events`."""
         return stream_events(self._run(request), request)
 
     async def cancel(self, request: Request) -> Response:
@@ -157,11 +157,11 @@ class Api:
         return reply({"delivered": True}, 202)
 
     async def session(self, websocket: WebSocket) -> None:
-        """A script's session."""
+        """Serve a script's session."""
         await script_session(websocket, self.runtime)
 
     async def _program(self, reference: str, request: Request) -> Program:
-        """A program; one that has to be parsed first is parsed in a thread."""
+        """Return a program; one that has to be parsed first is parsed in a thread."""
         tenant = request.scope[TENANT_KEY]
         found = self.registry.cached(reference, tenant)
         if found is not None:

@@ -70,12 +70,12 @@ class OutstandingCalls:
 
 
 def encode_reply(ticket: int, payload: bytes, ok: bool) -> bytes:
-    """A reply's map around a payload that is msgpack already."""
+    """Return a reply's map around a payload that is msgpack already."""
     return msgspec.msgpack.encode({"t": ticket, "ok" if ok else "err": msgspec.Raw(payload)})
 
 
 def encode_error(ticket: int, error: InferdError) -> bytes:
-    """An error reply."""
+    """Return an error reply."""
     info: ErrorInfo = error.to_wire()
     return encode_reply(ticket, msgspec.msgpack.encode(info), ok=False)
 
@@ -133,7 +133,7 @@ class ScriptSession:
                 await self._send(encode_reply(reply.ticket, reply.payload, reply.ok))
 
     async def _give_up(self) -> None:
-        """The engine is gone, and with it all that the session held."""
+        """End the calls of a session whose engine is gone."""
         error = Unavailable("the engine process ended, and with it this session: connect again")
         for ticket in sorted(self._state.outstanding):
             await self._send(encode_error(ticket, error))
@@ -146,7 +146,7 @@ class ScriptSession:
             await self._websocket.close(INVALID_DATA, error.message[:MAX_REASON])
 
     async def _send(self, data: bytes) -> None:
-        """Send, unless the script has left: :meth:`_from_script` hears that too and ends the relay."""
+        """Send, unless the script has left: :meth:`_from_script` notices that too and ends the relay."""
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):
             await self._websocket.send_bytes(data)
 

@@ -11,7 +11,7 @@ import anyio.abc
 
 @asynccontextmanager
 async def background_tasks() -> AsyncIterator[anyio.abc.TaskGroup]:
-    """Tasks that are cancelled, and awaited, when the body ends. A task that fails cancels the body and is raised."""
+    """Run tasks that are cancelled, and awaited, when the body ends. A task that fails cancels the body and is raised."""
     tasks = anyio.create_task_group()
     await tasks.__aenter__()
     try:

@@ -13,7 +13,7 @@ class Backoff:
         self._next = first
 
     def next(self, lived: float) -> float:
-        """Seconds to wait now, after a life of ``lived`` seconds."""
+        """Return the seconds to wait now, after a life of ``lived`` seconds."""
         if lived >= self._healthy:
             self._next = self._first
         delay, self._next = self._next, min(self._next * 2, self._most)

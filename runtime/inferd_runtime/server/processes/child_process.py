@@ -59,11 +59,11 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
     @property
     def alive(self) -> bool:
-        """Whether the child has not ended."""
+        """True if the child has not ended."""
         return not self.exited.is_set()
 
     async def wait(self) -> str:
-        """Wait until the child has ended; says how, for people."""
+        """Wait until the child has ended. Returns how, in words."""
         assert self._transport is not None
         await self.exited.wait()
         with anyio.move_on_after(DRAIN_SECONDS):
@@ -92,30 +92,30 @@ class ChildProcess(asyncio.SubprocessProtocol):
                 os.killpg(self.pid, number)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The child runs."""
+        """Keep the transport of the child, which runs."""
         assert isinstance(transport, asyncio.SubprocessTransport)
         self._transport = transport
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """The child printed something."""
+        """Log what the child printed, and keep its end."""
         *lines, self._rest = (self._rest + data.decode(errors="replace"))[-(1 << 16) :].split("\n")
         for line in lines:
             self._tail.append(line)
             self._log.info("%s", line)
 
     def process_exited(self) -> None:
-        """The child ended: so does what it started and left in its group."""
+        """Note that the child ended, and end what it started and left in its group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.exited.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The child ended and all it printed has been read."""
+        """Note that all the child printed has been read."""
         self._drained.set()
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words."""
+    """Return an exit code in words."""
     if code >= 0:
         return f"exited with code {code}"
     try:

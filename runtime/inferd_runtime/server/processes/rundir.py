@@ -18,7 +18,7 @@ LOCK = "lock"
 
 @contextmanager
 def run_directory(parent: Path | None = None) -> Iterator[Path]:
-    """A new directory that only this user can enter (0700), removed at the end.
+    """Make a directory that only this user can enter (0700), removed at the end.
 
     A runtime holds a lock in its directory while it lives: what a killed one left behind is removed by the next one. Short
     paths on purpose: a socket's path may have 107 bytes, 103 on macOS.
@@ -34,7 +34,7 @@ def run_directory(parent: Path | None = None) -> Iterator[Path]:
 
 
 def _make(base: Path) -> tuple[Path, IO[str]]:
-    """A new directory, and its lock, held. Another process' sweep may take the lock first, and the directory with it."""
+    """Return a new directory and its lock, held. Another process' sweep may take the lock first, and the directory with it."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
         lock = open(path / LOCK, "w")  # noqa: SIM115 - held as long as the directory is wanted
@@ -45,7 +45,7 @@ def _make(base: Path) -> tuple[Path, IO[str]]:
 
 
 def _sweep(base: Path) -> None:
-    """Remove what nobody holds, with its lock held: else it could be taken between the look and the removal."""
+    """Remove directories whose lock is free, with the lock held: else one could be taken between the look and the removal."""
     for path in base.glob(f"{PREFIX}*/{LOCK}"):
         with contextlib.suppress(OSError):  # gone meanwhile, another user's, or held
             if path.parent.stat().st_uid == os.getuid():
@@ -53,7 +53,7 @@ def _sweep(base: Path) -> None:
 
 
 def _remove_free(path: Path) -> None:
-    """Raises OSError where the lock is held or gone."""
+    """Remove a directory whose lock is free. Raises OSError where the lock is held or gone."""
     with open(path, "r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_at(lock, path):
@@ -61,7 +61,7 @@ def _remove_free(path: Path) -> None:
 
 
 def _is_at(lock: IO[str], path: Path) -> bool:
-    """Whether the open file is still the one at this path."""
+    """True if the open file is still the one at this path."""
     try:
         return os.path.samestat(os.fstat(lock.fileno()), path.stat())
     except FileNotFoundError:

@@ -54,12 +54,12 @@ class Program:
     limits: dict[str, int | float]
 
     def limits_over(self, default: Limits) -> Limits:
-        """``default``, but for what the program sets itself."""
+        """Return ``default`` with the limits that the program sets itself."""
         return with_limits(default, self.limits)
 
 
 def with_limits(base: Limits, changes: dict[str, Any]) -> Limits:
-    """``base`` with some limits set. Raises InvalidRequest for an unknown name, a wrong type and a value <= 0."""
+    """Return ``base`` with some limits set. Raises InvalidRequest for an unknown name, a wrong type and a value <= 0."""
     unknown = changes.keys() - LIMIT_NAMES
     if unknown:
         known = ", ".join(sorted(LIMIT_NAMES))
@@ -75,7 +75,7 @@ def with_limits(base: Limits, changes: dict[str, Any]) -> Limits:
 
 
 def read_sources(path: Path) -> Bundle:
-    """The bundle of a file or folder. Raises InvalidRequest for what is no program, LimitExceeded for one too large."""
+    """Return the bundle of a file or folder. Raises InvalidRequest for what is no program, LimitExceeded for one too large."""
     if path.is_dir():
         return _read_folder(path)
     if path.suffix != ".py":
@@ -143,7 +143,7 @@ def make_program(bundle: Bundle, name: str = "", version: str = "") -> Program:
 
 
 def content_id(bundle: Bundle) -> str:
-    """The hash that names a program: of its entry and its files, whatever they are called by."""
+    """Return the hash that names a program: of its entry and its files, whatever they are called by."""
     canonical = json.dumps([bundle.entry, sorted(bundle.files.items())], ensure_ascii=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -185,7 +185,7 @@ def check_syntax(source: str, filename: str) -> None:
 
 
 def read_manifest(bundle: Bundle) -> Manifest:
-    """What a program says about itself. Raises InvalidRequest for a bad table, and for dependencies."""
+    """Return what a program says about itself. Raises InvalidRequest for a bad table, and for dependencies."""
     source = bundle.files[bundle.entry]
     if PROJECT in bundle.files:
         if SCRIPT_START.search(source):

@@ -95,12 +95,12 @@ class Registry:
         return Uploaded(program, created=True)
 
     def cached(self, reference: str, tenant: str) -> Program | None:
-        """What :meth:`find` returns, if that takes no time; else None."""
+        """Return what :meth:`find` would, if that takes no time; else None."""
         with self._lock:
             return self._parsed.get(self._resolve(reference, tenant))
 
     def find(self, reference: str, tenant: str) -> Program:
-        """A program by ``name`` (its newest upload), ``name@version``, or ``sha256:`` and at least 8 digits.
+        """Return a program by ``name`` (its newest upload), ``name@version``, or ``sha256:`` and at least 8 digits.
 
         Raises NotFound, and InvalidRequest for a hash prefix that fits several programs.
         """
@@ -113,7 +113,7 @@ class Registry:
             return self._parsed[key]
 
     def entries(self, tenant: str) -> list[Entry]:
-        """A tenant's programs, newest first."""
+        """Return a tenant's programs, newest first."""
         query = "SELECT hash, name, version, created_at FROM programs WHERE tenant = ? ORDER BY number DESC"
         with self._lock:
             return [Entry(*row) for row in self._db.execute(query, (tenant,))]
@@ -125,7 +125,7 @@ class Registry:
             yield self._db
 
     def _same_source(self, db: sqlite3.Connection, program: Program, tenant: str) -> str | None:
-        """The version under which the same source has this name already, where that answers the upload."""
+        """Return the version under which the same source has this name already, where that answers the upload; else None."""
         query = "SELECT version FROM programs WHERE tenant = ? AND name = ? AND hash = ? ORDER BY number DESC"
         versions = [row[0] for row in db.execute(query, (tenant, program.name, program.id))]
         if program.version:

@@ -53,7 +53,7 @@ class EngineChannel:
         await self._socket.send_multipart(request_frames(ticket, CANCEL, MSGPACK, b"\x80"))
 
     async def receive(self) -> LinkReply:
-        """The next reply."""
+        """Wait for the next reply."""
         return parse_reply(await self._socket.recv_multipart())
 
     async def request_close(self) -> None:
@@ -66,7 +66,7 @@ class EngineChannel:
 
 
 def error_of(reply: LinkReply) -> InferdError:
-    """The exception that an error reply means."""
+    """Return the exception that an error reply means."""
     return msgspec.msgpack.decode(reply.payload, type=ErrorInfo).to_exception()
 
 
@@ -96,7 +96,7 @@ class EngineSession:
             raise InternalError(f"the engine's reply to {request.op} cannot be read: {error}") from None
 
     def lose(self, error: InferdError) -> None:
-        """The engine is gone: every call that waits ends with ``error``."""
+        """End every call that waits with ``error``: the engine is gone."""
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)
@@ -114,7 +114,7 @@ class EngineSession:
 async def engine_channel(
     context: zmq.asyncio.Context, endpoint: str, session: str, owner: OpenSession, lost: anyio.Event
 ) -> AsyncIterator[EngineChannel]:
-    """A channel whose session is open; it is closed at the end.
+    """Open a channel with its session, and close both at the end.
 
     ``lost`` is set when the engine's process ends: opening raises Unavailable then, but an open channel only falls
     silent. Raises what the engine answers to the opening.

@@ -95,7 +95,7 @@ class EngineSupervisor:
         return self._up
 
     async def call(self, request: Any, reply_type: type[T]) -> T:
-        """One call on the gateway's own session. Raises Unavailable while no engine answers."""
+        """Send one call on the gateway's own session. Raises Unavailable while no engine answers."""
         return await self.current.session.call(request, reply_type)
 
     async def _one_life(self) -> float:
@@ -144,7 +144,7 @@ class EngineSupervisor:
         log.info("engine %d serves %s", up.child.pid, ", ".join(model.name for model in up.models.models))
 
     def _lose(self, message: str, pid: int | None, printed: str) -> None:
-        """The engine ended: everybody who waits for it hears so. What it printed may be about other tenants' work."""
+        """End all that waits for the engine, which ended. What it printed may be about other tenants' work."""
         level = logging.WARNING if self._up is None else logging.ERROR  # who waits for the start hears of it anyway
         log.log(level, "%s\n%s", message, printed)
         error = Unavailable(message, process="engine", pid=pid)

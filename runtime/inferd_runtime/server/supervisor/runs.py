@@ -108,7 +108,7 @@ class EventBuffer:
         return event
 
     def since(self, start: int) -> Iterator[RunEvent]:
-        """The events from index ``start``; what has left the buffer is reported first, as one ``dropped`` event."""
+        """Yield the events from index ``start``; what has left the buffer is reported first, as one ``dropped`` event."""
         first = self.first_index
         if start < first:
             yield RunEvent(first - 1, "dropped", time.time(), first - start)
@@ -159,18 +159,18 @@ class Run:
         return RunUsage() if self.ending is None else self.ending.usage
 
     def started(self) -> None:
-        """The worker has made the instance."""
+        """Note that the worker has made the instance."""
         if self.ending is None and self.started_at is None:
             self.started_at = time.time()
             self._record("started", None, 0)
 
     def wrote(self, output: Output) -> None:
-        """The program wrote to one of its streams."""
+        """Note what the program wrote to one of its streams."""
         if self.ending is None:
             self._record(output.stream, output.text, len(output.text.encode()))
 
     def sent(self, sent: Sent) -> None:
-        """The program sent a message to its launcher."""
+        """Note a message that the program sent to its launcher."""
         if self.ending is None:
             self._record("message", sent.message, len(msgspec.json.encode(sent.message)))
 
@@ -204,14 +204,14 @@ class Run:
         self.on_message(self, message)
 
     async def next_batch(self, index: int, seconds: float = math.inf) -> list[RunEvent]:
-        """The events from ``index`` on, waiting for one. Empty when the time is up, and after the run's last event."""
+        """Wait for events from ``index`` on. Empty when the time is up, and after the run's last event."""
         with anyio.move_on_after(seconds):
             while index >= self.buffer.next_index and self.ending is None:
                 await self._changed.wait()
         return list(self.buffer.since(index))
 
     async def follow(self, start: int = 0) -> AsyncIterator[RunEvent]:
-        """All events from index ``start``, past ones first, until the run is over."""
+        """Yield all events from index ``start``, past ones first, until the run is over."""
         index = start
         while batch := await self.next_batch(index):
             for event in batch:
@@ -261,17 +261,17 @@ class RunStore:
             total -= self._finished.popitem(last=False)[1].buffer.size
 
     def find(self, run_id: str) -> Run | None:
-        """The run of that id, or None."""
+        """Return the run of that id, or None."""
         return self._active.get(run_id) or self._finished.get(run_id)
 
     def get(self, run_id: str, tenant: str) -> Run:
-        """A tenant's run. Raises NotFound for an unknown id, a forgotten run, and another tenant's run alike."""
+        """Return a tenant's run. Raises NotFound for an unknown id, a forgotten run, and another tenant's run alike."""
         run = self.find(run_id)
         if run is None or run.tenant != tenant:
             raise NotFound(f"no run {run_id!r}: it never existed or has been forgotten", run=run_id)
         return run
 
     def of(self, tenant: str) -> list[Run]:
-        """A tenant's runs, newest first."""
+        """Return a tenant's runs, newest first."""
         runs = [run for run in (*self._finished.values(), *self._active.values()) if run.tenant == tenant]
         return sorted(runs, key=lambda run: run.created_at, reverse=True)

@@ -48,15 +48,15 @@ class FleetOwner(Protocol):
     """Who hears what the workers say and decides what a placed run is."""
 
     def run_placed(self, run: str, worker: str) -> None:
-        """The run may be launched: send its messages to this worker."""
+        """Launch a run: send its messages to this worker."""
         ...
 
     def worker_said(self, worker: str, message: Started | Output | Sent | RunFinished) -> None:
-        """A worker reports about a run."""
+        """Take a worker's report about a run."""
         ...
 
     def worker_lost(self, worker: str, runs: list[str], error: Unavailable) -> None:
-        """A worker's process ended while it held these runs."""
+        """Note that a worker's process ended while it held these runs."""
         ...
 
 
@@ -145,7 +145,7 @@ class WorkerFleet:
                 self._hear(name, b"".join(frames))
 
     def _hear(self, name: str, payload: bytes) -> None:
-        """Believe a worker no more than its messages' types: one that sends something else is killed."""
+        """Handle a worker's message. A worker that sends anything but its messages' types is killed."""
         try:
             message = _decoder.decode(payload)
             if isinstance(message, WorkerReady):

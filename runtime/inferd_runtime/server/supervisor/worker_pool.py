@@ -74,43 +74,43 @@ class WorkerPool:
 
     @property
     def any_ready(self) -> bool:
-        """Whether some worker takes launches."""
+        """True if some worker takes launches."""
         return any(worker.ready for worker in self._workers.values())
 
     def worker_of(self, run: str) -> str | None:
-        """The worker that holds a run."""
+        """Return the worker that holds a run."""
         return next((worker.name for worker in self._workers.values() if run in worker.runs), None)
 
     def tenant_of(self, worker: str) -> str | None:
-        """The tenant that a worker belongs to, if it has been used."""
+        """Return the tenant that a worker belongs to, if it has been used."""
         return self._workers[worker].tenant
 
     def is_retiring(self, worker: str) -> bool:
-        """Whether a worker was told to end."""
+        """True if the worker was told to end."""
         return self._workers[worker].retiring
 
     def submit(self, run: str, tenant: str) -> None:
-        """A run wants a worker. Raises Unavailable when too many wait already."""
+        """Queue a run that needs a worker. Raises Unavailable when too many wait already."""
         if len(self._waiting) >= self.settings.max_waiting:
             raise Unavailable(f"{len(self._waiting)} runs wait for a worker already", waiting=len(self._waiting))
         self._waiting[run] = tenant
 
     def finished(self, run: str) -> None:
-        """A run is over, wherever it was."""
+        """Note that a run is over, wherever it was."""
         self._waiting.pop(run, None)
         for worker in self._workers.values():
             worker.runs.discard(run)
 
     def ready(self, name: str) -> None:
-        """A worker takes launches."""
+        """Note that a worker takes launches."""
         self._workers[name].ready = True
 
     def lost(self, name: str) -> list[str]:
-        """A worker's process ended; returns the runs that it held."""
+        """Note that a worker's process ended. Returns the runs that it held."""
         return sorted(self._workers.pop(name).runs)
 
     def decide(self) -> Iterator[Action]:
-        """What to do now. Each action counts as done when it is yielded."""
+        """Yield what to do now. Each action counts as done when it is yielded."""
         for run, tenant in list(self._waiting.items()):
             worker = self._choose(tenant)
             if worker is not None:
@@ -136,7 +136,7 @@ class WorkerPool:
         return sum(worker.tenant is None for worker in self._workers.values())
 
     def _needed(self) -> int:
-        """Fresh workers that the waiting runs need: one for each tenant among them."""
+        """Return how many fresh workers the waiting runs need: one for each tenant among them."""
         return len(set(self._waiting.values()))
 
     def _wants_more(self) -> bool:
@@ -144,7 +144,7 @@ class WorkerPool:
         return short or len(self._workers) < self.settings.workers
 
     def _make_room(self) -> Iterator[Action]:
-        """Retire idle workers of tenants that wait for nothing, for tenants that have to wait."""
+        """Yield retirements of idle workers whose tenants wait for nothing, for tenants that have to wait."""
         missing = self._needed() - self._unassigned() - (self.settings.max_workers - len(self._workers))
         leaving = sum(worker.retiring for worker in self._workers.values())
         wanted = set(self._waiting.values())
