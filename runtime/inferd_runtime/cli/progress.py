@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 from inferd_runtime.sandbox.runner_build.component import Progress, ensure_runner
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
 
 CLEAR_LINE = "\x1b[2K"
 
@@ -17,8 +19,7 @@ class ProgressBar:
     """A bar on a terminal, one line per stage elsewhere. Nothing is shown, or imported for it, before the first update."""
 
     def __init__(self) -> None:
-        self._bar: Any = None
-        self._task: Any = None
+        self._bar: RichProgress | None = None
         self._stage = ""
 
     def update(self, progress: Progress) -> None:
@@ -32,11 +33,13 @@ class ProgressBar:
 
     def _draw(self, progress: Progress) -> None:
         if self._bar is None:
-            rich_progress, rich_console = (importlib.import_module(f"rich.{name}") for name in ("progress", "console"))
-            self._bar = rich_progress.Progress(console=rich_console.Console(stderr=True), transient=True)
-            self._task = self._bar.add_task(progress.stage, total=1.0)
+            from rich.console import Console
+            from rich.progress import Progress as RichProgress
+
+            self._bar = RichProgress(console=Console(stderr=True), transient=True)
+            self._bar.add_task(progress.stage, total=1.0)
             self._bar.start()
-        self._bar.update(self._task, description=progress.stage, completed=progress.fraction)
+        self._bar.update(self._bar.task_ids[0], description=progress.stage, completed=progress.fraction)
 
     def close(self) -> None:
         """Remove the bar."""

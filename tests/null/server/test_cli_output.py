@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import pytest
 from hypothesis import given, strategies as st
 
 from inferd.protocol import ERRORS, ErrorInfo
 from inferd_runtime.cli.boundary import EXIT_CODES, error_text, exit_code
-from inferd_runtime.cli.output import ControlFilter, ProgramOutput, figures
+from inferd_runtime.cli.output import ControlFilter, ProgramOutput, figures, print_table
+from inferd_runtime.cli.progress import ProgressBar, notice
 from inferd_runtime.sandbox.messages import RunUsage
+from inferd_runtime.sandbox.runner_build.component import Progress
 
 CLEANED = {
     "\x1b[31mred\x1b[0m": "red",
@@ -84,3 +87,35 @@ def test_figures_are_one_line() -> None:
     line = figures(RunUsage(tokens=42, steps=17, drafted=60, accepted=25, wall_ms=420.0, peak_memory_mb=33.4))
     assert line == "42 tokens, 17 steps, 2.47 tokens/step, 60 drafted, 25 accepted, 0.42 s, 33 MiB"
     assert "- tokens/step" in figures(RunUsage())
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_a_bar_on_a_terminal_and_a_line_per_stage_elsewhere(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    bar = ProgressBar()
+    for stage, fraction in (("Building", 0.2), ("Building", 0.5), ("Compiling", 0.9)):
+        bar.update(Progress(stage, fraction))
+    bar.close()
+    with notice("Loading tiny"):
+        pass
+    shown = stream.getvalue()
+    if terminal:
+        assert "Compiling" in shown
+        assert "90%" in shown
+        assert shown.endswith("Loading tiny ...\r\x1b[2K")
+    else:
+        assert shown == "Building ...\nCompiling ...\n"
+
+
+def test_a_table_is_plain_and_as_wide_as_its_cells(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 200
+    print_table(("RUN", "STATE"), [("a", "failed"), (long, "\x1b[31mok\x1b[0m")])
+    assert capsys.readouterr().out.splitlines() == [
+        "RUN".ljust(202) + "STATE",
+        "a".ljust(202) + "failed",
+        long + "  ok",
+    ]
