@@ -49,7 +49,7 @@ class GuestCalls:
         self._inbox = inbox
         self._link = link
         self._report = report
-        self._desk = PendingCalls()
+        self._pending = PendingCalls()
         self._poller = zmq.Poller()
         self._poller.register(link.socket, zmq.POLLIN)
         self._poller.register(inbox.fileno(), zmq.POLLIN)
@@ -64,24 +64,24 @@ class GuestCalls:
         try:
             return self._submit(op, arguments)
         except InferdError as error:
-            return self._desk.answered(False, msgspec.json.encode(error.to_wire()))
+            return self._pending.answered(False, msgspec.json.encode(error.to_wire()))
 
     def wait(self, timeout_ms: int) -> bytes:
         """Return finished operations. Sleeps until there is one, the time is up, or the run has to end."""
         now = time.monotonic()
         end = math.inf if timeout_ms == FOR_EVER_MS else now + timeout_ms / 1e3
         while True:
-            patience = 0.0 if self._desk.has_answers or self.ended else min(end - now, self.meter.wall_left(now))
+            patience = 0.0 if self._pending.has_answers or self.ended else min(end - now, self.meter.wall_left(now))
             self._collect(patience)
             self._charge()
-            answers = self._desk.take()
+            answers = self._pending.take()
             now = time.monotonic()
             if answers is not None or self.ended or now >= end:
                 return answers or b"[]"
 
     def cancel(self, ticket: int) -> None:
         """Drop an operation."""
-        if self._desk.cancel(ticket):
+        if self._pending.cancel(ticket):
             with contextlib.suppress(zmq.Again):  # the engine is not reading: it will not answer either
                 self._link.cancel(ticket)
 
@@ -113,20 +113,20 @@ class GuestCalls:
             raise InvalidRequest(f"there is no operation {op!r}")
         if len(arguments) > MAX_ARGUMENTS:
             raise InvalidRequest(f"{op}: the arguments take {len(arguments)} bytes; {MAX_ARGUMENTS} are allowed")
-        if self._desk.full:
+        if self._pending.full:
             raise LimitExceeded(
                 f"{MAX_OPEN} operations are in flight already", limit="operations", value=MAX_OPEN, raise_with=FEWER
             )
         if op == ReceiveMessage.op:  # type: ignore[attr-defined]
-            return self._desk.open_receive()
+            return self._pending.open_receive()
         if op == SendMessage.op:  # type: ignore[attr-defined]
             return self._send_message(arguments)
-        ticket = self._desk.open_engine()
+        ticket = self._pending.open_engine()
         try:
             self._link.send(ticket, op, arguments)
         except zmq.Again:
             error = Unavailable("the engine does not take requests").to_wire()
-            self._desk.settle(ticket, False, msgspec.json.encode(error))
+            self._pending.settle(ticket, False, msgspec.json.encode(error))
         return ticket
 
     def _send_message(self, arguments: bytes) -> int:
@@ -139,7 +139,7 @@ class GuestCalls:
             self._end(exceeded)
         else:
             self._report(Sent(self._run, message))
-        return self._desk.answered(True, DONE)
+        return self._pending.answered(True, DONE)
 
     def _collect(self, patience: float) -> None:
         """Receive all that has come from the engine and the gateway; wait for something at most ``patience`` seconds."""
@@ -149,22 +149,22 @@ class GuestCalls:
                 if source is self._link.socket:
                     self._receive_reply()
                 else:
-                    self._receive_mail()
-            ready = self._poller.poll(0) if self._desk.expects else []
+                    self._receive_messages()
+            ready = self._poller.poll(0) if self._pending.expects else []
 
     def _receive_reply(self) -> None:
         reply = self._link.receive()
         if reply is None:
             return
         if reply.ticket:
-            self._desk.settle(reply.ticket, reply.ok, reply.payload)
+            self._pending.settle(reply.ticket, reply.ok, reply.payload)
         else:
             self._session_reply(reply)
 
-    def _receive_mail(self) -> None:
+    def _receive_messages(self) -> None:
         for message in self._inbox.take():
-            self._desk.deliver(message)
-        if self._desk.unread > MAX_MESSAGES:
+            self._pending.deliver(message)
+        if self._pending.unread > MAX_MESSAGES:
             self._end(too_many_messages())
 
     def _session_reply(self, reply: LinkReply) -> None:

@@ -23,7 +23,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._waker = Waker()
-        self._mail: deque[bytes] = deque()
+        self._messages: deque[bytes] = deque()
         self._lock = threading.Lock()
         self.error: ErrorInfo | None = None
 
@@ -41,16 +41,16 @@ class Inbox:
 
     def deliver(self, message: bytes) -> None:
         """Queue a message for the program, as JSON. One too many ends the run."""
-        if len(self._mail) >= MAX_MESSAGES:
+        if len(self._messages) >= MAX_MESSAGES:
             self.end(too_many_messages().to_wire())
             return
-        self._mail.append(message)
+        self._messages.append(message)
         self._waker.wake()
 
     def take(self) -> list[bytes]:
         """Return the messages that came since the last call."""
         self._waker.drain()
-        return [self._mail.popleft() for _ in range(len(self._mail))]
+        return [self._messages.popleft() for _ in range(len(self._messages))]
 
     def close(self) -> None:
         """Stop reading; what comes later is dropped."""

@@ -44,7 +44,7 @@ class GuestEnd:
 
 
 class SandboxRun:
-    """A run that was launched. It sends exactly one Finished, whatever happens."""
+    """A run that was launched. It sends exactly one RunFinished, whatever happens."""
 
     def __init__(self, launch: LaunchRun, runner: LoadedRunner, engine: EngineAddress, report: Report) -> None:
         self._launch = launch

@@ -80,9 +80,9 @@ class EngineSupervisor:
         """Run engines one after another, for ever. Cancel it to end the engine and itself."""
         backoff = Backoff()
         while True:
-            lived = await self._one_life()
+            uptime = await self._run_engine()
             self.restarts += 1
-            await anyio.sleep(backoff.next(lived))
+            await anyio.sleep(backoff.next(uptime))
 
     async def wait_up(self) -> StartedEngine:
         """Wait until an engine answers. Raises the error that it ended with if it dies before that, or Unavailable with
@@ -98,13 +98,13 @@ class EngineSupervisor:
         """Send one call on the gateway's own session. Raises Unavailable while no engine answers."""
         return await self.current.session.call(request, reply_type)
 
-    async def _one_life(self) -> float:
+    async def _run_engine(self) -> float:
         """Start an engine and watch it until it ends; returns how many seconds that took."""
         started = anyio.current_time()
         try:
             child = await ChildProcess.start("engine", self._command(self.endpoint))
         except OSError as error:
-            self._lose(f"the engine cannot be started: {error}", None, "")
+            self._engine_ended(f"the engine cannot be started: {error}", None, "")
             return 0.0
         try:
             async with anyio.create_task_group() as tasks:
@@ -114,7 +114,7 @@ class EngineSupervisor:
         finally:
             with anyio.CancelScope(shield=True):
                 await child.stop(STOP_SECONDS if self._up is not None else 0)  # one that still loads does not listen
-        self._lose(f"the engine {ending}", child.pid, child.tail)
+        self._engine_ended(f"the engine {ending}", child.pid, child.tail)
         return anyio.current_time() - started
 
     async def _serve(self, child: ChildProcess) -> None:
@@ -143,7 +143,7 @@ class EngineSupervisor:
         self._notify()
         log.info("engine %d serves %s", up.child.pid, ", ".join(model.name for model in up.models.models))
 
-    def _lose(self, message: str, pid: int | None, printed: str) -> None:
+    def _engine_ended(self, message: str, pid: int | None, printed: str) -> None:
         """End all that waits for the engine, which ended. What it printed may be about other tenants' work."""
         level = logging.WARNING if self._up is None else logging.ERROR  # who waits for the start hears of it anyway
         log.log(level, "%s\n%s", message, printed)

@@ -193,7 +193,7 @@ class Runtime:
         for message in self._undelivered.pop(run_id, []):
             self.fleet.send(worker, Deliver(run_id, message))
 
-    def worker_said(self, worker: str, message: Started | Output | Sent | RunFinished) -> None:
+    def worker_reported(self, worker: str, message: Started | Output | Sent | RunFinished) -> None:
         """Apply a worker's report about one of its own runs; a report about any other run is ignored."""
         held = self._held.get(message.run)
         if held is None or held.worker != worker:

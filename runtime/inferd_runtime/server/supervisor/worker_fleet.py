@@ -45,13 +45,13 @@ _decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWork
 
 
 class FleetOwner(Protocol):
-    """Who hears what the workers say and decides what a placed run is."""
+    """Is told what workers report and when they end, and launches the runs that the pool places."""
 
     def run_placed(self, run: str, worker: str) -> None:
         """Launch a run: send its messages to this worker."""
         ...
 
-    def worker_said(self, worker: str, message: Started | Output | Sent | RunFinished) -> None:
+    def worker_reported(self, worker: str, message: Started | Output | Sent | RunFinished) -> None:
         """Take a worker's report about a run."""
         ...
 
@@ -67,7 +67,7 @@ class _Member:
 
 
 @dataclass(frozen=True)
-class _Life:
+class _WorkerExit:
     """How a worker's process ended, or that there never was one."""
 
     ending: str
@@ -103,7 +103,7 @@ class WorkerFleet:
         for action in list(self.pool.decide()):
             match action:
                 case Start(name):
-                    self._launch.tasks.start_soon(self._life, name)
+                    self._launch.tasks.start_soon(self._supervise, name)
                 case PlaceRun(run, name):
                     self._owner.run_placed(run, name)
                 case Retire(name):
@@ -142,16 +142,16 @@ class WorkerFleet:
             identity, *frames = await self._socket.recv_multipart()
             name = identity.decode(errors="replace")
             if name in self._members:
-                self._hear(name, b"".join(frames))
+                self._handle(name, b"".join(frames))
 
-    def _hear(self, name: str, payload: bytes) -> None:
+    def _handle(self, name: str, payload: bytes) -> None:
         """Handle a worker's message. A worker that sends anything but its messages' types is killed."""
         try:
             message = _decoder.decode(payload)
             if isinstance(message, WorkerReady):
                 self._ready(name)
             else:
-                self._owner.worker_said(name, message)
+                self._owner.worker_reported(name, message)
         except (
             msgspec.MsgspecError,
             TypeError,
@@ -168,19 +168,19 @@ class WorkerFleet:
         self.apply()
         self._notify()
 
-    async def _life(self, name: str) -> None:
+    async def _supervise(self, name: str) -> None:
         """Start a worker, watch it until it ends, and report what it held."""
         await anyio.sleep(self._delay)
         started = anyio.current_time()
         try:
             child = await ChildProcess.start(name, self._launch.command(name))
         except OSError as error:
-            self._lost(name, _Life(f"cannot be started: {error}"))
+            self._lost(name, _WorkerExit(f"cannot be started: {error}"))
             return
         self._members[name] = member = _Member(child)
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._kill_late, member)
+                tasks.start_soon(self._kill_if_late, member)
                 ending = await child.wait()
                 tasks.cancel_scope.cancel()
         finally:
@@ -188,9 +188,9 @@ class WorkerFleet:
                 await child.stop(STOP_SECONDS if member.ready.is_set() else 0)
         del self._members[name]
         lived = anyio.current_time() - started
-        self._lost(name, _Life(ending, child.pid, child.tail, member.ready.is_set(), lived))
+        self._lost(name, _WorkerExit(ending, child.pid, child.tail, member.ready.is_set(), lived))
 
-    async def _kill_late(self, member: _Member) -> None:
+    async def _kill_if_late(self, member: _Member) -> None:
         """Kill a worker that does not become ready."""
         with anyio.move_on_after(self._launch.start_seconds) as waiting:
             await member.ready.wait()
@@ -198,17 +198,17 @@ class WorkerFleet:
             log.error("sandbox worker %s was not ready within %g s", member.child.name, self._launch.start_seconds)
             member.child.kill()
 
-    def _lost(self, name: str, life: _Life) -> None:
+    def _lost(self, name: str, ended: _WorkerExit) -> None:
         retired = self.pool.is_retiring(name)
         runs = self.pool.lost(name)
         if not retired:
             self.restarts += 1
-            error = Unavailable(f"sandbox worker {name} {life.ending}", process=name, pid=life.pid)
-            level = logging.ERROR if life.was_ready else logging.WARNING  # who waits for it hears of it anyway
-            log.log(level, "%s\n%s", error.message, life.printed)
-            if not life.was_ready:
-                self._delay = self._backoff.next(life.seconds)
-                self._failure = Unavailable(f"{error.message}\n{life.printed}".strip(), **error.detail)
+            error = Unavailable(f"sandbox worker {name} {ended.ending}", process=name, pid=ended.pid)
+            level = logging.ERROR if ended.was_ready else logging.WARNING  # who waits for it hears of it anyway
+            log.log(level, "%s\n%s", error.message, ended.printed)
+            if not ended.was_ready:
+                self._delay = self._backoff.next(ended.seconds)
+                self._failure = Unavailable(f"{error.message}\n{ended.printed}".strip(), **error.detail)
                 runs += [] if self.pool.any_ready else self.pool.waiting
             self._owner.worker_lost(name, runs, error)
         self.apply()

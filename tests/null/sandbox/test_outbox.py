@@ -1,19 +1,12 @@
-"""What crosses threads: the worker's outbox, and a run's inbox."""
+"""The worker's outbox: messages from many threads for the one that owns the socket."""
 
 from __future__ import annotations
 
 import select
 import threading
 
-from inferd.protocol import Cancelled, InternalError
-from inferd_runtime.sandbox.host.inbox import MAX_MESSAGES, Inbox
 from inferd_runtime.sandbox.messages import FromWorker, Output, Sent, Started
 from inferd_runtime.sandbox.outbox import MAX_MERGED, Outbox, merged
-from inferd_runtime.waker import Waker
-
-
-def readable(source: Waker | Inbox) -> bool:
-    return bool(select.select([source.fileno()], [], [], 0)[0])
 
 
 def test_output_that_follows_on_is_one_message() -> None:
@@ -40,9 +33,9 @@ def test_outbox_wakes_its_reader_once_for_many_messages() -> None:
     assert outbox.take() == []
     for run in ("a", "b"):
         outbox.put(Started(run))
-    assert readable(outbox.waker)
+    assert outbox.waker.wait(0)
     assert outbox.take() == [Started("a"), Started("b")]
-    assert not readable(outbox.waker)
+    assert not outbox.waker.wait(0)
 
 
 def test_no_wake_up_is_lost_between_threads() -> None:
@@ -56,42 +49,6 @@ def test_no_wake_up_is_lost_between_threads() -> None:
         seen += [message.run for message in outbox.take() if isinstance(message, Started)]
     writer.join()
     assert seen == [str(n) for n in range(count)]
-
-
-def test_the_first_reason_to_end_counts() -> None:
-    inbox = Inbox()
-    inbox.end(Cancelled("first").to_wire())
-    inbox.end(InternalError("second").to_wire())
-    assert inbox.error == Cancelled("first").to_wire()
-    assert readable(inbox)
-
-
-def test_messages_are_taken_once_and_in_order() -> None:
-    inbox = Inbox()
-    for message in (b"1", b"2"):
-        inbox.deliver(message)
-    assert readable(inbox)
-    assert inbox.take() == [b"1", b"2"]
-    assert inbox.take() == []
-    assert not readable(inbox)
-
-
-def test_a_run_that_takes_no_messages_ends() -> None:
-    inbox = Inbox()
-    for _ in range(MAX_MESSAGES):
-        inbox.deliver(b"1")
-    assert inbox.error is None
-    inbox.deliver(b"1")
-    assert inbox.error is not None
-    assert inbox.error.detail["limit"] == "messages"
-    assert len(inbox.take()) == MAX_MESSAGES
-
-
-def test_what_comes_after_the_end_is_dropped() -> None:
-    inbox = Inbox()
-    inbox.close()
-    inbox.deliver(b"1")
-    inbox.end(Cancelled("late").to_wire())
 
 
 def _write(outbox: Outbox, count: int) -> None:
