@@ -16,6 +16,8 @@ from inferd_runtime.server.processes.tether import tethered
 
 TAIL_LINES = 40
 DRAIN_SECONDS = 1.0
+GONE = (ProcessLookupError, PermissionError)
+"""What signalling a group raises that has ended; the second on macOS, of processes that nobody has waited for."""
 
 
 class ChildProcess(asyncio.SubprocessProtocol):
@@ -88,7 +90,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
     def _signal(self, number: signal.Signals) -> None:
         if self.alive:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(*GONE):
                 os.killpg(self.pid, number)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -105,7 +107,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
     def process_exited(self) -> None:
         """Note that the child ended, and end what it started and left in its group."""
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(*GONE):
             os.killpg(self.pid, signal.SIGKILL)
         self.exited.set()
 
