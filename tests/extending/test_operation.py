@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from inferd import NotFound, protocol as p
+from inferd import InvalidRequest, NotFound, protocol as p
 from inferd_runtime.session import session, wire
 from inferd_runtime.session.hub import SessionHub
 from inferd_runtime.testing.served import null_model
@@ -37,6 +37,8 @@ def test_a_program_calls_it(added: dict[str, Any]) -> None:
     async def program() -> list[int]:
         with pytest.raises(NotFound, match="no model 'other' is served"):
             await added["count"]("a", model="other")
+        with pytest.raises(InvalidRequest, match="at least one"):
+            await added["count"]()
         return await added["count"]("abc", "", "née")
 
     assert run_program(program) == [3, 0, 4]
@@ -48,9 +50,9 @@ def test_the_wire_checks_its_types(added: dict[str, Any], form: bytes) -> None:
     hub = SessionHub({"null": null_model()}, lambda who, frames: replies.append(wire.parse_reply(frames)))
     hub.receive(b"a", wire.open_frames("tenant", "label"))
     encode = msgspec.json.encode if form == wire.JSON else msgspec.msgpack.encode
-    for payload in ({"texts": ["ab", "c"]}, {"texts": "ab"}):
+    for payload in ({"texts": ["ab", "c"]}, {"texts": "ab"}, {"texts": []}):
         hub.receive(b"a", wire.request_frames(7, "model.count", form, encode(payload)))
     decode = msgspec.json.decode if form == wire.JSON else msgspec.msgpack.decode
-    assert [reply.ok for reply in replies] == [True, True, False]
+    assert [reply.ok for reply in replies] == [True, True, False, False]
     assert decode(replies[1].payload) == {"counts": [2, 1]}
-    assert decode(replies[2].payload)["code"] == "client.invalid"
+    assert {decode(reply.payload)["code"] for reply in replies[2:]} == {"client.invalid"}
