@@ -1,4 +1,4 @@
-"""How tokens are drawn."""
+"""The sampler: the way that a token is drawn."""
 
 from __future__ import annotations
 

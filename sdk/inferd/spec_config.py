@@ -1,4 +1,4 @@
-"""How a program asks the runtime to draft."""
+"""The arguments ``system_speculation`` and ``predict`` of ``generate``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SpecConfig:
         check_settings(self.to_wire())
 
     def to_wire(self) -> SpeculationSettings:
-        """The settings as ``generate.start`` sends them."""
+        """Return the settings as ``generate.start`` sends them."""
         name = self.draft_model.name if isinstance(self.draft_model, Model) else self.draft_model
         return SpeculationSettings(list(self.sources), self.max_draft, self.tree, name, self.verifier)
 

@@ -1,4 +1,4 @@
-"""Drafts that a program makes itself."""
+"""Speculators: drafts that a program makes itself."""
 
 from __future__ import annotations
 

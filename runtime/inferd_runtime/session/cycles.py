@@ -1,4 +1,4 @@
-"""What speculation does, step by step, for whoever watches: a tenant's steps as they are delivered."""
+"""A feed of each tenant's delivered steps, for clients that watch speculation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from inferd.speculation_stats import SpeculationCycle
 from inferd_runtime.session.wire import CyclePage, WatchedCycle
 
 KEPT = 4096
-"""Steps that wait for a watcher who is late; of more, the oldest are lost and counted."""
+"""Steps that are kept for a slow watcher; of more, the oldest are dropped and counted."""
 WATCHED_SECONDS = 5.0
-"""Who has not asked for so long watches no more."""
+"""A watcher that has not polled for so long is dropped."""
 
 
 @dataclass
@@ -27,9 +27,9 @@ class _Watch:
 
 
 class CycleFeed:
-    """The steps of all tenants that are watched. Nothing is kept of the others: that costs one look into a dictionary.
+    """The steps of all tenants that are watched. A tenant without a watcher costs one dictionary lookup per step.
 
-    Of those that were watched once they are counted, so that a watcher who comes late knows what it missed.
+    Steps of a tenant that was watched before are counted, so that a late watcher learns how many it missed.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,7 +56,7 @@ class CycleFeed:
             watch.next += 1
 
     def read(self, tenant: str, after: int) -> CyclePage:
-        """The tenant's steps from index ``after`` on, and watch for more; -1 asks for none of those that were."""
+        """Return the tenant's steps from index ``after`` on (-1: only later ones), and go on watching."""
         watch = self._watched.setdefault(tenant, _Watch(0.0))
         watch.until = self._clock() + WATCHED_SECONDS
         if not 0 <= after <= watch.next:

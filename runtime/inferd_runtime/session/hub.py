@@ -69,7 +69,7 @@ class SessionHub:
 
     @property
     def open_sessions(self) -> int:
-        """How many sessions are open."""
+        """Return the number of open sessions."""
         return len(self._sessions)
 
     def receive(self, identity: bytes, frames: Sequence[bytes]) -> None:
@@ -91,11 +91,11 @@ class SessionHub:
             self._sessions.popitem()[1].close()
 
     def held_pages(self, model: ServedModel) -> list[list[int]]:
-        """The page tables of all sessions on one model, for its pool's integrity check."""
+        """Return the page tables of all sessions on one model, for its pool's integrity check."""
         return [pages for session in self._sessions.values() for pages in session.owned_tables(model)]
 
     def stats(self) -> EngineStats:
-        """Each model's engine, and totals over all of them."""
+        """Return each model's figures, and totals over all of them."""
         models = [_model_stats(name, model) for name, model in self._models.items()]
         return EngineStats(
             steps=sum(model.steps for model in models),

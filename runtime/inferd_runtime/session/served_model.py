@@ -24,8 +24,8 @@ class ChatTokenizer(TextTokenizer, ChatTemplate, Protocol):
 
 @dataclass(frozen=True)
 class Lookups:
-    """What the sources share that look things up: the thread that builds large indices (None: nobody waits, they are built at
-    once), and what each tenant's generations wrote, for those that ask for it.
+    """Shared by the sources that look tokens up: the thread that builds large indices (None: they are built at once), and the
+    outputs of each tenant's generations that use the corpus.
     """
 
     builder: Executor | None = None
@@ -50,5 +50,5 @@ class ServedModel:
 
     @cached_property
     def healer(self) -> Healer:
-        """Cuts prompts back that end inside a token."""
+        """Return what cuts prompts back that end inside a token."""
         return Healer(self.grammars.table)

@@ -48,7 +48,7 @@ class Session:
         compiles: CompileQueue | None = None,
         cycles: CycleFeed | None = None,
     ) -> None:
-        """Without ``compiles``, constraints are compiled at once, in the caller's thread. ``cycles`` hears of every step."""
+        """Without ``compiles``, constraints are compiled at once, in the caller's thread. ``cycles`` is told every step."""
         self.label = label
         self._state = SessionState(models, tenant, snapshots, compiles)
         if cycles is not None:
@@ -56,7 +56,7 @@ class Session:
 
     @property
     def tenant(self) -> str:
-        """Whom the session belongs to."""
+        """Return the tenant that the session belongs to."""
         return self._state.tenant
 
     def handle(self, ticket: int, request: Any, respond: Respond) -> None:
@@ -70,13 +70,13 @@ class Session:
             respond(error)
 
     def cancel(self, ticket: int) -> None:
-        """Drop a request that waits; it is answered with Cancelled. One that is already answered is left alone."""
+        """Answer a waiting request with Cancelled. One that is already answered is left alone."""
         stop = self._state.waiting.pop(ticket, None)
         if stop is not None:
             stop()
 
     def close(self) -> p.Usage:
-        """Release everything; what still waits is answered with Cancelled."""
+        """Release everything and return the usage. Waiting requests are answered with Cancelled."""
         for ticket in list(self._state.waiting):
             self.cancel(ticket)
         for opened in self._state.generations.values():
@@ -88,6 +88,6 @@ class Session:
         return self._state.usage()
 
     def owned_tables(self, model: ServedModel | None = None) -> list[list[int]]:
-        """The pages of every open context (of one model, if given), for the pool's integrity check."""
+        """Return the pages of every open context (of one model, if given), for the pool's integrity check."""
         entries = self._state.contexts.values()
         return [entry.context.table.pages for entry in entries if model in (None, entry.model)]

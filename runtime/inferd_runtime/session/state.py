@@ -1,4 +1,4 @@
-"""What one session holds: its open contexts and generations, what waits for an answer, and what it has used."""
+"""The state of one session: open contexts and generations, requests that wait for an answer, and usage."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from inferd_runtime.session.served_model import ServedModel
 Respond = Callable[[Any], None]
 MAX_HANDLES = 4096
 Publish = Callable[[int, int, Sequence[p.Step]], None]
-"""Hears of delivered steps: a generation's handle, the number of the first step, the steps."""
+"""Called with delivered steps: a generation's handle, the number of the first step, the steps."""
 
 
 def publish_nowhere(generation: int, first: int, steps: Sequence[p.Step]) -> None:
-    """For sessions that nobody can watch."""
+    """Do nothing: for sessions without a feed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class OpenContext:
 
     @property
     def turns(self) -> Sequence[tuple[int, transcript.Turn]]:
-        """Where the conversation stood at which lengths, the last of each length only."""
+        """Return where the conversation stood at which lengths, the last of each length only."""
         return list(dict(self._turns).items())
 
     @property
     def turn(self) -> transcript.Turn:
-        """Where the conversation stands at the end of the context."""
+        """Return where the conversation stands at the end of the context."""
         return self._turns[-1][1]
 
     def stand_at(self, turn: transcript.Turn) -> None:
@@ -64,7 +64,7 @@ class OpenContext:
         self._turns.append((len(self.context.tokens), turn))
 
     def stand_from(self, length: int) -> None:
-        """The conversation stands from ``length`` on where it stands now: what is behind may be written anew, in fewer tokens."""
+        """Note that the conversation stands from ``length`` on where it stands now: the rest may be rewritten in fewer tokens."""
         turn = self.turn
         self._turns = [*(mark for mark in self._turns if mark[0] <= length), (length, turn)]
 
@@ -74,8 +74,8 @@ class OpenContext:
         self._turns = [self._turns[0], *(mark for mark in self._turns[1:] if mark[0] <= length)]
 
     def fork(self, length: int | None = None, behind: Sequence[int] = ()) -> OpenContext:
-        """A copy of the first ``length`` tokens (None: all), with the tokens ``behind`` them. It stands at the same place, and
-        knows the earlier ones.
+        """Return a copy of the first ``length`` tokens (None: all) with the tokens ``behind`` them, at the same place in the
+        conversation.
         """
         child = self.context.fork(length)
         child.append(behind)
@@ -127,7 +127,7 @@ class SessionState:
         self._last_handle = 0
 
     def model(self, name: str) -> ServedModel:
-        """The model of that name; "" is the default one. Raises NotFound, which names those that are served."""
+        """Return the model of that name, "" for the default one. Raises NotFound, which names those that are served."""
         if not name:
             return next(iter(self.models.values()))
         if name not in self.models:
@@ -148,13 +148,13 @@ class SessionState:
         return self.context_state(self._last_handle)
 
     def context(self, handle: int) -> OpenContext:
-        """The context of a handle. Raises NotFound."""
+        """Return the context of a handle. Raises NotFound."""
         if handle not in self.contexts:
             raise p.NotFound(f"context {handle} does not exist or was released")
         return self.contexts[handle]
 
     def free_context(self, handle: int) -> OpenContext:
-        """The context, once a generation that has finished on it is closed. InvalidRequest while anything works on it."""
+        """Close a finished generation on the context and return it. Raises InvalidRequest while a job works on it."""
         entry = self.context(handle)
         user = entry.context.user
         if isinstance(user, Generation) and user.finished() and not user.outbox:
@@ -164,7 +164,7 @@ class SessionState:
         return entry
 
     def context_state(self, handle: int) -> p.ContextState:
-        """What is told about a context."""
+        """Return the reply about a context."""
         context = self.contexts[handle].context
         return p.ContextState(handle, len(context.tokens), context.pending)
 
@@ -183,17 +183,17 @@ class SessionState:
         return self._last_handle
 
     def generation(self, handle: int) -> OpenGeneration:
-        """The generation of a handle. Raises NotFound."""
+        """Return the generation of a handle. Raises NotFound."""
         if handle not in self.generations:
             raise p.NotFound(f"generation {handle} does not exist or was closed")
         return self.generations[handle]
 
     def running_on(self, context: CachedSequence) -> OpenGeneration | None:
-        """The generation that owns the context, if one does."""
+        """Return the generation that owns the context, or None."""
         return next((opened for opened in self.generations.values() if opened.generation is context.user), None)
 
     def end_generation(self, generation: Generation) -> None:
-        """Close a generation but keep its handle, which still tells why it ended. Whoever waits for a step is told."""
+        """Close a generation but keep its handle, which still tells why it ended. A waiting ``generate.next`` is answered."""
         for opened in self.generations.values():
             if opened.generation is generation:
                 opened.close()
@@ -211,11 +211,11 @@ class SessionState:
     # -- Usage ----------------------------------------------------------------------------------------------------
 
     def count(self, used: p.Usage) -> None:
-        """Add to what the session has used."""
+        """Add to the session's usage."""
         self._usage += used
 
     def usage(self) -> p.Usage:
-        """What the session has used, its open generations included."""
+        """Return the session's usage, open generations included."""
         total = self._usage
         for opened in self.generations.values():
             total += opened.usage()
@@ -223,7 +223,7 @@ class SessionState:
 
 
 def guarded(reply: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``reply`` returns, or the error it raised: for answers that nobody's request handler waits for."""
+    """Return what ``reply`` returns, or the error it raised: for answers outside of a request handler."""
     try:
         return reply(*arguments)
     except p.InferdError as error:

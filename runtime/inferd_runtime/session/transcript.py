@@ -1,4 +1,4 @@
-"""Where a context stands in its conversation, and the tokens that bring the next part to it."""
+"""The state of a context's conversation, and the tokens that add the next part to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Turn:
 
 
 def check_part(part: Part) -> None:
-    """Raise InvalidRequest for a part of unknown kind or role."""
+    """Raises InvalidRequest for a part of unknown kind or role."""
     if part.kind not in ("message", "text", "tokens", "cue"):
         raise InvalidRequest(f"part kind {part.kind!r} is not one of message, text, tokens, cue")
     if part.kind == "message" and part.role not in ROLES:
@@ -37,7 +37,7 @@ def check_part(part: Part) -> None:
 def render(
     parts: Sequence[Part], turn: Turn, last_token: int | None, tokenizer: ChatTokenizer
 ) -> tuple[list[int], Turn]:
-    """The tokens of ``parts`` behind a context that stands at ``turn``, and where it stands then."""
+    """Return the tokens of ``parts`` behind a context that stands at ``turn``, and where it stands then."""
     tokens: list[int] = []
     for part in parts:
         check_part(part)
@@ -54,7 +54,7 @@ def render(
 
 
 def _chunks(parts: Sequence[Part]) -> Iterator[list[Part]]:
-    """Messages that follow each other are rendered together, with a cue behind them; raw parts stay alone."""
+    """Yield runs of messages with the cue behind them, which are rendered together, and each raw part alone."""
     for is_chat, run in groupby(parts, key=lambda part: part.kind in ("message", "cue")):
         chunk: list[Part] = []
         for part in run:
@@ -77,7 +77,7 @@ def _chat_text(chunk: Sequence[Part], turn: Turn, tokenizer: ChatTokenizer) -> s
 
 
 def _close_answer(turn: Turn, last_token: int | None, tokenizer: ChatTokenizer) -> list[int]:
-    """What ends the assistant's turn; the model may have written the end-of-text token itself."""
+    """Return the tokens that end the assistant's turn, without the end-of-text that the model wrote itself."""
     if not turn.answering:
         return []
     tail = tokenizer.encode(chat.end_of_answer(tokenizer), special=True)

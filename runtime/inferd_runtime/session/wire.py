@@ -1,4 +1,4 @@
-"""The wire between one session and the engine: ZeroMQ frames whose payload nobody in between has to read.
+"""The wire between one session and the engine: ZeroMQ frames whose payload is opaque to relays.
 
 Request: ``[ticket u32 LE][op][format][payload]``; reply: ``[ticket][b"+" or b"-"][payload]`` in the request's format, an
 :class:`~inferd.protocol.ErrorInfo` after ``-``. ``format`` is ``j`` (JSON, from the sandbox) or ``m`` (msgpack, from the
@@ -29,13 +29,13 @@ CANCEL = "cancel"
 STATS = "engine.stats"
 CYCLES = "engine.cycles"
 RUN_SESSION = "run/"
-"""A run's session is called this and the run's id: its worker opens it, the gateway closes it when the worker died."""
+"""Prefix of a run's session, before the run's id: its worker opens it, the gateway closes it if the worker died."""
 PRIVATE_OPERATIONS = frozenset({OPEN, CLOSE, CANCEL, STATS, CYCLES})
 
 
 @dataclass(frozen=True)
 class OpenSession:
-    """Who a session belongs to. ``tenant`` separates what may be shared; ``label`` is for people."""
+    """Open a session. Nothing is shared between tenants; ``label`` is shown to people."""
 
     tenant: str
     label: str = ""
@@ -72,9 +72,7 @@ class ModelStats:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What the engines of all models have done and hold together, and each of them: the answer to ``engine.stats``, for
-    operators and never for a program.
-    """
+    """Figures of all models' engines together and of each one: the answer to ``engine.stats``, for operators only."""
 
     steps: int
     jobs: int
@@ -86,7 +84,7 @@ class EngineStats:
 
 @dataclass(frozen=True)
 class GetCycles:
-    """Ask for a tenant's :class:`CyclePage` from index ``after`` on (-1: from now on). Who asks, watches for a few seconds."""
+    """Ask for a tenant's :class:`CyclePage` from index ``after`` on (-1: from now on). It goes on watching for a few seconds."""
 
     tenant: str
     after: int = -1
@@ -111,7 +109,7 @@ class WatchedCycle:
 
 @dataclass(frozen=True)
 class CyclePage:
-    """Delivered steps in order. ``next``: where to go on asking; ``missed``: how many before them nobody kept."""
+    """Delivered steps in order. ``next``: the index to ask for next; ``missed``: how many before them were dropped."""
 
     cycles: list[WatchedCycle]
     next: int
@@ -128,7 +126,7 @@ class LinkReply:
 
 
 def request_frames(ticket: int, op: str, form: bytes, payload: bytes) -> list[bytes]:
-    """The frames of one request."""
+    """Return the frames of one request."""
     return [TICKET.pack(ticket), op.encode(), form, payload]
 
 
@@ -139,12 +137,12 @@ def parse_reply(frames: Sequence[bytes]) -> LinkReply:
 
 
 def open_frames(tenant: str, label: str) -> list[bytes]:
-    """The frames that open a session; the reply comes with ticket 0."""
+    """Return the frames that open a session; the reply comes with ticket 0."""
     return request_frames(0, OPEN, MSGPACK, msgspec.msgpack.encode(OpenSession(tenant, label)))
 
 
 def close_frames() -> list[bytes]:
-    """The frames that close a session; the reply (ticket 0) is the session's :class:`~inferd.protocol.Usage`."""
+    """Return the frames that close a session; the reply (ticket 0) is the session's :class:`~inferd.protocol.Usage`."""
     return request_frames(0, CLOSE, MSGPACK, b"\x80")
 
 
@@ -166,11 +164,11 @@ class EngineLink:
         self.socket.send_multipart(request_frames(ticket, op, form, payload))
 
     def cancel(self, ticket: int) -> None:
-        """Ask the engine to drop a request; it still answers it, with Cancelled."""
+        """Ask the engine to drop a request, which is then answered with Cancelled."""
         self.socket.send_multipart(request_frames(ticket, CANCEL, MSGPACK, b"\x80"))
 
     def receive(self) -> LinkReply | None:
-        """The next reply that has arrived, or None."""
+        """Return the next reply that has arrived, or None."""
         try:
             return parse_reply(self.socket.recv_multipart(zmq.NOBLOCK))
         except zmq.Again:

@@ -1,4 +1,4 @@
-"""Checks of what a program passes to the SDK. Each raises InvalidRequest, which names the argument."""
+"""Checks of the types of arguments; ranges are checked by the protocol. Each raises InvalidRequest, which names the argument."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CycleCallback: TypeAlias = Callable[[SpeculationCycle], object]
 
 
 def model_name(model: str | Model | None) -> str:
-    """The name to send for a ``model`` argument."""
+    """Return the name to send for a ``model`` argument."""
     if model is None:
         return ""
     if isinstance(model, Model):
@@ -26,40 +26,40 @@ def model_name(model: str | Model | None) -> str:
 
 
 def checked_text(name: str, value: str) -> str:
-    """A string."""
+    """Return a string."""
     if not isinstance(value, str):
         raise InvalidRequest(f"{name} must be a string, not {type(value).__name__}")
     return value
 
 
 def checked_count(name: str, value: int) -> None:
-    """A whole number of at least 0."""
+    """Raises InvalidRequest unless ``value`` is a whole number of at least 0."""
     check_whole(name, value, 0)
 
 
 def checked_flag(name: str, value: bool) -> bool:
-    """True or False."""
+    """Return True or False."""
     if not isinstance(value, bool):
         raise InvalidRequest(f"{name} must be True or False, not {value!r}")
     return value
 
 
 def checked_logprobs(value: int | None) -> int | None:
-    """A whole number from 0 to MAX_LOGPROBS, or None."""
+    """Return a whole number from 0 to MAX_LOGPROBS, or None."""
     if value is not None:  # too many are an invalid argument here, and a limit on the wire
         check_whole("logprobs", value, 0, MAX_LOGPROBS)
     return value
 
 
 def checked_sampler(sampler: Sampler) -> Sampler:
-    """A Sampler."""
+    """Return a Sampler."""
     if not isinstance(sampler, Sampler):
         raise InvalidRequest(f"sampler must be a Sampler, such as Sampler.argmax(), not {sampler!r}")
     return sampler
 
 
 def checked_stop(stop: Sequence[str]) -> tuple[str, ...]:
-    """A list of strings."""
+    """Return a sequence of strings as a tuple."""
     if isinstance(stop, str) or not isinstance(stop, Sequence):
         raise InvalidRequest(f"stop must be a list of strings, not {stop!r}")
     if not all(isinstance(text, str) for text in stop):
@@ -68,14 +68,14 @@ def checked_stop(stop: Sequence[str]) -> tuple[str, ...]:
 
 
 def checked_speculator(speculator: Speculator | None) -> Speculator | None:
-    """A Speculator, or None."""
+    """Return a Speculator, or None."""
     if speculator is not None and not isinstance(speculator, Speculator):
         raise InvalidRequest(f"speculator must be an instance of a Speculator subclass, not {speculator!r}")
     return speculator
 
 
 def checked_cycle(on_cycle: CycleCallback | None) -> CycleCallback | None:
-    """A function that is not ``async``, or None."""
+    """Return a function that is not ``async``, or None."""
     if on_cycle is not None and (not callable(on_cycle) or inspect.iscoroutinefunction(on_cycle)):
         raise InvalidRequest(f"on_cycle must be an ordinary function of one argument, not {on_cycle!r}")
     return on_cycle

@@ -1,4 +1,4 @@
-"""What a program hands to ``forward``, checked and brought into the form that the wire carries."""
+"""Converts the arguments of ``forward`` and ``verify`` to the form that the wire carries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = (Logits, Distribution, Logprob, Logprobs, Entropy)
 
 
 def wire_probes(probes: Iterable[RowProbe]) -> list[Probe]:
-    """The probes as requests. Raises InvalidRequest for something else."""
+    """Return the probes as requests. Raises InvalidRequest for something else."""
     asked = list(probes)
     for index, probe in enumerate(asked):
         if not isinstance(probe, KINDS):
@@ -29,7 +29,7 @@ def wire_probes(probes: Iterable[RowProbe]) -> list[Probe]:
 
 
 def wire_mask(mask: Iterable[int] | None) -> tuple[list[int] | None, str]:
-    """The allowed token ids, or their bits, as ``forward`` sends them. Raises InvalidRequest when none is left."""
+    """Return the allowed token ids, or their bits. Raises InvalidRequest if none is allowed."""
     if mask is None:
         return None, ""
     allowed = checked_mask("mask", mask)

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 
 def to_plain(value: Any) -> Any:
-    """A dataclass as dicts and lists; everything else unchanged."""
+    """Return a dataclass as dicts and lists; everything else unchanged."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):

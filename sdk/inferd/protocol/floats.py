@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 
 def pack_floats(values: Sequence[float]) -> str:
-    """The numbers, rounded to float32, as text."""
+    """Return the numbers, rounded to float32, as text."""
     return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
 
 
 def unpack_floats(packed: str) -> list[float]:
-    """The numbers that :func:`pack_floats` was given, as float32 holds them."""
+    """Return the numbers that :func:`pack_floats` was given, as float32 holds them."""
     data = base64.b64decode(packed)
     return list(struct.unpack(f"<{len(data) // 4}f", data))

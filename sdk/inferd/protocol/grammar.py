@@ -1,4 +1,4 @@
-"""The part of the protocol that is about grammars: what constrains an output, and ``grammar.*`` for a program's own loop."""
+"""Grammars: the constraint of an output, and ``grammar.*`` for a program's own loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ConstraintSpec:
 
     @property
     def best_effort(self) -> bool:
-        """Whether a part of it is checked only when the text is finished."""
+        """True if a part of it is checked only when the text is finished."""
         return self.mode == "best_effort" or any(member.best_effort for member in self.members)
 
 
@@ -116,7 +116,7 @@ class AcceptTokens:
 @operation("grammar.mask", AllowedTokens)
 @dataclass(frozen=True)
 class GetMask:
-    """Which tokens may come next."""
+    """Ask for the tokens that may come next."""
 
     matcher: int
 
@@ -133,7 +133,7 @@ class RollbackMatcher:
 @operation("grammar.forced", Forced)
 @dataclass(frozen=True)
 class GetForced:
-    """What must come next."""
+    """Ask for the text that must come next."""
 
     matcher: int
 

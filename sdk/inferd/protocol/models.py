@@ -43,7 +43,7 @@ class Text:
 @operation("model.list", Models)
 @dataclass(frozen=True)
 class ListModels:
-    """Which models are served."""
+    """Ask for the served models."""
 
 
 @operation("model.tokenize", Tokens)

@@ -1,4 +1,4 @@
-"""What crosses a wall about drawing a token."""
+"""The settings of one draw, and their check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``session.*``: messages to and from whoever launched the program, and what a session has used."""
+"""``session.*``: messages to and from the program's launcher, and the session's usage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a session has used so far: ``tokens`` generated and delivered, and the engine ``steps`` that made them."""
+    """A session's usage so far: ``tokens`` generated and delivered, and the engine ``steps`` that made them."""
 
     prompt_tokens: int = 0
     tokens: int = 0
@@ -38,7 +38,7 @@ class Usage:
 @operation("session.send", Done)
 @dataclass(frozen=True)
 class SendMessage:
-    """A JSON value for whoever launched the program."""
+    """Send a JSON value to the program's launcher."""
 
     message: Any
 
@@ -46,10 +46,10 @@ class SendMessage:
 @operation("session.receive", Received)
 @dataclass(frozen=True)
 class ReceiveMessage:
-    """Wait for a JSON value from whoever launched the program."""
+    """Wait for a JSON value from the program's launcher."""
 
 
 @operation("session.usage", Usage)
 @dataclass(frozen=True)
 class GetUsage:
-    """What this session has used so far."""
+    """Ask for the session's usage so far."""

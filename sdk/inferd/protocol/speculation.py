@@ -1,4 +1,4 @@
-"""What crosses a wall about speculation: what a request asks for, and what became of its drafts."""
+"""Speculation: the settings of a request, the counts of its drafts, and ``speculation.verify``."""
 
 from __future__ import annotations
 

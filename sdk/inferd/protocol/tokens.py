@@ -8,7 +8,7 @@ from inferd.protocol.errors import InvalidRequest
 
 
 def checked_tokens(name: str, values: Iterable[int]) -> list[int]:
-    """``values`` as a list of whole numbers of at least 0. Raises InvalidRequest, which names the argument and the
+    """Return ``values`` as a list of whole numbers of at least 0. Raises InvalidRequest, which names the argument and the
     entry.
     """
     if isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Iterable):

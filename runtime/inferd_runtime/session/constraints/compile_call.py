@@ -1,4 +1,4 @@
-"""Answering a request when its constraint is compiled: at once where that takes no time, else when the queue is done."""
+"""Answers a request when its constraint is compiled: at once if it is known or trivial, else when the queue is done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiling constraints beside the step loop: threads wait for the trial and the compile, and the loop hears of it later."""
+"""Compiles constraints beside the step loop: threads wait for the trial and the compile, the loop polls for the outcome."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Children(Protocol):
 
 @dataclass
 class _Job:
-    """Work for everybody who asked for it meanwhile; a compile is known by ``key`` until it has ended."""
+    """Work with all requests that wait for it. A compile is found by ``key`` until it has ended."""
 
     tenant: str
     work: Callable[[], Any]
@@ -44,8 +44,8 @@ class _Job:
 class CompileQueue:
     """Belongs to the thread of the step loop, which polls :meth:`fileno` with its other sources and calls :meth:`poll`.
 
-    Tenants take turns, and each has one compile running at most: who sends slow constraints waits for them alone, as long
-    as there are fewer such tenants than lanes. A constraint that several ask for at once is compiled once.
+    Tenants take turns, and each has one compile running at most: a tenant that sends slow constraints delays only itself,
+    as long as there are fewer such tenants than lanes. A constraint that several ask for at once is compiled once.
     """
 
     def __init__(self, trials: Children, *, lanes: int = LANES) -> None:
@@ -110,7 +110,7 @@ class CompileQueue:
         return progressed
 
     def close(self) -> None:
-        """End the children and forget what waits; nobody is told."""
+        """End the children and drop waiting jobs without an answer."""
         self._waiting.clear()
         self._trials.close()
         self._threads.shutdown()
@@ -157,7 +157,7 @@ class CompileQueue:
 
 
 def refused(error: GrammarError) -> p.InferdError:
-    """What a program is told: LimitExceeded, or ConstraintError with the JSON pointer where it is known."""
+    """Return the error for the program: LimitExceeded, or ConstraintError with the JSON pointer where it is known."""
     if isinstance(error, GrammarLimit):
         return p.LimitExceeded(
             f"the constraint cannot be used: {error}", limit=error.limit, value=error.value, raise_with="a simpler one"

@@ -1,4 +1,4 @@
-"""Constraints of the protocol as the grammar package has them."""
+"""Converts constraints of the protocol to those of the grammar package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from inferd_grammar import (
 )
 
 MAX_NESTING = 16
-"""How deep constraints may stand inside each other."""
+"""The deepest nesting of constraints."""
 MODES = ("strict", "best_effort")
 UNSET = p.ConstraintSpec("")
 USES: Mapping[str, frozenset[str]] = {
@@ -37,11 +37,11 @@ USES: Mapping[str, frozenset[str]] = {
     "exact": frozenset({"members"}),
     "prefixed": frozenset({"value", "members"}),
 }
-"""Which fields each kind uses; the others must be left alone."""
+"""The fields that each kind uses; the others must keep their defaults."""
 
 
 def to_grammar(constraint: p.ConstraintSpec) -> Constraint:
-    """The grammar package's constraint.
+    """Return the grammar package's constraint.
 
     Raises InvalidRequest for an unknown kind, a field that the kind does not use, and too much nesting; ConstraintError for
     a best_effort schema inside another constraint.

@@ -32,7 +32,7 @@ class HeldMatcher:
     vocab_size: int
 
     def mask(self) -> p.AllowedTokens:
-        """What may come next. Raises InternalError when the matcher breaks."""
+        """Return the tokens that may come next. Raises InternalError if the matcher breaks."""
         row = np.empty(-(-self.vocab_size // 32), np.int32)
         with matcher_errors():
             self.matcher.fill(row)
@@ -42,13 +42,13 @@ class HeldMatcher:
         return p.AllowedTokens(bits=pack_bits(row.tobytes()))
 
     def fork(self) -> HeldMatcher:
-        """An independent one at the same place."""
+        """Return an independent copy in the same state."""
         with matcher_errors():
             return HeldMatcher(self.matcher.fork(), self.vocab_size)
 
 
 class HeldGrammars:
-    """Handles by number; both kinds share one sequence. Every lookup raises NotFound for what was released."""
+    """Handles by number; both kinds share one sequence. Every lookup raises NotFound for a released handle."""
 
     def __init__(self) -> None:
         self._grammars: dict[int, HeldGrammar] = {}
@@ -56,33 +56,33 @@ class HeldGrammars:
         self._last = 0
 
     def add_grammar(self, grammar: HeldGrammar) -> int:
-        """Raises LimitExceeded when the session holds too many."""
+        """Return the new handle. Raises LimitExceeded if the session holds too many."""
         _check_room(len(self._grammars), "grammars", MAX_GRAMMARS)
         self._last += 1
         self._grammars[self._last] = grammar
         return self._last
 
     def add_matcher(self, matcher: HeldMatcher) -> int:
-        """Raises LimitExceeded when the session holds too many."""
+        """Return the new handle. Raises LimitExceeded if the session holds too many."""
         _check_room(len(self._matchers), "matchers", MAX_MATCHERS)
         self._last += 1
         self._matchers[self._last] = matcher
         return self._last
 
     def grammar(self, handle: int) -> HeldGrammar:
-        """The grammar of a handle."""
+        """Return the grammar of a handle."""
         if handle not in self._grammars:
             raise p.NotFound(f"grammar {handle} does not exist or was released")
         return self._grammars[handle]
 
     def matcher(self, handle: int) -> HeldMatcher:
-        """The matcher of a handle."""
+        """Return the matcher of a handle."""
         if handle not in self._matchers:
             raise p.NotFound(f"matcher {handle} does not exist or was released")
         return self._matchers[handle]
 
     def release(self, handle: int) -> None:
-        """Forget a grammar or a matcher."""
+        """Drop a grammar or a matcher."""
         if self._grammars.pop(handle, None) is None and self._matchers.pop(handle, None) is None:
             raise p.NotFound(f"grammar or matcher {handle} does not exist or was released")
 

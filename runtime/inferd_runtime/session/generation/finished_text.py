@@ -1,4 +1,4 @@
-"""The end of a generation whose constraint is best_effort: its text is checked before anybody is told that it ended."""
+"""The end of a generation whose constraint is best_effort: its whole text is checked before the end is reported."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from inferd_grammar import Compiled
 
 ENDS = ("stop", "length")
 RunLater = Callable[[Callable[[], Any], Callable[[Any], None]], None]
-"""Calls the first now or later, then the second with its result or an InferdError."""
+"""Calls the first function now or later, then the second with its result or an InferdError."""
 
 
 def at_once(work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-    """The :data:`RunLater` of sessions without threads."""
+    """Call both at once: the :data:`RunLater` of sessions without threads."""
     done(work())
 
 
@@ -32,7 +32,8 @@ class BestEffortCheck:
         self._waiting: Callable[[], None] | None = None
 
     def reply(self, steps: list[p.Step], finish: str, changed: Callable[[], None]) -> p.Steps | p.InferdError | None:
-        """The steps; the end with what was only checked. Behind the last steps of a text that fails, why it does.
+        """Return the steps, with the end and its checked keywords if the text is valid; for one that is not, the error behind the
+        last steps.
 
         None while the text is being checked: ``changed`` is called when that is done.
         """
@@ -68,6 +69,6 @@ class BestEffortCheck:
 
 
 def checked_keywords(compiled: Compiled) -> list[p.CheckedKeyword]:
-    """What the masks of a grammar do not hold."""
+    """Return the keywords of a grammar that its masks do not enforce."""
     checked: Sequence[tuple[str, str]] = compiled.checked
     return [p.CheckedKeyword(keyword, pointer) for keyword, pointer in checked]

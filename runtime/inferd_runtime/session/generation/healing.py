@@ -14,9 +14,9 @@ from inferd_runtime.session.served_model import ServedModel
 
 @dataclass(frozen=True)
 class Healing:
-    """What was cut from a context: ``tokens`` from index ``start`` on, whose text is ``prefix``.
+    """The end that is cut from a context: ``tokens`` from index ``start`` on, whose text is ``prefix``.
 
-    What was written again is counted in the bytes of the tokens: a decoder may drop the space that a text begins with.
+    Progress in rewriting it is counted in bytes of tokens: a decoder may drop the space that a text begins with.
     """
 
     context: CachedSequence
@@ -27,7 +27,7 @@ class Healing:
 
     @classmethod
     def of(cls, request: p.StartGenerate, context: CachedSequence, model: ServedModel) -> Healing | None:
-        """Where to cut for a request that wants it; None where there is nothing to heal. Raises InvalidRequest."""
+        """Return where to cut for a request with ``heal``; None if there is nothing to heal. Raises InvalidRequest."""
         if not request.heal:
             return None
         if context.irregular_from is not None:
@@ -39,7 +39,7 @@ class Healing:
         return cls(context, model, start, context.tokens[start:], healed.prefix)
 
     def constrain(self, request: p.StartGenerate) -> p.StartGenerate:
-        """The request whose output begins with what was cut."""
+        """Return the request with an output that begins with the cut text."""
         members = [] if request.constraint is None else [request.constraint]
         return dataclasses.replace(request, constraint=p.ConstraintSpec("prefixed", value=self.prefix, members=members))
 
@@ -48,20 +48,20 @@ class Healing:
         self.context.truncate(self.start)
 
     def keep(self, length: int) -> tuple[int, Sequence[int]]:
-        """What is to stand if the generation ends when the context has ``length`` tokens: how many of these, and what comes back
-        behind them. All of what was cut, unless all of it was written again.
+        """Return what the context keeps if the generation ends at ``length`` tokens: how many of these, and the tokens
+        to put back behind them (all that were cut, unless all of their text was written again).
         """
         return (length, ()) if length < self.start or self._covered(length) else (self.start, self.tokens)
 
     def restore(self) -> None:
-        """Put back what was cut, unless all of it was written again."""
+        """Put back the cut tokens, unless all of their text was written again."""
         length, missing = self.keep(len(self.context.tokens))
         if missing:
             self.context.truncate(length)
             self.context.append(missing)
 
     def behind(self, decode: Callable[[int], str]) -> Callable[[int], str]:
-        """A stream decoder that leaves out the text that was cut."""
+        """Return a stream decoder that leaves out the cut text."""
         pieces, utf8 = self.model.grammars.table.tokens, codecs.getincrementaldecoder("utf-8")("replace")
         left, new, begun = len(self.prefix.encode()), "", False
 
@@ -78,7 +78,7 @@ class Healing:
         return decoded
 
     def _covered(self, length: int) -> bool:
-        """Whether the first ``length`` tokens hold all that was cut."""
+        """True if the first ``length`` tokens hold all of the cut text."""
         pieces, wanted, written = self.model.grammars.table.tokens, self.prefix.encode(), b""
         for at in range(self.start, length):
             if len(written) >= len(wanted):

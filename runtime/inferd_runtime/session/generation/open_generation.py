@@ -20,7 +20,7 @@ from inferd_runtime.speculation.drafts import ROOT
 
 @dataclass(frozen=True)
 class ProgramInputs:
-    """What the program itself brings with every step: the draft of its speculator, or the mask of its constraint."""
+    """The inputs that a program sends with every step: the draft of its speculator, or the mask of its constraint."""
 
     draft: OfferedDraft | None = None
     mask: OfferedMask | None = None

@@ -15,16 +15,16 @@ from inferd_runtime.speculation.predicted import PredictedText
 from inferd_runtime.speculation.sources import SourceSet
 
 BY_DEFAULT = ("predicted", "grammar", "ngram", "draft_model")
-"""What a request gets that names no sources, by priority; a corpus learns from it and has to be named."""
+"""The sources of a request that names none, by priority. Without the corpus, which learns from the request."""
 DEFAULTS = p.SpeculationSettings()
 LONG_TOKEN = 32
-"""Characters. A text of more per token of the context is refused before it costs everybody the time to split it."""
+"""Characters. A prediction of more per token of the context is refused before it is tokenized, which would hold up the engine."""
 
 
 @dataclass(frozen=True)
 class SpeculationRequest:
-    """What a checked request says about drafting. ``names``: the sources that it may use, ``predicted``: the output's likely
-    tokens. ``forced``: tokens that its constraint leaves no choice about are drafted.
+    """The part of a checked request that is about drafting. ``names``: the sources that it may use, ``predicted``: the output's
+    likely tokens. ``forced``: tokens that its constraint leaves no choice about are drafted.
     """
 
     names: Sequence[str]

@@ -10,7 +10,7 @@ from inferd_runtime.session.state import Call, SessionState
 
 
 def upload(state: SessionState, call: Call) -> None:
-    """Take a piece of a file. A session's uploads are its own, and gone when it closes."""
+    """Store a piece of a file. A session's uploads are private to it and dropped when it closes."""
     request: p.UploadAdapter = call.request
     uploads = state.model(request.model).adapters.uploads
     number = request.upload or uploads.begin(state.tenant)
@@ -31,14 +31,14 @@ def load(state: SessionState, call: Call) -> None:
 
 
 def list_adapters(state: SessionState, call: Call) -> None:
-    """The server's adapters and the tenant's."""
+    """Answer with the server's adapters and the tenant's."""
     request: p.ListAdapters = call.request
     model = state.model(request.model)
     call.respond(p.Adapters([_info(model, adapter) for adapter in model.adapters.list(state.tenant)]))
 
 
 def drop(state: SessionState, call: Call) -> None:
-    """Take one of the tenant's away."""
+    """Unload one of the tenant's adapters."""
     request: p.DropAdapter = call.request
     state.model(request.model).adapters.drop(state.tenant, request.name)
     call.respond(p.Done())

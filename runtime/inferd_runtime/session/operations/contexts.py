@@ -9,7 +9,7 @@ from inferd_runtime.session.state import Call, OpenContext, SessionState
 
 
 def create(state: SessionState, call: Call) -> None:
-    """An empty context."""
+    """Create an empty context."""
     request: p.CreateContext = call.request
     model = state.model(request.model)
     context = model.engine.create_context(state.tenant)
@@ -28,7 +28,7 @@ def append(state: SessionState, call: Call) -> None:
 
 
 def fork(state: SessionState, call: Call) -> None:
-    """A copy. While a generation runs, it holds at most what closing it now would leave, and the generation goes on."""
+    """Copy a context. A running generation goes on, and the copy holds what closing it now would leave."""
     request: p.ForkContext = call.request
     state.check_room()
     entry = state.context(request.context)
@@ -42,7 +42,7 @@ def fork(state: SessionState, call: Call) -> None:
 
 
 def truncate(state: SessionState, call: Call) -> None:
-    """Keep the first tokens. A generation that runs on the context ends with what it has delivered."""
+    """Keep the first tokens. A generation that runs on the context ends with its delivered tokens."""
     request: p.TruncateContext = call.request
     user = state.context(request.context).context.user
     if isinstance(user, Generation):
@@ -52,7 +52,7 @@ def truncate(state: SessionState, call: Call) -> None:
 
 
 def tokens(state: SessionState, call: Call) -> None:
-    """The token ids that a context holds. A prompt's end that a generation has not written again yet is there."""
+    """Answer with the context's token ids, including a healed prompt's end that is not rewritten yet."""
     request: p.ContextTokens = call.request
     context = state.context(request.context).context
     running = state.running_on(context)
@@ -62,7 +62,7 @@ def tokens(state: SessionState, call: Call) -> None:
 
 
 def release(state: SessionState, call: Call) -> None:
-    """Give a context back."""
+    """Release a context."""
     request: p.ReleaseContext = call.request
     state.free_context(request.context)
     state.drop_context(request.context)

@@ -47,7 +47,7 @@ class EmbedRequest:
             self.fail(error)
 
     def _start(self, tokens: Sequence[int]) -> bool:
-        """Let one more input take part. False when those that do are enough for now, or for the tenant's quota."""
+        """Start the job of one more input. False if enough inputs run for now, or for the tenant's quota."""
         engine = self._model.engine
         context = engine.create_context(self._state.tenant)
         wanted = self._in_flight + len(tokens)
@@ -65,7 +65,7 @@ class EmbedRequest:
         return True
 
     def fail(self, error: p.InferdError) -> None:
-        """Answer with an error and end what still runs."""
+        """Answer with an error and end the running jobs."""
         self._answer(error)
         for job in self._jobs:
             job.fail(error)
@@ -102,7 +102,7 @@ class EmbedRequest:
 
 
 def embed(state: SessionState, call: Call) -> None:
-    """Pooled hidden states of every input."""
+    """Answer with the pooled hidden states of every input."""
     request: p.Embed = call.request
     model = state.model(request.model)
     inputs = tokenized(request, model)
@@ -114,7 +114,7 @@ def embed(state: SessionState, call: Call) -> None:
 
 
 def tokenized(request: p.Embed, model: ServedModel) -> list[list[int]]:
-    """The inputs as tokens. Raises InvalidRequest when there are none or both kinds, LimitExceeded for too many."""
+    """Return the inputs as tokens. Raises InvalidRequest if there are none or both kinds, LimitExceeded for too many."""
     if bool(request.texts) == bool(request.tokens):
         raise p.InvalidRequest("embed needs texts or tokens, and not both")
     if max(len(request.texts), len(request.tokens)) > MAX_INPUTS:
@@ -128,7 +128,7 @@ def tokenized(request: p.Embed, model: ServedModel) -> list[list[int]]:
 
 
 def check_inputs(inputs: Sequence[Sequence[int]], model: ServedModel) -> None:
-    """Raise InvalidRequest or LimitExceeded for an input that cannot be computed, before any of them is."""
+    """Raises InvalidRequest or LimitExceeded for an input that cannot be computed, before any is."""
     longest = model.engine.driver.max_context
     for at, tokens in enumerate(inputs):
         if not tokens:

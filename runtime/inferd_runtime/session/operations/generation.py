@@ -8,7 +8,7 @@ from inferd_runtime.session.state import Call, SessionState
 
 
 def next_steps(state: SessionState, call: Call) -> None:
-    """Answer with the finished steps as soon as there is one."""
+    """Answer with all finished steps, as soon as there is one."""
     request: p.NextSteps = call.request
     opened = state.generation(request.generation)
     opened.request_steps(request)
@@ -33,7 +33,7 @@ def next_steps(state: SessionState, call: Call) -> None:
 
 
 def close(state: SessionState, call: Call) -> None:
-    """End a generation and tell what its context holds now."""
+    """Close a generation and answer with the state of its context."""
     request: p.CloseGenerate = call.request
     opened = state.generation(request.generation)
     opened.close(request.keep)

@@ -14,7 +14,7 @@ from inferd_runtime.session.state import Call, SessionState
 
 
 def compile_grammar(state: SessionState, call: Call) -> None:
-    """Answer when it is compiled."""
+    """Compile a grammar and answer with its handle."""
     request: p.CompileGrammar = call.request
     model = state.model(request.model)
 
@@ -28,7 +28,7 @@ def compile_grammar(state: SessionState, call: Call) -> None:
 
 
 def open_matcher(state: SessionState, call: Call) -> None:
-    """A matcher at the start."""
+    """Open a matcher at the start of a grammar's text."""
     request: p.OpenMatcher = call.request
     grammar = state.grammars.grammar(request.grammar)
     opened = HeldMatcher(grammar.compiled.matcher(), grammar.vocab_size)
@@ -36,7 +36,7 @@ def open_matcher(state: SessionState, call: Call) -> None:
 
 
 def accept(state: SessionState, call: Call) -> None:
-    """Take what is legal."""
+    """Take tokens up to the first illegal one."""
     request: p.AcceptTokens = call.request
     if len(request.tokens) > p.MAX_ACCEPT:
         raise p.LimitExceeded(
@@ -50,13 +50,13 @@ def accept(state: SessionState, call: Call) -> None:
 
 
 def mask(state: SessionState, call: Call) -> None:
-    """What may come next."""
+    """Answer with the tokens that may come next."""
     request: p.GetMask = call.request
     call.respond(state.grammars.matcher(request.matcher).mask())
 
 
 def rollback(state: SessionState, call: Call) -> None:
-    """Undo some tokens."""
+    """Undo the last tokens."""
     request: p.RollbackMatcher = call.request
     opened = state.grammars.matcher(request.matcher)
     if not 0 <= request.count <= opened.matcher.depth:
@@ -67,7 +67,7 @@ def rollback(state: SessionState, call: Call) -> None:
 
 
 def forced(state: SessionState, call: Call) -> None:
-    """What must come next."""
+    """Answer with the text and tokens that must come next."""
     request: p.GetForced = call.request
     matcher = state.grammars.matcher(request.matcher).matcher
     with matcher_errors():
@@ -76,14 +76,14 @@ def forced(state: SessionState, call: Call) -> None:
 
 
 def fork(state: SessionState, call: Call) -> None:
-    """A copy."""
+    """Copy a matcher."""
     request: p.ForkMatcher = call.request
     copy = state.grammars.matcher(request.matcher).fork()
     call.respond(_state(state.grammars.add_matcher(copy), copy))
 
 
 def release(state: SessionState, call: Call) -> None:
-    """Forget a grammar or a matcher."""
+    """Release a grammar or a matcher."""
     request: p.ReleaseGrammar = call.request
     state.grammars.release(request.handle)
     call.respond(p.Done())

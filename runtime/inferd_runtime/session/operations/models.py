@@ -12,14 +12,14 @@ def list_models(state: SessionState, call: Call) -> None:
 
 
 def tokenize(state: SessionState, call: Call) -> None:
-    """Text to token ids."""
+    """Answer with the token ids of a text."""
     request: p.Tokenize = call.request
     tokenizer = state.model(request.model).tokenizer
     call.respond(p.Tokens(tokenizer.encode(request.text, special=request.special)))
 
 
 def detokenize(state: SessionState, call: Call) -> None:
-    """Token ids to text. Raises InvalidRequest for an id outside the vocabulary."""
+    """Answer with the text of token ids. Raises InvalidRequest for an id outside the vocabulary."""
     request: p.Detokenize = call.request
     model = state.model(request.model)
     for token in request.tokens:
@@ -29,7 +29,7 @@ def detokenize(state: SessionState, call: Call) -> None:
 
 
 def usage(state: SessionState, call: Call) -> None:
-    """What the session has used so far."""
+    """Answer with the session's usage so far."""
     call.respond(state.usage())
 
 

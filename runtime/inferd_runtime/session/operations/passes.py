@@ -22,7 +22,7 @@ MAX_MASK = 1 << 24
 
 
 def flush(state: SessionState, call: Call) -> None:
-    """Compute what is pending, but for the last token."""
+    """Compute all pending tokens but the last one."""
     request: p.FlushContext = call.request
     entry = state.free_context(request.context)
     with entry.leased(request.adapter) as lease:
@@ -33,7 +33,7 @@ def flush(state: SessionState, call: Call) -> None:
 
 
 def forward(state: SessionState, call: Call) -> None:
-    """A program's own forward pass."""
+    """Run a program's own forward pass."""
     request: p.Forward = call.request
     entry = state.free_context(request.context)
     p.check_forward(request)
@@ -46,7 +46,7 @@ def forward(state: SessionState, call: Call) -> None:
 
 
 def prompt_logprobs(state: SessionState, call: Call) -> None:
-    """How likely each token of a text is."""
+    """Score each token of a text."""
     request: p.PromptLogprobs = call.request
     entry = state.free_context(request.context)
     p.check_prompt_logprobs(request)
@@ -58,7 +58,7 @@ def prompt_logprobs(state: SessionState, call: Call) -> None:
 
 
 def verify(state: SessionState, call: Call) -> None:
-    """One step that verifies a program's draft."""
+    """Verify a program's draft in one step."""
     request: p.VerifyDraft = call.request
     entry = state.free_context(request.context)
     sampler = entry.row_sampler(request.sampling)
@@ -71,7 +71,7 @@ def verify(state: SessionState, call: Call) -> None:
 
 
 def verified(state: SessionState, job: DraftVerification, model: ServedModel) -> p.Verification:
-    """The answer, once its tokens are counted as generated ones."""
+    """Count the tokens as generated ones and return the answer."""
     accepted = len(job.accepted)
     state.count(p.Usage(tokens=accepted + 1, steps=1, drafted=job.drafted, accepted=accepted))
     counts = [p.SourceCount(PROGRAM, job.drafted, 0, accepted)] if job.drafted else []
@@ -89,7 +89,7 @@ def row_spec(request: p.Forward, entry: OpenContext) -> RowSpec:
 
 
 def visibility(rows: Sequence[Sequence[int]], length: int) -> list[Seen]:
-    """Run lengths (hidden, seen, hidden, ...) as bool[length] per row. Raises InvalidRequest or LimitExceeded."""
+    """Return run lengths (hidden, seen, hidden, ...) as bool[length] per row. Raises InvalidRequest or LimitExceeded."""
     if len(rows) * length > MAX_MASK:
         raise p.LimitExceeded(
             f"attention_mask: {len(rows)} rows over {length} tokens; {MAX_MASK} entries are allowed",
@@ -104,7 +104,7 @@ def visibility(rows: Sequence[Sequence[int]], length: int) -> list[Seen]:
 
 
 def await_job(state: SessionState, call: Call, job: ContextJob, reply: Callable[[], Any], lease: AdapterLease) -> None:
-    """Answer when the job ends: ``reply()``, or its error, and give the adapter back. A cancel ends it."""
+    """Answer with ``reply()`` or the job's error when it ends, and release the adapter. A cancel ends the job."""
 
     def ended() -> None:
         lease.release()

@@ -39,7 +39,7 @@ def open_saved(state: SessionState, call: Call) -> None:
 
 
 def take(state: SessionState, call: Call) -> None:
-    """Read a snapshot into a new context and delete it; what nobody got is put back."""
+    """Read a snapshot into a new context and delete it. It is put back if the context is not delivered."""
     request: p.TakeSaved = call.request
     tenant, store, models = state.tenant, _store(state), [model.info for model in state.models.values()]
     state.check_room()
@@ -70,13 +70,13 @@ def delete(state: SessionState, call: Call) -> None:
 
 
 def list_saved(state: SessionState, call: Call) -> None:
-    """The tenant's snapshots."""
+    """Answer with the tenant's snapshots."""
     tenant = state.tenant
     _await(state, call, lambda folder: folder.saved(tenant), p.SavedContexts)
 
 
 def export(state: SessionState, call: Call) -> None:
-    """A context as bytes."""
+    """Answer with a context as bytes."""
     request: p.ExportContext = call.request
     entry = state.free_context(request.context)
     driver = entry.model.engine.driver
@@ -88,7 +88,7 @@ def export(state: SessionState, call: Call) -> None:
 
 
 def import_bytes(state: SessionState, call: Call) -> None:
-    """A new context out of bytes that may have been made anywhere."""
+    """Create a context from bytes, which are not trusted."""
     request: p.ImportContext = call.request
     state.check_room()
     _check_size(len(request.data))
@@ -111,7 +111,7 @@ def _await(
     unwanted: Callable[[Any], None] = lambda _: None,
     nbytes: int = 0,
 ) -> None:
-    """Answer with ``reply(result)`` when the disk has done ``work``; after a cancel, ``unwanted`` gets the result."""
+    """Answer with ``reply(result)`` when the disk has done ``work``. After a cancel, ``unwanted`` is called with the result."""
 
     def done(result: Any) -> None:
         failed = isinstance(result, p.InferdError)
