@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import CancelledError, Future
+from contextlib import ExitStack
 from typing import Protocol
 
 import numpy as np
@@ -164,11 +165,10 @@ class GrammarCompiler:
                 continue  # another thread was to compile this and hit a bug or an interrupt; try it here
 
     def _fulfil(self, key: CacheKey, future: Future[Compiled | GrammarError], constraint: Constraint) -> None:
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._cache.drop, key, future)  # neither compiled nor refused: a bug, on its way up
             outcome = self._outcome(constraint)
-        except BaseException:  # neither compiled nor refused: a bug, on its way up
-            self._cache.drop(key, future)
-            raise
+            undo.pop_all()
         if isinstance(outcome, GrammarLimit) and outcome.limit == "wall_seconds":
             self._cache.drop(key, future, outcome)  # the machine was busy: not the grammar's doing
         else:

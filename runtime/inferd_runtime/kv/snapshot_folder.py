@@ -118,9 +118,8 @@ class SnapshotFolder:
                 size = self._write(snapshot, part)
                 row = Row(tenant, name, file, snapshot.facts.model, len(snapshot.tokens), size, time.time())
                 self._enter(row, part, overwrite)
-            except BaseException:
-                part.unlink(missing_ok=True)
-                raise
+            finally:
+                part.unlink(missing_ok=True)  # gone already where it became the file
         return row.told
 
     def load(self, tenant: str, name: str) -> Snapshot:

@@ -13,6 +13,7 @@ from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.cycles import CycleFeed
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
+from inferd_runtime.session.state import guarded
 from inferd_runtime.session.wire import (
     CANCEL,
     CLOSE,
@@ -78,12 +79,10 @@ class SessionHub:
             return
         ticket: int = TICKET.unpack(frames[0])[0]
         respond = self._responder(identity, ticket, frames[2])
-        try:
-            self._dispatch(identity, ticket, frames[1].decode("utf-8", "replace"), frames[2], frames[3], respond)
-        except p.InferdError as error:
+        op = frames[1].decode("utf-8", "replace")
+        error = guarded(self._dispatch, identity, ticket, op, frames[2], frames[3], respond)
+        if error is not None:
             respond(error)
-        except Exception as error:  # noqa: BLE001 - the boundary of one request: the engine serves others, too
-            respond(p.InternalError(f"the engine failed on this request: {error!r}"))
 
     def close_all(self) -> None:
         """Close every session."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import NoReturn, TypeVar
 
@@ -193,11 +194,9 @@ class LeadingDriver:
         payloads = [encode(command) for command in commands]  # before one is sent: what cannot be said fails in step
         for follower, payload in zip(self._followers, payloads, strict=True):
             self._send(follower, payload)
-        try:
+        with ExitStack() as stack:
+            stack.push(self._check_shared)
             mine = own()
-        except Exception as error:
-            self._check_shared(error)
-            raise
         answers = [self._answer(follower) for follower in self._followers]
         for rank, answer in enumerate(answers, 1):
             if not isinstance(answer, CommandDone):
@@ -212,8 +211,10 @@ class LeadingDriver:
         except OSError as error:
             self._lost(Unavailable(f"a rank of the model has ended: {error!r}", process="follower"))
 
-    def _check_shared(self, error: Exception) -> None:
-        """Return if every rank failed like this one, before any reduction."""
+    def _check_shared(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Return if every rank failed like this one, before any reduction, or if this one did not."""
+        if not isinstance(error, Exception):
+            return
         if self._watched.broken:
             self._lost(Unavailable(f"the model's pass failed in one of its ranks: {error!r}", process="engine"))
         others = [self._answer(follower) for follower in self._followers]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import numpy as np
@@ -85,14 +86,14 @@ def restore(engine: Engine, tenant: str, snapshot: Snapshot, *, trusted: bool = 
     model cannot have, LimitExceeded for more tokens than its context holds, SnapshotDamaged for KV that cannot be right.
     """
     context = engine.create_context(tenant)
-    try:
+    with ExitStack() as undo:
+        undo.callback(context.release)
         context.use_adapter(snapshot.facts.adapter)
         _append(context, snapshot)
         context.lineage, context.forks = snapshot.facts.lineage, snapshot.facts.forks
-        return Restored(context, _restore_pages(engine, context, snapshot, trusted))
-    except BaseException:
-        context.release()
-        raise
+        restored = Restored(context, _restore_pages(engine, context, snapshot, trusted))
+        undo.pop_all()
+    return restored
 
 
 def _place_marks(context: CachedSequence) -> Iterator[PlaceMark]:

@@ -82,6 +82,15 @@ def _stop() -> int | None:
     return ctypes.cast(ffi.wasmtime_error_new(b"ended by the host"), ctypes.c_void_p).value
 
 
+def _contained(calls: HostCalls, body: Callable[[], None]) -> int | None:
+    """Run a callback's body, and return 0, or the error that stops the guest when its run has ended."""
+    try:
+        body()
+    except Exception as error:  # noqa: BLE001 - the boundary to native code: raising here would only print
+        calls.crashed(error)
+    return _stop() if calls.ended else 0
+
+
 def _guarded(current: Callable[[], HostCalls | None], body: Callable[[HostCalls, Any, Any], None]) -> Any:
     """Return ``body`` (calls, arguments, results) as a host function. It stops the guest when its run has ended."""
 
@@ -89,11 +98,7 @@ def _guarded(current: Callable[[], HostCalls | None], body: Callable[[HostCalls,
         calls = current()
         if calls is None:
             return _stop()
-        try:
-            body(calls, args, results)
-        except Exception as error:  # noqa: BLE001 - the boundary to native code: raising here would only print
-            calls.crashed(error)
-        return _stop() if calls.ended else 0
+        return _contained(calls, lambda: body(calls, args, results))
 
     return ffi.wasmtime_component_func_callback_t(call)
 
@@ -147,11 +152,7 @@ def _epoch(current: Callable[[], HostCalls | None]) -> Any:
         calls = current()
         if calls is None:
             return 0
-        try:
-            calls.tick()
-        except Exception as error:  # noqa: BLE001 - as above
-            calls.crashed(error)
-        return _stop() if calls.ended else 0
+        return _contained(calls, calls.tick)
 
     return _EPOCH_CALLBACK(tick)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
@@ -76,12 +77,11 @@ def in_process(options: DraftOptions, settings: EngineSettings) -> ReadyDraft:
     Raises the InferdError that the process ended with.
     """
     transport = RemoteDrafts(settings)
-    try:
+    with ExitStack() as undo:
+        undo.callback(transport.close)
         known = transport.describe()
         table = TokenTable.from_tokenizer_json(known.tokenizer, vocab_size=known.vocab_size, eos_ids=known.eos_tokens)
-    except BaseException:
-        transport.close()
-        raise
+        undo.pop_all()
     return ReadyDraft(options, DraftLine(transport, known.max_context, options.timeout_ms / 1000), vocabulary_of(table))
 
 
