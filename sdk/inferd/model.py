@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias, overload
 
 from inferd.protocol import Detokenize, Embed, Embeddings, InvalidRequest, ListModels, ModelInfo, NotFound, Tokenize
 from inferd.protocol.floats import unpack_floats
+from inferd.protocol.passes import check_embed
 from inferd.protocol.tokens import checked_tokens
 from inferd.transport import Transport, current_transport
 
@@ -109,14 +110,13 @@ class Model:
         Raises InvalidRequest, which names the argument, for empty or mixed inputs, and LimitExceeded for inputs longer
         than the model's context or more numbers than one reply carries.
         """
-        if pooling not in ("mean", "last", "cls", "none"):
-            raise InvalidRequest(f"pooling must be mean, last, cls or none, not {pooling!r}")
         if not isinstance(normalize, bool):
             raise InvalidRequest(f"normalize must be True or False, not {normalize!r}")
         if not isinstance(adapter, str):
             raise InvalidRequest(f"adapter must be the name of an adapter, not {adapter!r}")
         texts, tokens = _inputs(inputs)
         request = Embed(texts, tokens, pooling, normalize, self.name, adapter)
+        check_embed(request)
         reply: Embeddings = await self.tokenizer.transport.call(request)
         vectors = [_vectors(unpack_floats(packed), reply.size) for packed in reply.packed]
         return vectors if pooling == "none" else [each[0] for each in vectors]

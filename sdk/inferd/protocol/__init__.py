@@ -103,6 +103,7 @@ from inferd.protocol.passes import (
     RowResult as RowResult,
     TokenLogprob as TokenLogprob,
     TokenLogprobs as TokenLogprobs,
+    check_embed as check_embed,
     check_forward as check_forward,
     check_mask_allows as check_mask_allows,
     check_prompt_logprobs as check_prompt_logprobs,

@@ -15,6 +15,7 @@ from inferd.protocol.sampling import Sampling
 MAX_LOGPROBS = 20
 """Most likely tokens that a generation tells with each of its own."""
 MAX_PROBES = 32
+POOLINGS = ("mean", "last", "cls", "none")
 PROBE_KINDS = ("logits", "distribution", "logprobs", "entropy")
 LARGEST_FLOAT32 = 3.4028234663852886e38
 
@@ -221,3 +222,11 @@ class Embed:
     normalize: bool = True
     model: str = ""
     adapter: str = ""
+
+
+def check_embed(request: Embed) -> None:
+    """Raises InvalidRequest, which names the field, for a request that no model could answer."""
+    if request.pooling not in POOLINGS:
+        raise InvalidRequest(f"pooling must be {', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}, not {request.pooling!r}")
+    if bool(request.texts) == bool(request.tokens):
+        raise InvalidRequest("embed needs texts or tokens, and not both")

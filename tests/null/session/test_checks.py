@@ -18,15 +18,19 @@ from inferd import (
     JsonSchema,
     LimitExceeded,
     Logprobs,
+    Model,
     Regex,
     Sampler,
     SpecConfig,
     protocol as p,
 )
+from inferd.model import Tokenizer
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.served import null_model
 
 GREEDY = Sampler.argmax()
+NOTHING_IS_SENT: Any = None
+MODEL: Any = Model(p.ModelInfo("null", 258, 512, 16, [0], ""), Tokenizer("null", NOTHING_IS_SENT))
 
 
 class Free:
@@ -123,6 +127,7 @@ OTHERS: list[tuple[Callable[[], Any], Any]] = [
     (lambda: Logprobs([]), p.Forward(1, [1], probes=[p.Probe("logprobs")])),
     (lambda: Context().prompt_logprobs([]), p.PromptLogprobs(1, [])),
     (lambda: Context().prompt_logprobs([1], top=-1), p.PromptLogprobs(1, [1], top=-1)),
+    (lambda: MODEL.embed(["a"], pooling="max"), p.Embed(["a"], pooling="max")),
 ]
 
 

@@ -80,7 +80,7 @@ class TokenPooling:
 
 
 def pooling_of(name: str) -> Pooling:
-    """Return a new pooling of that name. Raises InvalidRequest for an unknown name."""
+    """Return a new pooling of one of the names POOLINGS of the protocol."""
     match name:
         case "mean":
             return MeanPooling()
@@ -88,9 +88,7 @@ def pooling_of(name: str) -> Pooling:
             return TokenPooling("last")
         case "cls":
             return TokenPooling("first")
-        case "none":
-            return TokenPooling("all")
-    raise InvalidRequest(f"pooling {name!r} is not one of mean, last, cls, none")
+    return TokenPooling("all")
 
 
 class Embedding(ContextJob):

@@ -26,10 +26,8 @@ class Healing:
     prefix: str
 
     @classmethod
-    def of(cls, request: p.StartGenerate, context: CachedSequence, model: ServedModel) -> Healing | None:
-        """Return where to cut for a request with ``heal``; None if there is nothing to heal. Raises InvalidRequest."""
-        if not request.heal:
-            return None
+    def of(cls, context: CachedSequence, model: ServedModel) -> Healing | None:
+        """Return where to cut the context; None if there is nothing to heal. Raises InvalidRequest."""
         if context.irregular_from is not None:
             raise p.InvalidRequest("heal does not go with explicit positions or an attention mask")
         healed = model.healer.heal(context.tokens)

@@ -29,7 +29,7 @@ def start(state: SessionState, call: Call) -> None:
     entry = state.free_context(request.context)
     state.check_room()
     p.check_start_generate(request)
-    healing = Healing.of(request, entry.context, entry.model)
+    healing = Healing.of(entry.context, entry.model) if request.heal else None
     if healing is not None:
         request = healing.constrain(request)
     submit = partial(_submit, state, request, entry, healing)

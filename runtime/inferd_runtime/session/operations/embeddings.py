@@ -105,8 +105,8 @@ def embed(state: SessionState, call: Call) -> None:
     """Answer with the pooled hidden states of every input."""
     request: p.Embed = call.request
     model = state.model(request.model)
+    p.check_embed(request)
     inputs = tokenized(request, model)
-    pooling_of(request.pooling)
     check_inputs(inputs, model)
     lease = model.adapters.lease(state.tenant, request.adapter)
     state.count(p.Usage(prompt_tokens=sum(len(tokens) for tokens in inputs)))
@@ -114,9 +114,7 @@ def embed(state: SessionState, call: Call) -> None:
 
 
 def tokenized(request: p.Embed, model: ServedModel) -> list[list[int]]:
-    """Return the inputs as tokens. Raises InvalidRequest if there are none or both kinds, LimitExceeded for too many."""
-    if bool(request.texts) == bool(request.tokens):
-        raise p.InvalidRequest("embed needs texts or tokens, and not both")
+    """Return the inputs as tokens. Raises LimitExceeded for too many."""
     if max(len(request.texts), len(request.tokens)) > MAX_INPUTS:
         raise p.LimitExceeded(
             f"embed: {max(len(request.texts), len(request.tokens))} inputs; {MAX_INPUTS} are allowed",
