@@ -35,13 +35,13 @@ class Beam:
     ended: bool = False
 
     async def grow(self, width: int, eos: set[int]) -> list[Beam]:
-        """The best ways to go on, of those that the grammar allows."""
+        """Return the best ways to go on, of those that the grammar allows."""
         row = (await self.ctx.forward(self.tokens[-1:], mask=await self.matcher.mask(), top=width)).rows[0]
         best = zip(row.top_tokens, row.top_logprobs, strict=True)
         return [await self.follow(token, logprob, eos) for token, logprob in best]
 
     async def follow(self, token: int, logprob: float, eos: set[int]) -> Beam:
-        """A copy that goes on with one token."""
+        """Return a copy that goes on with one token."""
         matcher = await self.matcher.fork()
         await matcher.accept([token])
         child = Beam(await self.ctx.fork(), matcher, [*self.tokens, token], self.score + logprob)
@@ -55,7 +55,7 @@ class Beam:
 
 
 async def choose(question: str, options: list[str], width: int) -> tuple[str, float]:
-    """The likeliest of the options that ``width`` beams find, and its log-probability."""
+    """Return the likeliest of the options that ``width`` beams find, and its log-probability."""
     model = await Model.load()
     eos = set(model.eos_tokens)
     async with await Grammar.compile(Choice(options)) as grammar, Context() as ctx:

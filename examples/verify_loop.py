@@ -22,7 +22,7 @@ ROOM = 64  # tokens that one step verifies at most
 
 
 def lookup(tokens: list[int], match: int = 2, branches: int = 3, length: int = 12) -> tuple[list[int], list[int]]:
-    """A tree of what followed the last ``match`` tokens before, newest place first: token ids, and the parent of each."""
+    """Return a tree of what followed the last ``match`` tokens before, newest place first: token ids, and the parent of each."""
     end = tokens[-match:]
     places = [at for at in range(len(tokens) - match, match - 1, -1) if tokens[at - match : at] == end][:branches]
     draft: list[int] = []
@@ -35,7 +35,7 @@ def lookup(tokens: list[int], match: int = 2, branches: int = 3, length: int = 1
 
 
 async def answer(ctx: Context, sampler: Sampler, max_tokens: int) -> tuple[list[int], int]:
-    """The answer's tokens, and how many steps they took."""
+    """Return the answer's tokens, and how many steps they took."""
     ends = (await Model.load()).eos_tokens
     tokens = await ctx.tokens()
     start, steps = len(tokens), 0

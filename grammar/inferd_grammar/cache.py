@@ -21,7 +21,7 @@ class OutcomeCache(Generic[Outcome]):
         self._lock = threading.Lock()
 
     def get(self, key: CacheKey) -> Outcome | None:
-        """What is held, None if nothing is (yet)."""
+        """Return the outcome that is held; None if there is none (yet)."""
         with self._lock:
             future, _ = self._entries.get(key, (None, 0))
             if future is None or not future.done() or future.cancelled():
@@ -30,7 +30,7 @@ class OutcomeCache(Generic[Outcome]):
             return future.result()
 
     def claim(self, key: CacheKey) -> tuple[Future[Outcome], bool]:
-        """The future of a key, and whether the caller has to compute it."""
+        """Return the future of a key, and whether the caller has to compute it."""
         with self._lock:
             if key in self._entries:
                 self._entries.move_to_end(key)
@@ -40,7 +40,7 @@ class OutcomeCache(Generic[Outcome]):
             return future, True
 
     def keep(self, key: CacheKey, future: Future[Outcome], outcome: Outcome, cost: int) -> None:
-        """Tell the outcome and hold it as `cost` bytes, its key not counted."""
+        """Set the outcome of a claimed key and hold it as `cost` bytes, its key not counted."""
         cost += sum(map(len, key))
         with self._lock:
             self._entries[key] = (future, cost)
@@ -49,7 +49,7 @@ class OutcomeCache(Generic[Outcome]):
         future.set_result(outcome)
 
     def drop(self, key: CacheKey, future: Future[Outcome], outcome: Outcome | None = None) -> None:
-        """Tell the outcome (None: cancel, so that another one who waits claims the key again) and forget it."""
+        """Set the outcome of a claimed key (None: cancel, so that another waiter claims the key again) and hold nothing."""
         with self._lock:
             self._entries.pop(key, None)
         if outcome is None:
@@ -58,7 +58,7 @@ class OutcomeCache(Generic[Outcome]):
             future.set_result(outcome)
 
     def _shrink(self) -> None:
-        """The newest entry stays, however large; those that are being computed cost nothing yet and stay, too."""
+        """Drop the least recently used outcomes over the limit. The newest one stays, however large, and so do claimed keys."""
         for key in list(self._entries)[:-1]:
             if self._held <= self._max_bytes:
                 return

@@ -38,10 +38,10 @@ class Backend(Protocol):
     def name(self) -> str: ...
 
     def compile(self, constraint: Constraint, limits: CompileLimits) -> Core:
-        """A core at the start of the text. Raises GrammarError for what is invalid, too large or not supported."""
+        """Return a core at the start of the text. Raises GrammarError for what is invalid, too large or not supported."""
 
     def rebuild(self, recipe: str) -> Core:
-        """The core that the same backend compiled in another process, from its `Core.recipe`. Raises GrammarError."""
+        """Return the core that the same backend compiled in another process, from its `Core.recipe`. Raises GrammarError."""
 
 
 class Compiled:
@@ -74,7 +74,7 @@ class Compiled:
         return self._core.recipe
 
     def learn(self, matcher: GuardedMatcher) -> None:
-        """Take a matcher that is used no more as the template: the library's caches that its text filled come with it.
+        """Make a matcher that is used no more the template, for the library caches that its text filled.
 
         Only the first few are taken, because those caches grow with every text. One that has broken is left alone.
         """
@@ -89,11 +89,11 @@ class Compiled:
             self._core = core
 
     def validate(self, text: str) -> Problem | None:
-        """What is wrong with a finished text. Always None but for `best_effort`: masks leave nothing to find."""
+        """Return what is wrong with a finished text; None if nothing is. Only `best_effort` leaves anything to find."""
         return None if self._validator is None else self._validator.problem(text)
 
     def matcher(self) -> GuardedMatcher:
-        """A matcher at the start of the text: a copy of the template (microseconds), independent of all others."""
+        """Return a matcher at the start of the text: a copy of the template (microseconds), independent of all others."""
         with self._lock:
             core = self._core.copy()
         matcher = GuardedMatcher(core, self._table)
@@ -105,7 +105,7 @@ class Trials(Protocol):
     """Compiles elsewhere first, where it can be stopped: see `inferd_grammar.trials.pool`. Called from any thread."""
 
     def attempt(self, table: TokenTable, backend: str, constraint: Constraint, limits: CompileLimits) -> Tried:
-        """How the compile went there. Raises GrammarError if it was refused, GrammarLimit if it took too much."""
+        """Compile it elsewhere. Raises GrammarError if it was refused, GrammarLimit if it took too much."""
 
 
 class GrammarCompiler:
@@ -140,13 +140,13 @@ class GrammarCompiler:
         self._cache: OutcomeCache[Compiled | GrammarError] = OutcomeCache(cache_bytes)
 
     def key(self, constraint: Constraint) -> CacheKey:
-        """Equal for constraints that compile to the same. Raises GrammarError for what is no text, and what is too large."""
+        """Return a key, equal for equal constraints. Raises GrammarError for what is no text, and what is too large."""
         key = constraint_key(constraint)
         require_size("".join(key), "constraint", self.limits)
         return key
 
     def find(self, constraint: Constraint) -> Compiled | None:
-        """What the cache holds, None if this has to be compiled. Raises GrammarError if it was refused."""
+        """Return what the cache holds; None if this has to be compiled. Raises GrammarError if it was refused."""
         outcome = self._cache.get(self.key(constraint))
         if outcome is None and trivial(constraint):
             return self.compile(constraint)
@@ -184,7 +184,7 @@ class GrammarCompiler:
             return error
 
     def _core(self, constraint: Constraint) -> tuple[Core, int]:
-        """The core, and how many bytes it is known to need."""
+        """Return the core, and how many bytes it is known to need."""
         if self._trials is None or trivial(constraint):
             return self._backend.compile(constraint, self.limits), 0
         tried = self._trials.attempt(self.table, self._name, constraint, self.limits)
@@ -194,7 +194,7 @@ class GrammarCompiler:
 
 
 def trivial(constraint: Constraint) -> bool:
-    """Whether compiling is bounded by its few bytes: a fixed grammar, or a choice, whose automaton is a trie."""
+    """Return True if compiling is bounded by its few bytes: a fixed grammar, or a choice, whose automaton is a trie."""
     match constraint:
         case AnyJsonGrammar():
             return True
@@ -212,7 +212,7 @@ def _unwrap(outcome: Compiled | GrammarError) -> Compiled:
 
 
 def make_backend(name: str, table: TokenTable) -> Backend:
-    """Imports the library on demand: the optional ones may be absent."""
+    """Return the backend of that name. Imports its library on demand: the optional ones may be absent."""
     if name in ("auto", "llguidance"):
         from inferd_grammar.backends.llguidance import LlguidanceBackend
 

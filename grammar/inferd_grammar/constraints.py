@@ -1,4 +1,4 @@
-"""What a caller may ask for. Plain frozen dataclasses: nothing is checked before `GrammarCompiler.compile`."""
+"""Constraints that a caller may ask for. Plain frozen dataclasses: nothing is checked before `GrammarCompiler.compile`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class GrammarError(Exception):
         self.pointer = pointer
 
     def fresh(self) -> GrammarError:
-        """The same error to raise once more: tracebacks grow on raise."""
+        """Return the same error to raise once more: tracebacks grow on raise."""
         return GrammarError(self.reason, self.pointer)
 
     def __str__(self) -> str:

@@ -26,7 +26,7 @@ class Healed:
     prefix: str
 
     def constraint(self, inner: Constraint | None = None) -> Constraint | None:
-        """What the new text has to satisfy, where `inner` says what follows the prompt (None: anything)."""
+        """Return the constraint on the new text, where `inner` constrains what follows the prompt (None: anything)."""
         return PrefixedGrammar(self.prefix, inner) if self.prefix else inner
 
 

@@ -1,4 +1,4 @@
-"""What makes two constraints the same: the key they are cached under."""
+"""Cache keys of constraints: equal keys mean equal grammars."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_NESTING = 16
 
 
 def constraint_key(constraint: Constraint, *, depth: int = 0) -> tuple[str, ...]:
-    """Equal keys mean equal grammars. Key order of a schema counts: it is the order of the output.
+    """Return the cache key; equal keys mean equal grammars. Key order of a schema counts: it is the order of the output.
 
     Raises GrammarError for what is no constraint, text that is not Unicode, and more than 16 levels of constraints.
     """
@@ -68,7 +68,7 @@ def _nested(constraint: Constraint, depth: int) -> str:
 
 
 def _text(value: object, what: str) -> str:
-    """The value as text a library can read. Raises GrammarError for other types and lone surrogates."""
+    """Return the value as text a library can read. Raises GrammarError for other types and lone surrogates."""
     if not isinstance(value, str):
         raise GrammarError(f"{what} must be text, not {type(value).__name__}")
     try:

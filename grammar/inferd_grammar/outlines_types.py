@@ -45,7 +45,7 @@ _SCALARS = (str, bool, int, float, type(None))
 
 
 def constraint_of(output_type: Any) -> Constraint:
-    """The constraint that an Outlines output type stands for; a constraint of this package is returned as it is.
+    """Return the constraint that an Outlines output type stands for; a constraint of this package is returned as it is.
 
     Takes Outlines terms, Python types (plain, typing, dataclass, TypedDict, Enum, pydantic), genson builders, callables
     (JSON of their arguments) and plain values. Objects made from Python types are closed: no undeclared keys.
@@ -65,7 +65,7 @@ def constraint_of(output_type: Any) -> Constraint:
 
 
 def _dsl() -> Any:
-    """`outlines.types.dsl`, imported when it is first needed: it brings pydantic, and takes a second."""
+    """Return `outlines.types.dsl`, imported when it is first needed: it brings pydantic, and takes a second."""
     try:
         from outlines.types import dsl
     except ImportError as error:
@@ -94,7 +94,7 @@ def _of_json_schema(term: Any) -> JsonSchemaGrammar:
 
 
 def _python_literal(term: Any) -> Constraint | None:
-    """JSON for the terms that Outlines uses for Python's own types, where they stand alone."""
+    """Return JSON for the terms that Outlines uses for Python's own types, where they stand alone."""
     from outlines import types
 
     for known, kind in ((types.string, "string"), (types.boolean, "boolean"), (types.integer, "integer")):
@@ -104,7 +104,7 @@ def _python_literal(term: Any) -> Constraint | None:
 
 
 def _regex(term: Any) -> str:
-    """The regular expression of a term. Schemas inside it are held to what outlines_core writes out in full."""
+    """Return the regular expression of a term. Schemas inside it are held to what outlines_core writes out in full."""
     dsl = _dsl()
     for part in _parts(term):
         if isinstance(part, dsl.JsonSchema):
@@ -149,7 +149,7 @@ def _of_type(kind: Any) -> Constraint:
 
 
 def _of_enum(kind: EnumMeta) -> Constraint:
-    """Values as bare text or JSON; functions among the members as JSON of the arguments of one of them."""
+    """Return values as bare text or JSON; functions among the members as JSON of the arguments of one of them."""
     members = list(_dsl()._get_enum_members(kind))
     if not any(callable(member) for member in members):
         return _of_values(members)
@@ -168,7 +168,7 @@ def _part_schema(member: Any) -> dict[str, Any]:
 
 
 def _of_values(values: Iterable[Any]) -> Constraint:
-    """Text alone is bare; other values, and text among them, are JSON."""
+    """Return the constraint for listed values: text alone is bare; other values, and text among them, are JSON."""
     listed = list(values)
     if all(isinstance(value, str) for value in listed):
         return ChoiceGrammar(tuple(listed))
@@ -179,7 +179,7 @@ def _of_values(values: Iterable[Any]) -> Constraint:
 
 
 def _type_schema(kind: Any) -> dict[str, Any]:
-    """The JSON schema of a Python type, by pydantic; terms of Outlines inside it match whole strings."""
+    """Return the JSON schema of a Python type, by pydantic; terms of Outlines inside it match whole strings."""
     from pydantic import PydanticUserError, TypeAdapter
     from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
     from pydantic.json_schema import GenerateJsonSchema
@@ -205,7 +205,7 @@ def _type_schema(kind: Any) -> dict[str, Any]:
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a class, its objects closed where it does not say otherwise."""
+    """Return the schema of a class, its objects closed where it does not say otherwise."""
     parts = {name: _closed(part) for name, part in schema.get("$defs", {}).items()}
     made = {**schema, "$defs": parts} if parts else schema
     return {**made, "additionalProperties": made.get("additionalProperties", False)} if "properties" in made else made

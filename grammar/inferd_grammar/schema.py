@@ -38,7 +38,7 @@ _REFUSED = ("disallow", "divisibleBy", "extends", "x-guidance")
 
 
 def schema_text(schema: Mapping[str, Any] | bool | str) -> str:
-    """The JSON text of a schema; text is returned as it is. Raises GrammarError if it cannot be written as JSON."""
+    """Return the JSON text of a schema; text is returned as it is. Raises GrammarError if it cannot be written as JSON."""
     if isinstance(schema, str):
         return schema
     _require_text_keys(schema)
@@ -77,7 +77,7 @@ def require_regex(pattern: str, limits: CompileLimits, pointer: str | None = Non
 
 
 def iter_schemas(root: Any) -> Iterator[tuple[str, Any]]:
-    """(JSON pointer, subschema) for the root and all it reaches, `#/...` references followed, each place once.
+    """Yield (JSON pointer, subschema) for the root and all it reaches, `#/...` references followed, each place once.
 
     `$defs` that nothing refers to are not visited: no text depends on them. References by `$id` or `$anchor` are not
     followed.
@@ -95,7 +95,7 @@ def iter_schemas(root: Any) -> Iterator[tuple[str, Any]]:
 
 
 def find_keyword(root: Any, keys: Sequence[str], value: Any = None) -> str | None:
-    """Pointer of `keys[0]` in the first subschema that has all of `keys` (and this `value`, unless None), or None."""
+    """Return the pointer of `keys[0]` in the first subschema that has all of `keys` (and this `value`, unless None), or None."""
     for pointer, schema in iter_schemas(root):
         present = isinstance(schema, dict) and all(key in schema for key in keys)
         if present and (value is None or schema[keys[0]] == value):
@@ -104,7 +104,7 @@ def find_keyword(root: Any, keys: Sequence[str], value: Any = None) -> str | Non
 
 
 def _require_text_keys(value: Any) -> None:
-    """json.dumps turns keys such as 1 and None into text without a word; refuse them."""
+    """Raise GrammarError for keys such as 1 and None, which json.dumps would turn into text."""
     stack, seen = [value], set()
     while stack:
         item = stack.pop()
@@ -128,7 +128,7 @@ def _parse(text: str, limits: CompileLimits) -> Any:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of these pairs, for `json.loads`. Raises ValueError if a key repeats."""
+    """Return the object of these pairs, for `json.loads`. Raises ValueError if a key repeats."""
     result = dict(pairs)
     if len(result) != len(pairs):
         names = [name for name, _ in pairs]
@@ -142,7 +142,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _check_caps(root: Any, limits: CompileLimits) -> None:
-    """Caps on any JSON value, also where it is not a schema: data is small, and a reference may point anywhere."""
+    """Check the caps on any JSON value, also where it is not a schema: data is small, and a reference may point anywhere."""
     stack = [("", root, 0)]
     while stack:
         pointer, value, depth = stack.pop()
@@ -182,7 +182,7 @@ def _check_keywords(schema: Any, pointer: str, draft4: bool) -> None:
 
 
 def _malformed(key: str, value: Any) -> str | None:
-    """What a keyword's value should have been, or None if it is well formed."""
+    """Return what a keyword's value should have been, or None if it is well formed."""
     if key == "type":
         kinds = value if isinstance(value, list) else [value]
         return None if kinds and all(kind in _TYPES for kind in kinds) else f"one of {', '.join(_TYPES)}, or a list"
@@ -214,7 +214,7 @@ def _malformed_list(key: str, value: Any) -> str | None:
 
 
 def _check_multiples(root: Any, schema: Any, pointer: str, limits: CompileLimits) -> None:
-    """The library's automaton has as many states as the least common multiple of all that must hold together."""
+    """Check the least common multiple of all that must hold together: the library's automaton has as many states."""
     if not isinstance(schema, dict) or not ({"multipleOf", "allOf", "$ref"} & schema.keys()):
         return
     try:
@@ -226,7 +226,7 @@ def _check_multiples(root: Any, schema: Any, pointer: str, limits: CompileLimits
 
 
 def _multiples(root: Any, schema: Any, seen: set[int]) -> Iterator[int]:
-    """Digits of every `multipleOf` that may apply together with `schema` to one value (branches all counted)."""
+    """Yield the digits of every `multipleOf` that may apply together with `schema` to one value (branches all counted)."""
     if not isinstance(schema, dict) or id(schema) in seen:
         return
     seen.add(id(schema))
@@ -240,7 +240,7 @@ def _multiples(root: Any, schema: Any, seen: set[int]) -> Iterator[int]:
 
 
 def _scaled(value: int | float) -> int:
-    """A positive number with its decimal point taken away: 0.25 -> 25, 1e-9 -> 1, 300 -> 300."""
+    """Return a positive number with its decimal point taken away: 0.25 -> 25, 1e-9 -> 1, 300 -> 300."""
     _, digits, exponent = Decimal(str(value)).normalize().as_tuple()
     assert isinstance(exponent, int)  # finite: JSON text has no other numbers
     whole = int("".join(map(str, digits)))
@@ -261,7 +261,7 @@ def _children(pointer: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, An
 
 
 def _target(root: Any, schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(pointer, value) that a `#/...` reference names, if it exists."""
+    """Return the (pointer, value) that a `#/...` reference names, if it exists."""
     reference = schema.get("$ref")
     if isinstance(reference, str) and (found := resolve(root, reference)):
         yield found
@@ -284,7 +284,7 @@ def resolve(root: Any, reference: str) -> tuple[str, Any] | None:
 
 
 def escape(key: str) -> str:
-    """A key as a part of a JSON pointer (RFC 6901)."""
+    """Return a key as a part of a JSON pointer (RFC 6901)."""
     return key.replace("~", "~0").replace("/", "~1")
 
 

@@ -62,7 +62,7 @@ class TokenTable:
 
     @cached_property
     def no_mask(self) -> bytes:
-        """The bytes of a mask row without any token."""
+        """Return the bytes of a mask row without any token."""
         return bytes(4 * self.words)
 
     @classmethod
@@ -88,7 +88,7 @@ class TokenTable:
         return cls(size, eos, special, tokens, digest, text, bit_mask(legal, size), bit_mask(eos, size), named)
 
     def allowing(self, ids: Collection[int]) -> TokenTable:
-        """The same table with `ids`, special tokens that a grammar names, legal where that grammar says so."""
+        """Return the same table with `ids`, special tokens that a grammar names, legal where that grammar says so."""
         if not ids:
             return self
         return replace(self, text_mask=self.text_mask | bit_mask(sorted(ids), self.vocab_size))
@@ -106,7 +106,7 @@ class TokenTable:
 
     @classmethod
     def of_bytes(cls) -> TokenTable:
-        """A vocabulary of the 256 bytes and one EOS (id 0), for tests and checks: any text has one encoding."""
+        """Return a vocabulary of the 256 bytes and one EOS (id 0), for tests and checks: any text has one encoding."""
         chars = {byte: char for char, byte in _gpt2_bytes().items()}
         vocabulary = {"<eos>": 0, **{chars[byte]: byte + 1 for byte in range(256)}}
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -202,7 +202,7 @@ def _token_bytes(data: Mapping[str, Any], names: Mapping[int, str], special: fro
 
 
 def _decoder(spec: Any) -> Callable[[str], bytes | None]:
-    """The function token -> bytes of the family that the file's decoder names; None for what the family cannot hold."""
+    """Return the function token -> bytes of the family that the file's decoder names; None for what the family cannot hold."""
     steps = [step for step in _steps(spec) if step.get("type") not in _NEUTRAL_STEPS]
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:

@@ -79,7 +79,7 @@ class SchemaValidator:
         self._validator = safe(schema, registry=referencing.Registry())
 
     def problem(self, text: str) -> Problem | None:
-        """The first error in a finished text, or None if it is valid."""
+        """Return the first error in a finished text, or None if it is valid."""
         try:
             value = json.loads(text, object_pairs_hook=unique_keys)
         except (ValueError, RecursionError) as error:
@@ -101,7 +101,7 @@ class SchemaValidator:
         return Problem(wrong.message, str(wrong.validator), place, _pointer(wrong.absolute_path))
 
     def holds(self, schema: Any, value: Any) -> bool:
-        """Whether a value is valid under a part of the schema; False where that cannot be said."""
+        """Return True if a value is valid under a part of the schema; False where that cannot be said."""
         self._budget.left = _MAX_LOOKS
         try:
             return bool(self._validator.evolve(schema=schema).is_valid(value))
@@ -132,7 +132,7 @@ def _visit(root: Any, pointer: str, schema: Any, path: list[str], done: set[str]
 
 
 def _in_place(root: Any, pointer: str, schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The schemas that apply to the same value."""
+    """Return the schemas that apply to the same value."""
     target = resolve(root, schema["$ref"]) if isinstance(schema.get("$ref"), str) else None
     if target is not None:
         yield target
@@ -159,16 +159,16 @@ def _deeper(value: Any, limit: int) -> bool:
 
 
 class _Unsupported(Exception):
-    """What cannot be checked here: an expression that is not matched in linear time, or too much work."""
+    """Raised for what cannot be checked here: an expression that is not matched in linear time, or too much work."""
 
 
 class _Budget(threading.local):
-    """How many looks at keywords are left for the text of this thread."""
+    """Counts how many more keywords may be looked at for the text of this thread."""
 
     left = _MAX_LOOKS
 
     def counted(self, check: Callable[..., Any], by_pattern: bool) -> Callable[..., Iterator[Any]]:
-        """`check`, paid for: more for a keyword or a value with many entries, and one that matches each key with each
+        """Return `check`, paid for: more for a keyword or a value with many entries, and one that matches each key with each
         pattern. Raises _Unsupported when nothing is left.
         """
 
@@ -196,7 +196,7 @@ def _search(pattern: str, text: str) -> bool:
 
 
 def _search_by_library(pattern: str, text: str) -> bool:
-    """The grammar library's automaton over single bytes; it has no look-around and no back references either."""
+    """Search by the grammar library's automaton over single bytes; it has no look-around and no back references either."""
     import llguidance
 
     tokenizer = llguidance.LLTokenizer("byte")

@@ -59,7 +59,7 @@ async def main(
     max_tokens: int = 128,
     max_draft: int = 8,
 ) -> str:
-    """The model's answer to ``prompt``; the last line printed says how much of it was drafted.
+    """Return the model's answer to ``prompt``; the last line printed says how much of it was drafted.
 
     The text is the same as without a speculator: the model verifies every draft.
     """

@@ -14,7 +14,7 @@ async def main(
     instruction: str = "Repeat this text, but write Tuesday instead of Monday:",
     max_tokens: int = 256,
 ) -> str:
-    """The edited text; the last line printed says what the prediction brought.
+    """Return the edited text; the last line printed says what the prediction brought.
 
     ``predict=`` never changes the answer: the model verifies what it predicts, and behind every edit the answer is found again in
     the input.

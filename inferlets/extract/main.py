@@ -18,7 +18,7 @@ class Person:
 
 
 async def main(text: str = "Ada Lovelace, 36", max_tokens: int = 128) -> Person:
-    """The person that ``text`` speaks of.
+    """Return the person that ``text`` speaks of.
 
     The output can only be JSON of a ``Person``; most of its tokens follow from the schema and are accepted as drafts.
     """

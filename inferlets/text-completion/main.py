@@ -18,7 +18,7 @@ async def main(
     seed: int | None = None,
     speculation: bool = True,
 ) -> str:
-    """The model's answer to ``prompt``.
+    """Return the model's answer to ``prompt``.
 
     ``temperature`` 0 takes the most likely token every time. The same ``seed`` gives the same text, with
     ``speculation`` or without it.

@@ -60,7 +60,7 @@ class Adapter:
 
     @classmethod
     async def list(cls, model: str | Model | None = None) -> builtins.list[Adapter]:
-        """The adapters that can be used with a model: the server's, then your own."""
+        """Return the adapters that can be used with a model: the server's, then your own."""
         transport = current_transport()
         reply = await transport.call(ListAdapters(_model_name(model)))
         return [cls(info, transport) for info in reply.adapters]
@@ -94,12 +94,12 @@ class Adapter:
 
     @property
     def shared(self) -> bool:
-        """Whether it is the server's."""
+        """True if it is the server's."""
         return self.info.shared
 
 
 def adapter_name(adapter: str | Adapter | None) -> str:
-    """The name as the protocol has it: "" is none. Raises InvalidRequest for what is neither."""
+    """Return the name as the protocol has it: "" is none. Raises InvalidRequest for what is neither."""
     if adapter is None:
         return ""
     if isinstance(adapter, Adapter):

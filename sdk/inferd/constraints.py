@@ -13,10 +13,10 @@ StepMask: TypeAlias = Iterable[int] | None
 
 
 class _Text(OutputConstraint):
-    """A constraint whose value is its text."""
+    """Base of constraints whose output is read back as the text itself."""
 
     def parse(self, text: str) -> Any:
-        """The text itself."""
+        """Return the text itself."""
         return text
 
 
@@ -76,7 +76,7 @@ class Tagged(OutputConstraint):
         )
 
     def parse(self, text: str) -> list[TaggedSpan]:
-        """The spans in order; free text is left out. Raises ConstraintError for a span without an end."""
+        """Return the spans in order; free text is left out. Raises ConstraintError for a span without an end."""
         spans, at = [], 0
         while (tag := self._next(text, at)) is not None:
             start = text.index(tag.begin, at) + len(tag.begin)
@@ -85,7 +85,7 @@ class Tagged(OutputConstraint):
         return spans
 
     def _next(self, text: str, at: int) -> Tag | None:
-        """The tag that begins first."""
+        """Return the tag that begins first."""
         found = [(start, tag) for tag in self.tags if (start := text.find(tag.begin, at)) >= 0]
         return min(found, key=lambda each: each[0])[1] if found else None
 
@@ -102,11 +102,11 @@ class AllOf(OutputConstraint):
         self.constraint = ConstraintSpec("all_of", members=[member.constraint for member in self.members])
 
     def json_parser(self) -> OutputConstraint | None:
-        """That of the first member that is about JSON."""
+        """Return the parser of the first member that is about JSON; None if there is none."""
         return next((parser for member in self.members if (parser := member.json_parser())), None)
 
     def parse(self, text: str) -> Any:
-        """What the first member makes of it, once all have read it. Raises ConstraintError."""
+        """Return what the first member reads in the text; all have to read it. Raises ConstraintError."""
         values = [member.parse(text) for member in self.members]
         return values[0]
 
@@ -123,11 +123,11 @@ class Exact(OutputConstraint):
         self.constraint = ConstraintSpec("exact", members=[self._inner.constraint])
 
     def json_parser(self) -> OutputConstraint | None:
-        """As of the constraint inside."""
+        """Return what the constraint inside returns."""
         return self._inner.json_parser()
 
     def parse(self, text: str) -> Any:
-        """As of the constraint inside."""
+        """Return what the constraint inside returns."""
         return self._inner.parse(text)
 
 
@@ -139,7 +139,7 @@ class StepConstraint(Protocol):
     """
 
     def step(self, accepted: list[int]) -> StepMask | Awaitable[StepMask]:
-        """The token ids that may come next, end-of-text included where the text may end; None for all.
+        """Return the token ids that may come next, end-of-text included where the text may end; None for all.
 
         ``accepted`` are the tokens that the last step added: none before the first one. It may be an ``async`` method,
         and so ask a :class:`~inferd.Matcher`. An exception ends the generation, and so does an empty mask
@@ -149,7 +149,7 @@ class StepConstraint(Protocol):
 
 
 def checked_constraint(constrain: OutputConstraint | StepConstraint | None) -> OutputConstraint | StepConstraint | None:
-    """A constraint, or None. Raises InvalidRequest for anything else."""
+    """Return a constraint, or None. Raises InvalidRequest for anything else."""
     if constrain is None or isinstance(constrain, OutputConstraint):
         return constrain
     if isinstance(constrain, StepConstraint) and not isinstance(constrain, type):
@@ -184,7 +184,7 @@ def _check_tag(tag: Tag) -> None:
 
 
 def _content(tag: Tag, text: str, start: int) -> tuple[Any, int]:
-    """The value behind a ``begin``, and where the span ends. The content itself may hold the text of ``end``."""
+    """Return the value behind a ``begin``, and where the span ends. The content itself may hold the text of ``end``."""
     end, problem = text.find(tag.end, start), f"nothing ends it with {tag.end!r}"
     while end >= 0:
         try:

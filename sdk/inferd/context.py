@@ -120,12 +120,12 @@ class Context:
 
     @property
     def length(self) -> int:
-        """How many tokens the runtime holds, delivered ones included. What is only buffered does not count yet."""
+        """Number of tokens that the runtime holds, delivered ones included. What is only buffered does not count yet."""
         return self._handle.length
 
     @property
     def released(self) -> bool:
-        """Whether the context was released."""
+        """True if the context was released."""
         return self._handle.released
 
     async def flush(self, adapter: str | Adapter | None = None) -> Context:
@@ -133,12 +133,12 @@ class Context:
         context. ``adapter``: the LoRA adapter that the next generation will use.
         """
         request = FlushContext(0, adapter_name(adapter))
-        context = await self._handle.settle()
+        context = await self._handle.prepare()
         await self._handle.call(replace(request, context=context), keeps_turn=True)
         return self
 
     async def fork(self) -> Context:
-        """A second context that holds the same tokens and shares what is computed. Release both.
+        """Return a second context that holds the same tokens and shares what is computed. Release both.
 
         While a generation runs on this context, the second one holds what was delivered so far, and the generation
         goes on.
@@ -155,9 +155,9 @@ class Context:
         return self
 
     async def tokens(self, start: int = 0) -> list[int]:
-        """The token ids that the context holds, from index ``start``, with what is buffered."""
+        """Return the token ids that the context holds, from index ``start``, with what is buffered."""
         checked_count("start", start)
-        context = await self._handle.settle()
+        context = await self._handle.prepare()
         reply = await self._handle.call(ContextTokens(context, start), keeps_turn=True)
         return list(reply.tokens)
 
@@ -185,13 +185,13 @@ class Context:
         LimitExceeded past the tenant's bytes.
         """
         request = SaveContext(0, checked_text("name", name), checked_flag("overwrite", overwrite))
-        context = await self._handle.settle()
+        context = await self._handle.prepare()
         saved: SavedContext = await self._handle.call(replace(request, context=context), keeps_turn=True)
         return saved
 
     @classmethod
     async def open(cls, name: str) -> Context:
-        """A new context that starts as the saved one: its conversation, its KV, and with a seed its next tokens.
+        """Return a new context that starts as the saved one: its conversation, its KV, and with a seed its next tokens.
 
         Raises NotFound, SnapshotDamaged, and SnapshotForeign when no model with these weights is served.
         """
@@ -209,18 +209,18 @@ class Context:
 
     @staticmethod
     async def saved() -> list[SavedContext]:
-        """What the tenant has saved, by name."""
+        """Return the tenant's saved contexts, by name."""
         return list((await current_transport().call(ListSaved())).saved)
 
     async def export(self) -> bytes:
-        """The context as bytes, KV included. Raises LimitExceeded above 8 MiB."""
-        context = await self._handle.settle()
+        """Return the context as bytes, KV included. Raises LimitExceeded above 8 MiB."""
+        context = await self._handle.prepare()
         data: bytes = (await self._handle.call(ExportContext(context), keeps_turn=True)).data
         return data
 
     @classmethod
     async def from_bytes(cls, data: bytes) -> Context:
-        """A new context out of the bytes of :meth:`export`. What they say is checked, but nobody can know whether their
+        """Return a new context out of the bytes of :meth:`export`. What they say is checked, but nobody can know whether their
         KV was computed by the model: pass only bytes that you trust.
         """
         if not isinstance(data, bytes):
@@ -283,7 +283,7 @@ class Context:
             allowed_bits,
         )
         check_forward(asked)
-        context = await self._handle.settle()
+        context = await self._handle.prepare()
         reply: ForwardResult = await self._handle.call(replace(asked, context=context))
         self._handle.learn_length(reply.length)
         return reply
@@ -301,7 +301,7 @@ class Context:
         ids = checked_tokens("tokens", tokens)
         asked = PromptLogprobs(0, ids, top, adapter_name(adapter))
         check_prompt_logprobs(asked)
-        context = await self._handle.settle()
+        context = await self._handle.prepare()
         reply: TokenLogprobs = await self._handle.call(replace(asked, context=context))
         self._handle.learn_length(reply.length)
         return reply.tokens
@@ -339,7 +339,7 @@ class Context:
             adapter_name(adapter),
             generated,
         )
-        context = await self._handle.settle(cue=True)
+        context = await self._handle.prepare(cue=True)
         reply: Verification = await self._handle.call(replace(asked, context=context))
         self._handle.learn_length(reply.length)
         return reply

@@ -1,4 +1,4 @@
-"""A running generation, as a program sees it."""
+"""``Generator``: what ``Context.generate`` returns, an asynchronous iterator over the steps of a generation."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Generator(Generic[T]):
 
     @property
     def speculation(self) -> SpeculationStats:
-        """What drafts did, over the steps that were delivered so far. A second attempt counts, too."""
+        """Counters of drafts, over the steps that were delivered so far. A second attempt counts, too."""
         done = self._stream.stats
         return done if self._failed is None else self._failed.stats + done
 
@@ -101,7 +101,7 @@ class Generator(Generic[T]):
 
         Raises InvalidRequest while another task waits for a step.
         """
-        self._handle.take_back(self._stream, await self._stream.close())
+        self._handle.detach(self._stream, await self._stream.close())
 
     async def __aenter__(self) -> Generator[T]:
         return self
@@ -112,15 +112,15 @@ class Generator(Generic[T]):
         await self.aclose()
 
     async def collect_tokens(self) -> list[int]:
-        """All tokens, to the end."""
+        """Return all tokens, to the end."""
         return [token for step in await self._collect() for token in step.tokens]
 
     async def collect_text(self) -> str:
-        """All text, to the end. It may have ended early: :attr:`finish` tells."""
+        """Return all text, to the end. It may have ended early: :attr:`finish` tells."""
         return "".join([step.text for step in await self._collect()])
 
     async def collect_json(self) -> T:
-        """All text, parsed as JSON into the type of ``constrain=JsonSchema(...)``; plain values without such a type.
+        """Return all text, parsed as JSON into the type of ``constrain=JsonSchema(...)``; plain values without such a type.
 
         Raises LimitExceeded, which names ``max_tokens``, when the generation ended before the JSON was complete, and
         ConstraintError when the text is not JSON of that type or repeats a key (possible only without a constraint that
@@ -139,7 +139,7 @@ class Generator(Generic[T]):
         return await self._answer_again(failed)
 
     async def stream_json(self) -> AsyncIterator[Partial[T]]:
-        """The JSON while it is written: a :class:`~inferd.Partial` for each step that shows something new, and last the
+        """Yield the JSON while it is written: a :class:`~inferd.Partial` for each step that shows something new, and last the
         complete one, whose ``result`` is what :meth:`collect_json` returns.
 
         A part is checked against the type when it is finished, and not before: a string, number or word at its end, an object
@@ -176,7 +176,7 @@ class Generator(Generic[T]):
         return (None if constraint is None else constraint.json_parser()) or AnyJson()
 
     async def _answer_again(self, error: ConstraintError) -> T:
-        """The second attempt, in a fork; then the context is what it would be if it had been the first."""
+        """Make the second attempt in a fork, and leave the context as if it had been the first. Returns the value."""
         await self.aclose()
         start = self._stream.position
         try:
@@ -184,18 +184,18 @@ class Generator(Generic[T]):
         finally:
             await self._handle.truncate(start)
         self._handle.add(Part("tokens", tokens=answer))
-        await self._handle.settle()
+        await self._handle.prepare()
         return value
 
     async def _in_fork(self, error: ConstraintError) -> tuple[T, list[int]]:
-        """The second answer's value and its tokens, end-of-text included."""
+        """Return the second answer's value and its tokens, end-of-text included."""
         copy = await self._handle.fork()
         try:
             copy.add(_feedback(error, chat=copy.chat))
             again: Generator[T] = Generator(copy, self._stream.arguments)
             self._failed, self._stream = self._stream, again._stream
             value = await again._read_json()
-            request = ContextTokens(await copy.settle(), again._stream.position)
+            request = ContextTokens(await copy.prepare(), again._stream.position)
             return value, list((await copy.call(request, keeps_turn=True)).tokens)
         finally:
             await copy.release()
@@ -211,11 +211,11 @@ class Generator(Generic[T]):
         return step
 
     async def _start(self) -> None:
-        context = await self._handle.hand_to(self._stream)
+        context = await self._handle.attach(self._stream)
         try:
             await self._stream.start(self._handle.transport, context)
         except InferdError:
-            self._handle.take_back(self._stream, None)
+            self._handle.detach(self._stream, None)
             raise
 
     def _cut_short(self) -> LimitExceeded:
@@ -229,7 +229,7 @@ class Generator(Generic[T]):
 
 
 def _feedback(error: ConstraintError, *, chat: bool) -> Part:
-    """What tells the model that its answer failed: a user message, or, behind raw text, more text."""
+    """Return what tells the model that its answer failed: a user message, or, behind raw text, more text."""
     pointer = error.detail.get("pointer")
     words = {"problem": error.detail.get("problem", error.message), "place": f" (at {pointer})" if pointer else ""}
     if chat:

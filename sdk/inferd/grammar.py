@@ -43,7 +43,7 @@ class Grammar:
         self._handle = _RuntimeHandle(port, reply.grammar)
         self._may_be_empty = reply.may_end
         self.checked: list[CheckedKeyword] = list(reply.checked)
-        """What the masks of a ``best_effort`` schema do not hold: check the finished text for it."""
+        """Keywords of a ``best_effort`` schema that the masks do not enforce: check the finished text for them."""
 
     @classmethod
     async def compile(cls, constraint: OutputConstraint, model: str | Model | None = None) -> Grammar:
@@ -59,7 +59,7 @@ class Grammar:
         return cls(port, await port.transport.call(CompileGrammar(constraint.constraint, model_name(model))))
 
     def matcher(self) -> Matcher:
-        """A matcher at the start of the text. The runtime hears of it at its first awaited call."""
+        """Return a matcher at the start of the text. The runtime hears of it at its first awaited call."""
         return Matcher(self, self._handle.port, self._may_be_empty)
 
     async def open_matcher(self) -> MatcherState:
@@ -95,26 +95,26 @@ class Matcher:
 
     @property
     def depth(self) -> int:
-        """How many tokens were accepted, end-of-text included."""
+        """Number of accepted tokens, end-of-text included."""
         return self._state.depth
 
     @property
     def may_end(self) -> bool:
-        """Whether the text is complete: end-of-text is among the allowed tokens."""
+        """True if the text is complete: end-of-text is among the allowed tokens."""
         return self._state.may_end
 
     @property
     def ended(self) -> bool:
-        """Whether end-of-text was accepted."""
+        """True if end-of-text was accepted."""
         return self._state.ended
 
     async def mask(self) -> TokenMask:
-        """The token ids that may come next, as ``forward(mask=...)`` takes them; only end-of-text once it has ended."""
+        """Return the token ids that may come next, as ``forward(mask=...)`` takes them; only end-of-text once it has ended."""
         reply: AllowedTokens = await self._call(GetMask(await self._number()))
         return TokenMask.from_wire(reply.tokens, reply.bits)
 
     async def accept(self, tokens: Sequence[int]) -> int:
-        """Take tokens up to the first one that is not legal; how many were taken. That one leaves no trace."""
+        """Accept tokens up to the first one that is not legal; returns how many were accepted. That one leaves no trace."""
         ids, taken = checked_tokens("tokens", tokens), 0
         number = await self._number()
         for first in range(0, len(ids), MAX_ACCEPT):
@@ -131,15 +131,15 @@ class Matcher:
         self._learn(await self._call(RollbackMatcher(await self._number(), n)))
 
     async def forced(self) -> bytes:
-        """What every continuation begins with: UTF-8, and may end inside a character. Empty where there is a choice."""
+        """Return the bytes that every continuation begins with: UTF-8, maybe cut inside a character. Empty if it can differ."""
         return base64.b64decode((await self._forced()).data)
 
     async def forced_tokens(self) -> list[int]:
-        """The tokens of :meth:`forced`, without its end where that could be part of a longer token."""
+        """Return the tokens of :meth:`forced`, without its end where that could be part of a longer token."""
         return list((await self._forced()).tokens)
 
     async def fork(self) -> Matcher:
-        """An independent matcher at the same place."""
+        """Return an independent matcher at the same place."""
         number = await self._number()
         await self._port.release_abandoned()
         copy = Matcher(self._grammar, self._port, self.may_end)
@@ -160,7 +160,7 @@ class Matcher:
         await self.release()
 
     async def _number(self) -> int:
-        """Its number in the runtime, where it is made now if this is the first call."""
+        """Return its number in the runtime, where the first call makes it."""
         async with self._opening:
             if self._handle is None:
                 self._adopt(await self._grammar.open_matcher())
@@ -201,7 +201,7 @@ class _RuntimeHandle:
         return await self.port.transport.call(request)
 
     async def release(self) -> None:
-        """Give it back. Safe to call twice."""
+        """Release it in the runtime. Safe to call twice."""
         if self._number is not None:
             number, self._number = self._number, None
             await self.call(ReleaseGrammar(number))

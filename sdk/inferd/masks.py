@@ -1,4 +1,4 @@
-"""Sets of token ids as bits: what a mask is on the wire and for programs."""
+"""Masks: sets of token ids, held as bits, as programs use them and as requests carry them."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class TokenMask(Set[int]):
 
     @classmethod
     def from_wire(cls, tokens: Iterable[int], bits: str) -> TokenMask:
-        """What :meth:`to_wire` gave. Raises InvalidRequest for bits that are not base64."""
+        """Return the mask that :meth:`to_wire` was called on. Raises InvalidRequest for bits that are not base64."""
         if not bits:
             return cls(tokens)
         return cls._of(unpack_bits(bits))
 
     def to_wire(self) -> tuple[list[int], str]:
-        """The ids, or the bits (:func:`pack_bits`) where these are shorter."""
+        """Return the ids, or the bits (:func:`pack_bits`) where these are shorter."""
         if worth_listing(len(self), len(self._bits)):
             return list(self), ""
         return [], pack_bits(self._bits)
@@ -89,17 +89,17 @@ class TokenMask(Set[int]):
 
 
 def worth_listing(count: int, size: int) -> bool:
-    """Whether so many ids take less than ``size`` bytes of bits."""
+    """Return True if so many ids take less than ``size`` bytes of bits."""
     return count <= FEW or count * CHARACTERS_PER_ID <= size * 4 // 3
 
 
 def pack_bits(bits: bytes) -> str:
-    """Bits as text: base64, bit ``i & 7`` of byte ``i >> 3`` is token ``i``."""
+    """Return bits as text: base64, bit ``i & 7`` of byte ``i >> 3`` is token ``i``."""
     return base64.b64encode(bits).decode()
 
 
 def unpack_bits(bits: str) -> bytes:
-    """What :func:`pack_bits` was given. Raises InvalidRequest for text that is not base64."""
+    """Return the bits that :func:`pack_bits` was given. Raises InvalidRequest for text that is not base64."""
     try:
         return base64.b64decode(bits, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -107,7 +107,7 @@ def unpack_bits(bits: str) -> bytes:
 
 
 def checked_mask(name: str, mask: Iterable[int]) -> TokenMask:
-    """The mask as a set. Raises InvalidRequest, which names the argument, for what is no token id."""
+    """Return the mask as a set. Raises InvalidRequest, which names the argument, for what is no token id."""
     return mask if isinstance(mask, TokenMask) else TokenMask(checked_tokens(name, mask))
 
 

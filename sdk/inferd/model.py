@@ -26,7 +26,7 @@ class Tokenizer:
     transport: Transport
 
     async def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids of ``text``; nothing is added around it.
+        """Return the token ids of ``text``; nothing is added around it.
 
         The names of special tokens in the text are read as plain text, unless ``special``: never pass that with text
         that you did not write yourself.
@@ -37,7 +37,7 @@ class Tokenizer:
         return list(reply.tokens)
 
     async def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """The text of ``tokens``. Special tokens are left out unless ``special``."""
+        """Return the text of ``tokens``. Special tokens are left out unless ``special``."""
         reply = await self.transport.call(Detokenize(checked_tokens("tokens", tokens), self.model, special))
         text: str = reply.text
         return text
@@ -56,14 +56,14 @@ class Model:
 
     @classmethod
     async def list(cls) -> builtins.list[Model]:
-        """All models that are served, the default one first. Raises Unavailable when not connected."""
+        """Return all models that are served, the default one first. Raises Unavailable when not connected."""
         transport = current_transport()
         reply = await transport.call(ListModels())
         return [cls(info, Tokenizer(info.name, transport)) for info in reply.models]
 
     @classmethod
     async def load(cls, name: str = "") -> Model:
-        """The model of that name; "" is the default one. Raises NotFound, which names the models that are served."""
+        """Return the model of that name; "" is the default one. Raises NotFound, which names the models that are served."""
         models = await cls.list()
         for model in models:
             if not name or model.name == name:
@@ -99,7 +99,7 @@ class Model:
         normalize: bool = True,
         adapter: str = "",
     ) -> builtins.list[Vector] | builtins.list[builtins.list[Vector]]:
-        """A vector per text, or per list of token ids: the model's hidden states after its final norm.
+        """Return a vector per text, or per list of token ids: the model's hidden states after its final norm.
 
         ``pooling``: the ``mean`` over all tokens, the ``last`` token's, the first one's (``cls``), or ``none``: a list
         with every token's. ``normalize`` scales each vector to length 1. The attention stays causal, as the model was
@@ -128,7 +128,7 @@ class Model:
 
     @property
     def vocab_size(self) -> int:
-        """How many token ids there are."""
+        """Number of token ids."""
         return self.info.vocab_size
 
     @property
@@ -153,7 +153,7 @@ class Model:
 
 
 def _inputs(inputs: Sequence[Any]) -> tuple[list[str], list[list[int]]]:
-    """Texts, or lists of token ids. Raises InvalidRequest for anything else, and for both at once."""
+    """Return the inputs as texts, or as lists of token ids. Raises InvalidRequest for anything else, and for both at once."""
     if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Sequence) or not inputs:
         raise InvalidRequest("inputs must be a list of texts, or a list of lists of token ids, and hold at least one")
     texts: list[str] = []

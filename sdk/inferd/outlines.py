@@ -47,7 +47,7 @@ class TypeAdapter(ModelTypeAdapter):
     """Inputs and output types of Outlines as those of this package."""
 
     def format_input(self, model_input: str | Chat) -> list[dict[str, str]]:
-        """Messages with role and content; text alone is a user's message. Raises InvalidRequest for anything else."""
+        """Return messages with role and content; text alone is a user's message. Raises InvalidRequest for anything else."""
         if isinstance(model_input, str):
             return [{"role": "user", "content": model_input}]
         if not isinstance(model_input, Chat):
@@ -60,7 +60,7 @@ class TypeAdapter(ModelTypeAdapter):
         return list(model_input.messages)
 
     def format_output_type(self, output_type: Any = None) -> OutputConstraint | None:
-        """The constraint that an output type stands for, None for free text.
+        """Return the constraint that an output type stands for, None for free text.
 
         Python types become JSON, as do Outlines' own terms for them; strings of a Literal or an Enum alone, choices,
         dates and times, and regular expressions are bare text. Raises InvalidRequest for what has no such meaning.
@@ -98,12 +98,12 @@ class OutlinesModel(Model):
         self._model = model
 
     def generator(self, output_type: Any = None) -> BlackBoxGenerator:
-        """Outlines' generator for one output type. ``outlines.Generator`` itself takes a closed list of models."""
+        """Return Outlines' generator for one output type. ``outlines.Generator`` itself takes a closed list of models."""
         self.type_adapter.format_output_type(output_type)  # what cannot be used is refused here
         return BlackBoxGenerator(self, output_type)  # type: ignore[arg-type]
 
     def __call__(self, model_input: Any, output_type: Any = None, backend: str | None = None, **options: Any) -> str:
-        """Text for one input. ``options`` are those of ``Context.generate``, and ``sampler`` (default: the most likely
+        """Return the text for one input. ``options`` are those of ``Context.generate``, and ``sampler`` (default: the most likely
         token). Raises InvalidRequest for a ``backend``: the runtime chooses it."""
         _refuse_backend(backend)
         return self.generate(model_input, output_type, **options)
@@ -111,23 +111,23 @@ class OutlinesModel(Model):
     def batch(
         self, model_input: list[Any], output_type: Any = None, backend: str | None = None, **options: Any
     ) -> list[str]:
-        """Texts for several inputs, generated together."""
+        """Return the texts for several inputs, generated together."""
         _refuse_backend(backend)
         return self.generate_batch(model_input, output_type, **options)
 
     def stream(
         self, model_input: Any, output_type: Any = None, backend: str | None = None, **options: Any
     ) -> Iterator[str]:
-        """Pieces of the text as they come."""
+        """Yield pieces of the text as they come."""
         _refuse_backend(backend)
         return self.generate_stream(model_input, output_type, **options)
 
     def generate(self, model_input: Any, output_type: Any = None, **options: Any) -> str:
-        """As calling the model."""
+        """Return what calling the model returns."""
         return self.generate_batch([model_input], output_type, **options)[0]
 
     def generate_batch(self, model_input: Sequence[Any], output_type: Any = None, **options: Any) -> list[str]:
-        """As :meth:`batch`."""
+        """Return what :meth:`batch` returns."""
         constraint = self.type_adapter.format_output_type(output_type)
         chats = [self.type_adapter.format_input(each) for each in model_input]
 
@@ -139,7 +139,7 @@ class OutlinesModel(Model):
         return _run(together())
 
     def generate_stream(self, model_input: Any, output_type: Any = None, **options: Any) -> Iterator[str]:
-        """As :meth:`stream`."""
+        """Yield what :meth:`stream` yields."""
         constraint = self.type_adapter.format_output_type(output_type)
         chat = self.type_adapter.format_input(model_input)
         return self._pieces(chat, constraint, options)
@@ -215,7 +215,7 @@ def _of_term(term: Any) -> OutputConstraint:
 
 
 def _of_values(values: Sequence[Any], what: Any) -> OutputConstraint:
-    """Text alone is bare; other values, and text among them, are JSON."""
+    """Return the constraint for listed values: text alone is bare; other values, and text among them, are JSON."""
     listed = list(values)
     if all(isinstance(value, str) for value in listed):
         return Choice(listed)

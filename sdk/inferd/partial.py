@@ -1,4 +1,4 @@
-"""JSON that is still being written: what of it is finished."""
+"""Reads JSON while it is generated: the finished parts, checked against their types."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class PartialJson:
         self._changes = 0
 
     def feed(self, text: str) -> bool:
-        """Take the next piece; whether a snapshot shows something new.
+        """Read the next piece. Returns True if a snapshot shows something new.
 
         Raises ConstraintError for text that no JSON value begins with, a repeated key, or a part that does not fit.
         """
@@ -88,14 +88,14 @@ class PartialJson:
         return before != self._changes
 
     def end(self) -> None:
-        """The text is complete: a number at the top is finished now. Raises ConstraintError where something is missing."""
+        """Read the end of the text, which finishes a number at the top. Raises ConstraintError if something is missing."""
         while self._advance(ended=True):
             pass
         if self._expect != "nothing":
             raise ConstraintError("the output is not JSON: it ends too early")
 
     def snapshot(self) -> Partial[Any]:
-        """What is there."""
+        """Return the value so far."""
         value: Any = self._root
         for opened in reversed(self._stack):
             inner, value = value, opened.value.copy()
@@ -104,7 +104,7 @@ class PartialJson:
         return Partial(None if value is NOTHING else value, self._place(), self._open_text())
 
     def _advance(self, ended: bool) -> bool:
-        """One token; False when the text has no whole one."""
+        """Read one token. Returns False if the text has no whole one."""
         if self._scanned <= self._at:
             space = SPACE.match(self._text, self._at)
             assert space is not None
@@ -192,7 +192,7 @@ class PartialJson:
             self._expect = "nothing"
 
     def _part_kind(self) -> Any:
-        """The type of the part that comes now."""
+        """Return the type of the part that comes now."""
         if not self._stack:
             return self._kind
         top = self._stack[-1]
@@ -204,7 +204,7 @@ class PartialJson:
         return tuple(opened.step for opened in self._stack if opened.step is not None)
 
     def _open_text(self) -> str:
-        """The characters so far of a string value without an end."""
+        """Return the characters so far of a string value without an end."""
         if self._scanned <= self._at or self._expect not in ("value", "item or end"):
             return ""
         return decoded_start(self._text[self._at + 1 :])
@@ -214,7 +214,7 @@ class PartialJson:
 
 
 def decoded_start(raw: str) -> str:
-    """The characters that the start of a JSON string stands for; an escape that is cut, or half a pair, is left out."""
+    """Return the characters that the start of a JSON string stands for; an escape that is cut, or half a pair, is left out."""
     cut = CUT_ESCAPE.search(raw)
     while cut is not None and not EVEN_BACKSLASHES.search(raw[: cut.start()]):
         cut = CUT_ESCAPE.search(raw, cut.start() + 1)

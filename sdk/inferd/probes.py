@@ -1,4 +1,4 @@
-"""What a program can ask about a row of ``forward``: ``await ctx.forward(tokens, probes=[Entropy(), Logprob(42)])``.
+"""Probes of a row of ``forward``: ``await ctx.forward(tokens, probes=[Entropy(), Logprob(42)])``.
 
 Every probe sees the row's logits after the pass's ``bias`` and ``mask``; log-probabilities are natural logarithms.
 """
@@ -19,7 +19,7 @@ class Logits:
     """The logits of the whole vocabulary, one per token id; ``-inf`` where the mask forbids a token."""
 
     def to_wire(self) -> Probe:
-        """The request."""
+        """Return the request."""
         return Probe("logits")
 
 
@@ -40,7 +40,7 @@ class Distribution:
         check_probe(self.to_wire())
 
     def to_wire(self) -> Probe:
-        """The request."""
+        """Return the request."""
         return Probe("distribution", float(self.temperature), self.k)
 
 
@@ -54,7 +54,7 @@ class Logprob:
         checked_tokens("token", [self.token])
 
     def to_wire(self) -> Probe:
-        """The request."""
+        """Return the request."""
         return Probe("logprobs", tokens=[self.token])
 
 
@@ -69,7 +69,7 @@ class Logprobs:
         check_probe(self.to_wire())
 
     def to_wire(self) -> Probe:
-        """The request."""
+        """Return the request."""
         return Probe("logprobs", tokens=list(self.tokens))
 
 
@@ -78,7 +78,7 @@ class Entropy:
     """The entropy of the distribution (temperature 1) in nats."""
 
     def to_wire(self) -> Probe:
-        """The request."""
+        """Return the request."""
         return Probe("entropy")
 
 

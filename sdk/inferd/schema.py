@@ -1,4 +1,4 @@
-"""What ``generate(constrain=...)`` takes: a grammar for the output, and how the output is read back."""
+"""Constraints on generated output (``generate(constrain=...)``) and how the output is read back: JSON, patterns, choices."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class OutputConstraint(ABC):
 
     @abstractmethod
     def parse(self, text: str) -> Any:
-        """The value that ``text`` stands for. Raises ConstraintError when it does not satisfy the constraint."""
+        """Return the value that ``text`` stands for. Raises ConstraintError when it does not satisfy the constraint."""
 
     def json_parser(self) -> OutputConstraint | None:
-        """What reads the text as JSON; None where the constraint says nothing about JSON."""
+        """Return the constraint that reads the text as JSON; None if this one says nothing about JSON."""
         return None
 
     @property
@@ -82,11 +82,11 @@ class JsonSchema(OutputConstraint, Generic[T]):
         return self._type
 
     def json_parser(self) -> OutputConstraint:
-        """Itself."""
+        """Return the constraint itself."""
         return self
 
     def parse(self, text: str) -> T:
-        """``text`` as the type (or plain values). Raises ConstraintError for a repeated key, or a value that does
+        """Return ``text`` as the type (or plain values). Raises ConstraintError for a repeated key, or a value that does
         not fit.
 
         Plain values are checked to be JSON, not against the schema: that is what the runtime enforces.
@@ -109,11 +109,11 @@ class AnyJson(OutputConstraint):
         self.constraint = ConstraintSpec("any_json")
 
     def json_parser(self) -> OutputConstraint:
-        """Itself."""
+        """Return the constraint itself."""
         return self
 
     def parse(self, text: str) -> Any:
-        """``text`` as plain values. Raises ConstraintError for text that is not JSON, or repeats a key."""
+        """Return ``text`` as plain values. Raises ConstraintError for text that is not JSON, or repeats a key."""
         return parse_json(text)
 
 
@@ -129,7 +129,7 @@ class Regex(OutputConstraint):
         self.constraint = ConstraintSpec("regex", value=pattern)
 
     def parse(self, text: str) -> str:
-        """The text itself."""
+        """Return the text itself."""
         return text
 
 
@@ -144,14 +144,14 @@ class Choice(OutputConstraint):
         self.constraint = ConstraintSpec("choice", options=list(options))
 
     def parse(self, text: str) -> str:
-        """The option. Raises ConstraintError for text that is none of them."""
+        """Return the option. Raises ConstraintError for text that is none of them."""
         if text not in self.constraint.options:
             raise ConstraintError(f"{text!r} is none of the options {self.constraint.options}")
         return text
 
 
 def parse_json(text: str) -> Any:
-    """Plain values of a JSON text. Raises ConstraintError for text that is not JSON (NaN included) or repeats a key."""
+    """Return plain values of a JSON text. Raises ConstraintError for text that is not JSON (NaN included) or repeats a key."""
     try:
         return json.loads(
             text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite_float
@@ -161,7 +161,7 @@ def parse_json(text: str) -> Any:
 
 
 def is_complete_json(text: str) -> bool:
-    """Whether no further character could belong to the JSON value: true of whole values, but never of a bare number."""
+    """Return True if no further character could belong to the JSON value: true of whole values, but never of a bare number."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Messages between a program and whoever launched it."""
+"""Messages between a program and its launcher."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inferd.transport import current_transport
 
 
 async def send(value: Any) -> None:
-    """Send a value to whoever launched this program.
+    """Send a value to the launcher of this program.
 
     Dataclasses, enums and pydantic models are turned into plain JSON values first. Raises ProgramError, which names the
     place, for a value that JSON cannot hold.
@@ -19,5 +19,5 @@ async def send(value: Any) -> None:
 
 
 async def receive() -> Any:
-    """Wait for the next JSON value from whoever launched this program. Messages come in order, each once."""
+    """Return the next JSON value from the launcher of this program, once it comes. Messages come in order, each once."""
     return (await current_transport().call(ReceiveMessage())).message

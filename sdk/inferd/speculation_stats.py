@@ -46,7 +46,7 @@ class SourceStats:
 
 @dataclass(frozen=True)
 class SpeculationStats:
-    """What drafts did, over the ``steps`` that were delivered, ``drafts`` of which verified one. All counts are tokens.
+    """Counters of drafts, over the ``steps`` that were delivered, of which ``drafts`` verified a draft. All counts are tokens.
 
     ``drafted`` tokens were verified, ``accepted`` of them stand, ``filtered`` ones were illegal under the constraint and never
     verified. ``emitted`` tokens were generated, end-of-text included; ``truncated`` accepted ones came behind the end of the

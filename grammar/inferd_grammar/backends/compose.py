@@ -43,7 +43,7 @@ class Composer:
         self.named: set[int] = set()
 
     def grammar(self, constraint: Constraint) -> str:
-        """The whole grammar as llguidance's JSON.
+        """Return the whole grammar as llguidance's JSON.
 
         Raises GrammarError for what cannot be composed. `named` then holds the special tokens that the grammar names.
         """
@@ -84,7 +84,7 @@ class Composer:
         return f"start: {prefix} @{self._add(constraint.inner)}"
 
     def _joined(self, constraint: AllOfGrammar) -> str:
-        """Regular expressions as one lexeme, `A & B`: the library's automaton of the intersection."""
+        """Return regular expressions as one lexeme, `A & B`: the library's automaton of the intersection."""
         if not is_regular(constraint.members):
             raise GrammarError("inside another constraint AllOf takes regular expressions and choices only")
         check_members(constraint.members, self._limits)
@@ -103,7 +103,7 @@ class Composer:
         return "\n".join([f"start: ({kinds})* TEXT", _ANY_TEXT, *rules])
 
     def _tag(self, number: int, tag: TagGrammar) -> list[str]:
-        """Rules of one tag, the free text before it included."""
+        """Return the rules of one tag, the free text before it included."""
         first, *rest = self._spelling(tag.begin)
         if any(part.startswith("<[") for part in rest) and not first.startswith("<["):
             raise GrammarError(f"tag {tag.begin!r}: a special token must come first")
@@ -115,7 +115,7 @@ class Composer:
         return [f"head{number}[lazy]: TEXT {first}", f"tag{number}: head{number} {tail}"]
 
     def _spelling(self, text: str) -> list[str]:
-        """Lark items of the text of a tag: special tokens by id, what is between them quoted."""
+        """Return the Lark items of the text of a tag: special tokens by id, what is between them quoted."""
         parts = []
         for part in self._table.split_special(text):
             if isinstance(part, str):
@@ -145,7 +145,7 @@ def _check_tags(tags: tuple[TagGrammar, ...], limits: CompileLimits) -> None:
 
 
 def _entry(grammar: str) -> dict[str, Any]:
-    """A grammar text of the library as one entry of its list form."""
+    """Return a grammar text of the library as one entry of its list form."""
     if not grammar.startswith("{"):
         return {"lark_grammar": grammar}
     (entry,) = json.loads(grammar)["grammars"]
@@ -153,5 +153,5 @@ def _entry(grammar: str) -> dict[str, Any]:
 
 
 def _quoted(text: str) -> str:
-    """Text as a Lark literal: escapes are those of JSON."""
+    """Return text as a Lark literal: escapes are those of JSON."""
     return json.dumps(text)

@@ -96,7 +96,7 @@ class LlguidanceBackend:
         self._table = table
 
     def compile(self, constraint: Constraint, limits: CompileLimits) -> Core:
-        """The recogniser at its start, first mask computed. Raises GrammarError."""
+        """Return the recogniser at its start, first mask computed. Raises GrammarError."""
         members = product_members(constraint, limits, join_regular=True)
         if members is not None:
             return ProductCore([self.compile(member, limits) for member in members])
@@ -111,7 +111,7 @@ class LlguidanceBackend:
         return self._start(_unforced(grammar) if exact else grammar, schema)
 
     def rebuild(self, recipe: str) -> LlguidanceCore:
-        """The core that another process compiled, from its `recipe`. Raises GrammarError."""
+        """Return the core that another process compiled, from its `recipe`. Raises GrammarError."""
         grammar, checked, named = json.loads(recipe)
         places = [Checked(*place) for place in checked]
         return self._start(grammar, None, lenient=True, checked=places, named=frozenset(named))
@@ -122,7 +122,7 @@ class LlguidanceBackend:
         return self._start(grammar, None, named=frozenset(composer.named))
 
     def _compile_best_effort(self, constraint: JsonSchemaGrammar, limits: CompileLimits, exact: bool) -> LlguidanceCore:
-        """As tight a grammar as the library takes: rewritten with holes, else as it leaves things out, else any JSON."""
+        """Return a grammar as tight as the library takes: rewritten with holes, else as it leaves things out, else any JSON."""
         schema = read_schema(schema_text(constraint.schema), limits)
         for attempt in (_tight, _loose):
             try:
@@ -229,14 +229,14 @@ class LlguidanceCore:
         return result.split(_SPECIAL_MARK, 1)[0]
 
     def forced_tokens(self) -> list[int]:
-        """As the library says, up to the first special token: what follows one would not spell `forced`."""
+        """Return the library's forced tokens up to the first special one: what follows that would not spell `forced`."""
         result = self._inner.compute_ff_tokens()
         self._check()
         special = next((place for place, token in enumerate(result) if token in self.named), len(result))
         return result[: special + 1]
 
     def _only_special(self) -> int | None:
-        """The special token that must come next, if one must: with exact masks the library breaks on it."""
+        """Return the special token that must come next, if one must: with exact masks the library breaks on it."""
         found = _SPECIAL_FIRST.match(self._inner.compute_ff_bytes())
         self._check()
         return None if found is None or self.may_end() else int(found[1])
@@ -258,7 +258,7 @@ def _parser_limits() -> llguidance.LLParserLimits:
 
 
 def _grammar(constraint: Constraint, limits: CompileLimits) -> tuple[str, Any]:
-    """llguidance's grammar text, and the schema's JSON value for a JSON schema (None otherwise)."""
+    """Return llguidance's grammar text, and the schema's JSON value for a JSON schema (None otherwise)."""
     if isinstance(constraint, JsonSchemaGrammar):
         text = schema_text(constraint.schema)
         schema = read_schema(text, limits)
@@ -282,7 +282,7 @@ def _grammar(constraint: Constraint, limits: CompileLimits) -> tuple[str, Any]:
 
 
 def _unforced(grammar: str) -> str:
-    """The same grammar with masks that leave the model any split of the text into tokens."""
+    """Return the same grammar with masks that leave the model any split of the text into tokens."""
     if grammar.startswith("{"):
         (part,) = json.loads(grammar)["grammars"]
         grammar = part["lark_grammar"] or f"start: %json {json.dumps(part['json_schema'])}"
@@ -301,13 +301,13 @@ def _json_grammar(text: str, schema: Any) -> str:
 
 
 def _tight(schema: Any) -> tuple[str, list[Checked]]:
-    """The rewritten schema less what has no rewrite."""
+    """Return the rewritten schema less what has no rewrite."""
     changed, dropped = rewrite(schema, lenient=True)
     return _json_grammar(schema_text(changed), changed), [Checked(*place) for place in dropped]
 
 
 def _loose(schema: Any) -> tuple[str, list[Checked]]:
-    """The schema as it is; the library leaves out what it does not know."""
+    """Return the schema as it is; the library leaves out what it does not know."""
     options = _JSON_OPTIONS | {"lenient": True, "coerce_one_of": True}
     grammar = llguidance.LLMatcher.grammar_from_json_schema(schema_text(schema), overrides=options)
     return grammar, _assertions(schema, _LEFT_OUT)
@@ -336,7 +336,7 @@ def _require_plain_lark(text: str, limits: CompileLimits) -> None:
 
 
 def _pointer(reason: str, schema: Any) -> str | None:
-    """Where the keyword stands that the library refused; it only names it."""
+    """Return the JSON pointer of the keyword that the library refused; the library only names the keyword."""
     if schema is None:
         return None
     if found := re.search(r"Unimplemented keys: (\[.*?\])", reason):
@@ -364,7 +364,7 @@ def _only_place(schema: Any, key: str) -> str | None:
 
 
 def _readable(source: str) -> str:
-    """The tokenizer with a decoder that the library reads right: it knows no `Metaspace`, and takes its mark for text."""
+    """Return the tokenizer with a decoder that the library reads right: it knows no `Metaspace`, and takes its mark for text."""
     data = json.loads(source)
     if '"Metaspace"' not in json.dumps(data["decoder"]):
         return source

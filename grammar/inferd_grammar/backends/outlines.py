@@ -51,7 +51,7 @@ class OutlinesBackend:
         self._table = table
 
     def compile(self, constraint: Constraint, limits: CompileLimits) -> Core:
-        """The recogniser at its start. Raises GrammarError for what the library would not enforce as written."""
+        """Return the recogniser at its start. Raises GrammarError for what the library would not enforce as written."""
         if (members := product_members(constraint, limits)) is not None:
             return ProductCore([self.compile(member, limits) for member in members])
         while isinstance(constraint, ExactGrammar):  # its masks always are
@@ -65,7 +65,7 @@ class OutlinesBackend:
         return OutlinesCore(index, self._table, [index.get_initial_state()])
 
     def rebuild(self, recipe: str) -> OutlinesCore:
-        """Never asked for: this backend's cores have no recipe."""
+        """Not supported: this backend's cores have no recipe."""
         raise GrammarError("outlines_core has no recipes")
 
 
@@ -124,11 +124,11 @@ class OutlinesCore:
         return end is not None and bool(self._index.is_final_state(end))
 
     def forced(self) -> bytes:
-        """Always empty: the library does not tell."""
+        """Return nothing: the library does not tell."""
         return b""
 
     def forced_tokens(self) -> list[int]:
-        """Always empty: a single legal token need not be the canonical one."""
+        """Return nothing: a single legal token need not be the canonical one."""
         return []
 
     def copy(self) -> OutlinesCore:

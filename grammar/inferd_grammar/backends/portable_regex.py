@@ -19,7 +19,7 @@ _PIECE = re.compile(
 
 
 def portable(pattern: str, backend: str) -> str:
-    """The pattern for the backend, `.` written out. Raises GrammarError that names the piece it does not take."""
+    """Return the pattern for the backend, `.` written out. Raises GrammarError that names the piece it does not take."""
     pieces, at = [], 0
     while at < len(pattern):
         found = _PIECE.match(pattern, at)

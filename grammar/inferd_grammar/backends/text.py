@@ -9,7 +9,7 @@ from inferd_grammar.schema import require_size
 
 
 def choice_pattern(choice: ChoiceGrammar, limits: CompileLimits) -> str:
-    """A regular expression (Rust syntax) that matches exactly the options.
+    """Return a regular expression (Rust syntax) that matches exactly the options.
 
     Everything but ASCII letters and digits is written `\\x{...}`, which means the same in every dialect and flag.
     Raises GrammarError for no options, options that are not text, and more than the limits allow.
@@ -29,7 +29,7 @@ def check_choice(choice: ChoiceGrammar, limits: CompileLimits) -> None:
 
 
 def one_line(message: str, limit: int = 400) -> str:
-    """A library's message on one line, at most `limit` characters."""
+    """Return a library's message on one line, at most `limit` characters."""
     text = " ".join(message.replace("<non-verbose/>", "").split())
     return text if len(text) <= limit else f"{text[:limit]}..."
 

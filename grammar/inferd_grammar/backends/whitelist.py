@@ -35,7 +35,7 @@ _MAX_BOUND = 2**53
 
 @dataclass(frozen=True)
 class Whitelist:
-    """What one backend enforces.
+    """The part of JSON Schema that one backend enforces.
 
     Fields:
         name: of the backend, for messages.
@@ -95,7 +95,7 @@ class Whitelist:
             self._refuse(f"the bound {value}", pointer)
 
     def _check_object(self, schema: Mapping[str, Any], pointer: str) -> None:
-        """Closed, every required name declared: an open object takes declared names with any value."""
+        """Raise GrammarError unless it is closed and declares all required names: an open object takes those with any value."""
         if schema.get("additionalProperties") is not False:
             self._refuse("an object without 'additionalProperties': false", pointer)
         declared = schema.get("properties") or {}
@@ -108,7 +108,7 @@ class Whitelist:
 
 
 def _loop(root: Any) -> str | None:
-    """Pointer of a schema from which a chain of references and subschemas leads back to it, or None."""
+    """Return the pointer of a schema from which a chain of references and subschemas leads back to it, or None."""
     edges = _edges(root)
     done: set[str] = set()
     for start in edges:
@@ -129,7 +129,7 @@ def _loop(root: Any) -> str | None:
 
 
 def _edges(root: Any) -> dict[str, list[str]]:
-    """For each subschema those it holds and the one it refers to, all by pointer."""
+    """Return, for each subschema, those it holds and the one it refers to, all by pointer."""
     schemas = dict(iter_schemas(root))
     edges: dict[str, list[str]] = {pointer: [] for pointer in schemas}
     for pointer, schema in schemas.items():

@@ -45,7 +45,7 @@ class XgrammarBackend:
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def compile(self, constraint: Constraint, limits: CompileLimits) -> Core:
-        """The recogniser at its start. Raises GrammarError for what the library would not enforce as written."""
+        """Return the recogniser at its start. Raises GrammarError for what the library would not enforce as written."""
         if (members := product_members(constraint, limits)) is not None:
             return ProductCore([self.compile(member, limits) for member in members])
         while isinstance(constraint, ExactGrammar):  # its masks always are
@@ -56,7 +56,7 @@ class XgrammarBackend:
             raise GrammarError(f"xgrammar: {one_line(str(error))}") from error
 
     def rebuild(self, recipe: str) -> Core:
-        """Never asked for: this backend's cores have no recipe."""
+        """Not supported: this backend's cores have no recipe."""
         raise GrammarError("xgrammar has no recipes")
 
     def _compiled(self, constraint: Constraint, limits: CompileLimits) -> Any:
@@ -106,7 +106,7 @@ class XgrammarCore:
         return bool(self._inner.is_completed())
 
     def forced(self) -> bytes:
-        """What the library says must follow; nothing inside a character, where it cannot say it."""
+        """Return the bytes that the library says must follow; none inside a character, where it cannot tell."""
         if self.may_end():
             return b""
         try:
@@ -116,7 +116,7 @@ class XgrammarCore:
         return text.encode()
 
     def forced_tokens(self) -> list[int]:
-        """Always empty: the library does not say which split is the canonical one."""
+        """Return nothing: the library does not say which split is the canonical one."""
         return []
 
     def copy(self) -> XgrammarCore:
@@ -124,5 +124,5 @@ class XgrammarCore:
 
 
 def _quoted(option: str) -> str:
-    """A literal of the library's EBNF; `\\x` would take more than two digits there."""
+    """Return a literal of the library's EBNF; `\\x` would take more than two digits there."""
     return '"' + "".join(c if c.isascii() and c.isalnum() else f"\\U{ord(c):08X}" for c in option) + '"'

@@ -35,7 +35,7 @@ _TIMED_TOKENS = 600
 
 @dataclass
 class CaseResult:
-    """What became of one case. Times are of one thread; `remarks` are lines for a person."""
+    """Result of one case. Times are of one thread; `remarks` are lines for a person."""
 
     outcome: Literal["compiled", "refused", "timeout"] = "compiled"
     compile_ms: float = 0.0
@@ -73,7 +73,7 @@ class Summary:
         self.mask_us += result.mask_us
 
     def figures(self) -> dict[str, Any]:
-        """The last line of the command: counts, and percentiles in ms and us (None without any)."""
+        """Return the last line of the command: counts, and percentiles in ms and us (None without any)."""
         return {
             "mode": self.mode,
             "cases": sum(self.outcomes.values()),
@@ -106,7 +106,7 @@ class Checker:
         self._start()
 
     def run(self, case: dict[str, Any]) -> CaseResult:
-        """The result of one case; `timeout` also where the child died."""
+        """Return the result of one case; `timeout` also where the child died."""
         self._pipe.send(case)
         if self._pipe.poll(self._seconds):
             try:
@@ -145,7 +145,7 @@ class Checker:
 
 
 def check_case(case: dict[str, Any], compiler: GrammarCompiler, mode: CheckMode, reader: TextReader) -> CaseResult:
-    """One case in this process: compile, try the instances, time masks."""
+    """Run one case in this process: compile, try the instances, time masks."""
     started = time.perf_counter()
     try:
         compiled = compiler.compile(JsonSchemaGrammar(case["schema"], mode))
@@ -171,7 +171,7 @@ def check_case(case: dict[str, Any], compiler: GrammarCompiler, mode: CheckMode,
 
 
 def load_table(folder: Path | None) -> TokenTable:
-    """The table of a folder's tokenizer.json (EOS from its configuration files), or of a vocabulary of single bytes."""
+    """Return the table of a folder's tokenizer.json (EOS from its configuration files), or of a vocabulary of single bytes."""
     if folder is None:
         return TokenTable.of_bytes()
     text = (folder / "tokenizer.json").read_text(encoding="utf-8")
@@ -179,7 +179,7 @@ def load_table(folder: Path | None) -> TokenTable:
 
 
 def read_cases(path: Path, limit: int | None) -> list[dict[str, Any]]:
-    """The cases of a JSON-lines file, or `limit` of them spread evenly."""
+    """Return the cases of a JSON-lines file, or `limit` of them spread evenly."""
     lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     if limit is not None and 0 < limit < len(lines):
         lines = [lines[n * len(lines) // limit] for n in range(limit)]
@@ -187,7 +187,7 @@ def read_cases(path: Path, limit: int | None) -> list[dict[str, Any]]:
 
 
 def _holds(schema: Any) -> Holds:
-    """The validator's word on branches; without one no branch is preferred."""
+    """Return the validator's word on branches; without one no branch is preferred."""
     try:
         return SchemaValidator(schema).holds
     except GrammarError:
@@ -195,7 +195,7 @@ def _holds(schema: Any) -> Holds:
 
 
 def _accepted(values: Iterable[Any], compiled: Compiled, reader: TextReader, result: CaseResult) -> list[int] | None:
-    """The tokens of the first text of an instance that is accepted."""
+    """Return the tokens of the first text of an instance that is accepted."""
     for value in values:
         text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
         try:
@@ -209,7 +209,7 @@ def _accepted(values: Iterable[Any], compiled: Compiled, reader: TextReader, res
 
 
 def _mask_times(matcher: GrammarMatcher, ids: list[int], words: int) -> list[float]:
-    """Microseconds of each mask along a text, on a matcher that went the same way once before."""
+    """Return the microseconds of each mask along a text, on a matcher that went the same way once before."""
     ids = ids[:_TIMED_TOKENS]
     row = np.empty(words, dtype=np.int32)
     matcher.accept(ids)
@@ -224,7 +224,7 @@ def _mask_times(matcher: GrammarMatcher, ids: list[int], words: int) -> list[flo
 
 
 def _serve(pipe: Connection, source: str, size: int, eos: tuple[int, ...], mode: CheckMode, backend: str) -> None:
-    """The child: a case in, its result out, until the pipe closes."""
+    """Serve cases in the child process until the pipe closes: a case in, its result out."""
     table = TokenTable.from_tokenizer_json(source, vocab_size=size, eos_ids=eos)
     try:
         compiler = GrammarCompiler(table, backend=backend, cache_bytes=1)
@@ -257,7 +257,7 @@ class TextReader:
         self._longest = max(map(len, self._ids))
 
     def take(self, matcher: GrammarMatcher, text: str) -> list[int] | None:
-        """The tokens in which the text was taken to a place where it may end, or None.
+        """Return the tokens in which the text was taken to a place where it may end, or None.
 
         The canonical tokens, and from where these are refused the longest that are legal: on forced text the masks
         allow one split, which looks no farther than the forced bytes.
@@ -274,13 +274,13 @@ class TextReader:
         return ids if matcher.may_end() else None
 
     def _candidates(self, rest: bytes) -> Iterator[int]:
-        """Tokens that the bytes begin with, longest first."""
+        """Return the tokens that the bytes begin with, longest first."""
         for size in range(min(self._longest, len(rest)), 0, -1):
             if (token := self._ids.get(rest[:size])) is not None:
                 yield token
 
     def _canonical(self, text: str) -> list[int]:
-        """Tokens of a text that stands in the middle of a line."""
+        """Return the tokens of a text that stands in the middle of a line."""
         ids: list[int] = self._tokenizer.tokenize_str(text)
         if b"".join(self._table.tokens[i] for i in ids) == text.encode():
             return ids
@@ -291,7 +291,7 @@ class TextReader:
 
 
 def _eos_ids(folder: Path, tokenizer: dict[str, Any]) -> list[int]:
-    """From generation_config.json or config.json, else the token that tokenizer_config.json names."""
+    """Return the EOS ids: from generation_config.json or config.json, else the token that tokenizer_config.json names."""
     for name in ("generation_config.json", "config.json"):
         if (folder / name).exists():
             eos = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")

@@ -15,7 +15,7 @@ from inferd_grammar.rewrites.regex_syntax import NotUnderstood
 from inferd_grammar.schema import resolve
 
 Holds = Callable[[Any, Any], bool]
-"""Whether a value is valid under a subschema."""
+"""A function that returns True if a value is valid under a subschema."""
 # The order in which parts of one schema object meet in the grammar: with and without a rewrite of `oneOf`.
 _REWRITTEN = ("$ref", "anyOf", "allOf", "oneOf", "if", "then", "else", "dependencies", "dependentSchemas", "not")
 _AS_IT_IS = ("$ref", "oneOf", "anyOf", "allOf")
@@ -24,7 +24,7 @@ _DEPTH = 32
 
 
 def orders(data: Any, root: Any, holds: Holds) -> Iterator[Any]:
-    """The instance as it is, then with its keys in the schema's orders; each order once."""
+    """Return the instance as it is, then with its keys in the schema's orders; each order once."""
     seen: list[str] = []
     for sequence in (None, _REWRITTEN, _AS_IT_IS):
         value = data if sequence is None else _Arranger(root, holds, sequence).arrange(data, [root], _DEPTH)
@@ -42,7 +42,7 @@ class _Arranger:
         self._sequence = sequence
 
     def arrange(self, data: Any, schemas: list[Any], depth: int) -> Any:
-        """The value under all of these schemas."""
+        """Return the value under all of these schemas."""
         if depth == 0 or not isinstance(data, (dict, list)):
             return data
         views = [view for schema in schemas for view in self._views(schema, data, depth)]
@@ -56,7 +56,7 @@ class _Arranger:
         return {name: self.arrange(data[name], _members(views, name), depth - 1) for name in names}
 
     def _views(self, schema: Any, data: Any, depth: int) -> Iterator[dict[str, Any]]:
-        """The schema objects that hold for the value together with this one, in the grammar's order."""
+        """Return the schema objects that hold for the value together with this one, in the grammar's order."""
         if not isinstance(schema, dict) or depth == 0:
             return
         yield schema

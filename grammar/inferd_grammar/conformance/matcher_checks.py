@@ -77,7 +77,7 @@ COMPOSED_CONSTRAINTS: tuple[Constraint, ...] = (
 
 
 class State(NamedTuple):
-    """All that can be seen of a matcher without moving it."""
+    """Everything that can be read from a matcher without moving it."""
 
     mask: bytes
     depth: int
@@ -90,7 +90,7 @@ class State(NamedTuple):
 def check_matcher(
     make: Make, table: TokenTable, constraints: Sequence[Constraint], *, seed: int = 0, rounds: int = 12
 ) -> None:
-    """Hold every promise of `GrammarMatcher` against matchers that `make` gives at the start of a text.
+    """Check every promise of `GrammarMatcher` on matchers that `make` gives at the start of a text.
 
     Random drafts of legal and illegal tokens, EOS included, with random partial rejection: `rounds` of them for each
     constraint. Deterministic for a `seed`. Raises AssertionError that names the promise and the constraint.
@@ -109,7 +109,7 @@ def check_matcher(
 
 
 def look(matcher: GrammarMatcher, table: TokenTable) -> State:
-    """The state of a matcher; its mask is written over a dirty row, so every word must be overwritten."""
+    """Return the state of a matcher; its mask is written over a dirty row, so every word must be overwritten."""
     row = dirty_row(table)
     matcher.fill(row)
     return State(
@@ -118,12 +118,12 @@ def look(matcher: GrammarMatcher, table: TokenTable) -> State:
 
 
 def dirty_row(table: TokenTable) -> NDArray[np.int32]:
-    """int32[words] with every bit set."""
+    """Return int32[words] with every bit set."""
     return np.full(table.words, -1, dtype=np.int32)
 
 
 def legal_ids(matcher: GrammarMatcher, table: TokenTable) -> list[int]:
-    """Ids whose mask bit is set now, ascending; also finds bits behind the vocabulary."""
+    """Return the ids whose mask bit is set now, ascending; also finds bits behind the vocabulary."""
     row = dirty_row(table)
     matcher.fill(row)
     bits = np.unpackbits(row.view(np.uint8), bitorder="little")
@@ -131,7 +131,7 @@ def legal_ids(matcher: GrammarMatcher, table: TokenTable) -> list[int]:
 
 
 def named_tokens(constraint: Constraint, table: TokenTable) -> set[int]:
-    """Special tokens that the tags of a constraint name."""
+    """Return the special tokens that the tags of a constraint name."""
     match constraint:
         case TaggedGrammar(tags):
             parts = (part for tag in tags for text in (tag.begin, tag.end) for part in table.split_special(text))
@@ -142,7 +142,7 @@ def named_tokens(constraint: Constraint, table: TokenTable) -> set[int]:
 
 
 def replay(make: Make, constraint: Constraint, tokens: Sequence[int]) -> GrammarMatcher:
-    """A fresh matcher that took `tokens`, one by one."""
+    """Return a fresh matcher that took `tokens`, one by one."""
     matcher = make(constraint)
     for token in tokens:
         _expect(matcher.accept([token]) == 1, f"a fresh matcher takes {token} of {list(tokens)}", constraint)
@@ -150,7 +150,7 @@ def replay(make: Make, constraint: Constraint, tokens: Sequence[int]) -> Grammar
 
 
 def language(matcher: GrammarMatcher, table: TokenTable, longest: int) -> set[bytes]:
-    """Every complete text of at most `longest` bytes that masks lead to, whatever its tokens."""
+    """Return every complete text of at most `longest` bytes that masks lead to, whatever its tokens."""
     return set(_texts(matcher, table, longest, b"", set()))
 
 
@@ -169,7 +169,7 @@ def _texts(
 
 
 def random_draft(matcher: GrammarMatcher, table: TokenTable, rng: random.Random, length: int) -> list[int]:
-    """Tokens a drafter might send: mostly legal in turn, at times anything at all. Leaves `matcher` alone."""
+    """Return tokens that a drafter might send: mostly legal in turn, at times anything at all. Leaves `matcher` alone."""
     scout, draft = matcher.fork(), []
     for _ in range(length):
         legal = legal_ids(scout, table)
@@ -214,7 +214,7 @@ def _check_walk(make: Make, table: TokenTable, constraint: Constraint, rng: rand
 
 
 def _check_every_token(make: Make, table: TokenTable, constraint: Constraint, rng: random.Random) -> None:
-    """Mask bit == accept, for every id, in a few states; special, unused and padded ids are never text."""
+    """Check that mask bit == accept, for every id, in a few states; special, unused and padded ids are never text."""
     matcher = make(constraint)
     for _ in range(3):
         legal = set(legal_ids(matcher, table))
@@ -232,7 +232,7 @@ def _check_every_token(make: Make, table: TokenTable, constraint: Constraint, rn
 
 
 def _check_language(matcher: GrammarMatcher, table: TokenTable, choice: ChoiceGrammar, text: bytes = b"") -> None:
-    """A mask holds the tokens that continue some option, all of them unless the bytes are forced (then canonical)."""
+    """Check that a mask holds the tokens that continue some option, all of them unless the bytes are forced (then canonical)."""
     options = [option.encode() for option in choice.options]
     _expect(matcher.may_end() == (text in options), f"may_end after {text!r}", choice)
     legal = set(legal_ids(matcher, table)) - set(table.eos_ids)
@@ -277,7 +277,7 @@ def _check_fork(make: Make, table: TokenTable, constraint: Constraint, rng: rand
 
 
 def _check_forced(matcher: GrammarMatcher, table: TokenTable, constraint: Constraint, rng: random.Random) -> None:
-    """Forced tokens spell a prefix of the forced bytes and are legal; forced bytes start every continuation."""
+    """Check that forced tokens spell a prefix of the forced bytes and are legal; forced bytes start every continuation."""
     for _ in range(6):
         forced, tokens = matcher.forced(), matcher.forced_tokens()
         spelt = b"".join(table.tokens[i] for i in tokens)
@@ -291,7 +291,7 @@ def _check_forced(matcher: GrammarMatcher, table: TokenTable, constraint: Constr
 
 
 def _check_end(make: Make, table: TokenTable, constraint: Constraint, rng: random.Random) -> None:
-    """Walk to an end if one is near; then each EOS id ends the text, and is undone without losing a text token."""
+    """Walk to an end if one is near, and check that each EOS id ends the text and is undone without losing a text token."""
     matcher = make(constraint)
     for _ in range(40):
         if matcher.may_end():

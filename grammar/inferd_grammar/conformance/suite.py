@@ -21,7 +21,7 @@ COLUMNS = ("pass", "false accept", "false reject", "refused")
 
 
 def run_suite(folder: Path) -> dict[str, Counter[str]]:
-    """Outcomes of the tests in each file of one draft's folder, by keyword (the file's name)."""
+    """Return the outcomes of the tests in each file of one draft's folder, by keyword (the file's name)."""
     compiler = GrammarCompiler(TokenTable.of_bytes())
     result = {}
     for file in sorted(folder.glob("*.json")):
@@ -33,12 +33,12 @@ def run_suite(folder: Path) -> dict[str, Counter[str]]:
 
 
 def totals(outcomes: Mapping[str, Counter[str]]) -> Counter[str]:
-    """Outcomes over all keywords."""
+    """Return the outcomes over all keywords."""
     return sum(outcomes.values(), Counter[str]())
 
 
 def table(outcomes: Mapping[str, Counter[str]]) -> str:
-    """The outcomes as a Markdown table, totals last."""
+    """Return the outcomes as a Markdown table, totals last."""
     lines = [f"| keyword | {' | '.join(COLUMNS)} |", f"|---|{'---|' * len(COLUMNS)}"]
     rows = [*outcomes.items(), ("**all**", totals(outcomes))]
     return "\n".join([*lines, *(_row(name, counts) for name, counts in rows)])

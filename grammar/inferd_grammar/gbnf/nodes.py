@@ -48,7 +48,7 @@ GbnfNode = CharacterClass | Reference | Sequence | Alternatives | Repeat
 
 
 def references(node: GbnfNode) -> Iterator[str]:
-    """Names of the rules that a tree refers to, repeats included."""
+    """Return the names of the rules that a tree refers to, repeats included."""
     match node:
         case Reference(name):
             yield name

@@ -23,7 +23,7 @@ _ANY = CharacterClass((), negated=True)
 
 
 def parse_gbnf(text: str) -> dict[str, GbnfNode]:
-    """The rules by name. Raises GrammarError that names the line for wrong syntax, a rule defined twice, a rule that
+    """Return the rules by name. Raises GrammarError that names the line for wrong syntax, a rule defined twice, a rule that
     is missing (`root` included) and groups nested deeper than 100."""
     reader = _Reader(text)
     rules: dict[str, GbnfNode] = {}
@@ -47,7 +47,7 @@ class _Reader:
         self._depth = 0
 
     def at_end(self) -> bool:
-        """Skip what means nothing; whether no rule is left."""
+        """Skip what means nothing. Returns True if no rule is left."""
         self._skip(_SPACE_AND_LINES)
         return self._at == len(self._text)
 
@@ -82,7 +82,7 @@ class _Reader:
         return Sequence(tuple(items))
 
     def _item(self) -> GbnfNode | None:
-        """The next item, or None where none begins. A literal is a sequence of characters, repeated as a whole."""
+        """Return the next item, or None where none begins. A literal is a sequence of characters, repeated as a whole."""
         if self._take('"'):
             return Sequence(tuple(CharacterClass(((code, code),)) for code in self._literal()))
         if self._take("["):
@@ -156,7 +156,7 @@ class _Reader:
         return CharacterClass(tuple(ranges), negated)
 
     def _character(self, closing: str) -> int:
-        """One code point, escaped or not."""
+        """Read one code point, escaped or not."""
         if self._at >= len(self._text) or self._text[self._at] in "\r\n":
             self.fail(f"missing {closing}")
         if self._text[self._at] != "\\":

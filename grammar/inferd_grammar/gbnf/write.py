@@ -18,7 +18,7 @@ _MAX_DEPTH = 150
 
 
 def gbnf_to_lark(text: str, *, max_regex: int, max_rules: int) -> str:
-    """The Lark text, rule `start`. Raises GrammarError for what is no GBNF, and for more than `max_rules` rules.
+    """Return the Lark text, rule `start`. Raises GrammarError for what is no GBNF, and for more than `max_rules` rules.
 
     A regular expression is tried up to `max_regex` characters.
     """
@@ -115,7 +115,7 @@ def _counts(low: int, high: int | None) -> str:
 
 
 def _class(chars: CharacterClass) -> str:
-    """A class of the Rust regex syntax; code points in hexadecimal, which no flag or set operation can misread."""
+    """Return a class of the Rust regex syntax; code points in hexadecimal, which no flag or set operation can misread."""
     if not chars.ranges:
         return "(?s:.)"
     inside = "".join(f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in chars.ranges)

@@ -43,7 +43,7 @@ class GrammarMatcher(Protocol):
         """
 
     def accept(self, tokens: Sequence[int]) -> int:
-        """Take tokens up to the first one whose mask bit is clear; returns how many were taken.
+        """Accept tokens up to the first one whose mask bit is clear; returns how many were accepted.
 
         A refused token leaves no trace. An ended matcher takes nothing, EOS included.
         """
@@ -52,30 +52,30 @@ class GrammarMatcher(Protocol):
         """Undo the last `count` tokens, O(count). Raises ValueError below 0 or above `depth`, changing nothing."""
 
     def forced(self) -> bytes:
-        """Bytes that any continuation starts with; b"" if there is a choice, if the text may end, or has ended."""
+        """Return the bytes that any continuation starts with; b"" if there is a choice, if the text may end, or has ended."""
 
     def forced_tokens(self) -> list[int]:
-        """Canonical tokens of a prefix of `forced()`; the tail that could merge with what follows is left out."""
+        """Return the canonical tokens of a prefix of `forced()`; the tail that could merge with what follows is left out."""
 
     def may_end(self) -> bool:
-        """Whether EOS is legal now: the text is complete and not yet ended."""
+        """Return True if EOS is legal now: the text is complete and not yet ended."""
 
     def ended(self) -> bool:
-        """Whether EOS has been accepted."""
+        """Return True if EOS has been accepted."""
 
     def fork(self) -> GrammarMatcher:
-        """An independent matcher in the same state."""
+        """Return an independent matcher in the same state."""
 
 
 class Core(Protocol):
-    """What a library must offer: a recogniser of text tokens that never sees EOS.
+    """Interface that a library is wrapped in: a recogniser of text tokens that never sees EOS.
 
     Every method checks the library for errors and raises GrammarFailure; once one did, all do.
     """
 
     @property
     def checked(self) -> tuple[Checked, ...]:
-        """What the constraint says and this recogniser does not hold; empty but for `best_effort`."""
+        """Assertions of the constraint that this recogniser does not enforce; empty but for `best_effort`."""
 
     @property
     def named(self) -> frozenset[int]:
@@ -171,7 +171,7 @@ class GuardedMatcher:
                 self._ring.drop_above(self._held)
 
     def reset(self) -> Core:
-        """Go back to the start; the core, whose owner the caller is from now on. Raises GrammarFailure."""
+        """Go back to the start and return the core, which the caller owns from now on. Raises GrammarFailure."""
         self.rollback(self.depth)
         return self._core
 
@@ -194,7 +194,7 @@ class GuardedMatcher:
         return copy
 
     def seed_mask(self, mask: NDArray[np.int32], ends: bool) -> None:
-        """Give the mask of the current state, int32[words], and `may_end`, known from a matcher in the same state."""
+        """Set the mask of the current state, int32[words], and `may_end`, known from a matcher in the same state."""
         ring, slot = self._masks(), self._held % _KEPT_MASKS
         np.copyto(ring.rows[slot], mask)
         ring.ends[slot] = ends
@@ -232,7 +232,7 @@ class GuardedMatcher:
         ring.tags[slot] = self._held
 
     def _settle(self, ring: MaskRing, slot: int, row: NDArray[np.int32]) -> None:
-        """What the library wrote, without special tokens, with EOS where it is legal."""
+        """Write the library's mask to the row, without special tokens, with EOS if it is legal."""
         _AND(ring.rows[slot], self._table.text_mask, row)
         if ring.ends[slot]:
             np.bitwise_or(row, self._table.eos_mask, row)
@@ -250,7 +250,7 @@ def require_row(row: NDArray[np.int32], words: int) -> None:
 
 
 def walk(matcher: GrammarMatcher, draft: Sequence[int], rows: NDArray[np.int32]) -> int:
-    """Take a draft as far as it is legal, writing the mask before each token and the one after the last.
+    """Accept a draft as far as it is legal, writing the mask before each token and the one after the last.
 
     `rows` is int32[len(draft) + 1 or more, words]. Row 0 is the mask of the current state, row i + 1 that after draft
     token i. Returns n, the number of legal draft tokens: the matcher is n deeper and rows[:n + 1] are valid (the last

@@ -56,11 +56,11 @@ class ProductCore:
         return all(member.may_end() for member in self._members)
 
     def forced(self) -> bytes:
-        """The longest that a member forces: what one of them needs, all of them need."""
+        """Return the longest text that a member forces: what one of them needs, all of them need."""
         return max((member.forced() for member in self._members if not member.may_end()), key=len, default=b"")
 
     def forced_tokens(self) -> list[int]:
-        """Always empty: what one member forces another may refuse further on."""
+        """Return nothing: what one member forces another may refuse further on."""
         return []
 
     def copy(self) -> ProductCore:
@@ -104,7 +104,7 @@ class MatcherCore:
 def product_members(
     constraint: Constraint, limits: CompileLimits, *, join_regular: bool = False
 ) -> list[Constraint] | None:
-    """The constraints that run side by side for this one, each with exact masks; None for one that runs alone.
+    """Return the constraints that run side by side for this one, each with exact masks; None for one that runs alone.
 
     `join_regular` leaves an intersection of regular expressions and choices to the backend. Raises GrammarError for
     no members, too many, and members that masks do not fully hold.
@@ -123,7 +123,7 @@ def product_members(
 
 
 def is_regular(members: Sequence[Constraint]) -> bool:
-    """Whether all members are regular expressions or choices, at least two of them."""
+    """Return True if all members are regular expressions or choices, at least two of them."""
     return len(members) > 1 and all(isinstance(member, RegexGrammar | ChoiceGrammar) for member in members)
 
 
@@ -138,7 +138,7 @@ def check_members(members: Sequence[Constraint], limits: CompileLimits) -> None:
 
 
 def intersect(matchers: Sequence[GrammarMatcher], table: TokenTable) -> GrammarMatcher:
-    """A matcher of the texts that continue all `matchers`, which are forked and must not be ended.
+    """Return a matcher of the texts that continue all `matchers`, which are forked and must not be ended.
 
     For constraints alone `AllOfGrammar` is the better choice; this also takes matchers of programs (`source_matcher`). Those
     of constraints should be compiled `ExactGrammar`. Raises ValueError for no matchers, or an ended one.

@@ -22,7 +22,7 @@ class MaskSource(Protocol):
     """
 
     def step(self, accepted: Sequence[int]) -> NDArray[np.int32] | Iterable[int]:
-        """Legal next tokens after `accepted`, all tokens since the start of the text.
+        """Return the legal next tokens after `accepted`, all tokens since the start of the text.
 
         Either a mask, int32[words] (bit `i & 31` of word `i >> 5` is token i), or the ids. An EOS id among them says
         that the text may end here. Special tokens never become legal, whatever is said of them.
@@ -30,7 +30,7 @@ class MaskSource(Protocol):
 
 
 def source_matcher(source: MaskSource, table: TokenTable) -> GrammarMatcher:
-    """A matcher at the start of a text that `source` constrains. `step` is called at most once for each state entered.
+    """Return a matcher at the start of a text that `source` constrains. `step` is called at most once for each state entered.
 
     The matcher raises GrammarError for a mask of the wrong shape or dtype and ids out of range, GrammarFailure where
     `step` leaves no token and no end; what `step` raises passes through. Each leaves the matcher as it was.
@@ -66,7 +66,7 @@ class SourceCore:
         return bool(np.bitwise_and(self._current(), self._table.eos_mask).any())
 
     def forced(self) -> bytes:
-        """Always empty: a program says what may come next, not what must come after."""
+        """Return nothing: a program says what may come next, not what must come after."""
         return b""
 
     def forced_tokens(self) -> list[int]:
@@ -84,7 +84,7 @@ class SourceCore:
 
 
 def _mask(answer: NDArray[np.int32] | Iterable[int], table: TokenTable) -> NDArray[np.int32]:
-    """The answer of a source as its own copy of a mask, int32[words]."""
+    """Return the answer of a source as its own copy of a mask, int32[words]."""
     if isinstance(answer, np.ndarray):
         if answer.dtype != np.int32 or answer.shape != (table.words,):
             raise GrammarError(f"step must give int32[{table.words}], not {answer.dtype}{list(answer.shape)}")

@@ -18,7 +18,7 @@ _MAX_ORDERS = 120
 
 
 def negative_items(view: View, to: Translator) -> list[Schema]:
-    """Arrays in which an item fails `prefixItems` or `items`."""
+    """Return schemas of arrays in which an item fails `prefixItems` or `items`."""
     prefix = view.words.get("prefixItems", [])
     options: list[Schema] = []
     for place, schema in enumerate(prefix):
@@ -30,7 +30,7 @@ def negative_items(view: View, to: Translator) -> list[Schema]:
 
 
 def positive_contains(view: View, to: Translator) -> list[Schema]:
-    """`contains`: an item at one of the first places is valid. Raises CannotRewrite for counts above one."""
+    """Return `contains` as a schema: an item at one of the first places is valid. Raises CannotRewrite for counts above one."""
     if view.words.get("minContains", 1) == 0 and "maxContains" not in view.words:
         return []
     _require_plain(view)
@@ -39,7 +39,7 @@ def positive_contains(view: View, to: Translator) -> list[Schema]:
 
 
 def negative_contains(view: View, to: Translator) -> list[Schema]:
-    """Arrays in which no item is valid."""
+    """Return schemas of arrays in which no item is valid."""
     if view.words.get("minContains", 1) == 0 and "maxContains" not in view.words:
         return []
     _require_plain(view)
@@ -47,7 +47,7 @@ def negative_contains(view: View, to: Translator) -> list[Schema]:
 
 
 def positive_unique(view: View, to: Translator) -> list[Schema]:
-    """`uniqueItems` over few possible items: every order of them, cut anywhere that `minItems` allows."""
+    """Return `uniqueItems` over few possible items as a schema: every order of them, cut anywhere that `minItems` allows."""
     if not view.words["uniqueItems"] or view.words.get("maxItems", 2) <= 1:
         return []
     items = view.words.get("items", True)
@@ -66,7 +66,7 @@ def positive_unique(view: View, to: Translator) -> list[Schema]:
 
 
 def _values(schema: Any, pointer: str, to: Translator) -> list[Any] | None:
-    """All values that a schema may accept if they are listed, each once; None if they are not."""
+    """Return all values that a schema may accept if they are listed, each once; None if they are not."""
     for _ in range(8):
         if not isinstance(schema, dict):
             return None
@@ -94,7 +94,7 @@ def _not_arrays() -> list[Schema]:
 
 
 def _some_item(schema: Schema, start: int, view: View) -> list[Schema]:
-    """Arrays with an item that `schema` accepts, at `start` or behind."""
+    """Return schemas of arrays with an item that `schema` accepts, at `start` or behind."""
     if schema is True:
         return [{"type": "array", "minItems": start + 1}]
     end = min(start + _PLACES, int(view.words.get("maxItems", start + _PLACES)))

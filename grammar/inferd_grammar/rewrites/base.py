@@ -37,11 +37,11 @@ class View:
     beside: tuple[View, ...] = ()
 
     def at(self, key: str, *parts: str | int) -> str:
-        """Pointer of a keyword's value, or of a part of it."""
+        """Return the pointer of a keyword's value, or of a part of it."""
         return "/".join([self.pointer, *(escape(str(part)) for part in (self.names.get(key, key), *parts))])
 
     def without(self, *keys: str) -> View:
-        """The same view less some keywords."""
+        """Return the same view less some keywords."""
         return replace(self, words={key: value for key, value in self.words.items() if key not in keys})
 
 
@@ -51,28 +51,28 @@ class Translator(Protocol):
     def view(self, schema: Mapping[str, Any], pointer: str) -> View: ...
 
     def resolve(self, reference: str) -> tuple[str, Any] | None:
-        """Pointer and schema of a `#/...` reference, or None if it names nothing."""
+        """Return pointer and schema of a `#/...` reference, or None if it names nothing."""
 
     def visit(self, pointer: str) -> None:
         """Count one step. Raises GrammarError if the document has taken too many."""
 
     def names(self) -> list[str]:
-        """Every name that the document gives to a property, each once."""
+        """Return every name that the document gives to a property, each once."""
 
     def positive(
         self, schema: Schema, pointer: str, kinds: frozenset[str] = ..., beside: tuple[View, ...] = ...
     ) -> Schema:
-        """A schema that accepts what `schema` accepts, of values whose kind is in `kinds` and that `beside` accepts."""
+        """Return a schema that accepts what `schema` accepts, of values whose kind is in `kinds` and that `beside` accepts."""
 
     def negative(self, schema: Schema, pointer: str, kinds: frozenset[str] = ...) -> Schema:
-        """A schema that accepts what `schema` rejects, of values whose kind is in `kinds`."""
+        """Return a schema that accepts what `schema` rejects, of values whose kind is in `kinds`."""
 
     def negative_view(self, view: View, kinds: frozenset[str]) -> Schema:
-        """`negative` of a view that was put together by hand."""
+        """Return `negative` of a view that was put together by hand."""
 
 
 def any_of(options: list[Schema]) -> Schema:
-    """One schema for the union; a union of nothing is false."""
+    """Return one schema for the union; a union of nothing is false."""
     flat: list[Schema] = []
     for option in options:
         if option is True or option == {}:
@@ -85,7 +85,7 @@ def any_of(options: list[Schema]) -> Schema:
 
 
 def all_of(parts: list[Schema]) -> Schema:
-    """One schema for the intersection; an intersection of nothing is true."""
+    """Return one schema for the intersection; an intersection of nothing is true."""
     if any(part is False for part in parts):
         return False
     kept = [part for part in parts if part is not True and part != {}]

@@ -29,7 +29,7 @@ FAMILIES: dict[str, Kinds] = {
 
 
 def negative(key: str, view: View, kinds: Kinds) -> list[Schema]:
-    """Numbers, or counts, on the other side of the bound."""
+    """Return schemas of numbers, or counts, on the other side of the bound."""
     value = view.words[key]
     if key in _NUMBERS:
         return [{"type": number_type(kinds), _NUMBERS[key]: value}]

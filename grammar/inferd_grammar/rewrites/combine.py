@@ -20,7 +20,7 @@ DEPENDENCIES = ("dependencies", "dependentRequired", "dependentSchemas")
 
 
 def positive_one_of(view: View, kinds: Kinds, to: Translator) -> list[Schema]:
-    """One branch and, of the kinds in which they may overlap, none of the others."""
+    """Return schemas for: one branch and, of the kinds in which they may overlap, none of the others."""
     branches = view.words["oneOf"]
     beside = (*view.beside, view.without("oneOf"))
     rivals = _rivals(view, to)
@@ -37,7 +37,7 @@ def positive_one_of(view: View, kinds: Kinds, to: Translator) -> list[Schema]:
 
 
 def negative_one_of(view: View, kinds: Kinds, to: Translator) -> list[Schema]:
-    """No branch at all, or two that are not disjoint."""
+    """Return schemas for: no branch at all, or two that are not disjoint."""
     places = [(branch, view.at("oneOf", n)) for n, branch in enumerate(view.words["oneOf"])]
     options = [all_of([to.negative(branch, place, kinds) for branch, place in places])]
     for n, others in enumerate(_rivals(view, to)):
@@ -47,7 +47,7 @@ def negative_one_of(view: View, kinds: Kinds, to: Translator) -> list[Schema]:
 
 
 def positive_if(view: View, kinds: Kinds, to: Translator) -> list[Schema]:
-    """`then` where `if` holds, `else` where its complement does."""
+    """Return schemas for: `then` where `if` holds, `else` where its complement does."""
     if not {"then", "else"} & view.words.keys():
         return []
     condition = view.words["if"], view.at("if")
@@ -57,7 +57,7 @@ def positive_if(view: View, kinds: Kinds, to: Translator) -> list[Schema]:
 
 
 def negative_if(view: View, kinds: Kinds, to: Translator) -> list[Schema]:
-    """`if` without `then`, or neither `if` nor `else`."""
+    """Return schemas for: `if` without `then`, or neither `if` nor `else`."""
     condition = view.words["if"], view.at("if")
     options: list[Schema] = []
     if "then" in view.words:
@@ -70,7 +70,7 @@ def negative_if(view: View, kinds: Kinds, to: Translator) -> list[Schema]:
 
 
 def exclusive_cases(parts: list[SchemaPlace], beside: tuple[View, ...], to: Translator) -> list[SchemaPlace]:
-    """Those members of an `allOf` that are `if` and `then` alone, if there are several and their conditions exclude
+    """Return those members of an `allOf` that are `if` and `then` alone, if there are several and their conditions exclude
     each other on objects that have the keys which the conditions look at.
     """
     cases = [place for place in parts if _is_case(place, to)]
@@ -85,7 +85,7 @@ def exclusive_cases(parts: list[SchemaPlace], beside: tuple[View, ...], to: Tran
 
 
 def positive_cases(cases: list[SchemaPlace], kinds: Kinds, to: Translator) -> Schema:
-    """One condition and its consequence, or none of the conditions: so many cases instead of all combinations.
+    """Return a schema: one condition and its consequence, or none of the conditions: so many cases instead of all combinations.
 
     Narrower: an object without a key that the conditions look at meets all of them at once, and is refused.
     """
@@ -115,7 +115,7 @@ def _condition(place: SchemaPlace, to: Translator) -> View:
 
 
 def positive_dependencies(key: str, view: View, to: Translator) -> list[Schema]:
-    """One union for each key that has a consequence."""
+    """Return one union for each key that has a consequence."""
     result = []
     for name, wanted in view.words[key].items():
         there = {"type": "object", "required": [name]}
@@ -125,7 +125,7 @@ def positive_dependencies(key: str, view: View, to: Translator) -> list[Schema]:
 
 
 def negative_dependencies(key: str, view: View, to: Translator) -> list[Schema]:
-    """Some key is there and its consequence is not."""
+    """Return schemas for: some key is there and its consequence is not."""
     result: list[Schema] = []
     for name, wanted in view.words[key].items():
         schema = {"required": wanted} if isinstance(wanted, list) else wanted
@@ -141,7 +141,7 @@ def _wanted(wanted: Any, pointer: str, to: Translator) -> Schema:
 
 
 def _rivals(view: View, to: Translator) -> list[dict[int, Kinds]]:
-    """For each branch the others that are not provably disjoint from it, and the kinds of value they may share."""
+    """Return, for each branch, the others that are not provably disjoint from it, and the kinds of value they may share."""
     beside = [*view.beside, view.without("oneOf")]
     branches = [views_of(branch, view.at("oneOf", n), to) for n, branch in enumerate(view.words["oneOf"])]
     result: list[dict[int, Kinds]] = [{} for _ in branches]

@@ -50,7 +50,7 @@ class Dialect:
         self._reference_alone = index <= _DRAFTS.index("draft-07")
 
     def view(self, schema: Mapping[str, Any], pointer: str) -> View:
-        """The keywords of one schema object that count, in 2020-12's form."""
+        """Return the keywords of one schema object that count, in 2020-12's form."""
         words = {key: value for key, value in schema.items() if key in self._known}
         if self._reference_alone and "$ref" in words:
             return View({"$ref": words["$ref"]}, pointer)
@@ -66,13 +66,13 @@ class Dialect:
 
 
 def _convert_exclusive(words: dict[str, Any], bound: str, exclusive: str) -> None:
-    """Draft 4 writes `"exclusiveMinimum": true` beside `minimum`."""
+    """Convert draft 4's `"exclusiveMinimum": true` beside `minimum`."""
     if words.pop(exclusive) and bound in words:
         words[exclusive] = words.pop(bound)
 
 
 def _convert_items(words: dict[str, Any]) -> dict[str, str]:
-    """Before 2020-12 a list in `items` stood for `prefixItems`, and `additionalItems` for `items` behind them."""
+    """Convert a list in `items` to `prefixItems`, and `additionalItems` to `items`, as written before 2020-12."""
     rest = words.pop("additionalItems", None)
     if not isinstance(words.get("items"), list):
         return {}
@@ -83,7 +83,7 @@ def _convert_items(words: dict[str, Any]) -> dict[str, str]:
 
 
 def _convert_unevaluated(words: dict[str, Any]) -> dict[str, str]:
-    """Where nothing else looks at members, those that are left over are the unevaluated ones."""
+    """Convert unevaluated members to additional ones where nothing else looks at members."""
     names = {}
     for key, same in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
         schema = words.pop(key, None)

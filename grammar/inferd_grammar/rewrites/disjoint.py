@@ -1,4 +1,4 @@
-"""Whether two schemas provably have no value in common. "No" means only that it is not seen.
+"""Proves that two schemas have no value in common. False only means that no proof was found.
 
 Seen are: different kinds; listed values that the other side rejects; a key that one side requires and for which the
 two sides have disjoint schemas (a discriminator), or that the other side forbids; ranges and counts that do not meet.
@@ -23,7 +23,7 @@ _RANGES = (
 
 
 def kinds_of(schema: Schema, pointer: str, to: Translator, depth: int = _DEPTH) -> Kinds:
-    """The kinds a schema may let through; never too few.
+    """Return the kinds a schema may let through; never too few.
 
     Only keywords that every rewrite leaves in place tell: the result is what other keywords may take for granted.
     """
@@ -33,7 +33,7 @@ def kinds_of(schema: Schema, pointer: str, to: Translator, depth: int = _DEPTH) 
 
 
 def kinds_of_view(view: View, to: Translator, depth: int = _DEPTH) -> Kinds:
-    """`kinds_of` for a view."""
+    """Return `kinds_of` for a view."""
     words = view.words
     kinds = of_types(words["type"]) if "type" in words else ALL
     if "const" in words:
@@ -53,7 +53,7 @@ def kinds_of_view(view: View, to: Translator, depth: int = _DEPTH) -> Kinds:
 
 
 def overlap(left: list[View], right: list[View], to: Translator, depth: int = _DEPTH) -> Kinds:
-    """The kinds of which some value may be valid under all of `left` and all of `right`."""
+    """Return the kinds of which some value may be valid under all of `left` and all of `right`."""
     to.visit(left[0].pointer if left else "")
     left, right = _flat(left, to, depth), _flat(right, to, depth)
     common = ALL
@@ -76,7 +76,7 @@ def overlap(left: list[View], right: list[View], to: Translator, depth: int = _D
 
 
 def told_apart(branches: list[list[View]], to: Translator) -> bool:
-    """Whether all are objects with a required key for which each lists values of its own: one look at each branch."""
+    """Return True if all are objects with a required key for which each lists values of its own: one look at each branch."""
     tags: list[dict[str, set[str]]] = []
     for branch in branches:
         to.visit(branch[0].pointer)
@@ -90,7 +90,7 @@ def told_apart(branches: list[list[View]], to: Translator) -> bool:
 
 
 def _tags(flat: list[View], to: Translator) -> dict[str, set[str]]:
-    """Required keys whose values are listed, and those values."""
+    """Return the required keys whose values are listed, and those values."""
     tags: dict[str, set[str]] = {}
     for key in {key for view in flat for key in view.words.get("required", ())}:
         for view in _flat(_members(flat, key, to) or [], to, _DEPTH):
@@ -101,7 +101,7 @@ def _tags(flat: list[View], to: Translator) -> dict[str, set[str]]:
 
 
 def views_of(schema: Schema, pointer: str, to: Translator) -> list[View] | None:
-    """The schema as views that all hold; None for false."""
+    """Return the schema as views that all hold; None for false."""
     if isinstance(schema, bool):
         return [] if schema else None
     return [to.view(schema, pointer)]
@@ -113,7 +113,7 @@ def _parts(view: View, key: str) -> Iterator[tuple[Any, str]]:
 
 
 def _flat(views: list[View], to: Translator, depth: int) -> list[View]:
-    """The views with references and `allOf` followed. A part that is false stays as an empty `enum`."""
+    """Return the views with references and `allOf` followed. A part that is false stays as an empty `enum`."""
     result, stack, left = [], list(reversed(views)), depth * 4
     while stack and left:
         view = stack.pop()
@@ -129,7 +129,7 @@ def _flat(views: list[View], to: Translator, depth: int) -> list[View]:
 
 
 def _values_miss(left: list[View], right: list[View], to: Translator) -> bool:
-    """Whether one side lists its values and the other rejects each of them."""
+    """Return True if one side lists its values and the other rejects each of them."""
     for view in left:
         if "const" in view.words or "enum" in view.words:
             listed = [view.words["const"]] if "const" in view.words else view.words["enum"]
@@ -139,7 +139,7 @@ def _values_miss(left: list[View], right: list[View], to: Translator) -> bool:
 
 
 def _rejects(view: View, value: Any, to: Translator) -> bool:
-    """Whether a value is provably invalid; looks at values, kinds, bounds and the members of an object."""
+    """Return True if a value is provably invalid; looks at values, kinds, bounds and the members of an object."""
     words, kind = view.words, of_value(value)
     if kind not in kinds_of_view(view, to):
         return True
@@ -166,7 +166,7 @@ def _out_of_range(value: float, words: Any) -> bool:
 
 
 def _ranges_miss(views: list[View], kind: str) -> bool:
-    """Whether the bounds of all views together leave nothing of a kind."""
+    """Return True if the bounds of all views together leave nothing of a kind."""
     for kinds, lows, highs in _RANGES:
         if kind in kinds:
             low = [(view.words[key], key.startswith("ex")) for view in views for key in lows if key in view.words]
@@ -176,19 +176,19 @@ def _ranges_miss(views: list[View], kind: str) -> bool:
 
 
 def _prefixes_miss(views: list[View]) -> bool:
-    """Whether two patterns ask for different beginnings."""
+    """Return True if two patterns ask for different beginnings."""
     starts = [literal_prefix(view.words["pattern"]) for view in views if "pattern" in view.words]
     return any(not a.startswith(b) and not b.startswith(a) for a in starts for b in starts)
 
 
 def _objects_miss(left: list[View], right: list[View], to: Translator, depth: int) -> bool:
-    """Whether some required key can hold no value that suits both sides."""
+    """Return True if some required key can hold no value that suits both sides."""
     needed = {key for view in [*left, *right] for key in view.words.get("required", ())}
     return any(_members_miss(_members(left, key, to), _members(right, key, to), to, depth) for key in needed)
 
 
 def _members(views: list[View], key: str, to: Translator) -> list[View] | None:
-    """What the views ask of a property; None if one forbids it."""
+    """Return the schemas that the views ask of a property; None if one forbids it."""
     found: list[View] = []
     for view in views:
         place, schema = view.at("properties", key), view.words.get("properties", {}).get(key, True)
@@ -206,7 +206,7 @@ def _members_miss(left: list[View] | None, right: list[View] | None, to: Transla
 
 
 def _branches_miss(left: list[View], right: list[View], to: Translator, depth: int) -> bool:
-    """Whether some `anyOf` or `oneOf` of the left side has no branch that meets the right side."""
+    """Return True if some `anyOf` or `oneOf` of the left side has no branch that meets the right side."""
     for view in left:
         for key in ("anyOf", "oneOf"):
             if key in view.words and depth > 2:

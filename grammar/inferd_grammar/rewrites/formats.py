@@ -16,7 +16,7 @@ _POINTER = r"(?:\/(?:[^\/~]|~[01])*)*"
 
 
 def _reference(beyond: str, *, scheme: bool = False) -> str:
-    """RFC 3986 or 3987 reference: scheme (optional unless asked for), path, query, fragment; no IP in brackets."""
+    """Pattern of an RFC 3986 or 3987 reference: scheme (optional unless asked for), path, query, fragment; no IP in brackets."""
     part = rf"a-zA-Z0-9\-._~@!$&'()*+,;={beyond}"
     escaped = r"%[0-9a-fA-F]{2}"
     first, char = rf"(?:[{part}]|{escaped})", rf"(?:[{part}:]|{escaped})"
@@ -31,7 +31,7 @@ _HOST = rf"{_LABEL}(?:\.{_LABEL})*"
 
 
 def _regex() -> str:
-    """Expressions that every dialect understands: groups two deep, common ranges, counts in order."""
+    """Return the pattern of expressions that every dialect understands: groups two deep, common ranges, counts in order."""
     escape = r"\\[dDwWsSbBnrtfv.^$|()\[\]{}*+?\/\\\-]"
     member = r"(?:a-z|A-Z|0-9|a-f|A-F|[^\\\[\]\-&~^]|\\[dDwWsSnrtfv.^$|()\[\]{}*+?\/\\\-])"
     count = r"(?:(?:[*+?]|\{(?:[0-9]{1,3},?|[01],[1-9][0-9]{0,2})\})\??)?"
@@ -60,7 +60,7 @@ PATTERNS = {
 
 
 def positive(view: View) -> tuple[View, list[Schema]]:
-    """The view without a format the backend does not know, and the pattern that stands for it, if any."""
+    """Return the view without a format the backend does not know, and the pattern that stands for it, if any."""
     name = view.words.get("format")
     if name is None or name in ENFORCED:
         return view, []
@@ -71,7 +71,7 @@ def positive(view: View) -> tuple[View, list[Schema]]:
 
 
 def negative(view: View) -> list[Schema]:
-    """What fails the format: nothing for an annotation. Raises CannotRewrite for a format that is enforced.
+    """Return schemas of what fails the format: nothing for an annotation. Raises CannotRewrite for a format that is enforced.
 
     A reader who takes it for an annotation holds no string invalid, one who asserts it some: only nothing suits both.
     """

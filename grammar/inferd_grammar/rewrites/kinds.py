@@ -17,13 +17,13 @@ _ORDER = ("null", "boolean", "integer", "fraction", "string", "array", "object")
 
 
 def of_types(types: str | Iterable[str]) -> Kinds:
-    """The kinds that the value of a `type` keyword names."""
+    """Return the kinds that the value of a `type` keyword names."""
     names = [types] if isinstance(types, str) else types
     return Kinds().union(*(NUMBER if name == "number" else {name} for name in names))
 
 
 def of_value(value: Any) -> str:
-    """The kind of one JSON value; 1.0 is an integer."""
+    """Return the kind of one JSON value; 1.0 is an integer."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else "boolean"
     if isinstance(value, (int, float)):
@@ -32,7 +32,7 @@ def of_value(value: Any) -> str:
 
 
 def typed(kinds: Kinds, within: Kinds = ALL) -> Schema:
-    """The schema that lets exactly `kinds` through of the kinds `within`.
+    """Return the schema that lets exactly `kinds` through of the kinds `within`.
 
     Fractions alone have no `type`; between multiples of one there are only such, see `multiples.py`. Callers that may
     have them, with integers in `within`, add those gaps; here they are left out.
@@ -48,12 +48,12 @@ def typed(kinds: Kinds, within: Kinds = ALL) -> Schema:
 
 
 def number_type(within: Kinds) -> str:
-    """`integer` where fractions cannot be, else `number`."""
+    """Return `integer` where fractions cannot be, else `number`."""
     return "number" if "fraction" in within else "integer"
 
 
 def canonical(value: Any) -> str:
-    """Text that is equal for values that JSON Schema holds equal: key order and `1` or `1.0` make no difference."""
+    """Return a text that is equal for values that JSON Schema holds equal: key order and `1` or `1.0` make no difference."""
     return json.dumps(_whole(value), sort_keys=True)
 
 

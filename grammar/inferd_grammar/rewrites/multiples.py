@@ -15,13 +15,13 @@ _GAPS = 64
 
 
 def negative(view: View, kinds: Kinds) -> list[Schema]:
-    """Numbers that are no multiple; whole ones alone if `kinds` has no fractions."""
+    """Return schemas of numbers that are no multiple; whole ones alone if `kinds` has no fractions."""
     step = Decimal(str(view.words["multipleOf"]))
     return between(step, whole=kinds & NUMBER == {"integer"})
 
 
 def between(step: Decimal, *, whole: bool = False) -> list[Schema]:
-    """Numbers that lie between two multiples of `step`."""
+    """Return schemas of numbers that lie between two multiples of `step`."""
     if whole and step == 1:
         return []
     kind = "integer" if whole else "number"

@@ -21,12 +21,12 @@ EVERY_KEY = frozenset(("", ".*", "^.*$", "^.*", ".*$", "^", "$", "(.*)", "^(.*)$
 
 
 def negative_required(view: View) -> list[Schema]:
-    """Objects that lack one of the keys."""
+    """Return schemas of objects that lack one of the keys."""
     return [{"type": "object", "properties": {key: False}} for key in view.words["required"]]
 
 
 def negative_properties(view: View, to: Translator, others: bool) -> list[Schema]:
-    """Objects in which a listed property is there and fails its schema, or that have a key they must not have.
+    """Return schemas of objects in which a listed property is there and fails its schema, or that have a key they must not have.
 
     Narrower: a property whose complement cannot be said is passed over if anything else (`others`) tells the object
     apart.
@@ -74,7 +74,7 @@ def _with(name: str, value: Schema) -> Schema:
 
 
 def _finds(pattern: str, name: str) -> bool | None:
-    """Whether a pattern is found in a name; None for a pattern that is not understood."""
+    """Return True if a pattern is found in a name; None for a pattern that is not understood."""
     try:
         return finds(pattern, name)
     except NotUnderstood:
@@ -82,7 +82,7 @@ def _finds(pattern: str, name: str) -> bool | None:
 
 
 def positive_names(view: View, to: Translator) -> list[Schema]:
-    """`propertyNames`: every key matches a pattern. A condition is a length, a pattern, a list, a union or `not`."""
+    """Return `propertyNames` as patterns that every key matches. A condition is a length, a pattern, a list, a union or `not`."""
     return [_names(view.words["propertyNames"], view.at("propertyNames"), to)]
 
 
@@ -99,7 +99,7 @@ def _names(schema: Any, pointer: str, to: Translator) -> Schema:
 
 
 def _all_names(parts: list[Schema]) -> Schema:
-    """All conditions at once; patterns become the one that holds where all of them do, if they are understood."""
+    """Return all conditions at once; patterns become the one that holds where all of them do, if they are understood."""
     patterns = [_lone_pattern(part) for part in parts]
     found = [pattern for pattern in patterns if pattern is not None]
     rest = [part for part, pattern in zip(parts, patterns, strict=True) if pattern is None]
@@ -141,7 +141,7 @@ def _names_by(key: str, view: View, to: Translator) -> Schema:
 
 
 def _one_of_names(view: View, to: Translator) -> Schema:
-    """Lists beside at most one pattern, if nothing that is listed is listed twice or found by the pattern."""
+    """Return lists beside at most one pattern, if nothing that is listed is listed twice or found by the pattern."""
     listed: list[str] = []
     patterns: list[str] = []
     for n, part in enumerate(view.words["oneOf"]):
@@ -160,7 +160,7 @@ def _one_of_names(view: View, to: Translator) -> Schema:
 
 
 def _pattern_of(schema: Any, pointer: str, to: Translator) -> str:
-    """The one pattern that a condition on names amounts to."""
+    """Return the one pattern that a condition on names amounts to."""
     names = _names(schema, pointer, to)
     if not isinstance(names, dict) or names.get("additionalProperties") is not False:
         raise CannotRewrite("this union of conditions on property names is not supported", pointer)
@@ -179,12 +179,12 @@ def _forbidden_names(schema: Any, pointer: str, to: Translator) -> Schema:
 
 
 def _only(pattern: str) -> Schema:
-    """Objects whose keys all match."""
+    """Return a schema of objects whose keys all match."""
     return {"patternProperties": {pattern: True}, "additionalProperties": False}
 
 
 def positive_counts(view: View) -> tuple[View, list[Schema]]:
-    """`minProperties` and `maxProperties` beside optional listed keys: which of those are there decides the rest.
+    """Return `minProperties` and `maxProperties` beside optional listed keys: which of those are there decides the rest.
 
     The view less what was rewritten, and what stands for it. The backend counts only keys that are not listed.
     """
@@ -203,7 +203,7 @@ def positive_counts(view: View) -> tuple[View, list[Schema]]:
 
 
 def _closed(optional: list[str], needed: int, low: int, high: int | None) -> list[Schema] | None:
-    """No other keys: at least `low - needed` of the optional ones, none but some `high - needed` of them."""
+    """Return cases without other keys: at least `low - needed` of the optional ones, none but some `high - needed` of them."""
     least = max(low - needed, 0)
     most = len(optional) if high is None else min(int(high) - needed, len(optional))
     if most < least:
@@ -218,7 +218,7 @@ def _closed(optional: list[str], needed: int, low: int, high: int | None) -> lis
 
 
 def _open(optional: list[str], low: int, high: int | None) -> list[Schema] | None:
-    """Other keys may be there: one case for each set of optional ones that is, the backend counts what is left."""
+    """Return cases with other keys: one for each set of optional ones that is, the backend counts what is left."""
     if 2 ** len(optional) > _MAX_SUBSETS:
         return None
     counts: dict[str, Any] = {"minProperties": low} | ({} if high is None else {"maxProperties": int(high)})
@@ -226,7 +226,7 @@ def _open(optional: list[str], low: int, high: int | None) -> list[Schema] | Non
 
 
 def positive_patterns(view: View) -> View:
-    """Patterns for keys made disjoint, as the backend wants them: each region of keys gets the schemas of all patterns
+    """Return patterns for keys made disjoint, as the backend wants them: each region of keys gets the schemas of all patterns
     that match there. A pattern that every key matches goes into the listed keys, the other patterns, and all the rest.
 
     Narrower: keys with characters on which dialects of regular expressions differ are refused where patterns meet.
@@ -251,7 +251,7 @@ def positive_patterns(view: View) -> View:
 
 
 def _areas(patterns: list[str]) -> list[tuple[str, list[int]]] | None:
-    """Disjoint patterns, each with the indices of those it lies in; None if these are disjoint, or not understood."""
+    """Return disjoint patterns, each with the indices of those it lies in; None if these are disjoint, or not understood."""
     try:
         areas = regions(patterns)
     except NotUnderstood:
@@ -260,7 +260,7 @@ def _areas(patterns: list[str]) -> list[tuple[str, list[int]]] | None:
 
 
 def _there(view: View, *place: str) -> dict[str, str]:
-    """A reference to a subschema of the document, so that it keeps its pointer."""
+    """Return a reference to a subschema of the document, so that it keeps its pointer."""
     return {"$ref": f"#{quote(view.at(*place))}"}
 
 
@@ -269,7 +269,7 @@ def _all(references: list[dict[str, str]]) -> Schema:
 
 
 def _exactly(listed: list[str], kept: tuple[str, ...], **words: Any) -> Schema:
-    """Objects that have none of `listed` but for all of `kept`."""
+    """Return a schema of objects that have none of `listed` but for all of `kept`."""
     return {"type": "object", "required": list(kept), "properties": _absent(listed, kept), **words}
 
 

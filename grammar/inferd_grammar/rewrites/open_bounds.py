@@ -21,7 +21,7 @@ _ONE = ("additionalProperties", "items")
 
 
 def has_fractions(value: Any) -> bool:
-    """Whether some number in a JSON value is not whole."""
+    """Return True if some number in a JSON value is not whole."""
     stack = [value]
     while stack:
         item = stack.pop()

@@ -32,7 +32,7 @@ _MAX_PATTERNS = 4
 
 
 def negative(view: View) -> list[Schema]:
-    """Strings that do not match. Raises CannotRewrite."""
+    """Return schemas of strings that do not match. Raises CannotRewrite."""
     try:
         return [{"type": "string", "pattern": complement(view.words["pattern"])}]
     except NotUnderstood as error:
@@ -40,7 +40,7 @@ def negative(view: View) -> list[Schema]:
 
 
 def complement(pattern: str) -> str:
-    """A pattern, anchored, that matches what `pattern` finds nothing in. Raises NotUnderstood."""
+    """Return a pattern, anchored, that matches what `pattern` finds nothing in. Raises NotUnderstood."""
     node, doubtful = parse(pattern)
     machine = _determinise(_Nfa.of(node), subtraction(EVERYTHING, doubtful))
     text = _eliminate(machine)
@@ -48,7 +48,7 @@ def complement(pattern: str) -> str:
 
 
 def regions(patterns: list[str]) -> list[tuple[str, list[int]]]:
-    """All strings that some pattern is found in, cut into disjoint patterns, each with the indices of those found there.
+    """Return all strings that some pattern is found in, cut into disjoint patterns, each with the indices of those found there.
 
     Strings with characters on which dialects differ make a region of their own, without indices. Raises NotUnderstood.
     """
@@ -67,7 +67,7 @@ def regions(patterns: list[str]) -> list[tuple[str, list[int]]]:
 
 
 def finds(pattern: str, text: str) -> bool:
-    """Whether a pattern is found in a text, in time linear in both. Raises NotUnderstood."""
+    """Return True if a pattern is found in a text, in time linear in both. Raises NotUnderstood."""
     node, doubtful = parse(pattern)
     if any(low <= ord(char) <= high for char in text for low, high in doubtful):
         raise NotUnderstood("dialects differ on this text")
@@ -97,7 +97,7 @@ class _Nfa:
 
     @classmethod
     def of_several(cls, nodes: list[RegexNode]) -> _Nfa:
-        """One start for all; pattern n ends in state -1 - n."""
+        """Return one machine with one start for all; pattern n ends in state -1 - n."""
         nfa = cls()
         for n, node in enumerate(nodes):
             nfa._add(node, 0, -1 - n)
@@ -133,7 +133,7 @@ class _Nfa:
         return self.size - 1
 
     def closure(self, states: Iterable[int]) -> frozenset[int]:
-        """States that silent moves reach."""
+        """Return the states that silent moves reach."""
         seen, stack = set(states), list(states)
         while stack:
             for state in self.silent.get(stack.pop(), ()):
@@ -157,7 +157,7 @@ def _determinise(nfa: _Nfa, alphabet: Chars) -> _Machine:
 
 
 def _subsets(nfa: _Nfa, alphabet: Chars) -> tuple[list[dict[int, Chars]], list[frozenset[int]]]:
-    """The moves of a deterministic machine, and the states of `nfa` that each of its states stands for."""
+    """Return the moves of a deterministic machine, and the states of `nfa` that each of its states stands for."""
     classes = _classes(nfa, alphabet)
     first = nfa.closure([0])
     numbers, order, moves = {first: 0}, [first], list[dict[int, Chars]]()
@@ -180,7 +180,7 @@ def _subsets(nfa: _Nfa, alphabet: Chars) -> tuple[list[dict[int, Chars]], list[f
 
 
 def _classes(nfa: _Nfa, alphabet: Chars) -> list[Chars]:
-    """The alphabet cut so that no label tells two characters of one class apart."""
+    """Return the alphabet cut so that no label tells two characters of one class apart."""
     classes = [alphabet]
     for label in {label for moves in nfa.moves.values() for label, _ in moves}:
         cut = [part for chars in classes for part in (intersection(chars, label), subtraction(chars, label))]
@@ -189,7 +189,7 @@ def _classes(nfa: _Nfa, alphabet: Chars) -> list[Chars]:
 
 
 def _minimise(machine: _Machine) -> _Machine:
-    """States merged that no text tells apart (Moore's refinement); state 0 stays the start."""
+    """Return the machine with states merged that no text tells apart (Moore's refinement); state 0 stays the start."""
     size = len(machine.moves)
     block = [int(state in machine.final) for state in range(size)]
     while True:
@@ -210,7 +210,7 @@ def _row(moves: dict[int, Chars], block: list[int]) -> tuple[tuple[int, Chars], 
 
 
 def _eliminate(machine: _Machine) -> str | None:
-    """The language of a machine as a regular expression; None if it is empty."""
+    """Return the language of a machine as a regular expression; None if it is empty."""
     start, end = -1, -2
     machine = _minimise(machine)
     edges: dict[tuple[int, int], str] = {
@@ -232,7 +232,7 @@ def _eliminate(machine: _Machine) -> str | None:
 
 
 def _weight(edges: dict[tuple[int, int], str], state: int) -> int:
-    """How much text taking a state out adds."""
+    """Return how many characters taking a state out adds."""
     incoming = [len(text) for (a, b), text in edges.items() if b == state != a]
     outgoing = [len(text) for (a, b), text in edges.items() if a == state != b]
     loop = len(edges.get((state, state), ""))

@@ -27,7 +27,7 @@ class NotUnderstood(ValueError):
 
 
 def parse(pattern: str) -> tuple[RegexNode, Chars]:
-    """The pattern as a search, and the characters on which dialects differ about it. Raises NotUnderstood."""
+    """Return the pattern as a search, and the characters on which dialects differ about it. Raises NotUnderstood."""
     parser = _Parser(pattern)
     node = parser.union(top=True)
     if parser.rest():
@@ -36,7 +36,7 @@ def parse(pattern: str) -> tuple[RegexNode, Chars]:
 
 
 def literal_prefix(pattern: str) -> str:
-    """Characters that everything begins with in which an anchored pattern is found; empty where that is not seen."""
+    """Return the characters that everything begins with in which an anchored pattern is found; empty if none are known."""
     try:
         (kind, parts), _ = parse(pattern)
     except NotUnderstood:
@@ -50,7 +50,7 @@ def literal_prefix(pattern: str) -> str:
 
 
 def union(sets: list[Chars]) -> Chars:
-    """All characters of several sets."""
+    """Return all characters of several sets."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(pair for chars in sets for pair in chars):
         if merged and low <= merged[-1][1] + 1:
@@ -61,13 +61,13 @@ def union(sets: list[Chars]) -> Chars:
 
 
 def intersection(left: Chars, right: Chars) -> Chars:
-    """Characters of both sets."""
+    """Return the characters of both sets."""
     pairs = [(max(a, c), min(b, d)) for a, b in left for c, d in right]
     return tuple(sorted((low, high) for low, high in pairs if low <= high))
 
 
 def subtraction(left: Chars, right: Chars) -> Chars:
-    """Characters of `left` that are not in `right`."""
+    """Return the characters of `left` that are not in `right`."""
     result: list[tuple[int, int]] = []
     for low, high in left:
         for cut_low, cut_high in sorted(right):
@@ -82,7 +82,7 @@ def subtraction(left: Chars, right: Chars) -> Chars:
 
 
 def write(chars: Chars) -> str:
-    """A set as a class."""
+    """Return a set as a class."""
     if chars == EVERYTHING:
         return r"[\s\S]"
     outside = subtraction(EVERYTHING, chars)

@@ -32,7 +32,7 @@ class Rewritten(NamedTuple):
 
 
 def rewrite(root: Any, *, lenient: bool = False) -> Rewritten:
-    """The rewritten document; the document itself if it holds nothing to rewrite.
+    """Return the rewritten document; the document itself if it holds nothing to rewrite.
 
     `root` has passed `read_schema`. References other than `#` and `#/...`, and `$id` below the root, change what
     references mean: such documents are returned as they are. With `lenient` what has no rewrite is left out instead of
@@ -76,7 +76,7 @@ def _needs_rewrite(schema: Any, fractions: bool) -> bool:
 
 
 def _has_open_flag(schema: dict[str, Any]) -> bool:
-    """Draft 4's boolean `exclusiveMinimum`, which the backend passes over."""
+    """Return True if there is draft 4's boolean `exclusiveMinimum`, which the backend passes over."""
     return any(isinstance(schema.get(key), bool) for key in ("exclusiveMaximum", "exclusiveMinimum"))
 
 
@@ -87,7 +87,7 @@ def _require_no_flags(places: list[tuple[str, Any]]) -> None:
 
 
 def _moves_base(places: list[tuple[str, Any]]) -> bool:
-    """Whether a reference means something else than its pointer into the document."""
+    """Return True if a reference means something else than its pointer into the document."""
     schemas = [(pointer, schema) for pointer, schema in places if isinstance(schema, dict)]
     bases = [p for p, schema in schemas if p and any(_is_base(schema.get(key)) for key in ("$id", "id"))]
     for pointer, schema in schemas:
@@ -100,7 +100,7 @@ def _moves_base(places: list[tuple[str, Any]]) -> bool:
 
 
 def _is_base(name: Any) -> bool:
-    """A fragment alone names a place, and leaves the base as it is."""
+    """Return True if the reference is a fragment alone, which names a place and leaves the base as it is."""
     return isinstance(name, str) and not name.startswith("#")
 
 

@@ -12,12 +12,12 @@ _ANY = r"[\s\S]"
 
 
 def one_of(strings: Iterable[str]) -> str:
-    """A pattern that matches exactly these strings, as a whole."""
+    """Return a pattern that matches exactly these strings, as a whole."""
     return f"^(?:{'|'.join(''.join(map(_literal, text)) for text in strings)})$"
 
 
 def none_of(strings: Iterable[str]) -> str:
-    """A pattern that matches, as a whole, exactly the strings that are none of these.
+    """Return a pattern that matches, as a whole, exactly the strings that are none of these.
 
     Follows the prefix tree of the strings: a string is none of them if it stops at an inner node, leaves the tree, or
     goes on behind a leaf. The size is about that of all strings together.
@@ -26,12 +26,12 @@ def none_of(strings: Iterable[str]) -> str:
 
 
 def length_between(least: int, most: int | None) -> str:
-    """A pattern for all strings of so many characters."""
+    """Return a pattern for all strings of so many characters."""
     return f"^{_ANY}{{{least},{'' if most is None else most}}}$"
 
 
 def _outside(strings: list[str], depth: int) -> str:
-    """The rest of a string behind `depth` characters that all of `strings` (sorted) begin with."""
+    """Return the rest of a string behind `depth` characters that all of `strings` (sorted) begin with."""
     ends = bool(strings) and len(strings[0]) == depth
     branches: dict[str, list[str]] = {}
     for text in strings[ends:]:

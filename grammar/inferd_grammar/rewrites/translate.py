@@ -57,7 +57,7 @@ class SchemaTranslator:
         self._property_names = names
 
     def document(self) -> Schema:
-        """The whole document, translated. Raises CannotRewrite."""
+        """Return the whole document, translated. Raises CannotRewrite."""
         result = self.positive(self._root, "")
         while self._waiting:
             name, schema, pointer = self._waiting.pop()
@@ -145,7 +145,7 @@ class SchemaTranslator:
         self.dropped += [(pointer.rpartition("/")[2], pointer) for pointer in pointers]
 
     def _reference(self, view: View, kinds: Kinds | None) -> Schema:
-        """A reference to a translated definition; complemented among `kinds` unless that is None."""
+        """Return a reference to a translated definition; complemented among `kinds` unless that is None."""
         target = self.resolve(view.words["$ref"])
         if target is None:
             raise GrammarError(f"reference {view.words['$ref']!r} does not exist", view.at("$ref"))
@@ -160,7 +160,7 @@ class SchemaTranslator:
         return {"$ref": f"#/$defs/{name}"}
 
     def _complement(self, key: str, view: View, kinds: Kinds) -> list[Schema]:
-        """The complements of one keyword, each of them typed; nothing where the keyword does not matter."""
+        """Return the complements of one keyword, each of them typed; nothing where the keyword does not matter."""
         family = _FAMILY.get(key, ALL)
         if key == "dependencies" and family & kinds and not self._dialect.defines_dependencies:
             raise CannotRewrite(f"the complement of {key} is not supported in this draft", view.at(key))
@@ -172,7 +172,7 @@ class SchemaTranslator:
 
 
 def _other_kinds(kinds: Kinds, own: Kinds) -> list[Schema]:
-    """Values of a kind that `type` does not name."""
+    """Return schemas of values of a kind that `type` does not name."""
     missing = kinds - own
     options = [typed(missing, kinds)] if missing else []
     apart = "fraction" in missing and "integer" in kinds - missing
@@ -180,7 +180,7 @@ def _other_kinds(kinds: Kinds, own: Kinds) -> list[Schema]:
 
 
 def _merged(plain: dict[str, Any], parts: list[Schema]) -> Schema:
-    """Keywords of one object, and the parts beside them in `allOf`."""
+    """Return the keywords of one object, and the parts beside them in `allOf`."""
     rest = all_of(parts)
     if not plain or rest is False:
         return rest

@@ -18,7 +18,7 @@ _MAX_NUMBERS = 256
 
 
 def negative(key: str, view: View, kinds: Kinds, to: Translator) -> list[Schema]:
-    """Complement of `const` or `enum` among `kinds`."""
+    """Return the complement of `const` or `enum` among `kinds`."""
     values = [view.words[key]] if key == "const" else view.words[key]
     by_kind: dict[str, list[Any]] = {}
     for value in values:
@@ -35,7 +35,7 @@ def negative(key: str, view: View, kinds: Kinds, to: Translator) -> list[Schema]
 
 
 def _others(kind: str, listed: list[Any], pointer: str, to: Translator) -> Schema:
-    """Values of a kind but for those listed."""
+    """Return a schema of values of a kind but for those listed."""
     if kind == "null":
         return False
     if kind == "boolean":
@@ -49,7 +49,7 @@ def _others(kind: str, listed: list[Any], pointer: str, to: Translator) -> Schem
 
 
 def _other_numbers(values: list[Any], kinds: Kinds, pointer: str) -> list[Schema]:
-    """The gaps between the numbers; whole numbers alone if `kinds` has no fractions."""
+    """Return the gaps between the numbers; whole numbers alone if `kinds` has no fractions."""
     if len(values) > _MAX_NUMBERS:
         raise CannotRewrite(f"the complement of more than {_MAX_NUMBERS} numbers is not supported", pointer)
     if any(abs(value) > _EXACT for value in values):
@@ -64,7 +64,7 @@ def _other_numbers(values: list[Any], kinds: Kinds, pointer: str) -> list[Schema
 
 
 def _other_array(value: list[Any], pointer: str, to: Translator) -> Schema:
-    """Arrays that are shorter, longer, or differ in one place."""
+    """Return a schema of arrays that are shorter, longer, or differ in one place."""
     size = len(value)
     options: list[Schema] = [{"type": "array", "maxItems": size - 1}] if size else []
     options.append({"type": "array", "minItems": size + 1})
@@ -75,7 +75,7 @@ def _other_array(value: list[Any], pointer: str, to: Translator) -> Schema:
 
 
 def _other_object(value: dict[str, Any], pointer: str, to: Translator) -> Schema:
-    """Objects that lack a key, have one more, or differ in one value."""
+    """Return a schema of objects that lack a key, have one more, or differ in one value."""
     options: list[Schema] = []
     for key, item in value.items():
         options.append({"type": "object", "properties": {key: False}})

@@ -50,7 +50,7 @@ def _prepare(attempt: Attempt) -> tuple[TokenTable, Backend]:
 
 
 def _bounded(attempt: Attempt, table: TokenTable, backend: Backend) -> dict[str, Any]:
-    """The attempt under the clocks: the kernel ends this process when they run out."""
+    """Run the attempt under a CPU and a memory limit; the signal of the CPU limit ends this process."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     before = _memory()
     if before[0]:  # elsewhere than on Linux no limit on what is not known; resident memory is not known there either

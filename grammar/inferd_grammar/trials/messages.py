@@ -1,4 +1,4 @@
-"""What goes between `inferd_grammar.trials.pool` and its child: attempts as pickles, answers as JSON."""
+"""Messages between `inferd_grammar.trials.pool` and its child: attempts as pickles, answers as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Attempt:
-    """What the parent asks. `table` is (tokenizer text, width, EOS ids) when `known` is new to this child."""
+    """A request of the parent. `table` is (tokenizer text, width, EOS ids) when `known` is new to this child."""
 
     known: tuple[str, str]
     table: tuple[str, int, tuple[int, ...]] | None
@@ -33,13 +33,13 @@ class Tried(NamedTuple):
 
 
 def write_message(sink: IO[bytes], data: bytes) -> None:
-    """One message: its length, then its bytes. Raises OSError when nobody reads."""
+    """Write one message: its length, then its bytes. Raises OSError if the reader is gone."""
     sink.write(LENGTH.pack(len(data)) + data)
     sink.flush()
 
 
 def read_message(source: IO[bytes]) -> bytes:
-    """The next message. Raises EOFError when the other side is gone."""
+    """Return the next message. Raises EOFError when the other side is gone."""
     head = source.read(LENGTH.size)
     if len(head) < LENGTH.size:
         raise EOFError

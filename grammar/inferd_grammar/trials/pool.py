@@ -32,7 +32,7 @@ NICENESS = 15
 
 @dataclass(frozen=True)
 class TrialLimits:
-    """What one attempt may use. The wall clock includes the start of the child.
+    """Limits of one attempt. The wall clock includes the start of the child.
 
     Fields:
         cpu_seconds: of the child; slow schemas that people use need up to 2.5.

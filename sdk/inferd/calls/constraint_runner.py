@@ -1,4 +1,4 @@
-"""A program's own constraint, called by its contract."""
+"""Calls a program's own constraint (``generate(constrain=...)``) for the mask of each step, and checks the mask."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class ConstraintRunner:
         self._added: list[int] = []
 
     async def next_mask(self) -> TokenMask | None:
-        """What may come next; None for everything. Raises ConstraintError for nothing, InvalidRequest for what is no token
-        id, and whatever the constraint raises.
+        """Return the allowed next tokens; None for all.
+
+        Raises ConstraintError for an empty mask, InvalidRequest for what is no token id, and whatever the constraint raises.
         """
         added, self._added = self._added, []
         answer = self._constraint.step(added)
@@ -31,6 +32,6 @@ class ConstraintRunner:
             raise ConstraintError("step() allows no token: include end-of-text where the text may end")
         return allowed
 
-    def settle(self, tokens: Sequence[int]) -> None:
-        """Note what the step added."""
+    def record(self, tokens: Sequence[int]) -> None:
+        """Store the tokens that the step added, for the next call of ``step``."""
         self._added = list(tokens)

@@ -1,4 +1,4 @@
-"""The SDK's end of one context of the runtime: what is buffered here, what was sent, and who owns it."""
+"""The SDK's handle of one context in the runtime: buffers parts, sends requests about it, ends the generation on it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPENING_ROLES = ("system", "user")  # a turn after which the assistant speaks
 
 
 class ContextHandle:
-    """Owns one context id. It is made in the runtime at the first call, and is dead after :meth:`release`.
+    """Owns one context id, which the runtime gives out at the first call and takes back in :meth:`release`.
 
     A handle that is garbage-collected instead is released before the next context of its port is made.
     """
@@ -47,7 +47,7 @@ class ContextHandle:
         self._open_at: list[int] = [self._length] if open_turn else []
         self._parts: list[Part] = []
         self.chat = bool(self._open_at)  # it holds a conversation, and not raw text alone
-        self._occupant: GenerationStream | None = None
+        self._generation: GenerationStream | None = None
         self._released = False
         self.restored = 0
         self.recomputed = 0
@@ -55,7 +55,7 @@ class ContextHandle:
 
     @classmethod
     async def opened(cls, request: OpenSaved | TakeSaved | ImportContext) -> ContextHandle:
-        """The handle of a context that comes out of a snapshot."""
+        """Return the handle of a context that comes out of a snapshot."""
         port = current_port()
         await port.release_abandoned()
         reply: Opened = await port.transport.call(request)
@@ -73,12 +73,12 @@ class ContextHandle:
 
     @property
     def released(self) -> bool:
-        """Whether :meth:`release` was called."""
+        """True if :meth:`release` was called."""
         return self._released
 
     @property
     def port(self) -> Port:
-        """What carries the operations. Raises Unavailable where there is nothing."""
+        """The connection that carries the operations. Raises Unavailable if the program is not connected."""
         if self._port is None:
             self._port = current_port()
         return self._port
@@ -94,31 +94,31 @@ class ContextHandle:
             raise InvalidRequest("this context was released; make a new one")
 
     def add(self, part: Part) -> None:
-        """Buffer a part; whoever generated on the context is done with it."""
+        """Buffer a part. A generation that runs on the context delivers no more steps."""
         self.check()
-        if self._occupant is not None:
-            self._occupant.leave()
+        if self._generation is not None:
+            self._generation.leave()
         self._parts.append(part)
 
-    async def settle(self, *, cue: bool = False) -> int:
-        """End what still generates here, send what is buffered, and return the context's id.
+    async def prepare(self, *, cue: bool = False) -> int:
+        """End the generation that runs on the context, send what is buffered, and return the context's id.
 
         ``cue``: then start the assistant's turn, where a turn was left open.
         """
         async with self._lock:
-            return await (self._settle_cued() if cue else self._settle())
+            return await (self._prepare_cued() if cue else self._prepare())
 
-    async def hand_to(self, occupant: GenerationStream) -> int:
-        """As :meth:`settle` with a cue, then let ``occupant`` own the context."""
+    async def attach(self, generation: GenerationStream) -> int:
+        """As :meth:`prepare` with a cue, then let ``generation`` own the context."""
         async with self._lock:
-            ident = await self._settle_cued()
-            self._occupant = occupant
+            ident = await self._prepare_cued()
+            self._generation = generation
             return ident
 
-    def take_back(self, occupant: GenerationStream, state: ContextState | None) -> None:
-        """``occupant`` has ended; ``state`` is what it left."""
-        if self._occupant is occupant:
-            self._occupant = None
+    def detach(self, generation: GenerationStream, state: ContextState | None) -> None:
+        """Let the context go on without ``generation``, which has ended and left ``state``."""
+        if self._generation is generation:
+            self._generation = None
         self._learn(state)
 
     async def call(self, request: Any, *, keeps_turn: bool = False) -> Any:
@@ -130,51 +130,51 @@ class ContextHandle:
         return reply
 
     def learn_length(self, length: int) -> None:
-        """Note a length that came otherwise than in a state."""
+        """Store the context's length where the reply was not a ContextState."""
         self._length = length
 
     async def fork(self) -> ContextHandle:
-        """The handle of a copy of this context, which holds what was buffered too.
+        """Return the handle of a copy of this context, which holds what was buffered too.
 
         A generation that runs goes on; the copy holds what it has delivered.
         """
         await self.port.release_abandoned()
         async with self._lock:
             self.check()
-            occupant = self._occupant
-            if occupant is not None and occupant.running and not self._parts:
-                return self._adopt(await self.transport.call(ForkContext(await self._create(), occupant.length)))
-            context = await self._settle()
+            generation = self._generation
+            if generation is not None and generation.running and not self._parts:
+                return self._adopt(await self.transport.call(ForkContext(await self._create(), generation.length)))
+            context = await self._prepare()
         return self._adopt(await self.call(ForkContext(context), keeps_turn=True))
 
     async def truncate(self, length: int) -> None:
         """Keep the first ``length`` tokens; the last turn is as open as it was at that length."""
-        context = await self.settle()
+        context = await self.prepare()
         await self.call(TruncateContext(context, length))
         self.restore_turn()
 
     def _adopt(self, state: ContextState) -> ContextHandle:
-        """The handle of a copy of this context."""
+        """Return the handle of a copy of this context."""
         copy = ContextHandle(self.port, self._model, state, self._open_turn)
         copy._open_at = list(self._open_at)
         copy.chat = self.chat
         return copy
 
     def restore_turn(self) -> None:
-        """After a truncate, the last turn is as open as it was when the context had this length."""
+        """Set whether the last turn is open to what it was when the context had its present length."""
         self._open_at = [length for length in self._open_at if length <= self._length]
         self._open_turn = self._length in self._open_at
 
     def __del__(self) -> None:
         # A context that nobody can reach any more is released with the next one that is made.
         if self._id is not None:
-            ending = [] if self._occupant is None else self._occupant.ending
+            ending = [] if self._generation is None else self._generation.ending
             self.port.abandon([*ending, ReleaseContext(self._id)])
 
     async def release(self) -> None:
         """Give the context back. Safe to call twice, before the runtime knows the context, and again after it failed."""
-        if self._occupant is not None:
-            self._occupant.leave()
+        if self._generation is not None:
+            self._generation.leave()
         self._released = True
         self._parts.clear()
         async with self._lock:
@@ -188,16 +188,16 @@ class ContextHandle:
             return self._parts[-1].kind == "message" and self._parts[-1].role in OPENING_ROLES
         return self._open_turn
 
-    async def _settle_cued(self) -> int:
+    async def _prepare_cued(self) -> int:
         self.check()
         if self._turn_is_open():
             await self._end_generation()
             self._parts.append(Part("cue"))
-        ident = await self._settle()
+        ident = await self._prepare()
         self._open_turn = False
         return ident
 
-    async def _settle(self) -> int:
+    async def _prepare(self) -> int:
         self.check()
         await self._end_generation()
         ident = await self._create()
@@ -207,9 +207,9 @@ class ContextHandle:
         return ident
 
     async def _end_generation(self) -> None:
-        if self._occupant is not None:
-            self._occupant.leave()
-            self.take_back(self._occupant, await self._occupant.close())
+        if self._generation is not None:
+            self._generation.leave()
+            self.detach(self._generation, await self._generation.close())
 
     async def _create(self) -> int:
         if self._id is None:
@@ -234,7 +234,7 @@ class ContextHandle:
 
 
 def port_in_force() -> Port | None:
-    """The port of this moment; None when the program is not connected yet."""
+    """Return the current port; None if the program is not connected yet."""
     try:
         return current_port()
     except Unavailable:

@@ -8,8 +8,8 @@ from enum import StrEnum, auto
 from inferd.protocol import InvalidRequest
 
 
-class State(StrEnum):
-    """How far a generation is. In PREPARING, WAITING and DELIVERING a task is inside ``__anext__``."""
+class GenerationState(StrEnum):
+    """Stage of a generation. In PREPARING, WAITING and DELIVERING a task is inside ``__anext__``."""
 
     NEW = auto()  # nothing was sent
     PREPARING = auto()  # the first step was asked for: the context sends what it has buffered
@@ -24,7 +24,7 @@ class State(StrEnum):
     CLOSED = auto()  # the generator ended it, or the runtime refused to start it
 
 
-class Event(StrEnum):
+class GenerationEvent(StrEnum):
     """What happens to a generation."""
 
     ASK = auto()  # a task asks for a step
@@ -38,51 +38,77 @@ class Event(StrEnum):
     TOLD = auto()  # the runtime has nothing of it any more
 
 
-TRANSITIONS: Mapping[Event, Mapping[State, State]] = {
-    Event.ASK: {
-        State.NEW: State.PREPARING,
-        State.RUNNING: State.DELIVERING,
-        State.FINISHED: State.DELIVERING,
-        State.CLOSED: State.CLOSED,
+TRANSITIONS: Mapping[GenerationEvent, Mapping[GenerationState, GenerationState]] = {
+    GenerationEvent.ASK: {
+        GenerationState.NEW: GenerationState.PREPARING,
+        GenerationState.RUNNING: GenerationState.DELIVERING,
+        GenerationState.FINISHED: GenerationState.DELIVERING,
+        GenerationState.CLOSED: GenerationState.CLOSED,
     },
-    Event.SEND: {State.PREPARING: State.WAITING, State.DELIVERING: State.WAITING},
-    Event.ANSWER: {State.WAITING: State.DELIVERING},
-    Event.REFUSE: {State.WAITING: State.CLOSED},
-    Event.RETURN: {
-        State.PREPARING: State.NEW,
-        State.WAITING: State.INTERRUPTED,
-        State.DELIVERING: State.RUNNING,
-        State.CLOSED: State.CLOSED,
+    GenerationEvent.SEND: {
+        GenerationState.PREPARING: GenerationState.WAITING,
+        GenerationState.DELIVERING: GenerationState.WAITING,
     },
-    Event.FINISH: {State.DELIVERING: State.FINISHED, State.CLOSED: State.CLOSED},
-    Event.LEAVE: {
-        **dict.fromkeys((State.NEW, State.RUNNING, State.INTERRUPTED, State.LEAVING), State.LEAVING),
-        **{state: state for state in (State.FINISHED, State.ENDING, State.LEFT, State.CLOSED)},
+    GenerationEvent.ANSWER: {GenerationState.WAITING: GenerationState.DELIVERING},
+    GenerationEvent.REFUSE: {GenerationState.WAITING: GenerationState.CLOSED},
+    GenerationEvent.RETURN: {
+        GenerationState.PREPARING: GenerationState.NEW,
+        GenerationState.WAITING: GenerationState.INTERRUPTED,
+        GenerationState.DELIVERING: GenerationState.RUNNING,
+        GenerationState.CLOSED: GenerationState.CLOSED,
     },
-    Event.CLOSE: {
-        **dict.fromkeys((State.NEW, State.RUNNING, State.INTERRUPTED), State.INTERRUPTED),
-        State.FINISHED: State.ENDING,
-        **{state: state for state in (State.ENDING, State.LEAVING, State.LEFT, State.CLOSED)},
+    GenerationEvent.FINISH: {
+        GenerationState.DELIVERING: GenerationState.FINISHED,
+        GenerationState.CLOSED: GenerationState.CLOSED,
     },
-    Event.TOLD: {
-        **dict.fromkeys((State.ENDING, State.INTERRUPTED, State.CLOSED), State.CLOSED),
-        State.LEAVING: State.LEFT,
-        State.LEFT: State.LEFT,
+    GenerationEvent.LEAVE: {
+        **dict.fromkeys(
+            (GenerationState.NEW, GenerationState.RUNNING, GenerationState.INTERRUPTED, GenerationState.LEAVING),
+            GenerationState.LEAVING,
+        ),
+        **{
+            state: state
+            for state in (
+                GenerationState.FINISHED,
+                GenerationState.ENDING,
+                GenerationState.LEFT,
+                GenerationState.CLOSED,
+            )
+        },
+    },
+    GenerationEvent.CLOSE: {
+        **dict.fromkeys(
+            (GenerationState.NEW, GenerationState.RUNNING, GenerationState.INTERRUPTED), GenerationState.INTERRUPTED
+        ),
+        GenerationState.FINISHED: GenerationState.ENDING,
+        **{
+            state: state
+            for state in (GenerationState.ENDING, GenerationState.LEAVING, GenerationState.LEFT, GenerationState.CLOSED)
+        },
+    },
+    GenerationEvent.TOLD: {
+        **dict.fromkeys(
+            (GenerationState.ENDING, GenerationState.INTERRUPTED, GenerationState.CLOSED), GenerationState.CLOSED
+        ),
+        GenerationState.LEAVING: GenerationState.LEFT,
+        GenerationState.LEFT: GenerationState.LEFT,
     },
 }
-IN_STEP = (State.PREPARING, State.WAITING, State.DELIVERING)
+IN_STEP = (GenerationState.PREPARING, GenerationState.WAITING, GenerationState.DELIVERING)
 BROKEN = "waiting for a step failed or was cancelled, which ended the generation"
 USED = "the context was used while it was generated on, which ended the generation"
-REFUSALS: Mapping[Event, Mapping[State, str]] = {
-    Event.ASK: {
+REFUSALS: Mapping[GenerationEvent, Mapping[GenerationState, str]] = {
+    GenerationEvent.ASK: {
         **dict.fromkeys(IN_STEP, "two tasks iterate one generator: give each task a generator of its own"),
-        **dict.fromkeys((State.LEAVING, State.LEFT), USED),
-        **dict.fromkeys((State.ENDING, State.INTERRUPTED), BROKEN),
+        **dict.fromkeys((GenerationState.LEAVING, GenerationState.LEFT), USED),
+        **dict.fromkeys((GenerationState.ENDING, GenerationState.INTERRUPTED), BROKEN),
     },
-    Event.LEAVE: dict.fromkeys(
+    GenerationEvent.LEAVE: dict.fromkeys(
         IN_STEP, "another task waits for a step of the generation on this context: wait, or cancel it"
     ),
-    Event.CLOSE: dict.fromkeys(IN_STEP, "the generator is waiting for a step in another task: cancel that task first"),
+    GenerationEvent.CLOSE: dict.fromkeys(
+        IN_STEP, "the generator is waiting for a step in another task: cancel that task first"
+    ),
 }
 
 
@@ -118,9 +144,9 @@ class Lifecycle:
     """
 
     def __init__(self) -> None:
-        self.state = State.NEW
+        self.state = GenerationState.NEW
 
-    def on(self, event: Event) -> None:
+    def on(self, event: GenerationEvent) -> None:
         """Change the state. Raises InvalidRequest if the program may not do this now; the state then stays."""
         refusal = REFUSALS.get(event, {}).get(self.state)
         if refusal is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from inferd.calls.constraint_runner import ConstraintRunner
 from inferd.calls.generate_arguments import GenerateArguments
-from inferd.calls.generation_state import Event, Lifecycle, State
+from inferd.calls.generation_state import GenerationEvent, GenerationState, Lifecycle
 from inferd.calls.speculator_runner import NO_DRAFT, CheckedDraft, SpeculatorRunner
 from inferd.protocol import (
     CheckedKeyword,
@@ -121,17 +121,17 @@ class RunningGeneration:
         except InvalidRequest as error:
             if not draft.tokens:
                 raise
-            speculator.give_up(error.message)  # the runtime refused the draft, and did nothing
+            speculator.turn_off(error.message)  # the runtime refused the draft, and did nothing
             reply = await self._fetch()
         tokens = [token for step in reply.steps for token in step.tokens]
-        await speculator.settle(sum(step.accepted for step in reply.steps), tokens)
+        await speculator.record(sum(step.accepted for step in reply.steps), tokens)
         return reply
 
     async def _fetch_masked(self, constraint: ConstraintRunner) -> Steps:
         mask = await constraint.next_mask()
         tokens, bits = (None, "") if mask is None else mask.to_wire()
         reply: Steps = await self._call(NextSteps(self._generation, mask=tokens, mask_bits=bits))
-        constraint.settle([token for step in reply.steps for token in step.tokens])
+        constraint.record([token for step in reply.steps for token in step.tokens])
         return reply
 
     async def _call(self, request: Any) -> Any:
@@ -157,12 +157,12 @@ class GenerationStream:
     @property
     def starts(self) -> bool:
         """True while the first step is asked for and the start is not sent yet."""
-        return self._lifecycle.state is State.PREPARING
+        return self._lifecycle.state is GenerationState.PREPARING
 
     @property
     def running(self) -> bool:
         """True if the runtime generates and no task waits for a step."""
-        return self._lifecycle.state is State.RUNNING
+        return self._lifecycle.state is GenerationState.RUNNING
 
     @property
     def delivered(self) -> int:
@@ -187,7 +187,7 @@ class GenerationStream:
     @property
     def finish(self) -> str:
         """As ``Generator.finish``."""
-        over = self._lifecycle.state in (State.LEFT, State.CLOSED)
+        over = self._lifecycle.state in (GenerationState.LEFT, GenerationState.CLOSED)
         return self._buffer.finish or ("closed" if over else "")
 
     @property
@@ -198,56 +198,56 @@ class GenerationStream:
     @property
     def ending(self) -> list[Any]:
         """The requests that end it, for a context that nobody holds any more."""
-        over = self._lifecycle.state in (State.LEFT, State.CLOSED)
+        over = self._lifecycle.state in (GenerationState.LEFT, GenerationState.CLOSED)
         return [] if over or self._running is None else [self._running.ending(self._buffer.keep)]
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[None]:
         """While the block runs, this task alone may use the generation and its context."""
-        self._lifecycle.on(Event.ASK)
+        self._lifecycle.on(GenerationEvent.ASK)
         try:
             yield
         finally:
-            self._lifecycle.on(Event.FINISH if self._buffer.finish else Event.RETURN)
+            self._lifecycle.on(GenerationEvent.FINISH if self._buffer.finish else GenerationEvent.RETURN)
 
     async def start(self, transport: Transport, context: int) -> None:
         """Start it. Raises what the runtime answers; then it is closed."""
-        self._lifecycle.on(Event.SEND)
+        self._lifecycle.on(GenerationEvent.SEND)
         # In a task of its own: if the waiting task is cancelled now, the start still tells which generation to close.
         self._starting = asyncio.create_task(self._start(transport, context), name="inferd generate.start")
         try:
             self._running = await asyncio.shield(self._starting)
         except InferdError:
-            self._lifecycle.on(Event.REFUSE)
+            self._lifecycle.on(GenerationEvent.REFUSE)
             raise
-        self._lifecycle.on(Event.ANSWER)
+        self._lifecycle.on(GenerationEvent.ANSWER)
 
     async def step(self) -> Step | None:
         """Return the next step; None at the end. Call it while :meth:`asking`."""
         running = self._running
-        if running is None or self._lifecycle.state is State.CLOSED:
+        if running is None or self._lifecycle.state is GenerationState.CLOSED:
             return None
         while True:
             step = self._buffer.deliver()
             if step is not None or self._buffer.finish:
                 return step
-            self._lifecycle.on(Event.SEND)
+            self._lifecycle.on(GenerationEvent.SEND)
             reply = await running.fetch(self._buffer.delivered)
-            self._lifecycle.on(Event.ANSWER)
+            self._lifecycle.on(GenerationEvent.ANSWER)
             self._buffer.receive(reply)
 
     def leave(self) -> None:
         """Never deliver again: the context is about to change."""
-        self._lifecycle.on(Event.LEAVE)
+        self._lifecycle.on(GenerationEvent.LEAVE)
 
     async def close(self) -> ContextState | None:
         """End it in the runtime if it runs there. Safe to call twice, and again after it failed."""
-        self._lifecycle.on(Event.CLOSE)
-        if self._lifecycle.state in (State.LEFT, State.CLOSED):
+        self._lifecycle.on(GenerationEvent.CLOSE)
+        if self._lifecycle.state in (GenerationState.LEFT, GenerationState.CLOSED):
             return None
         running = await self._started()
         state = None if running is None else await running.close(self._buffer.keep)
-        self._lifecycle.on(Event.TOLD)
+        self._lifecycle.on(GenerationEvent.TOLD)
         return state
 
     async def _start(self, transport: Transport, context: int) -> RunningGeneration:

@@ -1,4 +1,4 @@
-"""A program's own speculator, called by its contract."""
+"""Calls a program's own speculator (``generate(speculator=...)``): its drafts are checked, its errors turn it off."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CheckedDraft:
     whole: int = 0
 
     def cut(self, depth: int) -> CheckedDraft:
-        """Without what could not be delivered, ``depth`` tokens behind the context, and without more than one step verifies.
+        """Return the draft without tokens deeper than ``depth`` and without more than one step verifies.
 
         A parent stands before its children: the first MAX_DRAFT tokens hold all their parents.
         """
@@ -55,7 +55,7 @@ class SpeculatorRunner:
         self._broken = False
 
     async def propose(self, room: int) -> CheckedDraft:
-        """The next draft, at most ``room`` tokens deep; empty once the speculator is off."""
+        """Return the next draft, at most ``room`` tokens deep; empty once the speculator is off."""
         prompt, self._prompt = self._prompt, None
         if prompt is not None:
             await self._guarded(self._speculator.reset)
@@ -64,12 +64,12 @@ class SpeculatorRunner:
         self._drafted = draft.whole
         return draft.cut(room)
 
-    def give_up(self, reason: str) -> None:
-        """The runtime refused the draft: go on without the speculator."""
+    def turn_off(self, reason: str) -> None:
+        """Go on without the speculator, because the runtime refused its draft for ``reason``."""
         self._broken = True
         self._report(reason)
 
-    async def settle(self, accepted: int, tokens: Sequence[int]) -> None:
+    async def record(self, accepted: int, tokens: Sequence[int]) -> None:
         """Tell the speculator what became of its draft: ``accepted`` of it held, ``tokens`` were added in all."""
         rejected, self._drafted = self._drafted - accepted, 0
         self._position += len(tokens)

@@ -52,7 +52,7 @@ class AnnotationReader:
         self._open: list[str] = []  # aliases being followed
 
     def schema(self, annotation: ast.expr | None) -> dict[str, Any]:
-        """The schema of an annotation; ``{}`` where there is none or it is not understood."""
+        """Return the schema of an annotation; ``{}`` where there is none or it is not understood."""
         if annotation is None:
             return {}
         known = dict(self.definitions)

@@ -38,7 +38,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Interface:
-    """What a program takes and gives. ``doc`` is ``main``'s docstring, else the module's."""
+    """Parameters and result of a program. ``doc`` is ``main``'s docstring, else the module's."""
 
     manifest: Manifest
     parameters: list[Parameter]
@@ -84,7 +84,7 @@ def describe_source(source: str, filename: str) -> Interface:
 
 
 def coerce_arguments(main: Callable[..., Any], args: dict[str, Any]) -> dict[str, Any]:
-    """JSON values as the keyword arguments that ``main``'s annotations ask for.
+    """Return JSON values as the keyword arguments that ``main``'s annotations ask for.
 
     Dataclasses, enums and TypedDicts are built; a parameter without an annotation takes any value; a parameter with
     a default may be left out, and then is left out of the result. Raises InvalidRequest, which names the parameter
@@ -103,7 +103,7 @@ def coerce_arguments(main: Callable[..., Any], args: dict[str, Any]) -> dict[str
 
 
 def to_result(value: Any) -> Any:
-    """What ``main`` returned, as a JSON value. Raises ProgramError, which names the place, for what JSON cannot
+    """Return what ``main`` returned, as a JSON value. Raises ProgramError, which names the place, for what JSON cannot
     hold.
     """
     return to_json_value(value, "result")

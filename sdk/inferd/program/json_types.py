@@ -44,12 +44,12 @@ class SchemaField:
 
 
 def object_schema(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
-    """The closed object of a class with fields."""
+    """Return the closed object of a class with fields."""
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
 def any_of(schemas: list[dict[str, Any]]) -> dict[str, Any]:
-    """One of several schemas."""
+    """Return a schema for values that one of several schemas accepts."""
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
@@ -69,17 +69,17 @@ def _refers(schema: Any, name: str) -> bool:
 
 
 def is_pydantic(kind: Any) -> bool:
-    """Whether this is a pydantic model class (told by its methods: pydantic is never imported)."""
+    """Return True if this is a pydantic model class (told by its methods: pydantic is never imported)."""
     return isinstance(kind, type) and hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate_json")
 
 
 def type_name(kind: Any) -> str:
-    """How a type is called in messages."""
+    """Return the name of a type as error messages show it."""
     return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind).replace("typing.", "")
 
 
 def fields_of(kind: Any, path: str) -> list[SchemaField]:
-    """The fields of a dataclass or TypedDict. Raises InvalidRequest where an annotation cannot be evaluated."""
+    """Return the fields of a dataclass or TypedDict. Raises InvalidRequest where an annotation cannot be evaluated."""
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
     except (NameError, TypeError, SyntaxError, AttributeError) as error:
@@ -109,7 +109,7 @@ def _unmarked(hint: Any) -> Any:
 
 
 def _resolved(kind: Any) -> Any:
-    """Behind aliases and NewType."""
+    """Return the type behind aliases and NewType."""
     while True:
         if isinstance(kind, typing.NewType):
             kind = kind.__supertype__
@@ -167,7 +167,7 @@ class SchemaBuilder:
         self._names: dict[type[Any], str] = {}
 
     def build(self, kind: Any, path: str) -> dict[str, Any]:
-        """The schema of a type; ``path`` names the place in messages. Raises InvalidRequest for an unsupported type."""
+        """Return the schema of a type; ``path`` names the place in messages. Raises InvalidRequest for an unsupported type."""
         kind = _resolved(kind)
         if _is_plain(kind):
             return dict(PLAIN_TYPES[kind])
@@ -213,7 +213,7 @@ class SchemaBuilder:
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
-    """The JSON Schema of a type. Raises InvalidRequest, which names the field, for a type that JSON cannot hold."""
+    """Return the JSON Schema of a type. Raises InvalidRequest, which names the field, for a type that JSON cannot hold."""
     if is_pydantic(kind):
         return closed(kind.model_json_schema())
     builder = SchemaBuilder()
@@ -248,7 +248,7 @@ def _closed_part(key: str, value: Any) -> Any:
 
 
 def structure(kind: Any, value: Any, path: str) -> Any:
-    """A JSON value as an instance of ``kind``.
+    """Return a JSON value as an instance of ``kind``.
 
     Strict: no conversion between strings and numbers; a whole float is an int, and an int is a float. Raises
     InvalidRequest, which names the place by ``path``, for a value that does not fit.
@@ -294,7 +294,7 @@ def _structure_generic(kind: Any, origin: Any, value: Any, path: str, depth: int
 
 
 def part_type(kind: Any, key: str | int, path: str) -> Any:
-    """The type of the part ``key`` of a ``kind`` that is not finished; Any where that is not known yet.
+    """Return the type of the part ``key`` of a ``kind`` that is not finished; Any where that is not known yet.
 
     Unions and pydantic models are told apart by the whole value, so nothing is said about their parts.
     """
@@ -369,7 +369,7 @@ def _plain(kind: Any, value: Any, path: str) -> Any:
 
 
 def guarded_float(value: int, path: str) -> float:
-    """An int as a float. Raises InvalidRequest for one that no float can hold."""
+    """Return an int as a float. Raises InvalidRequest for one that no float can hold."""
     try:
         return float(value)
     except OverflowError:

@@ -13,7 +13,7 @@ MAX_DEPTH = 200
 
 
 def to_json_value(value: Any, path: str) -> Any:
-    """``value`` as None, bool, int, float, str, list and dict, which the caller owns.
+    """Return ``value`` as None, bool, int, float, str, list and dict, which the caller owns.
 
     Dataclasses and pydantic models become objects, enums their values, tuples lists. Raises ProgramError, which
     names the place by ``path``, for what JSON cannot hold: other types, keys that are not strings, NaN, infinity,
@@ -50,7 +50,7 @@ def _convert_object(value: Any, path: str, depth: int) -> Any:
 
 
 def _exact(value: bool | int | str | None) -> bool | int | str | None:
-    """Without a subclass of int or str, which an encoder might write in its own way."""
+    """Return the value as a plain int or str: an encoder might write a subclass in its own way."""
     if isinstance(value, str):
         return str(value) if type(value) is str else str.__str__(value)
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else value

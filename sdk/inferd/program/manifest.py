@@ -28,7 +28,7 @@ SCRIPT_START = re.compile(r"(?m)^# /// script\s*$")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a program says about itself. ``limits`` holds only what it sets (keys of ``LIMITS``)."""
+    """A program's own description. ``limits`` holds only what it sets (keys of ``LIMITS``)."""
 
     name: str
     version: str = DEFAULT_VERSION
@@ -38,7 +38,7 @@ class Manifest:
 
 
 def script_manifest(source: str, filename: str) -> Manifest:
-    """The manifest in a script's PEP 723 block; without one, or without a name, the file names the program.
+    """Return the manifest in a script's PEP 723 block; without one, or without a name, the file names the program.
 
     ``folder/main.py`` is called ``folder``. Raises InvalidRequest, which names the file, for a block that is not
     closed or not TOML, for a second one, and for an unknown key or a value out of range in ``[tool.inferd]``.
@@ -50,7 +50,7 @@ def script_manifest(source: str, filename: str) -> Manifest:
 
 
 def project_manifest(text: str, folder: str) -> Manifest:
-    """The manifest in the text of a ``pyproject.toml``: ``[tool.inferd]`` over ``[project]``; ``folder`` names the
+    """Return the manifest in the text of a ``pyproject.toml``: ``[tool.inferd]`` over ``[project]``; ``folder`` names the
     rest.
 
     Raises InvalidRequest as :func:`script_manifest` does.

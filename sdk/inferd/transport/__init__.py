@@ -1,4 +1,4 @@
-"""The seam between the SDK and whatever carries its operations: the sandbox host, a WebSocket, or a test."""
+"""The interface between the SDK and what carries its requests: the sandbox host, a WebSocket, or a test."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Transport(Protocol):
 
 
 class Port:
-    """A transport in use, and the handles that were garbage-collected before anybody released them."""
+    """A transport in use, and requests that release the handles that were garbage-collected before they were released."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self._abandoned: deque[list[Any]] = deque()
 
     def abandon(self, requests: list[Any]) -> None:
-        """Note the requests that give an abandoned handle back. Called by finalizers, so it only takes a note."""
+        """Store the requests that release a garbage-collected handle. Called by finalizers, so it sends nothing itself."""
         self._abandoned.append(requests)
 
     async def release_abandoned(self) -> None:
-        """Send what :meth:`abandon` noted. Called before a new handle is made."""
+        """Send what :meth:`abandon` stored. Called before a new handle is made."""
         while self._abandoned:
             with contextlib.suppress(
                 InferdError
@@ -57,7 +57,7 @@ def restore_transport(token: Any) -> None:
 
 
 def current_port() -> Port:
-    """The port in force. Raises Unavailable outside a program and outside ``inferd.connect``."""
+    """Return the port in force. Raises Unavailable outside a program and outside ``inferd.connect``."""
     try:
         return _current.get()
     except LookupError:
@@ -67,5 +67,5 @@ def current_port() -> Port:
 
 
 def current_transport() -> Transport:
-    """The transport in force. Raises Unavailable outside a program and outside ``inferd.connect``."""
+    """Return the transport in force. Raises Unavailable outside a program and outside ``inferd.connect``."""
     return current_port().transport

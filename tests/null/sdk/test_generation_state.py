@@ -9,23 +9,23 @@ import pytest
 from hypothesis import given, strategies as st
 
 from inferd import Context, InvalidRequest, Sampler
-from inferd.calls.generation_state import IN_STEP, REFUSALS, TRANSITIONS, Event, Lifecycle, State
+from inferd.calls.generation_state import IN_STEP, REFUSALS, TRANSITIONS, GenerationEvent, GenerationState, Lifecycle
 from inferd.protocol import CloseGenerate, StartGenerate
 from inferd.testing import FakeRuntime
 
-OVER = {State.LEFT, State.CLOSED}
-STOPPED = {State.ENDING, State.INTERRUPTED, State.LEAVING, *OVER}
-BY_THE_PROGRAM = (Event.ASK, Event.LEAVE, Event.CLOSE)
+OVER = {GenerationState.LEFT, GenerationState.CLOSED}
+STOPPED = {GenerationState.ENDING, GenerationState.INTERRUPTED, GenerationState.LEAVING, *OVER}
+BY_THE_PROGRAM = (GenerationEvent.ASK, GenerationEvent.LEAVE, GenerationEvent.CLOSE)
 
 
-def reached_from(*states: State) -> set[State]:
+def reached_from(*states: GenerationState) -> set[GenerationState]:
     found = set(states)
     while more := {moves[state] for moves in TRANSITIONS.values() for state in found if state in moves} - found:
         found |= more
     return found
 
 
-def at(state: State) -> Lifecycle:
+def at(state: GenerationState) -> Lifecycle:
     lifecycle = Lifecycle()
     lifecycle.state = state
     return lifecycle
@@ -33,8 +33,10 @@ def at(state: State) -> Lifecycle:
 
 def test_the_docstring_lists_every_change() -> None:
     rows = [line.split() for line in (Lifecycle.__doc__ or "").splitlines()]
-    events = {event.name for event in Event}
-    listed = [tuple(row[:3]) for row in rows if len(row) > 2 and row[0] in events and row[1] in State.__members__]
+    events = {event.name for event in GenerationEvent}
+    listed = [
+        tuple(row[:3]) for row in rows if len(row) > 2 and row[0] in events and row[1] in GenerationState.__members__
+    ]
     changes = {
         (event.name, state.name, to.name) for event, moves in TRANSITIONS.items() for state, to in moves.items() if state != to
     }  # fmt: skip
@@ -42,9 +44,11 @@ def test_the_docstring_lists_every_change() -> None:
     assert len(listed) == len(changes)
 
 
-@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("state", GenerationState)
 @pytest.mark.parametrize("event", BY_THE_PROGRAM)
-def test_whatever_a_program_does_is_answered_or_refused_in_every_state(event: Event, state: State) -> None:
+def test_whatever_a_program_does_is_answered_or_refused_in_every_state(
+    event: GenerationEvent, state: GenerationState
+) -> None:
     lifecycle, refusal = at(state), REFUSALS[event].get(state)
     assert (refusal is None) == (state in TRANSITIONS[event])
     if refusal is None:
@@ -57,7 +61,7 @@ def test_whatever_a_program_does_is_answered_or_refused_in_every_state(event: Ev
 
 
 def test_every_state_is_reached_and_what_is_over_stays_over() -> None:
-    assert reached_from(State.NEW) == set(State)
+    assert reached_from(GenerationState.NEW) == set(GenerationState)
     assert reached_from(*STOPPED) == STOPPED, "no step is handed out behind a gap"
     for state in OVER:
         assert reached_from(state) == {state}
@@ -66,31 +70,36 @@ def test_every_state_is_reached_and_what_is_over_stays_over() -> None:
 def test_one_task_at_a_time() -> None:
     for state in IN_STEP:
         assert all(state in REFUSALS[event] for event in BY_THE_PROGRAM)
-        assert state in TRANSITIONS[Event.RETURN], "the task can always give the generation back"
+        assert state in TRANSITIONS[GenerationEvent.RETURN], "the task can always give the generation back"
 
 
-@pytest.mark.parametrize("state", [state for state in State if state not in IN_STEP])
-def test_closing_ends_it_from_wherever_nobody_waits(state: State) -> None:
+@pytest.mark.parametrize("state", [state for state in GenerationState if state not in IN_STEP])
+def test_closing_ends_it_from_wherever_nobody_waits(state: GenerationState) -> None:
     lifecycle = at(state)
-    lifecycle.on(Event.CLOSE)
+    lifecycle.on(GenerationEvent.CLOSE)
     assert lifecycle.state in STOPPED
-    lifecycle.on(Event.CLOSE)  # the first try may have failed
-    lifecycle.on(Event.TOLD)
+    lifecycle.on(GenerationEvent.CLOSE)  # the first try may have failed
+    lifecycle.on(GenerationEvent.TOLD)
     assert lifecycle.state in OVER
 
 
-@given(st.lists(st.sampled_from(list(Event)), max_size=30))
-def test_any_run_of_events(events: list[Event]) -> None:
+@given(st.lists(st.sampled_from(list(GenerationEvent)), max_size=30))
+def test_any_run_of_events(events: list[GenerationEvent]) -> None:
     """A generation that was left never delivers and never ends quietly; one that was not asked for sends nothing."""
     lifecycle, sent, left = Lifecycle(), False, False
     for event in events:
         before = lifecycle.state
         if before in TRANSITIONS[event]:
             lifecycle.on(event)
-        sent = sent or (event is Event.SEND and lifecycle.state is State.WAITING)
-        left = left or lifecycle.state is State.LEAVING
-        assert sent or lifecycle.state not in (State.DELIVERING, State.RUNNING, State.FINISHED, State.ENDING)
-        assert not left or lifecycle.state in (State.LEAVING, State.LEFT)
+        sent = sent or (event is GenerationEvent.SEND and lifecycle.state is GenerationState.WAITING)
+        left = left or lifecycle.state is GenerationState.LEAVING
+        assert sent or lifecycle.state not in (
+            GenerationState.DELIVERING,
+            GenerationState.RUNNING,
+            GenerationState.FINISHED,
+            GenerationState.ENDING,
+        )
+        assert not left or lifecycle.state in (GenerationState.LEAVING, GenerationState.LEFT)
 
 
 @pytest.mark.anyio
