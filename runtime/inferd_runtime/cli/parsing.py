@@ -38,8 +38,8 @@ def add_settings(parser: argparse.ArgumentParser, names: Iterable[str], taken: f
         field = FIELDS[name]
         if field.flag.removeprefix("--").replace("-", "_") not in taken:
             group.add_argument(
-                field.flag, dest=f"setting_{name}", default=None, metavar="VALUE", help=field.setting.help,
-                action="append" if field.setting.read else "store",
+                field.flag, dest=f"setting_{name}", default=None, metavar="VALUE", help=field.help,
+                action="append" if field.read else "store",
             )  # fmt: skip
     if "config" not in taken:
         group.add_argument("--config", dest="config_file", type=Path, metavar="FILE", help="a TOML file with settings")

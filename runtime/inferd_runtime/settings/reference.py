@@ -29,7 +29,7 @@ def reference() -> str:
 def _table(fields: Iterable[SettingField]) -> Iterable[str]:
     yield "| key | flag | variable | default | what it sets |\n|---|---|---|---|---|"
     for field in fields:
-        help_text = field.setting.help.replace("|", "\\|")
+        help_text = field.help.replace("|", "\\|")
         yield f"| `{field.name}` | `{field.flag}` | `{field.variable}` | {_default(field.default)} | {help_text} |"
 
 

@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
 from inferd.protocol import InvalidRequest
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -25,33 +27,28 @@ POSITIVE = Check("be positive", lambda value: value > 0)
 NOT_NEGATIVE = Check("not be negative", lambda value: value >= 0)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """The annotation of a field that can be set from outside: ``field: Annotated[int, Setting("...")] = 16``.
+def setting(
+    default: T, help: str, check: Check = POSITIVE, *, flag: str = "", read: Callable[[Any], Any] | None = None
+) -> T:
+    """Return the default of a field that can be set from outside: ``page_size: int = setting(16, "tokens per page")``.
 
     ``check`` is applied to numbers alone. ``flag``: the command line's name where it is not the field's. ``read``: parses
     the value of a setting that may be given several times; raises InvalidRequest.
     """
-
-    help: str
-    check: Check = POSITIVE
-    flag: str = ""
-    read: Callable[[Any], Any] | None = None
+    return dataclasses.field(default=default, metadata={"help": help, "check": check, "flag": flag, "read": read})
 
 
 @dataclass(frozen=True)
 class SettingField:
-    """One setting with its name, type and default."""
+    """One setting: the arguments of :func:`setting`, with the field's name and type."""
 
     name: str
     kind: Any
     default: Any
-    setting: Setting
-
-    @property
-    def flag(self) -> str:
-        """The command line's flag."""
-        return self.setting.flag or "--" + self.name.replace("_", "-")
+    help: str
+    check: Check
+    flag: str
+    read: Callable[[Any], Any] | None
 
     @property
     def variable(self) -> str:
@@ -65,24 +62,23 @@ class SettingField:
                 raise InvalidRequest(f"{place}: expected a path, got {value!r}")
             return Path(value)
         try:
-            return self.setting.read(value) if self.setting.read else msgspec.convert(value, self.kind, strict=False)
+            return self.read(value) if self.read else msgspec.convert(value, self.kind, strict=False)
         except InvalidRequest as error:
             raise InvalidRequest(f"{place}: {error.message}") from None
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"{place}: {error}, got {value!r}") from None
 
-    def check(self, value: Any) -> None:
+    def validate(self, value: Any) -> None:
         """Raise InvalidRequest if a number does not pass this setting's check."""
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if number and not self.setting.check.holds(value):
-            raise InvalidRequest(f"{self.name} must {self.setting.check.must}, got {value}")
+        if number and not self.check.holds(value):
+            raise InvalidRequest(f"{self.name} must {self.check.must}, got {value}")
 
 
 def setting_fields(owner: type) -> Iterator[SettingField]:
-    """Yield the fields of a settings class that are annotated with a :class:`Setting`, in order."""
-    hints = get_type_hints(owner, include_extras=True)
+    """Yield the fields of a settings class that are made by :func:`setting`, in order."""
+    kinds = get_type_hints(owner)
     for field in dataclasses.fields(owner):
-        hint = hints[field.name]
-        if get_origin(hint) is Annotated:
-            kind, setting, *_ = get_args(hint)
-            yield SettingField(field.name, kind, field.default, setting)
+        if field.metadata:
+            flag = field.metadata["flag"] or "--" + field.name.replace("_", "-")
+            yield SettingField(field.name, kinds[field.name], field.default, **{**field.metadata, "flag": flag})

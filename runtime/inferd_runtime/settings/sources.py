@@ -44,7 +44,7 @@ def resolve(sources: Sources) -> Settings:
     for place, layer in layers:
         values |= {name: FIELDS[name].convert(place(name), value) for name, value in layer.items()}
     for name, value in values.items():
-        FIELDS[name].check(value)
+        FIELDS[name].validate(value)
     engine = EngineSettings(**{name: values[name] for name in ENGINE_FIELDS if name in values})
     settings = Settings(engine=engine, **{name: values[name] for name in OTHER_FIELDS if name in values})
     _check_together(settings)

@@ -20,13 +20,13 @@ def test_every_setting_has_one_place_a_help_text_and_a_flag_of_its_own() -> None
     assert not ENGINE_FIELDS.keys() & OTHER_FIELDS.keys()
     assert {field.name for field in fields(EngineSettings)} - FIELDS.keys() == {"tenancy", "snapshots", "plain"}
     assert {field.name for field in fields(Settings)} - FIELDS.keys() == {"engine"}
-    assert all(field.setting.help for field in FIELDS.values())
+    assert all(field.help for field in FIELDS.values())
     assert len({field.flag for field in FIELDS.values()}) == len(FIELDS)
 
 
 def test_defaults_pass_their_own_checks() -> None:
     for field in FIELDS.values():
-        field.check(field.default)
+        field.validate(field.default)
 
 
 def test_tokens_stay_out_of_the_engines_command_line(tmp_path: Path) -> None:
