@@ -2,7 +2,8 @@
 
 The sandbox carries these dataclasses as JSON, the network and the engine link as msgpack. Standard library only, because this
 package is part of the sandboxed runner. Adding an operation = one dataclass in its family here, one handler in the runtime's
-``session/operations``, one method in the SDK.
+``session/operations``, one method in the SDK. What a request must hold that no model decides is checked by a ``check_...``
+function beside its dataclass: the SDK calls it before it sends, the session when it receives.
 """
 
 from __future__ import annotations

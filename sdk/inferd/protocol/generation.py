@@ -119,22 +119,18 @@ def _check_exclusions(request: StartGenerate) -> None:
     """Raises InvalidRequest for fields that do not go together."""
     if request.predicted and request.predicted_text:
         raise InvalidRequest("predicted and predicted_text exclude each other")
+    speculator = "program_speculation (speculator=)"
     drafts = {
         "system_speculation": request.system_speculation,
         "a prediction (predict=)": bool(request.predicted or request.predicted_text),
     }
     if request.program_speculation and any(drafts.values()):
-        name = next(name for name, wanted in drafts.items() if wanted)
-        raise InvalidRequest(f"{name} and program_speculation (speculator=) exclude each other")
-    steps = {
-        "constraint": request.constraint is not None,
-        "program_speculation (speculator=)": request.program_speculation,
-        **drafts,
-    }
-    if request.program_constraint and any(steps.values()):
-        name = next(name for name, wanted in steps.items() if wanted)
+        raise InvalidRequest(f"{_first(drafts)} and {speculator} exclude each other")
+    others = {"constraint": request.constraint is not None, speculator: request.program_speculation, **drafts}
+    if request.program_constraint and any(others.values()):
         raise InvalidRequest(
-            f"program_constraint (a constraint of your own) and {name} exclude each other: each step waits for its mask"
+            f"program_constraint (a constraint of your own) and {_first(others)} exclude each other: "
+            "each step waits for its mask"
         )
     if request.heal and request.program_constraint:
         raise InvalidRequest(
@@ -142,6 +138,11 @@ def _check_exclusions(request: StartGenerate) -> None:
         )
     if request.heal and request.constraint is not None and request.constraint.best_effort:
         raise InvalidRequest("heal does not go with mode best_effort, which checks the output as a whole")
+
+
+def _first(wishes: dict[str, bool]) -> str:
+    """Return the name of the first that is True."""
+    return next(name for name, wanted in wishes.items() if wanted)
 
 
 def _check_needs(request: StartGenerate, settings: SpeculationSettings) -> None:
