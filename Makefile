@@ -32,6 +32,13 @@ types: $(STAMP)
 quick: $(STAMP)
 	INFERD_TESTS=quick $(PYTEST) -m 'not long and not system and not interpreter and not families and not statistics'
 
+# Do the tests bite? docs/mutants.md. make mutants ROOMS=kv SAMPLE=0 runs all of one room.
+ROOMS ?= kv sampling engine grammar limits
+SAMPLE ?= 40
+SEED ?= 0
+mutants: $(STAMP)
+	for room in $(ROOMS); do $(BIN)/python scripts/mutants.py $$room --sample $(SAMPLE) --seed $(SEED) || exit 1; done
+
 bench: $(STAMP)
 	$(BIN)/python benchmarks/first_light.py --quick
 

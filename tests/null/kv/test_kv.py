@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from tiers import examples
 
-from inferd_runtime.kv.account import Account, QuotaExceeded
+from inferd_runtime.kv.account import Account, Allowance, QuotaExceeded
 from inferd_runtime.kv.pool import PagePool, PoolExhausted
 from inferd_runtime.kv.prefix import PrefixIndex
 from inferd_runtime.kv.table import PageTable, check_chain
 
 PAGE = 4
-PAGES = 24
+PAGES = 11
 
 
 def kv(root: str, tokens: list[int]) -> int:
@@ -23,11 +23,20 @@ def kv(root: str, tokens: list[int]) -> int:
     return hash((root, tuple(tokens)))
 
 
+class Left(NamedTuple):
+    """What a table that left the cache takes with it."""
+
+    data: list[int]
+    chain: list[int]
+    pages: int
+    charged: int
+
+
 class Tables(RuleBasedStateMachine):
     """Each table's memory, read through its pages, must be what its own tokens give; no page may leak or be overwritten.
 
-    Two tenants, few different tokens: many prefixes coincide, and what is found must have been computed from the same
-    tokens for the same tenant.
+    Two tenants, few different tokens and pages: many prefixes coincide, and what is found must have been computed from the
+    same tokens for the same tenant. Tables leave the cache and come back.
     """
 
     tables = Bundle("tables")
@@ -36,8 +45,36 @@ class Tables(RuleBasedStateMachine):
         super().__init__()
         self.pool = PagePool(PAGES, PAGE)
         self.memory: dict[int, list[int]] = {page: [-1] * PAGE for page in range(PAGES)}
-        self.accounts = {"a": Account("a", quota=20), "b": Account("b")}
+        self.accounts = {"a": Account("a", quota=8), "b": Account("b")}
         self.models: dict[int, tuple[PageTable, str, list[int]]] = {}
+        self.left: dict[int, Left] = {}
+        self.forgiving = False
+
+    def here(self, table: PageTable) -> bool:
+        """Bring a table back into the cache. False if there is no room."""
+        left = self.left.get(id(table))
+        if left is None:
+            return True
+        _, tenant, model = self.models[id(table)]
+        table.allowance = Allowance(left.charged, left.pages - left.charged)
+        before = self.pool.available, self.accounts[tenant].used
+        try:
+            old = table.come_back(left.chain, len(model))
+        except PoolExhausted:
+            assert before == (self.pool.available, self.accounts[tenant].used)
+            assert not table.pages
+            table.allowance = None
+            return False
+        del self.left[id(table)]
+        assert self.accounts[tenant].used == before[1], "it was on the account all the time"
+        assert len(table.pages) == left.pages
+        self.accounts[tenant].refund(table.allowance.paid)
+        table.allowance = None
+        for at in range(old * PAGE, len(model)):
+            self.memory[table.pages[at // PAGE]][at % PAGE] = left.data[at]
+        table.republish(model, left.chain)
+        assert len(table.chain) == len(left.chain)
+        return True
 
     @rule(target=tables, tenant=st.sampled_from("ab"))
     def create(self, tenant: str) -> PageTable:
@@ -47,6 +84,8 @@ class Tables(RuleBasedStateMachine):
 
     @rule(table=tables, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=9), kept=st.integers(0, 9))
     def write(self, table: PageTable, tokens: list[int], kept: int) -> None:
+        if not self.here(table):
+            return
         _, tenant, model = self.models[id(table)]
         before = (list(table.pages), table.length, list(table.chain))
         wanted = table.wanted(len(tokens))
@@ -68,6 +107,8 @@ class Tables(RuleBasedStateMachine):
 
     @rule(table=tables, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20))
     def reuse(self, table: PageTable, tokens: list[int]) -> None:
+        if not self.here(table):
+            return
         _, _, model = self.models[id(table)]
         wanted = model + tokens
         before = table.length
@@ -81,6 +122,8 @@ class Tables(RuleBasedStateMachine):
 
     @rule(target=tables, table=tables, share=st.floats(0, 1))
     def fork(self, table: PageTable, share: float) -> PageTable:
+        if not self.here(table):
+            return table
         length = int(table.length * share)
         child = table.fork(length)
         _, tenant, model = self.models[id(table)]
@@ -89,20 +132,42 @@ class Tables(RuleBasedStateMachine):
 
     @rule(table=tables, share=st.floats(0, 1))
     def truncate(self, table: PageTable, share: float) -> None:
+        if not self.here(table):
+            return
         length = int(table.length * share)
         table.truncate(length)
         del self.models[id(table)][2][length:]
 
+    @rule(table=tables)
+    def leave(self, table: PageTable) -> None:
+        if not self.here(table) or not table.length:
+            return
+        table.trim()
+        account, pages = self.accounts[self.models[id(table)][1]], len(table.pages)
+        data, chain, before = self.read(table), list(table.chain), account.used
+        table.release()
+        charged = before - account.used
+        account.used = before
+        self.left[id(table)] = Left(data, chain, pages, charged)
+        self.forgiving |= charged < pages
+
     @rule(table=consumes(tables))
     def release(self, table: PageTable) -> None:
+        if not self.here(table):
+            self.accounts[self.models[id(table)][1]].refund(self.left.pop(id(table)).charged)
         table.release()
+        assert (table.pages, table.chain, table.length) == ([], [], 0)
         del self.models[id(table)]
+
+    def read(self, table: PageTable) -> list[int]:
+        return [self.memory[table.pages[at // PAGE]][at % PAGE] for at in range(table.length)]
 
     @invariant()
     def contents_are_right(self) -> None:
         for table, tenant, model in self.models.values():
-            read = [self.memory[table.pages[at // PAGE]][at % PAGE] for at in range(table.length)]
-            assert read == [kv(tenant, model[: at + 1]) for at in range(table.length)]
+            left = self.left.get(id(table))
+            read = self.read(table) if left is None else left.data
+            assert read == [kv(tenant, model[: at + 1]) for at in range(len(model))]
 
     @invariant()
     def nothing_leaks(self) -> None:
@@ -112,7 +177,10 @@ class Tables(RuleBasedStateMachine):
             table.check_integrity(model, meanings)
         for name, account in self.accounts.items():
             mine = {page for table, tenant, _ in self.models.values() if tenant == name for page in table.pages}
-            assert account.used == len(mine)
+            charged = self.pool.charged(account)
+            assert charged == len(mine) or (self.forgiving and charged < len(mine))
+            away = sum(left.charged for key, left in self.left.items() if self.models[key][1] == name)
+            assert account.used == charged + away
 
 
 TestTables: Any = Tables.TestCase
@@ -146,6 +214,41 @@ def test_a_failed_take_takes_nothing() -> None:
     with pytest.raises(QuotaExceeded, match="2 more KV pages wanted, 0 of 1 used"):
         pool.take(2, Account("t", quota=1))
     assert pool.available == 3
+
+
+@pytest.mark.parametrize(("pages", "page_size"), [(0, 1), (1, 0), (-1, -1)])
+def test_a_pool_has_a_page_and_a_page_a_token(pages: int, page_size: int) -> None:
+    with pytest.raises(ValueError, match="at least one page of one token"):
+        PagePool(pages, page_size)
+    assert PagePool(1, 1).take(1, Account()) == [0]
+    assert PagePool(1, 1).take(0, Account()) == []
+
+
+def test_a_page_that_was_forgiven_is_charged_to_who_has_paid_for_it() -> None:
+    pool, one, two = PagePool(4, PAGE), Account("one"), Account("two")
+    pages = pool.take(2, one, Allowance(forgiven=2))
+    assert (one.used, pool.charged(one)) == (0, 0)
+    pool.adopt(pages, two)
+    assert (two.used, pool.charged(two)) == (0, 0), "whoever shares it owes nothing"
+    two.charge(1)
+    paid = Allowance(paid=1)
+    pool.adopt(pages, two, paid)
+    assert (two.used, pool.charged(two), paid.paid) == (1, 1, 0)
+    for _ in range(3):
+        pool.release(pages)
+    assert (two.used, pool.available) == (0, 4)
+
+
+def test_an_account_may_be_used_up_but_no_further() -> None:
+    account = Account("t", quota=5)
+    account.charge(3)
+    assert not account.short(2)
+    assert account.short(3)
+    account.charge(2)
+    with pytest.raises(QuotaExceeded, match="1 more KV pages wanted, 5 of 5 used"):
+        account.charge(1)
+    assert account.used == 5
+    assert not Account("t", used=9).short(1)
 
 
 def test_truncate_cannot_lengthen() -> None:

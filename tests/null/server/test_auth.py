@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from inferd.protocol import InvalidRequest, Unauthorized
 from inferd_runtime.engine.scheduling.tenants import TenantLimits
-from inferd_runtime.server.gateway.auth import AccessTokens, kept_token, load_tokens
+from inferd_runtime.server.gateway.auth import TENANT_KEY, AccessTokens, BearerAuth, kept_token, load_tokens
 from inferd_runtime.server.tokens_file import load_tenancy, read_tokens
 from inferd_runtime.settings.settings import Settings
 
@@ -19,16 +21,75 @@ def test_a_token_means_its_tenant() -> None:
     assert tokens.tenant_of(f"bearer {'b' * 20}") == "bob"
 
 
-@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic aaa", "Bearer aaaa", "aaa", "Bearer é"])
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Basic aaa",
+        "Bearer aaaa",
+        "Bearer aa",
+        "Bearer a",
+        "Bearer aa?",
+        "aaa",
+        "Bearer é",
+    ],
+)
 def test_anything_else_is_unauthorized(header: str | None) -> None:
     with pytest.raises(Unauthorized):
         AccessTokens({"aaa": "ann"}).tenant_of(header)
 
 
+def test_an_empty_token_is_nobodys() -> None:
+    with pytest.raises(Unauthorized, match="send the header"):
+        AccessTokens({"": "ann"}).tenant_of("Bearer ")
+
+
+async def seen_by_the_app(kind: str, path: str, *headers: tuple[bytes, bytes]) -> tuple[list[Scope], list[Message]]:
+    """The scopes that pass the middleware, and what it sends itself."""
+    passed: list[Scope] = []
+    sent: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        passed.append(scope)
+
+    async def receive() -> Message:
+        return {"type": f"{kind}.connect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": kind, "path": path, "headers": list(headers), "method": "GET", "query_string": b""}
+    scope["extensions"] = {"websocket.http.response": {}}
+    if kind == "lifespan":
+        scope = {"type": kind}
+    await BearerAuth(app, AccessTokens({"aaa": "ann"}))(scope, receive, send)
+    return passed, sent
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_only_requests_with_a_token_reach_the_app(kind: str) -> None:
+    passed, sent = asyncio.run(seen_by_the_app(kind, "/v1/models"))
+    assert not passed
+    assert sent
+    passed, sent = asyncio.run(seen_by_the_app(kind, "/v1/models", (b"authorization", b"Bearer aaa")))
+    assert [scope[TENANT_KEY] for scope in passed] == ["ann"]
+    assert not sent
+
+
+@pytest.mark.parametrize(("kind", "path"), [("http", "/livez"), ("http", "/version"), ("lifespan", "")])
+def test_what_is_public_needs_no_token(kind: str, path: str) -> None:
+    passed, sent = asyncio.run(seen_by_the_app(kind, path))
+    assert [TENANT_KEY in scope for scope in passed] == [False]
+    assert not sent
+
+
 def test_a_token_is_generated_once_and_is_private(tmp_path: Path) -> None:
-    state = tmp_path / "state"
+    state = tmp_path / "home" / "state"
     token = kept_token(state)
-    assert len(token) >= 32
+    assert len(token) == 43, "32 random bytes in base64"
     assert kept_token(state) == token
     assert (state / "token").stat().st_mode & 0o777 == 0o600
     assert state.stat().st_mode & 0o777 == 0o700
@@ -64,10 +125,10 @@ def test_a_tokens_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_a_tenants_line_may_say_its_quota_and_its_weight(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
-    file.write_text("one ann kv_pages=64 weight=2.5\ntwo bob weight=3\nthree cy\nfour ann\n")
+    file.write_text("one ann kv_pages=64 weight=2.5\ntwo bob weight=0.5\nthree cy\nfour ann\n")
     tenancy = load_tenancy(Settings(tokens_file=file, tenant_pages=10, state_dir=tmp_path))
     assert tenancy.limits("ann") == TenantLimits(64, 2.5)
-    assert tenancy.limits("bob") == TenantLimits(10, 3.0)
+    assert tenancy.limits("bob") == TenantLimits(10, 0.5)
     assert tenancy.limits("cy") == tenancy.limits("nobody") == TenantLimits(10, 1.0)
     assert load_tenancy(Settings(state_dir=tmp_path)).limits("ann") == TenantLimits()
 
