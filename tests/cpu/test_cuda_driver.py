@@ -357,7 +357,7 @@ def test_penalties_hold_beside_positions_of_a_programs_own(llama: CudaBench) -> 
     work = Work([11], 1, sampler=sampler, placement=odd, adjustments=[entries])
     plan = [Planned(None, work, table)]  # type: ignore[arg-type]
     drawing = sampling_inputs(plan, VOCAB)
-    assert llama.driver._needs_plain(prepare(plan, PAGE_SIZE))
+    assert llama.driver._needs_reference(prepare(plan, PAGE_SIZE))
     drawn = llama.driver.launch(prepare(plan, PAGE_SIZE), drawing).wait().sampled
     assert drawn is not None
     assert drawn.tokens[0, 0] == 5

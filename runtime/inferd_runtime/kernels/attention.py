@@ -1,4 +1,4 @@
-"""Attention over page tables in torch: the reference of the kernel in :mod:`inferd_runtime.kernels.triton.attention`.
+"""Attention over page tables in torch, the reference of :mod:`inferd_runtime.kernels.triton.attention`: one signature.
 
 It asks no value of a tensor on the host, so that it also runs inside a recorded step, and lays out every tile's whole page table.
 """
@@ -19,7 +19,7 @@ MOST_KEYS = 8192
 
 
 def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, rule: AttentionRule) -> Tensor:
-    """Attention of query [T, H, D], after RoPE, over the pages of each row's sequence: [T, H, Dv] in query's dtype.
+    """Return the attention of query [T, H, D], after RoPE, over the pages of each row's sequence: [T, H, Dv] in query's dtype.
 
     ``keys`` [pages, page_size, Hkv, D] and ``values`` [pages, page_size, Hkv, Dv], this step's rows already written, in
     float8_e4m3fn (taken as it stands, without a scale), bfloat16, float16 or float32. H is a multiple of Hkv. Sums are in
@@ -61,7 +61,7 @@ def check_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows
 
 
 def choose_splits(tiles: int, kv_heads: int, most_keys: int, processors: int) -> int:
-    """Into how many parts to cut the keys of sequences of up to ``most_keys`` keys: a power of two up to 64.
+    """Return the number of parts to cut the keys into, of sequences of up to ``most_keys`` keys: a power of two up to 64.
 
     A tile and a key head are one program per part. First, 1.5 programs per processor (SM): two fit on one at the kernel's
     block sizes, and one and a half keep a memory-bound device busy (one, and a single slow one idles the rest). Second, a part
@@ -80,7 +80,7 @@ def choose_splits(tiles: int, kv_heads: int, most_keys: int, processors: int) ->
 
 
 def _tile_rows(rows: PagedRows) -> tuple[Tensor, Tensor, Tensor]:
-    """Each tile's sequence int64[N], its rows among that sequence's own int64[N, R], and which of them there are."""
+    """Return each tile's sequence int64[N], its rows among that sequence's own int64[N, R], and which of them there are."""
     tile = rows.tile_sequences.long().clamp(min=0)
     row = rows.tile_starts[:, None].long() + torch.arange(rows.tile_rows, device=tile.device)
     used = (rows.tile_sequences >= 0)[:, None] & (row < rows.counts[tile][:, None])
@@ -88,7 +88,7 @@ def _tile_rows(rows: PagedRows) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _visible(rows: PagedRows, tile: Tensor, row: Tensor, at: Tensor, page_size: int, rule: AttentionRule) -> Tensor:
-    """bool[N, R, L]: which keys of its page table a row sees."""
+    """Return bool[N, R, L]: which keys of its page table a row sees."""
     before = (rows.lengths - rows.counts)[tile].long()[:, None]
     tails = rows.tails[tile].long()[:, None]
     key = torch.arange(rows.pages.shape[1] * page_size, device=at.device)[None]
@@ -106,7 +106,7 @@ def _visible(rows: PagedRows, tile: Tensor, row: Tensor, at: Tensor, page_size: 
 
 
 def _gathered(cache: Tensor, rows: PagedRows, tile: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """Keys or values [N, Hkv, L, D]; zero where no row of the tile looks, whatever stands there."""
+    """Return keys or values [N, Hkv, L, D]; zero where no row of the tile looks, whatever stands there."""
     page = torch.arange(rows.pages.shape[1], device=tile.device) * cache.shape[1]
     used = page < rows.lengths[tile][:, None]
     flat = cache[torch.where(used, rows.pages[tile], 0).long()].flatten(1, 2).to(dtype)
@@ -119,7 +119,7 @@ def _scores(q: Tensor, k: Tensor, rule: AttentionRule) -> Tensor:
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Weights of scores [N, Hkv, H / Hkv, R, L]; zero throughout for rows that see nothing."""
+    """Return the softmax weights of scores [N, Hkv, H / Hkv, R, L]; zero throughout for rows that see nothing."""
     top = scores.amax(dim=-1, keepdim=True).clamp(min=LOWEST)
     if sinks is None:
         weights = torch.exp(scores - top)

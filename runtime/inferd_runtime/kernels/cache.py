@@ -60,7 +60,7 @@ class CacheBlock:
         self.keys, self.values = caches[::2], caches[1::2]
 
     def parts(self) -> list[Tensor]:
-        """The bytes of each cache, uint8[pages, page_size * token bytes]; views."""
+        """Return the bytes of each cache, uint8[pages, page_size * token bytes]; views."""
         caches = chain.from_iterable(zip(self.keys, self.values, strict=True))
         return [cache.view(torch.uint8).view(self.pages, -1) for cache in caches]
 
@@ -116,7 +116,7 @@ def copy_pages(block: CacheBlock, sources: Tensor, targets: Tensor) -> None:
 
 
 def resolve_copies(copies: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(source, target) copies that are made one after the other, as ones that all read before any writes.
+    """Return sequential (source, target) copies as equivalent copies that all read before any writes.
 
     Every target comes once, with the page whose content it has in the end; one that has its own again is left out.
     """
@@ -127,7 +127,7 @@ def resolve_copies(copies: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def gather_pages(block: CacheBlock, pages: Tensor) -> Tensor:
-    """Whole pages int64[n] as uint8[n, page_bytes]: of layer 0's K, layer 0's V, layer 1's K, ... behind each other."""
+    """Return whole pages int64[n] as uint8[n, page_bytes]: of layer 0's K, layer 0's V, layer 1's K, ... behind each other."""
     return torch.cat([part.index_select(0, pages) for part in block.parts()], dim=1)
 
 
@@ -154,7 +154,7 @@ def _move_rows(parts: Iterable[Tensor], sources: Tensor, targets: Tensor) -> Non
 
 
 def _without_padding(used: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Which row each row stands for, where it goes, and whether there is any with ``used`` >= 0.
+    """Return which row each row stands for, where it goes, and whether there is any with ``used`` >= 0.
 
     The others repeat one that is used: it is written twice, but with the same content. Without any, all rows go to 0.
     """

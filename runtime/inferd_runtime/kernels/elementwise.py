@@ -56,7 +56,7 @@ def check_rotated(
     keys: Tensor,
     values: Tensor,
 ) -> Tensor:
-    """``qkv`` as [T, H + 2 Hkv, D]. Raises ValueError where shapes do not go together."""
+    """Return ``qkv`` as [T, H + 2 Hkv, D]. Raises ValueError where shapes do not go together."""
     query_heads, key_heads = heads
     every = query_heads + 2 * key_heads
     width = qkv.shape[1] // every
@@ -73,7 +73,7 @@ def check_rotated(
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of gate_up [T, 2 F], gate before up: [T, F] (SwiGLU, Shazeer 2020). Raises ValueError for odd widths."""
+    """Return silu(gate) * up [T, F] of gate_up [T, 2 F], gate before up (SwiGLU, Shazeer 2020). Raises ValueError if odd."""
     check_gated(gate_up)
     gate, up = gate_up.float().chunk(2, dim=-1)
     return silu(gate).mul_(up).to(gate_up.dtype)

@@ -16,22 +16,22 @@ SECOND = 0x94D049BB133111EB
 
 
 def signed(word: int) -> int:
-    """An unsigned 64-bit number as the signed one with the same bits."""
+    """Return an unsigned 64-bit number as the signed one with the same bits."""
     return word - (1 << 64) if word >> 63 else word
 
 
 def key_tensor(keys: Sequence[int], device: torch.device | None = None) -> Tensor:
-    """int64[len(keys)] of the engine's keys."""
+    """Return int64[len(keys)] of the engine's keys."""
     return torch.tensor([signed(key) for key in keys], dtype=torch.int64, device=device)
 
 
 def _shifted(value: Tensor, bits: int) -> Tensor:
-    """The logical shift right that int64 does not have."""
+    """Return int64 shifted right logically, which torch does not do."""
     return (value >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def mix(value: Tensor) -> Tensor:
-    """The 64-bit finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), element by element."""
+    """Return the 64-bit finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), element by element."""
     value = value + signed(GOLDEN)
     value = (value ^ _shifted(value, 30)) * signed(FIRST)
     value = (value ^ _shifted(value, 27)) * signed(SECOND)
@@ -39,12 +39,12 @@ def mix(value: Tensor) -> Tensor:
 
 
 def stream(keys: Tensor, tag: int) -> Tensor:
-    """Keys of noise that is independent of the keys' own and of other tags': ``engine/sampling/noise.py: stream``."""
+    """Return the keys of noise that is independent of the keys' own and of other tags': ``engine/sampling/noise.py: stream``."""
     return mix(mix(keys) + signed(tag))
 
 
 def uniform(keys: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    """float64 in the open interval (0, 1) for keys, absolute positions and token ids (int64, broadcast together).
+    """Return float64 in the open interval (0, 1) for keys, absolute positions and token ids (int64, broadcast together).
 
     Equal to the engine's, bit for bit.
     """
@@ -54,5 +54,5 @@ def uniform(keys: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
 
 def gumbel(keys: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    """Standard Gumbel noise, float64: from the engine's bits, up to the rounding of the device's logarithm."""
+    """Return standard Gumbel noise, float64: from the engine's bits, up to the rounding of the device's logarithm."""
     return -torch.log(-torch.log(uniform(keys, positions, tokens)))

@@ -11,7 +11,7 @@ NONE = float("-inf")
 def process(
     logits: Tensor, *, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, masks: Tensor | None = None
 ) -> Tensor:
-    """Scores float64[N, V] of rows float[N, V]: -inf for what a row's sampler excludes, 0 for the most likely token.
+    """Return scores float64[N, V] of rows float[N, V]: -inf for what a row's sampler excludes, 0 for the most likely token.
 
     ``temperature``, ``top_p`` and ``min_p`` are float64[N], ``top_k`` is int64[N], with the meaning and the order of
     ``engine/sampling/host_sampling.py: candidates``, whose scores these are. Temperature 0 leaves the first of the
@@ -33,20 +33,20 @@ def process(
 
 
 def allowed(masks: Tensor, vocab_size: int) -> Tensor:
-    """bool[N, V] of packed masks int32[N, ceil(V / 32)]."""
+    """Return bool[N, V] of packed masks int32[N, ceil(V / 32)]."""
     tokens = torch.arange(vocab_size, device=masks.device)
     return (masks[:, tokens >> 5] >> (tokens & 31) & 1).bool()
 
 
 def _top_k(scores: Tensor, top_k: Tensor) -> Tensor:
-    """Ties at the bound stay in; 0 is off."""
+    """Exclude all but the ``top_k`` largest. Ties at the bound stay in; 0 is off."""
     last = (torch.where(top_k > 0, top_k, scores.shape[1]).clamp(max=scores.shape[1]) - 1)[:, None]
     bound = scores.sort(dim=1, descending=True).values.gather(1, last)
     return scores.masked_fill(scores < bound, NONE)
 
 
 def _nucleus(scores: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """The most likely tokens that reach ``top_p`` together, of which those with ``min_p`` of the largest probability."""
+    """Exclude all but the likeliest tokens that reach ``top_p`` together and have ``min_p`` of the largest probability."""
     likely = scores.exp()
     ordered = likely.sort(dim=1, descending=True).values
     wanted = top_p[:, None] * likely.sum(dim=1, keepdim=True)

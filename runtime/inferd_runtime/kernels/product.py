@@ -15,7 +15,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def few_rows_product(rows: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-    """``rows`` [T, in] times ``weight`` [out, in] transposed, with ``bias`` [out] and ``residual`` [T, out] added: [T, out].
+    """Return ``rows`` [T, in] @ ``weight`` [out, in] transposed + ``bias`` [out] + ``residual`` [T, out]: [T, out].
 
     All of one dtype, float32, float16 or bfloat16; 0 to 16 rows. Sums are float32, and rounded once (here a bias is rounded
     before a residual is added). A residual is overwritten with the result and returned; without one the result is new.

@@ -56,7 +56,7 @@ class SampleRows:
     adjustments: Adjustments | None = None
 
     def select(self, chosen: Tensor) -> SampleRows:
-        """Some rows, by their numbers int64[M], without adjustments: those are made before."""
+        """Return the rows of the numbers int64[M], without adjustments: those are made before."""
         names = ("temperature", "top_p", "min_p", "top_k", "keys", "positions", "mask_rows")
         return SampleRows(**{name: getattr(self, name)[chosen] for name in names}, masks=self.masks)
 
@@ -83,7 +83,7 @@ def check_tensor(name: str, given: Tensor, dtype: torch.dtype, shape: Sequence[i
 
 
 def sample(logits: Tensor, rows: SampleRows) -> Tensor:
-    """int64[N]: the token that each row of ``logits`` float[N, V] (finite or -inf; not changed) draws.
+    """Return int64[N]: the token that each row of ``logits`` float[N, V] (finite or -inf; not changed) draws.
 
     PAD where nothing is left: the mask allows nothing, or -inf only. Raises ValueError where ``rows`` are not what they say.
     """
@@ -97,7 +97,7 @@ def sample(logits: Tensor, rows: SampleRows) -> Tensor:
 
 
 def processed(logits: Tensor, rows: SampleRows) -> Tensor:
-    """float64[N, V]: the scores that the samplers draw from, of adjusted ``logits`` float[N, V]."""
+    """Return float64[N, V]: the scores that the samplers draw from, of adjusted ``logits`` float[N, V]."""
     if rows.masks.shape[0]:
         free = (rows.mask_rows < 0)[:, None]
         logits = logits.masked_fill(~(free | allowed(rows.masks[rows.mask_rows.clamp(min=0)], logits.shape[1])), NONE)
@@ -105,7 +105,7 @@ def processed(logits: Tensor, rows: SampleRows) -> Tensor:
 
 
 def adjusted(logits: Tensor, adjustments: Adjustments) -> Tensor:
-    """float32[N, V]: a copy of ``logits`` float[N, V] with the adjustments."""
+    """Return float32[N, V]: a copy of ``logits`` float[N, V] with the adjustments."""
     count, vocab_size = logits.shape
     # One place behind all rows, where the padding of the entries goes.
     flat = torch.cat([logits.to(torch.float32).reshape(-1), logits.new_zeros(1, dtype=torch.float32)])

@@ -16,7 +16,7 @@ from inferd_runtime.kernels.verify import DraftRows, Verifier
 
 
 class KernelSuite(NamedTuple):
-    """What each does is said where the reference is: ``kernels/<module>.py``."""
+    """One function per operation. Each is documented at its reference in ``kernels/<module>.py``."""
 
     paged_attention: Callable[[Tensor, Tensor, Tensor, PagedRows, AttentionRule], Tensor]
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
@@ -33,7 +33,7 @@ class KernelSuite(NamedTuple):
 
 
 def reference_kernels() -> KernelSuite:
-    """Plain torch, on any device."""
+    """Return the references in torch, for any device."""
     return KernelSuite(
         attention.paged_attention, cache.write_kv, elementwise.rotate_and_write, elementwise.silu_mul,
         product.few_rows_product, sampling.sample, verify.agree, verify.rejection, cache.move_tokens, cache.copy_pages,
@@ -42,7 +42,7 @@ def reference_kernels() -> KernelSuite:
 
 
 def triton_kernels() -> KernelSuite:
-    """Triton's. Without a device they run in its interpreter, where TRITON_INTERPRET=1 was set before the first import."""
+    """Return Triton's kernels. Without a device they need its interpreter: TRITON_INTERPRET=1 before the first import."""
     from inferd_runtime.kernels.triton import attention, cache, elementwise, product, rejection, sampling, verify
 
     return KernelSuite(

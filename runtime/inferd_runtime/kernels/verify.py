@@ -80,7 +80,7 @@ class Verifier(Protocol):
     """
 
     def __call__(self, target: Tensor, drafts: Drafts, noise: Noise) -> Verdict:
-        """Which nodes stand and what is emitted."""
+        """Return which nodes are accepted and what is emitted."""
         ...
 
 
@@ -123,7 +123,7 @@ def check_drafts(samples: Tensor, drafts: DraftRows) -> None:
 
 
 def read_verdicts(packed: MaskWords) -> tuple[MaskWords, MaskWords, MaskWords]:
-    """Views of what :func:`agree` packed: accepted int32[B], tokens int32[B, K + 1], path int32[B, K]."""
+    """Return views of what :func:`agree` packed: accepted int32[B], tokens int32[B, K + 1], path int32[B, K]."""
     behind = packed.shape[1] // 2 + 1
     return packed[:, 0], packed[:, 1:behind], packed[:, behind:]
 
@@ -158,7 +158,7 @@ def check_chains(drafts: Drafts) -> None:
 
 
 def _distributions(drafts: Drafts, vocab_size: int) -> Tensor:
-    """q, float64[B, K, V]; zero behind each draft's end."""
+    """Return the draft distributions q, float64[B, K, V]; zero behind each draft's end."""
     if drafts.probabilities is None:
         q = torch.nn.functional.one_hot(drafts.tokens.clamp(min=0), vocab_size).to(torch.float64)
     else:
@@ -167,13 +167,13 @@ def _distributions(drafts: Drafts, vocab_size: int) -> Tensor:
 
 
 def _counts(drafts: Drafts) -> Tensor:
-    """bool[B, K]: which nodes are no padding."""
+    """Return bool[B, K]: True for nodes that are no padding."""
     nodes = torch.arange(drafts.tokens.shape[1], device=drafts.tokens.device)
     return nodes < drafts.lengths[:, None]
 
 
 def _accepted(p: Tensor, q: Tensor, drafts: Drafts, noise: Noise) -> Tensor:
-    """bool[B, K]: whether u < p(x) / q(x), in logarithms so that no quotient overflows. Probability 0 never stands."""
+    """Return bool[B, K]: True where u < p(x) / q(x), in logarithms so that no quotient overflows. Probability 0 never stands."""
     token = drafts.tokens.clamp(min=0)[:, :, None]
     likely, drawn = p[:, :-1].gather(2, token)[:, :, 0], q.gather(2, token)[:, :, 0]
     places = noise.positions[:, None] + torch.arange(token.shape[1], device=token.device)
@@ -182,7 +182,7 @@ def _accepted(p: Tensor, q: Tensor, drafts: Drafts, noise: Noise) -> Tensor:
 
 
 def _sample(scores: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
-    """int64[B, R] by Gumbel-argmax of scores float64[B, R, V] at positions int64[B, R]; PAD where all is -inf."""
+    """Return int64[B, R] by Gumbel-argmax of scores float64[B, R, V] at positions int64[B, R]; PAD where all is -inf."""
     tokens = torch.arange(scores.shape[2], device=scores.device)
     best = (scores + gumbel(keys[:, None, None], positions[:, :, None], tokens)).max(dim=2)
     return best.indices.masked_fill(best.values == float("-inf"), PAD)
@@ -193,7 +193,7 @@ def _chain(tokens: Tensor) -> Tensor:
 
 
 def _depths(parents: Tensor) -> Tensor:
-    """int64[B, K + 1]: how many tokens stand between the committed ones and what each row samples."""
+    """Return int64[B, K + 1]: how many tokens stand between the committed ones and what each row samples."""
     depths = torch.zeros(parents.shape[0], parents.shape[1] + 1, dtype=torch.int64, device=parents.device)
     for node in range(parents.shape[1]):
         depths[:, node + 1] = depths.gather(1, parents[:, node : node + 1] + 1)[:, 0] + 1
@@ -201,7 +201,7 @@ def _depths(parents: Tensor) -> Tensor:
 
 
 def _walk(samples: Tensor, drafts: Drafts, parents: Tensor) -> Verdict:
-    """From the root, as long as a child of the row is the row's sample."""
+    """Walk from the root as long as a child of the row is the row's sample."""
     batch, width = drafts.tokens.shape
     tokens, path = torch.full_like(samples, PAD), torch.full_like(drafts.tokens, PAD)
     row = torch.zeros(batch, 1, dtype=torch.int64, device=samples.device)

@@ -16,17 +16,17 @@ class ChatTemplate(Protocol):
     """What renders whole conversations."""
 
     def render(self, messages: Sequence[ChatMessage], *, cue: bool) -> str:
-        """The text of a conversation, with the assistant's cue if asked for."""
+        """Return the text of a conversation, with the assistant's cue if asked for."""
         ...
 
 
 def opening(template: ChatTemplate, messages: Sequence[ChatMessage], *, cue: bool) -> str:
-    """The text of the first messages of a context."""
+    """Return the text of the first messages of a context."""
     return template.render(messages, cue=cue)
 
 
 def continuation(template: ChatTemplate, messages: Sequence[ChatMessage], *, cue: bool) -> str:
-    """The text that messages add to a conversation, found as the difference to one that stands for what came before.
+    """Return the text that messages add to a conversation, found as the difference to one that stands for what came before.
 
     Raises InvalidRequest when the template rewrites earlier turns, so that there is no such text.
     """
@@ -35,7 +35,7 @@ def continuation(template: ChatTemplate, messages: Sequence[ChatMessage], *, cue
 
 
 def end_of_answer(template: ChatTemplate) -> str:
-    """What the template puts behind an assistant's text."""
+    """Return what the template puts behind an assistant's text."""
     whole = template.render([QUESTION, ANSWER], cue=False)
     return whole[whole.rindex(ANSWER["content"]) + len(ANSWER["content"]) :]
 

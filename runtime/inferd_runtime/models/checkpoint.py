@@ -25,7 +25,7 @@ SAMPLE = "Hello world,  it's 2024!\n\ndef f(x1):\n    return x1 + 3.14  # naïve
 
 
 def read_config(name: str, source: str) -> Any:
-    """The configuration of a text decoder that transformers knows.
+    """Return the configuration of a text decoder that transformers knows.
 
     Raises NotFound when there is no such folder, hub model or config.json, InvalidRequest that names the reason otherwise.
     """
@@ -45,7 +45,7 @@ def read_config(name: str, source: str) -> Any:
 
 
 def _check_folder(name: str, source: str) -> None:
-    """A path is not a hub id: say what is missing on this machine without asking the network."""
+    """Raise NotFound, without asking the network, if the source is a path and no model's folder is there."""
     folder = Path(source).expanduser()
     if not folder.is_dir():
         if source.startswith((".", "/", "~")) or source.count("/") > 1:
@@ -76,7 +76,7 @@ def _reported(name: str, what: str) -> Iterator[None]:
 
 
 def read_tokenizer(name: str, source: str) -> Any:
-    """The tokenizer, as its tokenizer.json says where there is one.
+    """Return the tokenizer, as its tokenizer.json says where there is one.
 
     Some families' classes rebuild it from its vocabulary by rules of their own, which give other tokens when the model was
     trained with another tokenizer than its family. Raises NotFound when there is none: transformers makes an empty one up
@@ -94,7 +94,7 @@ def read_tokenizer(name: str, source: str) -> Any:
 
 
 def _as_written(tokenizer: Any, source: str) -> bool:
-    """Whether a text gets the tokens of the tokenizer.json."""
+    """True if a sample text gets the tokens that the tokenizer.json gives it."""
     local = Path(source, "tokenizer.json")
     path = local if Path(source).is_dir() else try_to_load_from_cache(source, local.name)
     if not isinstance(path, str | Path) or not Path(path).is_file():
@@ -104,7 +104,7 @@ def _as_written(tokenizer: Any, source: str) -> bool:
 
 
 def read_weights(name: str, source: str, config: Any, dtype: torch.dtype | str, ranks: int = 1) -> nn.Module:
-    """The model with all its weights, on the CPU; with its part of them, on the rank's device, where there are several ranks.
+    """Return the model with all its weights on the CPU; of several ranks, with the rank's part of them on its device.
 
     Raises NotFound when there are none, InvalidRequest when some are missing (transformers fills them with random numbers),
     of another shape, or damaged.
@@ -124,7 +124,7 @@ def read_weights(name: str, source: str, config: Any, dtype: torch.dtype | str, 
 
 
 def check_vocabulary(name: str, tokenizer: Any, module: Any) -> int:
-    """The width of the logits. Raises InvalidRequest when the tokenizer makes ids that the model has no row for."""
+    """Return the width of the logits. Raises InvalidRequest when the tokenizer makes ids that the model has no row for."""
     output = module.get_output_embeddings()
     if output is None:
         raise InvalidRequest(f"model {name!r} cannot be served: it has no output embedding")

@@ -20,7 +20,7 @@ MADV_COLLAPSE = 25
 
 
 def use_huge_pages() -> int:
-    """Ask the kernel to back this process's large anonymous memory by huge pages; returns the bytes that it did so for.
+    """Ask the kernel to back this process's large anonymous memory by huge pages. Returns the bytes that it did so for.
 
     0 where there are none or the operator has turned them off. Takes about a second per gigabyte.
     """
@@ -37,7 +37,7 @@ def use_huge_pages() -> int:
 
 
 def large_regions(maps: str) -> Iterator[tuple[int, int]]:
-    """Writable private anonymous memory in the format of /proc/self/maps, cut to whole huge pages, LEAST bytes or more."""
+    """Yield writable private anonymous memory in the format of /proc/self/maps, cut to whole huge pages, LEAST bytes or more."""
     for line in maps.splitlines():
         span, rights, _, _, inode, *name = line.split()
         if rights != "rw-p" or inode != "0" or name not in ([], ["[heap]"]):

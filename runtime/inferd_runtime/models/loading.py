@@ -36,7 +36,7 @@ class LoadedModel:
 
 
 def resolve(name: str) -> str:
-    """The folder of an embedded model; any other name (a folder, a hub id) as it is."""
+    """Return the folder of an embedded model; any other name (a folder, a hub id) as it is."""
     if name in EMBEDDED:
         return str(Path(__file__).parent / EMBEDDED[name])
     return str(Path(name).expanduser()) if name.startswith("~") else name
@@ -80,7 +80,7 @@ def _dtype(name: str, device: str) -> torch.dtype | str:
 
 
 def eos_tokens(generation: GenerationConfig | None, tokenizer: Any) -> tuple[int, ...]:
-    """The ids that end a text, from the generation config, else from the tokenizer."""
+    """Return the ids that end a text, from the generation config, else from the tokenizer."""
     found = generation.eos_token_id if generation is not None else None
     if found is None:
         found = tokenizer.eos_token_id
@@ -89,7 +89,7 @@ def eos_tokens(generation: GenerationConfig | None, tokenizer: Any) -> tuple[int
 
 
 def fingerprint(config: dict[str, Any], module: nn.Module) -> str:
-    """A short hash of the configuration and of a sample of the weights.
+    """Return a short hash of the configuration and of a sample of the weights.
 
     Rank 0 of a divided model gives the whole model's fingerprint.
     """

@@ -74,12 +74,12 @@ def check_plan(name: str, config: Any, ranks: int) -> None:
 
 
 def _counts(value: Any) -> Iterable[int]:
-    """One number of heads, or one for each layer."""
+    """Return numbers of heads as a list: a configuration has one, or one for each layer."""
     return value if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
 def rank_device(device: str, rank: int) -> str:
-    """The device of a rank: the CPU, or the CUDA device of its number."""
+    """Return the device of a rank: the CPU, or the CUDA device of its number."""
     return device if device == "cpu" else f"{device}:{rank}"
 
 
@@ -114,7 +114,7 @@ def use_threads(threads: int, module: nn.Module | None = None, ranks: int = 1) -
 
 
 def first_numbers(tensor: Tensor, count: int) -> Tensor:
-    """The first numbers of a weight, as rank 0 can tell: its part begins where the whole does.
+    """Return the first numbers of a weight, of the whole one in rank 0, whose part begins where the whole does.
 
     Where a part may be narrower than ``count``, that is, of small weights, all ranks put theirs together.
     """
@@ -124,13 +124,13 @@ def first_numbers(tensor: Tensor, count: int) -> Tensor:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a weight."""
+    """Return the part of a weight that this rank holds."""
     part: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return part
 
 
 def share(size: ModelSize, ranks: int) -> ModelSize:
-    """What a rank on a device of its own takes of a model. Norms are small enough to be counted as divided, too."""
+    """Return the size of a rank's part of a model. Norms are small enough to be counted as divided, too."""
     return dataclasses.replace(
         size, weight_bytes=-(-size.weight_bytes // ranks), kv_token_bytes=-(-size.kv_token_bytes // ranks)
     )

@@ -1,4 +1,4 @@
-"""A divided model as one process would have it, to compare with: the plan by which it was divided may be wrong.
+"""The whole of a divided model, to compare with: the plan by which it was divided may be wrong.
 
 What a plan leaves out (a sum over features that are spread over the ranks, say) makes plausible wrong text, alike in all ranks.
 So the proof at load (:mod:`selfcheck`) takes its expected logits from the whole model, which no rank has room for: a twin without
@@ -18,12 +18,12 @@ from torch.distributed.tensor import DTensor
 
 
 def is_divided(model: nn.Module) -> bool:
-    """Whether the model is spread over ranks."""
+    """True if the model is spread over ranks."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def whole_twin(model: Any) -> Any:
-    """The twin of a divided model; it works as long as the model does, and in all ranks at once."""
+    """Return the twin of a divided model; it works as long as the model does, and in all ranks at once."""
     config = copy.deepcopy(model.config)
     config.distributed_config = None
     with torch.device("meta"):
@@ -42,7 +42,7 @@ def whole_twin(model: Any) -> Any:
 
 
 def _stand_in(part: Tensor) -> nn.Parameter:
-    """A weight that is not here: its shape and device without its memory. Whatever it is used in is not a number."""
+    """Return a placeholder of a weight: its shape and device without its memory, and not a number everywhere."""
     nothing = torch.full((), float("nan"), dtype=part.dtype, device=part.device)
     return nn.Parameter(nothing.expand(part.shape), requires_grad=False)
 

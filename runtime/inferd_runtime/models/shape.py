@@ -14,9 +14,9 @@ class KvShape:
     values: tuple[tuple[int, int], ...]
 
     def bytes_per_token(self, item_size: int) -> int:
-        """Bytes that one token's K and V take in all layers."""
+        """Return the bytes that one token's K and V take in all layers."""
         return sum(heads * width for heads, width in (*self.keys, *self.values)) * item_size
 
     def digest(self) -> str:
-        """A short name of the shape, for telling whose pages fit whose."""
+        """Return a short name of the shape, for telling whose pages fit whose."""
         return hashlib.sha256(repr((self.keys, self.values)).encode()).hexdigest()[:12]

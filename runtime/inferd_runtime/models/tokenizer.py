@@ -29,11 +29,11 @@ class HubTokenizer:
 
     @property
     def template(self) -> bool:
-        """Whether the model has a chat template."""
+        """True if the model has a chat template."""
         return bool(self._hub.chat_template)
 
     def render(self, messages: Sequence[dict[str, str]], *, cue: bool) -> str:
-        """The chat template's text for the messages, with the assistant's cue if asked for."""
+        """Return the chat template's text for the messages, with the assistant's cue if asked for."""
         if not self.template:
             raise InvalidRequest("this model has no chat template: use append() with text or tokens")
         try:
@@ -42,15 +42,15 @@ class HubTokenizer:
             raise InvalidRequest(f"this model's chat template refuses the messages: {error}") from error
 
     def encode(self, text: str, *, special: bool = False, start: bool = False) -> list[int]:
-        """Text to ids. ``special``: read special tokens as such. ``start``: add what the tokenizer puts before a text."""
+        """Return the ids of a text. ``special``: read special tokens as such. ``start``: add the tokens that begin a text."""
         backend = self._special if special else self._plain
         return list(backend.encode(text, add_special_tokens=start).ids)
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Ids to text."""
+        """Return the text of ids."""
         return str(self._special.decode(list(tokens), skip_special_tokens=not special))
 
     def stream(self) -> Callable[[int], str]:
-        """A decoder for one id at a time; "" while a character is incomplete."""
+        """Return a decoder for one id at a time; "" while a character is incomplete."""
         decoder = DecodeStream(skip_special_tokens=True)
         return lambda token: decoder.step(self._special, token) or ""

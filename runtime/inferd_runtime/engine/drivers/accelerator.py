@@ -20,15 +20,15 @@ class Accelerator(Protocol):
     processors: int
 
     def active(self) -> AbstractContextManager[object]:
-        """Whoever works on the device does it inside: there may be several, and each thread has a current one."""
+        """Return a context in which this device is the thread's current one. All work on the device is done inside."""
         ...
 
     def staging(self, size: int) -> Tensor:
-        """uint8[size] on the host that the device copies from and to without waiting."""
+        """Return uint8[size] on the host that the device copies from and to without waiting."""
         ...
 
     def mark(self) -> Callable[[], None]:
-        """A call that returns once everything queued so far is done. Raises what went wrong on the device."""
+        """Return a call that returns once everything queued so far is done. Raises what went wrong on the device."""
         ...
 
     def record(self, body: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
@@ -40,7 +40,7 @@ class Accelerator(Protocol):
         ...
 
     def footprint(self, body: Callable[[], object]) -> int:
-        """Bytes of device memory that ``body`` has taken and that, once it has ended, no other program can have."""
+        """Return the bytes of device memory that ``body`` has taken and that, once it has ended, no other program can have."""
         ...
 
 
@@ -77,7 +77,7 @@ class CudaAccelerator:
         side.wait_stream(before)
         with ExitStack() as broken_off:
             broken_off.callback(before.wait_stream, side)
-            broken_off.callback(self._start_anew, before)
+            broken_off.callback(self._reset_recording, before)
             with torch.cuda.stream(side):
                 for _ in range(WARM_UPS):
                     body()
@@ -86,8 +86,8 @@ class CudaAccelerator:
         before.wait_stream(side)
         return recorded
 
-    def _start_anew(self, current: torch.cuda.Stream) -> None:
-        """A recording that was broken off leaves its stream current, and its pool in use."""
+    def _reset_recording(self, current: torch.cuda.Stream) -> None:
+        """Replace stream and pool after a failed recording, which leaves its stream current and its pool in use."""
         torch.cuda.set_stream(current)
         self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()

@@ -27,7 +27,7 @@ class StepBucket:
 
 
 def bucket(counts: Sequence[int]) -> StepBucket | None:
-    """The captured shape for sequences with so many rows each; None where there is none.
+    """Return the captured shape for sequences with so many rows each; None where there is none.
 
     Rows are packed: one sequence may use what another leaves, up to MOST_ROWS. A step without drafts has the plain decode
     shape of its batch size.
@@ -47,20 +47,20 @@ def bucket(counts: Sequence[int]) -> StepBucket | None:
 
 
 def captured_shape(batch: int, width: int) -> StepBucket:
-    """``width`` rows for each of ``batch`` sequences on average."""
+    """Return the shape of ``width`` rows for each of ``batch`` sequences on average."""
     if width == 1:
         return StepBucket(batch, batch, batch, 1, 0)
     return StepBucket(batch * width, batch, batch, MOST_ROWS, MOST_ROWS - 1)
 
 
 def captured_shapes(most_rows: int) -> list[StepBucket]:
-    """Every shape that :func:`bucket` may name, of at most so many rows; the largest first, so that memory fits all."""
+    """Return every shape that :func:`bucket` may name, of at most so many rows; the largest first, so that memory fits all."""
     most = min(most_rows, MOST_TOTAL)
     pairs = [(batch, width) for batch in BATCHES for width in WIDTHS if batch * width <= most]
     return sorted({captured_shape(batch, width) for batch, width in pairs}, reverse=True)
 
 
 def exact_shape(counts: Sequence[int], tile_rows: int, nodes: int) -> StepBucket:
-    """The shape of a step that is not captured: as large as it is."""
+    """Return the shape of a step that is not captured: as large as it is."""
     tiles = sum(-(-count // tile_rows) for count in counts)
     return StepBucket(sum(counts), len(counts), tiles, tile_rows, nodes)

@@ -56,7 +56,7 @@ DeviceDriver = TorchDriver | CudaDriver
 
 
 def build_driver(loaded: LoadedModel, options: DriverOptions) -> DeviceDriver:
-    """The driver of a model on its device. A fast driver that does not agree with the reference is not used."""
+    """Return the driver of a model on its device; the reference where the fast driver gives other logits than that."""
     fused = fused_pass(loaded, options)
     like = next(loaded.module.parameters())
     if like.device.type != "cuda":
@@ -75,7 +75,7 @@ def build_driver(loaded: LoadedModel, options: DriverOptions) -> DeviceDriver:
 
 
 def step_bytes(loaded: LoadedModel, options: DriverOptions) -> int:
-    """Device memory that steps take beside weights and cache: read off the largest step and all recorded ones. 0 on the CPU."""
+    """Return the device memory, in bytes, of the largest step and all recorded ones beside weights and cache; 0 on the CPU."""
     device = next(loaded.module.parameters()).device
     if device.type != "cuda":
         return 0
@@ -84,7 +84,7 @@ def step_bytes(loaded: LoadedModel, options: DriverOptions) -> int:
 
 
 def fused_pass(loaded: LoadedModel, options: DriverOptions) -> ModelPass | None:
-    """The fused way through the model, where there is one and it is wanted."""
+    """Return the fused pass, or None where the model has none or ``options`` want the plain one."""
     return None if options.plain else fuse(loaded.module, loaded.probe.kv, loaded.probe.rules)
 
 
@@ -95,7 +95,7 @@ def measured_step_bytes(
     kernels: KernelSuite,
     accelerator: Accelerator,
 ) -> int:
-    """The same with a driver of the fewest pages, which is thrown away."""
+    """Return the device memory of steps, measured with a driver of the fewest pages, which is thrown away."""
     rows = min(options.most_rows, loaded.max_context)
     few = replace(options, pages=-(-rows // options.page_size) + 1)
     cache = loaded.probe.kv.bytes_per_token(element_size(loaded, options)) * options.page_size * few.pages
@@ -109,14 +109,14 @@ def measured_step_bytes(
 
 
 def element_size(loaded: LoadedModel, options: DriverOptions) -> int:
-    """Bytes of a number in the cache."""
+    """Return the bytes of one number in the cache."""
     return (cache_dtype(options.kv_dtype) or next(loaded.module.parameters()).dtype).itemsize
 
 
 def reference_driver(
     loaded: LoadedModel, fused: ModelPass | None, options: DriverOptions, block: CacheBlock | None = None
 ) -> TorchDriver:
-    """PyTorch alone. ``block``: the cache to work on, else it makes its own."""
+    """Return the driver that runs on PyTorch alone. ``block``: the cache to work on, else it makes its own."""
     kv, run = loaded.probe.kv, fused or PlainPass(loaded.module)
     return TorchDriver(
         run, next(loaded.module.parameters()), kv, vocab_size=loaded.vocab_size, max_context=loaded.max_context,
@@ -127,14 +127,14 @@ def reference_driver(
 
 
 def cache_dtype(name: str) -> torch.dtype | None:
-    """The dtype of a cache that is not the model's own."""
+    """Return the cache's dtype where an option names one; None is the model's own."""
     return FP8 if name == "fp8" else None
 
 
 def fast_driver(
     loaded: LoadedModel, fused: ModelPass | None, options: DriverOptions, kernels: KernelSuite, accelerator: Accelerator
 ) -> CudaDriver:
-    """Kernels, and recorded steps."""
+    """Return the driver that runs kernels and recorded steps."""
     kv, like = loaded.probe.kv, next(loaded.module.parameters())
     dtype = cache_dtype(options.kv_dtype) or like.dtype
     block = CacheBlock(kv.keys, kv.values, dtype, options.pages, options.page_size, accelerator.device)
@@ -167,7 +167,7 @@ def kernel_pass(
 
 
 def agrees(fast: CudaDriver, reference: Driver, allowed: float) -> bool:
-    """Whether two drivers over one cache give the same logits for a chunk of random tokens, a few behind it, and a decode row,
+    """True if two drivers over one cache give the same logits for a chunk of random tokens, a few behind it, and a decode row,
     up to a share of their spread. Writes into the first pages, so nothing may be in them yet.
     """
     longest = min(TRIAL, fast.max_context, fast.pages * fast.page_size, fast.most_rows)
@@ -181,14 +181,14 @@ def agrees(fast: CudaDriver, reference: Driver, allowed: float) -> bool:
 
 
 def trial_batch(tokens: Ids, start: int, page_size: int) -> Batch:
-    """Tokens of one sequence from ``start`` on, all logits wanted, on the first pages."""
+    """Return a batch of one sequence's tokens from ``start`` on, all logits wanted, on the first pages."""
     at = np.arange(start, start + len(tokens))
     pages = range(-(-int(at[-1] + 1) // page_size))
     return Batch(tokens, at, at, np.arange(len(at)), [Span(0, len(at), start, pages)])
 
 
 def relative_difference(expected: FloatRows, got: FloatRows) -> float:
-    """By how much of its spread a row of logits float32[R, V] differs, in nine of ten; infinite for what is not a number."""
+    """Return the 90th percentile over rows of logits float32[R, V] of difference / spread; infinite if it is not a number."""
     spread = np.maximum(np.abs(expected - expected.mean(-1, keepdims=True)).max(-1), 1e-6)
     each = np.sort(np.abs(got - expected).max(-1) / spread)
     found = float(each[-1 - len(each) // 10])

@@ -1,4 +1,4 @@
-"""Steps on their way through a device: what runs in them, recorded once per shape, and what they bring."""
+"""Launched steps: the operations of one on the device, which are recorded once per shape, and its results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IN_FLIGHT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
+class DeviceOutputs:
     """What a step leaves on the device: ``logits`` [R, V], ``packed`` int32[B, 2 + 2 K] (``kernels/verify.py: agree``), and
     ``hidden`` [H, E]. A recorded step leaves it in the same place every time.
     """
@@ -58,8 +58,8 @@ class StepBody:
         rows: PagedRows,
         hidden_rows: Tensor | None = None,
         adjustments: Adjustments | None = None,
-    ) -> Computed:
-        """Forward, sample, verify."""
+    ) -> DeviceOutputs:
+        """Run the forward pass, sample, and verify."""
         carried = self._last[inputs.carried.clamp(min=0)]
         tokens = torch.where(inputs.carried >= 0, carried, inputs.tokens)
         layout = KernelLayout(rows, self._keys, self._values, self._kernels, hidden_rows)
@@ -68,19 +68,19 @@ class StepBody:
 
     def draw(
         self, inputs: StepInputs, logits: Tensor, hidden: Tensor | None, adjustments: Adjustments | None = None
-    ) -> Computed:
-        """Sample and verify alone."""
+    ) -> DeviceOutputs:
+        """Sample and verify rows of logits that are there already."""
         samples = self._kernels.sample(logits, replace(sample_rows(inputs), adjustments=adjustments))
         packed = self._kernels.agree(samples, draft_rows(inputs))
         # A row that nothing could be drawn from has no token, and the step behind it reads one all the same.
         self._last[: len(packed)].copy_(packed[:, 1].clamp(min=0))
-        return Computed(logits, packed, hidden)
+        return DeviceOutputs(logits, packed, hidden)
 
 
 def reject(
     logits: Tensor, rows: SampleRows, first: Ints, rejecting: Rejecting, rejection: Verifier
 ) -> tuple[Tensor, Tensor]:
-    """Rejection sampling of the sampled drafts, from the same rows: accepted int64[R] and tokens int64[R, K + 1], on the device.
+    """Verify the sampled drafts by rejection sampling: accepted int64[R] and tokens int64[R, K + 1], on the device.
 
     ``first`` int32[S]: each sequence's first row of ``logits`` [N, V].
     """
@@ -103,7 +103,7 @@ def reject(
 
 
 def paged_rows(inputs: StepInputs, shape: StepBucket, columns: Tensor, splits: int) -> PagedRows:
-    """A step's rows; ``columns`` int32[P]: 0, 1, ... up to the longest page table."""
+    """Return where a step's rows stand; ``columns`` int32[P]: 0, 1, ... up to the longest page table."""
     where = (inputs.page_first[:, None] + columns).clamp(max=len(inputs.pages) - 1)
     return PagedRows(
         slots=inputs.slots,
@@ -122,7 +122,7 @@ def paged_rows(inputs: StepInputs, shape: StepBucket, columns: Tensor, splits: i
 
 
 def sample_rows(inputs: StepInputs) -> SampleRows:
-    """A step's samplers."""
+    """Return a step's samplers."""
     return SampleRows(
         inputs.temperature, inputs.top_p, inputs.min_p, inputs.top_k, inputs.keys, inputs.drawn_positions,
         inputs.mask_rows, inputs.masks,
@@ -130,7 +130,7 @@ def sample_rows(inputs: StepInputs) -> SampleRows:
 
 
 def draft_rows(inputs: StepInputs) -> DraftRows:
-    """A step's drafts."""
+    """Return a step's drafts."""
     return DraftRows(inputs.draft_first, inputs.draft_lengths, inputs.draft_tokens, inputs.draft_parents)
 
 
@@ -150,8 +150,7 @@ class ResultSlot:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """See :class:`~inferd_runtime.engine.driver.Launched`. ``logits`` and ``hidden`` are on the device
-    still."""
+    """See :class:`~inferd_runtime.engine.driver.Launched`. ``logits`` and ``hidden`` are still on the device."""
 
     slot: ResultSlot
     verdicts: Tensor
@@ -176,5 +175,5 @@ class LaunchedStep:
 
 
 def to_host(rows: Tensor) -> FloatRows:
-    """float32 on the host, contiguous."""
+    """Return rows as contiguous float32 on the host."""
     return np.ascontiguousarray(rows.float().cpu().numpy())

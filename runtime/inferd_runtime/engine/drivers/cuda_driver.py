@@ -21,7 +21,7 @@ from inferd_runtime.engine.drivers.accelerator import Accelerator
 from inferd_runtime.engine.drivers.buckets import MOST_ROWS, StepBucket, bucket, captured_shapes, exact_shape
 from inferd_runtime.engine.drivers.captured import (
     IN_FLIGHT,
-    Computed,
+    DeviceOutputs,
     LaunchedStep,
     ResultSlot,
     StepBody,
@@ -68,8 +68,7 @@ class CudaOptions:
 
 
 class CudaDriver:
-    """See :class:`~inferd_runtime.engine.driver.SamplingDriver`. ``plain`` is the reference driver
-    over ``block``'s tensors."""
+    """See :class:`~inferd_runtime.engine.driver.SamplingDriver`. ``plain`` is the reference driver over ``block``'s tensors."""
 
     def __init__(
         self, run: ModelPass, plain: TorchDriver, block: CacheBlock, kernels: KernelSuite, accelerator: Accelerator,
@@ -93,12 +92,12 @@ class CudaDriver:
         self._body = StepBody(run, block.keys, block.values, kernels, self._last)
         self._longest = plain.max_context + options.fixed_rows
         self._columns = torch.arange(-(-self._longest // plain.page_size), dtype=torch.int32, device=device)
-        self._staging = self._room()
+        self._staging = self._make_staging()
         self._slots = [ResultSlot(accelerator, options.most_rows * (2 + 2 * MAX_DRAFT)) for _ in range(IN_FLIGHT)]
-        self._recorded: dict[StepBucket, tuple[Replay, Computed] | None] = {}
+        self._recorded: dict[StepBucket, tuple[Replay, DeviceOutputs] | None] = {}
 
-    def _room(self) -> Staging:
-        """Host and device memory for the inputs of any step."""
+    def _make_staging(self) -> Staging:
+        """Return host and device memory for the inputs of any step."""
         rows = self._options.most_rows
         largest = [StepBucket(rows, rows, rows, 1, MAX_DRAFT)]
         entries = min(rows * len(self._columns), MOST_ENTRIES)
@@ -106,7 +105,7 @@ class CudaDriver:
         return Staging(self._accelerator, largest=largest, page_entries=entries, masks=rows, mask_words=words)
 
     def record_all(self) -> int:
-        """Record a step of every shape now, so that none is while somebody waits. How many could be recorded."""
+        """Record a step of every shape at load. Returns how many could be recorded."""
         if not self._options.record:
             return 0
         with self._accelerator.active(), torch.inference_mode():
@@ -133,12 +132,12 @@ class CudaDriver:
         if drawing.masks.shape[1] != self._staging.mask_words:
             raise ValueError(f"masks of {drawing.masks.shape[1]} words for {self.vocab_size} tokens")
         with self._accelerator.active():
-            plain = self._needs_plain(batch)
-            done = self._compute_plainly(batch, drawing) if plain else self._compute(batch, drawing)
+            by_reference = self._needs_reference(batch)
+            done = self._compute_by_reference(batch, drawing) if by_reference else self._compute(batch, drawing)
             return self._launched(slot, done, drawing)
 
-    def _launched(self, slot: ResultSlot, done: Computed, drawing: SamplingInputs) -> LaunchedStep:
-        """Queue the copies of what a step brings. The slot is taken once nothing can go wrong any more."""
+    def _launched(self, slot: ResultSlot, done: DeviceOutputs, drawing: SamplingInputs) -> LaunchedStep:
+        """Queue the copies of a step's results. The slot is taken last, once nothing can fail any more."""
         drawn, wanted = len(drawing.rows), len(drawing.rows) + len(drawing.host_rows)
         # Copies: the next step leaves its own in the same place.
         logits = done.logits[drawn:wanted].clone()
@@ -150,7 +149,7 @@ class CudaDriver:
         return LaunchedStep(slot, verdicts, len(drawing.first), logits, hidden, mark, drawing.rejecting, rejected)
 
     def _reject(self, logits: Tensor, drawing: SamplingInputs) -> tuple[Tensor, Tensor] | None:
-        """Verify the drafts that were sampled. They are few, and their probabilities many: that is not recorded."""
+        """Verify the drafts that were sampled. Not recorded: they are few, and their probabilities are large."""
         if drawing.rejecting is None:
             return None
         count = len(drawing.rows)
@@ -160,8 +159,8 @@ class CudaDriver:
         rows = replace(sample_rows(self._staging.inputs(shape)), adjustments=self._adjustments(drawing, count))
         return reject(logits[:count], rows, drawing.first, drawing.rejecting, self._kernels.rejection)
 
-    def _needs_plain(self, batch: Batch) -> bool:
-        """Whether something in it is not for kernels."""
+    def _needs_reference(self, batch: Batch) -> bool:
+        """True if the batch has something that no kernel does: an adapter, or a placement that is no tree."""
         if any(span.adapter for span in batch.spans):
             return True
         if not batch.placements:
@@ -169,20 +168,20 @@ class CudaDriver:
         spans = {span.first: span for span in batch.spans}
         return any(not is_tree(spans[first], placement) for first, placement in batch.placements.items())
 
-    def _compute(self, batch: Batch, drawing: SamplingInputs) -> Computed:
-        """A recorded step where there is one of its shape."""
+    def _compute(self, batch: Batch, drawing: SamplingInputs) -> DeviceOutputs:
+        """Replay the recorded step of the batch's shape; where there is none, run it kernel by kernel."""
         counts = [span.count for span in batch.spans]
         shape = None if len(batch.hidden_rows) or not self._options.record else bucket(counts)
         if shape is not None and shape.rows <= self._options.most_rows:
             recorded = self._recording(shape)
             if recorded is not None:
                 return self._replay(shape, recorded, batch, drawing)
-        return self._compute_exactly(batch, drawing)
+        return self._compute_unrecorded(batch, drawing)
 
     def _replay(
-        self, shape: StepBucket, recorded: tuple[Replay, Computed], batch: Batch, drawing: SamplingInputs
-    ) -> Computed:
-        """A recorded step; drawn from once more where there are penalties, which are too many to be recorded."""
+        self, shape: StepBucket, recorded: tuple[Replay, DeviceOutputs], batch: Batch, drawing: SamplingInputs
+    ) -> DeviceOutputs:
+        """Replay a recorded step. Penalties, too many to be recorded, are applied by sampling once more behind it."""
         replay, computed = recorded
         # Before the step: copying them waits for what is queued.
         adjustments = self._adjustments(drawing, shape.rows)
@@ -192,8 +191,8 @@ class CudaDriver:
             return computed
         return self._body.draw(self._staging.inputs(shape), computed.logits, computed.hidden, adjustments)
 
-    def _compute_exactly(self, batch: Batch, drawing: SamplingInputs) -> Computed:
-        """Kernel by kernel, as large as the step is."""
+    def _compute_unrecorded(self, batch: Batch, drawing: SamplingInputs) -> DeviceOutputs:
+        """Run a step kernel by kernel, in its exact shape."""
         counts = [span.count for span in batch.spans]
         shape = exact_shape(counts, tile_rows(max(counts), self._options.group), drawing.tokens.shape[1])
         wanted = len(batch.logit_rows)
@@ -206,15 +205,15 @@ class CudaDriver:
         return self._body.compute(inputs.with_logit_rows(wanted), rows, hidden_rows, adjustments)
 
     def _adjustments(self, drawing: SamplingInputs, rows: int) -> Adjustments | None:
-        """Penalties and biases on the device, for ``rows`` rows, of which the drawn ones come first."""
+        """Return penalties and biases on the device, for ``rows`` rows, of which the drawn ones come first."""
         if drawing.adjusted is None:
             return None
         first = np.pad(drawing.adjusted.first, (0, rows + 1 - len(drawing.adjusted.first)), "edge")
         columns = (first, *drawing.adjusted[1:])
         return Adjustments(*(torch.from_numpy(column).to(self._accelerator.device) for column in columns))
 
-    def _compute_plainly(self, batch: Batch, drawing: SamplingInputs) -> Computed:
-        """Through the reference driver; only what is drawn goes through kernels."""
+    def _compute_by_reference(self, batch: Batch, drawing: SamplingInputs) -> DeviceOutputs:
+        """Run the forward pass of the reference driver; kernels only sample and verify."""
         if len(batch.carried):
             raise ValueError("tokens are carried over to kernels only")
         logits, hidden = self.plain.compute(batch)
@@ -245,13 +244,13 @@ class CudaDriver:
             return None
         return torch.from_numpy(batch.hidden_rows).to(self._accelerator.device)
 
-    def _recording(self, shape: StepBucket) -> tuple[Replay, Computed] | None:
-        """The recorded step of a shape, made at its first use; None where it cannot be recorded."""
+    def _recording(self, shape: StepBucket) -> tuple[Replay, DeviceOutputs] | None:
+        """Return the recorded step of a shape, made at its first use; None where it cannot be recorded."""
         if shape not in self._recorded:
             self._recorded[shape] = self._record(shape)
         return self._recorded[shape]
 
-    def _record(self, shape: StepBucket) -> tuple[Replay, Computed] | None:
+    def _record(self, shape: StepBucket) -> tuple[Replay, DeviceOutputs] | None:
         """Record a step of nothing but padding: it is run, too, and must leave the cache and the last tokens as they are."""
         inputs, last = self._staging.inputs(shape), self._last.clone()
         splits = self._options.splits(shape.tiles, self._longest)

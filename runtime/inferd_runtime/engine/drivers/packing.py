@@ -17,7 +17,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def pack_batch(batch: Batch, tile_rows: int) -> dict[str, npt.NDArray[Any]]:
-    """Rows, sequences and tiles of a step. Placements must be trees: see :func:`is_tree`."""
+    """Return the rows, sequences and tiles of a step. Placements must be trees: see :func:`is_tree`."""
     counts = np.asarray([span.count for span in batch.spans], np.int32)
     starts = np.asarray([span.start for span in batch.spans], np.int32)
     lengths = starts + counts
@@ -39,7 +39,7 @@ def pack_batch(batch: Batch, tile_rows: int) -> dict[str, npt.NDArray[Any]]:
 
 
 def pack_drawing(drawing: SamplingInputs) -> dict[str, npt.NDArray[Any]]:
-    """Samplers and drafts of a step."""
+    """Return the samplers and drafts of a step."""
     return {
         "temperature": drawing.temperature,
         "top_p": drawing.top_p,
@@ -56,7 +56,7 @@ def pack_drawing(drawing: SamplingInputs) -> dict[str, npt.NDArray[Any]]:
 
 
 def pack_pages(spans: Sequence[Span], page_size: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """The pages that each sequence reads or writes, behind each other, and where each one's begin."""
+    """Return the pages that each sequence reads or writes, behind each other, and where each one's begin."""
     used = [span.pages[: -(-(span.start + span.count) // page_size)] for span in spans]
     counts = np.asarray([len(pages) for pages in used], np.int32)
     # What the struct module packs takes half the time of what an array or NumPy reads (measured).
@@ -72,7 +72,7 @@ def _tiles(counts: npt.NDArray[np.int32], tile_rows: int) -> dict[str, npt.NDArr
 
 
 def _trees(batch: Batch, starts: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32]) -> dict[str, npt.NDArray[Any]]:
-    """Which of its sequence's fed tokens each row sees, as bits."""
+    """Return which of its sequence's fed tokens each row sees, as bits."""
     seen = np.zeros(len(batch.tokens), np.int64)
     tails = lengths.copy()
     for at, span in enumerate(batch.spans):
@@ -84,13 +84,13 @@ def _trees(batch: Batch, starts: npt.NDArray[np.int32], lengths: npt.NDArray[np.
 
 
 def _bits(visible: npt.NDArray[np.bool_]) -> Ids:
-    """bool[count, n] with n <= 64 as int64[count]."""
+    """Return bool[count, n] with n <= 64 as int64[count]."""
     weights = np.left_shift(np.uint64(1), np.arange(visible.shape[1], dtype=np.uint64))
     return np.asarray((visible * weights).sum(axis=1, dtype=np.uint64).view(np.int64))
 
 
 def is_tree(span: Span, placement: Placement) -> bool:
-    """Whether a placement is one that the kernels know: everything before this step's tokens is seen, and stands where its
+    """True if a placement is one that the kernels know: everything before this step's tokens is seen, and stands where its
     index says; and these are few enough for a bit each.
     """
     start = span.start

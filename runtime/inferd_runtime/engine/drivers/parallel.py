@@ -1,7 +1,7 @@
 """A model that is divided between ranks, as one driver: rank 0 leads, the others follow.
 
 Every rank has a :class:`~inferd_runtime.engine.drivers.torch_driver.TorchDriver` over its own part of the model, and pages for
-its own heads. :class:`LeadingDriver` says each call to the others, does its own part of it, and takes one answer from each before
+its own heads. :class:`LeadingDriver` sends each call to the others, does its own part, and takes one answer from each before
 it returns. So between two calls all ranks have done the same, and rank 0 alone plans, samples, and knows sequences.
 
 **In step or not at all.** A call that fails in every rank alike, and before the model's first reduction, has changed nothing and
@@ -54,12 +54,12 @@ from inferd_runtime.models.parallel import TIMEOUT_S, WatchedPass
 from inferd_runtime.models.passes.plain import PlainPass
 
 T = TypeVar("T")
-Lost = Callable[[InferdError], NoReturn]
+EndProcess = Callable[[InferdError], NoReturn]
 SLICE_BYTES = 256 << 20
 
 
 def build_part(loaded: LoadedModel, pages: int, page_size: int) -> tuple[TorchDriver, WatchedPass]:
-    """The driver of one rank's part of a model, with so many pages, and its pass.
+    """Return the driver of one rank's part of a model, with so many pages, and its pass.
 
     The pass is transformers' own modules, because the reductions are around them: the fused pass would go past these.
     """
@@ -71,8 +71,10 @@ def build_part(loaded: LoadedModel, pages: int, page_size: int) -> tuple[TorchDr
     return driver, watched
 
 
-def lead(loaded: LoadedModel, pages: int, page_size: int, followers: Sequence[Connection], lost: Lost) -> LeadingDriver:
-    """The driver of a model that is loaded in every rank, once all have made their pages."""
+def lead(
+    loaded: LoadedModel, pages: int, page_size: int, followers: Sequence[Connection], lost: EndProcess
+) -> LeadingDriver:
+    """Return the driver of a model that is loaded in every rank, once all have made their pages."""
     driver = LeadingDriver(*build_part(loaded, pages, page_size), followers, lost)
     driver.start()
     return driver
@@ -92,7 +94,7 @@ class LeadingDriver:
         own: Driver,
         watched: WatchedPass,
         followers: Sequence[Connection],
-        lost: Lost,
+        lost: EndProcess,
         timeout_s: float = TIMEOUT_S,
         slice_bytes: int = SLICE_BYTES,
     ) -> None:
@@ -132,7 +134,7 @@ class LeadingDriver:
         self._all(command, lambda: self._own.move_tokens(sources, targets))
 
     def read_pages(self, pages: Sequence[int]) -> PageData:
-        """The parts of all ranks: uint8[n, page_bytes]."""
+        """Return the parts of all ranks: uint8[n, page_bytes]."""
         read = np.empty((len(pages), self.page_bytes), np.uint8)
         for part in self._slices(len(pages)):
             self._read_slice(pages[part], read[part])
@@ -152,7 +154,7 @@ class LeadingDriver:
         raise InvalidRequest("a model that is divided between ranks (--tensor-parallel) is served without adapters")
 
     def unload_adapter(self, key: str) -> None:
-        """Nothing: there are none."""
+        """Do nothing: there are no adapters."""
 
     def close(self) -> None:
         """Let the followers end."""
@@ -160,11 +162,11 @@ class LeadingDriver:
             _try_send(follower, encode(Stop()))
 
     def _slices(self, pages: int) -> Iterator[slice]:
-        """So many pages, at a time as many as one message may hold."""
+        """Return slices of so many pages, each as many as one message may hold."""
         return (slice(first, first + self._slice_pages) for first in range(0, pages, self._slice_pages))
 
     def _read_slice(self, pages: Sequence[int], read: PageData) -> None:
-        """Into ``read`` uint8[n, page_bytes]."""
+        """Read pages of all ranks into ``read`` uint8[n, page_bytes]."""
         mine, answers = self._all(ReadPages(list(pages)), lambda: self._own.read_pages(pages))
         size = self._own.page_bytes
         read[:, :size] = mine
@@ -183,14 +185,14 @@ class LeadingDriver:
         return fine and all(answer.holds for answer in answers)
 
     def _parts(self, data: PageData) -> list[PageData]:
-        """Page data, divided by rank."""
+        """Return page data, divided by rank."""
         return [np.ascontiguousarray(part) for part in np.split(data, 1 + len(self._followers), axis=1)]
 
     def _all(self, command: Command, own: Callable[[], T]) -> tuple[T, list[CommandDone]]:
         return self._each([command] * len(self._followers), own)
 
     def _each(self, commands: Sequence[Command], own: Callable[[], T]) -> tuple[T, list[CommandDone]]:
-        """One command for each follower, and rank 0's own part of it. What it brings, and the answers."""
+        """Send one command to each follower and do rank 0's own part. Returns its result and the followers' answers."""
         payloads = [encode(command) for command in commands]  # before one is sent: what cannot be said fails in step
         for follower, payload in zip(self._followers, payloads, strict=True):
             self._send(follower, payload)
@@ -233,7 +235,7 @@ class LeadingDriver:
 
 
 def follow_with(loaded: LoadedModel, channel: Connection, free: int) -> None:
-    """A follower's life once its part is loaded: say so, make the pages that rank 0 asks for, and follow.
+    """Report that this rank's part is loaded, make the pages that rank 0 asks for, and follow.
 
     ``free``: bytes that are left for pages. Raises as :func:`follow`.
     """
@@ -291,7 +293,7 @@ def _carry_out(driver: Driver, command: Command) -> CommandDone:
 
 
 def _try_send(channel: Connection, payload: bytes) -> bool:
-    """Whether the other end is still there."""
+    """Send, and return whether the other end is still there."""
     try:
         channel.send_bytes(payload)
     except OSError:

@@ -32,7 +32,7 @@ class ForwardCommand(msgspec.Struct, tag="forward"):
 
     @classmethod
     def of(cls, batch: Batch) -> ForwardCommand:
-        """The command for a batch. Raises ValueError for one that this driver cannot run."""
+        """Return the command for a batch. Raises ValueError for one that this driver cannot run."""
         if any(span.adapter for span in batch.spans):
             raise ValueError("a batch under tensor parallelism has no adapters")
         if len(batch.carried):
@@ -51,7 +51,7 @@ class ForwardCommand(msgspec.Struct, tag="forward"):
         )
 
     def batch(self) -> Batch:
-        """The batch again."""
+        """Return the batch that the command was made of."""
         spans = [Span(*span) for span in self.spans]
         counts = {span.first: span.count for span in spans}
         return Batch(
@@ -77,7 +77,7 @@ class CopyPages(msgspec.Struct, tag="copy"):
 
     @classmethod
     def of(cls, copies: Sequence[PageCopy]) -> CopyPages:
-        """The command for these copies."""
+        """Return the command for these copies."""
         return cls([(copy.source, copy.target) for copy in copies])
 
 
@@ -144,24 +144,24 @@ _REPLIES = msgspec.msgpack.Decoder(RankReply)
 
 
 def encode(message: Command | RankReply) -> bytes:
-    """A message as bytes."""
+    """Return a message as bytes."""
     return msgspec.msgpack.encode(message)
 
 
 def decode_command(payload: bytes) -> Command:
-    """A command. Raises msgspec.MsgspecError."""
+    """Return a command. Raises msgspec.MsgspecError."""
     command: Command = _COMMANDS.decode(payload)
     return command
 
 
 def decode_reply(payload: bytes) -> RankReply:
-    """An answer. Raises msgspec.MsgspecError."""
+    """Return an answer. Raises msgspec.MsgspecError."""
     reply: RankReply = _REPLIES.decode(payload)
     return reply
 
 
 def page_rows(data: bytes, page_bytes: int) -> PageData:
-    """One rank's part of some pages: uint8[n, page_bytes], writable."""
+    """Return one rank's part of some pages: uint8[n, page_bytes], writable."""
     return np.frombuffer(data, np.uint8).reshape(-1, page_bytes).copy()
 
 

@@ -36,7 +36,7 @@ def choose_products(
     accelerator: Accelerator,
     clock: Callable[[], float] = perf_counter,
 ) -> ProductChange:
-    """What makes of each product the one that is served: itself, or one that multiplies few rows with ``few_rows``.
+    """Return a function from each product to the one that is served: itself, or one that multiplies few rows by ``few_rows``.
 
     ``way``: "torch" or "kernel" for all weights, or "auto": both are timed for every shape of a weight, in seconds of ``clock``.
     Raises ValueError for another.
@@ -60,7 +60,7 @@ def choose_products(
 def _faster(
     ours: Sequence[DenseProduct], kernels: Sequence[DenseProduct], accelerator: Accelerator, clock: Callable[[], float]
 ) -> bool:
-    """Whether the kernel is; not where it cannot be recorded."""
+    """True if the kernels are faster than PyTorch; False where they cannot be recorded."""
     weight = ours[0].weight
     try:
         plain, kernel = (
@@ -78,7 +78,7 @@ def _faster(
 def _seconds(
     products: Sequence[DenseProduct], count: int, accelerator: Accelerator, clock: Callable[[], float]
 ) -> float:
-    """The median time of all these products, one behind the other, of ``count`` rows.
+    """Return the median time of all these products, one behind the other, of ``count`` rows.
 
     Recorded, as in a step: launching one takes the host longer than computing it takes the device. Weights of all layers in
     turn, so that the L2 cache does not hold what is read.

@@ -1,4 +1,4 @@
-"""Everything a step is told, in one block of memory: filled on the host, copied to the device at once."""
+"""The inputs of a step in one block of memory, which is filled on the host and copied to the device at once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StagedField(NamedTuple):
 
 @lru_cache(maxsize=256)
 def fields(shape: StepBucket) -> tuple[StagedField, ...]:
-    """The arrays of a step of this shape; page numbers and masks, whose sizes vary, follow behind."""
+    """Return the arrays of a step of this shape; page numbers and masks, whose sizes vary, follow behind."""
     rows, batch, tiles, nodes = (shape.rows,), (shape.batch,), (shape.tiles,), (shape.batch, shape.nodes)
     found, start = [], 0
     for name, dtype, sizes, filler in (
@@ -88,7 +88,7 @@ class StepInputs:
         return self.arrays[name]
 
     def with_logit_rows(self, count: int) -> StepInputs:
-        """The same with so many rows of logits (one, where nobody wants any)."""
+        """Return the same inputs with ``count`` rows of logits, but one at least."""
         arrays = {name: array[: max(1, count)] if name in OF_LOGITS else array for name, array in self.arrays.items()}
         return StepInputs(arrays, self.pages, self.masks)
 
@@ -114,7 +114,7 @@ class Staging:
         self._turn = 0
 
     def inputs(self, shape: StepBucket) -> StepInputs:
-        """The device's arrays for steps of this shape. They are views of one block, the same at every call."""
+        """Return the device's arrays for steps of this shape. They are views of one block, the same at every call."""
         arrays = {}
         for field in fields(shape):
             flat = self._device[field.start : field.end].view(TYPES[field.dtype])
@@ -149,7 +149,7 @@ class Staging:
         values: dict[str, npt.NDArray[Any]],
         pages: npt.NDArray[np.int32],
     ) -> int:
-        """Write a step into a host block; how many bytes of it are in use."""
+        """Write a step into a host block. Returns how many bytes of it are in use."""
         for field in fields(shape):
             array = host[field.start : field.end].view(field.dtype)[: field.elements]
             _put(array, values.get(field.name), field)
@@ -166,7 +166,7 @@ class Staging:
 
 
 def _put(array: npt.NDArray[Any], value: npt.NDArray[Any] | None, field: StagedField) -> None:
-    """The value in the front of a flat array, the filler in the rest."""
+    """Write the value into the front of a flat array, and the filler into the rest."""
     if value is None or value.ndim > 1:
         array.fill(field.filler)
     if value is None:
@@ -180,4 +180,4 @@ def _put(array: npt.NDArray[Any], value: npt.NDArray[Any] | None, field: StagedF
 
 
 def _nothing() -> None:
-    """Nothing has been copied yet."""
+    """Do nothing: nothing has been copied yet."""

@@ -21,10 +21,10 @@ from inferd_runtime.models.shape import KvShape
 class TorchDriver:
     """Holds the model and its KV tensors, one pair per layer: [pages, page_size, kv heads, width].
 
-    ``run`` is the way through the model: transformers' modules with our attention, or the fused twin of them. ``adapters``
+    ``run`` is the plain or the fused pass. ``adapters``
     (None: there are never any) belong to the same one. ``key_multiple``: attention reads a multiple of that many keys, the rest
     masked; together with steps of a fixed width, a row's logits then do not depend on what else is computed. ``caches``: the
-    K and V of somebody else's, to work on. ``kv_dtype`` None is the model's own; float8_e4m3fn halves the cache and rounds.
+    K and V of another driver, to work on. ``kv_dtype`` None is the model's own; float8_e4m3fn halves the cache and rounds.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class TorchDriver:
 
     @torch.inference_mode()
     def read_pages(self, pages: Sequence[int]) -> PageData:
-        """The pages of layer 0's K, layer 0's V, layer 1's K, ... behind each other: uint8[n, page_bytes]."""
+        """Return the pages of layer 0's K, layer 0's V, layer 1's K, ... behind each other: uint8[n, page_bytes]."""
         where = torch.as_tensor(list(pages), dtype=torch.int64, device=self._device)
         parts = [cache.view(torch.uint8).index_select(0, where).reshape(len(pages), -1) for cache in self._caches()]
         host: PageData = torch.cat(parts, dim=1).cpu().numpy()
@@ -99,7 +99,7 @@ class TorchDriver:
 
     @torch.inference_mode()
     def bearable(self, data: PageData) -> bool:
-        """Whether every number in pages from outside is finite and within what adapters may write, too."""
+        """True if every number in pages from outside is finite and within what adapters may write, too."""
         first = 0
         for cache in self._caches():
             size = cache[0].numel() * cache.element_size()
@@ -135,7 +135,7 @@ class TorchDriver:
 
     @torch.inference_mode()
     def compute(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """The same, left on the device: logits [R, V], and hidden states [H, E] where any are wanted."""
+        """Run one ragged batch: logits [R, V] and, where any are wanted, hidden states [H, E], both on the device."""
         rows = torch.from_numpy(batch.logit_rows).to(self._device)
         layout = lay_out(batch, self._keys, self._values, self.page_size, self._scratch, self._key_multiple)
         run = self._adapters.select(batch.spans) if self._adapters is not None else None

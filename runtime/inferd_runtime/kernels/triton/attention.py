@@ -45,8 +45,9 @@ class AttentionBlocks(NamedTuple):
 
 
 def choose_blocks(dtype: torch.dtype, width: int, group: int, tile_rows: int, capability: int) -> AttentionBlocks:
-    """Block sizes for products of ``dtype`` over heads of that width, ``group`` query heads per key head; ``capability`` is
-    the device's compute capability times ten.
+    """Return block sizes for products of ``dtype`` over heads of that width, ``group`` query heads per key head.
+
+    ``capability`` is the device's compute capability times ten.
 
     The accumulator, queries x width in float32, stays in registers: at most 128 x 128. Shared memory is kept under 99 KiB, the
     least that a block gets from capability 8.0 on (8.6, 8.9). A block of K, or of V, is 16 KiB in half precision. Few queries
@@ -109,7 +110,7 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows
 
 @cache
 def compute_capability(device: torch.device) -> int:
-    """Times ten; in the interpreter the least that is served."""
+    """Return the compute capability times ten; in the interpreter the least that is served."""
     if device.type != "cuda":
         return LEAST_CAPABILITY
     major, minor = torch.cuda.get_device_capability(device)
@@ -119,22 +120,23 @@ def compute_capability(device: torch.device) -> int:
 def launches(
     query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, rule: AttentionRule, out: Tensor, capability: int
 ) -> list[AttentionLaunch]:
-    """One launch without splits, two with, for a device of that compute capability (times ten)."""
+    """Return one launch without splits, two with, for a device of that compute capability (times ten)."""
     scratch = _scratch(out, rows.splits)
     first = _attend_launch(query, keys, values, rows, rule, out, scratch, capability)
     return [first] if rows.splits == 1 else [first, _combine_launch(out, scratch, rows, rule)]
 
 
 def _scratch(out: Tensor, splits: int) -> dict[str, Tensor]:
-    """Accumulators float32[T, H, splits, Dv], maxima and sums float32[T, H, splits]; stand-ins where there is one part."""
+    """Return accumulators float32[T, H, splits, Dv], maxima and sums float32[T, H, splits]; empty ones for one part."""
     shape = (*out.shape[:2], splits) if splits > 1 else (0,)
     tops, sums = (out.new_empty(shape, dtype=torch.float32) for _ in range(2))
     return {"totals": out.new_empty(*shape, out.shape[2], dtype=torch.float32), "tops": tops, "sums": sums}
 
 
 def product_dtype(query: torch.dtype, cache: torch.dtype) -> torch.dtype:
-    """What the products are computed in: the dtype of both; float32 where they differ; of float8, which float16 holds and an
-    instruction converts to, float16 or the query's float32.
+    """Return what the products are computed in: the dtype of both; float32 where they differ.
+
+    Of float8, which float16 holds and an instruction converts to, float16 or the query's float32.
     """
     if cache == torch.float8_e4m3fn:
         return torch.float32 if query == torch.float32 else torch.float16
@@ -192,11 +194,11 @@ def _combine_launch(out: Tensor, scratch: dict[str, Tensor], rows: PagedRows, ru
 
 
 def _padded(width: int) -> int:
-    """A product's sides are powers of two, of 16 at least."""
+    """Return the side of a product that holds the width: a power of two, 16 at least."""
     return max(16, int(triton.next_power_of_2(width)))
 
 
-class Served(NamedTuple):
+class AttentionCase(NamedTuple):
     """What a model asks of the kernel, for :func:`variants`."""
 
     heads: int = 32
@@ -210,7 +212,7 @@ class Served(NamedTuple):
     sinks: bool = False
 
     def launches(self, tile_rows: int, splits: int, capability: int) -> list[AttentionLaunch]:
-        """Over pages of 16 tokens, with tensors that have no memory."""
+        """Return the launches over pages of 16 tokens, with tensors that have no memory."""
         meta = torch.device("meta")
         query = torch.empty(64, self.heads, self.width, dtype=self.dtype, device=meta)
         cache = torch.empty(64, 16, self.shared, self.width, dtype=self.cache, device=meta)
@@ -225,27 +227,31 @@ class Served(NamedTuple):
 
 
 def variants(capability: int = 90) -> Iterator[Variant]:
-    """What is compiled for decoding, drafts and prompts: for 32 query heads and 8 key heads of width 128, and for what else
+    """Yield what is compiled for decoding, drafts and prompts: for 32 query heads and 8 key heads of width 128, and for what else
     models ask for. Block sizes are those of that compute capability, times ten.
     """
     half, fp8 = torch.float16, torch.float8_e4m3fn
-    for name, served in (("bf16", Served()), ("fp16", Served(dtype=half, cache=half)), ("fp8", Served(cache=fp8))):
+    for name, served in (
+        ("bf16", AttentionCase()),
+        ("fp16", AttentionCase(dtype=half, cache=half)),
+        ("fp8", AttentionCase(cache=fp8)),
+    ):
         for tile_rows, splits in ((1, 1), (1, 32), (8, 1), (8, 32), (16, 1), (128, 1)):
             yield from _variants(name, served, tile_rows, splits, capability)
     others = {
-        "width 64, window, sinks": Served(heads=64, width=64, window=128, sinks=True),
-        "width 256, softcap": Served(heads=8, shared=4, width=256, softcap=50.0),
-        "width 96": Served(shared=32, width=96),
-        "chunk, 5 to 1": Served(heads=40, chunk=8192),
-        "7 to 1": Served(heads=28, shared=4),
-        "fp32": Served(dtype=torch.float32, cache=torch.float32),
+        "width 64, window, sinks": AttentionCase(heads=64, width=64, window=128, sinks=True),
+        "width 256, softcap": AttentionCase(heads=8, shared=4, width=256, softcap=50.0),
+        "width 96": AttentionCase(shared=32, width=96),
+        "chunk, 5 to 1": AttentionCase(heads=40, chunk=8192),
+        "7 to 1": AttentionCase(heads=28, shared=4),
+        "fp32": AttentionCase(dtype=torch.float32, cache=torch.float32),
     }
     for name, served in others.items():
         for tile_rows, splits in ((1, 32), (8, 32), (128, 1)):
             yield from _variants(name, served, tile_rows, splits, capability)
 
 
-def _variants(name: str, served: Served, tile_rows: int, splits: int, capability: int) -> Iterator[Variant]:
+def _variants(name: str, served: AttentionCase, tile_rows: int, splits: int, capability: int) -> Iterator[Variant]:
     for launch in served.launches(tile_rows, splits, capability):
         constants = {param.name for param in launch.kernel.params if param.is_constexpr}
         constants |= {name for name, value in launch.arguments.items() if value is None}

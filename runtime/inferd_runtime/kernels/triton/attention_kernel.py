@@ -24,17 +24,10 @@ TABLES = ("pages", "slots", "positions", "first", "counts", "lengths", "tails", 
 
 @triton.jit
 def _cleared(
-    out,
-    slots,
-    program,
-    head,
-    total,
-    size: tl.constexpr,
-    columns: tl.constexpr,
-    heads: tl.constexpr,
-    cleared: tl.constexpr,
-):
-    """Zeroes for the padding among some rows: their columns of one key head."""
+    out: tl.tensor, slots: tl.tensor, program: tl.tensor, head: tl.tensor, total: tl.tensor, size: tl.constexpr,
+    columns: tl.constexpr, heads: tl.constexpr, cleared: tl.constexpr,
+):  # fmt: skip
+    """Write zeroes to the padding among some rows: their columns of one key head."""
     row = program * cleared + tl.arange(0, cleared)
     slot = tl.load(slots + row, mask=row < total, other=0)
     column = tl.arange(0, columns)
@@ -47,8 +40,8 @@ def _cleared(
 
 
 @triton.jit
-def _number(x, like: tl.constexpr, bytewise: tl.constexpr, native: tl.constexpr):
-    """What the cache holds, in the products' dtype. Bytes are float8_e4m3fn; capability 8.0 cannot convert these itself."""
+def _number(x: tl.tensor, like: tl.constexpr, bytewise: tl.constexpr, native: tl.constexpr):
+    """Return numbers of the cache in the products' dtype. Bytes are float8_e4m3fn; capability 8.0 cannot convert these itself."""
     if bytewise:
         if native:
             x = x.to(tl.float8e4nv, bitcast=True)
@@ -61,8 +54,8 @@ def _number(x, like: tl.constexpr, bytewise: tl.constexpr, native: tl.constexpr)
 
 
 @triton.jit
-def _reach(q):
-    """A power of two for each query [queries, width], no more than half its largest number away from it: by that the query
+def _reach(q: tl.tensor):
+    """Return a power of two for each query [queries, width], no more than half its largest number away from it: by that the query
     fits float16, and keeps all of bfloat16's places."""
     largest = tl.maximum(tl.max(tl.abs(q.to(tl.float32)), 1), 1e-30)
     return (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
@@ -70,10 +63,11 @@ def _reach(q):
 
 @triton.jit
 def _read(
-    cache, page, place, head, page_stride, slot_stride, head_stride, inside,
-    width: tl.constexpr, padded: tl.constexpr, masked: tl.constexpr,
+    cache: tl.tensor, page: tl.tensor, place: tl.tensor, head: tl.tensor, page_stride: tl.tensor,
+    slot_stride: tl.tensor, head_stride: tl.tensor, inside: tl.tensor, width: tl.constexpr, padded: tl.constexpr,
+    masked: tl.constexpr,
 ):  # fmt: skip
-    """[keys, padded] of one key head. Where ``inside`` is false nothing is read, and zero stands there."""
+    """Return [keys, padded] of one key head; zero, without reading, where ``inside`` is false."""
     column = tl.arange(0, padded)
     at = page.to(tl.int64) * page_stride + place * slot_stride + head * head_stride
     pointers = cache + at[:, None] + column[None, :]
@@ -87,8 +81,8 @@ def _read(
 
 
 @triton.jit
-def _scored(scores, scaling: tl.constexpr, softcap: tl.constexpr):
-    """Scores in base 2."""
+def _scored(scores: tl.tensor, scaling: tl.constexpr, softcap: tl.constexpr):
+    """Return scores in base 2."""
     if softcap is None:
         scores = scores * (scaling * 1.4426950408889634)
     else:
@@ -99,8 +93,11 @@ def _scored(scores, scaling: tl.constexpr, softcap: tl.constexpr):
 
 
 @triton.jit
-def _visible(key, inside, own, place, seen, tail, before, first, positions, window: tl.constexpr, chunk: tl.constexpr):
-    """bool[queries, keys]: causal, the ancestors in a tree, the window and the chunk."""
+def _visible(
+    key: tl.tensor, inside: tl.tensor, own: tl.tensor, place: tl.tensor, seen: tl.tensor, tail: tl.tensor,
+    before: tl.tensor, first: tl.tensor, positions: tl.tensor, window: tl.constexpr, chunk: tl.constexpr,
+):  # fmt: skip
+    """Return bool[queries, keys]: causal, the ancestors in a tree, the window and the chunk."""
     bit = key - tail
     # Half a mask at a time: the whole would take twice the registers.
     low, high = seen.to(tl.int32), (seen >> 32).to(tl.int32)
@@ -118,14 +115,16 @@ def _visible(key, inside, own, place, seen, tail, before, first, positions, wind
 
 @triton.jit
 def _walk(
-    total, top, sums, q, reach, keys, values, table, start, stop, low, own, place, seen, tail, before, first, positions, head,
-    key_page, key_slot, key_head, value_page, value_slot, value_head,
-    page_size: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, value_width: tl.constexpr,
-    value_padded: tl.constexpr, block: tl.constexpr, step: tl.constexpr, scaling: tl.constexpr, softcap: tl.constexpr,
-    window: tl.constexpr, chunk: tl.constexpr, masked: tl.constexpr, scaled: tl.constexpr, bytewise: tl.constexpr,
-    native: tl.constexpr, interpreted: tl.constexpr,
+    total: tl.tensor, top: tl.tensor, sums: tl.tensor, q: tl.tensor, reach: tl.tensor, keys: tl.tensor,
+    values: tl.tensor, table: tl.tensor, start: tl.tensor, stop: tl.tensor, low: tl.tensor, own: tl.tensor,
+    place: tl.tensor, seen: tl.tensor, tail: tl.tensor, before: tl.tensor, first: tl.tensor, positions: tl.tensor,
+    head: tl.tensor, key_page: tl.tensor, key_slot: tl.tensor, key_head: tl.tensor, value_page: tl.tensor,
+    value_slot: tl.tensor, value_head: tl.tensor, page_size: tl.constexpr, width: tl.constexpr, padded: tl.constexpr,
+    value_width: tl.constexpr, value_padded: tl.constexpr, block: tl.constexpr, step: tl.constexpr,
+    scaling: tl.constexpr, softcap: tl.constexpr, window: tl.constexpr, chunk: tl.constexpr, masked: tl.constexpr,
+    scaled: tl.constexpr, bytewise: tl.constexpr, native: tl.constexpr, interpreted: tl.constexpr,
 ):  # fmt: skip
-    """Accumulator [queries, value_padded], maximum and sum [queries], with the blocks from ``start`` on added."""
+    """Return the accumulator [queries, value_padded], maximum and sum [queries], with the blocks from ``start`` on added."""
     for begin in range(start, stop, step):
         key = begin + tl.arange(0, block)
         inside = (key >= low) & (key < stop)
@@ -153,18 +152,19 @@ def _walk(
 
 @triton.jit(do_not_specialize=LOOSE, do_not_specialize_on_alignment=TABLES)
 def attend(
-    query, keys, values, sinks, out, totals, tops, sums,
-    pages, slots, positions, first, counts, lengths, tails, seen, tile_sequences, tile_starts,
-    tiles, rows, table_stride, query_row, query_head,
-    key_page, key_slot, key_head, value_page, value_slot, value_head,
-    page_size: tl.constexpr, heads: tl.constexpr, group: tl.constexpr, width: tl.constexpr, padded: tl.constexpr,
-    value_width: tl.constexpr, value_padded: tl.constexpr, group_columns: tl.constexpr,
-    parts: tl.constexpr, part_rows: tl.constexpr, queries: tl.constexpr, block: tl.constexpr, splits: tl.constexpr,
-    scaling: tl.constexpr, softcap: tl.constexpr, window: tl.constexpr, chunk: tl.constexpr,
-    dtype: tl.constexpr, scaled: tl.constexpr, bytewise: tl.constexpr, native: tl.constexpr, twice: tl.constexpr,
-    lowest: tl.constexpr, cleared: tl.constexpr, interpreted: tl.constexpr,
+    query: tl.tensor, keys: tl.tensor, values: tl.tensor, sinks: tl.tensor, out: tl.tensor, totals: tl.tensor,
+    tops: tl.tensor, sums: tl.tensor, pages: tl.tensor, slots: tl.tensor, positions: tl.tensor, first: tl.tensor,
+    counts: tl.tensor, lengths: tl.tensor, tails: tl.tensor, seen: tl.tensor, tile_sequences: tl.tensor,
+    tile_starts: tl.tensor, tiles: tl.tensor, rows: tl.tensor, table_stride: tl.tensor, query_row: tl.tensor,
+    query_head: tl.tensor, key_page: tl.tensor, key_slot: tl.tensor, key_head: tl.tensor, value_page: tl.tensor,
+    value_slot: tl.tensor, value_head: tl.tensor, page_size: tl.constexpr, heads: tl.constexpr, group: tl.constexpr,
+    width: tl.constexpr, padded: tl.constexpr, value_width: tl.constexpr, value_padded: tl.constexpr,
+    group_columns: tl.constexpr, parts: tl.constexpr, part_rows: tl.constexpr, queries: tl.constexpr,
+    block: tl.constexpr, splits: tl.constexpr, scaling: tl.constexpr, softcap: tl.constexpr, window: tl.constexpr,
+    chunk: tl.constexpr, dtype: tl.constexpr, scaled: tl.constexpr, bytewise: tl.constexpr, native: tl.constexpr,
+    twice: tl.constexpr, lowest: tl.constexpr, cleared: tl.constexpr, interpreted: tl.constexpr,
 ):  # fmt: skip
-    """Grid (key heads * parts of a tile, tiles and the programs that clear padding, splits)."""
+    """Attend. Grid (key heads * parts of a tile, tiles and the programs that clear padding, splits)."""
     head = tl.program_id(0) // parts
     part = tl.program_id(0) % parts
     # Of a prompt the last rows see most: they begin first.
@@ -238,9 +238,10 @@ def attend(
 
 @triton.jit
 def _deliver(
-    out, sinks, total, top, denominator, line, head, used, width: tl.constexpr, padded: tl.constexpr,
+    out: tl.tensor, sinks: tl.tensor, total: tl.tensor, top: tl.tensor, denominator: tl.tensor, line: tl.tensor,
+    head: tl.tensor, used: tl.tensor, width: tl.constexpr, padded: tl.constexpr,
 ):  # fmt: skip
-    """The attention of each query [queries], as its row of ``out``: there was one part only."""
+    """Write the attention of each query [queries] as its row of ``out``: there was one part only."""
     if sinks is not None:
         sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
         higher = tl.maximum(top, sink)
@@ -255,9 +256,10 @@ def _deliver(
 
 @triton.jit
 def _keep_part(
-    totals, tops, sums, total, top, denominator, line, used, width: tl.constexpr, padded: tl.constexpr,
+    totals: tl.tensor, tops: tl.tensor, sums: tl.tensor, total: tl.tensor, top: tl.tensor, denominator: tl.tensor,
+    line: tl.tensor, used: tl.tensor, width: tl.constexpr, padded: tl.constexpr,
 ):  # fmt: skip
-    """What one part of the keys brings each query [queries], for :func:`combine`."""
+    """Write the sums of one part of the keys for each query [queries], for :func:`combine`."""
     tl.store(tops + line, top, mask=used)
     tl.store(sums + line, denominator, mask=used)
     # Of a part that saw nothing the combination reads no accumulator.
@@ -267,8 +269,8 @@ def _keep_part(
 
 
 @triton.jit
-def _lowest_key(place, tail, window: tl.constexpr, chunk: tl.constexpr):
-    """The first key that any row, at ``place`` [queries], can see. In a tree a row's position is not its key's index."""
+def _lowest_key(place: tl.tensor, tail: tl.tensor, window: tl.constexpr, chunk: tl.constexpr):
+    """Return the first key that any row, at ``place`` [queries], can see. In a tree a row's position is not its key's index."""
     least = tl.min(place, 0)
     low = 0
     if window is not None:
@@ -279,18 +281,18 @@ def _lowest_key(place, tail, window: tl.constexpr, chunk: tl.constexpr):
 
 
 @triton.jit
-def _own_first(before, start_row):
-    """Behind the last key that a program's first row sees."""
+def _own_first(before: tl.tensor, start_row: tl.tensor):
+    """Return the index behind the last key that a program's first row sees."""
     return before + start_row + 1
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def combine(
-    totals, tops, sums, sinks, out, slots,
+    totals: tl.tensor, tops: tl.tensor, sums: tl.tensor, sinks: tl.tensor, out: tl.tensor, slots: tl.tensor,
     heads: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, splits: tl.constexpr, splits_padded: tl.constexpr,
     lowest: tl.constexpr,
 ):  # fmt: skip
-    """One row's one head out of its parts. Grid (T, H)."""
+    """Combine the parts of one head of one row. Grid (T, H)."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     column = tl.arange(0, padded)

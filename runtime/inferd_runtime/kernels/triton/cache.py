@@ -26,8 +26,8 @@ WRITE_COLUMNS = 1024
 
 
 @triton.jit
-def e4m3(x):
-    """float32 as the bits of float8_e4m3fn, to nearest even, saturated; NaN stays NaN.
+def e4m3(x: tl.tensor):
+    """Return float32 as the bits of float8_e4m3fn, to nearest even, saturated; NaN stays NaN.
 
     Not by a cast: compute capability 8.0 has none, and the interpreter rounds otherwise.
     """
@@ -46,7 +46,10 @@ def e4m3(x):
 
 
 @triton.jit
-def _write_row(states, cache, column, head_stride, size: tl.constexpr, width: tl.constexpr, fp8: tl.constexpr):
+def _write_row(
+    states: tl.tensor, cache: tl.tensor, column: tl.tensor, head_stride: tl.tensor, size: tl.constexpr,
+    width: tl.constexpr, fp8: tl.constexpr,
+):  # fmt: skip
     inside = column < size
     x = tl.load(states + column // width * head_stride + column % width, mask=inside)
     tl.store(cache + column, e4m3(x.to(tl.float32)) if fp8 else x, mask=inside)
@@ -54,9 +57,9 @@ def _write_row(states, cache, column, head_stride, size: tl.constexpr, width: tl
 
 @triton.jit
 def _write_kv(
-    key, value, keys, values, slots, key_row, key_head, value_row, value_head,
-    key_size: tl.constexpr, key_width: tl.constexpr, value_size: tl.constexpr, value_width: tl.constexpr,
-    fp8: tl.constexpr, columns: tl.constexpr,
+    key: tl.tensor, value: tl.tensor, keys: tl.tensor, values: tl.tensor, slots: tl.tensor, key_row: tl.tensor,
+    key_head: tl.tensor, value_row: tl.tensor, value_head: tl.tensor, key_size: tl.constexpr, key_width: tl.constexpr,
+    value_size: tl.constexpr, value_width: tl.constexpr, fp8: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
@@ -85,16 +88,17 @@ def write_kv(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slots: Te
 
 
 def stored(cache: Tensor) -> Tensor:
-    """The cache as the kernels write it: float8 as bytes."""
+    """Return the cache as the kernels write it: float8 as bytes."""
     return cache.view(torch.uint8) if cache.dtype == FP8 else cache
 
 
 @triton.jit(do_not_specialize=["count"])
 def _move_rows(
-    flat, offsets, token_bytes, sources, targets, scratch, count, scratch_row,
-    tokens: tl.constexpr, unit: tl.constexpr, moves: tl.constexpr, columns: tl.constexpr, staged: tl.constexpr,
+    flat: tl.tensor, offsets: tl.tensor, token_bytes: tl.tensor, sources: tl.tensor, targets: tl.tensor,
+    scratch: tl.tensor, count: tl.tensor, scratch_row: tl.tensor, tokens: tl.constexpr, unit: tl.constexpr,
+    moves: tl.constexpr, columns: tl.constexpr, staged: tl.constexpr,
 ):  # fmt: skip
-    """Rows of ``tokens`` tokens; scratch [C, count, scratch_row] where ``staged``."""
+    """Move rows of ``tokens`` tokens; scratch [C, count, scratch_row] where ``staged``."""
     cache = tl.program_id(1)
     base = flat + tl.load(offsets + cache) // unit
     size = tl.load(token_bytes + cache) // unit * tokens
@@ -120,8 +124,8 @@ def _move_rows(
 
 
 @triton.jit
-def _ends(sources, targets, move, count, inside):
-    """Where moves go from and to, and which elements of them there are."""
+def _ends(sources: tl.tensor, targets: tl.tensor, move: tl.tensor, count: tl.tensor, inside: tl.tensor):
+    """Return sources and targets of moves, and a mask of the elements that there are."""
     source = tl.load(sources + move, mask=move < count, other=-1)
     target = tl.load(targets + move, mask=move < count, other=-1)
     return source, target, ((source >= 0) & (target >= 0))[:, None] & inside
@@ -155,10 +159,11 @@ def _move(block: CacheBlock, sources: Tensor, targets: Tensor, tokens: int) -> N
 
 @triton.jit
 def _page_parts(
-    flat, offsets, token_bytes, page_starts, pages, data, page_units,
-    page_size: tl.constexpr, unit: tl.constexpr, columns: tl.constexpr, scatter: tl.constexpr,
+    flat: tl.tensor, offsets: tl.tensor, token_bytes: tl.tensor, page_starts: tl.tensor, pages: tl.tensor,
+    data: tl.tensor, page_units: tl.tensor, page_size: tl.constexpr, unit: tl.constexpr, columns: tl.constexpr,
+    scatter: tl.constexpr,
 ):  # fmt: skip
-    """One piece of one cache's part of one page, out of the cache or into it."""
+    """Copy one piece of one cache's part of one page, out of the cache or into it."""
     index, cache = tl.program_id(0).to(tl.int64), tl.program_id(1)
     size = tl.load(token_bytes + cache) // unit * page_size
     column = tl.program_id(2) * columns + tl.arange(0, columns)
@@ -197,7 +202,7 @@ def _copy_parts(block: CacheBlock, pages: Tensor, data: Tensor, *, scatter: bool
 
 
 def variants() -> Iterator[Variant]:
-    """What is compiled for 8 key heads of width 128, and for pages of 16 tokens."""
+    """Yield what is compiled for 8 key heads of width 128, and for pages of 16 tokens."""
     strides = dict.fromkeys(("key_row", "key_head", "value_row", "value_head"), "i32:16")
     sizes = {"key_size": 1024, "key_width": 128, "value_size": 1024, "value_width": 128}
     for name, rows, cache in (("bf16", "*bf16", "*bf16"), ("fp16", "*fp16", "*fp16"), ("fp8", "*bf16", "*u8")):

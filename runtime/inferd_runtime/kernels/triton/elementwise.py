@@ -18,7 +18,7 @@ TILE = 1024
 
 
 @triton.jit
-def _load_halves(rows, index, mask, half: tl.constexpr):
+def _load_halves(rows: tl.tensor, index: tl.tensor, mask: tl.tensor, half: tl.constexpr):
     return (
         tl.load(rows + index, mask=mask, other=0.0).to(tl.float32),
         tl.load(rows + index + half, mask=mask, other=0.0).to(tl.float32),
@@ -26,7 +26,10 @@ def _load_halves(rows, index, mask, half: tl.constexpr):
 
 
 @triton.jit
-def _write_halves(cache, index, first, second, mask, half: tl.constexpr, fp8: tl.constexpr):
+def _write_halves(
+    cache: tl.tensor, index: tl.tensor, first: tl.tensor, second: tl.tensor, mask: tl.tensor, half: tl.constexpr,
+    fp8: tl.constexpr,
+):  # fmt: skip
     if fp8:
         tl.store(cache + index, e4m3(first), mask=mask)
         tl.store(cache + index + half, e4m3(second), mask=mask)
@@ -37,11 +40,12 @@ def _write_halves(cache, index, first, second, mask, half: tl.constexpr, fp8: tl
 
 @triton.jit
 def _rotate_and_write(
-    qkv, cos, sin, head_norm, query, keys, values, slots, qkv_row, cos_row, sin_row, eps,
-    query_heads: tl.constexpr, key_heads: tl.constexpr, half: tl.constexpr,
-    fp8: tl.constexpr, block_heads: tl.constexpr, block_half: tl.constexpr,
+    qkv: tl.tensor, cos: tl.tensor, sin: tl.tensor, head_norm: tl.tensor, query: tl.tensor, keys: tl.tensor,
+    values: tl.tensor, slots: tl.tensor, qkv_row: tl.tensor, cos_row: tl.tensor, sin_row: tl.tensor, eps: tl.tensor,
+    query_heads: tl.constexpr, key_heads: tl.constexpr, half: tl.constexpr, fp8: tl.constexpr,
+    block_heads: tl.constexpr, block_half: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of one row, q's, k's and v's as they come; the two halves of a head meet in one thread."""
+    """Rotate and write some heads of one row, q's, k's and v's as they come; the two halves of a head meet in one thread."""
     row = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * block_heads + tl.arange(0, block_heads))[:, None]
     column = tl.arange(0, block_half)[None, :]
@@ -100,12 +104,12 @@ def rotate_and_write(
 
 
 def rows_of(part: Tensor) -> Tensor:
-    """With the elements of a row side by side; the rows may lie apart."""
+    """Return the states with the elements of a row side by side; the rows may lie apart."""
     return part if part.stride(1) == 1 else part.contiguous()
 
 
 @triton.jit
-def _silu_mul(gate_up, out, gate_row, size, columns: tl.constexpr):
+def _silu_mul(gate_up: tl.tensor, out: tl.tensor, gate_row: tl.tensor, size: tl.tensor, columns: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * columns + tl.arange(0, columns)
     inside = column < size
@@ -130,7 +134,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def variants() -> Iterator[Variant]:
-    """What is compiled for 32 query and 8 key heads of width 128 or 64."""
+    """Yield what is compiled for 32 query and 8 key heads of width 128 or 64."""
     strides = dict.fromkeys(("qkv_row", "cos_row", "sin_row"), "i32:16")
     for dtype in ("*bf16", "*fp16"):
         for cache in (dtype, "*u8"):

@@ -9,8 +9,8 @@ INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 
 
 @triton.jit
-def product(a, b, interpreted: tl.constexpr):
-    """``a @ b`` accumulated in float32. The interpreter keeps bfloat16 as bare bits and would multiply those."""
+def product(a: tl.tensor, b: tl.tensor, interpreted: tl.constexpr):
+    """Return ``a @ b`` accumulated in float32. The interpreter keeps bfloat16 as bare bits and would multiply those."""
     if interpreted:
         return tl.dot(a.to(tl.float32), b.to(tl.float32))
     return tl.dot(a, b, input_precision="ieee")

@@ -26,54 +26,54 @@ ROUGH = 2.0**-16
 
 
 @triton.jit
-def mix(word):
-    """The 64-bit finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) on uint64, behind the addition of GOLDEN."""
+def mix(word: tl.tensor):
+    """Return the 64-bit finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) on uint64, behind the addition of GOLDEN."""
     word = (word ^ (word >> 30)) * FIRST
     word = (word ^ (word >> 27)) * SECOND
     return word ^ (word >> 31)
 
 
 @triton.jit
-def stream(key, tag: tl.constexpr):
-    """``engine/sampling/noise.py: stream`` of uint64 keys."""
+def stream(key: tl.tensor, tag: tl.constexpr):
+    """Return the keys of a stream, as ``engine/sampling/noise.py: stream``, of uint64 keys."""
     return mix(mix(key + GOLDEN) + tag + GOLDEN)
 
 
 @triton.jit
-def row_word(key, position):
-    """uint64: what all tokens of one place share, for a key and a position of 64 bits."""
+def row_word(key: tl.tensor, position: tl.tensor):
+    """Return uint64: what all tokens of one place share, for a key and a position of 64 bits."""
     return mix((mix(key.to(tl.uint64) + GOLDEN) ^ position.to(tl.uint64)) + GOLDEN) + GOLDEN
 
 
 @triton.jit
-def token_words(row, tokens):
-    """uint64, of which the upper 52 bits count, for int32 tokens."""
+def token_words(row: tl.tensor, tokens: tl.tensor):
+    """Return uint64, of which the upper 52 bits count, for int32 tokens."""
     return mix(row + tokens.to(tl.uint64) * GOLDEN)
 
 
 @triton.jit
-def uniform(row, tokens):
-    """The engine's float64 in (0, 1)."""
+def uniform(row: tl.tensor, tokens: tl.tensor):
+    """Return the engine's float64 in (0, 1)."""
     return ((token_words(row, tokens) >> 12).to(tl.float64) + 0.5) * 2.0**-52
 
 
 @triton.jit
-def gumbel(row, tokens):
-    """float64, up to the rounding of the device's logarithm."""
+def gumbel(row: tl.tensor, tokens: tl.tensor):
+    """Return Gumbel noise in float64, up to the rounding of the device's logarithm."""
     return -tl.log(-tl.log(uniform(row, tokens)))
 
 
 @triton.jit
-def _log2(x):
-    """The device's approximation, a quarter of the instructions of the exact logarithm; normal numbers only."""
+def _log2(x: tl.tensor):
+    """Return the device's approximation of log2, a quarter of the instructions of the exact logarithm; normal numbers only."""
     if BY_HAND:
         return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
     return tl.log2(x)
 
 
 @triton.jit
-def rough_gumbel(row, tokens):
-    """float32, within ROUGH of :func:`gumbel`."""
+def rough_gumbel(row: tl.tensor, tokens: tl.tensor):
+    """Return Gumbel noise in float32, within ROUGH of :func:`gumbel`."""
     words = token_words(row, tokens)
     high = (words >> 32).to(tl.uint32)
     # The half that the engine adds to its 52 bits.

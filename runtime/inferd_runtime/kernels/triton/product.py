@@ -56,7 +56,7 @@ class ProductBlocks(NamedTuple):
 
 
 def choose_blocks(out: int, size: int, element: int) -> ProductBlocks:
-    """Block sizes for a weight [out, size] of ``element`` bytes a number. They depend on nothing else."""
+    """Return block sizes for a weight [out, size] of ``element`` bytes a number. They depend on nothing else."""
     outputs, depth = (64, 32) if triton.cdiv(out, 64) >= PROGRAMS else (32, 64)
     if element == 4:
         # Exact products have no tensor cores: operands stand in registers, and larger blocks would not fit there.
@@ -70,11 +70,12 @@ def choose_blocks(out: int, size: int, element: int) -> ProductBlocks:
 
 @triton.jit(do_not_specialize=["count"])
 def _multiply(
-    rows, weight, bias, residual, out, sums, count, size, outs, rows_stride, weight_stride, out_stride,
-    outputs: tl.constexpr, depth: tl.constexpr, slices: tl.constexpr, blocks: tl.constexpr, parts: tl.constexpr,
-    tile: tl.constexpr, even: tl.constexpr, interpreted: tl.constexpr,
+    rows: tl.tensor, weight: tl.tensor, bias: tl.tensor, residual: tl.tensor, out: tl.tensor, sums: tl.tensor,
+    count: tl.tensor, size: tl.tensor, outs: tl.tensor, rows_stride: tl.tensor, weight_stride: tl.tensor,
+    out_stride: tl.tensor, outputs: tl.constexpr, depth: tl.constexpr, slices: tl.constexpr, blocks: tl.constexpr,
+    parts: tl.constexpr, tile: tl.constexpr, even: tl.constexpr, interpreted: tl.constexpr,
 ):  # fmt: skip
-    """Some outputs, or one part of their sums. Grid (outputs, parts). ``out`` may be ``residual``."""
+    """Compute some outputs, or one part of their sums. Grid (outputs, parts). ``out`` may be ``residual``."""
     first = tl.program_id(0) * outputs
     part = tl.program_id(1)
     row = tl.arange(0, tile)
@@ -113,8 +114,11 @@ def _multiply(
 
 
 @triton.jit(do_not_specialize=["count"])
-def _add(sums, bias, residual, out, count, outs, out_stride, parts: tl.constexpr, columns: tl.constexpr):
-    """One row's parts, first to last. Grid (T, outputs). ``out`` may be ``residual``."""
+def _add(
+    sums: tl.tensor, bias: tl.tensor, residual: tl.tensor, out: tl.tensor, count: tl.tensor, outs: tl.tensor,
+    out_stride: tl.tensor, parts: tl.constexpr, columns: tl.constexpr,
+):  # fmt: skip
+    """Add one row's parts, first to last. Grid (T, outputs). ``out`` may be ``residual``."""
     row = tl.program_id(0)
     column = tl.program_id(1) * columns + tl.arange(0, columns)
     inside = column < outs
@@ -177,7 +181,7 @@ SERVED = (
 
 
 def variants() -> Iterator[Variant]:
-    """What is compiled for these weights in bfloat16, and for the ends of the list in others."""
+    """Yield what is compiled for these weights in bfloat16, and for the ends of the list in others."""
     for dtype, pointer in ((torch.bfloat16, "*bf16"), (torch.float16, "*fp16"), (torch.float32, "*fp32")):
         for outs, size in SERVED if dtype == torch.bfloat16 else (SERVED[0], SERVED[-1]):
             blocks = choose_blocks(outs, size, dtype.itemsize)

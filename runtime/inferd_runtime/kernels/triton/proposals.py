@@ -40,14 +40,14 @@ MASS = tl.constexpr(2.0**-15)
 
 
 @triton.jit
-def _contending(rough):
-    """Which splits can hold the best token, by their best scores."""
+def _contending(rough: tl.tensor):
+    """Return a mask of the splits that can hold the best token, by their best scores."""
     return (rough >= tl.max(rough) - CLOSE) & (rough > float("-inf"))
 
 
 @triton.jit
-def _propose(token, logit, low, top_p, scale):
-    """What to do with the draw from all that has not been ruled out; ``low``: the least ordinal that min_p leaves."""
+def _propose(token: tl.tensor, logit: tl.tensor, low: tl.tensor, top_p: tl.tensor, scale: tl.tensor):
+    """Return what to do with the draw from all that has not been ruled out; ``low``: the least ordinal that min_p leaves."""
     key, top = ordinal(logit), ordinal(scale[0])
     fits = key >= low
     state = tl.where((token < 0) | (fits & ((top_p >= 1) | (key == top))), SETTLED, OPEN)
@@ -55,8 +55,10 @@ def _propose(token, logit, low, top_p, scale):
 
 
 @triton.jit
-def _kth_group(groups, n, count, wanted, scale, lanes: tl.constexpr):
-    """An ordinal (int64) that ``wanted`` or more of a row's groups reach: hardly more than that, if so many have any token."""
+def _kth_group(
+    groups: tl.tensor, n: tl.tensor, count: tl.tensor, wanted: tl.tensor, scale: tl.tensor, lanes: tl.constexpr,
+):  # fmt: skip
+    """Return an ordinal (int64) that ``wanted`` or hardly more of a row's groups reach, if so many have any token."""
     lane = tl.arange(0, lanes)
     key = ordinal(tl.load(groups + n * count + lane, mask=lane < count, other=float("-inf")))
     low, high = tl.full((), LOWEST, tl.int64), ordinal(scale[0]).to(tl.int64)
@@ -72,10 +74,11 @@ def _kth_group(groups, n, count, wanted, scale, lanes: tl.constexpr):
 
 @triton.jit
 def open_row(
-    row, peak, temperature, top_p, min_p, top_k, scores, masses, groups, n, splits,
-    block: tl.constexpr, group: tl.constexpr, lanes: tl.constexpr, group_lanes: tl.constexpr,
+    row: tl.tuple, peak: tl.tensor, temperature: tl.tensor, top_p: tl.tensor, min_p: tl.tensor, top_k: tl.tensor,
+    scores: tl.tensor, masses: tl.tensor, groups: tl.tensor, n: tl.tensor, splits: tl.tensor, block: tl.constexpr,
+    group: tl.constexpr, lanes: tl.constexpr, group_lanes: tl.constexpr,
 ):  # fmt: skip
-    """State, token and ``low`` of a row behind the scan, and the mass of all its tokens (only where top_p needs it)."""
+    """Return state, token and ``low`` of a row behind the scan, and the mass of all its tokens (only where top_p needs it)."""
     lane = tl.arange(0, lanes)
     top = tl.max(peak)
     scale = scale_of(top, temperature)
@@ -107,16 +110,16 @@ def open_row(
 
 
 @triton.jit
-def _verdict(certain, possible, top_p, total):
-    """Whether a proposal with that mass above it, in float32, is SETTLED, still OPEN (it is out), or UNSURE."""
+def _verdict(certain: tl.tensor, possible: tl.tensor, top_p: tl.tensor, total: tl.tensor):
+    """Return SETTLED, OPEN (it is out) or UNSURE for a proposal with that mass above it, in float32."""
     inside = possible * (1 + MASS) < top_p * total * (1 - MASS)
     outside = certain * (1 - MASS) >= top_p * total * (1 + MASS)
     return tl.where(inside, SETTLED, tl.where(outside, OPEN, UNSURE))
 
 
 @triton.jit
-def mass_above(logit, scale, low):
-    """float32 masses of what has an ordinal of ``low`` or more: of what is more likely in float64, too, than the logit
+def mass_above(logit: tl.tensor, scale: tl.tensor, low: tl.tensor):
+    """Return float32 masses of what has an ordinal of ``low`` or more: of what is more likely in float64, too, than the logit
     below ``low``, and of all.
     """
     rough = scaled(logit, scale)
@@ -127,9 +130,10 @@ def mass_above(logit, scale, low):
 
 @triton.jit
 def gather(
-    row, scale, top_p, token, low, total, scores, masses, n, splits, block: tl.constexpr, lanes: tl.constexpr
+    row: tl.tuple, scale: tl.tensor, top_p: tl.tensor, token: tl.tensor, low: tl.tensor, total: tl.tensor,
+    scores: tl.tensor, masses: tl.tensor, n: tl.tensor, splits: tl.tensor, block: tl.constexpr, lanes: tl.constexpr,
 ):  # fmt: skip
-    """State, token and ``low`` of an open row behind a round."""
+    """Return state, token and ``low`` of an open row behind a round."""
     lane = tl.arange(0, lanes)
     state = tl.full((), OPEN, tl.int32)
     if token >= 0:
@@ -146,9 +150,11 @@ def gather(
 
 @triton.jit
 def draw_listed(
-    word, scale, low, count, top_k, top_p, min_p, listed_tokens, listed_logits, n, vocab, listed: tl.constexpr
+    word: tl.tensor, scale: tl.tensor, low: tl.tensor, count: tl.tensor, top_k: tl.tensor, top_p: tl.tensor,
+    min_p: tl.tensor, listed_tokens: tl.tensor, listed_logits: tl.tensor, n: tl.tensor, vocab: tl.tensor,
+    listed: tl.constexpr,
 ):  # fmt: skip
-    """The token (int32) that a row draws from its list, all of it in float64, as on the host."""
+    """Return the token (int32) that a row draws from its list, all of it in float64, as on the host."""
     lane = tl.arange(0, listed)
     token = tl.load(listed_tokens + n * listed + lane, mask=lane < count, other=vocab)
     logit = tl.load(listed_logits + n * listed + lane, mask=lane < count, other=float("-inf"))
@@ -178,8 +184,10 @@ def draw_listed(
 
 
 @triton.jit
-def _kth(row, peak, wanted, scale, block: tl.constexpr, splits: tl.constexpr):
-    """The ordinal (int64) of the ``wanted``-th largest logit, or LOWEST where there are fewer: one pass for each bit."""
+def _kth(
+    row: tl.tuple, peak: tl.tensor, wanted: tl.tensor, scale: tl.tensor, block: tl.constexpr, splits: tl.constexpr,
+):  # fmt: skip
+    """Return the ordinal (int64) of the ``wanted``-th largest logit, or LOWEST where there are fewer: one pass for each bit."""
     lane = tl.arange(0, splits)
     low, high = tl.full((), LOWEST, tl.int64), ordinal(scale[0]).to(tl.int64)
     while low < high:
@@ -197,8 +205,11 @@ def _kth(row, peak, wanted, scale, block: tl.constexpr, splits: tl.constexpr):
 
 
 @triton.jit
-def _weigh(row, peak, scale, low, top_p, total, block: tl.constexpr, splits: tl.constexpr):
-    """As a round and :func:`_verdict`, by one program."""
+def _weigh(
+    row: tl.tuple, peak: tl.tensor, scale: tl.tensor, low: tl.tensor, top_p: tl.tensor, total: tl.tensor,
+    block: tl.constexpr, splits: tl.constexpr,
+):  # fmt: skip
+    """Do a round and :func:`_verdict` in one program."""
     lane = tl.arange(0, splits)
     active = ordinal(peak) >= low
     certain, possible = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
@@ -212,8 +223,11 @@ def _weigh(row, peak, scale, low, top_p, total, block: tl.constexpr, splits: tl.
 
 
 @triton.jit
-def _weigh_exactly(row, peak, scale, low, floor, top_p, block: tl.constexpr, splits: tl.constexpr):
-    """SETTLED or OPEN, in float64: what is likelier than the logit below ``low``, of what ``floor`` leaves."""
+def _weigh_exactly(
+    row: tl.tuple, peak: tl.tensor, scale: tl.tensor, low: tl.tensor, floor: tl.tensor, top_p: tl.tensor,
+    block: tl.constexpr, splits: tl.constexpr,
+):  # fmt: skip
+    """Return SETTLED or OPEN, in float64: what is likelier than the logit below ``low``, of what ``floor`` leaves."""
     lane = tl.arange(0, splits)
     active = ordinal(peak) >= floor
     own = tl.exp(score(logit_of(low - 1), scale))
@@ -230,9 +244,10 @@ def _weigh_exactly(row, peak, scale, low, floor, top_p, block: tl.constexpr, spl
 
 @triton.jit
 def search(
-    row, peak, scale, state, token, low, total, top_k, top_p, min_p, block: tl.constexpr, lanes: tl.constexpr
+    row: tl.tuple, peak: tl.tensor, scale: tl.tensor, state: tl.tensor, token: tl.tensor, low: tl.tensor,
+    total: tl.tensor, top_k: tl.tensor, top_p: tl.tensor, min_p: tl.tensor, block: tl.constexpr, lanes: tl.constexpr,
 ):  # fmt: skip
-    """The token (int32) of a row that nothing has settled yet: proposals until one stands. Each rules out one logit at least."""
+    """Return the token (int32) of an unsettled row: proposals until one stands. Each rules out one logit at least."""
     floor = tl.full((), LOWEST, tl.int32)
     ranked = state == UNLISTED
     if ranked:

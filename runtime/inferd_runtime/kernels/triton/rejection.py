@@ -29,14 +29,17 @@ BLOCK = 2048
 
 
 @triton.jit
-def _log(x):
-    """-inf for 0."""
+def _log(x: tl.tensor):
+    """Return the logarithm, -inf for 0."""
     return tl.where(x > 0, tl.log(tl.where(x > 0, x, 1.0)), NONE)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _normalise(target, lengths, tops, sums, vocab, rows, block: tl.constexpr):
-    """Of one split of one row the largest score, and the sum of exp(score - largest)."""
+def _normalise(
+    target: tl.tensor, lengths: tl.tensor, tops: tl.tensor, sums: tl.tensor, vocab: tl.tensor, rows: tl.tensor,
+    block: tl.constexpr,
+):  # fmt: skip
+    """Write the largest score of one split of one row, and the sum of exp(score - largest)."""
     split, splits, b, row = tl.program_id(0), tl.num_programs(0), tl.program_id(2).to(tl.int64), tl.program_id(1)
     if row <= tl.load(lengths + b):
         token = split * block + tl.arange(0, block)
@@ -48,8 +51,8 @@ def _normalise(target, lengths, tops, sums, vocab, rows, block: tl.constexpr):
 
 
 @triton.jit
-def _row_of(tops, sums, at, splits, lanes: tl.constexpr):
-    """The largest score of a row (0 where all are -inf) and the sum of exp(score - largest)."""
+def _row_of(tops: tl.tensor, sums: tl.tensor, at: tl.tensor, splits: tl.tensor, lanes: tl.constexpr):
+    """Return the largest score of a row (0 where all are -inf) and the sum of exp(score - largest)."""
     lane = tl.arange(0, lanes)
     top = tl.load(tops + at * splits + lane, mask=lane < splits, other=NONE)
     part = tl.load(sums + at * splits + lane, mask=lane < splits, other=0.0)
@@ -59,17 +62,18 @@ def _row_of(tops, sums, at, splits, lanes: tl.constexpr):
 
 
 @triton.jit
-def _share(score, top, total):
-    """p, 0 everywhere in a row that allows nothing."""
+def _share(score: tl.tensor, top: tl.tensor, total: tl.tensor):
+    """Return the probabilities p, 0 everywhere in a row that allows nothing."""
     return tl.where(total > 0, tl.exp(score.to(tl.float64) - top) / tl.where(total > 0, total, 1.0), 0.0)
 
 
 @triton.jit(do_not_specialize=["width"])
 def _accept(
-    target, tokens, lengths, probabilities, keys, positions, tops, sums, accepted, chosen, vocab, width, splits,
-    lanes: tl.constexpr,
+    target: tl.tensor, tokens: tl.tensor, lengths: tl.tensor, probabilities: tl.tensor, keys: tl.tensor,
+    positions: tl.tensor, tops: tl.tensor, sums: tl.tensor, accepted: tl.tensor, chosen: tl.tensor, vocab: tl.tensor,
+    width: tl.tensor, splits: tl.tensor, lanes: tl.constexpr,
 ):  # fmt: skip
-    """How many nodes stand: u < p(x) / q(x), in logarithms. ``chosen`` float64[B, 2]: the softmax of the row behind them."""
+    """Count nodes that stand, u < p(x) / q(x), in logarithms. ``chosen`` float64[B, 2]: the softmax of the row behind them."""
     b = tl.program_id(0).to(tl.int64)
     length = tl.minimum(tl.load(lengths + b), width)
     key, position = stream(tl.load(keys + b).to(tl.uint64), ACCEPT), tl.load(positions + b)
@@ -94,18 +98,19 @@ def _accept(
 
 
 @triton.jit
-def _best(score, token, vocab):
-    """The largest score, and the first token that has it."""
+def _best(score: tl.tensor, token: tl.tensor, vocab: tl.tensor):
+    """Return the largest score, and the first token that has it."""
     best = tl.max(score)
     return best, tl.min(tl.where(score == best, token, vocab))
 
 
 @triton.jit(do_not_specialize=["width"])
 def _draw(
-    target, tokens, lengths, probabilities, keys, positions, accepted, chosen, scores, drawn, vocab, width,
-    block: tl.constexpr,
+    target: tl.tensor, tokens: tl.tensor, lengths: tl.tensor, probabilities: tl.tensor, keys: tl.tensor,
+    positions: tl.tensor, accepted: tl.tensor, chosen: tl.tensor, scores: tl.tensor, drawn: tl.tensor, vocab: tl.tensor,
+    width: tl.tensor, block: tl.constexpr,
 ):  # fmt: skip
-    """Of one split the best of the residual, and of p. ``scores`` float64 and ``drawn`` int32 [B, S, 2]."""
+    """Write the best of the residual and of p in one split. ``scores`` float64 and ``drawn`` int32 [B, S, 2]."""
     split, splits, b = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     node = tl.load(accepted + b)
     token = split * block + tl.arange(0, block)
@@ -133,7 +138,8 @@ def _draw(
 
 @triton.jit(do_not_specialize=["width"])
 def _emit(
-    tokens, accepted, scores, drawn, emitted, path, vocab, width, splits, nodes: tl.constexpr, lanes: tl.constexpr
+    tokens: tl.tensor, accepted: tl.tensor, scores: tl.tensor, drawn: tl.tensor, emitted: tl.tensor, path: tl.tensor,
+    vocab: tl.tensor, width: tl.tensor, splits: tl.tensor, nodes: tl.constexpr, lanes: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, lanes)

@@ -46,7 +46,7 @@ class KernelUsage(NamedTuple):
 
 
 def compiled(variant: Variant, arch: int) -> CompiledKernel:
-    """The kernel for compute capability arch / 10. Raises ValueError where its arguments are not those of the variant."""
+    """Return the kernel for compute capability arch / 10. Raises ValueError where its arguments are not those of the variant."""
     names = variant.kernel.arg_names
     unknown = {*variant.signature, *variant.constants} ^ set(names)
     if unknown or variant.signature.keys() & variant.constants.keys():
@@ -80,7 +80,7 @@ def usage(variant: Variant, arch: int) -> KernelUsage:
 
 
 def variants(modules: Sequence[str], arch: int) -> Iterator[Variant]:
-    """Those of all modules, their names before the variants' own."""
+    """Yield the variants of all modules, the module's name before the variant's own."""
     for module in modules:
         given = (arch,) if module in BY_CAPABILITY else ()
         listed: Callable[..., Iterator[Variant]] = import_module(f"inferd_runtime.kernels.triton.{module}").variants
@@ -88,12 +88,12 @@ def variants(modules: Sequence[str], arch: int) -> Iterator[Variant]:
 
 
 def too_large(used: KernelUsage, arch: int) -> bool:
-    """Whether it spills, or cannot be launched."""
+    """True if a kernel spills registers, or cannot be launched."""
     return used.spilled > 0 or used.shared > SHARED_LIMITS[arch]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its status."""
+    """Run the command and return its status."""
     parser = argparse.ArgumentParser(description="what the kernels need of a multiprocessor")
     parser.add_argument("--arch", type=int, choices=sorted(SHARED_LIMITS), default=90, help="compute capability * 10")
     parser.add_argument("--module", choices=MODULES, action="append", help="only this one; may be given again")
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def table(found: Sequence[KernelUsage], arch: int) -> str:
-    """A line per kernel; what is too large is marked."""
+    """Return a line per kernel; what is too large is marked."""
     width = max(len(used.name) for used in found)
     lines = [f"{'kernel':{width}}  registers  spilled B  shared B  warps"]
     for used in found:

@@ -24,22 +24,22 @@ splits together costs another 1e-5: twice 4e-5 between two tokens, less than hal
 
 
 @triton.jit
-def ordinal(logit):
-    """int32 in the order of float32, both zeros the same."""
+def ordinal(logit: tl.tensor):
+    """Return an int32 in the order of the float32, both zeros the same."""
     bits = tl.where(logit == 0, 0.0, logit).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit
-def logit_of(key):
-    """The float32 of an ordinal."""
+def logit_of(key: tl.tensor):
+    """Return the float32 of an ordinal."""
     key = key.to(tl.int32)
     return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def tile(row, token):
-    """float32: what a row's logits are at tokens, -inf where none is allowed."""
+def tile(row: tl.tuple, token: tl.tensor):
+    """Return float32: what a row's logits are at tokens, -inf where none is allowed."""
     logits, words, masked, vocab = row[0], row[1], row[2], row[3]
     inside = token < vocab
     logit = tl.load(logits + token, mask=inside, other=float("-inf")).to(tl.float32)
@@ -51,8 +51,8 @@ def tile(row, token):
 
 
 @triton.jit
-def scale_of(top, temperature):
-    """Powers of two around the division by T in float32, so that neither denormal gaps nor huge ones are lost."""
+def scale_of(top: tl.tensor, temperature: tl.tensor):
+    """Return powers of two around the division by T in float32, so that neither denormal gaps nor huge ones are lost."""
     down = tl.where(temperature > 2.0**60, 2.0**-64, 1.0)
     up = tl.where(temperature < 1.0, 2.0**64, 1.0)
     bounded = tl.minimum(tl.maximum(temperature, 2.0**-180), 2.0**180)
@@ -61,27 +61,27 @@ def scale_of(top, temperature):
 
 
 @triton.jit
-def scaled(logit, scale):
-    """(l - top) / T in float32, within 2^-22 of itself."""
+def scaled(logit: tl.tensor, scale: tl.tensor):
+    """Return (l - top) / T in float32, within 2^-22 of itself."""
     top, down, up, inverse = scale[0], scale[2], scale[3], scale[4]
     return (logit * down - top * down) * up * inverse
 
 
 @triton.jit
-def score(logit, scale):
-    """(l - top) / T in float64: the host's own arithmetic."""
+def score(logit: tl.tensor, scale: tl.tensor):
+    """Return (l - top) / T in float64: the host's own arithmetic."""
     return (logit.to(tl.float64) - scale[0].to(tl.float64)) / scale[1]
 
 
 @triton.jit
-def rough_scores(row, scale, token, logit, low):
-    """float32: scaled logits plus noise, -inf below the ordinal ``low``."""
+def rough_scores(row: tl.tuple, scale: tl.tensor, token: tl.tensor, logit: tl.tensor, low: tl.tensor):
+    """Return float32: scaled logits plus noise, -inf below the ordinal ``low``."""
     return tl.where(ordinal(logit) >= low, scaled(logit, scale) + rough_gumbel(row[4], token), float("-inf"))
 
 
 @triton.jit
-def draw(row, scale, active, low, block: tl.constexpr, splits: tl.constexpr):
-    """The first token (int32) of the largest float64 score among those with an ordinal of ``low`` or more, in the ``active``
+def draw(row: tl.tuple, scale: tl.tensor, active: tl.tensor, low: tl.tensor, block: tl.constexpr, splits: tl.constexpr):
+    """Return the first token (int32) of the largest float64 score among ordinals of ``low`` or more, in the ``active``
     splits, and its logit; -1 where there is none.
 
     In float32 first; then those that are CLOSE to the best, one by one, exactly as the host scores them.
@@ -109,8 +109,8 @@ def draw(row, scale, active, low, block: tl.constexpr, splits: tl.constexpr):
 
 
 @triton.jit
-def lowest_reaching(wanted, guess, scale):
-    """The smallest ordinal (int64) whose float64 score is ``wanted`` or more; ``wanted`` is no more than 0.
+def lowest_reaching(wanted: tl.tensor, guess: tl.tensor, scale: tl.tensor):
+    """Return the smallest ordinal (int64) whose float64 score is ``wanted`` or more; ``wanted`` is no more than 0.
 
     Bisection, between the neighbours of a guess where those hold it.
     """
@@ -129,8 +129,8 @@ def lowest_reaching(wanted, guess, scale):
 
 
 @triton.jit
-def lowest_likely(min_p, scale):
-    """The smallest ordinal (int32) of a logit with ``min_p`` of the largest probability."""
+def lowest_likely(min_p: tl.tensor, scale: tl.tensor):
+    """Return the smallest ordinal (int32) of a logit with ``min_p`` of the largest probability."""
     low = tl.full((), LOWEST, tl.int64)
     if min_p > 0:
         wanted = tl.log(min_p)

@@ -72,14 +72,17 @@ class Tiling:
 
     @classmethod
     def of(cls, rows: int, vocab: int) -> Tiling:
-        """Splits enough to fill a device, and about 1,024 to 2,048 groups."""
+        """Return splits enough to fill a device, and about 1,024 to 2,048 groups."""
         block = 1024 if rows <= 32 else 4096
         group = 1 << max(0, (vocab >> 10).bit_length() - 1)
         return cls(min(block, max(128, triton.next_power_of_2(vocab))), group)
 
 
 @triton.jit
-def _row(logits, stride, vocab, keys, positions, mask_rows, masks, n, masked: tl.constexpr):
+def _row(
+    logits: tl.tensor, stride: tl.tensor, vocab: tl.tensor, keys: tl.tensor, positions: tl.tensor, mask_rows: tl.tensor,
+    masks: tl.tensor, n: tl.tensor, masked: tl.constexpr,
+):  # fmt: skip
     """See rows.py; without any mask there is nothing to be read of one."""
     at = tl.load(mask_rows + n)
     word = row_word(tl.load(keys + n), tl.load(positions + n))
@@ -89,8 +92,10 @@ def _row(logits, stride, vocab, keys, positions, mask_rows, masks, n, masked: tl
 
 @triton.jit
 def _scan(
-    logits, stride, vocab, temperatures, top_ps, top_ks, keys, positions, mask_rows, masks, peaks, scores, masses, groups,
-    masked: tl.constexpr, block: tl.constexpr, group: tl.constexpr,
+    logits: tl.tensor, stride: tl.tensor, vocab: tl.tensor, temperatures: tl.tensor, top_ps: tl.tensor,
+    top_ks: tl.tensor, keys: tl.tensor, positions: tl.tensor, mask_rows: tl.tensor, masks: tl.tensor, peaks: tl.tensor,
+    scores: tl.tensor, masses: tl.tensor, groups: tl.tensor, masked: tl.constexpr, block: tl.constexpr,
+    group: tl.constexpr,
 ):  # fmt: skip
     split, splits, n = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     row = _row(logits, stride, vocab, keys, positions, mask_rows, masks, n, masked)
@@ -113,10 +118,11 @@ def _scan(
 
 @triton.jit
 def _settle(
-    logits, stride, vocab, temperatures, top_ps, min_ps, top_ks, keys, positions, mask_rows, masks,
-    peaks, scores, masses, groups, states, lows, totals, counts, drawn, splits,
-    masked: tl.constexpr, first: tl.constexpr, block: tl.constexpr, group: tl.constexpr,
-    lanes: tl.constexpr, group_lanes: tl.constexpr,
+    logits: tl.tensor, stride: tl.tensor, vocab: tl.tensor, temperatures: tl.tensor, top_ps: tl.tensor,
+    min_ps: tl.tensor, top_ks: tl.tensor, keys: tl.tensor, positions: tl.tensor, mask_rows: tl.tensor, masks: tl.tensor,
+    peaks: tl.tensor, scores: tl.tensor, masses: tl.tensor, groups: tl.tensor, states: tl.tensor, lows: tl.tensor,
+    totals: tl.tensor, counts: tl.tensor, drawn: tl.tensor, splits: tl.tensor, masked: tl.constexpr,
+    first: tl.constexpr, block: tl.constexpr, group: tl.constexpr, lanes: tl.constexpr, group_lanes: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0).to(tl.int64)
     row = _row(logits, stride, vocab, keys, positions, mask_rows, masks, n, masked)
@@ -139,7 +145,10 @@ def _settle(
 
 
 @triton.jit
-def _save(states, lows, drawn, n, state, token, low):
+def _save(
+    states: tl.tensor, lows: tl.tensor, drawn: tl.tensor, n: tl.tensor, state: tl.tensor, token: tl.tensor,
+    low: tl.tensor,
+):  # fmt: skip
     tl.store(states + n, state)
     tl.store(lows + n, low)
     tl.store(drawn + n, token.to(tl.int64))
@@ -147,9 +156,11 @@ def _save(states, lows, drawn, n, state, token, low):
 
 @triton.jit
 def _round(
-    logits, stride, vocab, temperatures, keys, positions, mask_rows, masks,
-    peaks, scores, masses, states, lows, counts, listed_tokens, listed_logits,
-    masked: tl.constexpr, first: tl.constexpr, block: tl.constexpr, listed: tl.constexpr, lanes: tl.constexpr,
+    logits: tl.tensor, stride: tl.tensor, vocab: tl.tensor, temperatures: tl.tensor, keys: tl.tensor,
+    positions: tl.tensor, mask_rows: tl.tensor, masks: tl.tensor, peaks: tl.tensor, scores: tl.tensor,
+    masses: tl.tensor, states: tl.tensor, lows: tl.tensor, counts: tl.tensor, listed_tokens: tl.tensor,
+    listed_logits: tl.tensor, masked: tl.constexpr, first: tl.constexpr, block: tl.constexpr, listed: tl.constexpr,
+    lanes: tl.constexpr,
 ):  # fmt: skip
     split, splits, n = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     state, low, at = tl.load(states + n), tl.load(lows + n), n * splits + split
@@ -183,12 +194,14 @@ def _round(
 
 @triton.jit
 def _finish(
-    logits, stride, vocab, temperatures, top_ps, min_ps, top_ks, keys, positions, mask_rows, masks,
-    peaks, scores, masses, groups, states, lows, totals, counts, drawn, listed_tokens, listed_logits, splits,
-    masked: tl.constexpr, first: tl.constexpr, block: tl.constexpr, group: tl.constexpr, listed: tl.constexpr,
-    lanes: tl.constexpr, group_lanes: tl.constexpr,
+    logits: tl.tensor, stride: tl.tensor, vocab: tl.tensor, temperatures: tl.tensor, top_ps: tl.tensor,
+    min_ps: tl.tensor, top_ks: tl.tensor, keys: tl.tensor, positions: tl.tensor, mask_rows: tl.tensor, masks: tl.tensor,
+    peaks: tl.tensor, scores: tl.tensor, masses: tl.tensor, groups: tl.tensor, states: tl.tensor, lows: tl.tensor,
+    totals: tl.tensor, counts: tl.tensor, drawn: tl.tensor, listed_tokens: tl.tensor, listed_logits: tl.tensor,
+    splits: tl.tensor, masked: tl.constexpr, first: tl.constexpr, block: tl.constexpr, group: tl.constexpr,
+    listed: tl.constexpr, lanes: tl.constexpr, group_lanes: tl.constexpr,
 ):  # fmt: skip
-    """``first``: there was no round. ``states`` tells afterwards what each row came with."""
+    """Draw the token of each row. ``first``: there was no round. ``states`` receives the state that each row came with."""
     n = tl.program_id(0).to(tl.int64)
     row = _row(logits, stride, vocab, keys, positions, mask_rows, masks, n, masked)
     lane = tl.arange(0, lanes)
@@ -223,8 +236,11 @@ def _finish(
 
 
 @triton.jit(do_not_specialize=["rows", "entries"])
-def _adjust(logits, vocab, first, tokens, repetition, shift, rows, entries, block: tl.constexpr):
-    """Entries of all rows, in place."""
+def _adjust(
+    logits: tl.tensor, vocab: tl.tensor, first: tl.tensor, tokens: tl.tensor, repetition: tl.tensor, shift: tl.tensor,
+    rows: tl.tensor, entries: tl.tensor, block: tl.constexpr,
+):  # fmt: skip
+    """Apply the entries of all rows, in place."""
     entry = tl.program_id(0) * block + tl.arange(0, block)
     inside = entry < entries
     low = tl.zeros((block,), tl.int32)
@@ -301,7 +317,7 @@ class _Work:
 
     @classmethod
     def of(cls, logits: Tensor, splits: int, tiling: Tiling) -> _Work:
-        """Uninitialised."""
+        """Return uninitialised memory."""
         n, groups = len(logits), splits * (tiling.block // tiling.group)
 
         def empty(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -315,7 +331,7 @@ class _Work:
 
 
 def _warps(tiling: Tiling) -> list[int]:
-    """Of programs for a split, of those that settle a row and of those that finish one: none of them spills."""
+    """Return the warps of programs for a split, that settle a row, and that finish one: none of them spills."""
     return [min(8, max(least, tiling.block // tokens)) for tokens, least in ((512, 1), (256, 1), (128, 4))]
 
 
@@ -351,7 +367,7 @@ def _launch(logits: Tensor, rows: SampleRows, tiling: Tiling, work: _Work) -> No
 
 
 def variants() -> Iterator[Variant]:
-    """72 rows of 152,064 logits, and 8; bfloat16 as they come from a model, and float32 as adjustments leave them."""
+    """Yield 72 rows of 152,064 logits, and 8, in bfloat16 as a model gives them and in float32 as adjustments leave them."""
     types = {
         "stride": "i64:16", "vocab": "i32:16", "temperatures": "*fp64", "top_ps": "*fp64", "min_ps": "*fp64",
         "top_ks": "*i64", "keys": "*i64", "positions": "*i64", "mask_rows": "*i32", "masks": "*i32", "peaks": "*fp32",

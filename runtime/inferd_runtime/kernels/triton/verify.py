@@ -17,8 +17,11 @@ LANES = (16, 128)
 
 
 @triton.jit(do_not_specialize=["width"])
-def _agree(samples, firsts, lengths, tokens, parents, packed, width, nodes: tl.constexpr):
-    """From the root, as long as a child of the row is the row's sample: a node's parent comes before it."""
+def _agree(
+    samples: tl.tensor, firsts: tl.tensor, lengths: tl.tensor, tokens: tl.tensor, parents: tl.tensor, packed: tl.tensor,
+    width: tl.tensor, nodes: tl.constexpr,
+):  # fmt: skip
+    """Walk from the root as long as a child of the row is the row's sample: a node's parent comes before it."""
     b = tl.program_id(0).to(tl.int64)
     length, first = tl.load(lengths + b), tl.load(firsts + b).to(tl.int64)
     node = tl.arange(0, nodes)
@@ -44,7 +47,7 @@ def _agree(samples, firsts, lengths, tokens, parents, packed, width, nodes: tl.c
 
 
 def lanes_of(nodes: int) -> int:
-    """Lanes of a program for so many nodes: few kernels for all drafts, so that none is compiled for the length of one."""
+    """Return the lanes of a program for so many nodes: a few sizes, so that no kernel is compiled for a draft's length."""
     return next((lanes for lanes in LANES if lanes >= nodes), 0) or int(triton.next_power_of_2(nodes))
 
 
@@ -62,7 +65,7 @@ def agree(samples: Tensor, drafts: DraftRows) -> Tensor:
 
 
 def variants() -> Iterator[Variant]:
-    """Drafts of captured steps, and larger trees."""
+    """Yield the kernels for drafts of captured steps, and for larger trees."""
     types = {"samples": "*i64", "packed": "*i32", "width": "i32"}
     types |= dict.fromkeys(("firsts", "lengths", "tokens", "parents"), "*i32")
     for nodes in LANES:

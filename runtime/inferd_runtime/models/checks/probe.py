@@ -1,4 +1,4 @@
-"""The probe: whether every layer of a model attends through us, and how. Nothing is served that it does not understand.
+"""The probe: find out how every layer of a model attends, and refuse models that it does not understand.
 
 Some families ignore the attention setting without a word, some pass arguments that change the result, some carry state from
 token to token outside attention. Each would be served as plausible wrong text. So the probe runs the model with a stand-in
@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from inferd.protocol import InvalidRequest
 from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.models.checks.reach import MaskFunction, Reach, UnsupportedAttention, read_reach
-from inferd_runtime.models.checks.selfcheck import Trial
+from inferd_runtime.models.checks.selfcheck import LogitCheck
 from inferd_runtime.models.parallel_whole import is_divided, whole_twin
 from inferd_runtime.models.passes.plain import LAYOUT, NAME, RULE, layout_attention
 from inferd_runtime.models.shape import KvShape
@@ -52,7 +52,7 @@ class AttentionCall:
 
 
 def context_length(config: Any) -> int:
-    """How many positions a model has, in tokens. Raises InvalidRequest when its configuration does not say.
+    """Return how many positions a model has, in tokens. Raises InvalidRequest when its configuration does not say.
 
     LongRoPE changes the rotation of every earlier key once a text passes the original length, which cached keys cannot
     follow: such a model is served up to that length. Where queries are scaled by a position that the model counts by itself
@@ -80,13 +80,13 @@ def attach(module: nn.Module, name: str) -> Probed:
     model: Any = module
     try:
         calls = _probe(model)
-        trial = Trial(model, whole_twin(model) if is_divided(model) else model)
+        check = LogitCheck(model, whole_twin(model) if is_divided(model) else model)
         kv = KvShape(tuple(call.keys for call in calls), tuple(call.values for call in calls))
         for call in calls:
             setattr(call.module, RULE, call.rule)
         AttentionInterface.register(NAME, layout_attention)
         model.set_attn_implementation(NAME)
-        trial.compare(kv)
+        check.compare(kv)
     except UnsupportedAttention as error:
         raise InvalidRequest(f"model {name!r} cannot be served: {error}") from error
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -96,7 +96,7 @@ def attach(module: nn.Module, name: str) -> Probed:
 
 
 def _probe(model: Any) -> list[AttentionCall]:
-    """Every layer's call, in the order of the layers, the same for a prompt and for a single token."""
+    """Return every layer's call in order. Raises UnsupportedAttention if a single token's differs from a prompt's."""
     layers = int(model.config.get_text_config().num_hidden_layers)
     if model.config.is_encoder_decoder:
         raise UnsupportedAttention("it is an encoder-decoder model")
@@ -113,12 +113,12 @@ def _probe(model: Any) -> list[AttentionCall]:
 
 
 def _same_memory(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two calls handed over one tensor; a rank's part of it is another object each time."""
+    """True if two calls handed over one tensor; a rank's part of it is another object each time."""
     return one is other or (one is not None and other is not None and one.data_ptr() == other.data_ptr())
 
 
 def _named(model: nn.Module, layers: Iterable[int]) -> str:
-    """Layers by number, with the classes that carry these numbers."""
+    """Return layers by number, with the classes that carry these numbers."""
     numbers = list(layers)
     innermost = {getattr(part, "layer_idx", None): type(part).__name__ for part in model.modules()}
     classes = sorted({innermost[layer] for layer in numbers if layer in innermost})
@@ -128,7 +128,7 @@ def _named(model: nn.Module, layers: Iterable[int]) -> str:
 
 def _record(model: Any, positions: range) -> dict[int, AttentionCall]:
     """Run the model once with the stand-in: which layers call, and with what."""
-    stand_in = _StandIn(model.config)
+    stand_in = _RecordingAttention(model.config)
     AttentionInterface.register(PROBE, stand_in)
     AttentionMaskInterface.register(PROBE, stand_in.mask)
     device = next(model.parameters()).device
@@ -139,8 +139,8 @@ def _record(model: Any, positions: range) -> dict[int, AttentionCall]:
     return stand_in.calls
 
 
-class _StandIn:
-    """Takes the place of the attention for one pass, to see who calls it and with what."""
+class _RecordingAttention:
+    """Stands in for the attention during one pass, and records which layers call it and with what."""
 
     def __init__(self, config: Any) -> None:
         self.calls: dict[int, AttentionCall] = {}
@@ -152,7 +152,7 @@ class _StandIn:
         self, *, batch_size: int, q_length: int, kv_length: int, mask_function: MaskFunction, device: torch.device,
         **kwargs: Any,
     ) -> Tensor:  # fmt: skip
-        """transformers' mask contract: a mask [B, 1, q, L] by which a layer's call tells what function it stands for."""
+        """transformers' mask contract: return a mask [B, 1, q, L] whose address identifies the function that it stands for."""
         mask = torch.ones(batch_size, 1, q_length, kv_length, dtype=torch.bool, device=device)
         self._masks[mask.data_ptr()] = mask, mask_function
         return mask
@@ -192,7 +192,7 @@ class _StandIn:
 
 
 def _shape(states: Tensor) -> tuple[int, int]:
-    """(heads, width) of k or v [1, Hkv, T, D]."""
+    """Return (heads, width) of k or v [1, Hkv, T, D]."""
     return int(states.shape[1]), int(states.shape[3])
 
 

@@ -20,7 +20,7 @@ SPREAD = 64
 
 
 class UnsupportedAttention(InvalidRequest):
-    """A model asks for something that this attention does not do. The message is the reason, without the model's name."""
+    """Raised for a model whose attention is not supported. The message is the reason, without the model's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,13 @@ class Reach:
     chunk: int | None = None
 
     def first(self, query: int) -> int:
-        """The first key position that a query sees."""
+        """Return the first key position that a query sees."""
         first = 0 if self.window is None else max(0, query - self.window + 1)
         return first if self.chunk is None else max(first, query // self.chunk * self.chunk)
 
 
 def read_reach(function: MaskFunction, context: int, device: torch.device) -> Reach:
-    """The reach that equals the mask function for every query below ``context``, checked at chosen rows.
+    """Return the reach that equals the mask function for every query below ``context``, checked at chosen rows.
 
     A bound that no query below ``context`` meets is left out. Raises UnsupportedAttention for any other kind of mask.
     """
@@ -50,14 +50,14 @@ def read_reach(function: MaskFunction, context: int, device: torch.device) -> Re
 
 
 def _candidates(function: MaskFunction, edge: int, context: int, device: torch.device) -> list[Reach]:
-    """What the last query's first key can mean. The last row's chunk starts there, so the row before sees one whole chunk."""
+    """Return the reaches that fit the last query's first key: a window, or a chunk that starts there."""
     if edge == 0:
         return [Reach()]
     return [Reach(window=context - edge), Reach(chunk=edge - _first_seen(function, edge - 1, device))]
 
 
 def _rows(reach: Reach, edge: int, last: int) -> list[int]:
-    """Queries near every place where the reach bends, and some all over the context."""
+    """Return queries near every place where the reach bends, and some all over the context."""
     size = reach.window or reach.chunk or 0
     bends = (0, size, 2 * size, edge, last // 2, last)
     near = {row for bend in bends for row in range(bend - 2, bend + NEAR) if 0 <= row <= last}
@@ -65,7 +65,7 @@ def _rows(reach: Reach, edge: int, last: int) -> list[int]:
 
 
 def _seen(function: MaskFunction, query: int, device: torch.device) -> Tensor:
-    """bool[query + 2]: the keys that a query sees, one future key included."""
+    """Return bool[query + 2]: the keys that a query sees, one future key included."""
     keys = torch.arange(query + 2, device=device)
     zero = torch.zeros((), dtype=torch.int64, device=device)
     return torch.broadcast_to(function(zero, zero, torch.full_like(keys, query), keys), keys.shape)

@@ -36,7 +36,7 @@ EXACT = 1e-3
 ROUNDED = 0.2
 
 
-class Trial:
+class LogitCheck:
     """Two sequences of random tokens and the model's own logits of them; made before the model is switched to ours.
 
     ``own`` is the model that gives these, another than ``model`` where that is divided between ranks.
@@ -53,7 +53,7 @@ class Trial:
 
     @torch.inference_mode()
     def _own_logits(self, own: Any) -> Tensor:
-        """float32[2, TOKENS, V].
+        """Return the model's own logits float32[2, TOKENS, V].
 
         Eager attention, because other implementations leave out what they do not know; and no positions, because a family
         may count them otherwise than from 0 (RoBERTa).
@@ -84,7 +84,7 @@ class Trial:
         )  # fmt: skip
 
     def _judge(self, got: Tensor, own: Tensor) -> None:
-        """got and own [R, V]: every row must agree in float32, most of them in narrower types."""
+        """Raise UnsupportedAttention unless every row of ``got`` [R, V] agrees with ``own``; most of them in narrower types."""
         spread = (own - own.mean(-1, keepdim=True)).abs().amax(-1).clamp_min(1e-6)
         off = (got - own).abs().amax(-1) / spread
         exact = self._like.dtype == torch.float32
@@ -98,7 +98,7 @@ class Trial:
 
 
 def _batch(tokens: Ids, step: tuple[tuple[int, int], ...]) -> Batch:
-    """One ragged step: of each sequence the tokens from a to b.
+    """Return one ragged step: of each sequence the tokens from a to b.
 
     The rows are asked for in reverse, so that a model which gives them all, whatever was asked, is found.
     """

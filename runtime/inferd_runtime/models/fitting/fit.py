@@ -1,4 +1,4 @@
-"""Whether a model fits a device, from its sizes alone: what it needs, how many pages it gets, what would make it fit.
+"""Estimate from a model's sizes if it fits a device: what it needs, how many pages it gets, what would make it fit.
 
 The need is a lower bound: weights, one step's activations and the KV pages asked for. No torch here.
 """
@@ -45,7 +45,7 @@ class CacheRequest:
     page_size: int = 16
 
     def least_pages(self, max_context: int) -> int:
-        """The pages without which it is not what was asked for."""
+        """Return the fewest pages that hold what was asked for."""
         if self.pages:
             return self.pages
         if not self.context and not self.streams:
@@ -69,17 +69,17 @@ class Fit:
 
     @property
     def needs(self) -> int:
-        """Weights, activations, and the least pages."""
+        """The bytes of weights, activations, and the fewest pages."""
         return self._fixed + self.asked.least_pages(self.model.max_context) * self.page_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether the device has what the model needs."""
+        """True if the device has what the model needs."""
         return self.needs <= self.available
 
     @property
     def default_pages(self) -> int:
-        """What the runtime chooses when nobody says."""
+        """The pages that the runtime chooses where none are given."""
         budget = kv_budget(self.device, max(0, self.available - self._fixed))
         return default_pages(self.page_bytes, self.model.max_context, self.asked.page_size, budget)
 
@@ -109,14 +109,14 @@ class Fit:
         return self.model.weight_bytes + self.model.step_bytes
 
     def _in_half(self) -> Fit | None:
-        """The same in half precision; None where it is that already."""
+        """Return the estimate in half precision; None where it is that already."""
         if self.model.dtype != "float32":
             return None
         sizes = {name: getattr(self.model, name) // 2 for name in ("weight_bytes", "kv_token_bytes", "step_bytes")}
         return dataclasses.replace(self, model=dataclasses.replace(self.model, dtype=HALF, **sizes))
 
     def _smaller_caches(self) -> Iterator[str]:
-        """The largest caches of the kind asked for that fit."""
+        """Yield the largest caches of the kind asked for that fit."""
         room = (self.available - self._fixed) // self.page_bytes
         asked = self.asked
         if room < LEAST_PAGES:
@@ -140,7 +140,7 @@ class Placed:
     pages: int = 0
 
     def with_kv(self, token_bytes: int) -> Placed:
-        """The same with the KV bytes per token that the loaded model has."""
+        """Return a copy with the KV bytes per token that the loaded model has."""
         return dataclasses.replace(self, size=dataclasses.replace(self.size, kv_token_bytes=token_bytes))
 
 
@@ -174,7 +174,7 @@ def _refusal(fit: Fit, others: Sequence[str]) -> LimitExceeded:
 
 
 def divide_pages(models: Sequence[Placed], free: Callable[[str], int], page_size: int) -> list[int]:
-    """The pages of each model, once all weights are loaded. ``free(device)``: bytes.
+    """Return the pages of each model, once all weights are loaded. ``free(device)``: bytes.
 
     What is left beside the pages that were given is divided evenly, by bytes, between the models that leave it to us.
     """
@@ -214,7 +214,7 @@ def _open_devices(models: Sequence[Placed]) -> set[str]:
 
 
 def _open_budget(models: Sequence[Placed], device: str, free: int, page_size: int) -> int:
-    """Bytes for each of the models on ``device`` whose pages nobody gave."""
+    """Return the bytes for each of the models on ``device`` whose pages were not given."""
     here = [model for model in models if model.device == device]
     given = sum(model.pages * _page_bytes(model, page_size) for model in here)
     return kv_budget(device, max(0, free - given)) // sum(not model.pages for model in here)
@@ -225,7 +225,7 @@ def _page_bytes(model: Placed, page_size: int) -> int:
 
 
 def readable(size: int) -> str:
-    """Bytes for people: 3.2 MiB."""
+    """Return a size in bytes as text: 3.2 MiB."""
     value, unit = float(size), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024 or unit == "TiB":

@@ -1,4 +1,4 @@
-"""What a model takes, from its configuration alone: built on the meta device, where tensors have shapes and no data.
+"""Measure a model by its configuration alone: it is built on the meta device, where tensors have shapes and no data.
 
 No weights are read and no code of the model's repository is run.
 """
@@ -29,7 +29,7 @@ FLOAT32_BYTES = 4
 
 
 def measure(options: ModelOptions) -> ModelSize:
-    """The sizes of a model in the dtype and on the device of ``options``.
+    """Return the sizes of a model in the dtype and on the device of ``options``.
 
     Raises NotFound when there is no such folder or hub model, InvalidRequest for a dtype, device or model that cannot be
     served here.
@@ -59,7 +59,7 @@ def measure(options: ModelOptions) -> ModelSize:
 
 
 def _quantized(config: Any) -> str:
-    """The method of a quantized checkpoint, "" of any other."""
+    """Return the method of a quantized checkpoint, "" of any other."""
     found = getattr(config, "quantization_config", None) or {}
     return str(found.get("quant_method", "unknown")) if found else ""
 
@@ -73,12 +73,12 @@ def _dtype(name: str, device: str, config: Any) -> torch.dtype:
 
 
 def tensor_bytes(module: nn.Module) -> int:
-    """Bytes of a module's parameters and buffers, shared ones once."""
+    """Return bytes of a module's parameters and buffers, shared ones once."""
     return sum(tensor.numel() * tensor.element_size() for tensor in (*module.parameters(), *module.buffers()))
 
 
 def _step_bytes(module: Any, item_size: int) -> int:
-    """A bound on one step's activations: a few of the widest rows per token of the budget, and the streams' logits."""
+    """Return a bound on one step's activations: a few of the widest rows per token of the budget, and the streams' logits."""
     vocabulary = int(module.get_input_embeddings().weight.shape[0])
     shapes = [weight.shape[-2:] for weight in module.parameters() if weight.dim() > 1]
     widest = max((max(shape) for shape in shapes if vocabulary not in shape), default=0)
@@ -87,7 +87,7 @@ def _step_bytes(module: Any, item_size: int) -> int:
 
 
 def kv_shape(module: Any) -> tuple[KvShape, str]:
-    """The KV shape of a model on the meta device, and where it comes from (:attr:`ModelSize.kv_source`).
+    """Return the KV shape of a model on the meta device, and where it comes from (:attr:`ModelSize.kv_source`).
 
     Every layer's keys and values are seen in one pass without data. A model whose code needs data, or whose layers do not
     attend through transformers' interface, counts with the heads and width of its configuration. Raises UnsupportedAttention
@@ -112,7 +112,7 @@ def kv_shape(module: Any) -> tuple[KvShape, str]:
 
 
 def _configured(text: Any) -> tuple[int, int]:
-    """(heads, width) of keys and values by a configuration. Raises UnsupportedAttention when it names none."""
+    """Return (heads, width) of keys and values by a configuration. Raises UnsupportedAttention when it names none."""
     heads = getattr(text, "num_attention_heads", None)
     if not isinstance(heads, int) or heads < 1:
         raise UnsupportedAttention("its configuration names no attention heads")
@@ -121,7 +121,7 @@ def _configured(text: Any) -> tuple[int, int]:
 
 
 class _ShapeRecorder:
-    """Takes the place of the attention for one pass, to see (heads, width) of each layer's keys and values."""
+    """Stands in for the attention during one pass, and records (heads, width) of each layer's keys and values."""
 
     def __init__(self) -> None:
         self.keys: dict[int, tuple[int, int]] = {}
@@ -138,7 +138,7 @@ class _ShapeRecorder:
 
 
 def check_device(name: str) -> str:
-    """The device's full name (``cuda`` is ``cuda:0``). Raises InvalidRequest, which names what there is, without it."""
+    """Return the device's full name (``cuda`` is ``cuda:0``). Raises InvalidRequest, which names what there is, without it."""
     full = "cuda:0" if ModelOptions("", device=name).checked().device == "cuda" else name
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     there = ["cpu", *(f"cuda:{index}" for index in range(cuda))]
@@ -148,5 +148,5 @@ def check_device(name: str) -> str:
 
 
 def available_bytes(device: str) -> int:
-    """Bytes of memory that a process can still take on a device."""
+    """Return bytes of memory that a process can still take on a device."""
     return available_host_bytes() if device == "cpu" else int(torch.cuda.mem_get_info(device)[0])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def available_host_bytes(root: Path = Path("/")) -> int:
-    """The kernel's MemAvailable, or less where a control group (version 1 or 2) allows less. ``root`` is for tests.
+    """Return the kernel's MemAvailable, or less where a control group (version 1 or 2) allows less. ``root`` is for tests.
 
     Systems without /proc (macOS) do not say what is available: there it is the machine's memory.
     """
@@ -27,7 +27,7 @@ def _mem_available(root: Path) -> int:
 
 
 def _group_rooms(root: Path) -> Iterator[int]:
-    """What each control group above this process has left. Page cache that can be dropped at once counts as free."""
+    """Yield the bytes that each control group above this process has left. Page cache that can be dropped counts as free."""
     groups = root / "proc/self/cgroup"
     for line in groups.read_text().splitlines() if groups.exists() else ():
         _, controllers, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""How many threads and KV pages to use when nobody says."""
+"""Defaults for the numbers of threads and KV pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAST_PAGES = 16
 
 
 def default_threads(module: nn.Module) -> int:
-    """One thread for a small model, where more of them bring little; else every core but one.
+    """Return one thread for a small model, where more of them bring little; else every core but one.
 
     Threads wait for the slowest of them in every product: with a thread on every core, a busy neighbour (the gateway, a
     program) makes a step many times slower. Measured in docs/benchmarks.md; not at load, when the machine is still idle.
@@ -27,12 +27,13 @@ def default_threads(module: nn.Module) -> int:
 
 
 def kv_budget(device: str, free: int) -> int:
-    """Bytes for the KV pages of a device with ``free`` bytes: on the CPU half of them, at most 1 GiB; elsewhere nearly all,
-    because what steps need was measured and is not among them.
+    """Return the bytes for the KV pages of a device with ``free`` bytes: on the CPU half of them, at most 1 GiB.
+
+    Elsewhere nearly all, because what steps need was measured and is not among them.
     """
     return min(int(free * KV_SHARE), CPU_KV_BYTES) if device == "cpu" else int(free * DEVICE_KV_SHARE)
 
 
 def default_pages(page_bytes: int, max_context: int, page_size: int, budget: int) -> int:
-    """Enough for STREAMS full contexts, within ``budget`` bytes, but never fewer than LEAST_PAGES."""
+    """Return pages enough for STREAMS full contexts, within ``budget`` bytes, but never fewer than LEAST_PAGES."""
     return max(LEAST_PAGES, min(STREAMS * -(-max_context // page_size), budget // page_bytes))

@@ -21,14 +21,16 @@ class LoraBank:
     """Adapters by key, in the model's dtype, applied on the way through the model that ``run`` is."""
 
     def __init__(self, run: ModelPass, model: nn.Module, kv: KvShape) -> None:
-        self._way: Adaptable = AdaptableFused(run, model) if isinstance(run, FusedPass) else AdaptablePlain(model, kv)
+        self._adaptable: Adaptable = (
+            AdaptableFused(run, model) if isinstance(run, FusedPass) else AdaptablePlain(model, kv)
+        )
         self._like: Tensor = next(model.parameters())
         self._loaded: dict[str, Lora] = {}
 
     @torch.inference_mode()
     def load(self, key: str, files: AdapterFiles) -> AdapterSize:
         """Read an adapter and keep it. Raises InvalidRequest that names what does not fit."""
-        lora = read_lora(files, self._way.sites, self._like)
+        lora = read_lora(files, self._adaptable.modules, self._like)
         self._loaded[key] = lora
         return AdapterSize(max(len(pair.down) for pair in lora.values()), sum(pair.bytes for pair in lora.values()))
 
@@ -37,7 +39,7 @@ class LoraBank:
         del self._loaded[key]
 
     def select(self, spans: Sequence[Span]) -> ModelPass | None:
-        """The pass for a batch in which some sequences have an adapter; None when none has."""
+        """Return the pass for a batch in which some sequences have an adapter; None when none has."""
         if not self._loaded:
             return None
         rows: dict[str, list[int]] = {}
@@ -47,7 +49,7 @@ class LoraBank:
         if not rows:
             return None
         total = sum(span.count for span in spans)
-        return self._way.over([self._part(key, where, total) for key, where in rows.items()])
+        return self._adaptable.with_adapters([self._part(key, where, total) for key, where in rows.items()])
 
     def _part(self, key: str, rows: list[int], total: int) -> AdapterRows:
         everything = len(rows) == total

@@ -40,7 +40,7 @@ Names = str | list[str] | None
 
 
 class _Fields(msgspec.Struct):
-    """The fields that are applied."""
+    """The fields of the configuration that are applied."""
 
     peft_type: str
     target_modules: Names = None
@@ -65,7 +65,7 @@ class AdapterFiles:
 
     @classmethod
     def read(cls, folder: Path) -> AdapterFiles:
-        """The files of an operator's folder. Raises NotFound, or InvalidRequest when the weights are a pickle."""
+        """Return the files of an operator's folder. Raises NotFound, or InvalidRequest when the weights are a pickle."""
         if not (folder / CONFIG).is_file():
             raise NotFound(f"no adapter in {folder}: there is no {CONFIG}")
         if not (folder / WEIGHTS).is_file():
@@ -75,7 +75,7 @@ class AdapterFiles:
         return cls((folder / CONFIG).read_bytes(), (folder / WEIGHTS).read_bytes(), trusted=True)
 
     def digest(self) -> str:
-        """A hash of both files, 16 hexadecimal digits."""
+        """Return a hash of both files, 16 hexadecimal digits."""
         digest = hashlib.sha256(len(self.config).to_bytes(8, "little") + self.config)
         digest.update(self.weights)
         return digest.hexdigest()[:16]
@@ -101,14 +101,14 @@ class Patterns(Generic[T]):
         self.expressions = [key for key in values if not PLAIN_NAME.fullmatch(key)]
 
     def find(self, module: str, default: T) -> T:
-        """The value for a module."""
+        """Return the value for a module."""
         found = [end for end in ends_of(module) if end in self._order]
         found += [key for key in self.expressions if re.match(rf"(.*\.)?({key})$", module)]
         return self.values[min(found, key=self._order.__getitem__)] if found else default
 
 
 def ends_of(module: str) -> set[str]:
-    """``a.b.c``, ``b.c`` and ``c``."""
+    """Return every end of a path: of ``a.b.c`` that is ``a.b.c``, ``b.c`` and ``c``."""
     parts = module.split(".")
     return {".".join(parts[first:]) for first in range(len(parts))}
 
@@ -154,7 +154,7 @@ class LoraConfig:
         return config
 
     def names(self, module: str) -> bool:
-        """Whether the adapter is meant for a module of this path."""
+        """True if the adapter is meant for a module of this path."""
         if _listed(self.excluded, module) or not _listed(self.targets, module):
             return False
         if self.layers is None or isinstance(self.targets, str):
@@ -163,16 +163,16 @@ class LoraConfig:
         return layer is not None and int(layer[1]) in self.layers
 
     def rank_of(self, module: str) -> int:
-        """The rank at a module."""
+        """Return the rank at a module."""
         return self.ranks.find(module, self.rank)
 
     def scaling_of(self, module: str) -> float:
-        """What B @ A is multiplied by at a module."""
+        """Return what B @ A is multiplied by at a module."""
         rank, alpha = self.rank_of(module), self.alphas.find(module, self.alpha)
         return alpha / math.sqrt(rank) if self.rslora else alpha / rank
 
     def _check_patterns(self, trusted: bool) -> None:
-        """Regular expressions of strangers are not evaluated: one that backtracks would stop the engine for everybody."""
+        """Raise InvalidRequest for a regular expression in an untrusted file: one that backtracks would stop the engine."""
         patterns = {"target_modules": self.targets, "exclude_modules": self.excluded}
         patterns |= {f"a key of rank_pattern, {key!r},": key for key in self.ranks.expressions}
         patterns |= {f"a key of alpha_pattern, {key!r},": key for key in self.alphas.expressions}
@@ -188,7 +188,7 @@ class LoraConfig:
 
 
 def _check(fields: _Fields, raw: Mapping[str, Any]) -> None:
-    """Refuse what is not applied here."""
+    """Raise InvalidRequest for an option that is not applied here."""
     if fields.peft_type != "LORA":
         raise InvalidRequest(f"{CONFIG}: peft_type {fields.peft_type!r} is not supported, only LORA")
     if fields.bias != "none":
@@ -216,7 +216,7 @@ def _layers(value: int | list[int] | None) -> frozenset[int] | None:
 
 
 def _listed(names: str | frozenset[str], module: str) -> bool:
-    """PEFT's rule: a text is a regular expression for the whole path, a list holds paths or their ends."""
+    """True if ``names`` hold the module: a text is a regular expression for the whole path, a list holds paths or ends."""
     if isinstance(names, str):
         return names == ALL_LINEAR or (bool(names) and re.fullmatch(names, module) is not None)
     return not names.isdisjoint(ends_of(module))

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from inferd_runtime.models.lora.rows import AdapterRows, LoraDelta, changes_of
-from inferd_runtime.models.lora.tensors import NOT_EVERY_ROW, Sites, linear_modules
+from inferd_runtime.models.lora.tensors import NOT_EVERY_ROW, LinearModules, linear_modules
 from inferd_runtime.models.passes.fused import FusedLayer, FusedPass
 from inferd_runtime.models.passes.plain import ModelPass
 from inferd_runtime.models.passes.products import Product
@@ -41,22 +41,22 @@ class AdaptableFused:
         linear = linear_modules(model)
         self._places = [_places(linear, f"model.layers.{index}.") for index in range(len(run.layers))]
         usable = {place.module: _widths(linear[place.module]) for layer in self._places for place in layer}
-        self.sites = Sites(usable, {name: NOT_EVERY_ROW for name in linear if name not in usable})
+        self.modules = LinearModules(usable, {name: NOT_EVERY_ROW for name in linear if name not in usable})
 
-    def over(self, parts: Sequence[AdapterRows]) -> ModelPass:
-        """The pass for one batch with these adapters."""
+    def with_adapters(self, parts: Sequence[AdapterRows]) -> ModelPass:
+        """Return the pass for one batch with these adapters."""
         pairs = zip(self._run.layers, self._places, strict=True)
         return self._run.with_layers([_adapt(layer, places, parts) for layer, places in pairs])
 
 
 def _widths(module: nn.Module) -> tuple[int, int]:
-    """(inputs, outputs). Not from the weight, which a module whose product is packed has let go of."""
+    """Return (inputs, outputs). Not from the weight, which a module whose product is packed has let go of."""
     assert isinstance(module, nn.Linear)
     return module.in_features, module.out_features
 
 
 def _places(linear: dict[str, nn.Module], path: str) -> list[OutputColumns]:
-    """Every module of the layer at ``path``."""
+    """Return where the output of every module of the layer at ``path`` stands."""
     places: list[OutputColumns] = []
     for product, ends in PRODUCTS.items():
         names = [path + end for end in ends]

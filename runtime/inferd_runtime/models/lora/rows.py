@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from inferd_runtime.models.lora.tensors import Lora, LoraPair, Sites, plain_sites
+from inferd_runtime.models.lora.tensors import LinearModules, Lora, LoraPair, plain_modules
 from inferd_runtime.models.passes.plain import ModelPass, PlainPass
 from inferd_runtime.models.passes.step_layout import StepLayout
 from inferd_runtime.models.shape import KvShape
@@ -42,22 +42,22 @@ class LoraDelta:
 
 
 def changes_of(parts: Sequence[AdapterRows], name: str, first: int = 0) -> Iterator[LoraDelta]:
-    """What the adapters of a batch add at one module, whose columns start at ``first``."""
+    """Yield what the adapters of a batch add at one module, whose columns start at ``first``."""
     for part in parts:
         if name in part.lora:
             yield LoraDelta(part.lora[name], part.rows, first)
 
 
 class Adaptable(Protocol):
-    """A way through a model that adapters can be applied on."""
+    """A pass that adapters can be applied to."""
 
     @property
-    def sites(self) -> Sites:
+    def modules(self) -> LinearModules:
         """The modules that may carry LoRA."""
         ...
 
-    def over(self, parts: Sequence[AdapterRows]) -> ModelPass:
-        """The pass for one batch with these adapters. It is dropped with the batch."""
+    def with_adapters(self, parts: Sequence[AdapterRows]) -> ModelPass:
+        """Return the pass for one batch with these adapters. It is dropped with the batch."""
         ...
 
 
@@ -69,11 +69,11 @@ class AdaptablePlain:
         self._kv = kv
 
     @cached_property
-    def sites(self) -> Sites:
+    def modules(self) -> LinearModules:
         """See :class:`Adaptable`. Found out by one pass over a few tokens."""
-        return plain_sites(self._model, self._kv)
+        return plain_modules(self._model, self._kv)
 
-    def over(self, parts: Sequence[AdapterRows]) -> ModelPass:
+    def with_adapters(self, parts: Sequence[AdapterRows]) -> ModelPass:
         """See :class:`Adaptable`."""
         return _HookedPass(self._model, parts)
 

@@ -47,14 +47,14 @@ Lora = Mapping[str, LoraPair]
 
 
 @dataclass(frozen=True, slots=True)
-class Sites:
+class LinearModules:
     """The linear modules of a model: ``usable`` ones may carry LoRA, (inputs, outputs) by path; ``others`` cannot, and why."""
 
     usable: Mapping[str, tuple[int, int]]
     others: Mapping[str, str]
 
     def check(self, name: str) -> tuple[int, int]:
-        """The widths of a usable module. Raises InvalidRequest."""
+        """Return the widths of a usable module. Raises InvalidRequest."""
         if name not in self.usable:
             why = self.others.get(name, "this model has no such linear module")
             raise InvalidRequest(f"{WEIGHTS}: module {name!r}: {why}")
@@ -62,23 +62,23 @@ class Sites:
 
 
 def linear_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Linear modules by path: nn.Linear and transformers' Conv1D. Subclasses may compute something else."""
+    """Return linear modules by path: nn.Linear and transformers' Conv1D. Subclasses may compute something else."""
     return {name: part for name, part in model.named_modules() if type(part) in (nn.Linear, Conv1D)}
 
 
-def plain_sites(model: nn.Module, kv: KvShape) -> Sites:
-    """The sites of the plain pass: linear modules that run once per pass on every row of the batch, in order.
+def plain_modules(model: nn.Module, kv: KvShape) -> LinearModules:
+    """Return the modules of the plain pass: linear modules that run once per pass on every row of the batch, in order.
 
     Experts, which see some rows only, and the output head, which sees the wanted rows only, are none.
     """
     linear = linear_modules(model)
     counts = _trace(model, kv, linear)
     usable = {name: _widths(part) for name, part in linear.items() if counts[name] == [PROBE_TOKENS]}
-    return Sites(usable, {name: NOT_EVERY_ROW for name in linear if name not in usable})
+    return LinearModules(usable, {name: NOT_EVERY_ROW for name in linear if name not in usable})
 
 
 def _widths(module: nn.Module) -> tuple[int, int]:
-    """(inputs, outputs): transformers' Conv1D keeps its weight as [in, out], Linear as [out, in]."""
+    """Return (inputs, outputs): transformers' Conv1D keeps its weight as [in, out], Linear as [out, in]."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     return (weight.shape[0], weight.shape[1]) if isinstance(module, Conv1D) else (weight.shape[1], weight.shape[0])
@@ -86,7 +86,7 @@ def _widths(module: nn.Module) -> tuple[int, int]:
 
 @torch.inference_mode()
 def _trace(model: nn.Module, kv: KvShape, linear: Mapping[str, nn.Module]) -> dict[str, list[int]]:
-    """How many rows each linear module saw, call by call, in one pass over PROBE_TOKENS tokens."""
+    """Return how many rows each linear module saw, call by call, in one pass over PROBE_TOKENS tokens."""
     counts: dict[str, list[int]] = {name: [] for name in linear}
 
     def note(name: str, inputs: Tensor) -> None:
@@ -116,8 +116,8 @@ def _probe_pass(model: nn.Module, kv: KvShape) -> None:
     PlainPass(model)(at, at, lay_out(batch, keys, values, PROBE_TOKENS), at[:1])
 
 
-def read_lora(files: AdapterFiles, sites: Sites, like: Tensor) -> Lora:
-    """The adapter's weights in the dtype and on the device of ``like``.
+def read_lora(files: AdapterFiles, modules: LinearModules, like: Tensor) -> Lora:
+    """Return the adapter's weights in the dtype and on the device of ``like``.
 
     Raises InvalidRequest that names the option, the tensor or the module that does not fit.
     """
@@ -128,17 +128,17 @@ def read_lora(files: AdapterFiles, sites: Sites, like: Tensor) -> Lora:
         tensors = load_tensors(files.weights)
     except SafetensorError as error:
         raise InvalidRequest(f"{WEIGHTS}: {error}") from None
-    found = {module: _read_pair(tensors, module, sites.check(module), config) for module in _modules(tensors)}
+    found = {module: _read_pair(tensors, module, modules.check(module), config) for module in _modules(tensors)}
     if not found:
         raise InvalidRequest(f"{WEIGHTS} holds no weights")
-    for name in (*sites.usable, *sites.others):
-        if config.names(name) and name not in found and (config.targets != ALL_LINEAR or name in sites.usable):
+    for name in (*modules.usable, *modules.others):
+        if config.names(name) and name not in found and (config.targets != ALL_LINEAR or name in modules.usable):
             raise InvalidRequest(f"{WEIGHTS}: target_modules names {name!r}, and there are no weights for it")
-    return {name: _settle(pair, config.scaling_of(name), name, like) for name, pair in found.items()}
+    return {name: _scaled(pair, config.scaling_of(name), name, like) for name, pair in found.items()}
 
 
 def _modules(tensors: Mapping[str, Tensor]) -> list[str]:
-    """The paths of the modules that have weights. Raises InvalidRequest for a tensor that is neither an A nor a B."""
+    """Return the paths of the modules that have weights. Raises InvalidRequest for a tensor that is neither an A nor a B."""
     modules: dict[str, None] = {}
     for key in sorted(tensors):
         if not key.startswith(PREFIX) or not key.endswith((DOWN, UP)):
@@ -150,7 +150,7 @@ def _modules(tensors: Mapping[str, Tensor]) -> list[str]:
 def _read_pair(
     tensors: Mapping[str, Tensor], module: str, site: tuple[int, int], config: LoraConfig
 ) -> tuple[Tensor, Tensor]:
-    """A [r, in] and B [out, r] of a module, checked."""
+    """Return A [r, in] and B [out, r] of a module, checked."""
     if not config.names(module):
         raise InvalidRequest(f"{WEIGHTS} holds weights for {module!r}, which target_modules does not name")
     rank = config.rank_of(module)
@@ -169,8 +169,8 @@ def _read_pair(
     return pair[0], pair[1]
 
 
-def _settle(pair: tuple[Tensor, Tensor], scaling: float, module: str, like: Tensor) -> LoraPair:
-    """The pair as it is served. Not finite is also what overflows the model's dtype."""
+def _scaled(pair: tuple[Tensor, Tensor], scaling: float, module: str, like: Tensor) -> LoraPair:
+    """Return the pair in the model's dtype, scaled. Raises InvalidRequest if it is not finite or overflows that dtype."""
     down = pair[0].to(like.device, like.dtype)
     up = (pair[1].to(like.device, torch.float32) * scaling).to(like.dtype)
     if not (torch.isfinite(down).all() and torch.isfinite(up).all()):

@@ -50,7 +50,7 @@ class Group:
     masks: dict[tuple[int | None, int | None, int], Tensor | None] = field(default_factory=dict)
 
     def mask(self, rule: AttentionRule, repeat: int, dtype: torch.dtype) -> Tensor | None:
-        """[B, 1, repeat * q, L], or [B, 1, 1, L] for one query each: 0 for the keys that a query sees, else -inf.
+        """Return [B, 1, repeat * q, L], or [B, 1, 1, L] for one query each: 0 for the keys that a query sees, else -inf.
 
         None where every query sees all. Computed once per step for the layers of a kind.
         """
@@ -88,7 +88,7 @@ class Scratch:
         self._flat: dict[str, Tensor] = {}
 
     def take(self, name: str, like: Tensor, rows: int) -> Tensor:
-        """Uninitialised [rows, ...], the rest of the shape, dtype and device as ``like``. Valid until taken again."""
+        """Return uninitialised memory [rows, ...], other sizes, dtype and device as ``like``. Valid until taken again."""
         size = rows * like[0].numel()
         flat = self._flat.get(name)
         if flat is None or len(flat) < size or flat.dtype != like.dtype:
@@ -171,8 +171,9 @@ def lay_out(
 
 
 def filled_up(group: Group, multiple: int, page_size: int) -> Group:
-    """The group with masked keys behind its own up to a multiple, so that sums over them are added up in the same order
-    whatever their number.
+    """Return the group with masked keys behind its own up to a multiple.
+
+    Sums over them are then added up in the same order whatever their number.
     """
     length = -(-group.length // multiple) * multiple
     more = group.pages.new_zeros(len(group.pages), length // page_size - group.pages.shape[1])
@@ -182,14 +183,14 @@ def filled_up(group: Group, multiple: int, page_size: int) -> Group:
 
 
 def _placed(placement: Placement, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Key positions int64[L] and visibility bool[1, 1, q, L] of a sequence that stands alone."""
+    """Return key positions int64[L] and visibility bool[1, 1, q, L] of a sequence that stands alone."""
     return torch.from_numpy(placement.positions).to(device), torch.from_numpy(placement.visible).to(device)[None, None]
 
 
 def _grouped(batch: Batch) -> list[list[Span]]:
-    """Long chunks and explicit placements alone; short ones together.
+    """Return the spans in groups: long chunks and explicit placements alone, short ones together.
 
-    That is, when both their counts and their key lengths are alike: the longest is less than four times the shortest.
+    Spans share a group if their counts and their key lengths are alike: the longest is less than four times the shortest.
     """
     groups: dict[object, list[Span]] = {}
     longest = max(span.start + span.count for span in batch.spans)
@@ -237,7 +238,7 @@ def _group(spans: Sequence[Span], positions: Tensor, page_size: int, device: tor
 
 
 def _page_rows(spans: Sequence[Span], counts: Ids) -> Ids:
-    """The first ``counts[i]`` pages of each span, filled up with page 0: int64[B, P]."""
+    """Return the first ``counts[i]`` pages of each span, filled up with page 0: int64[B, P]."""
     used = np.arange(counts.max()) < counts[:, None]
     rows = np.zeros(used.shape, np.int64)
     flat = chain.from_iterable(span.pages[:count] for span, count in zip(spans, counts.tolist(), strict=True))
@@ -246,14 +247,14 @@ def _page_rows(spans: Sequence[Span], counts: Ids) -> Ids:
 
 
 def _contiguous(pages: Sequence[int], length: int, page_size: int) -> tuple[int, int] | None:
-    """The slot range of pages that follow each other."""
+    """Return the slot range of pages that follow each other."""
     if pages[-1] - pages[0] != len(pages) - 1 or any(b - a != 1 for a, b in pairwise(pages)):
         return None
     return pages[0] * page_size, pages[0] * page_size + length
 
 
 def _row_order(groups: Sequence[Group], batch: Batch) -> Tensor | None:
-    """Where each batch row stands in the groups' concatenated outputs; None when it is the identity."""
+    """Return where each batch row stands in the groups' concatenated outputs; None when it is the identity."""
     if len(groups) == 1 and groups[0].in_order:
         return None
     flat = torch.cat([group.rows.reshape(-1) for group in groups])
@@ -264,7 +265,7 @@ def _row_order(groups: Sequence[Group], batch: Batch) -> Tensor | None:
 
 
 def _write(cache: Tensor, slots: Tensor, states: Tensor) -> None:
-    """Rows [T, Hkv, D] into a cache, which may be narrower than they are."""
+    """Write rows [T, Hkv, D] to a cache, which may be narrower than they are."""
     rows = cache.view(-1, *cache.shape[2:])
     if cache.dtype == FP8:
         # As bytes: float8 has few operations of its own.
@@ -273,7 +274,7 @@ def _write(cache: Tensor, slots: Tensor, states: Tensor) -> None:
 
 
 def _attend(group: Group, query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule, scratch: Scratch) -> Tensor:
-    """One group's attention: [B, q, H, Dv]. Grouped query heads become more queries of their key head."""
+    """Return one group's attention: [B, q, H, Dv]. Grouped query heads become more queries of their key head."""
     k, v = (_read(group, cache, scratch, name) for cache, name in ((keys, "keys"), (values, "values")))
     if k.dtype == FP8:
         k, v = k.to(query.dtype), v.to(query.dtype)
@@ -290,7 +291,7 @@ def _attend(group: Group, query: Tensor, keys: Tensor, values: Tensor, rule: Att
 
 
 def _read(group: Group, cache: Tensor, scratch: Scratch, name: str) -> Tensor:
-    """The group's keys or values as [B, Hkv, L, D]: a view when the pages are contiguous, else a gathered copy."""
+    """Return the group's keys or values as [B, Hkv, L, D]: a view when the pages are contiguous, else a gathered copy."""
     if group.inplace is not None:
         start, end = group.inplace
         return cache.view(-1, *cache.shape[2:])[start:end].transpose(0, 1)[None]
@@ -318,7 +319,7 @@ def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rul
 
 
 def _fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
-    """PyTorch's own. On the CPU its small products take four rows faster than three (measured: by a third)."""
+    """Attend by PyTorch's own. On the CPU its small products take four rows faster than three (measured: by a third)."""
     rows = q.shape[2]
     if rows % 4 == 3 and q.device.type == "cpu" and (mask is None or mask.shape[2] == 1):
         q = pad(q, (0, 0, 0, 1))
@@ -326,7 +327,7 @@ def _fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scali
 
 
 def _sink_column(sinks: Tensor, scores: Tensor) -> Tensor:
-    """sinks [H] as one more column of scores [B, Hkv, H / Hkv * q, L], whose rows run over the head's group, then q."""
+    """Return sinks [H] as one more column of scores [B, Hkv, H / Hkv * q, L], whose rows run over the head's group, then q."""
     batch, shared, rows, _ = scores.shape
     group = len(sinks) // shared
     column = sinks.to(scores.dtype).view(1, shared, group, 1).expand(batch, -1, -1, rows // group)

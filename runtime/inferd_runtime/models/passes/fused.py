@@ -96,7 +96,7 @@ class FusedPass:
 
 
 def fuse(module: nn.Module, kv: KvShape, rules: Sequence[AttentionRule]) -> ModelPass | None:
-    """The fused pass of a model that is known here and gives the same logits; None otherwise."""
+    """Return the fused pass of a model that is known here and gives the same logits; None otherwise."""
     config: Any = module.config
     if config.model_type not in FAMILIES or config.hidden_act != "silu" or any(rule.softcap for rule in rules):
         return None
@@ -155,7 +155,7 @@ def _pack_layer(fused: FusedLayer, layer: Any) -> FusedLayer:
 
 
 def _packed(product: Product, owners: Sequence[Any]) -> Product:
-    """The product with its weight packed where that helps; its owners then let go of theirs, so that it is held once."""
+    """Return the product with its weight packed where that helps; its owners then let go of theirs, so that it is held once."""
     packed = pack(product.weight, product.bias) if isinstance(product, DenseProduct) else None
     if packed is None:
         return product
@@ -165,13 +165,13 @@ def _packed(product: Product, owners: Sequence[Any]) -> Product:
 
 
 def _pack_head(model: Any) -> Product:
-    """The head. One that is tied to the embedding is held twice, because the embedding is read row by row."""
+    """Return the head. One that is tied to the embedding is held twice, because the embedding is read row by row."""
     tied = model.lm_head.weight is model.model.embed_tokens.weight
     return _packed(DenseProduct(model.lm_head.weight), () if tied else (model.lm_head,))
 
 
 def _joined(projections: Sequence[Any]) -> Tensor:
-    """The weights one below the other; the modules' own weights become views of it, so that nothing is held twice."""
+    """Return the weights one below the other; the modules' own weights become views of it, so that nothing is held twice."""
     joined = torch.cat([projection.weight.data for projection in projections])
     first = 0
     for projection in projections:
@@ -186,7 +186,7 @@ def _head_norm(norms: Sequence[Any], heads: Sequence[int]) -> Tensor:
 
 @torch.inference_mode()
 def agree(one: ModelPass, other: ModelPass, kv: KvShape, like: Tensor) -> bool:
-    """Whether two passes give the same logits on random tokens: in float32 to a tolerance relative to the largest one.
+    """True if two passes give the same logits on random tokens: in float32 to a tolerance relative to the largest one.
 
     In narrower types two exact ways through a deep model differ by rounding alone, as much as they differ from float32
     (measured: 2 % of the largest logit behind 16 layers), so most rows must agree to a share of their spread.

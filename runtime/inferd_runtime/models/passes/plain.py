@@ -22,7 +22,7 @@ class ModelPass(Protocol):
     """One forward pass from token ids to logits."""
 
     def __call__(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
-        """``tokens`` and ``positions`` int64[T], ``rows`` int64[R]: the logits [R, V] of those rows.
+        """Return the logits [R, V] of ``rows`` int64[R], of ``tokens`` and ``positions`` int64[T].
 
         Leaves hidden states in ``layout.hidden`` where ``layout.hidden_rows`` asks for them.
         """

@@ -100,14 +100,14 @@ class PackedProduct:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether packing this weight is possible here, and worth it."""
+    """True if packing this weight is possible here, and worth it."""
     fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= PACKED_FROM
     return fits and torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 @torch.inference_mode()
 def pack(weight: Tensor, bias: Tensor | None = None) -> PackedProduct | None:
-    """The packed product of a weight, if it can be packed and multiplies as the dense one does."""
+    """Return the packed product of a weight, if it can be packed and multiplies as the dense one does."""
     if not can_pack(weight):
         return None
     product = PackedProduct(weight, bias)
