@@ -289,10 +289,11 @@ def test_a_name_of_the_server_is_taken(caller: DirectSession, model: ServedModel
 
 def test_a_generation_that_does_not_start_keeps_nothing(caller: DirectSession) -> None:
     load(caller, "a")
-    with pytest.raises(p.InvalidRequest):
-        caller.call(p.StartGenerate(caller.text(PROMPT), adapter="a", max_tokens=0))
-    with pytest.raises(p.InvalidRequest):
-        caller.call(p.Forward(caller.text(PROMPT), [65], at=[3], adapter="a"))
+    drafts = p.SpeculationSettings(["draft_model"])
+    with pytest.raises(p.NotFound, match="no draft model"):
+        caller.call(p.StartGenerate(caller.text(PROMPT), adapter="a", system_speculation=True, speculation=drafts))
+    with pytest.raises(p.InvalidRequest, match="positions"):
+        caller.call(p.Forward(caller.text(PROMPT), [65], positions=[1 << 20], adapter="a"))
     caller.call(p.DropAdapter("a"))
     driver = caller.engine.driver
     assert isinstance(driver, NullDriver)

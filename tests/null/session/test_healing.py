@@ -136,9 +136,9 @@ def test_left_early_the_prompt_is_whole_again(caller: DirectSession) -> None:
 
 
 def test_a_generation_that_cannot_start_leaves_the_prompt(caller: DirectSession) -> None:
-    context = caller.text(PROMPT)
-    with pytest.raises(p.InvalidRequest, match="max_tokens"):
-        caller.call(p.StartGenerate(context, max_tokens=0, heal=True))
+    context, drafts = caller.text(PROMPT), p.SpeculationSettings(["draft_model"])
+    with pytest.raises(p.NotFound, match="no draft model"):
+        caller.call(p.StartGenerate(context, heal=True, system_speculation=True, speculation=drafts))
     with pytest.raises(p.ConstraintError):
         caller.call(p.StartGenerate(context, heal=True, constraint=p.ConstraintSpec("regex", value="(")))
     assert caller.tokens(context) == list(PROMPT.encode())
