@@ -173,6 +173,7 @@ def host_callbacks(current: Callable[[], HostCalls | None]) -> dict[str, Any]:
 
 
 def link(engine: Engine, component: Component, callbacks: dict[str, Any]) -> Linker:
+    """Return a linker that gives guests the callbacks of :func:`host_callbacks`, and WASI for the rest."""
     linker = Linker(engine)
     linker.allow_shadowing = True
     linker.add_wasip2()
