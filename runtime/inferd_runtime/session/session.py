@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 
 from inferd import protocol as p
+from inferd_grammar import GrammarFailure
+from inferd_runtime.engine.jobs.boundary import typed_error
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.cycles import CycleFeed
@@ -66,8 +68,8 @@ class Session:
             if handler is None:
                 raise p.InvalidRequest(f"{type(request).op!r} is not available here")
             handler(self._state, Call(ticket, request, respond))
-        except p.InferdError as error:
-            respond(error)
+        except (p.InferdError, GrammarFailure) as error:
+            respond(typed_error(error))
 
     def cancel(self, ticket: int) -> None:
         """Answer a waiting request with Cancelled. One that is already answered is left alone."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from inferd import protocol as p
 from inferd_runtime.engine.adapters import AdapterLease
+from inferd_runtime.engine.jobs.boundary import typed_error
 from inferd_runtime.engine.jobs.generation import Generation
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.sampling.probes import check_vocabulary
@@ -226,7 +227,5 @@ def guarded(reply: Callable[..., Any], *arguments: Any) -> Any:
     """Return what ``reply`` returns, or the error it raised: for answers outside of a request handler."""
     try:
         return reply(*arguments)
-    except p.InferdError as error:
-        return error
     except Exception as error:  # noqa: BLE001 - the boundary of one request: the engine serves others, too
-        return p.InternalError(f"the engine failed on this request: {error!r}")
+        return typed_error(error)

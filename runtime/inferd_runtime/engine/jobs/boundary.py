@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from inferd.protocol import InferdError, InternalError
+from inferd.protocol import ConstraintError, InferdError, InternalError
+from inferd_grammar import GrammarFailure
+from inferd_grammar.errors import DeadEnd
 from inferd_runtime.engine.job import Job
+
+
+def typed_error(error: Exception) -> InferdError:
+    """Return the error to report for an exception: itself if it is typed; a dead end of a grammar is a ConstraintError."""
+    if isinstance(error, InferdError):
+        return error
+    if isinstance(error, DeadEnd):
+        return ConstraintError(f"the constraint leaves no token to go on with: {error}")
+    if isinstance(error, GrammarFailure):
+        return InternalError(f"the grammar matcher failed: {error}")
+    return InternalError(f"the engine failed on this request: {error!r}")
 
 
 class JobBoundary:
@@ -25,8 +38,6 @@ class JobBoundary:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if isinstance(error, InferdError):
-            self._job.fail(error)
-        elif isinstance(error, Exception):
-            self._job.fail(InternalError(f"the engine failed on this request: {error!r}"))
+        if isinstance(error, Exception):
+            self._job.fail(typed_error(error))
         return error is None or isinstance(error, Exception)

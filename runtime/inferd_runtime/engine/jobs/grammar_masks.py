@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import takewhile
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
-from inferd.protocol import ConstraintError, InternalError
-from inferd_grammar import GrammarFailure, GrammarMatcher, walk
+from inferd.protocol import ConstraintError
+from inferd_grammar import GrammarMatcher, walk
 from inferd_grammar.errors import DeadEnd
 from inferd_grammar.tokens import bit_mask
 from inferd_runtime.engine.sampling.host_sampling import Masks
 from inferd_runtime.models.batch import Seen
 from inferd_runtime.speculation.drafts import NO_DRAFT, ROOT, Draft
-
-
-@contextmanager
-def matcher_errors() -> Iterator[None]:
-    """Context manager: a dead end of the grammar becomes a ConstraintError, a broken matcher an InternalError."""
-    try:
-        yield
-    except DeadEnd as error:
-        raise ConstraintError(f"the constraint leaves no token to go on with: {error}") from error
-    except GrammarFailure as error:
-        raise InternalError(f"the grammar matcher failed: {error}") from error
-
 
 FORCED = "grammar"
 """The source of tokens that the grammar forces."""
@@ -100,7 +86,10 @@ class OfferedMask:
 
 
 class GrammarCursor:
-    """A grammar matcher at the end of the committed tokens, or further on while a draft is being verified."""
+    """A grammar matcher at the end of the committed tokens, or further on while a draft is being verified.
+
+    Its methods raise what the matcher raises: DeadEnd where the grammar leaves no token, GrammarFailure for a broken matcher.
+    """
 
     def __init__(self, matcher: GrammarMatcher, words: int, eos_tokens: Sequence[int]) -> None:
         self._matcher = matcher
@@ -109,15 +98,13 @@ class GrammarCursor:
 
     def forced(self) -> list[int]:
         """Return the tokens that the grammar forces, in its canonical split."""
-        with matcher_errors():
-            self._roll_back()
-            return self._matcher.forced_tokens()
+        self._roll_back()
+        return self._matcher.forced_tokens()
 
     def completed(self, draft: Draft, limit: int) -> Draft:
         """Return a chain followed by what the grammar forces after it."""
-        with matcher_errors():
-            self._roll_back()
-            forced = self._forced_after(draft.tokens)
+        self._roll_back()
+        forced = self._forced_after(draft.tokens)
         return draft.followed_by(forced[: limit - len(draft)], FORCED)
 
     def _forced_after(self, tokens: Sequence[int]) -> list[int]:
@@ -134,14 +121,13 @@ class GrammarCursor:
     def masks(self, draft: Draft) -> tuple[Draft, Masks]:
         """Walk the matcher along the draft, and return its legal part with the masks. See :class:`OutputMasks`."""
         masks = np.empty((len(draft) + 1, self._rest.shape[0]), np.int32)
-        with matcher_errors():
-            self._roll_back()
-            if draft.is_chain:
-                legal = walk(self._matcher, draft.tokens, masks)
-                self._walked = list(draft.tokens[:legal])
-                return draft.before(legal), masks[: legal + 1]
-            kept = self._walk_tree(draft, masks)
-            return draft.select(kept), masks[: len(kept) + 1]
+        self._roll_back()
+        if draft.is_chain:
+            legal = walk(self._matcher, draft.tokens, masks)
+            self._walked = list(draft.tokens[:legal])
+            return draft.before(legal), masks[: legal + 1]
+        kept = self._walk_tree(draft, masks)
+        return draft.select(kept), masks[: len(kept) + 1]
 
     def _walk_tree(self, draft: Draft, masks: Masks) -> list[int]:
         """Return the legal nodes. Between two nodes the matcher rolls back to their common ancestor."""
@@ -173,24 +159,22 @@ class GrammarCursor:
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Roll back to where the tokens leave the walked draft, and accept the rest of them."""
-        with matcher_errors():
-            common = sum(
-                1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._walked, tokens[:-1], strict=False))
-            )
-            self._matcher.rollback(len(self._walked) - common)
-            self._walked.clear()
-            rest = list(tokens[common:])
-            if self._matcher.accept(rest) != len(rest):
-                raise ConstraintError("the constraint leaves no token to go on with")
+        common = 0
+        while common < min(len(self._walked), len(tokens) - 1) and self._walked[common] == tokens[common]:
+            common += 1
+        self._matcher.rollback(len(self._walked) - common)
+        self._walked.clear()
+        rest = list(tokens[common:])
+        if self._matcher.accept(rest) != len(rest):
+            raise ConstraintError("the constraint leaves no token to go on with")
 
     def must_end(self) -> bool:
         """True if end-of-text is the only legal token."""
-        with matcher_errors():
-            # Cheap, and inside a text the answer: the mask is computed only where the text may end.
-            if not self._matcher.may_end():
-                return False
-            row = np.empty_like(self._rest)
-            self._matcher.fill(row)
+        # Cheap, and inside a text the answer: the mask is computed only where the text may end.
+        if not self._matcher.may_end():
+            return False
+        row = np.empty_like(self._rest)
+        self._matcher.fill(row)
         return not np.bitwise_and(row, self._rest).any()
 
     def _roll_back(self) -> None:

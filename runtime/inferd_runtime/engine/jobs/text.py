@@ -35,6 +35,8 @@ class TextAssembler:
 
     def feed(self, token: int) -> str:
         """Decode a token, and return the text that is certain now. Sets ``stopped`` if a stop string is complete."""
+        if not self._stops:
+            return self._decode(token)
         self._held += self._decode(token)
         found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
         if found:

@@ -9,7 +9,6 @@ import numpy as np
 from inferd import protocol as p
 from inferd.masks import pack_bits, worth_listing
 from inferd_grammar import Compiled, GrammarMatcher
-from inferd_runtime.engine.jobs.grammar_masks import matcher_errors
 from inferd_runtime.engine.sampling.host_sampling import allowed_tokens
 
 MAX_GRAMMARS = 64
@@ -34,8 +33,7 @@ class HeldMatcher:
     def mask(self) -> p.AllowedTokens:
         """Return the tokens that may come next. Raises InternalError if the matcher breaks."""
         row = np.empty(-(-self.vocab_size // 32), np.int32)
-        with matcher_errors():
-            self.matcher.fill(row)
+        self.matcher.fill(row)
         tokens = allowed_tokens(row, self.vocab_size)
         if worth_listing(len(tokens), row.nbytes):
             return p.AllowedTokens(tokens.tolist())
@@ -43,8 +41,7 @@ class HeldMatcher:
 
     def fork(self) -> HeldMatcher:
         """Return an independent copy in the same state."""
-        with matcher_errors():
-            return HeldMatcher(self.matcher.fork(), self.vocab_size)
+        return HeldMatcher(self.matcher.fork(), self.vocab_size)
 
 
 class HeldGrammars:

@@ -6,7 +6,6 @@ import base64
 
 from inferd import protocol as p
 from inferd_grammar import Compiled
-from inferd_runtime.engine.jobs.grammar_masks import matcher_errors
 from inferd_runtime.session.constraints.compile_call import when_compiled
 from inferd_runtime.session.constraints.held_grammars import HeldGrammar, HeldMatcher
 from inferd_runtime.session.generation.finished_text import checked_keywords
@@ -19,8 +18,7 @@ def compile_grammar(state: SessionState, call: Call) -> None:
     model = state.model(request.model)
 
     def opened(compiled: Compiled) -> p.CompiledGrammar:
-        with matcher_errors():
-            may_end = compiled.matcher().may_end()
+        may_end = compiled.matcher().may_end()
         handle = state.grammars.add_grammar(HeldGrammar(compiled, model.info.vocab_size))
         return p.CompiledGrammar(handle, may_end, checked_keywords(compiled))
 
@@ -44,8 +42,7 @@ def accept(state: SessionState, call: Call) -> None:
             raise_with="several calls",
         )  # fmt: skip
     opened = state.grammars.matcher(request.matcher)
-    with matcher_errors():
-        taken = opened.matcher.accept(request.tokens)
+    taken = opened.matcher.accept(request.tokens)
     call.respond(_state(request.matcher, opened, taken))
 
 
@@ -61,8 +58,7 @@ def rollback(state: SessionState, call: Call) -> None:
     opened = state.grammars.matcher(request.matcher)
     if not 0 <= request.count <= opened.matcher.depth:
         raise p.InvalidRequest(f"rollback of {request.count} tokens: the matcher holds {opened.matcher.depth}")
-    with matcher_errors():
-        opened.matcher.rollback(request.count)
+    opened.matcher.rollback(request.count)
     call.respond(_state(request.matcher, opened))
 
 
@@ -70,8 +66,7 @@ def forced(state: SessionState, call: Call) -> None:
     """Answer with the text and tokens that must come next."""
     request: p.GetForced = call.request
     matcher = state.grammars.matcher(request.matcher).matcher
-    with matcher_errors():
-        data, tokens = matcher.forced(), matcher.forced_tokens()
+    data, tokens = matcher.forced(), matcher.forced_tokens()
     call.respond(p.Forced(base64.b64encode(data).decode(), tokens))
 
 
@@ -90,9 +85,8 @@ def release(state: SessionState, call: Call) -> None:
 
 
 def _state(handle: int, opened: HeldMatcher, accepted: int = 0) -> p.MatcherState:
-    with matcher_errors():
-        matcher = opened.matcher
-        return p.MatcherState(handle, matcher.depth, matcher.may_end(), matcher.ended(), accepted)
+    matcher = opened.matcher
+    return p.MatcherState(handle, matcher.depth, matcher.may_end(), matcher.ended(), accepted)
 
 
 HANDLERS = {
