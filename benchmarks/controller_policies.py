@@ -121,7 +121,7 @@ class CostModel(Policy):
         return [len(draft.tokens) for draft in self.controller.allocate(drafts, shape, LENGTH * len(places))]
 
     def _draft(self, lane: int, place: Place) -> Draft:
-        if not place.match or not self._breakers[lane].allows(place.match):
+        if not place.match or not self._breakers[lane].try_draft(place.match):
             return NO_DRAFT
         return draft_of(self._survival[lane].chances(SOURCE, place.match, LENGTH))
 

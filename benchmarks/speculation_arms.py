@@ -17,7 +17,7 @@ from inferd import protocol as p
 from inferd_grammar import Compiled
 from inferd_runtime.draft_models.direct import DirectDrafts
 from inferd_runtime.draft_models.draft_host import DraftHost
-from inferd_runtime.draft_models.drafter import DraftLine
+from inferd_runtime.draft_models.drafter import DraftModelLink
 from inferd_runtime.draft_models.models import DraftModels, connect
 from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
 from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor
@@ -192,7 +192,7 @@ class SpeculationArm:
 def with_draft(served: ServedModel, drafting: ServedModel) -> ServedModel:
     """The target with a draft model that runs in the same thread, as an assistant model does."""
     host = DraftHost(drafting.engine, drafting.tokenizer.eos_tokens)
-    line = DraftLine(DirectDrafts(host), drafting.info.max_context)
+    line = DraftModelLink(DirectDrafts(host), drafting.info.max_context)
     vocabularies = [vocabulary_of(model.grammars.table) for model in (served, drafting)]
     return replace(served, drafts=DraftModels([connect(drafting.info.name, line, *vocabularies)]))
 

@@ -91,9 +91,9 @@ class Loop:
     def settle(self) -> None:
         """Wait until a draft thread has heard of all that was dropped, so that its pages can be counted."""
         for model in self.drafts._models:
-            if isinstance(model.line.transport, DraftThread):
+            if isinstance(model.link.transport, DraftThread):
                 heard = threading.Event()
-                model.line.transport._inbox.put(heard.set)
+                model.link.transport._inbox.put(heard.set)
                 assert heard.wait(SECONDS)
 
     @property
@@ -102,7 +102,7 @@ class Loop:
         return self.model.drafts
 
     def transport(self, name: str) -> object:
-        return self.drafts._models[self.drafts.names.index(name)].line.transport
+        return self.drafts._models[self.drafts.names.index(name)].link.transport
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The plain way to a draft model: in the caller's thread, answered before the request returns."""
+"""The plain transport to a draft model: in the caller's thread, answered before the request returns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inferd_runtime.draft_models.messages import AnswerCallback, AskDraft, Draft
 
 
 class DirectDrafts:
-    """The twin that the others are compared with. ``overlaps``: draft ahead all the same, as if there were time for it."""
+    """The reference for the other transports. ``overlaps``: draft ahead all the same, as if there were time for it."""
 
     def __init__(self, host: DraftHost, *, overlaps: bool = False) -> None:
         self.overlaps = overlaps
@@ -28,12 +28,12 @@ class DirectDrafts:
         self._host.drop(None, sequence)
 
     def poll(self) -> bool:
-        """Nothing is ever under way."""
+        """Return False, as no answer is ever outstanding."""
         return False
 
     @property
     def waits_on(self) -> Sequence[Pollable]:
-        """Nothing."""
+        """Empty."""
         return ()
 
     def close(self) -> None:

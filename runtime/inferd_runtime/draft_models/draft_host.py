@@ -1,4 +1,4 @@
-"""The draft model's side: an engine, and the sequences of all generations that it drafts for."""
+"""The draft model's side: an engine with the sequences of all generations that it drafts for."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MAX_SEQUENCES = 1024
 
 
 class DraftHost:
-    """Owned by the thread that steps the engine, which batches all sequences.
+    """Runs the draft model's engine, which batches all sequences. Owned by the thread that steps it.
 
-    A sequence belongs to a ``client`` and is known to it by a number. When there are more than ``most``, the tenant that has
-    most of them loses the one that was asked for longest ago; its client sends it again. KV pages need no such limit: under
-    pressure contexts leave the cache, of the tenant that holds most those that nothing is drawn for before the others.
+    A sequence is known by its ``client`` and a number. When there are more than ``most``, the tenant that has most of them loses
+    its least recently used one, and its client sends it again. KV pages need no such limit, as contexts leave the cache under
+    pressure.
     """
 
     def __init__(self, engine: Engine, eos_tokens: Collection[int], *, most: int = MAX_SEQUENCES) -> None:
@@ -31,7 +31,7 @@ class DraftHost:
         return len(self._sequences)
 
     def ask(self, client: Hashable, request: AskDraft, done: AnswerCallback) -> None:
-        """Take a request; ``done`` hears its answer once, now or in a later step."""
+        """Take a request. ``done`` is called with its answer once, now or in a later step."""
         key = (client, request.sequence)
         if request.spec is not None:
             self.drop(client, request.sequence)
@@ -46,18 +46,18 @@ class DraftHost:
         sequence.ask(request, done)
 
     def drop(self, client: Hashable, sequence: int) -> None:
-        """Forget a sequence, if it is known."""
+        """Drop a sequence if it is known."""
         found = self._sequences.pop((client, sequence), None)
         if found is not None:
             found.drop()
 
     def close(self) -> None:
-        """Forget all sequences."""
+        """Drop all sequences."""
         while self._sequences:
             self._sequences.popitem()[1].drop()
 
     def step(self) -> bool:
-        """One step of the engine. False when nobody wants anything."""
+        """Run one step of the engine. Returns False if no sequence has work."""
         return self.engine.step()
 
     def _forget(self, key: tuple[Hashable, int]) -> None:

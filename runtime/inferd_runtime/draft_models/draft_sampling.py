@@ -1,4 +1,4 @@
-"""How a draft model draws a token, and how sure it is of it."""
+"""Sampling of a draft model's tokens, with a confidence for each."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from inferd_runtime.engine.sampling.noise import MASK, gumbel, mix
 from inferd_runtime.speculation.drafts import Probabilities
 
 GREEDY = 0.4
-"""Two models agree on the likeliest token far more often than either is sure of it: about as often as this power of its
-probability says (measured on the embedded models).
+"""Two models agree on the likeliest token more often than its probability says: about as often as this power of it (measured
+on the embedded models).
 """
 DRAFT_STREAM = 0xD6E8FEB86659FD93
 
 
 class Guess(NamedTuple):
-    """A drawn token. ``confidence`` 0 to 1; ``probabilities`` float32[V] where they are wanted."""
+    """A drawn token. ``confidence`` 0 to 1; ``probabilities`` float32[V] for rejection sampling, else None."""
 
     token: int
     confidence: float
@@ -27,12 +27,12 @@ class Guess(NamedTuple):
 
 
 def draw_guess(logits: LogitRows, sampler: RowSampler, position: int) -> Guess:
-    """Draw as the target would at absolute ``position``, from one row of logits (float32[V]), with the target's noise.
+    """Draw a token at absolute ``position`` from one row of logits, float32[V], with the target's noise.
 
     With the same key both models take the largest of their scores plus the same noise (shared Gumbel: Daliri et al. 2024,
     arXiv 2408.07978), so they agree nearly as often as any two samplers can. The confidence is the share of the winner in the
-    softmax of the scores with their noise: it says how much the models may differ without another token winning, where the
-    token's own probability would call every draw at a high temperature a bad guess.
+    softmax of the scores with their noise. It measures by how much the models may differ without another token winning; the
+    token's own probability would be low for every draw at a high temperature.
     """
     if sampler.temperature == 0:
         token = int(np.argmax(logits))
@@ -48,9 +48,9 @@ def _share(scores: npt.NDArray[np.floating], best: float) -> float:
 
 
 def draw_freely(logits: LogitRows, sampler: RowSampler, position: int) -> Guess:
-    """Draw with noise of the draft's own, and keep the distribution (float32[V]): for rejection sampling.
+    """Draw a token with noise of the draft's own, and keep the distribution, float32[V], for rejection sampling.
 
-    That rule is biased as soon as the noise that drew a token is used again to test it.
+    Rejection sampling is biased if the noise that drew a token is used again to test it.
     """
     probabilities = np.zeros(logits.shape[0], np.float32)
     if sampler.temperature == 0:

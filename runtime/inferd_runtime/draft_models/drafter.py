@@ -1,4 +1,4 @@
-"""A draft model as a source of guesses: it keeps drafting behind what is committed, and is told what came true."""
+"""The source that proposes a draft model's tokens, and keeps the draft model drafting after the committed ones."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from inferd_runtime.draft_models.draft_sampling import Guess
 from inferd_runtime.draft_models.lengths import DraftExperience, DraftLength
 from inferd_runtime.draft_models.messages import AskDraft, DraftAnswer, DraftSpec, DraftTransport
 from inferd_runtime.draft_models.step_watch import StepWatch
-from inferd_runtime.speculation.bridge import Spelling
+from inferd_runtime.speculation.bridge import TokenBridge
 from inferd_runtime.speculation.counters import DraftModelCounters
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import NOTHING, Probabilities, Proposal
 
 LONGEST_PAUSE = 256
 TIMEOUT = 0.25
-"""Seconds that a step waits for a draft at most, where nobody says otherwise."""
+"""Seconds that a step waits for a draft at most, by default."""
 
 
 @dataclass
-class DraftLine:
-    """A draft model as its drafters see it: the way to it, and what they share.
+class DraftModelLink:
+    """What the drafters of one draft model share: the transport to it, its counters, and measurements.
 
     ``max_context``: tokens that it can hold. ``timeout``: seconds that a step waits for a draft at most.
     """
@@ -40,7 +40,9 @@ class DraftLine:
 
 @dataclass
 class _Sent:
-    """The newest request: which one, until when a step waits for its answer (0: it does not), and up to where it draws."""
+    """The newest request: its ``number``, the time ``until`` which a step waits for its answer (0: it does not), and the index
+    up to which it draws (``goal``).
+    """
 
     number: int
     until: float
@@ -48,34 +50,34 @@ class _Sent:
 
 
 class DraftModelDrafter(Drafter):
-    """The stream of one generation: what the draft model has drawn behind the committed tokens.
+    """The drafter of one generation. Its stream is what the draft model has drawn after the committed tokens.
 
-    What is committed is consumed from the stream. As long as they agree the draft model runs ahead, so that the next draft is
-    there when the step ends (SpecSplit and PEARL, arXiv 2408.11850, call it a hit); where they part, the stream is thrown
-    away and drawn again. A step rests while a draft is made that is worth it, but never longer than the time-out, after which
-    the source pauses, twice as many steps each time. So it does after an error, or when the draft side has lost the sequence.
+    Committed tokens are consumed from the stream. As long as they agree, the draft model runs ahead, so that the next draft is
+    there when the step ends (a hit, in SpecSplit and PEARL, arXiv 2408.11850); otherwise the stream is discarded and drawn again.
+    A step waits while a draft is made that is worth it, but never longer than the time-out, after which the source pauses, twice
+    as many steps each time. So it does after an error, or when the draft side has lost the sequence.
 
-    ``number`` names its sequence on the draft side. ``on_drop`` hears at the end how fast the generation was
+    ``number`` names its sequence on the draft side. ``on_drop`` is called at the end with the generation's speed
     (:attr:`StepWatch.speed`).
     """
 
     source = "draft_model"
 
     def __init__(
-        self, line: DraftLine, number: int, spelling: Spelling, spec: DraftSpec, *,
+        self, link: DraftModelLink, number: int, bridge: TokenBridge, spec: DraftSpec, *,
         length: DraftLength, on_drop: Callable[[float], None] = lambda speed: None,
     ) -> None:  # fmt: skip
-        self._line = line
+        self._link = link
         self._number = number
-        self._spelling = spelling
+        self._bridge = bridge
         self._spec = spec
         self._length = length
-        self._watch = StepWatch(line.clock, line.experience)
+        self._watch = StepWatch(link.clock, link.experience)
         self._on_drop = on_drop
         self._stream: list[Guess] = []
         self._stream_ended = False
-        self._told = 0
-        """How much of the path the draft side knows."""
+        self._sent_length = 0
+        """The number of tokens of the path that the draft side knows."""
         self._begun = self._warm = self._dropped = False
         self._wanted = 0
         self._sent: _Sent | None = None
@@ -84,21 +86,21 @@ class DraftModelDrafter(Drafter):
         self._lost_pause = 1
         self._proposed = self._verified = 0
 
-    # -- What the generation says ---------------------------------------------------------------------------------
+    # -- Drafter --------------------------------------------------------------------------------------------------
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """Consume what was committed from the stream, or throw it away; then have the draft model go on."""
+        """Consume the committed tokens from the stream, or discard it; then ask the draft model for more."""
         self._end_step(len(tokens))
-        drawn, length = len(self._stream), len(self._spelling.path)
-        used, agreed = self._spelling.follow(tokens, [guess.token for guess in self._stream])
+        drawn, length = len(self._stream), len(self._bridge.path)
+        used, agreed = self._bridge.follow(tokens, [guess.token for guess in self._stream])
         self._length.learn([guess.confidence for guess in self._stream[: used + (not agreed)]], used)
-        self._told = min(self._told, self._spelling.changed_from)
-        if not agreed or self._spelling.changed_from < length:
+        self._sent_length = min(self._sent_length, self._bridge.changed_from)
+        if not agreed or self._bridge.changed_from < length:
             self._valid_from = self._requests + 1
         self._stream = self._stream[used:] if agreed else []
         self._stream_ended = False
-        self._line.counters.misses += not agreed
-        self._line.counters.hits += agreed and used < drawn
+        self._link.counters.misses += not agreed
+        self._link.counters.hits += agreed and used < drawn
         if self._skip or not self.needed:
             self._skip = max(0, self._skip - 1)
             self._wanted = 0
@@ -112,15 +114,15 @@ class DraftModelDrafter(Drafter):
         self._proposed = self._verified = 0
 
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
-        """The beginning of the stream, in the target's tokens."""
-        self._line.counters.waited += self._watch.begin(beside=self._sent is not None)
+        """Return the start of the stream, in the target's tokens."""
+        self._link.counters.waited += self._watch.begin(beside=self._sent is not None)
         self._proposed = 0
         if not self._stream or not self._wanted:
             return NOTHING
         chance = self._length.calibration.chance
         chances = [] if self._spec.probabilities else [chance(guess.confidence) for guess in self._stream]
         stream = [guess.token for guess in self._stream]
-        tokens, confidence = self._spelling.render(stream, chances, ended=self._stream_ended)
+        tokens, confidence = self._bridge.render(stream, chances, ended=self._stream_ended)
         first, last = len(ahead), len(ahead) + min(limit, self._wanted)
         if tokens[:first] != list(ahead) or len(tokens) <= first:
             return NOTHING
@@ -130,7 +132,7 @@ class DraftModelDrafter(Drafter):
         )
 
     def _rows(self, guesses: Sequence[Guess]) -> Probabilities | None:
-        """What the guesses were drawn from, in the target's width; None where nobody asked for it."""
+        """Return the distributions that the guesses were drawn from, in the target's width; None if not requested."""
         if not self._spec.probabilities:
             return None
         rows = np.zeros((len(guesses), self._spec.width), np.float32)
@@ -140,15 +142,15 @@ class DraftModelDrafter(Drafter):
         return rows
 
     def feedback(self, proposed: int, accepted: int) -> None:
-        """Learn whether its guesses are verified. How often they are right, :meth:`observe` sees of all of them."""
+        """Learn how many tokens were verified. How many are right is learnt in :meth:`observe`."""
         self._verified = proposed
 
     def ready(self) -> bool:
-        """False while the next draft is on its way and in time."""
+        """False while the next draft is on its way and in time. Gives it up once it is late."""
         sent = self._sent
         if sent is None or not sent.until:
             return True
-        now = self._line.clock()
+        now = self._link.clock()
         if now < sent.until:
             self._watch.wait(now)
             return False
@@ -156,63 +158,63 @@ class DraftModelDrafter(Drafter):
         return True
 
     def patience(self) -> float | None:
-        """Seconds after which the generation goes on without the draft that it waits for; None while it does not wait.
+        """Return the seconds after which the generation goes on without the draft that it waits for; None if it does not wait.
 
-        Where the time is up since it was told to wait, 0 once: it has to be stepped to go on. A step loop must not spin for one
-        that nobody steps.
+        Once the time is up, the draft is given up and 0 returned, a single time, so that the step loop steps the generation but
+        does not spin for one that it cannot step.
         """
         if self._sent is None or not self._sent.until or not self._watch.waits:
             return None
-        left = self._sent.until - self._line.clock()
+        left = self._sent.until - self._link.clock()
         if left <= 0:
             self._give_up()
         return max(0.0, left)
 
     def drop(self) -> None:
-        """Forget the sequence on the draft side, and say what it was worth."""
+        """Drop the sequence on the draft side, and report the generation's speed."""
         if self._dropped:
             return
         self._dropped = True
         self._sent = None
         if self._begun:
-            self._line.transport.drop(self._number)
+            self._link.transport.drop(self._number)
         self._on_drop(self._watch.speed)
 
-    # -- Asking and hearing ---------------------------------------------------------------------------------------
+    # -- Requests and answers -------------------------------------------------------------------------------------
 
     def _choose(self) -> None:
-        """Decide how much is wanted behind this step, and ask for it."""
+        """Choose the length of the next draft, and ask for it."""
         count, probe = self._length.choose()
         self._wanted = count
         if count:
             self._ask(wait=self._warm and not probe)
 
     def _ask(self, *, wait: bool) -> None:
-        """Ask for what the next proposal needs, else for what may run ahead of it."""
-        wanted = self._spelling.wanted(self._wanted)
-        base, missing = len(self._spelling.path), len(self._stream) < wanted and not self._stream_ended
-        ahead = 2 * wanted + 1 if self._line.transport.overlaps else wanted
-        count = min(wanted if missing else ahead, self._line.max_context - base)
+        """Ask for the tokens that the next proposal lacks, else for tokens ahead of it."""
+        wanted = self._bridge.wanted(self._wanted)
+        base, missing = len(self._bridge.path), len(self._stream) < wanted and not self._stream_ended
+        ahead = 2 * wanted + 1 if self._link.transport.overlaps else wanted
+        count = min(wanted if missing else ahead, self._link.max_context - base)
         if self._stream_ended or count <= len(self._stream):
             return
         if not missing and self._sent is not None and self._sent.goal >= base + wanted:
             return
-        now = self._line.clock()
-        self._send(count, now + self._line.timeout if wait and missing else 0.0)
+        now = self._link.clock()
+        self._send(count, now + self._link.timeout if wait and missing else 0.0)
 
     def _send(self, count: int, until: float) -> None:
-        """Send the certain tokens that the draft side does not know, or all of them the first time."""
+        """Send the committed tokens that the draft side does not know, or all of them the first time."""
         self._requests += 1
-        self._line.counters.requests += 1
-        path, start = self._spelling.path, self._told if self._begun else 0
+        self._link.counters.requests += 1
+        path, start = self._bridge.path, self._sent_length if self._begun else 0
         spec = None if self._begun else self._spec
-        self._begun, self._told = True, len(path)
+        self._begun, self._sent_length = True, len(path)
         self._sent = _Sent(self._requests, until, len(path) + count)
         request = AskDraft(self._number, start, path[start:], count, self._length.least_survival, spec)
-        self._line.transport.ask(request, partial(self._hear, self._requests))
+        self._link.transport.ask(request, partial(self._take_answer, self._requests))
 
-    def _hear(self, number: int, answer: DraftAnswer) -> None:
-        """Take an answer; one that was overtaken by commits still counts as far as it agrees with them."""
+    def _take_answer(self, number: int, answer: DraftAnswer) -> None:
+        """Take an answer. One that was overtaken by commits still counts as far as it agrees with them."""
         if self._dropped:
             return
         newest = self._sent is not None and self._sent.number == number
@@ -221,8 +223,8 @@ class DraftModelDrafter(Drafter):
                 self._start_over(answer)
             return
         if answer.drawn:
-            self._line.experience.count_tokens(answer.drawn, answer.seconds)
-        # Whichever it is, the draft side has read the prompt: from now on an answer is worth waiting for.
+            self._link.experience.count_tokens(answer.drawn, answer.seconds)
+        # With any answer the draft side has read the prompt: from now on an answer is worth waiting for.
         self._warm = True
         grown = number >= self._valid_from and self._extend(answer)
         if newest:
@@ -232,10 +234,10 @@ class DraftModelDrafter(Drafter):
                 self._ask(wait=False)
 
     def _extend(self, answer: DraftAnswer) -> bool:
-        """Let the stream grow by what an answer holds beyond it. False when there is nothing."""
-        skip = len(self._spelling.path) - answer.base
+        """Extend the stream by the tokens of an answer beyond it. Returns False if there are none."""
+        skip = len(self._bridge.path) - answer.base
         held = [guess.token for guess in self._stream]
-        known = self._spelling.path[answer.base :] + held
+        known = self._bridge.path[answer.base :] + held
         if skip < 0 or len(answer.tokens) < len(known) or answer.tokens[: len(known)] != known:
             return False
         self._stream += read_guesses(answer)[len(known) :]
@@ -243,23 +245,23 @@ class DraftModelDrafter(Drafter):
         return len(self._stream) > len(held)
 
     def _start_over(self, answer: DraftAnswer) -> None:
-        """The draft side does not know the sequence, or cannot serve it: send it whole, but later.
+        """Pause, and then send the whole sequence again: the draft side does not know it, or cannot serve it.
 
-        One that is lost again and again does not fit beside the others there, however often it was answered in between.
+        Each loss doubles the pause, even with answers in between: the sequence does not fit beside the others there.
         """
-        self._begun, self._sent, self._told = False, None, 0
+        self._begun, self._sent, self._sent_length = False, None, 0
         self._stream, self._stream_ended = [], False
         if answer.error:
-            self._line.counters.failures += 1
+            self._link.counters.failures += 1
             self._rest()
         else:
             self._skip, self._lost_pause = self._lost_pause, min(LONGEST_PAUSE, 2 * self._lost_pause)
 
     def _give_up(self) -> None:
-        """The answer is late: the step goes on without it. It is still welcome when it comes."""
+        """Let the step go on without the late answer, which is still used when it comes."""
         assert self._sent is not None
         self._sent.until = 0.0
-        self._line.counters.timeouts += 1
+        self._link.counters.timeouts += 1
         self._rest()
 
     def _rest(self) -> None:
@@ -267,7 +269,7 @@ class DraftModelDrafter(Drafter):
 
 
 def read_guesses(answer: DraftAnswer) -> list[Guess]:
-    """An answer's tokens with what is known about each."""
+    """Return the tokens of an answer with their confidences or distributions."""
     count = len(answer.tokens)
     if not answer.probabilities:
         return [Guess(*pair) for pair in zip(answer.tokens, answer.confidence, strict=True)]

@@ -1,4 +1,4 @@
-"""How many tokens to ask a draft model for: what its acceptance and its measured speed make of it."""
+"""The length of a draft model's drafts, chosen by its acceptance rate and its measured speed."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ PRIOR_WEIGHT = 6.0
 FIRST_ACCEPTANCE = 0.7
 FIRST_COST = 0.25
 LARGEST = 8.0
-"""A measured time counts as this many steps at most: once a machine stalls, that says nothing about drafts."""
+"""A measured time counts as this many steps at most, so that a stall of the machine does not count against drafts."""
 LEAST_SURVIVAL = 0.1
 FIRST_PROBE, LAST_PROBE = 8, 256
 PROBE_TOKENS = 3
 SECOND_LOOK = 2
 TENTHS = 10
 FIRST_CONTROL, CONTROL = 4, 32
-"""One step in so many (the first sooner) goes without a draft, to see what the others cost."""
+"""One step in so many (the first sooner) goes without a draft, to measure what the others cost."""
 
 
 class Average:
-    """A running average; without a ``start`` the first value counts whole."""
+    """An exponential moving average. Without a ``start`` it begins with the first value."""
 
     def __init__(self, share: float, start: float | None = None) -> None:
         self._share = share
         self.value = start
 
     def add(self, value: float) -> None:
-        """Take one more value."""
+        """Add a value."""
         self.value = value if self.value is None else self.value + self._share * (value - self.value)
 
 
 class Calibration:
-    """How often a token of some confidence is right, by tenths; where little is known, as ``general`` says or as it claims."""
+    """How often tokens of some confidence are right, by tenths. The prior is ``general``, or the confidence itself."""
 
     def __init__(self, general: Calibration | None = None) -> None:
         self._general = general
@@ -42,13 +42,13 @@ class Calibration:
         self._tried = [0.0] * TENTHS
 
     def chance(self, confidence: float) -> float:
-        """The chance that the token is right."""
+        """Return the chance that a token of this confidence is right."""
         tenth = _tenth(confidence)
         claimed = confidence if self._general is None else self._general.chance(confidence)
         return (PRIOR_WEIGHT * claimed + self._right[tenth]) / (PRIOR_WEIGHT + self._tried[tenth])
 
     def learn(self, confidence: float, right: bool) -> None:
-        """A token was right or not."""
+        """Count a token that was right or not."""
         tenth = _tenth(confidence)
         self._right[tenth] = self._right[tenth] * SLOW_DECAY + right
         self._tried[tenth] = self._tried[tenth] * SLOW_DECAY + 1
@@ -61,11 +61,9 @@ def _tenth(confidence: float) -> int:
 
 
 class DraftExperience:
-    """What all generations of one draft model have measured together.
+    """Measurements shared by all generations of one draft model.
 
-    Times count in steps of the target alone, as they take at that moment: a machine that gets slower slows both down.
-    ``cost``: drawing a token. ``slowdown``: a step with a draft to verify, or with the draft model at work beside it where both
-    share processors.
+    Times are in steps of the target alone, as long as those take at that moment: a machine that gets slower slows both down.
     """
 
     def __init__(self) -> None:
@@ -77,26 +75,26 @@ class DraftExperience:
 
     @property
     def cost(self) -> float:
-        """Steps for a draft token."""
+        """The time to draw a draft token, in steps."""
         return self._cost.value or 0.0
 
     @property
     def slowdown(self) -> float:
-        """How much longer a step takes for its draft, not counting what it waits."""
+        """The time of a step with a draft to verify, or beside a draft model at work, in steps; without what it waits."""
         return max(1.0, self._slowdown.value or 1.0)
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of a step without a draft; 0 where none has been seen."""
+        """Seconds of a step without a draft; 0 before the first."""
         return self._alone.value or 0.0
 
     def count_tokens(self, tokens: int, seconds: float) -> None:
-        """So many tokens were drawn."""
+        """Take in that so many tokens were drawn."""
         if self._alone.value:
             self._cost.add(min(LARGEST, seconds / tokens / self._alone.value))
 
     def count_step(self, seconds: float, *, beside: bool) -> None:
-        """A step of the target, with a draft or ``beside`` the draft model, or without."""
+        """Take in a step of the target. ``beside``: it had a draft, or the draft model was at work."""
         if not beside:
             self._alone.add(seconds)
         elif self._alone.value:
@@ -104,12 +102,12 @@ class DraftExperience:
 
 
 class DraftLength:
-    """One generation's draft lengths: 0 to ``most`` tokens, whatever brings most tokens per time.
+    """Chooses one generation's draft lengths: 0 to ``most`` tokens, for most tokens per time.
 
-    Of ``n`` drafted tokens, each accepted with the chance a when the one before is, (1 - a^(n+1)) / (1 - a) tokens come out
-    of a step (Leviathan et al. 2023, arXiv 2211.17192, equation 1) that takes 1 + n c of the target's. Where the draft model
-    ``overlaps``, its work is waited for after a wrong guess alone. Guesses that nobody verifies bring nothing either. No draft
-    is always a candidate: a model that does not help is asked for a probe now and then, ever more rarely.
+    With ``n`` drafted tokens, each accepted with the chance a if the one before is, a step emits (1 - a^(n+1)) / (1 - a) tokens
+    (Leviathan et al. 2023, arXiv 2211.17192, equation 1) and takes 1 + n c steps of the target's time. If the draft model
+    ``overlaps``, only a wrong guess makes a step wait for it. Drafted tokens that are not verified gain nothing. No draft is
+    always a candidate: a model that does not help is asked for a probe now and then, ever more rarely.
     """
 
     def __init__(self, experience: DraftExperience, *, most: int, overlaps: bool) -> None:
@@ -125,11 +123,11 @@ class DraftLength:
 
     @property
     def acceptance(self) -> float:
-        """The chance that a drafted token is accepted when the one before it is."""
+        """The chance that a drafted token is accepted if the one before it is."""
         return self._right / self._tried
 
     def choose(self) -> tuple[int, bool]:
-        """How many tokens to ask for behind a step, and whether that is only a probe."""
+        """Count a step, and return how many tokens to ask for after it, and True if that is only a probe."""
         best = max(range(self._most + 1), key=self._speed)
         if best and self._speed(best) >= MARGIN:
             self._until_probe = self._probe = FIRST_PROBE
@@ -147,11 +145,11 @@ class DraftLength:
 
     @property
     def least_survival(self) -> float:
-        """A draft that is less likely than this is not worth going on with. Where most is right, doubts count less."""
+        """The chance of a whole draft below which it ends. It is lower where most tokens are right."""
         return LEAST_SURVIVAL * (1 - self.acceptance)
 
     def learn(self, confidence: Sequence[float], right: int) -> None:
-        """The first ``right`` tokens were what the target wrote, verified or not, and the next one, if there is one, was not.
+        """Count the first ``right`` tokens as what the target wrote, and the next one, if there is one, as wrong.
 
         ``confidence``: of those and the next.
         """
@@ -159,7 +157,7 @@ class DraftLength:
             self.calibration.learn(claimed, at < right)
         tried = len(confidence)
         if tried and tried == right:
-            # What was right is worth another look soon.
+            # All were right, so the next probe comes soon.
             self._probe = FIRST_PROBE
             self._until_probe = min(self._until_probe, SECOND_LOOK)
         if tried:
@@ -168,11 +166,11 @@ class DraftLength:
             self._experience.acceptance.add(right / tried)
 
     def count_verified(self, proposed: int, verified: int) -> None:
-        """So many of the proposed tokens were thought worth their rows."""
+        """Count how many of the proposed tokens were verified."""
         self._used.add(min(1.0, verified / proposed))
 
     def _speed(self, count: int) -> float:
-        """Tokens per time, where no draft is 1."""
+        """Return the expected tokens per time, relative to no draft."""
         chance, cost = min(self.acceptance, 0.999), self._experience.cost
         tokens = (1 - chance ** (count + 1)) / (1 - chance)
         if self._used.value is not None:

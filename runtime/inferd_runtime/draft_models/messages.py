@@ -1,4 +1,4 @@
-"""What passes between a generation and its draft model, in one process or between two."""
+"""The messages between a generation and its draft model, in one process or between two."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ DESCRIBE = "draft.describe"
 
 @dataclass(frozen=True)
 class DraftSpec:
-    """How a sequence is drafted.
+    """The options of a sequence.
 
-    ``width``: only token ids below it are drawn. ``probabilities``: the distributions that tokens are drawn from are wanted;
-    then nothing ends a draft early because of what was drawn, which would bias the verifier that reads them. ``prompt``: how
-    many of the certain tokens are no output to the sampler's penalties.
+    ``width``: only token ids below it are drawn. ``probabilities``: answers carry the distributions that tokens are drawn from;
+    then nothing ends a draft early because of its tokens, which would bias rejection sampling. ``prompt``: the number of first
+    tokens that are no output to the sampler's penalties.
     """
 
     tenant: str
@@ -31,11 +31,11 @@ class DraftSpec:
 
 @dataclass(frozen=True)
 class AskDraft:
-    """Sequence number ``sequence`` holds ``tokens`` from index ``start`` on, which are certain: draw ``count`` behind them.
+    """A request: sequence ``sequence`` has the committed ``tokens`` from index ``start`` on; draw ``count`` tokens after them.
 
-    What the draft model has drawn itself and agrees with ``tokens`` stands, the rest is taken back. A newer request of a
-    sequence supersedes the one before, which is answered at once with what there is. A draft ends where its confidences
-    multiply to less than ``least``. ``spec`` begins the sequence anew.
+    Tokens that the draft model has drawn already are kept as far as they agree with ``tokens``. A newer request of a sequence
+    supersedes the one before, which is answered at once with what there is. A draft ends where its confidences multiply to less
+    than ``least``. ``spec`` starts the sequence anew.
     """
 
     op: ClassVar[str] = ASK
@@ -49,7 +49,7 @@ class AskDraft:
 
 @dataclass(frozen=True)
 class DropDraft:
-    """The generation is over: forget its sequence."""
+    """A request to drop the sequence of a generation that is over."""
 
     op: ClassVar[str] = DROP
     sequence: int
@@ -57,13 +57,12 @@ class DropDraft:
 
 @dataclass(frozen=True)
 class DraftAnswer:
-    """``tokens`` were drawn behind the certain tokens, from index ``base`` on.
+    """The answer to :class:`AskDraft`: ``tokens`` drawn after the committed ones, from index ``base`` on.
 
-    ``confidence``: by how much each one won (empty where the distributions are wanted). ``probabilities``: float32[n, width]
-    in row order. ``drawn`` tokens were drawn for this request in ``seconds``, not counting what had to be computed before.
-    ``ended``: there will be no more before
-    the sequence changes. ``lost``: the sequence is not known (any more), and has to be sent from its beginning. ``error``:
-    why there is no draft.
+    ``confidence``: of each token (empty with distributions). ``probabilities``: the distributions, float32[n, width] in row
+    order. ``drawn`` tokens were drawn for this request in ``seconds``, not counting what had to be computed before. ``ended``:
+    there will be no more tokens before the sequence changes. ``lost``: the sequence is not known, and has to be sent from its
+    start. ``error``: why there is no draft.
     """
 
     base: int = 0
@@ -79,7 +78,7 @@ class DraftAnswer:
 
 @dataclass(frozen=True)
 class DraftDescription:
-    """What has to be known of a draft model in another process. ``tokenizer``: the text of its tokenizer.json."""
+    """The description of a draft model in another process. ``tokenizer``: the text of its tokenizer.json."""
 
     tokenizer: str
     vocab_size: int
@@ -93,7 +92,7 @@ Pollable = Any
 
 
 class DraftTransport(Protocol):
-    """The way to a draft model. Belongs to the thread of the step loop, and never blocks it.
+    """The transport to a draft model. Belongs to the thread of the step loop, and never blocks it.
 
     ``overlaps``: the draft model works while the target does.
     """
@@ -101,22 +100,22 @@ class DraftTransport(Protocol):
     overlaps: bool
 
     def ask(self, request: AskDraft, done: AnswerCallback) -> None:
-        """Send a request; ``done`` hears the answer once, here or in :meth:`poll`, if there is one."""
+        """Send a request. ``done`` is called with the answer once, here or in :meth:`poll`, if there is one."""
         ...
 
     def drop(self, sequence: int) -> None:
-        """Forget a sequence."""
+        """Drop a sequence."""
         ...
 
     def poll(self) -> bool:
-        """Hand over the answers that have come. False when none has."""
+        """Hand over the answers that have arrived. Returns False if there is none."""
         ...
 
     @property
     def waits_on(self) -> Sequence[Pollable]:
-        """What is readable when :meth:`poll` has something to do."""
+        """The descriptors and sockets that are readable when :meth:`poll` has something to do."""
         ...
 
     def close(self) -> None:
-        """Give everything back. Nothing is called afterwards."""
+        """Release everything. No method is called afterwards."""
         ...

@@ -1,4 +1,4 @@
-"""The draft models of a served model: which one drafts for a generation, and the way to each."""
+"""The draft models of a served model: the choice of one for each generation, and the transports to them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import partial
 from weakref import WeakSet
 
 from inferd.protocol import InvalidRequest, NotFound
-from inferd_runtime.draft_models.drafter import DraftLine, DraftModelDrafter
+from inferd_runtime.draft_models.drafter import DraftModelDrafter, DraftModelLink
 from inferd_runtime.draft_models.lengths import DraftLength
 from inferd_runtime.draft_models.messages import DraftSpec, Pollable
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.speculation.bandit import Bandit, Thompson
-from inferd_runtime.speculation.bridge import SharedVocabulary, Spelling, Vocabulary, VocabularyBridge
+from inferd_runtime.speculation.bridge import SharedVocabulary, TokenBridge, Vocabulary, VocabularyBridge
 from inferd_runtime.speculation.counters import DraftModelCounters
 from inferd_runtime.speculation.drafter import Drafter
 
@@ -26,17 +26,17 @@ class DraftModel:
     """One draft model of a target, which may draw ids below ``width``. ``bridge`` None: both have the same vocabulary."""
 
     name: str
-    line: DraftLine
+    link: DraftModelLink
     width: int
-    bridge: Callable[[], Spelling] | None = None
+    bridge: Callable[[], TokenBridge] | None = None
 
 
-def connect(name: str, line: DraftLine, target: Vocabulary, draft: Vocabulary) -> DraftModel:
-    """A draft model for a target: directly where both have one vocabulary, over a bridge where they have not."""
+def connect(name: str, link: DraftModelLink, target: Vocabulary, draft: Vocabulary) -> DraftModel:
+    """Return a draft model for a target, with a bridge if their vocabularies differ."""
     if target.checksum == draft.checksum:
-        return DraftModel(name, line, len(target.tokens))
+        return DraftModel(name, link, len(target.tokens))
     draft.index()
-    return DraftModel(name, line, len(draft.tokens), partial(VocabularyBridge, target, draft))
+    return DraftModel(name, link, len(draft.tokens), partial(VocabularyBridge, target, draft))
 
 
 class DraftModels:
@@ -59,13 +59,13 @@ class DraftModels:
 
     @property
     def names(self) -> list[str]:
-        """The draft models' names."""
+        """The names of the draft models."""
         return [model.name for model in self._models]
 
     @property
     def counters(self) -> dict[str, DraftModelCounters]:
-        """What each draft model has done, by name."""
-        return {model.name: model.line.counters for model in self._models}
+        """The counters of each draft model, by name."""
+        return {model.name: model.link.counters for model in self._models}
 
     def open(
         self,
@@ -90,33 +90,33 @@ class DraftModels:
         if model.bridge is not None:
             sampler = replace(sampler, penalties=None)
         spec = DraftSpec(tenant, sampler, model.width, probabilities=verifier == "rejection", prompt=prompt)
-        spelling = SharedVocabulary(model.width) if model.bridge is None else model.bridge()
-        length = self._lengths(model.line.experience, most=max_draft, overlaps=model.line.transport.overlaps)
+        bridge = SharedVocabulary(model.width) if model.bridge is None else model.bridge()
+        length = self._lengths(model.link.experience, most=max_draft, overlaps=model.link.transport.overlaps)
         drafter = DraftModelDrafter(
-            model.line, next(self._numbers), spelling, spec, length=length, on_drop=partial(self._learn, arm)
+            model.link, next(self._numbers), bridge, spec, length=length, on_drop=partial(self._learn, arm)
         )
         self._open.add(drafter)
         return drafter
 
     def poll(self) -> bool:
-        """Hand over the answers that have come. False when none has."""
-        progressed = [model.line.transport.poll() for model in self._models]
+        """Hand over the answers that have arrived. Returns False if there is none."""
+        progressed = [model.link.transport.poll() for model in self._models]
         return any(progressed)
 
     @property
     def waits_on(self) -> list[Pollable]:
-        """What is readable when :meth:`poll` has something to do: descriptors, and sockets of ZeroMQ."""
-        return [source for model in self._models for source in model.line.transport.waits_on]
+        """The descriptors and ZeroMQ sockets that are readable when :meth:`poll` has something to do."""
+        return [source for model in self._models for source in model.link.transport.waits_on]
 
     def patience(self, seconds: float) -> float:
-        """How long the step loop may rest, ``seconds`` at most, before a generation goes on without its draft."""
+        """Return how long the step loop may wait, ``seconds`` at most, before a generation goes on without its draft."""
         waiting = [patience for drafter in self._open if (patience := drafter.patience()) is not None]
         return min([seconds, *waiting])
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close all transports."""
         for model in self._models:
-            model.line.transport.close()
+            model.link.transport.close()
 
     def _find(self, name: str, verifier: str) -> int:
         fit = [at for at, model in enumerate(self._models) if verifier != "rejection" or model.bridge is None]
@@ -133,6 +133,6 @@ class DraftModels:
         return arm
 
     def _learn(self, arm: int, speed: float) -> None:
-        """The share of the time that the draft model has saved."""
+        """Reward the draft model with the share of the time that it has saved."""
         if speed:
             self._bandit.learn(arm, max(0.0, 1.0 - 1.0 / speed))

@@ -1,4 +1,4 @@
-"""One generation's sequence in the draft engine: a job that wants rows while a request is open."""
+"""One generation's sequence in the draft engine: a job that runs while a request is open."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from inferd_runtime.speculation.bridge import common_prefix
 from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 
 FEW_ROWS = 8
-"""A draw that had to compute more tokens than this first says nothing about how long a draw takes."""
+"""A step that computed more rows than this is not counted as the time of a draw."""
 
 
 @dataclass(slots=True)
 class _OpenRequest:
-    """A request that is not answered yet."""
+    """A request that is not answered yet: the tokens drawn for it, and the ``seconds`` that they took."""
 
     count: int
     least: float
@@ -37,11 +37,10 @@ class _OpenRequest:
 
 
 class DraftSequence:
-    """Its context holds the certain tokens, and behind them what the draft model has drawn: its own path.
+    """A sequence whose context holds the committed tokens, and after them the path that the draft model has drawn.
 
-    The path runs ahead of the target until the request is met or the context is full; where nobody wants distributions, also
-    until end-of-text is drawn or the path gets unlikely. ``failed`` is told when the engine gives the sequence up. Raises
-    LimitExceeded and InvalidRequest nowhere: they become answers.
+    The path grows until the request is met or the context is full; without distributions, also until end-of-text is drawn or
+    the path gets unlikely. ``failed`` is called when the engine gives the sequence up. Errors become answers.
     """
 
     def __init__(
@@ -63,11 +62,11 @@ class DraftSequence:
     # -- The client's side ----------------------------------------------------------------------------------------
 
     def holds(self, start: int) -> bool:
-        """Whether tokens from index ``start`` on follow what it holds."""
+        """True if tokens from index ``start`` on continue what it holds."""
         return start <= len(self.context.tokens)
 
     def ask(self, request: AskDraft, done: AnswerCallback) -> None:
-        """Follow the certain tokens, and draw; what was asked before is answered with what there is."""
+        """Follow the committed tokens, and open the request. An open one is answered with what there is."""
         self._answer()
         self._open = _OpenRequest(request.count, request.least, done, time.perf_counter())
         try:
@@ -82,14 +81,14 @@ class DraftSequence:
             self.context.uncompute(len(self.context.tokens) - 1)
 
     def drop(self) -> None:
-        """Answer what is open, and give the pages back."""
+        """Answer an open request, and release the context."""
         self._answer()
         if not self._gone:
             self._gone = True
             self.context.release()
 
     def _follow(self, start: int, tokens: Sequence[int]) -> None:
-        """Take the path back to where the certain tokens leave it."""
+        """Cut the path where the committed tokens leave it, and append the rest of those."""
         held = self.context.tokens
         agree = common_prefix(held[start : start + len(tokens)], tokens)
         left = len(held) - start - len(tokens)
@@ -101,11 +100,14 @@ class DraftSequence:
         self.context.append(tokens[agree:])
 
     def _met(self) -> bool:
-        """Whether there is nothing more to draw for the open request."""
-        if self._ended or not self.context.tokens or len(self.context.tokens) >= self.context.max_length:
-            self._ended = True
+        """True if nothing more is to be drawn for the open request."""
+        if self._exhausted() or self._open is None:
             return True
-        return self._open is None or len(self._path) >= self._open.count or self._unlikely(self._open)
+        return len(self._path) >= self._open.count or self._unlikely(self._open)
+
+    def _exhausted(self) -> bool:
+        """True if the path cannot grow: end-of-text was drawn, or the context is empty or full."""
+        return self._ended or not 0 < len(self.context.tokens) < self.context.max_length
 
     def _unlikely(self, request: _OpenRequest) -> bool:
         return not self._spec.probabilities and prod(guess.confidence for guess in self._path) < request.least
@@ -123,7 +125,7 @@ class DraftSequence:
             probabilities=np.stack(rows).tobytes() if rows else b"",
             drawn=request.drawn,
             seconds=request.seconds,
-            ended=self._ended or self._unlikely(request),
+            ended=self._exhausted() or self._unlikely(request),
             error=error,
         )
         request.done(answer)
@@ -131,31 +133,31 @@ class DraftSequence:
     # -- Job ------------------------------------------------------------------------------------------------------
 
     def ready(self) -> bool:
-        """Whether a request is open."""
+        """True if a request is open."""
         return self._open is not None
 
     def finished(self) -> bool:
-        """Whether it was dropped."""
+        """True once it was dropped."""
         return self._gone
 
     def propose(self) -> Draft:
-        """Nothing: drafts of drafts are not made."""
+        """Return no draft: drafts of drafts are not made."""
         return NO_DRAFT
 
     def skip_draft(self) -> None:
         """Do nothing: this job does not speculate."""
 
     def next_work(self) -> NextWork:
-        """See :class:`~inferd_runtime.engine.job.Job`. Its tokens are drawn on the host, which wants their confidence."""
+        """Return UNKNOWN: its tokens are drawn on the host, for their confidence."""
         return NextWork.UNKNOWN
 
     def work(self, budget: int, draft: Draft) -> Work:
-        """What is pending, in chunks; the last of it brings the logits of the next token."""
+        """Return the pending tokens in chunks, the last of them with the logits of the next token."""
         pending = self.context.tokens[self.context.table.length :]
         return Work(pending, 1) if len(pending) <= budget else Work(pending[:budget])
 
     def commit(self, done: Verified) -> None:
-        """Draw a token, and answer where that is enough."""
+        """Draw a token, and answer the request if that is enough."""
         if self._open is None:
             return
         if done.work.rows and done.logits is not None:
@@ -171,7 +173,7 @@ class DraftSequence:
             self._answer()
 
     def _adjusted(self, logits: LogitRows) -> LogitRows:
-        """The row as the target's penalties and biases would have it, behind the certain tokens and the path."""
+        """Return the row with the target's penalties and biases, after the committed tokens and the path."""
         penalties = self._spec.sampler.penalties
         if penalties is None:
             return logits
@@ -183,8 +185,8 @@ class DraftSequence:
         return adjust(logits, self._history.entries(tokens[certain:]).below(len(logits)))
 
     def _take(self, guess: Guess) -> None:
-        """Go on with a token. End-of-text ends a draft, but not where the verifier reads distributions: a draft that is shorter
-        for it is ready sooner, and would be there in time more often than those without.
+        """Append a token to the path. End-of-text ends the draft, but not one with distributions: being shorter it would be in
+        time more often than those without, which biases rejection sampling.
         """
         if guess.token in self._eos and not self._spec.probabilities:
             self._ended = True
@@ -193,7 +195,7 @@ class DraftSequence:
         self._path.append(guess)
 
     def fail(self, error: InferdError) -> None:
-        """The engine cannot serve it: the client hears why, and may begin anew."""
+        """End with an error of the engine, which is the answer. The client may start the sequence anew."""
         self._path = []
         self._answer(error.message)
         self.drop()

@@ -1,4 +1,4 @@
-"""What a generation's steps take, with its draft model at work and without."""
+"""A stopwatch for the steps of a generation, with its draft model at work and without."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from inferd_runtime.draft_models.lengths import DraftExperience
 
 
 class StepWatch:
-    """Times one generation's steps, from the proposal to the commit, and what they wait for drafts before that."""
+    """Times one generation's steps from proposal to commit, and their waits for drafts before that."""
 
     def __init__(self, clock: Callable[[], float], experience: DraftExperience) -> None:
         self._clock = clock
@@ -19,16 +19,16 @@ class StepWatch:
         self._waited = 0.0
 
     def wait(self, now: float) -> None:
-        """The next step waits for a draft."""
+        """Note that the next step waits for a draft."""
         self._waiting_since = self._waiting_since or now
 
     @property
     def waits(self) -> bool:
-        """Whether the next step was told to wait."""
+        """True if the next step waits for a draft."""
         return self._waiting_since > 0
 
     def begin(self, *, beside: bool) -> float:
-        """A step begins, ``beside`` a draft model at work. Seconds that it has waited."""
+        """Start a step, ``beside`` a draft model at work or not. Returns the seconds that it has waited."""
         now, since = self._clock(), self._waiting_since
         waited = now - since if since else 0.0
         self._waited += waited
@@ -36,7 +36,7 @@ class StepWatch:
         return waited
 
     def end(self, tokens: int, *, beside: bool) -> None:
-        """The step, if one has begun, has committed so many tokens."""
+        """End the step, if one has started, with so many committed tokens."""
         if self._begun:
             self._experience.count_step(self._clock() - self._begun, beside=beside or self._beside)
             self._steps += 1
@@ -45,7 +45,7 @@ class StepWatch:
 
     @property
     def speed(self) -> float:
-        """Tokens per step's time without a draft, where no draft is 1; 0 where nothing is known."""
+        """Tokens per time relative to no draft; 0 if not known."""
         step = self._experience.step_seconds
         if not self._steps or not step:
             return 0.0

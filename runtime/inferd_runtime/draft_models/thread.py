@@ -1,4 +1,4 @@
-"""A draft model in a thread of its own: it drafts while the target's forward pass has let go of the interpreter."""
+"""The transport to a draft model in a thread of its own, which drafts while the target's forward pass releases the GIL."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class DraftThread:
     """Belongs to the thread of the step loop, which polls :attr:`waits_on` with its other sources and calls :meth:`poll`.
 
     The thread owns the host and its engine; ``prepare`` runs in it first. A request waits for at most one step of the draft
-    model before it supersedes another. Should the thread end with an exception, whatever is open and comes later is answered
-    with an error: generations go on without.
+    model before it supersedes another. If the thread ends with an exception, all open and later requests are answered with an
+    error, and generations go on without drafts.
     """
 
     overlaps = True

@@ -1,4 +1,4 @@
-"""Which of several draft models drafts: bandits that start over when what they learnt has stopped being true."""
+"""Bandits that choose among several draft models, and start over when the rewards change."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ SETTLED = 30
 
 
 class ChangeDetector:
-    """Notices that an arm's rewards are no longer what they were on average: Page's two-sided cumulative sum (Page 1954), which
-    tolerates DRIFT and raises the alarm when ALARM of what exceeds it has come together. SETTLED rewards come first.
+    """Detects that the mean of an arm's rewards has changed: Page's two-sided cumulative sum (Page 1954).
+
+    It tolerates DRIFT, and signals a change when the sum of what exceeds it reaches ALARM, after SETTLED rewards at least.
     """
 
     def __init__(self) -> None:
@@ -21,8 +22,8 @@ class ChangeDetector:
         self._mean = 0.0
         self._up = self._down = 0.0
 
-    def seen(self, reward: float) -> bool:
-        """Take in a reward; True when the arm is to be learnt anew."""
+    def add(self, reward: float) -> bool:
+        """Take in a reward. Returns True if the mean has changed."""
         self._count += 1
         self._mean += (reward - self._mean) / self._count
         if self._count <= SETTLED:
@@ -33,9 +34,10 @@ class ChangeDetector:
 
 
 class Bandit(ABC):
-    """Arms with rewards in [0, 1]. When one of them changes all are forgotten (CUSUM-UCB: Liu, Lee, Shroff 2018), so an arm that
-    became worse while it was played is left within some tens of pulls. An arm that became better while it was not played is
-    found out only as often as it is tried at all. ``restarts`` counts the changes.
+    """Arms with rewards in [0, 1]. When one of them changes, all are forgotten (CUSUM-UCB: Liu, Lee, Shroff 2018).
+
+    So an arm that became worse while it was pulled is left within some tens of pulls. An arm that became better while it was
+    not pulled is noticed only when it is tried again. ``restarts`` counts the changes.
     """
 
     def __init__(self, arms: int) -> None:
@@ -53,13 +55,13 @@ class Bandit(ABC):
 
     @abstractmethod
     def choose(self) -> int:
-        """The arm to pull."""
+        """Return the arm to pull."""
 
     def learn(self, arm: int, reward: float) -> None:
-        """What pulling the arm brought. Raises ValueError outside [0, 1], where no bound holds."""
+        """Take in the reward of a pull. Raises ValueError outside [0, 1], where no bound holds."""
         if not 0 <= reward <= 1:
             raise ValueError(f"a reward lies in [0, 1], not {reward}")
-        if self._changes[arm].seen(reward):
+        if self._changes[arm].add(reward):
             self.restarts += 1
             self._begin()
         self.counts[arm] += 1
@@ -71,7 +73,7 @@ class UcbTuned(Bandit):
     """UCB1-Tuned (Auer, Cesa-Bianchi, Fischer 2002, section 4): UCB1 with the arm's own variance in its bound."""
 
     def choose(self) -> int:
-        """The arm with the highest upper bound, any that was never pulled first."""
+        """Return the arm with the highest upper bound, any that was never pulled first."""
         if 0 in self.counts:
             return self.counts.index(0)
         time = log(sum(self.counts))
@@ -86,8 +88,10 @@ class UcbTuned(Bandit):
 
 
 class Thompson(Bandit):
-    """Thompson sampling with a Beta(1, 1) for each arm, of which a reward is that part of a success (Agrawal, Goyal 2012), and
-    no sample below the posterior's mean (optimistic Bayesian sampling: May, Korda, Lee, Leslie 2012).
+    """Thompson sampling with a Beta(1, 1) prior for each arm (Agrawal, Goyal 2012).
+
+    A reward counts as that part of a success. No sample is below the posterior's mean (optimistic Bayesian sampling: May,
+    Korda, Lee, Leslie 2012).
     """
 
     def __init__(self, arms: int, seed: int = 0) -> None:
@@ -95,7 +99,7 @@ class Thompson(Bandit):
         self._random = random.Random(seed)
 
     def choose(self) -> int:
-        """The arm with the highest sample."""
+        """Return the arm with the highest sample."""
         samples = [self._sample(won, count) for won, count in zip(self.sums, self.counts, strict=True)]
         return samples.index(max(samples))
 

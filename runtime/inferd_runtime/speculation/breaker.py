@@ -1,8 +1,9 @@
-"""Circuit breakers: what costs more than it brings is turned off, and tried again ever more rarely until it pays."""
+"""Circuit breakers: drafting that costs more than it saves is turned off, and tried again ever more rarely until it pays."""
 
 from __future__ import annotations
 
 LONG_MATCH = 12
+"""Tokens of context from which on a match counts as long."""
 CREDIT = 1.0
 MOST_CREDIT = 8.0
 FIRST_WAIT = 8
@@ -11,12 +12,11 @@ CONTROL_EVERY = 100
 
 
 class SourceBreaker:
-    """Whether one source may draft for one request, by an account of what its drafts won and lost, in plain steps' time.
+    """Decides if one source may draft for one request, by an account of what its drafts gained and lost, in plain steps' time.
 
-    It begins with CREDIT and may win up to MOST_CREDIT; when all is lost, the source rests. It is tried again after 8 steps,
-    then 16, and so on; with a long match after the first step, then the second, the fourth, and so on. One trial that pays
-    turns it on again. So whatever a source does, it costs a request a step or two at most, and then ever less: a short request
-    is not the place to find out that a source which served others well is wrong here.
+    The account begins with CREDIT and grows to MOST_CREDIT at most; when it is used up, the source rests. It is tried again
+    after 8 steps, then 16, and so on; with a long match after the first step, then the second, the fourth, and so on. One trial
+    that pays turns it on again. So a source can cost a request no more than a step or two, and then ever less.
     """
 
     def __init__(self) -> None:
@@ -30,15 +30,15 @@ class SourceBreaker:
         """False while the source rests."""
         return self._on
 
-    def allows(self, match: int) -> bool:
-        """Whether the source may draft in this step, on ``match`` tokens of context. Asked once a step."""
+    def try_draft(self, match: int) -> bool:
+        """Count a step, and return True if the source may draft in it, on ``match`` tokens of context. Called once a step."""
         if self._on:
             return True
         self._rested += 1
         return self._rested >= (self._wait // FIRST_WAIT if match >= LONG_MATCH else self._wait)
 
     def report(self, gain: float) -> None:
-        """What a verified draft was worth: (1 + accepted) / (the step's time with it / without it)."""
+        """Take in the gain of a verified draft: (1 + accepted) / (the step's time with it / without it)."""
         if self._on:
             self._account = min(MOST_CREDIT, self._account + (gain - 1 if gain >= 1 else 1 - 1 / gain))
             if self._account < 0:
@@ -50,10 +50,10 @@ class SourceBreaker:
 
 
 class EngineBreaker:
-    """Whether anything is drafted at all, by tokens per second of steps with drafts against steps without.
+    """Decides if anything is drafted at all, by tokens per second of steps with drafts against steps without.
 
-    Both are told relative to what a step without drafts should take at their batch, so that different batches compare. Two
-    windows running of a rate more than 2 % behind open it; after a pause one window is tried, and each failure doubles the
+    Both are reported relative to what a step without drafts should take at their batch, so that different batches compare. Two
+    windows in a row with a rate more than 2 % lower open it; after a pause one window is tried, and each failure doubles the
     pause.
     """
 
@@ -74,8 +74,8 @@ class EngineBreaker:
         self._pause = self.FIRST_PAUSE
         self._left = 0
 
-    def allows(self) -> bool:
-        """Whether the next step may draft. Asked once for every step that could."""
+    def try_draft(self) -> bool:
+        """Count a step that could draft, and return True if it may."""
         if self.state == "open":
             self._left -= 1
             if self._left > 0:
@@ -85,20 +85,21 @@ class EngineBreaker:
 
     @property
     def wants_control(self) -> bool:
-        """Whether a step should go without drafts for comparison: about every hundredth, but the rarer the more drafting brings,
-        so that comparing never costs more than 1 %.
+        """True if the next step should go without drafts for comparison.
+
+        About every hundredth should, but the rarer the more drafting gains, so that comparing never costs more than 1 %.
         """
         return self._since_control >= CONTROL_EVERY * max(1.0, self.gain)
 
     def plain(self, slowness: float) -> None:
-        """A step without drafts took ``slowness`` times as long as expected."""
+        """Take in a step without drafts, which took ``slowness`` times as long as expected."""
         self._controls += 1
         self._since_control = 0
         rate = max(0.05, 1 / self._controls)
         self._control_time += rate * (min(4.0, slowness) - self._control_time)
 
     def drafted(self, tokens: float, slowness: float) -> None:
-        """A step with drafts brought ``tokens`` times as much as one without, in ``slowness`` times the time of one."""
+        """Take in a step with drafts: ``tokens`` times the tokens of one without, in ``slowness`` times its time."""
         if self.state == "open":
             return
         self._since_control += 1

@@ -1,4 +1,4 @@
-"""Two vocabularies: what one model has written, as the other would read it."""
+"""The bridge between two vocabularies: text of the target in tokens of the draft model, and the draft back in the target's."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 WINDOW = 48
-"""Bytes of text before new text that are tokenised again with it."""
-MEMORY = 6 << 10
-"""Bytes of text that are spelled at once at most: of a longer context the draft model reads the end."""
+"""Bytes of text before new text that are tokenized again with it."""
+MAX_BYTES = 6 << 10
+"""Bytes of text that are tokenized at once at most: of a longer context the draft model reads the end."""
 SPECIAL_BYTES = 64
-"""What stands for no text counts as so many, for it is a text less to spell in one go."""
+"""A token without text counts as so many, as it splits the text."""
 PIECES = (2048, 64)
-"""Bytes that are spelled in one go, and where that fails, so that one bad place stays alone."""
+"""Bytes that are tokenized at once, and where that fails, so that one bad place does not affect the rest."""
 LONGEST = 16
-"""Bytes of the longest token that bytes are spelled with where the tokenizer cannot help."""
+"""Bytes of the longest token that is used where the tokenizer cannot tokenize the bytes."""
 RATIOS = (0.25, 4.0)
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """``tokens``: the bytes of every id, b"" for what stands for no text (special, unused and padded ids); ``special``: ids of
-    special tokens by name; ``encode``: text to ids, without special tokens.
+    """A model's vocabulary.
+
+    ``tokens``: the bytes of every id, b"" for ids without text (special, unused and padded ones); ``special``: ids of special
+    tokens by name; ``encode``: text to ids, without special tokens.
     """
 
     tokens: Sequence[bytes]
@@ -35,7 +37,7 @@ class Vocabulary:
 
     @cached_property
     def checksum(self) -> str:
-        """A hex digest of id -> bytes. Padding behind the last token does not count: models pad to different widths."""
+        """A hex digest of id -> bytes, without padding after the last token, as models pad to different widths."""
         used = len(self.tokens)
         while used and not self.tokens[used - 1]:
             used -= 1
@@ -48,7 +50,7 @@ class Vocabulary:
 
     @cached_property
     def names(self) -> Mapping[int, str]:
-        """Special tokens' names by id."""
+        """The names of special tokens by id."""
         return {number: name for name, number in self.special.items()}
 
     @cached_property
@@ -61,12 +63,12 @@ class Vocabulary:
         return found
 
     def index(self) -> None:
-        """Look over all tokens once, which takes a while: not in a step."""
-        len(self.sizes)  # keeps it
+        """Compute :attr:`sizes` ahead of time, as it takes too long within a step."""
+        len(self.sizes)
 
     @cached_property
     def sizes(self) -> Mapping[bytes, Sequence[int]]:
-        """By the first two bytes of tokens (or the only one): how many bytes those have, LONGEST at most, longest first."""
+        """The lengths of tokens in bytes, LONGEST at most, longest first, by their first two bytes (or the only one)."""
         found: dict[bytes, set[int]] = {}
         for token in self.by_bytes:
             if len(token) <= LONGEST:
@@ -74,17 +76,17 @@ class Vocabulary:
         return {start: sorted(sizes, reverse=True) for start, sizes in found.items()}
 
     def text(self, tokens: Sequence[int]) -> bytes:
-        """The bytes of tokens."""
+        """Return the bytes of tokens."""
         return b"".join(map(self.piece, tokens))
 
     def piece(self, token: int) -> bytes:
-        """The bytes of one token; b"" for an id that is none."""
+        """Return the bytes of one token; b"" for an unknown id."""
         return self.tokens[token] if 0 <= token < len(self.tokens) else b""
 
-    def spell(self, data: bytes) -> list[int] | None:
-        """The tokens that the tokenizer makes of whole characters, if their bytes are ``data``; else None.
+    def tokenize(self, data: bytes) -> list[int] | None:
+        """Return the tokenizer's tokens of ``data``, whole characters; None if their bytes are not ``data``.
 
-        Some tokenizers put a space before every text: it is found in front and taken away.
+        Some tokenizers put a space before every text: it is removed.
         """
         try:
             text = data.decode()
@@ -97,7 +99,7 @@ class Vocabulary:
         return self._behind(self.encode("\n" + text), (b"\n", b" \n"), data)
 
     def _behind(self, tokens: list[int], fronts: tuple[bytes, bytes], data: bytes) -> list[int] | None:
-        """The tokens behind one of the fronts, if those are exactly ``data``."""
+        """Return the tokens after one of the ``fronts``, if their bytes are exactly ``data``."""
         pieces = [self.piece(token) for token in tokens]
         if not all(pieces):
             return None
@@ -108,22 +110,22 @@ class Vocabulary:
                 return tokens[ends.index(len(front)) :]
         return None
 
-    def spell_all(self, data: bytes, pieces: Sequence[int] = PIECES) -> list[int]:
-        """Whatever the bytes are: piece by piece, what the tokenizer cannot spell in smaller pieces, and the rest greedily.
+    def tokenize_all(self, data: bytes, pieces: Sequence[int] = PIECES) -> list[int]:
+        """Return tokens of any bytes: piece by piece, in smaller pieces where that fails, and greedily where those fail.
 
-        The tokenizer reads all of it once for each size at most, twice where it puts a space in front.
+        The tokenizer reads all of it once for each size at most, twice if it puts a space in front.
         """
         size, *smaller = pieces
         tokens: list[int] = []
         for piece in cut(data, size):
-            spelled = self.spell(piece)
-            if spelled is None and smaller and len(piece) > smaller[0]:
-                spelled = self.spell_all(piece, smaller)
-            tokens += self._spell_greedily(piece) if spelled is None else spelled
+            tokenized = self.tokenize(piece)
+            if tokenized is None and smaller and len(piece) > smaller[0]:
+                tokenized = self.tokenize_all(piece, smaller)
+            tokens += self._tokenize_greedily(piece) if tokenized is None else tokenized
         return tokens
 
-    def _spell_greedily(self, data: bytes) -> list[int]:
-        """Always the longest token that fits; bytes that no token begins with are left out."""
+    def _tokenize_greedily(self, data: bytes) -> list[int]:
+        """Return tokens of the bytes, always the longest that fits. Bytes that no token begins with are left out."""
         tokens, at = [], 0
         while at < len(data):
             size = self._longest_at(data, at)
@@ -133,7 +135,7 @@ class Vocabulary:
         return tokens
 
     def _longest_at(self, data: bytes, at: int) -> int:
-        """Bytes of the longest token that stands there; 0: none does."""
+        """Return the bytes of the longest token at that index; 0 if there is none."""
         for size in self.sizes.get(data[at : at + 2], ()):
             if data[at : at + size] in self.by_bytes:
                 return size
@@ -141,39 +143,42 @@ class Vocabulary:
 
 
 class Followed(NamedTuple):
-    """What became of a stream: how many of its tokens have come true, and whether nothing contradicts the rest."""
+    """What became of a stream: ``used`` tokens of it were committed; ``agreed``: nothing contradicts the rest."""
 
     used: int
     agreed: bool
 
 
-class Spelling(Protocol):
-    """What a generation has committed, in the draft model's tokens; and the draft, in the target's.
+class TokenBridge(Protocol):
+    """Translates a generation's committed tokens into the draft model's, and the draft into the target's.
 
-    ``path``: the committed text as the draft model reads it, less what its next token has to begin with. ``changed_from``:
-    where the last :meth:`follow` changed the path.
+    ``path``: the committed text in the draft model's tokens, without an unfinished end that its next token has to begin with.
+    ``changed_from``: the index from which the last :meth:`follow` changed the path.
     """
 
     path: list[int]
     changed_from: int
 
     def follow(self, tokens: Sequence[int], stream: Sequence[int]) -> Followed:
-        """The target committed ``tokens``, the draft model guessed ``stream``."""
+        """Extend the path by committed ``tokens`` of the target, and compare them with the draft model's ``stream``."""
         ...
 
     def render(
         self, stream: Sequence[int], confidence: Sequence[float], *, ended: bool
     ) -> tuple[list[int], list[float]]:
-        """The stream in the target's tokens, continuing exactly behind what was committed. ``ended``: no more can follow."""
+        """Return the stream, and its confidences, in the target's tokens, exactly after the committed ones.
+
+        ``ended``: the stream does not go on.
+        """
         ...
 
     def wanted(self, count: int) -> int:
-        """How many draft tokens it takes for ``count`` tokens of the target."""
+        """Return how many draft tokens it takes for ``count`` tokens of the target."""
         ...
 
 
 class SharedVocabulary:
-    """Both models have the same tokens. Ids outside ``width`` are the draft model's alone."""
+    """The bridge of two models with the same tokens. Only ids below ``width`` are the target's, too."""
 
     def __init__(self, width: int) -> None:
         self.path: list[int] = []
@@ -181,7 +186,7 @@ class SharedVocabulary:
         self._width = width
 
     def follow(self, tokens: Sequence[int], stream: Sequence[int]) -> Followed:
-        """See :class:`Spelling`."""
+        """See :class:`TokenBridge`."""
         self.changed_from = len(self.path)
         self.path.extend(tokens)
         used = common_prefix(tokens, stream)
@@ -190,24 +195,24 @@ class SharedVocabulary:
     def render(
         self, stream: Sequence[int], confidence: Sequence[float], *, ended: bool
     ) -> tuple[list[int], list[float]]:
-        """See :class:`Spelling`."""
+        """See :class:`TokenBridge`."""
         fine = next((at for at, token in enumerate(stream) if token >= self._width), len(stream))
         return list(stream[:fine]), list(confidence[:fine])
 
     def wanted(self, count: int) -> int:
-        """See :class:`Spelling`."""
+        """See :class:`TokenBridge`."""
         return count
 
 
 class VocabularyBridge:
-    """Two tokenizers. Text is what both agree on: a boundary that both have is an agreement point, and from the last one
-    before it, text is tokenised again when more arrives (compare TLI of Timor et al. 2025, arXiv 2502.05202).
+    """The bridge of two tokenizers, by way of the text (compare TLI of Timor et al. 2025, arXiv 2502.05202).
 
-    Of a text that is longer than MEMORY bytes only the end goes over at once, behind its first token where that is special:
-    otherwise the step loop would stand still while it is spelled. What is added later stays.
+    When text arrives, a window of WINDOW bytes before it is tokenized again with it. Of more than MAX_BYTES bytes at once only
+    the end is translated, after its first token if that is special: otherwise the step loop would wait for the tokenizer. What
+    is added later stays.
 
-    It may find nothing to propose, or something that the target would not write: verification is what makes the output
-    right. It never proposes an id that stands for no text.
+    It may find nothing to propose, or something that the target would not write, which verification rejects. It never proposes
+    an id without text.
     """
 
     def __init__(self, target: Vocabulary, draft: Vocabulary) -> None:
@@ -216,23 +221,23 @@ class VocabularyBridge:
         self._target = target
         self._draft = draft
         self._segment = 0
-        """Where in the path the text behind the last special token begins."""
-        self._owed = b""
-        """Committed bytes behind the path: the next draft token has to begin with them."""
+        """The index in the path after the last special token."""
+        self._unfinished = b""
+        """Committed bytes after the path: the next draft token has to begin with them."""
         self._tail: list[int] = []
         self._read = self._written = 1
 
     def follow(self, tokens: Sequence[int], stream: Sequence[int]) -> Followed:
-        """See :class:`Spelling`."""
+        """See :class:`TokenBridge`."""
         self.changed_from = len(self.path)
-        start = self._memorable_from(tokens)
+        start = self._window_start(tokens)
         if start:
-            self._forget(tokens[0])
+            self._restart(tokens[0])
             tokens = tokens[start:]
         before = len(self.path)
-        self._remember(tokens)
+        self._keep_tail(tokens)
         if stream and not start and all(map(self._target.piece, tokens)):
-            followed = self._consume(self._owed + self._target.text(tokens), stream)
+            followed = self._consume(self._unfinished + self._target.text(tokens), stream)
         else:
             self._write(tokens)
             followed = Followed(0, not stream)
@@ -240,8 +245,8 @@ class VocabularyBridge:
         self._written += max(0, len(self.path) - before)
         return followed
 
-    def _remember(self, tokens: Sequence[int]) -> None:
-        """Keep the end of the target's tokens: WINDOW bytes or a little more, none from before a special token."""
+    def _keep_tail(self, tokens: Sequence[int]) -> None:
+        """Keep the last tokens of the target: WINDOW bytes or a little more, none before a special token."""
         for token in tokens[-WINDOW:]:
             self._tail = [*self._tail, token] if self._target.piece(token) else []
         size = len(self._target.text(self._tail))
@@ -252,7 +257,7 @@ class VocabularyBridge:
             size -= len(self._target.piece(self._tail.pop(0)))
 
     def _consume(self, data: bytes, stream: Sequence[int]) -> Followed:
-        """How much of the stream comes true with ``data``. Where that ends within a token of the stream, the rest is owed."""
+        """Append the part of the stream that ``data`` confirms to the path. An end within a token of the stream is unfinished."""
         at = used = 0
         for token in stream:
             piece = self._draft.piece(token)
@@ -262,16 +267,16 @@ class VocabularyBridge:
         self.path += stream[:used]
         rest = data[at:]
         if used < len(stream) and rest and self._draft.piece(stream[used]).startswith(rest):
-            self._owed = rest
+            self._unfinished = rest
             return Followed(used, True)
-        self._owed = b""
+        self._unfinished = b""
         self._write_text(rest, ends=False)
         return Followed(used, not rest or used == len(stream))
 
     def _write(self, tokens: Sequence[int]) -> None:
-        """Put tokens on the path, text by text between the special ones."""
-        text = bytearray(self._owed)
-        self._owed = b""
+        """Append tokens to the path, text by text between the special ones."""
+        text = bytearray(self._unfinished)
+        self._unfinished = b""
         for token in tokens:
             piece = self._target.piece(token)
             text += piece
@@ -281,9 +286,9 @@ class VocabularyBridge:
                 self._write_special(token)
         self._write_text(bytes(text), ends=False)
 
-    def _memorable_from(self, tokens: Sequence[int]) -> int:
-        """Where the last MEMORY bytes begin, at a whole character."""
-        left, start = MEMORY, len(tokens)
+    def _window_start(self, tokens: Sequence[int]) -> int:
+        """Return the index at which the last MAX_BYTES bytes begin, at a whole character."""
+        left, start = MAX_BYTES, len(tokens)
         while start and left > 0:
             start -= 1
             left -= len(self._target.piece(tokens[start])) or SPECIAL_BYTES
@@ -295,23 +300,23 @@ class VocabularyBridge:
         piece = self._target.piece(token)
         return not piece or starts_character(piece)
 
-    def _forget(self, first: int) -> None:
-        """Begin anew, behind the context's first token where that is special: models of that kind never saw a text without."""
+    def _restart(self, first: int) -> None:
+        """Start a new path, after the context's first token if that is special, as such models never saw a text without it."""
         begun = bool(self.path)
         self.path = [token for token in self.path[:1] if not self._draft.piece(token)]
-        self._owed, self._segment, self.changed_from = b"", len(self.path), 0
+        self._unfinished, self._segment, self.changed_from = b"", len(self.path), 0
         if not begun and not self._target.piece(first):
             self._write_special(first)
 
     def _write_special(self, token: int) -> None:
-        """A special token of the same name stands for it, where there is one."""
+        """Append the draft model's special token of the same name, if there is one."""
         number = self._draft.special.get(self._target.names.get(token, ""))
         if number is not None:
             self.path.append(number)
         self._segment = len(self.path)
 
     def _write_text(self, data: bytes, *, ends: bool) -> None:
-        """Tokenise a window of the path again, together with new text. A character that is not complete is owed."""
+        """Tokenize a window of the path again, together with new text. An incomplete character is unfinished."""
         if not data:
             return
         start, size = len(self.path), 0
@@ -322,20 +327,20 @@ class VocabularyBridge:
             size += len(self._draft.piece(self.path[start]))
         text = self._draft.text(self.path[start:]) + data
         whole = len(text) if ends else complete_characters(text)
-        text, self._owed = text[:whole], text[whole:]
+        text, self._unfinished = text[:whole], text[whole:]
         self.changed_from = min(self.changed_from, start)
-        self.path[start:] = self._draft.spell_all(text)
+        self.path[start:] = self._draft.tokenize_all(text)
 
     def render(
         self, stream: Sequence[int], confidence: Sequence[float], *, ended: bool
     ) -> tuple[list[int], list[float]]:
-        """See :class:`Spelling`. The last token is kept where the text ends: elsewhere more text might make another of it."""
+        """See :class:`TokenBridge`. The last token is left out unless the stream ended, as more text might change it."""
         pieces = [self._draft.piece(token) for token in stream]
         known = next((at for at, piece in enumerate(pieces) if not piece), len(pieces))
         text = b"".join(pieces[:known])
-        if not text.startswith(self._owed):
+        if not text.startswith(self._unfinished):
             return [], []
-        data = text[len(self._owed) :]
+        data = text[len(self._unfinished) :]
         tail = self._target.text(self._tail)
         data = data[: complete_characters(tail + data) - len(tail)] if data else b""
         tokens = self._behind_tail(tail, data)
@@ -344,20 +349,20 @@ class VocabularyBridge:
         return tokens, self._spread(tokens, pieces[:known], confidence)
 
     def _behind_tail(self, tail: bytes, data: bytes) -> list[int]:
-        """``data`` as tokens of the target: as it goes on from the tail if the tail is spelled as it was written, else alone."""
+        """Return ``data`` in tokens of the target: tokenized with the tail, if that keeps the tail's tokens, else alone."""
         if not data:
             return []
-        together = self._target.spell(tail + data)
+        together = self._target.tokenize(tail + data)
         if together is not None and together[: len(self._tail)] == self._tail:
             return together[len(self._tail) :]
-        return self._target.spell(data) or []
+        return self._target.tokenize(data) or []
 
     def _spread(self, tokens: Sequence[int], pieces: Sequence[bytes], confidence: Sequence[float]) -> list[float]:
-        """Each token as sure as the draft tokens that begin within it."""
+        """Return each token's confidence: the product of those of the draft tokens that begin within it."""
         if not confidence:
             return []
         begins = [0, *accumulate(map(len, pieces))]
-        ends = accumulate((len(self._target.piece(token)) for token in tokens), initial=len(self._owed))
+        ends = accumulate((len(self._target.piece(token)) for token in tokens), initial=len(self._unfinished))
         chances, at, end = [], 0, next(ends)
         for end in ends:
             chance = 1.0
@@ -368,13 +373,13 @@ class VocabularyBridge:
         return chances
 
     def wanted(self, count: int) -> int:
-        """See :class:`Spelling`. One more, because the last is not certain."""
+        """See :class:`TokenBridge`. One more, as the last may change."""
         least, most = RATIOS
         return math.ceil((count + 1) * min(most, max(least, self._written / self._read)))
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences begin with together."""
+    """Return the length of the longest common prefix of two sequences."""
     for at, (first, second) in enumerate(zip(one, other, strict=False)):
         if first != second:
             return at
@@ -382,14 +387,12 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def starts_character(piece: bytes) -> bool:
-    """Whether it begins with the first byte of a UTF-8 character."""
+    """True if the bytes begin with the first byte of a UTF-8 character."""
     return bool(piece) and piece[0] & 0xC0 != 0x80
 
 
 def cut(data: bytes, size: int) -> list[bytes]:
-    """Pieces of ``size`` bytes at most, where there is a choice before a space or behind the end of a line, else between
-    characters.
-    """
+    """Return pieces of ``size`` bytes at most, cut before a space or after a line's end if possible, else between characters."""
     pieces, at = [], 0
     while len(data) - at > size:
         end = at + size
@@ -404,7 +407,7 @@ def cut(data: bytes, size: int) -> list[bytes]:
 
 
 def complete_characters(data: bytes) -> int:
-    """How many bytes there are without the incomplete character at the end."""
+    """Return the number of bytes without an incomplete character at the end."""
     for back in range(1, min(4, len(data)) + 1):
         lead = data[-back]
         if lead & 0xC0 != 0x80:

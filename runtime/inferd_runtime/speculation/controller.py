@@ -1,4 +1,4 @@
-"""Which guesses are verified: those that make the whole batch faster, by a model of what they bring and what they cost."""
+"""The controller: it chooses which draft tokens a step verifies, so that the batch emits most tokens per second."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ OWN = "program"
 
 
 class DraftSelection(NamedTuple):
-    """What is verified of each draft, and the tokens per second that are expected of it."""
+    """The verified part of each draft, and the expected tokens per second."""
 
     drafts: list[Draft]
     rate: float
 
 
 class Controller:
-    """Gives out the rows of a step. All drafts' nodes stand in one line, likeliest first; of its beginnings the one with the
-    most expected tokens per second is verified, and none at all is one of them (the goodput of TurboSpec, 2406.14066, with
-    rows given out one by one over the batch).
+    """Divides the rows of a step among drafts.
+
+    The nodes of all drafts are sorted, likeliest first, and the prefix with the most expected tokens per second is verified; the
+    empty one is a candidate (the goodput of TurboSpec, arXiv 2406.14066, with rows given out one by one over the batch).
     """
 
     def __init__(self, times: StepTimes, survival: Survival | None = None) -> None:
@@ -34,7 +35,7 @@ class Controller:
         self.survival = survival or Survival()
         self.breaker = EngineBreaker()
         self.compares = False
-        """Whether the step under way goes without drafts for the sake of comparison; whoever measures should not leave it out."""
+        """True if the current step goes without drafts for comparison. Its time must be learnt from."""
         self._own = False
 
     @property
@@ -43,10 +44,10 @@ class Controller:
         return self.breaker.state
 
     def allocate(self, drafts: Sequence[Draft], shape: StepShape, budget: int) -> list[Draft]:
-        """What is verified of each draft in a step that has this shape without any; ``budget`` rows may be added in all.
+        """Return what is verified of each draft in a step of this shape, to which ``budget`` rows may be added in all.
 
-        A program's own drafts always pass, as far as the budget goes: the program knows what it does. Everything else waits
-        while the engine's breaker is open, and in the steps that it wants for comparison.
+        A program's own drafts always pass, as far as the budget goes. Others do not while the engine's breaker is open
+        or in steps for comparison.
         """
         plain, granted, rest = shape, [NO_DRAFT] * len(drafts), []
         for at, draft in enumerate(drafts):
@@ -57,21 +58,21 @@ class Controller:
             elif draft.tokens:
                 rest.append(at)
         self._own = shape is not plain
-        if rest and budget > 0 and self._may_draft(plain):
+        if rest and budget > 0 and self._try_draft(plain):
             for at, draft in zip(
                 rest, self.choose([drafts[at] for at in rest], len(drafts), shape, budget), strict=True
             ):
                 granted[at] = draft
         return granted
 
-    def _may_draft(self, plain: StepShape) -> bool:
+    def _try_draft(self, plain: StepShape) -> bool:
         self.compares = self.breaker.wants_control and _decodes_only(plain) and not self._own
-        return self.breaker.allows() and not self.compares
+        return self.breaker.try_draft() and not self.compares
 
     def choose(self, drafts: Sequence[Draft], sequences: int, shape: StepShape, budget: int) -> list[Draft]:
-        """The best part of these drafts, none of them empty, in a step that brings ``sequences`` tokens without any.
+        """Return the best part of these non-empty drafts in a step that emits ``sequences`` tokens without any.
 
-        Where a tree costs more than a chain, it has to beat the chains alone.
+        If a tree costs more than a chain, trees are chosen only where they beat the chains alone.
         """
         best = self._best(drafts, sequences, shape, budget)
         trees = sum(not draft.is_chain for draft in best.drafts) if self.times.tree else 0
@@ -84,12 +85,12 @@ class Controller:
         return best.drafts if best.rate * without / seconds > chains.rate else chains.drafts
 
     def _best(self, drafts: Sequence[Draft], sequences: int, shape: StepShape, budget: int) -> DraftSelection:
-        """The best beginning of the line of all nodes."""
+        """Return the best prefix of all nodes, likeliest first."""
         if len(drafts) == 1 and len(drafts[0].tokens) <= budget and drafts[0].is_chain:
             return self._best_alone(drafts[0], sequences, shape)
         lengths = [len(draft.tokens) for draft in drafts]
         survival = np.fromiter(chain.from_iterable([draft.survival for draft in drafts]), np.float64, sum(lengths))
-        # Stable, so that a node never stands before its parent, which is as likely or more.
+        # Stable, so that a node never comes before its parent, which is as likely or more.
         order = np.argsort(-survival, kind="stable")[: max(0, budget)]
         tokens = np.concatenate(((sequences,), survival[order])).cumsum()
         rates = tokens / (self.times.array(shape, len(order)) - self._elsewhere(sequences, shape))
@@ -103,7 +104,7 @@ class Controller:
         )
 
     def _best_alone(self, draft: Draft, sequences: int, shape: StepShape) -> DraftSelection:
-        """The same for one chain, which stands in line already; lists are quicker than arrays here."""
+        """Return the same for one chain, which is sorted already; lists are quicker than arrays here."""
         seconds, elsewhere = self.times.times(shape, len(draft.tokens)), self._elsewhere(sequences, shape)
         tokens, best, length = float(sequences), sequences / (seconds[0] - elsewhere), 0
         for count, survival in enumerate(draft.survival, 1):
@@ -114,18 +115,18 @@ class Controller:
         return DraftSelection([_cut(draft, length)], best)
 
     def _elsewhere(self, sequences: int, shape: StepShape) -> float:
-        """Seconds that go into what else stands in the step: prompts, a program's own drafts.
+        """Return the seconds of the step's other rows: prompts, a program's own drafts.
 
-        It takes place anyway; counted in, it would make time look cheap and every guess worth a try.
+        They are spent anyway; counted in, they would make a row look cheap.
         """
         if shape.rows == sequences:
             return 0.0
         return self.times.time(shape) - self.times.time(StepShape(sequences, sequences, shape.context))
 
     def learn(self, shape: StepShape, plain: StepShape, emitted: int, seconds: float | None) -> None:
-        """After a step: its ``shape``, what that would have been without drafts, the tokens ``emitted`` and how long it took
-        (None: nobody measured). Steps that also read prompts, or that verify a program's own draft, teach what steps cost but
-        do not judge drafting.
+        """Learn from a step: its ``shape``, its shape without drafts, the ``emitted`` tokens and its time (None: not measured).
+
+        Steps that also read prompts, or that verify a program's own draft, count for the times but not for the breaker.
         """
         own, self._own, self.compares = self._own, False, False
         if seconds is None:
@@ -144,7 +145,7 @@ def _decodes_only(plain: StepShape) -> bool:
 
 
 def _cut(draft: Draft, count: int) -> Draft:
-    """The likeliest ``count`` nodes. A chain's are its first ones."""
+    """Return the likeliest ``count`` nodes of a draft."""
     if count >= len(draft.tokens):
         return draft
     if count <= 0:

@@ -1,8 +1,8 @@
-"""Lookup in what the same tenant's other generations wrote. Only for requests that ask for it.
+"""The source that looks up the end of the context in other outputs of the same tenant, for requests that opt in.
 
-A draft that is accepted is faster than one that is not, so what a corpus holds can be told from outside by timing. Therefore it
-never leaves its tenant, and holds outputs of requests that opted in, never prompts. Nor does what others do change it: were it
-to make room for theirs, its loss would tell a tenant that they are at work.
+An accepted draft is faster than a rejected one, so a corpus's content can be observed from outside by timing. Therefore it
+never leaves its tenant, and holds outputs of requests that opted in, never prompts. Other tenants do not affect it either: if it
+made room for theirs, its loss would show a tenant that they are at work.
 """
 
 from __future__ import annotations
@@ -17,31 +17,30 @@ from inferd_runtime.speculation.ngram import MAX_DRAFT, look_up
 from inferd_runtime.speculation.ngram_index import END, REACH, NgramIndex
 
 ORDERS = (4, 8)
-"""Two or three tokens in common say little about what another text goes on with."""
+"""Shorter matches say little about how another text goes on."""
 CAPACITY = 1 << 18
 """Tokens of one tenant; the oldest are forgotten. About 24 bytes each, 8 MB in all."""
 CONTRIBUTION = 32_768
-"""Tokens that one generation leaves behind, at most: its first."""
+"""Tokens that one generation contributes at most: its first ones."""
 
 
 class Corpus:
-    """What one tenant's generations wrote with one model, one output behind the other."""
+    """The outputs of one tenant's generations with one model, one after the other."""
 
     def __init__(self, capacity: int = CAPACITY, builder: Executor | None = None) -> None:
         """``capacity`` in tokens, 2**20 at most; ``builder`` indexes in the background and belongs to the caller."""
         self.index = NgramIndex(ORDERS, capacity, builder)
 
     def add(self, output: Sequence[int]) -> None:
-        """Remember a whole output."""
+        """Add a whole output."""
         self.index.extend([*output, END])
 
 
 class Corpora:
     """The corpora of one model, by tenant.
 
-    Each tenant has as much room as it would have alone, and there is no bound on all together: the operator names the tenants,
-    so these are as many as it has memory for. A bound would let one tenant's use cost another its corpus, or its turn to have
-    one, and both can be timed.
+    Each tenant has as much room as it would have alone, and all together have no bound: the operator names the tenants, and so
+    has memory for them. With a bound, one tenant's use could cost another its corpus, which can be timed.
     """
 
     def __init__(self, builder: Executor | None = None, capacity: int = CAPACITY) -> None:
@@ -51,24 +50,24 @@ class Corpora:
         self._corpora: dict[str, Corpus] = {}
 
     def of(self, tenant: str) -> Corpus:
-        """The tenant's corpus, new where there is none."""
+        """Return the tenant's corpus, a new one if there is none."""
         corpus = self._corpora.get(tenant)
         if corpus is None:
             corpus = self._corpora[tenant] = Corpus(self._capacity, self._builder)
         return corpus
 
     def drafter(self, tenant: str, max_draft: int = MAX_DRAFT, tree: bool = True) -> CorpusDrafter:
-        """A source for one generation of that tenant."""
+        """Return a drafter for one generation of that tenant."""
         return CorpusDrafter(self.of(tenant), max_draft, tree)
 
 
 class CorpusDrafter(Drafter):
-    """Proposes how other outputs went on where they read like the end of this context; leaves its own behind when it ends."""
+    """Proposes how other outputs went on after the end of this context, and adds its own output when it ends."""
 
     source = "corpus"
 
     def __init__(self, corpus: Corpus, max_draft: int = MAX_DRAFT, tree: bool = True) -> None:
-        """``tree``: whether to propose two continuations."""
+        """``tree``: propose two continuations."""
         self._corpus = corpus
         self._max_draft = max_draft
         self._tree = tree
@@ -76,7 +75,7 @@ class CorpusDrafter(Drafter):
         self._output: array[int] | None = None
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """The first call brings the prompt, which is not contributed; the others output."""
+        """Keep the output. The first call brings the prompt, which is not contributed."""
         self._tail = (self._tail + array("i", tokens[-REACH:]))[-REACH:]
         if self._output is None:
             self._output = array("i")
@@ -84,7 +83,7 @@ class CorpusDrafter(Drafter):
             self._output += array("i", tokens[: CONTRIBUTION - len(self._output)])
 
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
-        """The continuation of the longest match."""
+        """Return the continuation of the longest match."""
         tail = (self._tail + array("i", ahead))[-REACH:]
         return look_up(self._corpus.index, tail, min(limit, self._max_draft), tree=self._tree)
 

@@ -1,4 +1,4 @@
-"""Where guesses come from. A drafter sees committed tokens only; what it proposes can cost time but never change output."""
+"""The interface of a drafter, which guesses next tokens. A guess can cost time but never change the output."""
 
 from __future__ import annotations
 
@@ -8,49 +8,48 @@ from inferd_runtime.speculation.drafts import NOTHING, Proposal
 
 
 class Drafter:
-    """One source of guesses for one generation. Synchronous; whatever it raises turns it off for that generation.
+    """One source of guesses for one generation. Synchronous; an exception turns it off for that generation.
 
-    Memory is bounded by each source itself. Proposing leaves no trace: what is learnt is learnt from :meth:`observe`.
+    It sees committed tokens only, bounds its own memory, and learns in :meth:`observe`, not in :meth:`propose`.
     """
 
     source = "custom"
     """The source's name in counters, one of a closed set."""
     insists = False
-    """Whether what it proposes is verified whatever experience says."""
+    """True if its proposals are verified whatever experience says."""
 
     needed = True
-    """Whether its next guess is: whoever asks sets it to False while other sources guess well enough."""
+    """Set to False by the caller while other sources guess well enough."""
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """The generation starts behind these tokens, the whole context. One that observed the first of them before learns the
-        rest.
-        """
+        """Start a generation after these tokens, the whole context. A drafter that observed the first of them learns the rest."""
         self.observe(prompt)
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """Learn tokens that now stand in the context, in order. The first call brings the prompt."""
+        """Learn newly committed tokens. The first call brings the prompt."""
 
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
-        """Guess at most ``limit`` tokens that follow what was observed and then ``ahead``, which is certain but not committed
-        yet; empty when it has no idea.
+        """Return a guess of at most ``limit`` tokens that follow the observed ones and then ``ahead``, which are certain but not
+        committed yet. Empty if it has none.
         """
         return NOTHING
 
     def feedback(self, proposed: int, accepted: int) -> None:
-        """Of the last proposal, ``proposed`` tokens were verified in a step, and ``accepted`` of those stand."""
+        """Learn that ``proposed`` tokens of the last proposal were verified, and ``accepted`` of them accepted."""
 
     def ready(self) -> bool:
-        """False while a guess is being made elsewhere that is worth waiting for. The generation rests meanwhile."""
+        """False while a guess is being made elsewhere that the generation should wait for."""
         return True
 
     def fork(self) -> Drafter | None:
-        """A drafter for a copy of the context as it was observed, or None where it has to start anew. Only those that can do
-        this stay with their context when a generation is over, for the next one.
+        """Return a drafter for a copy of the context as observed; None if it cannot be forked.
+
+        A drafter that can be forked stays with its context at the end of the generation, for the next one.
         """
         return None
 
     def drop(self) -> None:
-        """The generation is over: give back what is held elsewhere. Nothing is called afterwards."""
+        """Release what is held elsewhere at the end of the generation. No method is called afterwards."""
 
 
 class OfferedDraft(Drafter):
@@ -67,10 +66,10 @@ class OfferedDraft(Drafter):
         self._offer = Proposal(tokens, parents)
 
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
-        """What was offered, cut to the limit. It does not know what the grammar forces."""
+        """Return the offered draft, cut to the limit. It does not know what the grammar forces."""
         offer = self._offer
         return Proposal(offer.tokens[:limit], offer.parents[:limit], confidence=[1.0] * min(limit, len(offer.tokens)))
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """A step has taken the offer; the program learns on its own side."""
+        """Clear the offer, which a step has taken. The program learns on its own side."""
         self._offer = NOTHING

@@ -1,4 +1,4 @@
-"""What sources propose, and the draft that is verified: a tree of guesses, most often a chain."""
+"""Proposals of single sources, and the draft that a step verifies: a tree of guessed tokens, most often a chain."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One source's guess at what follows.
+    """One source's guess of the next tokens.
 
-    ``parents`` (one per token, each smaller than its own index, ROOT for the first; empty: a chain). ``match``: how many
-    tokens of context the guess rests on, for sources that look something up. ``confidence``: per token the chance that it
-    is right when its parent is, where the source knows; empty: experience tells. ``probabilities`` float32[n, V]: the
-    distributions that the tokens were drawn from, for the verifier that needs them.
+    ``parents``: one per token, each smaller than its own index, ROOT for the first (empty: a chain). ``match``: the tokens of
+    context that the guess is based on, for sources that look something up. ``confidence``: per token the chance that it is
+    right if its parent is (empty: not known). ``probabilities`` float32[n, V]: the distributions that the tokens were drawn
+    from, for rejection sampling.
     """
 
     tokens: Sequence[int]
@@ -30,11 +30,11 @@ class Proposal:
     probabilities: Probabilities | None = None
 
     def parent(self, node: int) -> int:
-        """The parent of a node."""
+        """Return the parent of a node."""
         return self.parents[node] if self.parents else node - 1
 
     def first(self, count: int) -> Proposal:
-        """Its first tokens. What was sampled stays whole: how much of it is verified must not be decided afterwards."""
+        """Return its first tokens. A sampled proposal stays whole: how much of it is verified must not depend on its tokens."""
         if count >= len(self.tokens) or self.probabilities is not None:
             return self
         return Proposal(self.tokens[:count], self.parents[:count], self.match, self.confidence[:count])
@@ -45,12 +45,12 @@ NOTHING = Proposal(())
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The guesses that one step verifies, parents before children, depth first.
+    """The tokens that one step verifies, parents before children, depth first.
 
-    ``sources`` says who proposed each token (the first who did), ``survival`` how likely it is that it and all before it
-    are accepted: it never grows from parent to child. ``probabilities`` as in :class:`Proposal`; a draft that has them is a
-    chain. Where such a draft was cut at a token because of what that token is, ``refused`` names it (else -1), and the
-    distributions stay as they were: without them, rejection sampling would favour the tokens that drafts are cut at.
+    ``sources``: the first source that proposed each token. ``survival``: the chance that a token and all before it are
+    accepted; it never grows from parent to child. ``probabilities`` as in :class:`Proposal`; a draft that has them is a chain.
+    If such a draft was cut at a token because of what that token is, ``refused`` is that token (else -1), and the distributions
+    stay: without them, rejection sampling would favour the tokens that drafts are cut at.
     """
 
     tokens: Sequence[int]
@@ -65,23 +65,23 @@ class Draft:
 
     @property
     def uncut_length(self) -> int:
-        """How many tokens it had before any was cut because of what it is: what may depend on its length depends on this."""
+        """The number of tokens before a sampled draft was cut at a token. Decisions may depend on this, not on the length."""
         return len(self.tokens) if self.probabilities is None else len(self.probabilities)
 
     @property
     def is_chain(self) -> bool:
-        """Whether every token follows the one before."""
+        """True if every token follows the one before."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
     def child(self, node: int, token: int) -> int:
-        """The node that follows ``node`` with this token; ROOT where there is none."""
+        """Return the child of ``node`` with this token; ROOT if there is none."""
         for at in range(node + 1, len(self.tokens)):
             if self.parents[at] == node and self.tokens[at] == token:
                 return at
         return ROOT
 
     def select(self, nodes: Sequence[int]) -> Draft:
-        """These nodes alone, in ascending order, each with its parent."""
+        """Return the draft of these nodes alone, ascending. The parent of each must be among them."""
         if len(nodes) == len(self.tokens):
             return self
         place = {ROOT: ROOT} | {node: at for at, node in enumerate(nodes)}
@@ -95,23 +95,23 @@ class Draft:
         )
 
     def likeliest(self, count: int) -> Draft:
-        """The ``count`` nodes that are most likely to be accepted."""
+        """Return the draft of the ``count`` nodes that are most likely to be accepted."""
         if self.probabilities is not None:
             return self._first(max(0, count))
         if count >= len(self.tokens):
             return self
-        # A parent is at least as likely as its children and stands before them: the stable order never leaves it out.
+        # A parent is at least as likely as its children and comes before them: the stable order never leaves it out.
         order = sorted(range(len(self.tokens)), key=lambda node: -self.survival[node])
         return self.select(sorted(order[: max(0, count)]))
 
     def _first(self, count: int) -> Draft:
-        """So many tokens of those that were drawn: a refused one counts."""
+        """Return the first ``count`` of the sampled tokens, among which a refused one counts."""
         if self.probabilities is None or count >= self.uncut_length or count > len(self.tokens):
             return self
         return replace(self.select(range(count)), probabilities=self.probabilities[:count], refused=-1)
 
     def before(self, node: int) -> Draft:
-        """Of a chain, what stands before ``node``, which cannot be verified."""
+        """Return the part of a chain before ``node``, which cannot be verified."""
         if node >= len(self.tokens):
             return self
         cut = self.select(range(node))
@@ -120,7 +120,7 @@ class Draft:
         return replace(cut, probabilities=self.probabilities, refused=self.tokens[node])
 
     def followed_by(self, tokens: Sequence[int], source: str) -> Draft:
-        """A chain with tokens behind it that are certain when all of it holds."""
+        """Return the chain followed by tokens that are certain if all of it is accepted."""
         if not tokens or self.probabilities is not None:
             return self
         count = len(self) + len(tokens)
@@ -130,7 +130,7 @@ class Draft:
         )  # fmt: skip
 
     def without(self, tokens: Collection[int]) -> Draft:
-        """The draft without these tokens and whatever follows them."""
+        """Return the draft without these tokens and their descendants."""
         unwanted = next((node for node, token in enumerate(self.tokens) if token in tokens), None)
         if unwanted is None:
             return self
@@ -143,7 +143,7 @@ class Draft:
         return self.select(list(kept)[1:])
 
     def chain(self) -> Draft:
-        """The likeliest path alone: for places where a tree cannot go."""
+        """Return the likeliest path as a chain."""
         path: list[int] = []
         while True:
             above = path[-1] if path else ROOT
@@ -157,7 +157,7 @@ NO_DRAFT = Draft((), (), (), ())
 
 
 class DraftBuilder:
-    """Merges proposals by prefix: a token that two sources propose at the same place is verified once."""
+    """Merges proposals by prefix: a token that two sources propose in the same place is verified once."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
@@ -168,9 +168,9 @@ class DraftBuilder:
         self._first: Proposal | None = None
 
     def add(self, source: str, proposal: Proposal, survival: Sequence[float]) -> list[int]:
-        """Merge a proposal, whose node ``i`` and all before it are accepted with the chance ``survival[i]``.
+        """Merge a proposal whose node ``i`` and all before it are accepted with the chance ``survival[i]``.
 
-        Returns which node each of its tokens became.
+        Returns the node that each of its tokens became.
         """
         if self._first is None and proposal.tokens:
             self._first = proposal
@@ -195,7 +195,7 @@ class DraftBuilder:
         return node
 
     def build(self) -> tuple[Draft, list[int]]:
-        """The draft, depth first, and where each node that :meth:`add` returned stands in it."""
+        """Return the draft, depth first, and the index in it of each node that :meth:`add` returned."""
         order = self._depth_first()
         place = [0] * len(order)
         for at, node in enumerate(order):

@@ -1,7 +1,7 @@
-"""The two halves of an n-gram index: sorted arrays for what is old, a dictionary for what is new.
+"""The two parts of an n-gram index: sorted arrays for old tokens, a dictionary for new ones.
 
-Both answer the same question: behind which places of the text does this n-gram stand? A place is the position of the token
-that followed the n-gram, so an n-gram is known once its continuation is, and the end of a text never finds itself.
+Both find the places of an n-gram in the text. A place is the position of the token that followed the n-gram, so an n-gram is
+known once its continuation is, and the end of a text never finds itself.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ POWERS = tuple(pow(0x9E3779B97F4A7C15, power, 1 << 64) for power in range(1, MAX
 
 
 class FrozenGrams:
-    """The places ``start`` to before ``end``. Immutable.
+    """The n-grams of the places ``start`` to before ``end``. Immutable.
 
-    Per order one sorted array of uint64: 44 bits of the n-gram's hash, then 20 bits of the place. Equal n-grams lie side by
-    side from old to new, so the newest before any place is found by bisection, inside a bucket of the hash's first bits. Tokens
-    are not compared: two n-grams of one hash make a wrong guess, no more.
+    Per order there is one sorted array of uint64: 44 bits of the n-gram's hash, then 20 bits of the place. Equal n-grams are
+    adjacent, from old to new, so the newest before any place is found by bisection, inside a bucket of the hash's first bits.
+    Tokens are not compared: a collision of hashes makes a wrong guess, no more.
     """
 
     def __init__(self, tokens: array[int], first: int, start: int, orders: Sequence[int]) -> None:
-        """``tokens`` are the text from position ``first`` on, and reach back from ``start`` as far as the longest order wants.
+        """``tokens``: the text from position ``first`` on, which is before ``start`` by as much as the longest order needs.
 
-        ValueError for more than MAX_TOKENS.
+        Raises ValueError for more than MAX_TOKENS.
         """
         if len(tokens) > MAX_TOKENS:
             raise ValueError(f"{len(tokens)} tokens are more than the {MAX_TOKENS} that are indexed in one piece")
@@ -55,7 +55,7 @@ class FrozenGrams:
             self._sorted[order] = self._sort((sums[low:] & np.uint64(_HASH)) | places[low:])
 
     def _sort(self, keys: npt.NDArray[np.uint64]) -> tuple[memoryview, memoryview]:
-        """The keys in order, and where each bucket of them ends, with a 0 in front."""
+        """Return the sorted keys, and the end of each bucket of them, with a 0 in front."""
         keys.sort()
         counts = np.bincount((keys >> np.uint64(self._shift)).view(np.int64), minlength=1 << (64 - self._shift))
         ends = np.zeros(len(counts) + 1, np.int32)
@@ -63,7 +63,7 @@ class FrozenGrams:
         return keys.data, ends.data
 
     def places(self, order: int, hashed: int, before: int, most: int) -> list[int]:
-        """Behind the n-grams of that hash (modulo 2**64): the newest ``most`` places before ``before``, newest first."""
+        """Return the newest ``most`` places before ``before`` of the n-grams with that hash (modulo 2**64), newest first."""
         found: list[int] = []
         if before > self.start:
             keys, ends = self._sorted[order]
@@ -78,7 +78,7 @@ class FrozenGrams:
         return found
 
     def nearest(self, order: int, hashed: int, place: int) -> int:
-        """Behind an n-gram of that hash (modulo 2**64): the first place from ``place`` on, else the last before it, else -1."""
+        """Return the first place from ``place`` on of an n-gram by hash (modulo 2**64), else the last before it, else -1."""
         keys, _ = self._sorted[order]
         hashed &= _HASH
         at = bisect_left(keys, hashed + max(0, min(place, self.end) - self._first))
@@ -88,10 +88,10 @@ class FrozenGrams:
 
 
 class RecentGrams:
-    """The places from ``start`` on, token by token: for every n-gram its newest place, linked to the one before."""
+    """The n-grams of the places from ``start`` on: for every n-gram its newest place, linked to the one before."""
 
     def __init__(self, start: int, window: bytes, orders: Sequence[int]) -> None:
-        """``window``: the tokens before ``start``, as many as the longest order wants, WIDTH bytes each."""
+        """``window``: the tokens before ``start``, as many as the longest order needs, WIDTH bytes each."""
         self.start = start
         self._sizes = [WIDTH * order for order in orders]
         self._window = window
@@ -102,7 +102,7 @@ class RecentGrams:
         return len(self._links) // len(self._sizes)
 
     def extend(self, tokens: bytes) -> None:
-        """Enter the places of these tokens, WIDTH bytes each."""
+        """Add the places of these tokens, WIDTH bytes each."""
         window, newest, links = self._window, self._newest, self._links
         entry, longest = len(links), self._sizes[-1]
         for at in range(0, len(tokens), WIDTH):
@@ -118,7 +118,7 @@ class RecentGrams:
         self._window = window
 
     def places(self, gram: bytes, most: int) -> list[int]:
-        """Behind that n-gram: the newest ``most`` places, newest first."""
+        """Return the newest ``most`` places of an n-gram, newest first."""
         entry = self._newest.get(gram, -1)
         found: list[int] = []
         while entry >= 0 and len(found) < most:
@@ -127,7 +127,7 @@ class RecentGrams:
         return found
 
     def fork(self) -> RecentGrams:
-        """A copy."""
+        """Return a copy."""
         twin = RecentGrams(self.start, self._window, ())
         twin._sizes, twin._newest, twin._links = self._sizes, self._newest.copy(), self._links[:]
         return twin

@@ -1,4 +1,4 @@
-"""Lookup in the context itself: what followed when the prompt or the output last read like this."""
+"""The source that looks up the end of the context in the context itself (prompt lookup)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ BRANCH_SHARE = 4
 
 
 class NgramDrafter(Drafter):
-    """Proposes the continuation of the newest longest match over prompt and output, and beside it, where that is another one,
-    the continuation that was most frequent.
+    """Proposes the continuation of the newest longest match over prompt and output, and beside it the most frequent one.
 
-    How much of it is worth verifying is the controller's to say, from experience with matches of that length. Memory: what
+    The controller decides how much of it is verified, by experience with matches of that length. Memory: what
     :class:`NgramIndex` remembers, 256k tokens at most.
     """
 
     source = "ngram"
 
     def __init__(self, max_draft: int = MAX_DRAFT, builder: Executor | None = None, tree: bool = True) -> None:
-        """``builder`` indexes long texts in the background; it belongs to the caller. ``tree``: whether to propose two
-        continuations; a chain is the most frequent one, which is right a little more often than the newest.
+        """``builder`` indexes long texts in the background; it belongs to the caller. ``tree``: propose two continuations; else
+        only the most frequent one, which is right a little more often than the newest.
         """
         self._index = NgramIndex(builder=builder)
         self._max_draft = max_draft
@@ -35,19 +34,19 @@ class NgramDrafter(Drafter):
 
     @property
     def observed(self) -> int:
-        """How many tokens were observed."""
+        """The number of observed tokens."""
         return self._index.size
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Index what is new of the context."""
+        """Index the tokens of the context that are new."""
         self.observe(prompt[self.observed :])
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """Index tokens that now stand in the context."""
+        """Index committed tokens."""
         self._index.extend(tokens)
 
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
-        """What followed before, as a chain or a tree of two chains that part at once."""
+        """Return the continuation of the longest match, as a chain or a tree of two chains that part at the root."""
         return look_up(self._index, self._index.tail(ahead), min(limit, self._max_draft), ahead, self._tree)
 
     def wait_until_indexed(self) -> None:
@@ -55,19 +54,19 @@ class NgramDrafter(Drafter):
         self._index.wait_until_indexed()
 
     def resume(self, max_draft: int, tree: bool) -> NgramDrafter:
-        """The same index for another generation on the context."""
+        """Set the options of the next generation on the context, and return the same drafter."""
         self._max_draft, self._tree = max_draft, tree
         return self
 
     def fork(self) -> NgramDrafter:
-        """A copy that shares the index of all but the newest tokens."""
+        """Return a copy that shares the index of all but the newest tokens."""
         twin = NgramDrafter(self._max_draft, tree=self._tree)
         twin._index = self._index.fork()
         return twin
 
 
 def look_up(index: NgramIndex, tail: array[int], limit: int, ahead: Sequence[int] = (), tree: bool = True) -> Proposal:
-    """How the index's text, with ``ahead`` behind it, went on where it read like ``tail``; ``limit`` tokens."""
+    """Return how the index's text, followed by ``ahead``, went on after ``tail`` before, in ``limit`` tokens."""
     found = index.find(tail) if limit > 0 else None
     if found is None:
         return NOTHING

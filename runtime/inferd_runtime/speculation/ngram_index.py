@@ -1,7 +1,7 @@
-"""Where the end of a text occurred before: an index of n-grams that never stands in the way of a step.
+"""An incremental index of n-grams, which finds where the end of a text occurred before without delaying a step.
 
-Prompt lookup (Saxena 2023) made incremental. Most of a text lies in sorted arrays, built by numpy in a background thread; the
-newest few thousand tokens lie in a dictionary. Looking up costs a few microseconds at any length.
+Prompt lookup (Saxena 2023) made incremental. Most of a text is in sorted arrays, built by NumPy in a background thread; the
+newest few thousand tokens are in a dictionary. A lookup takes a few microseconds at any length.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from inferd_runtime.speculation.grams import MAX_TOKENS, POWERS, WIDTH, FrozenGr
 
 ORDERS = (2, 4, 8)
 REACH = 32
-"""How many tokens before a place are compared with the end of the text."""
+"""Tokens before a place that are compared with the end of the text."""
 CANDIDATES = 8
-"""How many occurrences, newest first, are looked at."""
+"""Occurrences, newest first, that are compared."""
 BATCH = 4096
-"""How many tokens the dictionaries hold before they are frozen."""
+"""Tokens that the dictionaries hold before they are frozen."""
 COPIED_SHARE = 64
-"""A fork copies the n-grams of at most one in so many tokens of a batch, the newest; of more it shares the dictionary."""
+"""A fork copies the n-grams of at most one in so many tokens of a batch; if there are more, it shares the dictionary."""
 SHARED = 4
-"""How many dictionaries are shared before all is frozen, so that a lookup stays short."""
+"""Dictionaries that are shared before all is frozen, so that a lookup stays short."""
 CAPACITY = 1 << 18
-"""How many tokens one context's index remembers; the oldest are forgotten. About 34 bytes each."""
+"""Tokens that one context's index remembers, about 34 bytes each; older ones are forgotten."""
 END = -(1 << 31)
-"""Stands behind each text where several are indexed as one."""
+"""Separates texts that are indexed as one."""
 
 _REACH_BITS = 8 * WIDTH * REACH
 
 
 class IndexedText:
-    """The newest tokens of a growing text, at absolute positions: a past that never changes, which forks share, and the rest."""
+    """The newest tokens of a growing text, by absolute position: an immutable past, which forks share, and the rest."""
 
     def __init__(self) -> None:
         self.start = 0
@@ -44,7 +44,7 @@ class IndexedText:
 
     @property
     def end(self) -> int:
-        """How many tokens there have ever been."""
+        """The number of tokens ever appended."""
         return self.start + len(self._past) + len(self._rest)
 
     def append(self, tokens: array[int]) -> None:
@@ -55,13 +55,13 @@ class IndexedText:
             self._rest += tokens
 
     def fold(self, capacity: int) -> None:
-        """Make the rest part of the past and forget all but the newest ``capacity`` tokens."""
+        """Make the rest part of the past, and forget all but the newest ``capacity`` tokens."""
         whole = self._past + self._rest
         self._past, self._rest, self._rest_is_shared = whole[-capacity:], array("i"), False
         self.start += len(whole) - len(self._past)
 
     def read(self, first: int, last: int) -> array[int]:
-        """The tokens at ``first`` to before ``last``, both within what is remembered."""
+        """Return the tokens from ``first`` to before ``last``, which must be remembered."""
         first, last, past = first - self.start, last - self.start, len(self._past)
         if last <= past:
             return self._past[first:last]
@@ -70,17 +70,17 @@ class IndexedText:
         return self._past[first:] + self._rest[: last - past]
 
     def last(self, count: int) -> array[int]:
-        """The newest tokens, at most ``count``."""
+        """Return the newest tokens, at most ``count``."""
         missing = count - len(self._rest)
         return self._rest[-count:] if missing <= 0 else self._past[-missing:] + self._rest
 
     def at(self, places: Sequence[int], back: int = 0) -> list[int]:
-        """The tokens ``back`` before these places."""
+        """Return the token ``back`` before each of these places."""
         past, rest, shift, count = self._past, self._rest, self.start + back, len(self._past)
         return [past[at] if (at := place - shift) < count else rest[at - count] for place in places]
 
     def fork(self) -> IndexedText:
-        """A copy that shares the past, and the rest until either of them appends something; O(1)."""
+        """Return a copy that shares the past, and the rest until either of them appends. O(1)."""
         twin = IndexedText()
         twin.start, twin._past, twin._rest = self.start, self._past, self._rest
         twin._rest_is_shared = self._rest_is_shared = True
@@ -88,9 +88,9 @@ class IndexedText:
 
 
 class Found(NamedTuple):
-    """Where the text may go on as it did before, and how many tokens (at most REACH) agree before both places.
+    """The places at which the text may go on as before: the ``newest`` one, and the newest with the most ``frequent`` token.
 
-    ``frequent`` is ``newest`` unless another next token is more frequent.
+    ``agreement``: how many tokens, at most REACH, agree before them.
     """
 
     newest: int
@@ -101,9 +101,9 @@ class Found(NamedTuple):
 class NgramIndex:
     """The n-grams of one growing text.
 
-    A few thousand new tokens are frozen where they are appended; more are frozen by ``builder`` while the newest of them can be
-    found already. Without a builder all is built where it is appended: for tests, and for texts that are short. Besides what
-    CAPACITY says, the dictionaries take up to 2 MB, most of which forks share.
+    A few thousand new tokens are frozen (sorted into arrays) at once; more are frozen by ``builder``, while the newest of them
+    can be found already. Without a builder all is frozen at once: for tests, and for short texts. Besides the arrays, the
+    dictionaries take up to 2 MB, most of which forks share.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class NgramIndex:
         builder: Executor | None = None,
         batch: int = BATCH,
     ) -> None:
-        """``orders`` ascending, 8 at most; ``capacity`` MAX_TOKENS at most, ValueError for more."""
+        """``orders``: lengths of the n-grams, ascending, 8 at most. Raises ValueError for a ``capacity`` above MAX_TOKENS."""
         if capacity > MAX_TOKENS:
             raise ValueError(f"capacity {capacity} is more than the {MAX_TOKENS} tokens that are indexed in one piece")
         self._orders = tuple(orders)
@@ -122,7 +122,7 @@ class NgramIndex:
         self._batch = batch
         self._text = IndexedText()
         self._frozen: list[FrozenGrams] = []
-        # From here on nothing is frozen: it lies in _shared, newest first and never written to, and then in _recent.
+        # Tokens from here on are not frozen: they are in _shared, newest first and immutable, and then in _recent.
         self._loose = 0
         self._shared: tuple[RecentGrams, ...] = ()
         self._recent = RecentGrams(0, b"", self._orders)
@@ -130,20 +130,20 @@ class NgramIndex:
 
     @property
     def size(self) -> int:
-        """How many tokens were appended so far, forgotten ones included."""
+        """The number of tokens ever appended, forgotten ones included."""
         return self._text.end
 
     @property
     def remembered(self) -> int:
-        """How many tokens are still held."""
+        """The number of tokens that are still held."""
         return self._text.end - self._text.start
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens; OverflowError for what is no 32-bit integer."""
+        """Append tokens. Raises OverflowError for one that is no 32-bit integer."""
         self._collect()
         new = array("i", tokens)
         self._text.append(new)
-        # Freezing is cheaper by the token; behind what is frozen already it does some of that again.
+        # Freezing is cheaper per token, but repeats some work once a part is frozen already.
         many = self._batch // (8 if self._frozen else 64)
         if len(new) > many or self._text.end - self._loose > self._batch:
             self._freeze()
@@ -156,8 +156,9 @@ class NgramIndex:
             self._take(self._pending)
 
     def fork(self) -> NgramIndex:
-        """A copy that shares all but the newest few tokens. O(1): more of them are not copied but shared from here on, and when
-        that was done SHARED times, frozen.
+        """Return a copy that shares all but the newest few tokens. O(1).
+
+        If there are more, their dictionary is shared from here on; after SHARED times all is frozen.
         """
         if len(self._recent) > self._batch // COPIED_SHARE:
             self._share()
@@ -168,7 +169,7 @@ class NgramIndex:
         return twin
 
     def _share(self) -> None:
-        """Begin another dictionary; the one so far does not change any more."""
+        """Make the dictionary immutable, and begin another one."""
         if len(self._shared) < SHARED:
             self._shared = (self._recent, *self._shared)
             self._recent = self._empty()
@@ -176,18 +177,18 @@ class NgramIndex:
             self._freeze()
 
     def _empty(self) -> RecentGrams:
-        """A dictionary for what comes behind the text."""
+        """Return a new dictionary for the tokens that will be appended."""
         return RecentGrams(self._text.end, self._text.last(self._orders[-1]).tobytes(), self._orders)
 
     def tail(self, ahead: Sequence[int] = ()) -> array[int]:
-        """The last tokens (at most REACH) of the text with ``ahead`` behind it."""
+        """Return the last tokens (at most REACH) of the text followed by ``ahead``."""
         tail = self._text.last(REACH)
         return (tail + array("i", ahead))[-REACH:] if ahead else tail
 
     def find(self, tail: array[int]) -> Found | None:
-        """Where ``tail`` occurred: of the newest occurrences of its longest known n-gram, those that agree longest.
+        """Return where ``tail`` occurred before; None if it did not.
 
-        The newest of these is found, and the newest of those with the most frequent next token.
+        Of the newest occurrences of its longest known n-gram, those that agree longest are chosen from.
         """
         if self._pending is not None:
             self._collect()
@@ -201,10 +202,9 @@ class NgramIndex:
         return Found(places[0], self._most_frequent(places) if len(places) > 2 else places[0], agreement)
 
     def _search(self, tail: array[int]) -> tuple[int, list[int], bool]:
-        """The longest known order, its newest places, and whether they may agree on more than the next order.
+        """Return the longest known order, its newest places, and True if these may agree on more than the next order.
 
-        What is not known of one order is not known of any longer one; and where few places are known, longer orders have no
-        others.
+        An n-gram that is not known has no longer known one; and where few places are known, longer orders have no others.
         """
         grams, newest_first = tail.tobytes(), tail[::-1]
         known = 0
@@ -219,9 +219,9 @@ class NgramIndex:
         return known, places, True
 
     def continuation(self, at: int, limit: int, ahead: Sequence[int] = ()) -> list[int]:
-        """``limit`` tokens from a place on, in the text with ``ahead`` behind it.
+        """Return ``limit`` tokens from a place on, in the text followed by ``ahead``.
 
-        What runs into the end goes on with its own beginning, as a repetition would; what runs into END stops before it.
+        A continuation that reaches the end of the text repeats from its own start; one that reaches END stops before it.
         """
         text, end = self._text, self._text.end
         tokens = text.read(at, min(end, at + limit)).tolist()
@@ -245,7 +245,7 @@ class NgramIndex:
         return places if not places or places[-1] >= oldest else [place for place in places if place >= oldest]
 
     def _longer(self, tail: array[int], places: list[int], order: int) -> tuple[int, list[int]]:
-        """Token by token backwards, which ends soon: what agrees on the next order's length would have been found by it."""
+        """Return the longest agreement and its places, comparing token by token: it ends before the next order's length."""
         while order < len(tail):
             wanted = tail[-1 - order]
             before = self._text.at(places, 1 + order)
@@ -256,9 +256,9 @@ class NgramIndex:
         return order, places
 
     def _longest(self, tail: array[int], places: list[int]) -> tuple[int, list[int]]:
-        """All at once: read as numbers with the newest token on top, the highest bit that differs tells where two texts part."""
+        """Return the longest agreement and its places, comparing whole texts as numbers with the newest token on top."""
         start, read = self._text.start, self._text.read
-        # What a short tail lacks is filled with ones, which are no token.
+        # A short tail is filled up with ones, which are no token.
         wanted = (int.from_bytes(tail.tobytes(), "little") + 1 << (_REACH_BITS - 8 * WIDTH * len(tail))) - 1
         best, longest = 0, places
         for place in places:
@@ -274,7 +274,7 @@ class NgramIndex:
         return best, longest
 
     def _most_frequent(self, places: list[int]) -> int:
-        """The newest place with the most frequent next token; ``places`` newest first, and of equals the newest wins."""
+        """Return the newest place with the most frequent next token. ``places`` are newest first; of equals the newest wins."""
         following = self._text.at(places)
         best, most = following[0], following.count(following[0])
         for token in following:
@@ -283,7 +283,7 @@ class NgramIndex:
         return places[following.index(best)]
 
     def _freeze(self) -> None:
-        """Freeze all: the newest here and now, what is more in the background."""
+        """Freeze all tokens: the newest at once, the others in the background."""
         self._text.fold(self._capacity)
         start, end = self._unmerged(), self._text.end
         newest = start if self._builder is None else max(start, end - 2 * self._batch)
@@ -292,7 +292,7 @@ class NgramIndex:
         self._complete()
 
     def _unmerged(self) -> int:
-        """From where on to build: behind the oldest part, until what is behind it has grown to an eighth of it."""
+        """Return where the next build starts: after the oldest part, until the tokens after it are an eighth of it."""
         start, end = self._text.start, self._text.end
         if self._frozen and self._frozen[-1].start <= start:
             oldest = self._frozen[-1]
@@ -301,7 +301,7 @@ class NgramIndex:
         return start
 
     def _complete(self) -> None:
-        """Have built what is not in one piece yet."""
+        """Start building in the background what is not in one part yet."""
         start, end = self._unmerged(), self._loose
         done = start == end or any(part.start <= start and end <= part.end for part in self._frozen)
         if self._pending is None and self._builder is not None and not done:
@@ -321,7 +321,7 @@ class NgramIndex:
         self._complete()
 
     def _adopt(self, part: FrozenGrams) -> None:
-        """Take in a part, newest first, for those that it covers; three at most, so that a lookup stays short."""
+        """Add a part in place of those that it covers. Three are kept at most, newest first, so that a lookup stays short."""
         oldest = self._text.start
         kept = [old for old in self._frozen if not (part.start <= max(old.start, oldest) and old.end <= part.end)]
         parts = sorted([*kept, part], key=lambda one: -one.start)

@@ -1,4 +1,4 @@
-"""Text that the caller expects: the file before an edit, the record to be copied, the answer of last time."""
+"""The source that follows a text which the caller expects: a file before an edit, a record to be copied, an earlier answer."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from inferd_runtime.speculation.grams import MAX_TOKENS, POWERS, FrozenGrams
 
 ORDERS = (2, 4, 8)
 REACH = 32
-"""The start of a prediction counts as agreement on so many tokens, and a new anchor is compared that far back."""
+"""Tokens that are compared before an anchor. The start of a prediction counts as agreement on so many."""
 CONFIRMED = 4
 """So many tokens must agree before an anchor counts as the place that the output has reached."""
 NEAR = 64
 BESIDE = 8
-"""Fewer agreeing tokens count within NEAR behind the place that was reached; elsewhere one that stands within BESIDE does first.
-
-Over renames and changes in Python files that is 5 to 10 % more tokens per step than without single tokens."""
+"""Fewer than CONFIRMED agreeing tokens count only within NEAR tokens after the reached place; otherwise the newest token is
+looked for in the BESIDE tokens after it. Over renames and changes in Python files that is 5 to 10 % more tokens per step than
+without single tokens.
+"""
 INLINE = 8192
 """Longer predictions are indexed in the background."""
 
 
 class Anchor(NamedTuple):
-    """Where the output stands in the prediction.
+    """The output's place in the prediction.
 
-    ``at``: the index of the token expected next, -1 when lost; ``agreed``: how many tokens agree before it; ``reached``: the
-    place behind the last confirmed agreement.
+    ``at``: the index of the token expected next, -1 if lost; ``agreed``: how many tokens agree before it; ``reached``: the index
+    after the last confirmed agreement.
     """
 
     at: int
@@ -40,12 +41,11 @@ class Anchor(NamedTuple):
 
 
 class PredictedText(Drafter):
-    """Proposes the prediction's next tokens. Where the output leaves it, its newest tokens are looked for in the prediction.
+    """Proposes the prediction's next tokens. Where the output leaves it, the newest tokens are looked for in the prediction.
 
-    The longest of 8, 4 and 2 tokens that occur decide, and of their occurrences the first behind the place that was reached:
-    insertions, deletions and replacements all go on there. Only where there is none, the last before it. A single token is
-    enough just behind the place that was reached: most replacements are of a token or two. Memory: about 34 bytes per token of
-    the prediction.
+    The longest of the last 8, 4 and 2 tokens that occurs is used, and of its occurrences the first after the reached place, as
+    insertions, deletions and replacements all go on there; else the last before it. A single token is enough just after the
+    reached place, as most replacements are of a token or two. Memory: about 34 bytes per token of the prediction.
     """
 
     source = "predicted"
@@ -71,13 +71,13 @@ class PredictedText(Drafter):
             self._grams = builder.submit(FrozenGrams, self._prediction, 0, 0, ORDERS)
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """The first call brings the prompt, which says nothing; then output, which is followed through the prediction."""
+        """Follow the output through the prediction. The first call brings the prompt, which is ignored."""
         if self._begun:
             self._anchor, self._tail = self._follow(tokens)
         self._begun = True
 
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
-        """The prediction from where the output stands, to its end at most."""
+        """Return the prediction from the output's place on."""
         anchor, _ = self._follow(ahead) if ahead else (self._anchor, self._tail)
         if anchor.at < 0 or limit <= 0:
             return NOTHING
@@ -89,7 +89,7 @@ class PredictedText(Drafter):
         self._grams.result()
 
     def _follow(self, tokens: Sequence[int]) -> tuple[Anchor, array[int]]:
-        """Where the output stands behind these tokens, and its last tokens."""
+        """Return the output's place after these tokens, and its last tokens."""
         anchor, tail = self._anchor, self._tail
         for token in tokens:
             tail = (tail + array("i", (token,)))[-REACH:]

@@ -1,4 +1,4 @@
-"""All sources of one generation: asked in order, merged into one draft, told what became of it."""
+"""The sources of one generation: they propose tokens, which are merged into one draft, and learn what became of it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ from inferd_runtime.speculation.survival import RequestSurvival
 
 T = TypeVar("T")
 GRAMMAR = "grammar"
+"""The source of tokens that a grammar forces."""
 ALTERNATIVE = "/second"
-"""A source's guesses beside its first one are an experience of their own."""
-IN_VAIN = 4
+"""Added to a source's name for the experience with its alternatives, the branches beside its first."""
+MISSES_BEFORE_REST = 4
+"""After so many useless proposals in a row, a source rests: it is not asked for some steps."""
 LONGEST_REST = 16
 SHORT_REST = 4
+"""Steps for which a source rests after its breaker refused it."""
 TRIAL = 3
-"""Tokens of a source that its breaker has turned off and lets try again."""
-"""A source whose guesses were wrong, or not worth verifying, so many times running is not asked for a while: it costs nothing."""
+"""Tokens that a source may propose when its breaker lets it try again."""
 WELL_GUESSED = 4
-"""After so many accepted tokens of a source that is at hand, nobody waits for another one."""
+"""After so many accepted tokens of a source without waiting time, no step waits for another one."""
 REST_STEPS = attrgetter("rest_steps")
 LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A run of a proposal's nodes, each the first child of the one before. ``beside`` is the sibling that was named first."""
+    """A run of a proposal's nodes, each the first child of the one before. ``beside``: the first sibling of its first node."""
 
     nodes: list[int]
     parent: int
@@ -47,13 +49,13 @@ class Memory(NamedTuple):
     length: int
 
     def fork(self) -> Memory | None:
-        """For a copy of the context."""
+        """Return the memory of a copy of the context; None if the drafter cannot be forked."""
         drafter = self.drafter.fork()
         return None if drafter is None else Memory(drafter, self.length)
 
 
 class Source:
-    """One drafter behind a net: whatever it raises turns it off for this generation, and nothing else."""
+    """One drafter with its error boundary, breaker and rests. If it raises, it is dropped, and the generation goes on."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.name = drafter.source
@@ -61,9 +63,9 @@ class Source:
         self.waits = type(drafter).ready is not Drafter.ready
         self.breaker = SourceBreaker()
         self._dropped = False
-        self._in_vain = 0
+        self._misses = 0
         self.rest_steps = 0
-        """For so many steps it is not asked."""
+        """The number of steps for which it is not asked."""
         self._drafter: Drafter | None = drafter
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -74,33 +76,33 @@ class Source:
         """See :class:`Drafter`."""
         self._guarded(_observe, None, tokens)
 
-    def need(self, needed: bool) -> None:
+    def set_needed(self, needed: bool) -> None:
         """See :class:`Drafter`."""
         if self._drafter is not None:
             self._drafter.needed = needed
 
     def propose(self, limit: int, ahead: Sequence[int]) -> Proposal:
-        """See :class:`Drafter`. Nothing while it rests."""
+        """See :class:`Drafter`. Counts a step of its rest instead, while it rests."""
         if self.rest_steps:
             self.rest_steps -= 1
             return NOTHING
         proposal = self._guarded(_propose, NOTHING, limit, ahead)
         if not proposal.tokens or self._insists:
             return proposal
-        if not self.breaker.allows(proposal.match):
+        if not self.breaker.try_draft(proposal.match):
             self.rest_steps = SHORT_REST
             return NOTHING
         return proposal if self.breaker.on else proposal.first(TRIAL)
 
-    def missed(self) -> None:
-        """Nothing of the last proposal was worth verifying, or right."""
-        self._in_vain += 1
-        if self._in_vain >= IN_VAIN and not self._insists:
-            self.rest_steps = min(LONGEST_REST, 2 ** (self._in_vain - IN_VAIN))
+    def count_miss(self) -> None:
+        """Count a proposal of which nothing was verified or accepted. Several in a row begin a rest."""
+        self._misses += 1
+        if self._misses >= MISSES_BEFORE_REST and not self._insists:
+            self.rest_steps = min(LONGEST_REST, 2 ** (self._misses - MISSES_BEFORE_REST))
 
-    def hit(self) -> None:
-        """Something of the last proposal was accepted."""
-        self._in_vain = 0
+    def count_hit(self) -> None:
+        """Count a proposal of which something was accepted."""
+        self._misses = 0
 
     def feedback(self, proposed: int, accepted: int) -> None:
         """See :class:`Drafter`."""
@@ -112,11 +114,11 @@ class Source:
 
     @property
     def drafter(self) -> Drafter | None:
-        """The drafter, unless it failed or was dropped."""
+        """The drafter; None once it failed or was dropped."""
         return self._drafter
 
     def drop(self) -> None:
-        """See :class:`Drafter`. Nothing is asked of it afterwards."""
+        """See :class:`Drafter`. The drafter is not called afterwards."""
         if not self._dropped:
             self._dropped = True
             self._guarded(lambda drafter: drafter.drop(), None)
@@ -128,7 +130,7 @@ class Source:
         try:
             return call(self._drafter, *arguments)
         except Exception:
-            # The boundary of one source: a bad guess must not cost the text. What it holds elsewhere it gives back, if it can.
+            # The boundary of one source, whose failure must not end the generation. It may still release what it holds.
             LOG.exception("the %s drafter failed; its generation goes on without it", self.name)
             self.drop()
             return otherwise
@@ -144,7 +146,7 @@ def _propose(drafter: Drafter, limit: int, ahead: Sequence[int]) -> Proposal:
 
 @dataclass(slots=True)
 class SourceProposal:
-    """What a source proposed for the step under way: its branches, and where its nodes stand in the merged draft."""
+    """A source's proposal for the current step: its branches, and the index of each of its nodes in the merged draft."""
 
     source: Source
     proposal: Proposal
@@ -152,15 +154,14 @@ class SourceProposal:
     places: Sequence[int] = ()
 
     def label(self, branch: Branch) -> str:
-        """Under what name the branch's experience is kept."""
+        """Return the name under which experience with the branch is kept."""
         return self.source.name if branch.beside is None else self.source.name + ALTERNATIVE
 
 
 class SourceSet:
     """The sources of one generation, by priority.
 
-    ``forced``: whether tokens that a grammar leaves no choice about are drafted. Without ``tree``, what the sources propose
-    side by side becomes the likeliest chain.
+    ``forced``: tokens that a grammar forces are drafted. Without ``tree``, the merged proposals are cut to the likeliest chain.
     """
 
     def __init__(
@@ -180,21 +181,21 @@ class SourceSet:
         self._well_guessed = False
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Tell every source what stands before the generation."""
+        """Give every source the tokens before the generation."""
         self._observed = len(prompt)
         for source in self._sources:
             source.begin(prompt)
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """Tell every source which tokens stand now."""
+        """Give every source the newly committed tokens."""
         self._observed += len(tokens)
         for source in self._slow:
-            source.need(not self._well_guessed)
+            source.set_needed(not self._well_guessed)
         for source in self._sources:
             source.observe(tokens)
 
     def ready(self) -> bool:
-        """False while a source makes a guess that is worth waiting for: not where the others just guessed well."""
+        """False while a slow source makes a draft that is worth waiting for, as the others did not just guess well."""
         return not self._slow or self._well_guessed or all(source.ready() for source in self._slow)
 
     @property
@@ -214,9 +215,9 @@ class SourceSet:
             source.rest_steps -= 1
 
     def propose(self, limit: int, forced: Sequence[int] = ()) -> Draft:
-        """One draft of at most ``limit`` tokens: what is ``forced``, and behind it whatever the sources propose."""
+        """Return one draft of at most ``limit`` tokens: the ``forced`` ones, and after them what the sources propose."""
         limit = min(limit, self.max_draft)
-        self._open = [asked for source in self._sources if (asked := self._ask(source, limit, forced)) is not None]
+        self._open = [entry for source in self._sources if (entry := self._ask(source, limit, forced)) is not None]
         self._proposed = self._merge(forced[:limit]) if forced or self._open else NO_DRAFT
         draft = self._proposed
         return draft.likeliest(limit) if self._tree or draft.is_chain else draft.chain().likeliest(limit)
@@ -229,29 +230,29 @@ class SourceSet:
 
     def _merge(self, forced: Sequence[int]) -> Draft:
         if len(self._open) == 1 and not forced and not self._open[0].proposal.parents:
-            return self._alone(self._open[0])
+            return self._single_chain(self._open[0])
         builder, sure = DraftBuilder(), [1.0] * len(forced)
         if forced:
             builder.add(GRAMMAR, Proposal(forced), sure)
-        for asked in self._open:
-            survival = [*sure, *self._chances(asked)]
-            asked.places = builder.add(asked.source.name, behind(asked.proposal, forced), survival)[len(forced) :]
+        for entry in self._open:
+            survival = [*sure, *self._chances(entry)]
+            entry.places = builder.add(entry.source.name, after(entry.proposal, forced), survival)[len(forced) :]
         draft, places = builder.build()
-        for asked in self._open:
-            asked.places = [places[node] for node in asked.places]
+        for entry in self._open:
+            entry.places = [places[node] for node in entry.places]
         return draft
 
-    def _alone(self, asked: SourceProposal) -> Draft:
-        """One source's chain needs no merging."""
-        proposal, count = asked.proposal, len(asked.proposal.tokens)
-        asked.places = range(count)
-        names = [asked.source.name] * count
-        return Draft(proposal.tokens, range(-1, count - 1), names, self._chances(asked), proposal.probabilities)
+    def _single_chain(self, entry: SourceProposal) -> Draft:
+        """Return the draft of one source's chain, which needs no merging."""
+        proposal, count = entry.proposal, len(entry.proposal.tokens)
+        entry.places = range(count)
+        names = [entry.source.name] * count
+        return Draft(proposal.tokens, range(-1, count - 1), names, self._chances(entry), proposal.probabilities)
 
-    def _chances(self, asked: SourceProposal) -> list[float]:
-        """The chance of each node that it and all before it are accepted."""
-        proposal = asked.proposal
-        alone = list(proposal.confidence) or self._experience(asked)
+    def _chances(self, entry: SourceProposal) -> list[float]:
+        """Return each node's chance that it and all nodes before it are accepted."""
+        proposal = entry.proposal
+        alone = list(proposal.confidence) or self._experience(entry)
         if not proposal.parents:
             return list(accumulate(alone, mul))
         survival: list[float] = []
@@ -260,13 +261,13 @@ class SourceSet:
             survival.append(chance if parent == ROOT else chance * survival[parent])
         return survival
 
-    def _experience(self, asked: SourceProposal) -> list[float]:
-        """The chance of each node that it is accepted when its parent is."""
-        if not asked.proposal.parents:
-            return self._survival.chances(asked.source.name, asked.proposal.match, len(asked.proposal.tokens))
-        alone = [0.0] * len(asked.proposal.tokens)
-        for branch in asked.branches:
-            chances = self._survival.chances(asked.label(branch), asked.proposal.match, len(branch.nodes))
+    def _experience(self, entry: SourceProposal) -> list[float]:
+        """Return each node's chance that it is accepted if its parent is, by experience."""
+        if not entry.proposal.parents:
+            return self._survival.chances(entry.source.name, entry.proposal.match, len(entry.proposal.tokens))
+        alone = [0.0] * len(entry.proposal.tokens)
+        for branch in entry.branches:
+            chances = self._survival.chances(entry.label(branch), entry.proposal.match, len(branch.nodes))
             for node, chance in zip(branch.nodes, chances, strict=True):
                 alone[node] = chance
             if branch.beside is not None:
@@ -274,67 +275,69 @@ class SourceSet:
         return alone
 
     def learn(self, verified: Draft, path: Sequence[int], cost: float) -> None:
-        """After a step that verified a part of what was proposed, and accepted ``path`` of that.
+        """Learn from a step that verified ``verified``, a part of the proposed draft, and accepted its nodes ``path``.
 
-        ``cost``: how long the step took, relative to one without drafts.
+        ``cost``: the step's time relative to one without drafts.
         """
         self._well_guessed = False
         if self._open:
             kept = match_nodes(self._proposed, verified) if verified.tokens else {}
             accepted = set(path)
-            stands = {node for node, at in kept.items() if at in accepted}
-            for asked in self._open:
-                self._learn_from(asked, kept, stands, cost)
+            accepted_nodes = {node for node, at in kept.items() if at in accepted}
+            for entry in self._open:
+                self._learn_from(entry, kept, accepted_nodes, cost)
             self._open = []
 
-    def _learn_from(self, asked: SourceProposal, kept: Mapping[int, int], stands: Set[int], cost: float) -> None:
-        drafted = [node for node in asked.places if node in kept]
+    def _learn_from(
+        self, entry: SourceProposal, kept: Mapping[int, int], accepted_nodes: Set[int], cost: float
+    ) -> None:
+        drafted = [node for node in entry.places if node in kept]
         if not drafted:
-            return asked.source.missed()
-        accepted = sum(node in stands for node in drafted)
+            return entry.source.count_miss()
+        accepted = sum(node in accepted_nodes for node in drafted)
         if accepted:
-            asked.source.hit()
-            self._well_guessed |= accepted >= WELL_GUESSED and not asked.source.waits
+            entry.source.count_hit()
+            self._well_guessed |= accepted >= WELL_GUESSED and not entry.source.waits
         else:
-            asked.source.missed()
-        asked.source.feedback(len(drafted), accepted)
-        asked.source.breaker.report((1 + accepted) / cost)
-        if not asked.proposal.confidence:
-            self._learn_survival(asked, kept, stands)
+            entry.source.count_miss()
+        entry.source.feedback(len(drafted), accepted)
+        entry.source.breaker.report((1 + accepted) / cost)
+        if not entry.proposal.confidence:
+            self._learn_survival(entry, kept, accepted_nodes)
 
-    def _learn_survival(self, asked: SourceProposal, kept: Mapping[int, int], stands: Set[int]) -> None:
-        """Branch by branch: how many of its nodes stand, and whether the next one was tried in vain."""
-        places = asked.places
-        for branch in asked.branches:
-            tried = branch.parent == ROOT or places[branch.parent] in stands
-            if not tried or (branch.beside is not None and places[branch.beside] in stands):
+    def _learn_survival(self, entry: SourceProposal, kept: Mapping[int, int], accepted_nodes: Set[int]) -> None:
+        """Learn per branch how many of its nodes were accepted, and whether the next one was verified and rejected."""
+        places = entry.places
+        for branch in entry.branches:
+            tried = branch.parent == ROOT or places[branch.parent] in accepted_nodes
+            if not tried or (branch.beside is not None and places[branch.beside] in accepted_nodes):
                 continue
             run = [places[node] for node in branch.nodes]
-            accepted = next((at for at, node in enumerate(run) if node not in stands), len(run))
+            accepted = next((at for at, node in enumerate(run) if node not in accepted_nodes), len(run))
             proposed = min(sum(node in kept for node in run), accepted + 1)
             if proposed:
-                self._survival.learn(asked.label(branch), asked.proposal.match, proposed, accepted)
+                self._survival.learn(entry.label(branch), entry.proposal.match, proposed, accepted)
 
     def memory(self) -> Memory | None:
-        """What is worth keeping for the next generation on the context."""
+        """Return the drafter to keep for the next generation on the context; None if there is none that can be forked."""
         for source in self._sources:
             if source.drafter is not None and type(source.drafter).fork is not Drafter.fork:
                 return Memory(source.drafter, self._observed)
         return None
 
     def end(self) -> None:
-        """Nothing more is guessed, though the generation may stay open for long: give back what is held elsewhere."""
+        """Drop the slow sources at the end of the text, as the generation may stay open for long."""
         for source in self._slow:
             source.drop()
 
     def drop(self) -> None:
-        """The generation is over."""
+        """Drop all sources at the end of the generation."""
         for source in self._sources:
             source.drop()
 
 
 def branches(proposal: Proposal) -> list[Branch]:
-    """A proposal's runs. A chain is one."""
+    """Return the branches of a proposal. A chain is one."""
     if not proposal.parents:
         return [Branch(list(range(len(proposal.tokens))), ROOT, None)]
     runs: dict[int, Branch] = {}
@@ -350,8 +353,8 @@ def branches(proposal: Proposal) -> list[Branch]:
     return list({id(run): run for run in runs.values()}.values())
 
 
-def behind(proposal: Proposal, forced: Sequence[int]) -> Proposal:
-    """The proposal with what is certain to come before it."""
+def after(proposal: Proposal, forced: Sequence[int]) -> Proposal:
+    """Return the proposal with the ``forced`` tokens before it."""
     if not forced:
         return proposal
     shift = len(forced)
@@ -364,7 +367,7 @@ def behind(proposal: Proposal, forced: Sequence[int]) -> Proposal:
 
 
 def match_nodes(offered: Draft, verified: Draft) -> dict[int, int]:
-    """Which node of ``offered`` is which of ``verified``, a part of it. Nodes that were cut away are not in it."""
+    """Return the node of ``verified``, a part of ``offered``, for each node of ``offered`` that is in it."""
     if offered is verified:
         return {node: node for node in range(len(offered))}
     below = {

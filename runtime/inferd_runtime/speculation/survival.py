@@ -1,4 +1,4 @@
-"""How likely a guess is to hold: counted by source, by how much context it rests on, and by its place in the draft."""
+"""The chance that a draft token is accepted: counted by source, by length of the match, and by place in the draft."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ Cell = list[float]
 
 
 class Survival:
-    """What the whole engine has seen: decayed counts of held and fallen per (source, match, place), each a Beta.
+    """The counts of the whole engine: accepted and rejected per (source, match, place), decayed, each a Beta distribution.
 
     Evidence decays by ENGINE_DECAY with every draft that adds to it (a request's own by DECAY: the engine sees many at once), and
-    by FADE with every look at it: whatever is not tried any more drifts back to where it began, until it is tried again.
-    What is assumed at the beginning weighs as much as FIRST_WEIGHT drafts only, because sources are mostly right or mostly wrong.
+    by FADE with every use of it: a source that is not tried any more drifts back to the prior, until it is tried again. The
+    prior weighs as much as FIRST_WEIGHT drafts only, because sources are mostly right or mostly wrong.
     """
 
     def __init__(self) -> None:
         self._cells: dict[tuple[str, int], list[Cell]] = {}
 
     def request(self) -> RequestSurvival:
-        """The statistics of one request, on top of these."""
+        """Return the statistics of one new request, on top of these."""
         return RequestSurvival(self)
 
     def chances(self, source: str, bucket: int) -> list[float]:
-        """The chance per group of places, for one bucket of matches.
+        """Return the chance per group of places, for one bucket of matches, and fade the evidence that it is based on.
 
-        A group is expected to differ from what was assumed as the one before it did: where first tokens hold better than
-        assumed, so will the later ones that nobody has tried yet.
+        A group's prior is shifted by as much as the group before it differs from its own: where first tokens are accepted more
+        often than assumed, so will later ones that were not tried yet.
         """
         groups, odds = [], 1.0
         for (held, fell), assumed in zip(_faded(self._of(source, bucket)), _assumed(source, bucket), strict=True):
@@ -58,7 +58,7 @@ class Survival:
         return groups
 
     def learn(self, source: str, bucket: int, proposed: int, accepted: int) -> None:
-        """Take in one verified draft."""
+        """Count one verified draft."""
         _count(self._of(source, bucket), proposed, accepted, ENGINE_DECAY)
 
     def _of(self, source: str, bucket: int) -> list[Cell]:
@@ -73,7 +73,10 @@ class RequestSurvival:
         self._cells: dict[tuple[str, int], list[Cell]] = {}
 
     def chances(self, source: str, match: int, count: int) -> list[float]:
-        """For each of ``count`` places in a draft, the chance that its token holds when all before it do; inside (0, 1)."""
+        """Return, for each of ``count`` places in a draft, the chance in (0, 1) that its token is accepted if all before it are.
+
+        Fades the evidence, as :meth:`Survival.chances`.
+        """
         bucket = bisect_right(MATCHES, match)
         groups = self._engine.chances(source, bucket)
         cells = self._cells.get((source, bucket))
@@ -85,7 +88,7 @@ class RequestSurvival:
         return [groups[group] for group in GROUPS[:count]] + groups[-1:] * (count - len(GROUPS))
 
     def learn(self, source: str, match: int, proposed: int, accepted: int) -> None:
-        """Of a draft of ``proposed`` tokens, the first ``accepted`` held and the next one, if there is one, fell."""
+        """Count a draft of ``proposed`` tokens: the first ``accepted`` were accepted, the next one, if there is one, was not."""
         bucket = bisect_right(MATCHES, match)
         _count(self._cells.setdefault((source, bucket), _empty()), proposed, accepted, DECAY)
         self._engine.learn(source, bucket, proposed, accepted)

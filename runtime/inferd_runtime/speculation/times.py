@@ -1,4 +1,4 @@
-"""How long a step takes, by its shape: a measured profile, kept in step with what is seen while serving."""
+"""The model of step times: seconds by a step's shape, from a measured profile that is adjusted while serving."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BEYOND = 1.5
 
 
 class StepShape(NamedTuple):
-    """What a step computes: ``sequences`` in it, ``rows`` (tokens fed in all), ``context`` (tokens of K and V that are read,
-    summed over the sequences) and ``trees``, how many of the sequences need a mask of their own.
+    """The size of a step: its ``sequences``, its ``rows`` (tokens fed in all), its ``context`` (tokens of K and V that are read,
+    summed over the sequences) and its ``trees``, the sequences that need a mask of their own.
     """
 
     sequences: int
@@ -31,10 +31,11 @@ class StepShape(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """What was measured: ``seconds`` float64[S, U] of steps with ``sequences[i]`` sequences of ``rows[j]`` rows each at hardly
-    any context; seconds more for each token of ``context``, for each one that each further row of its sequence reads
-    (``reread``), for each ``tree``, and where the sequences do not all have as many rows (``uneven``). At least two counts of
-    rows.
+    """Measured times: ``seconds`` float64[S, U] of steps with ``sequences[i]`` sequences of ``rows[j]`` rows each, with little
+    context. There are at least two counts of rows.
+
+    Additional seconds: per token of ``context``, per token that each further row of its sequence reads again (``reread``), per
+    ``tree``, and if the sequences do not all have as many rows (``uneven``).
     """
 
     sequences: Sequence[int]
@@ -47,11 +48,11 @@ class Profile(NamedTuple):
 
 
 class StepTimes:
-    """Seconds of a step: the profile between its points, times what experience adds.
+    """Seconds of a step: the interpolated profile, times learnt factors.
 
-    Experience is one factor for the whole device (other work on it, its clock) that follows quickly, and one for each point
-    of the profile that follows slowly and is forgotten where nothing comes. Both move by clipped logarithms of seen over
-    expected, so that a step that was interrupted moves them no more than one that took twice as long as expected.
+    One factor is for the whole device (other work on it, its clock) and adapts quickly; one for each point of the profile adapts
+    slowly, and decays where no steps come. Both move by clipped logarithms of measured over expected time, so that a step that
+    was interrupted moves them no more than one that took twice as long as expected.
     """
 
     def __init__(self, profile: Profile, *, learns: bool = True) -> None:
@@ -67,21 +68,21 @@ class StepTimes:
 
     @classmethod
     def linear(cls, step: float, row: float, tree: float = 0.0) -> StepTimes:
-        """A device where a step takes ``step`` seconds and ``row`` for each row, whatever else; it learns nothing."""
+        """Return times of ``step`` seconds and ``row`` for each row, which learn nothing."""
         rows = np.asarray([[step + row, step + 2 * row], [step + 2 * row, step + 4 * row]])
         return cls(Profile((1, 2), (1, 2), rows, tree=tree), learns=False)
 
     @property
     def tree(self) -> float:
-        """Seconds that a sequence with a mask of its own costs more."""
+        """The additional seconds of a sequence with a mask of its own."""
         return self._profile.tree
 
     def time(self, shape: StepShape) -> float:
-        """Seconds of a step of this shape."""
+        """Return the seconds of a step of this shape."""
         return self.times(shape, 0)[0]
 
     def times(self, shape: StepShape, extra: int) -> list[float]:
-        """Seconds of a step of this shape with 0, 1, .. ``extra`` more rows in it; for a few, where arrays would be slower."""
+        """Return the seconds of a step of this shape with 0, 1, .. ``extra`` more rows. Quicker than arrays for a few rows."""
         sequences, rows, context, trees = shape
         curve, points, level = self._curve(sequences), self._rows, self._level
         fixed = context * (self._profile.context - self._profile.reread) + trees * self._profile.tree
@@ -99,7 +100,7 @@ class StepTimes:
         return times
 
     def array(self, shape: StepShape, extra: int) -> Seconds:
-        """float64[extra + 1], the same as :meth:`times`."""
+        """Return what :meth:`times` does, as float64[extra + 1]."""
         curve, points = np.asarray(self._curve(shape.sequences)), np.asarray(self._rows)
         each = np.arange(shape.rows, shape.rows + extra + 1) / shape.sequences
         slope = (curve[-1] - curve[-2]) / (points[-1] - points[-2])
@@ -109,7 +110,7 @@ class StepTimes:
         return np.asarray(self._level * (seconds + context + shape.trees * self._profile.tree + mixed))
 
     def _curve(self, sequences: int) -> list[float]:
-        """Seconds at so many sequences for each of the profile's row counts."""
+        """Return the seconds at so many sequences for each of the profile's row counts."""
         curve = self._curves.get(sequences)
         if curve is None:
             low, share = _place(self._sequences, sequences)
@@ -119,7 +120,7 @@ class StepTimes:
         return curve
 
     def learn(self, shape: StepShape, seconds: float) -> None:
-        """Take in how long a step of this shape took. Shapes far beyond the profile say nothing about its points."""
+        """Take in how long a step of this shape took. Shapes far beyond the profile are ignored."""
         each = shape.rows / shape.sequences
         if not self.learns or seconds <= 0 or each > BEYOND * self._rows[-1]:
             return
@@ -143,7 +144,7 @@ class StepTimes:
 
 
 def _place(points: Sequence[float], at: float) -> tuple[int, float]:
-    """The point at or below ``at`` and how far it is to the next one; beyond the last segment the share exceeds 1."""
+    """Return the point at or below ``at``, and the share of the way to the next one; beyond the last segment it exceeds 1."""
     if len(points) == 1:
         return 0, 0.0
     low = max(0, min(bisect_right(points, at) - 1, len(points) - 2))
@@ -151,23 +152,23 @@ def _place(points: Sequence[float], at: float) -> tuple[int, float]:
 
 
 def _around(points: Sequence[float], at: float) -> list[tuple[int, float]]:
-    """The points on both sides with their shares, which add up to 1."""
+    """Return the points on both sides of ``at`` with their shares, which add up to 1."""
     low, share = _place(points, at)
     share = max(0.0, min(1.0, share))
     return [(low, 1 - share)] + ([(low + 1, share)] if share else [])
 
 
 def divisible(profile: Profile) -> Seconds:
-    """float64[S, U]: no step takes longer than its parts one after another would. A measurement that says so was disturbed."""
+    """Return the seconds, float64[S, U], lowered so that no step takes longer than its parts one after another would."""
     work = np.outer(profile.sequences, profile.rows)
     each = profile.seconds / work
     return np.asarray(np.minimum.accumulate(np.minimum.accumulate(each, 0), 1) * work)
 
 
 def monotone(seconds: Seconds) -> Seconds:
-    """float64[S, U] that never falls along either axis: half way between the running maximum and, from the other end, minimum.
+    """Return seconds, float64[S, U], that never fall along either axis, as more work never takes less time.
 
-    More work never takes less time; where a measurement says so it is noise, or a spot that nobody should plan for.
+    They are the mean of the running maximum and of the running minimum from the other end.
     """
     most = np.maximum.accumulate(np.maximum.accumulate(seconds, 0), 1)
     turned = seconds[::-1, ::-1]

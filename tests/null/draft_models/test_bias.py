@@ -12,7 +12,7 @@ import pytest
 from inferd.protocol import Sampling
 from inferd_runtime.draft_models.draft_host import DraftHost
 from inferd_runtime.draft_models.draft_sampling import Guess
-from inferd_runtime.draft_models.drafter import DraftLine, DraftModelDrafter
+from inferd_runtime.draft_models.drafter import DraftModelDrafter, DraftModelLink
 from inferd_runtime.draft_models.lengths import DraftLength
 from inferd_runtime.draft_models.messages import AnswerCallback, AskDraft, DraftAnswer
 from inferd_runtime.draft_models.models import DraftModel, DraftModels
@@ -108,7 +108,7 @@ def second_token(engine: Engine, models: DraftModels, seed: int, between: Callab
 def joint(lengths: type[DraftLength], timeout: float, steps: int) -> float:
     """The p-value of the second token, with ``steps`` of the draft model to one of the target's."""
     engine, slow, seconds = Engine(Flat(TARGET)), Slow(), [0.0]
-    line = DraftLine(slow, 64, timeout=timeout, clock=lambda: seconds[0])
+    line = DraftModelLink(slow, 64, timeout=timeout, clock=lambda: seconds[0])
     models = DraftModels([DraftModel("draft", line, len(DRAFT) + 1)], lengths=lengths)
 
     def between() -> None:

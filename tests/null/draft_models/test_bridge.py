@@ -14,13 +14,13 @@ from tiers import examples
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from inferd_grammar import TokenTable
-from inferd_runtime.draft_models.drafter import DraftLine, DraftModelDrafter
+from inferd_runtime.draft_models.drafter import DraftModelDrafter, DraftModelLink
 from inferd_runtime.draft_models.lengths import DraftLength
 from inferd_runtime.draft_models.messages import AnswerCallback, AskDraft, DraftAnswer, DraftSpec
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.speculation import bridge as bridges
 from inferd_runtime.speculation.bridge import (
-    MEMORY,
+    MAX_BYTES,
     PIECES,
     WINDOW,
     Vocabulary,
@@ -98,7 +98,7 @@ def bridge(target: str, draft: str) -> tuple[VocabularyBridge, Vocabulary, Vocab
 
 
 def spelled(vocabulary: Vocabulary, text: str) -> list[int]:
-    tokens = vocabulary.spell(text.encode())
+    tokens = vocabulary.tokenize(text.encode())
     assert tokens is not None
     return tokens
 
@@ -128,7 +128,7 @@ def test_a_draft_that_knows_the_text_proposes_the_targets_tokens(target: str, dr
     for at in range(len(tokens) - 12):
         spelling.follow(tokens[at : at + 1], ())
         rest = TEXT.encode()[len(other.text(spelling.path)) :]
-        stream = other.spell(rest[:40][: complete_characters(rest[:40])])
+        stream = other.tokenize(rest[:40][: complete_characters(rest[:40])])
         if stream is None:  # in the middle of a character
             continue
         drafted, chances = spelling.render(stream, [0.5] * len(stream), ended=False)
@@ -150,7 +150,7 @@ def test_a_stream_that_comes_true_is_kept(target: str, draft: str) -> None:
     spelling.follow(tokens[:1], ())
     stream = spelled(other, text)
     held = other.text(spelling.path)
-    stream = other.spell(text.encode()[len(held) :]) or []
+    stream = other.tokenize(text.encode()[len(held) :]) or []
     used = 0
     for token in tokens[1:]:
         followed = spelling.follow([token], stream[used:])
@@ -258,8 +258,8 @@ def test_the_step_loop_does_not_stand_still_for_a_prompt_of_any_kind(prompt: str
         tokens = [target.special["<turn>"], ord("a")] * 50_000
         data = b"a" * 50_000
     spelling.follow(tokens, ())
-    assert counted.bytes <= 2 * (len(PIECES) + 1) * MEMORY
-    assert spelling._segment > 0 or data.endswith(counted.vocabulary.text(spelling.path) + spelling._owed)
+    assert counted.bytes <= 2 * (len(PIECES) + 1) * MAX_BYTES
+    assert spelling._segment > 0 or data.endswith(counted.vocabulary.text(spelling.path) + spelling._unfinished)
     for token in b"a\xffb\x80c":
         counted.bytes, length = 0, len(spelling.path)
         spelling.follow([token], ())
@@ -271,10 +271,10 @@ def test_the_step_loop_does_not_stand_still_for_a_prompt_of_any_kind(prompt: str
 @pytest.mark.parametrize("draft", ["words", "syllables", "runs", "pieces"])
 def test_one_bad_place_does_not_change_how_the_rest_is_spelled(draft: str, bad: bytes) -> None:
     counted = Counted(draft, normalizes=True)
-    text = (TEXT * (MEMORY // len(TEXT.encode()) - 1)).encode()
+    text = (TEXT * (MAX_BYTES // len(TEXT.encode()) - 1)).encode()
     at = text.index(b"The", len(text) // 2)
-    whole = counted.vocabulary.spell_all(text)
-    spelled = counted.vocabulary.spell_all(text[:at] + bad + text[at:])
+    whole = counted.vocabulary.tokenize_all(text)
+    spelled = counted.vocabulary.tokenize_all(text[:at] + bad + text[at:])
     assert counted.vocabulary.text(spelled) == text[:at] + bad + text[at:]
     same = whole[: common_prefix(whole, spelled)]
     assert len(counted.vocabulary.text(same)) > at - PIECES[0] - PIECES[-1]
@@ -288,7 +288,7 @@ def test_of_a_long_context_the_end_goes_over_behind_its_first_token_if_that_is_s
     assert spelling.path[0] == other.special["<turn>"]
     end = other.text(spelling.path[1:])
     assert (TEXT.encode() * 200).endswith(end)
-    assert MEMORY <= len(end) <= MEMORY + 64
+    assert MAX_BYTES <= len(end) <= MAX_BYTES + 64
     short, _, _ = bridge("words", "syllables")
     short.follow(text * 9, ())
     assert abs(spelling.wanted(8) - short.wanted(8)) <= 1, "what was left out does not count as read"
@@ -305,7 +305,7 @@ def test_a_draft_model_goes_on_behind_a_long_context(sampler: Callable[..., RowS
     """Its path is shorter than what it was told before: it is sent anew."""
     spelling, one, other = bridge("words", "syllables")
     post = Prophet(other, TEXT.encode() * 400)
-    line = DraftLine(post, 1 << 16)
+    line = DraftModelLink(post, 1 << 16)
     spec = DraftSpec("t", sampler(), len(other.tokens))
     drafter = DraftModelDrafter(line, 1, spelling, spec, length=Eight(line.experience, most=8, overlaps=True))
     text = spelled(one, TEXT)
@@ -323,14 +323,14 @@ def test_whatever_is_left_out_the_path_is_an_end_of_the_committed_text(data: st.
     spelling, one, other = bridge(*data.draw(st.sampled_from([pair for pair in PAIRS if "pieces" not in pair])))
     committed = b""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bridges, "MEMORY", 24)
+        patch.setattr(bridges, "MAX_BYTES", 24)
         for _ in range(data.draw(st.integers(1, 6))):
             tokens = [token for token in data.draw(st.lists(st.integers(2, 255), max_size=60)) if one.piece(token)]
             stream = data.draw(st.lists(st.integers(2, 255), max_size=4))
             before = list(spelling.path)
             followed = spelling.follow(tokens, stream)
             committed += one.text(tokens)
-            assert committed.endswith(other.text(spelling.path) + spelling._owed)
+            assert committed.endswith(other.text(spelling.path) + spelling._unfinished)
             assert spelling.path[: spelling.changed_from] == before[: spelling.changed_from]
             assert followed.used <= len(stream)
 
@@ -339,7 +339,7 @@ def test_greedy_spelling_takes_the_longest_token_that_stands_there() -> None:
     tokens = [b"a", b"ab", b"abcd", b"b" * 100, b"", b"c"]
     vocabulary = Vocabulary(tokens, {}, lambda text: [])
     vocabulary.index()
-    assert vocabulary.spell_all(b"ababcdcxabc") == [1, 2, 5, 1, 5]
+    assert vocabulary.tokenize_all(b"ababcdcxabc") == [1, 2, 5, 1, 5]
 
 
 def test_memory_beside_the_path_is_bounded() -> None:
@@ -364,7 +364,7 @@ class Prophet:
         path = [*self._paths.get(request.sequence, [])[: request.start], *request.tokens]
         self._paths[request.sequence] = path
         rest = self._text[len(self._vocabulary.text(path)) :][:200]
-        tokens = (self._vocabulary.spell(rest[: complete_characters(rest)]) or [])[: request.count]
+        tokens = (self._vocabulary.tokenize(rest[: complete_characters(rest)]) or [])[: request.count]
         self.answers += 1
         if self.answers % 7 == 0 and tokens:
             tokens[-1] = (tokens[-1] + 1) % 256
@@ -388,7 +388,7 @@ def test_acceptance_over_a_bridge_of_a_draft_model_that_is_nearly_always_right(
 ) -> None:
     spelling, one, other = bridge(target, draft)
     tokens = spelled(one, TEXT)
-    line = DraftLine(Prophet(other, TEXT.encode()), 4096)
+    line = DraftModelLink(Prophet(other, TEXT.encode()), 4096)
     spec = DraftSpec("t", sampler(), len(other.tokens))
     drafter = DraftModelDrafter(line, 1, spelling, spec, length=Eight(line.experience, most=8, overlaps=True))
     drafter.observe(tokens[:5])

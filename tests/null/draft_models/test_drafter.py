@@ -11,7 +11,7 @@ import pytest
 from inferd.protocol import LimitExceeded
 from inferd_runtime.draft_models.direct import DirectDrafts
 from inferd_runtime.draft_models.draft_host import DraftHost
-from inferd_runtime.draft_models.drafter import DraftLine, DraftModelDrafter
+from inferd_runtime.draft_models.drafter import DraftModelDrafter, DraftModelLink
 from inferd_runtime.draft_models.lengths import DraftLength
 from inferd_runtime.draft_models.messages import AnswerCallback, AskDraft, DraftAnswer, DraftSpec
 from inferd_runtime.engine.engine import Engine
@@ -84,7 +84,7 @@ class Stand:
 
     def __init__(self, spec: DraftSpec, length: type[DraftLength] = Four) -> None:
         self.post, self.clock = Post(), Clock()
-        self.line = DraftLine(self.post, 512, timeout=1.0, clock=self.clock)
+        self.line = DraftModelLink(self.post, 512, timeout=1.0, clock=self.clock)
         self.speeds: list[float] = []
         self.drafter = DraftModelDrafter(
             self.line,
@@ -116,7 +116,7 @@ def stand(spec: DraftSpec) -> Stand:
     return stand
 
 
-def length_of(line: DraftLine) -> DraftLength:
+def length_of(line: DraftModelLink) -> DraftLength:
     return DraftLength(line.experience, most=6, overlaps=line.transport.overlaps)
 
 
@@ -317,7 +317,7 @@ def test_the_tokens_are_the_same_with_any_draft_model(
     drawn = sampler(temperature, 3)
     plain, _ = make_target().generate(PROMPT, drawn)
     host = make_host(draft_seed)
-    line = DraftLine(DirectDrafts(host, overlaps=overlaps), 512, clock=Clock())
+    line = DraftModelLink(DirectDrafts(host, overlaps=overlaps), 512, clock=Clock())
     drafter = DraftModelDrafter(line, 1, SharedVocabulary(12), DraftSpec("t", drawn, 12), length=length_of(line))
     tokens, generation = make_target().generate(PROMPT, drawn, drafter)
     assert tokens == plain
@@ -331,7 +331,7 @@ def test_the_tokens_are_the_same_with_any_draft_model(
 
 def test_a_right_draft_model_for_rejection_says_what_it_drew_from(sampler: Sampler, make_host: MakeHost) -> None:
     spec = DraftSpec("t", sampler(0.8, 1), 14, probabilities=True)
-    line = DraftLine(DirectDrafts(make_host()), 512, clock=Clock())
+    line = DraftModelLink(DirectDrafts(make_host()), 512, clock=Clock())
     drafter = DraftModelDrafter(line, 1, SharedVocabulary(14), spec, length=length_of(line))
     drafter.observe(PROMPT)
     proposal = drafter.propose(5, ())
@@ -347,7 +347,7 @@ def test_a_generation_that_ended_but_is_not_closed_holds_nothing_on_the_draft_si
     make_host: MakeHost, sampler: Sampler, fails: bool
 ) -> None:
     host, engine = make_host(), Engine(NullDriver(vocab_size=12))
-    line = DraftLine(DirectDrafts(host), 512, clock=Clock())
+    line = DraftModelLink(DirectDrafts(host), 512, clock=Clock())
     spec = DraftSpec("t", sampler(), 12)
     drafter = DraftModelDrafter(
         line, 1, SharedVocabulary(12), spec, length=Four(line.experience, most=4, overlaps=False)

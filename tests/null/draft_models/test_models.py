@@ -15,7 +15,7 @@ import pytest
 from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.draft_models.direct import DirectDrafts
 from inferd_runtime.draft_models.draft_host import DraftHost
-from inferd_runtime.draft_models.drafter import DraftLine, DraftModelDrafter
+from inferd_runtime.draft_models.drafter import DraftModelDrafter, DraftModelLink
 from inferd_runtime.draft_models.lengths import DraftLength
 from inferd_runtime.draft_models.messages import AskDraft, DraftSpec
 from inferd_runtime.draft_models.models import DraftModels, connect
@@ -48,7 +48,7 @@ def models_over(host: DraftHost, **names: list[bytes]) -> DraftModels:
     target = vocabulary(TOKENS)
     return DraftModels(
         [
-            connect(name, DraftLine(DirectDrafts(host), 512), target, vocabulary(tokens))
+            connect(name, DraftModelLink(DirectDrafts(host), 512), target, vocabulary(tokens))
             for name, tokens in names.items()
         ]
     )
@@ -98,7 +98,7 @@ def test_for_rejection_a_model_with_the_same_vocabulary_is_chosen(make_host: Mak
     for _ in range(8):
         drafter = models.open(tenant="t", sampler=sampler(), verifier="rejection")
         assert isinstance(drafter, DraftModelDrafter)
-        assert isinstance(drafter._spelling, SharedVocabulary)
+        assert isinstance(drafter._bridge, SharedVocabulary)
 
 
 @pytest.mark.parametrize("bandit", BANDITS.values(), ids=BANDITS)
@@ -107,7 +107,9 @@ def test_the_bandit_finds_the_better_model(
 ) -> None:
     target = vocabulary(TOKENS)
     hosts = {"wrong": make_host(9), "right": make_host(0)}
-    lines = {name: DraftLine(DirectDrafts(host), 512, clock=itertools.count().__next__) for name, host in hosts.items()}
+    lines = {
+        name: DraftModelLink(DirectDrafts(host), 512, clock=itertools.count().__next__) for name, host in hosts.items()
+    }
     models = DraftModels(
         [connect(name, line, target, vocabulary(TOKENS)) for name, line in lines.items()], bandit=bandit
     )
@@ -131,7 +133,7 @@ def threaded(make_host: MakeHost) -> Iterator[Callable[..., tuple[DraftModels, D
         if gate is not None:
             step = host.engine.step
             host.engine.step = lambda: gate.wait(SECONDS) and step()  # type: ignore[method-assign]
-        line = DraftLine(DraftThread(host), 512, timeout=timeout)
+        line = DraftModelLink(DraftThread(host), 512, timeout=timeout)
         model = connect("draft", line, vocabulary(TOKENS), vocabulary(TOKENS))
         opened.append(DraftModels([model], lengths=Four))
         return opened[-1], host
@@ -146,7 +148,7 @@ def resting(models: DraftModels) -> Callable[[], None]:
 
     def rest() -> None:
         if not models.poll():
-            (transport,) = {model.line.transport for model in models._models}
+            (transport,) = {model.link.transport for model in models._models}
             assert isinstance(transport, DraftThread)
             transport.wait(min(0.001, models.patience(0.001)))
 
@@ -205,7 +207,7 @@ def test_a_thread_that_has_ended_is_an_error_and_no_wait(
     make_host: MakeHost, make_target: Any, sampler: Sampler
 ) -> None:
     transport = DraftThread(make_host())
-    models = DraftModels([connect("draft", DraftLine(transport, 512), vocabulary(TOKENS), vocabulary(TOKENS))])
+    models = DraftModels([connect("draft", DraftModelLink(transport, 512), vocabulary(TOKENS), vocabulary(TOKENS))])
     models.close()
     tokens, generation = make_target().generate(PROMPT, sampler(), models.open(tenant="t", sampler=sampler()))
     assert tokens == make_target().generate(PROMPT, sampler())[0]
@@ -234,7 +236,7 @@ def test_a_thread_that_dies_in_mid_generation_is_reported_once_and_generations_g
         rest()
 
     plain, _ = make_target().generate(PROMPT, sampler(), max_tokens=120)
-    (transport,) = {model.line.transport for model in models._models}
+    (transport,) = {model.link.transport for model in models._models}
     started, left = time.monotonic(), list[int]()
     for _ in range(2):
         drafter = models.open(tenant="t", sampler=sampler())

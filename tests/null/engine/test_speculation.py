@@ -20,7 +20,7 @@ from inferd.protocol import Sampling
 from inferd_grammar import Compiled, GrammarCompiler, RegexGrammar, TokenTable
 from inferd_runtime.draft_models.direct import DirectDrafts
 from inferd_runtime.draft_models.draft_host import DraftHost
-from inferd_runtime.draft_models.drafter import DraftLine, DraftModelDrafter
+from inferd_runtime.draft_models.drafter import DraftModelDrafter, DraftModelLink
 from inferd_runtime.draft_models.lengths import DraftLength
 from inferd_runtime.draft_models.messages import DraftSpec
 from inferd_runtime.engine.engine import Engine, EngineOptions
@@ -79,7 +79,7 @@ def draft_model(model: Settings) -> Make:
     """A draft model with an engine of its own, for all generations of a batch."""
     driver = NearDriver(**model, pages=400)
     transport = DirectDrafts(DraftHost(Engine(driver, EngineOptions(token_budget=64)), [END]))
-    line, numbers = DraftLine(transport, driver.max_context), itertools.count()
+    line, numbers = DraftModelLink(transport, driver.max_context), itertools.count()
 
     def make(request: Request) -> list[Drafter]:
         spec = DraftSpec("", request.sampler, driver.vocab_size, prompt=len(request.prompt))

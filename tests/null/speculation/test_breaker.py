@@ -20,7 +20,7 @@ def opened() -> SourceBreaker:
 
 
 def steps_until_allowed(breaker: SourceBreaker, match: int = 2) -> int:
-    return next(step for step in range(1, 10_000) if breaker.allows(match))
+    return next(step for step in range(1, 10_000) if breaker.try_draft(match))
 
 
 def test_a_source_that_loses_rests_and_is_tried_ever_more_rarely() -> None:
@@ -35,9 +35,9 @@ def test_a_source_that_loses_rests_and_is_tried_ever_more_rarely() -> None:
 def test_a_trial_stays_open_until_it_was_reported() -> None:
     breaker = opened()
     steps_until_allowed(breaker)
-    assert breaker.allows(0)
+    assert breaker.try_draft(0)
     breaker.report(FAIL)
-    assert not breaker.allows(0)
+    assert not breaker.try_draft(0)
 
 
 def test_one_trial_that_pays_turns_it_on_and_the_next_rest_is_short_again() -> None:
@@ -54,10 +54,10 @@ def test_one_trial_that_pays_turns_it_on_and_the_next_rest_is_short_again() -> N
 
 def test_a_long_match_need_not_wait() -> None:
     breaker = opened()
-    assert not breaker.allows(LONG_MATCH - 1)
-    assert breaker.allows(LONG_MATCH)
+    assert not breaker.try_draft(LONG_MATCH - 1)
+    assert breaker.try_draft(LONG_MATCH)
     breaker.report(WORTH)
-    assert breaker.allows(0)
+    assert breaker.try_draft(0)
 
 
 def test_long_matches_that_fail_wait_too_but_less() -> None:
@@ -84,7 +84,7 @@ def test_a_source_that_is_wrong_from_the_start_costs_three_steps_at_most() -> No
     """Short requests are where a source that served others well, and is wrong here, would cost a tenth of the time."""
     breaker, lost = SourceBreaker(), 0.0
     for _ in range(80):
-        if breaker.allows(2):
+        if breaker.try_draft(2):
             lost += 1 if breaker.on else 0.15  # a trial is short
             breaker.report(0.5)
     assert lost < 3
@@ -107,7 +107,7 @@ def test_a_source_is_always_tried_again(events: list[float | None], match: int) 
     breaker = SourceBreaker()
     for gain in events:
         if gain is None:
-            breaker.allows(match)
+            breaker.try_draft(match)
         else:
             breaker.report(gain)
     assert steps_until_allowed(breaker, match) <= 4096
@@ -125,7 +125,7 @@ class Engine:
         """How many of so many steps drafted."""
         drafted = 0
         for _ in range(steps):
-            if self.breaker.allows() and not self.breaker.wants_control:
+            if self.breaker.try_draft() and not self.breaker.wants_control:
                 drafted += 1
                 self.breaker.drafted(tokens, time * slowness)
             else:
@@ -202,9 +202,9 @@ def test_without_anything_to_compare_with_it_never_opens() -> None:
 def test_whatever_happens_it_is_tried_again(steps: list[tuple[float, float]]) -> None:
     breaker = EngineBreaker()
     for tokens, slowness in steps:
-        if breaker.allows():
+        if breaker.try_draft():
             breaker.drafted(tokens, slowness)
         else:
             breaker.plain(1.0)
-    waited = next(step for step in range(20_000) if breaker.allows() or breaker.plain(1.0))
+    waited = next(step for step in range(20_000) if breaker.try_draft() or breaker.plain(1.0))
     assert waited <= EngineBreaker.LONGEST_PAUSE

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from inferd_grammar import TokenTable
 from inferd_runtime.draft_models.draft_host import DraftHost
-from inferd_runtime.draft_models.drafter import DraftLine
+from inferd_runtime.draft_models.drafter import DraftModelLink
 from inferd_runtime.draft_models.models import DraftModels, connect
 from inferd_runtime.draft_models.options import DraftOptions, choices_of
 from inferd_runtime.draft_models.thread import DraftThread
@@ -29,7 +29,7 @@ class ReadyDraft:
     """A loaded draft model, the transport to it and its vocabulary."""
 
     options: DraftOptions
-    line: DraftLine
+    link: DraftModelLink
     vocabulary: Vocabulary
 
 
@@ -67,8 +67,8 @@ def vocabulary_of(table: TokenTable) -> Vocabulary:
 def in_thread(options: DraftOptions, served: ServedModel, prepare: Callable[[], None]) -> ReadyDraft:
     """Run a loaded draft model in a thread of its own; ``prepare`` runs there first."""
     transport = DraftThread(DraftHost(served.engine, served.tokenizer.eos_tokens), prepare)
-    line = DraftLine(transport, served.info.max_context, options.timeout_ms / 1000)
-    return ReadyDraft(options, line, vocabulary_of(served.grammars.table))
+    link = DraftModelLink(transport, served.info.max_context, options.timeout_ms / 1000)
+    return ReadyDraft(options, link, vocabulary_of(served.grammars.table))
 
 
 def in_process(options: DraftOptions, settings: EngineSettings) -> ReadyDraft:
@@ -82,7 +82,9 @@ def in_process(options: DraftOptions, settings: EngineSettings) -> ReadyDraft:
         known = transport.describe()
         table = TokenTable.from_tokenizer_json(known.tokenizer, vocab_size=known.vocab_size, eos_ids=known.eos_tokens)
         undo.pop_all()
-    return ReadyDraft(options, DraftLine(transport, known.max_context, options.timeout_ms / 1000), vocabulary_of(table))
+    return ReadyDraft(
+        options, DraftModelLink(transport, known.max_context, options.timeout_ms / 1000), vocabulary_of(table)
+    )
 
 
 def attach(served: Sequence[ServedModel], drafts: Sequence[ReadyDraft]) -> list[ServedModel]:
@@ -94,7 +96,7 @@ def attach(served: Sequence[ServedModel], drafts: Sequence[ReadyDraft]) -> list[
         own = [draft for draft in drafts if draft.options.target_among(names) == model.info.name]
         if own:
             target = vocabulary_of(model.grammars.table)
-            models = [connect(one.options.model.name, one.line, target, one.vocabulary) for one in own]
+            models = [connect(one.options.model.name, one.link, target, one.vocabulary) for one in own]
             model = replace(model, drafts=DraftModels(models, bandit=BANDITS[choices[model.info.name]]))
         attached.append(model)
     return attached
