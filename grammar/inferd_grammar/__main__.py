@@ -1,4 +1,4 @@
-"""Hold schemas with valid and invalid instances against the grammar package: `check` a file, or a draft's `suite`."""
+"""Command line: check that grammars accept what schemas allow and refuse the rest: `check` a file, or a draft's `suite`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outcomes by key: one computation at a time for each, the least recently used leave when too many bytes are held."""
+"""A cache of compiled grammars: one computation at a time for each key, least recently used ones dropped over a byte limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CacheKey = tuple[str, ...]
 
 
 class OutcomeCache(Generic[Outcome]):
-    """Thread-safe. Whoever `claim`s a key first has to `keep` or `drop` it; others wait for the future they got."""
+    """Thread-safe. The first caller to `claim` a key has to `keep` or `drop` it; others wait for the future they got."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

@@ -1,4 +1,4 @@
-"""Constraint -> matcher: caps, backend choice, cache.
+"""The compiler, constraint -> matcher: checks limits, chooses the backend, caches.
 
 Compiling runs in the caller's thread and cannot be interrupted. The caps in `CompileLimits` keep out what is known to
 hang; for the rest, a compiler with `trials` compiles only what a child process has compiled within its limits before.

@@ -1,4 +1,4 @@
-"""Errors of the grammar package, split by whose fault it is."""
+"""Errors of the grammar package: the caller's (invalid, too large) apart from failures of a matcher."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GrammarLimit(GrammarError):
 class GrammarFailure(Exception):
     """A matcher broke at run time: a resource limit inside the library, a dead end, or a bug.
 
-    Never the guest's doing, and never reported as a mask: a mask that only allows the end of the text would cut the
+    Not caused by the program, and never reported as a mask: a mask that only allows the end of the text would cut the
     answer short without anyone noticing.
     """
 

@@ -1,4 +1,4 @@
-"""Reading a JSON schema before a library sees it: is it JSON, within the caps, a schema; and where a keyword stands.
+"""Reads a JSON schema before a library does: checks that it is JSON, within the limits and a schema, and finds keywords.
 
 Only what a library gets wrong is done here. It lets malformed keywords pass where the type makes them moot, ignores
 constraints of JSON Schema draft 3 and draft 4's boolean `exclusiveMinimum`, and never says where a keyword stands.

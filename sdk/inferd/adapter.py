@@ -18,7 +18,7 @@ class Adapter:
     """A LoRA adapter that the runtime holds; pass it (or its name) as ``adapter=`` to ``Context.generate``.
 
     ``rank`` is its largest, ``bytes`` what it takes on the device. ``shared``: it is the server's, and every tenant may use
-    it; others belong to whoever loaded them, and no other tenant can see them.
+    it; others belong to the tenant that loaded them, and no other one can see them.
     """
 
     info: AdapterInfo

@@ -1,4 +1,4 @@
-"""A conversation, or any other run of tokens, in the runtime's KV cache."""
+"""``Context``: a conversation, or any other run of tokens, in the runtime's KV cache."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ class Context:
 
     @classmethod
     async def from_bytes(cls, data: bytes) -> Context:
-        """Return a new context out of the bytes of :meth:`export`. What they say is checked, but nobody can know whether their
+        """Return a new context out of the bytes of :meth:`export`. Their form is checked, but not whether their
         KV was computed by the model: pass only bytes that you trust.
         """
         if not isinstance(data, bytes):

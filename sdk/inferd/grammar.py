@@ -114,7 +114,7 @@ class Matcher:
         return TokenMask.from_wire(reply.tokens, reply.bits)
 
     async def accept(self, tokens: Sequence[int]) -> int:
-        """Accept tokens up to the first one that is not legal; returns how many were accepted. That one leaves no trace."""
+        """Accept tokens up to the first one that is not legal; returns how many were accepted. A refused one changes nothing."""
         ids, taken = checked_tokens("tokens", tokens), 0
         number = await self._number()
         for first in range(0, len(ids), MAX_ACCEPT):

@@ -1,4 +1,4 @@
-"""The models that a runtime serves, and their tokenizers."""
+"""``Model`` and ``Tokenizer``: the models that a runtime serves."""
 
 from __future__ import annotations
 

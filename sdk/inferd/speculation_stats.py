@@ -11,7 +11,7 @@ from inferd.protocol import SourceCount, Step
 
 @dataclass(frozen=True)
 class SpeculationCycle:
-    """One step of a generation as speculation saw it.
+    """Counters of one step of a generation, as ``on_cycle`` gets them.
 
     ``step`` counts from 1. ``source``: whose tokens were verified, several joined by ``+``, "" for a step without a draft.
     Of ``drafted`` tokens ``accepted`` stand; the step brought ``emitted`` tokens in all.

@@ -1,1 +1,1 @@
-"""One module per library. Each is imported only when it is chosen, so that an optional one may be absent."""
+"""Backends: one module per grammar library. Each is imported only when it is chosen, so that an optional one may be absent."""

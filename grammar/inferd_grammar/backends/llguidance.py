@@ -61,7 +61,7 @@ _JSON_OPTIONS: JsonCompileOptions = {
 }
 # The default of 2,000 items compiles an object with 2,000 optional keys, then fails at its first key.
 _MAX_ITEMS_IN_ROW = 20_000
-# What the library leaves out, with or without a word, when it is told to be lenient.
+# What the library leaves out, with or without a warning, when it is told to be lenient.
 _LEFT_OUT = KEYWORDS - {
     *("$ref", "additionalItems", "additionalProperties", "allOf", "anyOf", "const", "enum", "exclusiveMaximum"),
     *("exclusiveMinimum", "items", "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum"),

@@ -1,6 +1,6 @@
 """outlines_core: optional, for regular expressions, choices, and JSON schemas on a whitelist.
 
-In other schemas it ignores `minimum`, `uniqueItems` and more without a word; they are refused. An `Index` (the whole
+In other schemas it ignores `minimum`, `uniqueItems` and more without an error; they are refused. An `Index` (the whole
 automaton, built eagerly) is shared; a position is one integer, so states are kept here and not in a `Guide`, whose ring
 of 32 would bound rollback.
 

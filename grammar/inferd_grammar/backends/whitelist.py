@@ -1,6 +1,6 @@
 """A walk over a JSON schema that lets through only what a backend enforces.
 
-xgrammar and outlines_core drop keywords without a word: siblings of `enum` and `$ref`, `uniqueItems`, `minimum` in the
+xgrammar and outlines_core drop keywords without an error: siblings of `enum` and `$ref`, `uniqueItems`, `minimum` in the
 one, names that are required but not declared in both. So what is not known to be enforced is refused, by name and place.
 """
 

@@ -1,6 +1,6 @@
 """xgrammar: optional, for JSON schemas on a whitelist, plain regular expressions and choices.
 
-Its traps, each closed here: schema keywords dropped without a word (`Whitelist`), special tokens legal inside strings
+Its traps, each closed here: schema keywords dropped without an error (`Whitelist`), special tokens legal inside strings
 (given as empty), a mask that is left unwritten where all tokens are legal, `fill` that fails behind the stop token
 (which never reaches it).
 """

@@ -2,7 +2,7 @@
 
 An instance is accepted if its compact text is taken token by token to a place where it may end, and, in `best_effort`,
 the validator finds nothing in it. JSON objects have no key order and a grammar has one, so that an instance is tried as
-it is written and in the schema's orders (`ordering.py`); it counts as accepted if any of these texts is.
+it is written and in the schema's orders (`key_orders.py`); it counts as accepted if any of these texts is.
 """
 
 from __future__ import annotations

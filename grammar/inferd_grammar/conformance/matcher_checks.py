@@ -1,4 +1,4 @@
-"""Conformance of a matcher as a function: each backend's test file calls `check_matcher`, and so may anyone's own."""
+"""Checks that a matcher keeps the contract: each backend's test file calls `check_matcher`, and tests of other backends may."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ COMPOSED_CONSTRAINTS: tuple[Constraint, ...] = (
 )
 
 
-class State(NamedTuple):
+class MatcherReadings(NamedTuple):
     """Everything that can be read from a matcher without moving it."""
 
     mask: bytes
@@ -108,11 +108,11 @@ def check_matcher(
             _check_language(make(constraint), table, constraint)
 
 
-def look(matcher: GrammarMatcher, table: TokenTable) -> State:
+def look(matcher: GrammarMatcher, table: TokenTable) -> MatcherReadings:
     """Return the state of a matcher; its mask is written over a dirty row, so every word must be overwritten."""
     row = dirty_row(table)
     matcher.fill(row)
-    return State(
+    return MatcherReadings(
         row.tobytes(), matcher.depth, matcher.may_end(), matcher.ended(), matcher.forced(), matcher.forced_tokens()
     )
 
@@ -227,7 +227,7 @@ def _check_every_token(make: Make, table: TokenTable, constraint: Constraint, rn
             taken = matcher.accept([token])
             _expect(taken == (token in legal), f"mask and accept agree on {token}", constraint)
             matcher.rollback(taken)
-        _expect(look(matcher, table) == before, "trying every token leaves no trace", constraint)
+        _expect(look(matcher, table) == before, "trying every token changes nothing", constraint)
         matcher.accept([rng.choice(sorted(text))] if text else [])
 
 
@@ -313,7 +313,7 @@ def _expect_same(
     matcher: GrammarMatcher, fresh: GrammarMatcher, table: TokenTable, constraint: Constraint, when: str
 ) -> None:
     seen, expected = look(matcher, table), look(fresh, table)
-    for name, left, right in zip(State._fields, seen, expected, strict=True):
+    for name, left, right in zip(MatcherReadings._fields, seen, expected, strict=True):
         shown = "" if name == "mask" else f": {left!r}, fresh {right!r}"
         _expect(left == right, f"{name} equals a fresh replay {when}{shown}", constraint)
 

@@ -1,4 +1,4 @@
-"""The matcher contract, and the guard that gives it to any library.
+"""The matcher contract (`GrammarMatcher`), and `GuardedMatcher`, which keeps it over any library.
 
 A library's own recogniser (`Core`) knows text only. Everything around it is the same for all and lives here, once: the
 end of the text, special tokens, refusal without side effects, exact rollback, cached masks, errors that are never
@@ -45,7 +45,7 @@ class GrammarMatcher(Protocol):
     def accept(self, tokens: Sequence[int]) -> int:
         """Accept tokens up to the first one whose mask bit is clear; returns how many were accepted.
 
-        A refused token leaves no trace. An ended matcher takes nothing, EOS included.
+        A refused token changes nothing. An ended matcher accepts nothing, EOS included.
         """
 
     def rollback(self, count: int) -> None:

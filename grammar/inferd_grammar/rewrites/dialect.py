@@ -2,7 +2,7 @@
 
 Sound: an ignored keyword constrains nothing in its draft, and each converted form has the same meaning in both
 (`2.0` is a count like `2`).
-`dependencies` is kept in every draft: 2019-09 and later define it no more, but whoever writes it means it. Its complement
+`dependencies` is kept in every draft: 2019-09 and later define it no more, but schemas that hold it mean it. Its complement
 there is refused, so that nothing depends on who is right.
 """
 

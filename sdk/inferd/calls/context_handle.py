@@ -166,7 +166,7 @@ class ContextHandle:
         self._open_turn = self._length in self._open_at
 
     def __del__(self) -> None:
-        # A context that nobody can reach any more is released with the next one that is made.
+        # A dropped context is released before the next one is made: a finalizer cannot wait for a request.
         if self._id is not None:
             ending = [] if self._generation is None else self._generation.ending
             self.port.abandon([*ending, ReleaseContext(self._id)])

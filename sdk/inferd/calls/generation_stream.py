@@ -1,4 +1,4 @@
-"""A generation in the runtime: its requests, the steps that arrived, and how many of them the program has.
+"""One generation: sends its requests, buffers the steps that arrive, and ends it.
 
 Nothing here refers to the context's handle, which refers to the stream: a context that a program drops is freed at once.
 """
@@ -57,7 +57,7 @@ class StepBuffer:
         self.checked = list(reply.checked)
 
     def deliver(self) -> Step | None:
-        """Take the next step out; None if there is none. Reading past the end keeps what ended the text, too."""
+        """Remove and return the next step; None if there is none. Reading past the end keeps end-of-text in the context, too."""
         if not self._waiting:
             self.keep = -1 if self._ended else self.delivered
             return None
@@ -197,7 +197,7 @@ class GenerationStream:
 
     @property
     def ending(self) -> list[Any]:
-        """The requests that end it, for a context that nobody holds any more."""
+        """The requests that end it, for a context that the program dropped."""
         over = self._lifecycle.state in (GenerationState.LEFT, GenerationState.CLOSED)
         return [] if over or self._running is None else [self._running.ending(self._buffer.keep)]
 
@@ -237,7 +237,7 @@ class GenerationStream:
             self._buffer.receive(reply)
 
     def leave(self) -> None:
-        """Never deliver again: the context is about to change."""
+        """Deliver no more steps, because the context is about to change."""
         self._lifecycle.on(GenerationEvent.LEAVE)
 
     async def close(self) -> ContextState | None:
@@ -257,6 +257,8 @@ class GenerationStream:
     async def _started(self) -> RunningGeneration | None:
         """Return what the runtime started, which a cancelled task may not have waited for; None if it started nothing."""
         if self._running is None and self._starting is not None:
-            with contextlib.suppress(InferdError):  # it was told, or it was cancelled and nobody waits for the reason
+            with contextlib.suppress(
+                InferdError
+            ):  # the task that started it was told, or was cancelled and does not wait for the reason
                 self._running = await asyncio.shield(self._starting)
         return self._running

@@ -133,7 +133,7 @@ def _with_default(parameter: Parameter) -> dict[str, Any]:
 def _parse(source: str, filename: str) -> ast.Module:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they would speak of the program, to whoever reads it
+            warnings.simplefilter("ignore")  # warnings about the program are not for its reader
             return ast.parse(source, filename)
     except SyntaxError as error:
         where = {"file": filename, "line": error.lineno, "column": error.offset, "text": (error.text or "").rstrip()}

@@ -1,4 +1,4 @@
-"""Python types as JSON Schema, and JSON values as instances of those types.
+"""Converts Python types to JSON Schema, and JSON values to instances of those types.
 
 Supported: None, bool, int, float, str, Any, list[T], dict[str, T], Literal, Enum, Optional and other unions,
 dataclasses, TypedDicts (total or not), type aliases, NewType, Annotated with a description string, all nested and

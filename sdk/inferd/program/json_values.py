@@ -1,4 +1,4 @@
-"""Python values as the JSON values that stand for them."""
+"""Converts Python values (dataclasses, enums, pydantic models) to JSON values."""
 
 from __future__ import annotations
 

@@ -36,9 +36,8 @@ class Port:
     async def release_abandoned(self) -> None:
         """Send what :meth:`abandon` stored. Called before a new handle is made."""
         while self._abandoned:
-            with contextlib.suppress(
-                InferdError
-            ):  # nobody is left who could be told, and the call that follows speaks up
+            # The handle's owner is gone, and the call that follows reports a lost connection by itself.
+            with contextlib.suppress(InferdError):
                 for request in self._abandoned.popleft():
                     await self.transport.call(request)
 
