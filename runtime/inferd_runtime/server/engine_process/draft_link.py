@@ -35,9 +35,10 @@ TICK_MS = 200
 
 
 class RemoteDrafts:
-    """Belongs to the thread of the step loop. A request that the process cannot take at once is answered with an error.
+    """A draft model's process and the socket to it; used by the thread of the step loop alone.
 
-    A process that has died is started again, after a longer pause each time; its sequences are sent again when they are needed.
+    A request that the process cannot receive at once is answered with an error. A process that has died is started
+    again, after a longer pause each time; its sequences are sent again when they are needed.
     """
 
     overlaps = True

@@ -44,12 +44,12 @@ class DraftServer:
         self._served = served
 
     def receive(self) -> None:
-        """Receive all messages that have come."""
+        """Handle all messages that have arrived."""
         while self._socket.poll(0):
             identity, *frames = self._socket.recv_multipart()
-            self._take(identity, *frames)
+            self._handle(identity, *frames)
 
-    def _take(self, identity: bytes, ticket: bytes, op: bytes, form: bytes, payload: bytes) -> None:
+    def _handle(self, identity: bytes, ticket: bytes, op: bytes, form: bytes, payload: bytes) -> None:
         answer = partial(self._answer, identity, ticket)
         if op.decode() == ASK:
             self.host.ask(identity, msgspec.msgpack.decode(payload, type=AskDraft), answer)
