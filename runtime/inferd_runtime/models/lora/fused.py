@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 from torch import Tensor, nn
 
 from inferd_runtime.models.lora.rows import AdapterRows, LoraDelta, changes_of
 from inferd_runtime.models.lora.tensors import NOT_EVERY_ROW, LinearModules, linear_modules
-from inferd_runtime.models.passes.fused import FusedLayer, FusedPass
+from inferd_runtime.models.passes.fused import PRODUCTS, FusedLayer, FusedPass
 from inferd_runtime.models.passes.plain import ModelPass
 from inferd_runtime.models.passes.products import Product
-
-PRODUCTS = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "out": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
-"""The products of a layer, and the modules whose outputs stand side by side in each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +61,9 @@ def _adapt(layer: FusedLayer, places: Sequence[OutputColumns], parts: Sequence[A
     for place in places:
         for change in changes_of(parts, place.module, place.first):
             changes.setdefault(place.product, []).append(change)
-    stand_ins: dict[str, Any] = {name: AdaptedProduct(getattr(layer, name), added) for name, added in changes.items()}
-    return replace(layer, **stand_ins) if stand_ins else layer
+    products = layer.products()
+    adapted = {name: AdaptedProduct(products[name], added) for name, added in changes.items()}
+    return layer.with_products(adapted) if adapted else layer
 
 
 class AdaptedProduct:

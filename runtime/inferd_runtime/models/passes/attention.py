@@ -1,8 +1,8 @@
 """Attention over page tables with PyTorch's own kernels: the sequences of a step in groups of one width.
 
-What the layers share (page indices, masks) is laid out once per step on the host. For the CPU, where it is several times faster
-than :mod:`inferd_runtime.kernels.attention`, which never asks the host and so reads every page table to its end; on any device
-for what kernels do not do: adapters, and programs' own masks that are no trees.
+What the layers share (page indices, masks) is laid out once per step on the host. It serves the CPU, because
+:mod:`inferd_runtime.kernels.attention`, which asks nothing on the host, reads every page table to its end; and on any device
+what kernels do not do: adapters, and programs' own masks that are no trees.
 """
 
 from __future__ import annotations

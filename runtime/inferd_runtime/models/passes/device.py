@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from inferd.protocol import InvalidRequest
@@ -12,8 +11,6 @@ from inferd_runtime.models.passes.products import DenseProduct
 
 FIXED_ROPE = frozenset({"default", "linear", "yarn", "llama3"})
 """Rotations whose frequencies never change. ``dynamic`` and ``longrope`` choose theirs by the positions of a step."""
-PRODUCTS = ("qkv", "out", "gate_up", "down")
-"""A layer's."""
 
 
 def device_pass(fused: FusedPass, change: Callable[[DenseProduct], DenseProduct] | None = None) -> FusedPass:
@@ -35,20 +32,21 @@ def device_pass(fused: FusedPass, change: Callable[[DenseProduct], DenseProduct]
     return fused.with_layers([_changed(layer, change) for layer in fused.layers], change(head))
 
 
-def _changed(layer: FusedLayer, change: Callable[[DenseProduct], DenseProduct]) -> FusedLayer:
-    products: dict[str, Any] = {name: change(getattr(layer, name)) for name in PRODUCTS}
-    return replace(layer, **products)
+def _changed(layer: FusedLayer, change: Callable[[Any], DenseProduct]) -> FusedLayer:
+    return layer.with_products({name: change(product) for name, product in layer.products().items()})
 
 
 def dense_products(fused: FusedPass) -> list[DenseProduct]:
     """Return all products of a decoder, the head's last. Raises InvalidRequest, by name, for weights that are not dense."""
     named = [
-        (f"layer {index}: {name}", getattr(layer, name))
+        (f"layer {index}: {name}", product)
         for index, layer in enumerate(fused.layers)
-        for name in PRODUCTS
+        for name, product in layer.products().items()
     ]
     named.append(("the head", fused.head))
+    dense = []
     for name, product in named:
         if not isinstance(product, DenseProduct):
             raise InvalidRequest(f"{name} is a {type(product).__name__}: on a device weights are dense")
-    return [product for _, product in named]
+        dense.append(product)
+    return dense

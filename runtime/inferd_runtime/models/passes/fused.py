@@ -10,7 +10,7 @@ themselves any more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +33,13 @@ PROBE_TOKENS = 12
 TOLERANCE = 2e-4
 ROUNDED = 0.2
 HUGE_PAGES_FROM = 64 << 20
+PRODUCTS = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""The products of a layer, and the modules whose outputs stand side by side in each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,15 @@ class FusedLayer:
     post_norm: Tensor
     gate_up: Product
     down: Product
+
+    def products(self) -> dict[str, Product]:
+        """Return the layer's products by the names of PRODUCTS."""
+        return {name: getattr(self, name) for name in PRODUCTS}
+
+    def with_products(self, products: Mapping[str, Product]) -> FusedLayer:
+        """Return a copy with these products."""
+        changed: dict[str, Any] = dict(products)
+        return replace(self, **changed)
 
     def run(self, index: int, hidden: Tensor, angles: Angles, layout: StepLayout) -> Tensor:
         """hidden [T, E] -> [T, E], in its place."""
@@ -97,15 +113,8 @@ class FusedPass:
 
 def fuse(module: nn.Module, kv: KvShape, rules: Sequence[AttentionRule]) -> ModelPass | None:
     """Return the fused pass of a model that is known here and gives the same logits; None otherwise."""
-    config: Any = module.config
-    if config.model_type not in FAMILIES or config.hidden_act != "silu" or any(rule.softcap for rule in rules):
-        return None
     model: Any = module
-    first = model.model.layers[0]
-    if any(
-        part.bias is not None
-        for part in (first.mlp.gate_proj, first.mlp.down_proj, first.self_attn.o_proj, model.lm_head)
-    ):
+    if not _is_known(model, rules):
         return None
     layers = [_fuse_layer(layer, rule) for layer, rule in zip(model.model.layers, rules, strict=True)]
     fused = FusedPass(module, layers, DenseProduct(model.lm_head.weight))
@@ -113,9 +122,19 @@ def fuse(module: nn.Module, kv: KvShape, rules: Sequence[AttentionRule]) -> Mode
         return None
     packed = [_pack_layer(fused, layer) for fused, layer in zip(layers, model.model.layers, strict=True)]
     head = _pack_head(model)
-    if sum(product.bytes for layer in packed for product in _packed_products(layer)) >= HUGE_PAGES_FROM:
+    products = [product for layer in packed for product in layer.products().values()]
+    if sum(product.bytes for product in products if isinstance(product, PackedProduct)) >= HUGE_PAGES_FROM:
         use_huge_pages()
     return FusedPass(module, packed, head)
+
+
+def _is_known(model: Any, rules: Sequence[AttentionRule]) -> bool:
+    """True if the fused pass has all that the model's configuration and its first layer ask for."""
+    if model.config.model_type not in FAMILIES or model.config.hidden_act != "silu":
+        return False
+    first = model.model.layers[0]
+    unbiased = (first.mlp.gate_proj, first.mlp.down_proj, first.self_attn.o_proj, model.lm_head)
+    return not any(rule.softcap for rule in rules) and all(part.bias is None for part in unbiased)
 
 
 def _fuse_layer(layer: Any, rule: AttentionRule) -> FusedLayer:
@@ -138,20 +157,9 @@ def _fuse_layer(layer: Any, rule: AttentionRule) -> FusedLayer:
     )
 
 
-def _packed_products(layer: FusedLayer) -> list[PackedProduct]:
-    products = (layer.qkv, layer.out, layer.gate_up, layer.down)
-    return [product for product in products if isinstance(product, PackedProduct)]
-
-
 def _pack_layer(fused: FusedLayer, layer: Any) -> FusedLayer:
-    attention, mlp = layer.self_attn, layer.mlp
-    return replace(
-        fused,
-        qkv=_packed(fused.qkv, (attention.q_proj, attention.k_proj, attention.v_proj)),
-        out=_packed(fused.out, (attention.o_proj,)),
-        gate_up=_packed(fused.gate_up, (mlp.gate_proj, mlp.up_proj)),
-        down=_packed(fused.down, (mlp.down_proj,)),
-    )
+    owners = {name: [layer.get_submodule(end) for end in ends] for name, ends in PRODUCTS.items()}
+    return fused.with_products({name: _packed(product, owners[name]) for name, product in fused.products().items()})
 
 
 def _packed(product: Product, owners: Sequence[Any]) -> Product:
