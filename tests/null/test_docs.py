@@ -124,6 +124,13 @@ def test_every_source_file_that_is_named_is_there(page: Path) -> None:
     assert [path for path in paths if not exists(path)] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_every_target_of_make_is_there(page: Path) -> None:
+    named = re.findall(r"(?:`|^ {4})make ([a-z-]+)", page.read_text(), re.MULTILINE)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(named) <= set(targets)
+
+
 def test_the_tour_fits() -> None:
     assert len((ROOT / "docs" / "architecture.md").read_text().splitlines()) <= MOST_LINES
 
