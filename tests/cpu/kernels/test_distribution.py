@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from distribution import ToyTarget, p_value, sequence_counts, total_variation
 from torch import Tensor
 
 from inferd.protocol import Sampling
@@ -20,7 +21,6 @@ from inferd_runtime.kernels import verify
 from inferd_runtime.kernels.noise import mix, stream, uniform
 from inferd_runtime.kernels.processing import process
 from inferd_runtime.kernels.verify import Drafts, Noise, Verdict, agreement, rejection
-from inferd_runtime.testing.distribution import ToyTarget, p_value, sequence_counts, total_variation
 
 VOCAB, LENGTH, WIDTH, FIRST = 5, 3, 3, 0
 FREE = np.ones((LENGTH, VOCAB, VOCAB), bool)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from distribution import p_value
 
 from inferd.protocol import Sampling
 from inferd_runtime.draft_models.draft_host import DraftHost
@@ -22,7 +23,6 @@ from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
 from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.sampling.host_sampling import LogitRows, RowSampler
 from inferd_runtime.testing.byte_tokenizer import ByteTokenizer
-from inferd_runtime.testing.distribution import p_value
 from inferd_runtime.testing.null_driver import NullDriver
 
 PROMPT = [4, 4]

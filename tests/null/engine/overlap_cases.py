@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from sampling_driver import FinishedStep, SamplingNullDriver
 
 from inferd.protocol import Sampling
 from inferd_runtime.engine.driver import StepResult
@@ -19,7 +20,6 @@ from inferd_runtime.models.batch import Batch
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.times import StepTimes
 from inferd_runtime.testing.byte_tokenizer import END
-from inferd_runtime.testing.sampling_driver import FinishedStep, SamplingNullDriver
 from inferd_runtime.testing.speculation import BlindTree, GenerationUnderTest, Request, Wrong
 
 MODEL: dict[str, Any] = {"vocab_size": 6, "scale": 1.2, "seed": 1, "order": 4, "max_context": 60}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from sampling_driver import FinishedStep, SamplingNullDriver
 from tiers import examples
 
 from inferd.protocol import InternalError, LimitExceeded
@@ -28,7 +29,6 @@ from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.models.batch import Batch
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
-from inferd_runtime.testing.sampling_driver import FinishedStep, SamplingNullDriver
 from inferd_runtime.testing.speculation import BlindTree, GenerationUnderTest, Oracle, Wrong
 
 from .overlap_cases import (

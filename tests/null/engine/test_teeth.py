@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from distribution import ToyTarget, p_value, plain_distribution, sequence_counts
 
 from inferd.protocol import Sampling, TokenLogprob
 from inferd_grammar import GrammarCompiler, RegexGrammar, TokenTable
@@ -33,7 +34,6 @@ from inferd_runtime.models.batch import Placement
 from inferd_runtime.speculation.drafts import ROOT, Draft
 from inferd_runtime.speculation.times import StepTimes
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
-from inferd_runtime.testing.distribution import ToyTarget, p_value, plain_distribution, sequence_counts
 from inferd_runtime.testing.null_driver import NullDriver, WrongHistory
 from inferd_runtime.testing.speculation import (
     Blind,

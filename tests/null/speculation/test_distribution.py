@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from distribution import ToyTarget, p_value, plain_distribution, sequence_counts, total_variation
 
 from inferd.protocol import Sampling
 from inferd_grammar import Compiled, GrammarCompiler, RegexGrammar, TokenTable
@@ -22,7 +23,6 @@ from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import ROOT, Proposal
 from inferd_runtime.speculation.times import Profile, StepTimes
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE, ByteTokenizer
-from inferd_runtime.testing.distribution import ToyTarget, p_value, plain_distribution, sequence_counts, total_variation
 from inferd_runtime.testing.null_driver import NullDriver
 from inferd_runtime.testing.speculation import GenerationUnderTest, Request, penalised
 
