@@ -40,9 +40,8 @@ def connect(name: str, link: DraftModelLink, target: Vocabulary, draft: Vocabula
 
 
 class DraftModels:
-    """Belongs to the thread of the target's step loop, which polls :attr:`waits_on` and calls :meth:`poll`.
-
-    ``bandit`` chooses for generations that name none of them.
+    """The draft models of one target. Belongs to the thread of the target's step loop, which polls :attr:`waits_on` and calls
+    :meth:`poll`. ``bandit`` chooses for generations that name none of them.
     """
 
     def __init__(
@@ -77,13 +76,13 @@ class DraftModels:
         max_draft: int = MAX_DRAFT,
         prompt: int = 0,
     ) -> Drafter:
-        """A drafter for one generation of a tenant. Its first ``observe`` brings the whole context, from index 0 on.
+        """Return a drafter for one generation of a tenant. Its first ``observe`` must bring the whole context.
 
-        ``name`` "" lets a bandit choose. ``sampler`` is the target's own, so that the draft model draws with the same noise;
-        for the ``rejection`` verifier it draws with its own and says what from. Its penalties and biases hold for the draft
-        model, too, where both have one vocabulary; what stands behind the first ``prompt`` tokens is output to them. Over a
-        bridge, where ids mean other tokens, it guesses without: the target alone decides. Raises NotFound for a draft model
-        that is not served, InvalidRequest where it cannot say what it draws from.
+        ``name`` "": a bandit chooses the draft model. ``sampler`` is the target's own, so that the draft model draws with the
+        same noise; for the ``rejection`` verifier it draws with its own noise and returns its distributions. The sampler's
+        penalties and biases also hold for the draft model if both have one vocabulary, with the tokens after the first
+        ``prompt`` ones as output; over a bridge it drafts without them. Raises NotFound for a draft model that is not served,
+        InvalidRequest for ``rejection`` over a bridge.
         """
         arm = self._find(name, verifier)
         model = self._models[arm]

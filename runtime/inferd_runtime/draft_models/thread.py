@@ -97,7 +97,7 @@ class DraftThread:
         try:
             self._serve()
         except Exception:
-            # The boundary of the thread: nobody above it would hear.
+            # The boundary of the thread, above which no caller would see the exception.
             LOG.exception("the draft model's thread has ended; generations go on without it")
             self._failed = True
             self._waker.wake()

@@ -2,7 +2,7 @@
 
 A plain decode row returns exactly one token, which the device can feed to the next step itself (``Batch.carried``). So where it
 is certain which jobs run next, the host works beside the device instead of in turn with it. Not known is whether that token
-ends its job: then the row behind it was computed in vain, and its outcome is discarded.
+ends its job: then the row after it was computed for nothing, and its outcome is discarded.
 """
 
 from __future__ import annotations

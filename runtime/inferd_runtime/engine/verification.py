@@ -130,7 +130,7 @@ def draft_start(item: Planned) -> int:
 def commit_step(step: InFlightStep, outcomes: Sequence[JobOutcome], driver: Driver) -> None:
     """Keep the K and V of accepted tokens, and hand every outcome to its job. A job that raises ends alone.
 
-    K and V of rejected tokens stay behind the table's length, where nobody reads them.
+    K and V of rejected tokens stay after the table's length, where they are not read.
     """
     compact([(step.plan[index], verified) for index, verified in outcomes], driver)
     for index, verified in outcomes:

@@ -143,7 +143,7 @@ class Vocabulary:
 
 
 class Followed(NamedTuple):
-    """What became of a stream: ``used`` tokens of it were committed; ``agreed``: nothing contradicts the rest."""
+    """The comparison of a stream with committed tokens: ``used`` of its tokens agree; ``agreed``: the rest may still do."""
 
     used: int
     agreed: bool

@@ -22,7 +22,7 @@ class DraftCounts:
 
 @dataclass(slots=True)
 class SpeculationCounters:
-    """What became of drafts, over the ``steps`` of one generation or of all that had sources.
+    """Counts of drafts and tokens, over the ``steps`` of one generation or of all that had sources.
 
     ``drafts``: steps that verified a draft. ``emitted``: sampled tokens, end-of-text included.
     ``accepted_per_position[i]``: how often the draft's token at depth ``i`` was accepted.
@@ -71,10 +71,10 @@ class SpeculationCounters:
 
 @dataclass(slots=True)
 class DraftModelCounters:
-    """What became of a draft model's work.
+    """Counts of a draft model's requests and drafts.
 
     ``hits``: steps after which the draft ahead went on as the target did; ``misses``: steps after which it did not, and was
-    thrown away. ``timeouts``: drafts that a step waited for in vain; ``failures``: requests that ended with an error.
+    thrown away. ``timeouts``: drafts that were late for their step; ``failures``: requests that ended with an error.
     ``waited``: seconds that steps waited for drafts.
     """
 

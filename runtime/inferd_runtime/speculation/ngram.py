@@ -12,7 +12,7 @@ from inferd_runtime.speculation.ngram_index import NgramIndex
 
 MAX_DRAFT = 16
 BRANCH_SHARE = 4
-"""Where two continuations are proposed, the second gets one of so many tokens."""
+"""If two continuations are proposed, the second gets one of so many tokens."""
 
 
 class NgramDrafter(Drafter):

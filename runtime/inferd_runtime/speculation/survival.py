@@ -6,9 +6,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 MATCHES = (2, 3, 5, 8, 12)
-"""Where the buckets of match lengths begin, after the first: 0-1, 2, 3-4, 5-7, 8-11, 12 and more."""
+"""Lower bounds of the buckets of match lengths, after the first: 0-1, 2, 3-4, 5-7, 8-11, 12 and more."""
 PLACES = (1, 2, 4, 8, 16)
-"""Where the groups of places in a draft begin, after the first: 0, 1, 2-3, 4-7, 8-15, 16 and later."""
+"""Lower bounds of the groups of places in a draft, after the first: 0, 1, 2-3, 4-7, 8-15, 16 and later."""
 GROUPS = tuple(bisect_right(PLACES, place) for place in range(64))
 DECAY = 0.98
 FADE = 0.999
@@ -22,9 +22,9 @@ KNOWN = {
     "draft_model": ((0.7, 0.75),) * 6,
     "grammar": ((0.95, 0.98),) * 6,
 }
-"""Before anything was seen: the chance of a draft's first token and of those behind it, by bucket of matches."""
+"""The prior: the chance of a draft's first token and of those after it, by bucket of matches."""
 SECOND = 0.25
-"""The same for the first token of a guess beside a better one; such a source's name has a slash in it."""
+"""The prior of the first token of an alternative; such a source's name has a slash in it."""
 Cell = list[float]
 
 

@@ -1,4 +1,4 @@
-"""What constrains a generation's output: the masks of a draft's rows, and the rollback to what was accepted."""
+"""The constraint of a generation's output: masks for a draft's rows, and the rollback to what was accepted."""
 
 from __future__ import annotations
 

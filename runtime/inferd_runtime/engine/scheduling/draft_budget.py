@@ -1,4 +1,4 @@
-"""Which drafts a step verifies, and what the engine learns from that: the controller, the counters, the price of a step."""
+"""The draft budget: it decides which drafts a step verifies, prices them, and learns from the result."""
 
 from __future__ import annotations
 
