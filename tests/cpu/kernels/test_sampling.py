@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -190,7 +191,8 @@ def test_logits_with_one_score_are_ties() -> None:
 def test_no_temperature_is_too_cold_or_too_hot(temperature: float) -> None:
     generator = np.random.default_rng(0)
     rows = [row for at, row in enumerate(kinds_of_rows(generator, 90)) if at in (0, 6, 11)]
-    case = Case(np.stack(rows).astype(np.float32), resolved([Sampling(temperature)], 3, seed=2), range(3))
+    samplers = [replace(one, temperature=temperature) for one in resolved([Sampling(1.0)], 3, seed=2)]
+    case = Case(np.stack(rows).astype(np.float32), samplers, range(3))
     states_of(case, Tiling(64, 1))
 
 
