@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import IO, Any, NamedTuple
@@ -82,6 +82,11 @@ class Mutant(NamedTuple):
     field: str
     at: int | None
     node: ast.AST
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """Where the function's code comes from."""
+        return self.path, self.name, self.first
 
     @property
     def key(self) -> str:
@@ -165,21 +170,23 @@ def mutants(path: Path) -> Iterator[Mutant]:
                 yield Mutant(str(path), name, first, lines, f"{before} -> {after}", tree, parent, field, at, other)
 
 
-def build_in(mutant: Mutant) -> None:
-    """Give the live function the mutant's code. Raises LookupError if nobody has imported it."""
+def build_in(mutant: Mutant, live: Mapping[tuple[str, str, int], FunctionType]) -> None:
+    """Give the live function the mutant's code."""
     if mutant.at is None:
         setattr(mutant.parent, mutant.field, mutant.node)
     else:
         getattr(mutant.parent, mutant.field)[mutant.at] = mutant.node
-    place = (mutant.path, mutant.name, mutant.first)
+    place = mutant.place
     pending = [compile(ast.fix_missing_locations(mutant.tree), mutant.path, "exec")]
     while where(pending[0]) != place:
         pending = [*pending[1:], *(each for each in pending[0].co_consts if isinstance(each, CodeType))]
-    for found in gc.get_objects():
-        if isinstance(found, FunctionType) and where(found.__code__) == place:
-            found.__code__ = pending[0]
-            return
-    raise LookupError(mutant.key)
+    live[place].__code__ = pending[0]
+
+
+def live_functions(files: Collection[str]) -> dict[tuple[str, str, int], FunctionType]:
+    """Return the functions of the files that somebody has imported, by where they come from."""
+    found = [each for each in gc.get_objects() if isinstance(each, FunctionType)]
+    return {where(each.__code__): each for each in found if each.__code__.co_filename in files}
 
 
 def where(code: CodeType) -> tuple[str, str, int]:
@@ -259,11 +266,12 @@ class Runner:
         """Return "killed", "survived" or "not reached": by the quickest tests, as many as take ``--budget`` seconds."""
         count = sum(total <= self.arguments.budget for total in itertools.accumulate(seconds))
         items = items[: max(1, count)]
-        if not items:
+        live = live_functions(self.names)
+        if not items or mutant.place not in live:
             return "not reached"
 
         def run() -> bool:
-            build_in(mutant)
+            build_in(mutant, live)
             return self.passes(items)
 
         return "killed" if forked(run, 10 + 3 * sum(seconds[: len(items)])) else "survived"

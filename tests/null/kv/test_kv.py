@@ -239,6 +239,68 @@ def test_a_page_that_was_forgiven_is_charged_to_who_has_paid_for_it() -> None:
     assert (two.used, pool.available) == (0, 4)
 
 
+def test_an_allowance_is_used_before_the_account_is_charged() -> None:
+    pool, account = PagePool(12, PAGE), Account("t", quota=3, used=1)
+    allowance = Allowance(paid=1, forgiven=1)
+    pages = pool.take(3, account, allowance)
+    assert (account.used, pool.charged(account), allowance) == (2, 2, Allowance(0, 0))
+    pool.release(pages)
+    assert account.used == 0
+    plenty = Allowance(paid=5, forgiven=5)
+    pool.take(7, account, plenty)
+    assert (account.used, pool.charged(account), plenty) == (0, 5, Allowance(0, 3))
+    with pytest.raises(QuotaExceeded, match="4 more KV pages wanted"):
+        pool.take(5, account, Allowance(paid=1))
+    assert pool.available == 5
+
+
+def test_a_page_is_held_kept_or_free() -> None:
+    pool, tokens = PagePool(3, PAGE), list(range(8))
+    table = filled(pool, tokens)
+    assert [pool.is_held(page) for page in range(3)] == [True, True, False]
+    pool.check_integrity([table.pages])
+    table.release()
+    assert (pool.is_held(0), pool.kept, pool.available) == (False, 2, 3)
+    pool.forget_kept()
+    assert (pool.kept, pool.available, len(pool.index)) == (0, 3, 0)
+    pool.check_integrity([])
+
+
+def test_old_pages_that_nobody_holds_are_no_room_for_others() -> None:
+    pool, tokens = PagePool(3, PAGE), list(range(10))
+    table = filled(pool, tokens)
+    chain = list(table.chain)
+    table.release()
+    taken = pool.take(1, Account())
+    with pytest.raises(PoolExhausted, match="1 KV pages wanted, 2 free"):
+        table.come_back(chain, 10)
+    assert (table.pages, pool.kept) == ([], 2)
+    pool.release(taken)
+    assert table.come_back(chain, 10) == 2
+    assert (table.pages[:2], table.length, table.chain) == ([0, 1], 10, chain)
+
+
+@pytest.mark.parametrize("fault", ["lost", "counted twice", "free twice", "free and kept", "uncharged", "index"])
+def test_a_pool_whose_books_are_wrong_is_found(fault: str) -> None:
+    pool = PagePool(4, PAGE)
+    table = filled(pool, list(range(8)))
+    owners = [table.pages]
+    if fault == "lost":
+        owners = []
+    elif fault == "counted twice":
+        owners *= 2
+    elif fault == "free twice":
+        pool._free.append(3)
+    elif fault == "free and kept":
+        pool._kept[3] = None
+    elif fault == "uncharged":
+        pool._accounts[3] = Account()
+    else:
+        pool.index._pages[1] = 3
+    with pytest.raises(AssertionError):
+        pool.check_integrity(owners)
+
+
 def test_an_account_may_be_used_up_but_no_further() -> None:
     account = Account("t", quota=5)
     account.charge(3)
