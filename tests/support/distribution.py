@@ -1,4 +1,4 @@
-"""Whether sampled sequences have the distribution they should: toy targets that can be enumerated, and a test on the joint.
+"""Tests of the distribution of sampled sequences: toy targets that can be enumerated, and a test on the joint.
 
 A test of one token at a time does not see a wrong dependence between tokens, which is what broken verifiers bring.
 """
@@ -16,13 +16,13 @@ from inferd.protocol import Sampling
 ProbabilityArray = npt.NDArray[np.float64]
 TokenArray = npt.NDArray[np.int64]
 FEWEST = 5.0
-"""Cells that expect fewer are counted together, or chi-square would not be chi-square."""
+"""Cells that expect fewer samples are merged: the chi-square approximation does not hold for them."""
 
 
 def plain_distribution(
     logits: npt.NDArray[np.float32], sampling: Sampling, allowed: npt.NDArray[np.bool_]
 ) -> ProbabilityArray:
-    """float64[V]: the definition of a sampler written down plainly, to hold the real one against.
+    """Return float64[V], a sampler's distribution by its plain definition, to compare the real one with.
 
     Ties at a bound stay in; among equal logits, temperature 0 takes the first.
     """
@@ -51,7 +51,7 @@ class ToyTarget:
 
     @classmethod
     def of(cls, logits: npt.NDArray[np.float32], sampling: Sampling, allowed: npt.NDArray[np.bool_]) -> ToyTarget:
-        """The target of raw logits float32[V, V] (one row per last token) under masks bool[L, V, V]."""
+        """Return the target of raw logits float32[V, V] (one row per last token) under masks bool[L, V, V]."""
 
         def place(masks: npt.NDArray[np.bool_]) -> list[ProbabilityArray]:
             return [plain_distribution(row, sampling, mask) for row, mask in zip(logits, masks, strict=True)]
@@ -59,7 +59,7 @@ class ToyTarget:
         return cls(np.array([place(masks) for masks in allowed]))
 
     def joint(self, first: int) -> ProbabilityArray:
-        """float64[V ** L]: the probability of every sequence behind the token ``first``, in lexical order."""
+        """Return float64[V ** L], the probability of every sequence behind the token ``first``, in lexical order."""
         probabilities = self.table[0, first]
         for place in self.table[1:]:
             probabilities = probabilities[..., None] * place
@@ -67,14 +67,14 @@ class ToyTarget:
 
 
 def sequence_counts(tokens: TokenArray, vocab_size: int) -> TokenArray:
-    """int64[V ** L]: how often each sequence stands in ``tokens`` int64[N, L]."""
+    """Return int64[V ** L], how often each sequence occurs in ``tokens`` int64[N, L]."""
     length = tokens.shape[1]
     places = vocab_size ** np.arange(length - 1, -1, -1)
     return np.asarray(np.bincount(tokens @ places, minlength=vocab_size**length))
 
 
 def p_value(counts: TokenArray, probabilities: ProbabilityArray) -> float:
-    """Pearson's chi-square test of counts against probabilities; 0 where something impossible was counted.
+    """Return the p-value of Pearson's chi-square test of counts against probabilities; 0 if something impossible was counted.
 
     The tail by Wilson and Hilferty's cube root (1931), good to a few per cent of itself from 3 degrees of freedom on.
     """
@@ -98,5 +98,5 @@ def _pooled(values: npt.NDArray[np.generic], few: npt.NDArray[np.bool_]) -> Prob
 
 
 def total_variation(counts: TokenArray, probabilities: ProbabilityArray) -> float:
-    """How far the counted shares are from the probabilities: 0 to 1."""
+    """Return the total variation distance of the counted shares from the probabilities, 0 to 1."""
     return float(np.abs(counts / counts.sum() - probabilities).sum() / 2)

@@ -20,7 +20,7 @@ from inferd_runtime.testing.null_driver import NullDriver
 
 
 class FinishedStep:
-    """A step that was done when it was launched. ``waited``: whether somebody has asked for it."""
+    """A step that was done when it was launched. ``waited``: True once its result has been asked for."""
 
     def __init__(self, result: StepResult) -> None:
         self.waited = False
@@ -70,7 +70,7 @@ class SamplingNullDriver(NullDriver):
             return NOBODY
 
     def _reject(self, drawing: SamplingInputs, rejecting: Rejecting, logits: LogitRows) -> tuple[Ids, Ids]:
-        """How many tokens of each draft stand, and what is emitted."""
+        """Return how many tokens of each draft are accepted, and what is emitted."""
         accepted = np.zeros(len(rejecting.at), np.int64)
         tokens = np.full((len(rejecting.at), rejecting.tokens.shape[1] + 1), NOBODY)
         for at, first in enumerate(drawing.first[rejecting.at].tolist()):
@@ -95,7 +95,7 @@ class SamplingNullDriver(NullDriver):
 
 
 def sampler_of(drawing: SamplingInputs, row: int) -> RowSampler:
-    """A row's sampler."""
+    """Return a row's sampler."""
     return RowSampler(
         float(drawing.temperature[row]), int(drawing.top_k[row]), float(drawing.top_p[row]),
         float(drawing.min_p[row]), int(drawing.keys[row]) & MASK,
@@ -103,12 +103,12 @@ def sampler_of(drawing: SamplingInputs, row: int) -> RowSampler:
 
 
 def mask_of(drawing: SamplingInputs, row: int) -> Masks | None:
-    """A row's mask."""
+    """Return a row's mask, None if it has none."""
     return None if drawing.mask_rows[row] < 0 else drawing.masks[drawing.mask_rows[row]]
 
 
 def entries_of(drawing: SamplingInputs, row: int) -> Entries | None:
-    """A row's penalties and biases."""
+    """Return a row's penalties and biases, None if no row has any."""
     if drawing.adjusted is None:
         return None
     first, tokens, repetition, shift = drawing.adjusted
@@ -117,7 +117,7 @@ def entries_of(drawing: SamplingInputs, row: int) -> Entries | None:
 
 
 def agree(drawing: SamplingInputs, samples: Sequence[int]) -> SampledTokens:
-    """Walk each draft from its root, as long as a child of the row is the row's sample."""
+    """Return what agrees: each draft is walked from its root as long as a child of the row is the row's sample."""
     count, width = drawing.tokens.shape
     accepted = np.zeros(count, np.int64)
     tokens, path = np.full((count, width + 1), NOBODY), np.full((count, width), NOBODY)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 class QuotaExceeded(Exception):
-    """The tenant would hold more pages than it may; nothing was taken."""
+    """Raised if a tenant would hold more pages than its quota; nothing was taken."""
 
 
 @dataclass(slots=True)
@@ -21,17 +21,17 @@ class Account:
     used: int = 0
 
     def charge(self, pages: int) -> None:
-        """Count pages. Raises QuotaExceeded and counts none when there are too many."""
+        """Add pages to the account. Raises QuotaExceeded and adds none if the quota does not allow all of them."""
         if self.short(pages):
             raise QuotaExceeded(f"{pages} more KV pages wanted, {self.used} of {self.quota} used")
         self.used += pages
 
     def short(self, pages: int) -> bool:
-        """Whether :meth:`charge` would fail."""
+        """Return True if :meth:`charge` would raise."""
         return bool(self.quota) and self.used + pages > self.quota
 
     def refund(self, pages: int) -> None:
-        """Count pages no more."""
+        """Take pages off the account."""
         self.used -= pages
 
 

@@ -11,7 +11,7 @@ from inferd_runtime.kv.prefix import PrefixIndex
 
 
 class PoolExhausted(Exception):
-    """Fewer pages are free than were asked for; nothing was taken."""
+    """Raised if fewer pages are free than were asked for; nothing was taken."""
 
 
 class PagePool:
@@ -36,12 +36,12 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """Pages that can be handed out: free ones and kept ones."""
+        """Number of pages that can be handed out: free ones and kept ones."""
         return len(self._free) + len(self._kept)
 
     @property
     def kept(self) -> int:
-        """Pages that nobody holds but whose content can still be found."""
+        """Number of pages that no table holds but whose content is still in the prefix index."""
         return len(self._kept)
 
     def take(self, count: int, account: Account, allowance: Allowance | None = None) -> list[int]:
@@ -88,7 +88,7 @@ class PagePool:
     def release(self, pages: Sequence[int]) -> None:
         """Drop one reference from each page; those without any become kept or free.
 
-        The last page is let go first: what stands deeper in the prefix tree is of less use to others.
+        The last page goes first, because pages deeper in the prefix tree are reused less often.
         """
         for page in reversed(pages):
             if self._counts[page] == 0:
@@ -107,24 +107,24 @@ class PagePool:
             heapq.heappush(self._free, page)
 
     def is_held(self, page: int) -> bool:
-        """Whether any table holds the page."""
+        """Return True if a table holds the page."""
         return self._counts[page] > 0
 
     def charged(self, account: Account) -> int:
-        """How many held pages are charged to an account."""
+        """Return how many held pages are charged to an account."""
         return sum(owner is account for owner in self._accounts)
 
     def is_shared(self, page: int) -> bool:
-        """Whether more than one table holds the page."""
+        """Return True if more than one table holds the page."""
         return self._counts[page] > 1
 
     def forget_kept(self) -> None:
-        """Free every kept page: nothing of what was computed can be found any more."""
+        """Free every kept page and take it out of the prefix index."""
         while self._kept:
             heapq.heappush(self._free, self._oldest_kept())
 
     def check_integrity(self, owners: Iterable[Sequence[int]]) -> None:
-        """Re-add who holds what. Raises AssertionError when a page leaks or a count is off."""
+        """Raise AssertionError if the counts are not what ``owners`` (the pages of every table) give, or a page leaks."""
         held = Counter(page for pages in owners for page in pages)
         for page, count in enumerate(self._counts):
             assert held[page] == count, f"page {page}: {count} references counted, {held[page]} found"
@@ -140,7 +140,10 @@ class PagePool:
 
 
 def _owners(count: int, account: Account, allowance: Allowance | None) -> list[Account | None]:
-    """Who is charged for each of so many pages; what the allowance covers is not charged (again). Raises QuotaExceeded."""
+    """Charge an account for ``count`` pages, and return whom each is charged to (None: nobody, it is forgiven).
+
+    Pages that the allowance covers are not charged again. Raises QuotaExceeded and changes nothing.
+    """
     if allowance is None:
         account.charge(count)
         return [account] * count

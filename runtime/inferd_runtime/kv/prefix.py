@@ -24,7 +24,7 @@ class PrefixNode(NamedTuple):
 
 
 class PrefixIndex:
-    """Full pages by their content and everything before. Holds no references: the pool says which pages live."""
+    """Full pages by their content and everything before it. Holds no references: the pool says which pages live."""
 
     def __init__(self) -> None:
         self._nodes: dict[PrefixKey, PrefixNode] = {}
@@ -39,15 +39,15 @@ class PrefixIndex:
         return len(self._keys)
 
     def find(self, before: Hashable, tokens: PageTokens) -> PrefixNode | None:
-        """The page that holds ``tokens`` behind ``before`` (a root or a node's ident)."""
+        """Return the page that holds ``tokens`` behind ``before`` (a root or a node's ident), None if there is none."""
         return self._nodes.get((before, tokens))
 
     def page_of(self, ident: int) -> int | None:
-        """The page that an ident stands for; None when it has gone."""
+        """Return the page that an ident stands for, None if it is no longer in the index."""
         return self._pages.get(ident)
 
     def add(self, before: Hashable, tokens: PageTokens, page: int, ident: int | None = None) -> int:
-        """Enter a computed page; the ident that stands for it. When its content is there already, the first page stays.
+        """Enter a computed page and return its ident. If its content is in the index already, the first page stays.
 
         ``ident``: the page is a copy, to the bit, of the one that this stood for.
         """
@@ -62,7 +62,7 @@ class PrefixIndex:
         return node.ident
 
     def forget(self, page: int) -> None:
-        """The page's content is about to go. What came behind it cannot be found any more and goes in its turn."""
+        """Take a page out of the index before its content changes. Pages behind it cannot be found any more either."""
         key = self._keys.pop(page, None)
         if key is not None:
             del self._pages[self._nodes.pop(key).ident]

@@ -37,15 +37,15 @@ DATABASE, LOCK = "snapshots.sqlite3", "lock"
 SUFFIX, UNFINISHED = ".safetensors", ".part"
 NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}", re.ASCII)
 BLOCK = 4096
-"""What the smallest file takes; quotas count in these."""
+"""Bytes of the smallest file; quotas count in these."""
 HEADROOM = 2 * BLOCK
-"""For a snapshot's header, before it is written."""
+"""Bytes that are assumed for a header that is not written yet."""
 log = logging.getLogger("inferd.snapshots")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table. ``file`` is relative to the folder."""
+    """A row of the table. ``file`` is relative to the folder."""
 
     tenant: str
     name: str
@@ -57,20 +57,20 @@ class Row:
 
     @property
     def told(self) -> SavedContext:
-        """What its owner is told about it."""
+        """The row as its owner sees it."""
         return SavedContext(self.name, self.model, self.length, self.bytes, self.created)
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A snapshot that nobody else can get any more. Ends with :meth:`SnapshotFolder.finish_take`."""
+    """A snapshot that was withdrawn from the table. :meth:`SnapshotFolder.finish_take` ends it."""
 
     snapshot: Snapshot
     row: Row
 
 
 def check_name(name: str) -> None:
-    """Raise InvalidRequest for what no snapshot can be called."""
+    """Raise InvalidRequest if no snapshot may have this name."""
     if not NAME.fullmatch(name):
         raise InvalidRequest(
             f"a snapshot's name is 1 to 128 of the characters A-Z a-z 0-9 . _ : / -, not {name[:200]!r}"
@@ -98,15 +98,15 @@ class SnapshotFolder:
         self._opened = self._lock = None
 
     def clean(self) -> None:
-        """Clear away what a crash left behind, if there is a folder and nobody else uses it."""
+        """Delete what a crash left behind, if the folder exists and no other process uses it."""
         with disk_errors():
             if self._folder.is_dir():
                 self._db()
 
     def save(self, tenant: str, name: str, snapshot: Snapshot, *, overwrite: bool) -> SavedContext:
-        """Keep a snapshot.
+        """Write a snapshot to disk and return its row.
 
-        Raises InvalidRequest for a name that cannot be or that is in use, LimitExceeded past the tenant's quota.
+        Raises InvalidRequest for a name that is not allowed or in use, LimitExceeded past the tenant's quota.
         """
         check_name(name)
         with disk_errors():
@@ -123,12 +123,12 @@ class SnapshotFolder:
         return row.told
 
     def load(self, tenant: str, name: str) -> Snapshot:
-        """Read a snapshot. Raises NotFound, SnapshotDamaged, SnapshotForeign."""
+        """Return a snapshot. Raises NotFound, SnapshotDamaged, SnapshotForeign."""
         with disk_errors():
             return self._read(self._row(tenant, name))
 
     def take(self, tenant: str, name: str, check: Callable[[Snapshot], object]) -> Taken:
-        """Read a snapshot and withdraw it; one that cannot be read, or that ``check`` raises on, stays."""
+        """Return a snapshot and withdraw it from the table, unless it cannot be read or ``check`` raises."""
         with disk_errors():
             row = self._row(tenant, name)
             snapshot = self._read(row)
@@ -139,7 +139,7 @@ class SnapshotFolder:
             return Taken(snapshot, row)
 
     def finish_take(self, taken: Taken, *, used: bool) -> None:
-        """Delete the file; or, if the snapshot was not ``used``, put it back, unless its name is in use again."""
+        """Delete the file if the snapshot was ``used``; else put it back, unless its name is in use again."""
         row = taken.row
         with disk_errors():
             if not used:
@@ -149,7 +149,7 @@ class SnapshotFolder:
                 (self._folder / row.file).unlink(missing_ok=True)
 
     def delete(self, tenant: str, name: str) -> None:
-        """Delete a snapshot without looking into it. Raises NotFound."""
+        """Delete a snapshot without reading it. Raises NotFound."""
         with disk_errors():
             row = self._row(tenant, name)
             with self._transaction() as db:
@@ -158,7 +158,7 @@ class SnapshotFolder:
             (self._folder / row.file).unlink(missing_ok=True)
 
     def saved(self, tenant: str) -> list[SavedContext]:
-        """A tenant's snapshots, by name."""
+        """Return a tenant's snapshots, ordered by name."""
         with disk_errors():
             rows = self._db().execute("SELECT * FROM snapshots WHERE tenant = ? ORDER BY name", (tenant,))
             return [Row(*row).told for row in rows]
@@ -181,7 +181,7 @@ class SnapshotFolder:
         return bool(db.execute(f"INSERT OR {conflict} INTO snapshots VALUES (?, ?, ?, ?, ?, ?, ?)", values).rowcount)
 
     def _enter(self, row: Row, part: Path, overwrite: bool) -> None:
-        """Rename the file and enter its row, together; the file that had the name before goes."""
+        """Rename the file and enter its row in one transaction; delete the file that had the name before."""
         with self._transaction() as db:
             old = self._check_room(row.tenant, row.name, row.bytes, overwrite)
             part.replace(self._folder / row.file)
@@ -192,7 +192,7 @@ class SnapshotFolder:
             (self._folder / old.file).unlink(missing_ok=True)
 
     def _check_room(self, tenant: str, name: str, size: int, overwrite: bool) -> Row | None:
-        """The row that will be replaced, if there is one. Raises InvalidRequest or LimitExceeded."""
+        """Return the row that will be replaced, None if there is none. Raises InvalidRequest or LimitExceeded."""
         db = self._db()
         old = self._find(db, tenant, name)
         if old is not None and not overwrite:
@@ -253,7 +253,7 @@ class SnapshotFolder:
 
 @contextmanager
 def disk_errors() -> Iterator[None]:
-    """What the disk refuses becomes Unavailable."""
+    """Raise Unavailable for errors of the disk and of SQLite."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
@@ -288,7 +288,7 @@ def _sync(path: Path) -> None:
 
 
 def _tenant_folder(tenant: str) -> str:
-    """A name that says nothing of the tenant's and cannot lead out of the folder."""
+    """Return a folder name that does not show the tenant's and cannot lead out of the folder."""
     return hashlib.sha256(tenant.encode()).hexdigest()[:32]
 
 

@@ -45,7 +45,7 @@ class PlaceMark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a snapshot says beside tokens and KV.
+    """Header of a snapshot: everything but tokens and KV.
 
     ``pages`` hold the KV of the first ``computed`` tokens in ``kv_layout``. ``lineage`` and ``forks`` key the sampling noise of
     the context and of its next forks. From ``irregular_from`` on the KV does not follow from the tokens: because of ``places``,
@@ -74,7 +74,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """About how many bytes it takes, in memory as on disk."""
+        """Approximate number of bytes, in memory and on disk."""
         return self.pages.nbytes + 4 * len(self.tokens)
 
 
@@ -105,12 +105,12 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def encode(snapshot: Snapshot) -> bytes:
-    """The bytes of a snapshot."""
+    """Return a snapshot as bytes."""
     return bytes(safetensors.numpy.save(_tensors(snapshot), _metadata(snapshot)))
 
 
 def write(snapshot: Snapshot, path: Path) -> None:
-    """The same bytes into a file, without a copy of them in memory. Raises OSError."""
+    """Write the bytes of :func:`encode` to a file, without a copy in memory. Raises OSError."""
     try:
         safetensors.numpy.save_file(_tensors(snapshot), path, _metadata(snapshot))
     except safetensors.SafetensorError as error:
@@ -118,7 +118,7 @@ def write(snapshot: Snapshot, path: Path) -> None:
 
 
 def read(path: Path) -> Snapshot:
-    """:func:`decode` a file. Raises OSError, too."""
+    """Return the snapshot in a file. Raises OSError, and what :func:`decode` raises."""
     data = np.empty(path.stat().st_size, np.uint8)
     with path.open("rb") as file:
         file.readinto(data.data)
@@ -126,7 +126,7 @@ def read(path: Path) -> Snapshot:
 
 
 def decode(data: bytes) -> Snapshot:
-    """Check and read a snapshot.
+    """Return the snapshot in bytes that anybody may have made.
 
     Raises SnapshotDamaged for bytes that :func:`encode` did not make, SnapshotForeign for those of another format.
     """
@@ -164,7 +164,7 @@ def _checksum(facts: Facts, tokens: npt.NDArray[Any], pages: npt.NDArray[Any]) -
 
 
 def _read_layout(data: Pages) -> tuple[_Layout, Pages]:
-    """The safetensors header and what stands behind it. Read here, because the library would copy the tensors."""
+    """Return the safetensors header and the bytes behind it. Read here, because the library would copy the tensors."""
     start = HEADER_LENGTH + int.from_bytes(data[:HEADER_LENGTH].tobytes(), "little")
     try:
         return msgspec.json.decode(data[HEADER_LENGTH:start].tobytes(), type=_Layout), data[start:]
@@ -183,7 +183,7 @@ def _read_header(layout: _Layout) -> _Header:
 
 
 def _read_tensor(body: Pages, first: int, entry: _Entry, kind: str, dtype: Any, rank: int) -> npt.NDArray[Any]:
-    """The tensor that has to stand at byte ``first``, as a view."""
+    """Return the tensor at byte ``first`` as a view. Raises SnapshotDamaged if it is not there."""
     size = math.prod(entry.shape) * np.dtype(dtype).itemsize
     fits = len(entry.shape) == rank and all(0 <= count < LARGEST for count in entry.shape) and first + size <= len(body)
     if not fits or entry.dtype != kind or entry.data_offsets != (first, first + size):
@@ -195,7 +195,7 @@ def _read_tensor(body: Pages, first: int, entry: _Entry, kind: str, dtype: Any, 
 
 
 def _check(facts: Facts, tokens: int, pages: int) -> None:
-    """What the checksum cannot say about bytes that somebody else encoded."""
+    """Raise SnapshotDamaged if the header contradicts itself, whoever made the checksum."""
     marks = [mark.at for mark in facts.turns]
     places = [mark.at for mark in facts.places]
     wrong = [

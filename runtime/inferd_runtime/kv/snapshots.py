@@ -1,4 +1,4 @@
-"""The store of snapshots as the engine's thread sees it: it hands work to a disk thread and hears of the outcome later."""
+"""The snapshot store of the engine's thread: work runs in a disk thread, and :meth:`SnapshotStore.poll` reports the outcome."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class SnapshotStore:
     def submit(
         self, work: Callable[[SnapshotFolder], T], done: Callable[[T | InferdError], None], *, nbytes: int = 0
     ) -> Future[T]:
-        """Do ``work`` behind what was submitted before; :meth:`poll` then calls ``done`` with its result or error.
+        """Queue ``work`` and return its future; :meth:`poll` then calls ``done`` with its result or error.
 
         ``done`` must not raise, and is not called for work that was cancelled before it began. ``nbytes``: memory that the
-        work holds until it is done. Raises LimitExceeded when too much waits already.
+        work holds until it is done. Raises LimitExceeded if too much waits already.
         """
         if self._waiting and self._waiting + nbytes > self._max_waiting:
             raise LimitExceeded(
@@ -58,15 +58,15 @@ class SnapshotStore:
         self._waker.wake()
 
     def fileno(self) -> int:
-        """Readable when :meth:`poll` has something to do."""
+        """Return a descriptor that is readable when :meth:`poll` has something to do."""
         return self._waker.fileno()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until there may be something to do, for callers that poll nothing else. False when the time is up."""
+        """Block until :meth:`poll` may have something to do. Return False if the time is up."""
         return self._waker.wait(seconds)
 
     def poll(self) -> bool:
-        """Tell what has ended. False when nothing has."""
+        """Call ``done`` of all work that has ended. Return False if none has."""
         self._waker.drain()
         progressed = bool(self._finished)
         while self._finished:
@@ -78,7 +78,7 @@ class SnapshotStore:
         return progressed
 
     def close(self) -> None:
-        """Finish what was submitted, tell it, and close the folder."""
+        """Wait for all submitted work, report it, and close the folder."""
         while self._open:
             self.wait(CLOSE_SECONDS)
             self.poll()

@@ -1,4 +1,4 @@
-"""A page table: the pages of one context, in order, and how many tokens of them are computed."""
+"""Page tables: the pages of one context, in order, and how many of its tokens are computed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inferd_runtime.kv.prefix import PrefixKey
 
 
 class PageCopy(NamedTuple):
-    """A page whose contents the driver has to copy before it writes (copy-on-write of a shared tail)."""
+    """A page that the driver has to copy before it writes (copy-on-write of a shared tail)."""
 
     source: int
     target: int
@@ -40,10 +40,10 @@ class PageTable:
         self.allowance: Allowance | None = None
 
     def reserve(self, extra: int) -> list[PageCopy]:
-        """Make room to write ``extra`` tokens behind ``length``.
+        """Take the pages to write ``extra`` tokens behind ``length``, and return the copies to make first.
 
-        Afterwards every page that will be written is exclusively ours and cannot be found by others. Returns the copies to
-        make first. Raises PoolExhausted or QuotaExceeded and changes nothing when there is no room.
+        Afterwards every page that will be written belongs to this table alone and is not in the prefix index. Raises
+        PoolExhausted or QuotaExceeded and changes nothing if there is no room.
         """
         size = self._pool.page_size
         tail = self.length // size
@@ -68,14 +68,14 @@ class PageTable:
         return self._pool.take(count, self._account, self.allowance)
 
     def has_room(self, extra: int) -> bool:
-        """Whether :meth:`reserve` would take no page."""
+        """Return True if :meth:`reserve` would take no page."""
         size = self._pool.page_size
         if self.length + extra > len(self.pages) * size:
             return False
         return not self.length % size or not self._pool.is_shared(self.pages[self.length // size])
 
     def wanted(self, extra: int) -> int:
-        """How many pages :meth:`reserve` would take."""
+        """Return how many pages :meth:`reserve` would take."""
         tail = self.length // self._pool.page_size
         shared = tail < len(self.pages) and self._pool.is_shared(self.pages[tail])
         return self._missing(extra) + shared
@@ -84,17 +84,17 @@ class PageTable:
         return max(0, -(-(self.length + extra) // self._pool.page_size) - len(self.pages))
 
     def slot(self, index: int) -> int:
-        """Where token ``index`` stands in the cache, or will: page * page_size + offset."""
+        """Return the slot of token ``index``, computed or reserved: page * page_size + offset."""
         return self.pages[index // self._pool.page_size] * self._pool.page_size + index % self._pool.page_size
 
     def advance(self, count: int) -> None:
-        """Count ``count`` freshly written tokens as computed."""
+        """Count ``count`` newly written tokens as computed. Raises ValueError if they were not reserved."""
         if self.length + count > len(self.pages) * self._pool.page_size:
             raise ValueError(f"{count} tokens were not reserved")
         self.length += count
 
     def publish(self, tokens: Sequence[int]) -> None:
-        """Enter the pages that are full now into the prefix index. ``tokens`` are the context's, from its beginning."""
+        """Enter the pages that have become full into the prefix index. ``tokens``: the context's, from its beginning."""
         size = self._pool.page_size
         if self.root is None or self.length // size <= len(self.chain):
             return
@@ -103,9 +103,9 @@ class PageTable:
             self.chain.append(self._pool.index.add(self._before(), content, self.pages[at]))
 
     def reuse(self, tokens: Sequence[int], limit: int) -> int:
-        """Take over full pages of the prefix index that hold what follows ``length``, up to ``limit`` tokens in all.
+        """Share full pages of the prefix index that hold the tokens behind ``length``, up to ``limit`` tokens in all.
 
-        Returns how many tokens need not be computed. Raises QuotaExceeded and changes nothing when there is no room.
+        Returns how many tokens need not be computed. Raises QuotaExceeded and changes nothing if there is no room.
         """
         size = self._pool.page_size
         if self.root is None or len(self.chain) * size != self.length:
@@ -126,7 +126,7 @@ class PageTable:
         return len(found) * size
 
     def held_again(self, chain: Sequence[int]) -> list[int]:
-        """The pages that still hold what the first idents of ``chain`` stand for, to the bit."""
+        """Return the pages that still hold, to the bit, what the first idents of ``chain`` stand for."""
         pages: list[int] = []
         for ident in chain:
             page = self._pool.index.page_of(ident)
@@ -136,10 +136,10 @@ class PageTable:
         return pages
 
     def come_back(self, chain: Sequence[int], length: int) -> int:
-        """Fill an empty table again: ``length`` tokens, of which ``chain`` stood for the full pages.
+        """Fill an empty table with pages for ``length`` tokens, of which ``chain`` stood for the full pages.
 
-        The allowance covers all of them. Returns how many pages at the front are the old ones; what the others hold has to
-        be written. Raises PoolExhausted and changes nothing when there is no room.
+        Returns how many pages at the front still hold what they did; the others have to be written. The allowance covers all
+        of them. Raises PoolExhausted and changes nothing if there is no room.
         """
         old = self.held_again(chain)
         missing = -(-length // self._pool.page_size) - len(old)
@@ -152,7 +152,7 @@ class PageTable:
         return len(old)
 
     def republish(self, tokens: Sequence[int], chain: Sequence[int]) -> None:
-        """Enter pages that were written back, under the idents that they had as long as what comes before has its own."""
+        """Enter pages that were written back, under their old idents as long as all pages before have theirs."""
         size, same = self._pool.page_size, True
         for at in range(len(self.chain), len(chain)):
             content = tuple(tokens[at * size : (at + 1) * size])
@@ -167,7 +167,7 @@ class PageTable:
         return self.chain[-1] if self.chain else self.root
 
     def truncate(self, length: int) -> None:
-        """Keep the first ``length`` computed tokens; pages behind them go back to the pool."""
+        """Keep the first ``length`` computed tokens, and release the pages behind. Raises ValueError if there are fewer."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot keep {length} of {self.length} computed tokens")
         if length < self.length:
@@ -178,8 +178,8 @@ class PageTable:
         self._give_back(length + self.ahead)
 
     def trim(self) -> None:
-        """Give reserved pages back that hold no computed token, those that a step in flight writes among them: whoever gets
-        these writes later.
+        """Release reserved pages that hold no computed token, also those that a step in flight writes: whoever gets those
+        writes later.
         """
         self.ahead = 0
         self._give_back(self.length)
@@ -192,7 +192,7 @@ class PageTable:
             del self.pages[keep:]
 
     def fork(self, length: int | None = None) -> PageTable:
-        """A table that shares what is computed of the first ``length`` tokens (None: all of it).
+        """Return a table that shares what is computed of the first ``length`` tokens (None: all of it).
 
         Costs one counter per page; the shared tail is copied on first write, by whoever writes first.
         """
@@ -205,7 +205,7 @@ class PageTable:
         return child
 
     def release(self) -> None:
-        """Give every page back. The table is empty afterwards and may be filled again."""
+        """Release every page. The table is empty afterwards and may be filled again."""
         self._pool.release(self.pages)
         self.pages = []
         self.chain = []

@@ -19,7 +19,7 @@ class ByteTokenizer:
     names: ClassVar[dict[str, int]] = {"<end>": END, "<turn>": TURN}
 
     def encode(self, text: str, *, special: bool = False, start: bool = False) -> list[int]:
-        """UTF-8 bytes; with ``special`` the two names are one token each."""
+        """Return the UTF-8 bytes; with ``special`` the two names are one token each."""
         if special:
             for name, token in self.names.items():
                 before, found, after = text.partition(name)
@@ -28,25 +28,25 @@ class ByteTokenizer:
         return list(text.encode())
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Text of the bytes."""
+        """Return the text of the bytes."""
         named = {token: name.encode() for name, token in self.names.items()} if special else {}
         return b"".join(named.get(token, bytes([token]) if token < END else b"") for token in tokens).decode(
             "utf-8", "replace"
         )
 
     def stream(self) -> Callable[[int], str]:
-        """A decoder for one id at a time."""
+        """Return a decoder for one id at a time."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return lambda token: decoder.decode(bytes([token]) if token < END else b"")
 
     def render(self, messages: Sequence[dict[str, str]], *, cue: bool) -> str:
-        """``<turn>role:content<end>`` per message."""
+        """Return the tokens of ``<turn>role:content<end>`` per message."""
         text = "".join(f"<turn>{message['role']}:{message['content']}<end>" for message in messages)
         return text + ("<turn>assistant:" if cue else "")
 
     @staticmethod
     def tokenizer_json() -> str:
-        """The same vocabulary as a tokenizer.json text, for the grammar's token table."""
+        """Return the vocabulary as a tokenizer.json text, for the grammar's token table."""
         shown = _byte_names()
         vocab = {shown[byte]: byte for byte in range(256)} | ByteTokenizer.names
         added = [
@@ -75,7 +75,7 @@ class ByteTokenizer:
 
 
 def _byte_names() -> dict[int, str]:
-    """GPT-2's printable stand-ins for bytes (Radford et al. 2019)."""
+    """Return GPT-2's printable characters for bytes (Radford et al. 2019)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     names = {byte: chr(byte) for byte in printable}
     spare = (byte for byte in range(256) if byte not in names)

@@ -16,7 +16,7 @@ DISK_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Generated:
-    """What one generation brought: its tokens (end of text left out), text, steps, and why it ended."""
+    """Result of one generation: its tokens (end of text left out), text, steps, and why it ended."""
 
     tokens: list[int]
     text: str
@@ -25,7 +25,7 @@ class Generated:
 
     @property
     def accepted(self) -> int:
-        """Draft tokens that stood."""
+        """Number of accepted draft tokens."""
         return sum(step.accepted for step in self.steps)
 
 
@@ -39,14 +39,14 @@ class DirectSession:
         self._ticket = 0
 
     def submit(self, request: Any) -> tuple[int, list[Any]]:
-        """Hand a request over. Its ticket, and the list that its one answer will be appended to."""
+        """Submit a request. Return its ticket, and the list that its one answer will be appended to."""
         self._ticket += 1
         replies: list[Any] = []
         self.session.handle(self._ticket, request, replies.append)
         return self._ticket, replies
 
     def call(self, request: Any) -> Any:
-        """The reply, after as many engine steps as it takes. Raises the InferdError that was answered."""
+        """Step the engine until a request is answered, and return the reply. Raises the InferdError that was answered."""
         _, replies = self.submit(request)
         while not replies:
             progressed = self.engine.step() or bool(replies) or self._poll_snapshots()
@@ -57,33 +57,33 @@ class DirectSession:
         return replies[0]
 
     def _poll_snapshots(self) -> bool:
-        """Wait for the disk thread, if there is one; the request may wait for it."""
+        """Wait for the disk thread, if there is one."""
         if self._snapshots is None or not self._snapshots.wait(DISK_SECONDS):
             return False
         self._snapshots.poll()
         return True
 
     def context(self, *parts: p.Part) -> int:
-        """A new context that holds the parts."""
+        """Return the handle of a new context that holds the parts."""
         context = int(self.call(p.CreateContext()).context)
         if parts:
             self.call(p.AppendContext(context, list(parts)))
         return context
 
     def text(self, text: str) -> int:
-        """A new context that holds raw text."""
+        """Return the handle of a new context that holds raw text."""
         return self.context(p.Part("text", text=text))
 
     def chat(self, system: str, user: str) -> int:
-        """A new context that holds a system and a user message, and the assistant's cue."""
+        """Return the handle of a new context that holds a system and a user message, and the assistant's cue."""
         return self.context(p.Part("message", "system", system), p.Part("message", "user", user), p.Part("cue"))
 
     def tokens(self, context: int) -> list[int]:
-        """The tokens that a context holds."""
+        """Return the tokens that a context holds."""
         return list(self.call(p.ContextTokens(context)).tokens)
 
     def generate(self, context: int, **fields: Any) -> Generated:
-        """Run one generation (fields of StartGenerate) to its end and close it."""
+        """Run one generation (fields of StartGenerate) to its end, close it, and return its result."""
         generation = self.call(p.StartGenerate(context, **fields)).generation
         steps: list[p.Step] = []
         finish = ""
@@ -94,7 +94,7 @@ class DirectSession:
         return Generated([t for step in steps for t in step.tokens], "".join(s.text for s in steps), steps, finish)
 
     def together(self, contexts: Sequence[int], **fields: Any) -> list[list[int]]:
-        """Run one generation per context at the same time; the tokens of each."""
+        """Run one generation per context at the same time, and return the tokens of each."""
         handles = [self.call(p.StartGenerate(context, **fields)).generation for context in contexts]
         tokens: list[list[int]] = [[] for _ in handles]
         waiting = {i: self.submit(p.NextSteps(handle))[1] for i, handle in enumerate(handles)}

@@ -17,9 +17,9 @@ WAITS = frozenset({
     "aten._local_scalar_dense", "aten.item", "aten.is_nonzero", "aten.equal", "aten.allclose", "aten.nonzero",
     "aten.masked_select", "aten._unique2", "aten.unique_dim", "aten.unique_consecutive", "aten.bincount",
 })  # fmt: skip
-"""Operations whose result, or its size, the host waits for. In inference mode compound ones come as they are."""
+"""Operations whose result, or its size, the host waits for. In inference mode compound operations are not decomposed."""
 READS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.__array__, Tensor.__dlpack__})
-"""What brings a tensor's numbers to the host without being an operation, where they are in its memory already."""
+"""Methods that bring a tensor's numbers to the host without being an operation, if they are in its memory already."""
 
 
 class RecordedHost:
@@ -62,7 +62,7 @@ class RecordedHost:
         return replay, result
 
     def footprint(self, body: Callable[[], object]) -> int:
-        """See :class:`Accelerator`. Runs it; what memory it took is not known here."""
+        """See :class:`Accelerator`. Run it; the memory it took is not known here."""
         body()
         return 0
 
@@ -84,7 +84,7 @@ class _OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @torch.inference_mode()
     def replay(self) -> None:
-        """Do everything again. What an operation makes anew goes to where its result was; views are where they were."""
+        """Repeat every operation, and copy each new result to where the recorded one was; views stay where they were."""
         for func, args, kwargs, before in self._steps:
             for old, new in zip(before, _tensors(func(*args, **kwargs)), strict=True):
                 if old.data_ptr() != new.data_ptr():
@@ -92,7 +92,7 @@ class _OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _NoReads(TorchFunctionMode):
-    """Refuses what is no operation on this device and would be a wait on another. Of this thread alone."""
+    """Refuse, in this thread alone, what is no operation on this device and would wait for another one."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -104,7 +104,7 @@ class _NoReads(TorchFunctionMode):
 
 
 def _counts(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a size depends on numbers: of what a mask chooses, of repeats without their sum."""
+    """Return True if a size depends on numbers: of what a mask selects, of repeats without their sum."""
     if name == "aten.repeat_interleave":
         return kwargs.get("output_size") is None and (len(args) == 1 or isinstance(args[1], Tensor))
     if name not in ("aten.index", "aten.index_put", "aten.index_put_"):
@@ -119,4 +119,4 @@ def _tensors(results: Any) -> list[Tensor]:
 
 
 def _done() -> None:
-    """All is done already."""
+    """Do nothing: all is done already."""

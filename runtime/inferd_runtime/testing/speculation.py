@@ -1,4 +1,4 @@
-"""What it takes to hold speculation against a run without any: the expected tokens, and drafters that know them."""
+"""Tools to compare speculation with a run without any: the expected tokens, and drafters that know them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from inferd_runtime.testing.null_driver import NullDriver
 
 @dataclass(frozen=True)
 class Request:
-    """What a generation is asked for. ``tokens`` is what it has to bring (end of text left out), and ``finish`` how it ends:
+    """Arguments of a generation. ``tokens`` is what it has to bring (end of text left out), and ``finish`` how it ends:
     found row after row from the model's logits, without an engine.
     """
 
@@ -39,7 +39,7 @@ class Request:
     finish: str = ""
 
     def answered(self, driver: NullDriver) -> Request:
-        """The same with the model's answer."""
+        """Return the same request with the model's answer."""
         tokens: list[int] = []
         finish, cursor = "", self.cursor(driver.vocab_size)
         while not finish:
@@ -65,14 +65,14 @@ class Request:
         return "stop" if cursor is not None and cursor.must_end() else ""
 
     def cursor(self, vocab_size: int) -> GrammarCursor | None:
-        """The grammar's masks from the beginning, None where there is none."""
+        """Yield the grammar's masks from the beginning, None if there is no grammar."""
         if self.grammar is None:
             return None
         return GrammarCursor(self.grammar.matcher(), -(-vocab_size // 32), [self.eos])
 
 
 def penalised(logits: LogitRows, penalties: Penalties, prompt: Sequence[int], output: Sequence[int]) -> LogitRows:
-    """What penalties and biases make of a row, float32[V], straight from their definitions: everything is counted anew."""
+    """Return a row float32[V] with penalties and biases, straight from their definitions: everything is counted anew."""
     row = logits.copy()
     biases = dict(zip(penalties.bias_tokens, penalties.bias_values, strict=True))
     for token in {*prompt, *output, *biases} & set(range(len(row))):
@@ -85,7 +85,7 @@ def penalised(logits: LogitRows, penalties: Penalties, prompt: Sequence[int], ou
 
 
 class Guesser(Drafter):
-    """Guesses with the answer at hand."""
+    """Base of drafters that know the answer."""
 
     def __init__(self, request: Request, vocab: int, seed: int = 0) -> None:
         self.answer = [*request.prompt, *request.tokens]
@@ -98,13 +98,13 @@ class Guesser(Drafter):
         self.seen += len(tokens)
 
     def right(self, limit: int, ahead: Sequence[int]) -> list[int]:
-        """The next tokens that the model will bring, at most ``limit``."""
+        """Return the next tokens that the model will bring, at most ``limit``."""
         start = self.seen + len(ahead)
         return self.answer[start : start + limit]
 
 
 class Oracle(Guesser):
-    """Errs at every seventh token."""
+    """A chain that is wrong at every seventh token."""
 
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
         """See :class:`Drafter`."""
@@ -113,7 +113,7 @@ class Oracle(Guesser):
 
 
 class OracleTree(Guesser):
-    """The answer is one of two or three siblings at every depth, seldom the first; the others have children, too."""
+    """A tree in which the answer is one of two or three siblings at every depth, seldom the first; all have children."""
 
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
         """See :class:`Drafter`."""
@@ -130,7 +130,7 @@ class OracleTree(Guesser):
 
 
 class Wrong(Guesser):
-    """Never right."""
+    """A chain that is never right."""
 
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
         """See :class:`Drafter`."""
@@ -139,7 +139,7 @@ class Wrong(Guesser):
 
 
 class WrongTree(Guesser):
-    """Never right, several times over."""
+    """A tree that is never right."""
 
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
         """See :class:`Drafter`."""
@@ -148,7 +148,7 @@ class WrongTree(Guesser):
 
 
 class Blind(Guesser):
-    """Random tokens, a chain."""
+    """A chain of random tokens."""
 
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
         """See :class:`Drafter`."""
@@ -157,7 +157,7 @@ class Blind(Guesser):
 
 
 class BlindTree(Guesser):
-    """Random tokens with random parents."""
+    """A tree of random tokens with random parents."""
 
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
         """See :class:`Drafter`."""
@@ -167,7 +167,7 @@ class BlindTree(Guesser):
 
 
 class Broken(Oracle):
-    """Raises after a while."""
+    """A drafter that raises after a while."""
 
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
         """See :class:`Drafter`."""
@@ -177,7 +177,7 @@ class Broken(Oracle):
 
 
 class NearDriver(NullDriver):
-    """A model that mostly thinks what the NullDriver with the same arguments does."""
+    """A model whose logits are near those of the NullDriver with the same arguments."""
 
     def logits(self, history: list[int]) -> LogitRows:
         """See :class:`NullDriver`."""
@@ -187,7 +187,7 @@ class NearDriver(NullDriver):
 
 @dataclass
 class GenerationUnderTest:
-    """A generation on its way, and what it has brought."""
+    """A running generation and what it has brought."""
 
     request: Request
     generation: Generation
@@ -209,7 +209,7 @@ class GenerationUnderTest:
         paced: bool = False,
         logprobs: int | None = None,
     ) -> GenerationUnderTest:
-        """Start a request on a context that holds its prompt."""
+        """Submit a request on a context that holds its prompt."""
         cursor = request.cursor(engine.driver.vocab_size)
         sources = engine.draft_budget.sources(drafters, tree=tree) if drafters or cursor is not None else None
         ends = frozenset([request.eos])
@@ -220,7 +220,7 @@ class GenerationUnderTest:
         return cls(request, generation)
 
     def take(self) -> list[int]:
-        """The tokens that are finished and were not taken yet."""
+        """Take the tokens that were delivered since the last call, and return them."""
         fresh: list[int] = []
         for step in self.generation.take():
             fresh += step.tokens
@@ -234,7 +234,7 @@ class GenerationUnderTest:
         return fresh
 
     def check(self) -> None:
-        """It brought what it had to, and emitted = steps + accepted - truncated, a sampled end of text included."""
+        """Assert that it brought what it had to, and emitted = steps + accepted - truncated, a sampled end of text included."""
         request, generation = self.request, self.generation
         assert generation.error is None
         assert tuple(self.tokens) == request.tokens

@@ -23,7 +23,7 @@ class DirectTransport:
         self.requests: list[Any] = []
 
     async def call(self, request: Any) -> Any:
-        """The reply, after other tasks had their turn and the engine as many steps as it takes."""
+        """Let other tasks run, step the engine until the request is answered, and return the reply."""
         await asyncio.sleep(0)
         assert OPERATIONS[request.op] is type(request)
         self.requests.append(request)
@@ -32,7 +32,7 @@ class DirectTransport:
 
 
 def run_program(program: Callable[[], Coroutine[Any, Any, Any]], model: ServedModel | None = None) -> Any:
-    """Run a program on a fresh runtime; afterwards nothing may be left in it but what the program still held."""
+    """Run a program on a fresh runtime, and check that nothing is left in it but what the program still held."""
     runtime = DirectTransport(model)
     token = use_transport(runtime)
     try:
