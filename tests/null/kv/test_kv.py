@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import settings, strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 from tiers import examples
 
 from inferd_runtime.kv.account import Account, Allowance, QuotaExceeded
@@ -15,7 +16,7 @@ from inferd_runtime.kv.prefix import PrefixIndex
 from inferd_runtime.kv.table import PageTable, check_chain
 
 PAGE = 4
-PAGES = 11
+PAGES = 14
 
 
 def kv(root: str, tokens: list[int]) -> int:
@@ -45,10 +46,11 @@ class Tables(RuleBasedStateMachine):
         super().__init__()
         self.pool = PagePool(PAGES, PAGE)
         self.memory: dict[int, list[int]] = {page: [-1] * PAGE for page in range(PAGES)}
-        self.accounts = {"a": Account("a", quota=8), "b": Account("b")}
+        self.accounts = {"a": Account("a", quota=10), "b": Account("b")}
         self.models: dict[int, tuple[PageTable, str, list[int]]] = {}
         self.left: dict[int, Left] = {}
         self.forgiving = False
+        self.found = self.copied = self.back = 0
 
     def here(self, table: PageTable) -> bool:
         """Bring a table back into the cache. False if there is no room."""
@@ -66,6 +68,7 @@ class Tables(RuleBasedStateMachine):
             table.allowance = None
             return False
         del self.left[id(table)]
+        self.back += 1
         assert self.accounts[tenant].used == before[1], "it was on the account all the time"
         assert len(table.pages) == left.pages
         self.accounts[tenant].refund(table.allowance.paid)
@@ -97,6 +100,7 @@ class Tables(RuleBasedStateMachine):
         available = self.pool.available
         for copy in table.reserve(len(tokens)):
             self.memory[copy.target] = list(self.memory[copy.source])
+            self.copied += 1
         assert self.pool.available == available - wanted
         for at, _ in enumerate(tokens, start=table.length):
             written = model + tokens[: at + 1 - table.length]
@@ -119,11 +123,12 @@ class Tables(RuleBasedStateMachine):
             return
         assert table.length == before + found < len(wanted)
         model.extend(tokens[:found])
+        self.found += found > 0
 
     @rule(target=tables, table=tables, share=st.floats(0, 1))
-    def fork(self, table: PageTable, share: float) -> PageTable:
+    def fork(self, table: PageTable, share: float) -> Any:
         if not self.here(table):
-            return table
+            return multiple()
         length = int(table.length * share)
         child = table.fork(length)
         _, tenant, model = self.models[id(table)]
@@ -185,6 +190,45 @@ class Tables(RuleBasedStateMachine):
 
 TestTables: Any = Tables.TestCase
 TestTables.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)
+
+
+def some_words(rng: random.Random) -> list[int]:
+    """Tokens that fill pages often, and alike."""
+    return [
+        token
+        for _ in range(rng.randint(1, 4))
+        for token in rng.choice([[0] * 4, [0] * 4, [0] * 4, [1, 1, 1, 0], [0, 0, 1], [1]])
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_long_schedule_loses_nothing(seed: int) -> None:
+    """The same events at random, more of them, and such that pages are found, shared, cut and evicted."""
+    rng, machine = random.Random(seed), Tables()
+    tables: list[PageTable] = []
+    for _ in range(700):
+        if len(tables) < 2 or rng.random() < 0.1:
+            tables.append(machine.create(rng.choice("aab")))
+        table = rng.choice(tables)
+        what = rng.choices(["write", "reuse", "fork", "truncate", "leave", "release"], [7, 4, 4, 2, 2, 2])[0]
+        if what == "write":
+            machine.write(table, some_words(rng), rng.choice([99, 99, 1, 4]))
+        elif what == "reuse":
+            machine.reuse(table, some_words(rng) * 2)
+        elif what == "fork" and machine.here(table):
+            tables.append(machine.fork(table, rng.choice([rng.random(), 1.0])))
+        elif what == "truncate":
+            machine.truncate(table, rng.random())
+        elif what == "leave":
+            machine.leave(table)
+        elif what == "release":
+            tables.remove(table)
+            machine.release(table)
+        machine.contents_are_right()
+        machine.nothing_leaks()
+        if machine.here(table) and what != "release":
+            assert table.has_room(3) == (table.wanted(3) == 0)
+    assert min(machine.found, machine.copied, machine.back) > 3, "the schedule meets what it is for"
 
 
 def filled(pool: PagePool, tokens: list[int], root: object = "t") -> PageTable:
