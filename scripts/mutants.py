@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import builtins
 import gc
 import itertools
 import json
@@ -22,12 +23,11 @@ import resource
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FunctionType
 from typing import IO, Any, NamedTuple
 
 import hypothesis
@@ -63,19 +63,22 @@ SWAPS: dict[type, tuple[type, ...]] = {
     ast.And: (ast.Or,), ast.Or: (ast.And,),
 }  # fmt: skip
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
+MARK = "__mutants_reached__"
+Place = tuple[str, str, int]
+"""File, qualified name and first line of a function."""
 EFFECTS = (ast.AugAssign, ast.Delete, ast.Raise, ast.Break, ast.Continue)
 
 
 class Mutant(NamedTuple):
     """A change of the function ``name``: ``node`` at ``parent.field`` (``[at]`` where that is a list) of the module's ``tree``.
 
-    ``first``: the line on which the function's code begins. ``lines``: those of the changed statement.
+    ``first``: the line on which the function's code begins. ``line``: that of the changed statement.
     """
 
     path: str
     name: str
     first: int
-    lines: range
+    line: int
     change: str
     tree: ast.Module
     parent: ast.AST
@@ -84,7 +87,7 @@ class Mutant(NamedTuple):
     node: ast.AST
 
     @property
-    def place(self) -> tuple[str, str, int]:
+    def place(self) -> Place:
         """Where the function's code comes from."""
         return self.path, self.name, self.first
 
@@ -165,31 +168,52 @@ def mutants(path: Path) -> Iterator[Mutant]:
             statement = node if isinstance(node, ast.stmt) else statement
             for other in changes(node):
                 before, after = (ast.unparse(each).split("\n")[0] for each in (node, other))
-                lines = range(statement.lineno, getattr(node, "end_lineno", statement.lineno) + 1)
                 other = ast.copy_location(other, node)
-                yield Mutant(str(path), name, first, lines, f"{before} -> {after}", tree, parent, field, at, other)
+                yield Mutant(
+                    str(path), name, first, statement.lineno, f"{before} -> {after}", tree, parent, field, at, other
+                )
 
 
-def build_in(mutant: Mutant, live: Mapping[tuple[str, str, int], FunctionType]) -> None:
+def build_in(mutant: Mutant, live: Mapping[Place, FunctionType]) -> None:
     """Give the live function the mutant's code."""
     if mutant.at is None:
         setattr(mutant.parent, mutant.field, mutant.node)
     else:
         getattr(mutant.parent, mutant.field)[mutant.at] = mutant.node
-    place = mutant.place
-    pending = [compile(ast.fix_missing_locations(mutant.tree), mutant.path, "exec")]
-    while where(pending[0]) != place:
-        pending = [*pending[1:], *(each for each in pending[0].co_consts if isinstance(each, CodeType))]
-    live[place].__code__ = pending[0]
+    code = compile(ast.fix_missing_locations(mutant.tree), mutant.path, "exec")
+    live[mutant.place].__code__ = functions_of(code)[mutant.place]
 
 
-def live_functions(files: Collection[str]) -> dict[tuple[str, str, int], FunctionType]:
+def with_marks(path: Path) -> CodeType:
+    """Compile a file such that each statement of a function notes that it is executed."""
+    tree = ast.parse(path.read_text())
+    for node in [*ast.walk(tree)]:
+        for field in ("body", "orelse", "finalbody"):
+            block = getattr(node, field, None)
+            if isinstance(block, list) and not isinstance(node, ast.Module | ast.ClassDef):
+                marks = [ast.parse(f"{MARK}({(str(path), each.lineno)!r})").body[0] for each in block]
+                for each in [inner for mark in marks for inner in ast.walk(mark) if hasattr(inner, "lineno")]:
+                    each.lineno = each.end_lineno = block[0].lineno
+                setattr(node, field, [each for pair in zip(marks, block, strict=True) for each in pair])
+    return compile(tree, str(path), "exec")
+
+
+def functions_of(code: CodeType) -> dict[Place, CodeType]:
+    """Return all code inside of code, by where it comes from."""
+    inside = {where(code): code}
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            inside |= functions_of(each)
+    return inside
+
+
+def live_functions(files: Collection[str]) -> dict[Place, FunctionType]:
     """Return the functions of the files that somebody has imported, by where they come from."""
-    found = [each for each in gc.get_objects() if isinstance(each, FunctionType)]
+    found = [each for each in gc.get_objects() if isinstance(each, FunctionType) and each.__name__ != "<lambda>"]
     return {where(each.__code__): each for each in found if each.__code__.co_filename in files}
 
 
-def where(code: CodeType) -> tuple[str, str, int]:
+def where(code: CodeType) -> Place:
     """Where code comes from: file, qualified name, first line."""
     return code.co_filename, code.co_qualname, code.co_firstlineno
 
@@ -217,13 +241,13 @@ class Runner:
             chosen = random.Random(self.arguments.seed).sample(every, min(self.arguments.sample, len(every)))
         explained = EXPLAINED.read_text() if EXPLAINED.exists() else ""
         for mutant in chosen:
-            items = sorted({at for line in mutant.lines for at in reached[mutant.path, line]}, key=seconds.__getitem__)
+            items = sorted(reached[mutant.path, mutant.line], key=seconds.__getitem__)
             outcome = self.judge(mutant, [session.items[at] for at in items], [seconds[at] for at in items])
             if outcome != "killed" and f"`{mutant.key}`" in explained:
                 outcome = "explained"
             self.outcomes[outcome] += 1
             if outcome not in {"killed", "explained"}:
-                print(f"{outcome}: {Path(mutant.path).relative_to(ROOT)}:{mutant.lines[0]}: {mutant.key}", flush=True)
+                print(f"{outcome}: {Path(mutant.path).relative_to(ROOT)}:{mutant.line}: {mutant.key}", flush=True)
         print(f"{self.arguments.room}: {len(every)} generated, {len(chosen)} run: {dict(self.outcomes)}", flush=True)
         return True
 
@@ -231,9 +255,10 @@ class Runner:
         """Return the tests, by number, that execute each line of the files, and how many CPU seconds each test takes."""
         reached: dict[tuple[str, int], set[int]] = defaultdict(set)
         seconds: dict[int, float] = {}
+        marked = {place: code for path in self.files for place, code in functions_of(with_marks(path)).items()}
         for at, item in enumerate(items):
             with tempfile.TemporaryFile("w+") as notes:
-                if forked(lambda item=item, notes=notes: self.traced(item, notes), self.arguments.budget):
+                if forked(lambda item=item, notes=notes: self.traced(item, marked, notes), self.arguments.slowest):
                     print(f"left out, it fails or takes too long: {item.nodeid}", flush=True)
                     continue
                 notes.seek(0)
@@ -242,22 +267,14 @@ class Runner:
                 reached[path, line].add(at)
         return reached, seconds
 
-    def traced(self, item: pytest.Item, notes: IO[str]) -> bool:
+    def traced(self, item: pytest.Item, marked: Mapping[Place, CodeType], notes: IO[str]) -> bool:
         """Run a test, and write down how long it took and what it executed."""
         lines: set[tuple[str, int]] = set()
-
-        def tracer(frame: FrameType, event: str, _: Any) -> Any:
-            if frame.f_code.co_filename not in self.names:
-                return None
-            if event == "line":
-                lines.add((frame.f_code.co_filename, frame.f_lineno))
-            return tracer
-
-        threading.settrace(tracer)
-        sys.settrace(tracer)
+        setattr(builtins, MARK, lines.add)
+        for place, function in live_functions(self.names).items():
+            function.__code__ = marked[place]
         start = time.process_time()
         passed = self.passes([item])
-        sys.settrace(None)
         json.dump((time.process_time() - start, sorted(lines)), notes)
         notes.flush()
         return passed
@@ -313,6 +330,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, help="that many mutants, drawn at random (0: all)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget", type=float, default=60.0, help="CPU seconds of tests per mutant")
+    parser.add_argument("--slowest", type=float, default=15.0, help="CPU seconds; tests that take more are left out")
     arguments = parser.parse_args()
     patterns, tests = ROOMS[arguments.room]
     files = [path for pattern in patterns for path in sorted(ROOT.glob(pattern)) if arguments.only in str(path)]
