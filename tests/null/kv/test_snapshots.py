@@ -28,7 +28,7 @@ from inferd.protocol import (
     Unavailable,
 )
 from inferd_runtime.kv.snapshot_folder import BLOCK, SnapshotFolder
-from inferd_runtime.kv.snapshot_format import Facts, PlaceMark, Snapshot, TurnMark, decode, encode
+from inferd_runtime.kv.snapshot_format import Facts, PlaceMark, Snapshot, TurnMark, decode, encode, write
 from inferd_runtime.kv.snapshots import SnapshotStore
 
 PAGE, PAGE_BYTES = 4, 24
@@ -120,7 +120,7 @@ def test_facts_that_contradict_the_rest_are_refused_whatever_the_checksum_says(c
         decode(encode(forged))
 
 
-@pytest.mark.parametrize("shape", [[0, 1 << 70], [1 << 40, 0], [-1, -24], [48], [2, 24, 1], [24, 2]])
+@pytest.mark.parametrize("shape", [[0, 1 << 70], [1 << 40, 0], [-1, -24], [-2, -24], [48], [2, 24, 1], [24, 2]])
 def test_shapes_that_no_array_has_are_refused(shape: list[int]) -> None:
     good = encode(make())
     length = int.from_bytes(good[:8], "little")
@@ -211,6 +211,34 @@ def test_a_tenant_has_a_quota_of_bytes(tmp_path: Path) -> None:
     folder.save("ann", "c", make(), overwrite=False)
     assert len(files(tmp_path)) == 3
     folder.close()
+
+
+def test_a_snapshot_whose_file_is_gone_is_overwritten(folder: SnapshotFolder, tmp_path: Path) -> None:
+    folder.save("t", "n", make(), overwrite=False)
+    files(tmp_path)[0].unlink()
+    with pytest.raises(SnapshotDamaged, match="is gone"):
+        folder.load("t", "n")
+    folder.save("t", "n", make(7), overwrite=True)
+    assert same(folder.load("t", "n"), make(7))
+
+
+def test_only_the_owner_of_the_process_reads_what_is_saved(folder: SnapshotFolder, tmp_path: Path) -> None:
+    folder.save("t", "n", make(), overwrite=False)
+    folders = [tmp_path / "snapshots", files(tmp_path)[0].parent]
+    assert [each.stat().st_mode & 0o777 for each in folders] == [0o700, 0o700]
+
+
+def test_a_transaction_that_is_broken_off_leaves_the_table_as_it_was(folder: SnapshotFolder) -> None:
+    folder.save("t", "n", make(), overwrite=False)
+    with pytest.raises(ZeroDivisionError), folder._transaction() as db:
+        db.execute("DELETE FROM snapshots")
+        raise ZeroDivisionError
+    assert [saved.name for saved in folder.saved("t")] == ["n"]
+
+
+def test_a_file_that_cannot_be_written_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        write(make(), tmp_path / "nowhere" / "file")
 
 
 def test_a_damaged_snapshot_can_be_deleted_and_overwritten(folder: SnapshotFolder, tmp_path: Path) -> None:
