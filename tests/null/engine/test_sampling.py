@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inferd.protocol import ConstraintError, Sampling
+from inferd.masks import pack_bits
+from inferd.protocol import ConstraintError, InvalidRequest, Sampling
 from inferd_grammar.tokens import bit_mask
-from inferd_runtime.engine.sampling.host_sampling import RowSampler, allowed_tokens, candidates, draw
+from inferd_runtime.engine.sampling.device_sampling import Rejecting, SampledTokens, merged
+from inferd_runtime.engine.sampling.host_sampling import RowSampler, allowed_tokens, candidates, draw, log_softmax
+from inferd_runtime.engine.sampling.probes import most_likely, read_mask
+from inferd_runtime.engine.sampling.rejection import distribution
 
 
 def plainly(logits: np.ndarray, temperature: float, top_p: float, min_p: float) -> list[int]:
@@ -65,3 +69,49 @@ def test_a_mask_that_allows_nothing_is_an_error(temperature: float) -> None:
     for mask in (bit_mask([], 40), bit_mask([50], 64)):
         with pytest.raises(ConstraintError):
             draw(np.zeros(40, np.float32), sampler, 0, mask)
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 7, 30, 31])
+def test_the_most_likely_are_those_of_a_stable_sort(k: int) -> None:
+    generator = np.random.default_rng(k)
+    for scores in (generator.standard_normal(30), generator.integers(0, 4, 30).astype(float), np.zeros(30)):
+        assert most_likely(scores, k).tolist() == np.argsort(-scores, kind="stable")[:k].tolist()
+
+
+def test_log_probabilities_do_not_overflow() -> None:
+    assert log_softmax(np.asarray([1000, 1000, -1000], np.float32)).tolist() == pytest.approx(
+        [-np.log(2), -np.log(2), -2000 - np.log(2)]
+    )
+
+
+def test_a_mask_in_bits_may_be_shorter_than_the_vocabulary_but_name_nobody_outside() -> None:
+    short = read_mask(None, pack_bits(b"\x05"), 10)
+    assert short is not None
+    assert short.tolist() == [True, False, True] + [False] * 7
+    exact = read_mask(None, pack_bits(b"\x05\x02"), 10)
+    assert exact is not None
+    assert np.flatnonzero(exact).tolist() == [0, 2, 9]
+    with pytest.raises(InvalidRequest, match="mask: token id 10 is outside the vocabulary of 10"):
+        read_mask(None, pack_bits(b"\x05\x84"), 10)
+    assert read_mask(None, "", 10) is None
+
+
+def test_argmax_has_probability_one() -> None:
+    greedy = RowSampler.resolve(Sampling(), seed=0, lineage=0)
+    assert distribution(np.asarray([1, 3, 2], np.float32), greedy).tolist() == [0, 1, 0]
+    assert distribution(np.asarray([1, 3, 2], np.float32), greedy, bit_mask([0, 2], 3)).tolist() == [0, 0, 1]
+
+
+def test_what_is_rejection_sampled_replaces_what_agreed() -> None:
+    agreed = SampledTokens(np.asarray([1, 0]), np.asarray([[5, 6], [7, -1]]), np.asarray([[1], [-1]]))
+    rejecting = Rejecting(np.asarray([1]), np.asarray([3]), np.asarray([2]), np.asarray([[8, 9]]), np.zeros((1, 2, 4)))
+    found = merged(agreed, rejecting, np.asarray([2]), np.asarray([[8, 9, 3]]))
+    assert found.accepted.tolist() == [1, 2]
+    assert found.tokens.tolist() == [[5, 6, -1], [8, 9, 3]]
+    assert found.path.tolist() == [[1, 1], [0, 1]]
+    short = rejecting._replace(rows=np.asarray([2]))
+    assert merged(agreed, short, np.asarray([2]), np.asarray([[8, 9, 3]])).accepted.tolist() == [1, 1], (
+        "no row for a third"
+    )
+    wide = SampledTokens(np.asarray([0, 0]), np.full((2, 4), 4), np.full((2, 3), 2))
+    assert merged(wide, rejecting, np.asarray([1]), np.asarray([[8, 9, 3]])).tokens.tolist() == [[4] * 4, [8, 9, 3, 4]]

@@ -359,6 +359,16 @@ def test_an_account_may_be_used_up_but_no_further() -> None:
     assert not Account("t", used=9).short(1)
 
 
+def test_what_was_not_reserved_cannot_be_counted() -> None:
+    table = PageTable(PagePool(4, PAGE))
+    table.reserve(4)
+    table.advance(3)
+    with pytest.raises(ValueError, match="2 tokens were not reserved"):
+        table.advance(2)
+    table.advance(1)
+    assert table.length == 4
+
+
 def test_truncate_cannot_lengthen() -> None:
     with pytest.raises(ValueError, match="cannot keep"):
         PageTable(PagePool(1, PAGE)).truncate(1)

@@ -146,6 +146,12 @@ def test_another_format_is_named() -> None:
         decode(data)
 
 
+def test_pages_may_hold_one_token_each() -> None:
+    snapshot = make(page_size=1)
+    snapshot = Snapshot(snapshot.facts, snapshot.tokens, np.ones((6, 3), np.uint8))
+    assert same(decode(encode(snapshot)), snapshot)
+
+
 # -- The folder --------------------------------------------------------------------------------------------------------
 
 
@@ -222,6 +228,19 @@ def test_a_snapshot_whose_file_is_gone_is_overwritten(folder: SnapshotFolder, tm
     assert same(folder.load("t", "n"), make(7))
 
 
+def test_a_table_of_another_format_is_left_alone(tmp_path: Path) -> None:
+    first = SnapshotFolder(tmp_path / "snapshots", 1 << 20)
+    first.save("t", "n", make(), overwrite=False)
+    first.close()
+    table = sqlite3.connect(next((tmp_path / "snapshots").glob("*.sqlite3")))
+    assert table.execute("PRAGMA user_version").fetchone() == (1,)
+    table.execute("PRAGMA user_version=2")
+    table.close()
+    with pytest.raises(Unavailable, match="has format 2; this version of inferd reads format 1"):
+        first.load("t", "n")
+    first.close()
+
+
 def test_only_the_owner_of_the_process_reads_what_is_saved(folder: SnapshotFolder, tmp_path: Path) -> None:
     folder.save("t", "n", make(), overwrite=False)
     folders = [tmp_path / "snapshots", files(tmp_path)[0].parent]
@@ -230,9 +249,14 @@ def test_only_the_owner_of_the_process_reads_what_is_saved(folder: SnapshotFolde
 
 def test_a_transaction_that_is_broken_off_leaves_the_table_as_it_was(folder: SnapshotFolder) -> None:
     folder.save("t", "n", make(), overwrite=False)
-    with pytest.raises(ZeroDivisionError), folder._transaction() as db:
-        db.execute("DELETE FROM snapshots")
-        raise ZeroDivisionError
+
+    def broken_off() -> None:
+        with folder._transaction() as db:
+            db.execute("DELETE FROM snapshots")
+            db.execute("SELECT nothing")
+
+    with pytest.raises(sqlite3.OperationalError):
+        broken_off()
     assert [saved.name for saved in folder.saved("t")] == ["n"]
 
 
