@@ -38,7 +38,10 @@ ENGINE = "runtime/inferd_runtime/engine/"
 NULL = "tests/null/"
 ROOMS: dict[str, tuple[list[str], list[str]]] = {
     "kv": (["runtime/inferd_runtime/kv/*.py"], [NULL + "kv"]),
-    "sampling": ([ENGINE + "sampling/*.py"], [NULL + "engine", NULL + "session/test_forward.py", NULL + "speculation/test_distribution.py"]),
+    "sampling": (
+        [ENGINE + "sampling/*.py"],
+        [NULL + name for name in ("engine", "session/test_forward.py", "speculation/test_distribution.py")],
+    ),
     "engine": (
         [ENGINE + name for name in ("*.py", "jobs/generation.py", "scheduling/*.py", "sequences/*.py")],
         [NULL + "engine", NULL + "session"],
