@@ -97,6 +97,7 @@ def verify_rows(item: Planned, logits: LogitRows) -> Verified:
     position = draft_start(item)
     if work.draft.probabilities is not None:
         return _verify_by_rejection(work, work.sampler, position, logits)
+    children = work.draft.children() if work.draft.tokens else {}
     tokens: list[int] = []
     path: list[int] = []
     node = ROOT
@@ -104,7 +105,7 @@ def verify_rows(item: Planned, logits: LogitRows) -> Verified:
         mask = None if work.masks is None else work.masks[node + 1]
         entries = None if work.adjustments is None else work.adjustments[node + 1]
         tokens.append(draw(logits[node + 1], work.sampler, position + len(path), mask, entries))
-        node = work.draft.child(node, tokens[-1])
+        node = children.get((node, tokens[-1]), ROOT)
         if node == ROOT:
             return Verified(work, tokens, path, logits)
         path.append(node)

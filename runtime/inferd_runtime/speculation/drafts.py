@@ -73,12 +73,10 @@ class Draft:
         """True if every token follows the one before."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
-    def child(self, node: int, token: int) -> int:
-        """Return the child of ``node`` with this token; ROOT if there is none."""
-        for at in range(node + 1, len(self.tokens)):
-            if self.parents[at] == node and self.tokens[at] == token:
-                return at
-        return ROOT
+    def children(self) -> dict[tuple[int, int], int]:
+        """Return which node follows a node (ROOT: the context) with a token; of equal siblings the first."""
+        nodes = reversed(range(len(self.tokens)))
+        return {(self.parents[node], self.tokens[node]): node for node in nodes}
 
     def select(self, nodes: Sequence[int]) -> Draft:
         """Return the draft of these nodes alone, ascending. The parent of each must be among them."""

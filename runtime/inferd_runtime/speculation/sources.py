@@ -370,10 +370,7 @@ def match_nodes(offered: Draft, verified: Draft) -> dict[int, int]:
     """Return the node of ``verified``, a part of ``offered``, for each node of ``offered`` that is in it."""
     if offered is verified:
         return {node: node for node in range(len(offered))}
-    below = {
-        (parent, token): node
-        for node, (parent, token) in enumerate(zip(verified.parents, verified.tokens, strict=True))
-    }
+    below = verified.children()
     kept = {ROOT: ROOT}
     for node, (parent, token) in enumerate(zip(offered.parents, offered.tokens, strict=True)):
         at = below.get((kept[parent], token)) if parent in kept else None

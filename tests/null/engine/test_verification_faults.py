@@ -217,7 +217,7 @@ def walk(
     tokens, path, node = [], [], ROOT
     while True:
         tokens.append(sample(item, logits, row_of(node), len(path)))
-        node = item.work.draft.child(node, tokens[-1])
+        node = item.work.draft.children().get((node, tokens[-1]), ROOT)
         if node == ROOT:
             return tokens, path
         path.append(node)

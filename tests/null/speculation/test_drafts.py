@@ -102,11 +102,11 @@ def test_the_chain_of_a_tree_follows_its_likeliest_children(given_proposals: lis
 
 
 @given(st.lists(proposals(), min_size=1, max_size=3), st.lists(st.integers(0, 2), max_size=4))
-def test_child_finds_what_follows(given_proposals: list[Proposal], tokens: list[int]) -> None:
+def test_children_say_what_follows(given_proposals: list[Proposal], tokens: list[int]) -> None:
     draft, _ = merged(given_proposals)
     node = ROOT
     for at, token in enumerate(tokens):
-        node = draft.child(node, token)
+        node = draft.children().get((node, token), ROOT)
         there = tuple(tokens[: at + 1]) in paths(draft)
         assert (node != ROOT) == there
         if not there:

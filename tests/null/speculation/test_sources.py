@@ -90,8 +90,8 @@ def test_each_source_hears_of_its_own_tokens() -> None:
     one, two = Scripted("ngram", Proposal([1, 2, 3])), Scripted("corpus", Proposal([1, 5]))
     sources = together(one, two)
     draft = sources.propose(16)
-    path = [draft.child(-1, 1)]
-    path.append(draft.child(path[0], 2))
+    path = [draft.children()[-1, 1]]
+    path.append(draft.children()[path[0], 2])
     sources.learn(draft, path, 1.0)
     assert (one.heard, two.heard) == ([(3, 2)], [(2, 1)])
 
@@ -128,10 +128,10 @@ def test_a_second_branch_is_judged_only_where_the_first_was_wrong() -> None:
     sources = together(Scripted("ngram", tree), survival=survival)
     first = survival.request().chances("ngram/second", 4, 1)
     draft = sources.propose(16)
-    sources.learn(draft, [draft.child(-1, 1)], 0.5)
+    sources.learn(draft, [draft.children()[-1, 1]], 0.5)
     assert survival.request().chances("ngram/second", 4, 1) == pytest.approx(first, abs=1e-2)
     draft = sources.propose(16)
-    sources.learn(draft, [draft.child(-1, 3)], 0.5)
+    sources.learn(draft, [draft.children()[-1, 3]], 0.5)
     assert survival.request().chances("ngram/second", 4, 1)[0] > first[0]
 
 

@@ -10,7 +10,8 @@ from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.sampling.penalties import History
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.engine.stages import Verified, Work
-from inferd_runtime.speculation.drafts import ROOT, Draft, DraftBuilder, Proposal
+from inferd_runtime.speculation.drafts import Draft, DraftBuilder, Proposal
+from inferd_runtime.speculation.sources import match_nodes
 
 PROGRAM = "program"
 
@@ -76,16 +77,11 @@ class DraftVerification(ContextJob):
         if not done.tokens:
             return
         self.drafted = len(done.work.draft)
-        self.path = [self._named[self._index(done.work.draft, node)] for node in done.path]
+        index = {verified: node for node, verified in match_nodes(self._draft, done.work.draft).items()}
+        self.path = [self._named[index[node]] for node in done.path]
         self.accepted, self.token = list(done.tokens[:-1]), done.tokens[-1]
         self.context.tokens.extend(done.tokens)
         self._end()
-
-    def _index(self, verified: Draft, node: int) -> int:
-        """Return the index in the whole draft of a node of its verified part."""
-        parent = verified.parents[node]
-        above = ROOT if parent == ROOT else self._index(verified, parent)
-        return self._draft.child(above, verified.tokens[node])
 
 
 def check_draft(context: CachedSequence, tokens: Sequence[int], parents: Sequence[int]) -> None:
