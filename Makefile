@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-rest test-all lint types quick bench bench-gpu clean
+.PHONY: demo test test-rest test-all lint types quick mutants bench bench-gpu clean
 
 demo: $(STAMP)
 	$(BIN)/inferd run inferlets/extract/main.py --text "Ada Lovelace, 36"
