@@ -369,6 +369,20 @@ def test_what_was_not_reserved_cannot_be_counted() -> None:
     assert table.length == 4
 
 
+def test_there_is_room_in_pages_of_ones_own() -> None:
+    pool = PagePool(8, PAGE)
+    table = filled(pool, list(range(8)))
+    assert [table.has_room(extra) for extra in (0, 1)] == [True, False]
+    table.reserve(3)
+    assert [table.has_room(extra) for extra in (3, 4, 5)] == [True, True, False]
+    table.advance(2)
+    assert table.has_room(2)
+    fork = table.fork()
+    assert [each.has_room(2) for each in (table, fork)] == [False, False]
+    fork.release()
+    assert table.has_room(2)
+
+
 def test_truncate_cannot_lengthen() -> None:
     with pytest.raises(ValueError, match="cannot keep"):
         PageTable(PagePool(1, PAGE)).truncate(1)

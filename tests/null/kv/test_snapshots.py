@@ -120,15 +120,27 @@ def test_facts_that_contradict_the_rest_are_refused_whatever_the_checksum_says(c
         decode(encode(forged))
 
 
-@pytest.mark.parametrize("shape", [[0, 1 << 70], [1 << 40, 0], [-1, -24], [-2, -24], [48], [2, 24, 1], [24, 2]])
-def test_shapes_that_no_array_has_are_refused(shape: list[int]) -> None:
+def with_pages(**fields: Any) -> bytes:
+    """A snapshot whose safetensors header says something else of its pages."""
     good = encode(make())
     length = int.from_bytes(good[:8], "little")
     header = json.loads(good[8 : 8 + length])
-    header["pages"]["shape"] = shape
+    header["pages"] |= fields
     text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + good[8 + length :]
+
+
+@pytest.mark.parametrize("shape", [[0, 1 << 70], [1 << 40, 0], [-1, -24], [-2, -24], [48], [2, 24, 1], [24, 2]])
+def test_shapes_that_no_array_has_are_refused(shape: list[int]) -> None:
     with pytest.raises(SnapshotDamaged):
-        decode(len(text).to_bytes(8, "little") + text + good[8 + length :])
+        decode(with_pages(shape=shape))
+
+
+@pytest.mark.parametrize("fields", [{"data_offsets": [0, 48]}, {"data_offsets": [36, 85]}, {"dtype": "I8"}])
+def test_pages_that_stand_elsewhere_are_refused(fields: dict[str, Any]) -> None:
+    assert same(decode(with_pages(data_offsets=[36, 84], dtype="U8")), make())
+    with pytest.raises(SnapshotDamaged, match="a tensor is"):
+        decode(with_pages(**fields))
 
 
 @pytest.mark.parametrize("text", ["\\ud800", "\\u0000", "\\udfff\\ud800"])
@@ -245,6 +257,7 @@ def test_only_the_owner_of_the_process_reads_what_is_saved(folder: SnapshotFolde
     folder.save("t", "n", make(), overwrite=False)
     folders = [tmp_path / "snapshots", files(tmp_path)[0].parent]
     assert [each.stat().st_mode & 0o777 for each in folders] == [0o700, 0o700]
+    assert (tmp_path / "snapshots" / "lock").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_transaction_that_is_broken_off_leaves_the_table_as_it_was(folder: SnapshotFolder) -> None:
@@ -466,3 +479,4 @@ def test_closing_finishes_what_was_submitted(tmp_path: Path) -> None:
     store.close()
     assert not isinstance(outcomes[0], InferdError)
     assert len(files(tmp_path)) == 1
+    assert store._folder._opened is None, "the table is closed, too"
