@@ -36,6 +36,17 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ENGINE = "runtime/inferd_runtime/engine/"
 NULL = "tests/null/"
+MATCHER_TESTS = (
+    "guard",
+    "healing",
+    "tokens",
+    "composed",
+    "program",
+    "regex",
+    "speculation_bugs",
+    "xgrammar",
+    "llguidance",
+)
 ROOMS: dict[str, tuple[list[str], list[str]]] = {
     "kv": (["runtime/inferd_runtime/kv/*.py"], [NULL + "kv"]),
     "sampling": (
@@ -48,7 +59,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "grammar": (
         ["grammar/inferd_grammar/matchers/*.py", "grammar/inferd_grammar/healing.py", "grammar/inferd_grammar/tokens.py"],
-        [NULL + "grammar"],
+        [f"{NULL}grammar/test_{name}.py" for name in MATCHER_TESTS],
     ),
     "limits": (
         ["runtime/inferd_runtime/server/gateway/auth.py", "runtime/inferd_runtime/server/tokens_file.py",
@@ -238,7 +249,7 @@ class Runner:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the mutants."""
         reached, seconds = self.trace(session.items)
-        every = [mutant for path in self.files for mutant in mutants(path)]
+        every = [each for path in self.files for each in mutants(path) if self.arguments.key in each.key]
         chosen = every
         if self.arguments.sample:
             chosen = random.Random(self.arguments.seed).sample(every, min(self.arguments.sample, len(every)))
@@ -330,6 +341,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("room", choices=ROOMS)
     parser.add_argument("--only", default="", help="files whose path holds this")
+    parser.add_argument("--key", default="", help="mutants whose name, as printed, holds this")
     parser.add_argument("--sample", type=int, default=0, help="that many mutants, drawn at random (0: all)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget", type=float, default=60.0, help="CPU seconds of tests per mutant")

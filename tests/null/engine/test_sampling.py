@@ -26,7 +26,7 @@ def plainly(logits: np.ndarray, temperature: float, top_p: float, min_p: float) 
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 2.0, 30.0])
-@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999999, 1.0])
+@pytest.mark.parametrize("top_p", [1e-20, 0.05, 0.5, 0.9, 0.999999, 1.0])
 @pytest.mark.parametrize("min_p", [0.0, 0.02, 1.0])
 def test_the_nucleus_is_that_of_a_full_sort(spread: float, top_p: float, min_p: float) -> None:
     generator = np.random.default_rng(7)

@@ -397,6 +397,19 @@ def test_a_prefix_outlives_the_table_that_computed_it() -> None:
     assert (table.length, pool.kept) == (8, 0)
 
 
+def test_a_prefix_is_taken_over_piece_by_piece() -> None:
+    pool, tokens = PagePool(8, PAGE), list(range(12))
+    first = filled(pool, tokens)
+    table = PageTable(pool, Account(), "t")
+    assert [table.reuse(tokens, limit) for limit in (5, 9, 12)] == [4, 4, 4]
+    assert (table.pages, table.chain, table.length) == (first.pages, first.chain, 12)
+    assert [table.slot(index) for index in (0, 5, 11)] == [0, 5, 11]
+    other = filled(pool, [7] * 6)
+    assert [other.slot(index) for index in (0, 3, 5)] == [12, 15, 17]
+    other.reserve(1)
+    assert other.reuse([7] * 12, 12) == 0, "only behind a full page"
+
+
 def test_another_root_finds_nothing() -> None:
     pool, tokens = PagePool(8, PAGE), list(range(9))
     filled(pool, tokens)

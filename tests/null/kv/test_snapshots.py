@@ -27,6 +27,7 @@ from inferd.protocol import (
     SnapshotForeign,
     Unavailable,
 )
+from inferd_runtime.kv import snapshot_folder
 from inferd_runtime.kv.snapshot_folder import BLOCK, SnapshotFolder
 from inferd_runtime.kv.snapshot_format import Facts, PlaceMark, Snapshot, TurnMark, decode, encode, write
 from inferd_runtime.kv.snapshots import SnapshotStore
@@ -65,6 +66,23 @@ def files(tmp_path: Path) -> list[Path]:
 def test_bytes_come_back_as_they_were(tokens: int, computed: int) -> None:
     snapshot = make(tokens, computed)
     assert same(decode(encode(snapshot)), snapshot)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"irregular_from": 0}, {"irregular_from": 5}, {"irregular_from": 9}, {"lineage": 0}, {"forks": 0},
+        {"places": (PlaceMark(0, 1, None),)}, {"places": (PlaceMark(8, None, b"xy"),)},
+        {"turns": (TurnMark(0, True, False, False), TurnMark(9, False, False, False))},
+    ],
+)  # fmt: skip
+def test_facts_at_the_edge_of_what_is_allowed_come_back(changes: dict[str, Any]) -> None:
+    assert same(decode(encode(make(**changes))), make(**changes))
+
+
+def test_bytes_behind_the_tensors_are_refused() -> None:
+    with pytest.raises(SnapshotDamaged, match="its length is not what its header says"):
+        decode(encode(make()) + b"x")
 
 
 def test_the_bytes_are_a_safetensors_file() -> None:
@@ -356,6 +374,18 @@ def test_a_take_that_is_refused_leaves_the_snapshot(folder: SnapshotFolder) -> N
     assert same(folder.load("ann", "a"), make())
 
 
+def test_what_another_process_deletes_meanwhile_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (SnapshotFolder(tmp_path / "snapshots", 1 << 20) for _ in range(2))
+    first.save("ann", "a", make(), overwrite=False)
+    row = first._row("ann", "a")
+    monkeypatch.setattr(first, "_row", lambda *_: row)
+    second.delete("ann", "a")
+    with pytest.raises(NotFound, match="there is no snapshot 'a'"):
+        first.delete("ann", "a")
+    for folder in (first, second):
+        folder.close()
+
+
 def test_of_several_processes_exactly_one_takes_a_snapshot(tmp_path: Path) -> None:
     folders = [SnapshotFolder(tmp_path / "snapshots", 1 << 20) for _ in range(4)]
     folders[0].save("ann", "a", make(), overwrite=False)
@@ -456,8 +486,10 @@ def test_bytes_that_wait_are_bounded(store: SnapshotStore) -> None:
     store.submit(lambda _: hold.wait(10), told.outcomes.append, nbytes=80)
     with pytest.raises(LimitExceeded) as caught:
         store.submit(lambda _: None, told.outcomes.append, nbytes=21)
+    store.submit(lambda _: True, told.outcomes.append, nbytes=20)
     assert caught.value.detail["limit"] == "waiting_snapshot_bytes"
     hold.set()
+    assert told.next() is True
     assert told.next() is True
     assert told.of(lambda _: 5, nbytes=1000) == 5
 
@@ -480,3 +512,30 @@ def test_closing_finishes_what_was_submitted(tmp_path: Path) -> None:
     assert not isinstance(outcomes[0], InferdError)
     assert len(files(tmp_path)) == 1
     assert store._folder._opened is None, "the table is closed, too"
+    with pytest.raises(RuntimeError):
+        store.submit(lambda _: 1, outcomes.append)
+
+
+def test_nothing_is_to_do_once_all_is_told(store: SnapshotStore) -> None:
+    told = Told(store)
+    assert told.of(lambda _: 1) == 1
+    assert not store.poll()
+    assert not store.wait(0.0)
+
+
+def test_a_store_clears_away_what_a_crash_left_behind(tmp_path: Path) -> None:
+    left = tmp_path / "snapshots" / "tenant" / "left.part"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    SnapshotStore(tmp_path / "snapshots", 1 << 20).close()
+    assert not left.exists()
+
+
+def test_a_name_is_on_disk_before_its_row(
+    folder: SnapshotFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(snapshot_folder, "_sync", lambda path: synced.append(path.name))
+    folder.save("t", "n", make(), overwrite=False)
+    kept = files(tmp_path)[0]
+    assert synced == [f"{kept.stem}.part", kept.parent.name, "snapshots"]
