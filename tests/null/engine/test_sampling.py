@@ -11,7 +11,7 @@ from inferd_grammar.tokens import bit_mask
 from inferd_runtime.engine.sampling.device_sampling import Rejecting, SampledTokens, merged
 from inferd_runtime.engine.sampling.host_sampling import RowSampler, allowed_tokens, candidates, draw, log_softmax
 from inferd_runtime.engine.sampling.probes import most_likely, read_mask
-from inferd_runtime.engine.sampling.rejection import distribution
+from inferd_runtime.engine.sampling.rejection import distribution, reject
 
 
 def plainly(logits: np.ndarray, temperature: float, top_p: float, min_p: float) -> list[int]:
@@ -27,7 +27,7 @@ def plainly(logits: np.ndarray, temperature: float, top_p: float, min_p: float) 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 2.0, 30.0])
 @pytest.mark.parametrize("top_p", [1e-20, 0.05, 0.5, 0.9, 0.999999, 1.0])
-@pytest.mark.parametrize("min_p", [0.0, 0.02, 1.0])
+@pytest.mark.parametrize("min_p", [0.0, 1e-30, 0.02, 1.0])
 def test_the_nucleus_is_that_of_a_full_sort(spread: float, top_p: float, min_p: float) -> None:
     generator = np.random.default_rng(7)
     for size in (1, 2, 50, 3000):
@@ -100,6 +100,17 @@ def test_argmax_has_probability_one() -> None:
     greedy = RowSampler.resolve(Sampling(), seed=0, lineage=0)
     assert distribution(np.asarray([1, 3, 2], np.float32), greedy).tolist() == [0, 1, 0]
     assert distribution(np.asarray([1, 3, 2], np.float32), greedy, bit_mask([0, 2], 3)).tolist() == [0, 0, 1]
+
+
+def test_a_draft_without_probabilities_is_certain() -> None:
+    greedy = RowSampler.resolve(Sampling(), seed=0, lineage=0)
+    logits = np.asarray([[0, 9, 0], [9, 0, 0]], np.float32)
+    assert reject(logits, None, greedy, 5, [1], None) == [1, 0]
+    assert reject(logits, None, greedy, 5, [2], None) == [1]
+    warm, counts = [RowSampler.resolve(Sampling(1.0), seed=seed, lineage=0) for seed in range(400)], [0, 0, 0]
+    for sampler in warm:
+        counts[reject(np.zeros((2, 3), np.float32), None, sampler, 5, [1], None)[0]] += 1
+    assert min(counts) > 100, "each a third, whatever is drafted"
 
 
 def test_what_is_rejection_sampled_replaces_what_agreed() -> None:
