@@ -37,6 +37,13 @@ from inferd_grammar.conformance.matcher_checks import (
     language,
     legal_ids,
 )
+from inferd_grammar.matchers.product import is_regular
+
+
+def test_an_intersection_is_regular_from_two_expressions_on() -> None:
+    one, other = RegexGrammar("a+"), ChoiceGrammar(("a", "b"))
+    assert [is_regular(members) for members in ([one, other], [one], [one, AnyJsonGrammar()])] == [True, False, False]
+
 
 CALL = TagGrammar("<call>", ChoiceGrammar(("x", "xy")), "</call>")
 

@@ -74,6 +74,10 @@ def test_nothing_cut_leaves_the_constraint_alone() -> None:
     assert Healed((1,), "ab").constraint(inner) == PrefixedGrammar("ab", inner)
 
 
+def test_nothing_is_cut_where_nothing_may_be(healer: Healer) -> None:
+    assert healer.heal([0, 1, 2], back=0) == Healed((0, 1, 2), "")
+
+
 @pytest.mark.parametrize(
     ("tokens", "back", "reason"), [([10**9], 1, "outside"), ([-1, 1], 1, "outside"), ([1], -1, "back")]
 )

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from inferd_grammar import GrammarCompiler, GrammarError, JsonSchemaGrammar, TokenTable
 from inferd_grammar.conformance.matcher_checks import legal_ids
+from inferd_grammar.tokens import words_for
 
 
 def build(data: dict[str, Any], **options: Any) -> TokenTable:
@@ -69,11 +70,20 @@ def test_minimal_table(minimal: dict[str, Any]) -> None:
     assert set(table.special_ids) == {0}
 
 
+def test_a_word_holds_32_bits() -> None:
+    assert [words_for(size) for size in (0, 1, 31, 32, 33, 64, 65)] == [0, 1, 1, 1, 2, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("change", "options", "reason"),
     [
         ({"decoder": {"type": "WordPiece"}}, {}, "WordPiece.* is neither byte-level nor SentencePiece style"),
         ({"decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "CTC"}]}}, {}, "CTC"),
+        (
+            {"decoder": {"type": "Replace", "pattern": {"String": "x"}, "content": " "}},
+            {},
+            "Replace.* is neither byte-level",
+        ),
         ({"decoder": None}, {}, "none.* is neither byte-level nor SentencePiece style"),
         ({"model": {"vocab": {"a\u2603": 1, "<eos>": 0}}}, {}, "no byte of a byte-level tokenizer"),
         ({"model": {"vocab": {"a" * 1025: 1, "<eos>": 0}}}, {}, "token 1 has 1025 bytes; the limit is 1024"),
