@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 
 from inferd.protocol import InvalidRequest, Sampling
+from inferd_runtime.engine.driver import StepResult
 from inferd_runtime.engine.engine import Engine
+from inferd_runtime.engine.job import Planned
 from inferd_runtime.engine.overlap import is_plain
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.scheduling.fairness import priority_weight
 from inferd_runtime.engine.stages import Work
-from inferd_runtime.models.batch import Placement
+from inferd_runtime.engine.verification import split_result
+from inferd_runtime.kv.pool import PagePool
+from inferd_runtime.kv.table import PageTable
+from inferd_runtime.models.batch import Outputs, Placement
 from inferd_runtime.speculation.drafts import Draft
 from inferd_runtime.testing.null_driver import NullDriver
 
@@ -68,3 +73,21 @@ def test_an_engine_begins_with_nothing_parked() -> None:
 
 def test_a_priority_doubles_the_share() -> None:
     assert [priority_weight(priority + 1) / priority_weight(priority) for priority in (-1, 0, 1)] == [2.0] * 3
+
+
+def test_a_fork_computes_with_the_same_adapter() -> None:
+    context = Engine(NullDriver()).create_context("t")
+    context.use_adapter("x")
+    fork = context.fork()
+    assert (fork.adapter, fork.table.root) == ("x", ("t", "x"))
+
+
+def test_each_job_gets_its_own_rows_and_states() -> None:
+    job: Any = None
+    table = PageTable(PagePool(1, 4))
+    plan = [Planned(job, Work([1], rows, hidden=states), table) for rows, states in ((1, 1), (0, 2), (2, 0), (1, 1))]
+    logits, hidden = (np.arange(4, dtype=np.float32)[:, None] for _ in range(2))
+    shares = [*split_result(plan, StepResult(Outputs(logits, hidden)))]
+    assert [share.logits[:, 0].tolist() for share in shares] == [[0], [], [1, 2], [3]]
+    states = [None if share.hidden is None else share.hidden[:, 0].tolist() for share in shares]
+    assert states == [[0], [1, 2], None, [3]]
