@@ -151,7 +151,7 @@ def measure_prefill(bench: Bench, report: Report, budget: Budget, served: Served
 def prompt_rate(driver: CudaDriver, tokens: int) -> float:
     """Tokens per second of a step that holds one prompt and draws behind its last token."""
     batch = step_batch(driver, [tokens], 0, [tokens - 1])
-    drawing = greedy_inputs(step_batch(driver, [1], 0), driver.vocab_size)
+    sampling = greedy_inputs(step_batch(driver, [1], 0), driver.vocab_size)
     begin = time.perf_counter()
-    driver.launch(batch, drawing).wait()
+    driver.launch(batch, sampling).wait()
     return tokens / (time.perf_counter() - begin)

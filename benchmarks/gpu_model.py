@@ -153,19 +153,19 @@ class DriverArm:
         self._steps = steps
         self._ahead = ahead
         self._batch = step_batch(driver, [1] * batch, context)
-        self._drawing = greedy_inputs(self._batch, driver.vocab_size)
+        self._sampling = greedy_inputs(self._batch, driver.vocab_size)
 
     def rate(self) -> float:
         """Tokens per second."""
         begin = time.perf_counter()
-        flights = [self._driver.launch(self._batch, self._drawing)]
+        launched = [self._driver.launch(self._batch, self._sampling)]
         for _ in range(self._steps - 1):
             if not self._ahead:
-                flights.pop().wait()
-            flights.append(self._driver.launch(self._batch, self._drawing))
+                launched.pop().wait()
+            launched.append(self._driver.launch(self._batch, self._sampling))
             if self._ahead:
-                flights.pop(0).wait()
-        flights.pop().wait()
+                launched.pop(0).wait()
+        launched.pop().wait()
         return len(self._batch.spans) * self._steps / (time.perf_counter() - begin)
 
 

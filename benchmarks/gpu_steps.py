@@ -113,9 +113,9 @@ def step_in_stages(arm: StreamArm, driver: CudaDriver) -> list[float] | None:
     clock.append(time.perf_counter())
     batch = prepare(plan, driver.page_size)
     clock.append(time.perf_counter())
-    drawing = sampling_inputs(plan, driver.vocab_size)
+    sampling = sampling_inputs(plan, driver.vocab_size)
     clock.append(time.perf_counter())
-    launched = driver.launch(batch, drawing)
+    launched = driver.launch(batch, sampling)
     clock.append(time.perf_counter())
     result = launched.wait()
     clock.append(time.perf_counter())
@@ -167,8 +167,8 @@ def verify_steps(bench: Bench, report: Report, driver: CudaDriver, batch: int) -
 def step_seconds(driver: CudaDriver, counts: Sequence[int], context: int, repeats: int) -> float:
     """Seconds of a step."""
     batch = step_batch(driver, counts, context)
-    drawing = greedy_inputs(batch, driver.vocab_size)
-    launch: Callable[[], object] = lambda: driver.launch(batch, drawing).wait()  # noqa: E731
+    sampling = greedy_inputs(batch, driver.vocab_size)
+    launch: Callable[[], object] = lambda: driver.launch(batch, sampling).wait()  # noqa: E731
     launch()
     begin = time.perf_counter()
     for _ in range(repeats):

@@ -59,10 +59,10 @@ class BusyDevice(NullDriver):
         """Seconds that the host has computed and waited."""
         return time.thread_time() + self.waited
 
-    def launch(self, batch: Batch, drawing: SamplingInputs) -> Step:
+    def launch(self, batch: Batch, sampling: SamplingInputs) -> Step:
         """See :class:`~inferd_runtime.engine.driver.SamplingDriver`."""
         self._free = max(self._free, self.now()) + self._seconds
-        count = len(drawing.first)
+        count = len(sampling.first)
         tokens = np.arange(count)[:, None] % VOCAB
         return Step(
             self,

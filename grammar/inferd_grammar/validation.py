@@ -35,7 +35,7 @@ class Checked(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Why a finished text is not valid.
+    """The reason that a finished text is not valid.
 
     Fields:
         message: one line for a person (or for the model's next attempt).

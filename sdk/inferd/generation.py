@@ -55,7 +55,7 @@ class Generator(Generic[T]):
 
     @property
     def finish(self) -> str:
-        """Why it ended: ``stop`` (end-of-text, a stop string, or a complete constraint), ``length`` (``max_tokens`` or a
+        """The reason of its end: ``stop`` (end-of-text, a stop string, or a complete constraint), ``length`` (``max_tokens`` or a
         full context), ``closed`` (left early, or refused); "" while it goes on.
         """
         return self._stream.finish

@@ -275,9 +275,9 @@ def test_recording_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         clock[0] += 100.0
         return record(body)
 
-    def timed_launch(batch, drawing):  # type: ignore[no-untyped-def]
+    def timed_launch(batch, sampling):  # type: ignore[no-untyped-def]
         clock[0] += 1e-6 * (10 + len(batch.tokens))
-        return launch(batch, drawing)
+        return launch(batch, sampling)
 
     monkeypatch.setattr(bench.host, "record", slow_record)
     monkeypatch.setattr(bench.driver, "launch", timed_launch)
@@ -356,9 +356,9 @@ def test_penalties_hold_beside_positions_of_a_programs_own(llama: CudaBench) -> 
     odd = Placement(np.asarray([0, 1, 7]), np.asarray([[True, False, True]]))
     work = Work([11], 1, sampler=sampler, placement=odd, adjustments=[entries])
     plan = [Planned(None, work, table)]  # type: ignore[arg-type]
-    drawing = sampling_inputs(plan, VOCAB)
+    sampling = sampling_inputs(plan, VOCAB)
     assert llama.driver._needs_reference(prepare(plan, PAGE_SIZE))
-    drawn = llama.driver.launch(prepare(plan, PAGE_SIZE), drawing).wait().sampled
+    drawn = llama.driver.launch(prepare(plan, PAGE_SIZE), sampling).wait().sampled
     assert drawn is not None
     assert drawn.tokens[0, 0] == 5
 
@@ -404,9 +404,9 @@ def test_many_sequences_and_one_long_draft_fit_into_a_result() -> None:
 
 def test_a_mask_of_another_width_is_refused(llama: CudaBench) -> None:
     batch = _batch(llama.driver, [1], 3)
-    drawing = replace(greedy_inputs(batch, VOCAB), masks=np.zeros((1, 1), np.int32), mask_rows=np.zeros(1, np.int32))
+    sampling = replace(greedy_inputs(batch, VOCAB), masks=np.zeros((1, 1), np.int32), mask_rows=np.zeros(1, np.int32))
     with pytest.raises(ValueError, match="masks of 1 words for 97 tokens"):
-        llama.driver.launch(batch, drawing)
+        llama.driver.launch(batch, sampling)
 
 
 def test_all_shapes_are_recorded_ahead() -> None:

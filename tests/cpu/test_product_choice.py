@@ -22,7 +22,9 @@ from inferd_runtime.models.passes.fused import FusedPass, fuse
 from inferd_runtime.models.passes.products import DenseProduct, FewRowsProduct
 from inferd_runtime.server.engine_process.draft_models import draft_process_settings
 from inferd_runtime.server.engine_process.model_loading import driver_options
-from inferd_runtime.settings.settings import EngineSettings
+from inferd_runtime.server.processes.child_protocol import parse_settings
+from inferd_runtime.server.supervisor.runtime import default_commands
+from inferd_runtime.settings.settings import EngineSettings, Settings
 from inferd_runtime.settings.sources import Sources, resolve
 from inferd_runtime.testing.recorded_host import RecordedHost
 
@@ -181,6 +183,8 @@ def test_the_operators_choice_reaches_every_driver() -> None:
     """From the environment to the driver, and to draft models of other processes."""
     assert resolve(Sources({}, {"INFERD_PRODUCTS": "torch"})).engine.products == "torch"
     settings = EngineSettings(products="kernel")
+    command = default_commands(Settings(engine=settings)).engine("ipc://nowhere")
+    assert parse_settings(command[-1], EngineSettings).products == "kernel"
     assert driver_options(settings, 1).products == "kernel"
     for device, way in (("cuda", "kernel"), ("cpu", "auto")):
         own = draft_process_settings(settings, DraftOptions(ModelOptions("tiny", device=device)))

@@ -140,7 +140,7 @@ class TrialProcess:
         return self._child.stdin, self._child.stdout
 
     def _ended(self, late: bool) -> GrammarLimit:
-        """Why the child is gone."""
+        """Return the reason of the child's end."""
         code, limits = self.close(), self._limits
         if late:
             return GrammarLimit("compiling this grammar takes too long", "wall_seconds", limits.wall_seconds)

@@ -89,13 +89,16 @@ class Engine:
         self.scheduler.add(job)
 
     def check_integrity(self) -> None:
-        """Recount who holds which page. Raises AssertionError if one leaks."""
+        """Recount the holders of every page. Raises AssertionError if one leaks."""
         self.contexts.check_integrity()
 
     # -- The step loop --------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Run one step. Return False if no job has work."""
+        """Run one step. Return False if no job has work.
+
+        What a device or a driver raises passes through the parts as an InternalError, which ends the step's jobs at the commit.
+        """
         if self._overlap is not None:
             return self.step_overlapped(self._overlap)
         started = time.perf_counter()

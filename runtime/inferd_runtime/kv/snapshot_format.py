@@ -49,7 +49,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     ``pages`` hold the KV of the first ``computed`` tokens in ``kv_layout``. ``lineage`` and ``forks`` key the sampling noise of
     the context and of its next forks. From ``irregular_from`` on the KV does not follow from the tokens: because of ``places``,
-    or because nobody knows who computed it.
+    or because it is not known which model computed it.
     """
 
     model: str

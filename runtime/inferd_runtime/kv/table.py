@@ -194,7 +194,7 @@ class PageTable:
     def fork(self, length: int | None = None) -> PageTable:
         """Return a table that shares what is computed of the first ``length`` tokens (None: all of it).
 
-        Costs one counter per page; the shared tail is copied on first write, by whoever writes first.
+        Costs one counter per page; the shared tail is copied on first write, by the sequence that writes first.
         """
         child = PageTable(self._pool, self._account, self.root)
         child.private_from = self.private_from

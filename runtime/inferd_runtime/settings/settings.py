@@ -137,7 +137,7 @@ class Settings:
 
     @property
     def limits(self) -> Limits:
-        """Return what a run may use when nobody says otherwise."""
+        """Return what a run may use if its launch says nothing else."""
         return Limits(self.wall_s, self.cpu_s, self.memory_mb, self.output_bytes)
 
     @property

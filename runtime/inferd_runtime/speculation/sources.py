@@ -209,10 +209,10 @@ class SourceSet:
         return not self._open and not self._slow and self.all_resting
 
     def skip_step(self) -> None:
-        """Count one step of every source's rest."""
+        """Count one step of every source's rest. Only while all rest: a source that does not is asked instead."""
         self._open = []
         for source in self._sources:
-            source.rest_steps -= 1
+            source.rest_steps = max(0, source.rest_steps - 1)
 
     def propose(self, limit: int, forced: Sequence[int] = ()) -> Draft:
         """Return one draft of at most ``limit`` tokens: the ``forced`` ones, and after them what the sources propose."""

@@ -68,7 +68,7 @@ class StepBuffer:
 
     @property
     def finish(self) -> str:
-        """Why the generation ended, once every step is delivered; "" before."""
+        """The reason of the generation's end, once every step is delivered; "" before."""
         return "" if self._waiting else self._ended
 
 

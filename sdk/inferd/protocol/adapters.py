@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from inferd.protocol.operations import Done, operation
 
 UPLOAD_CHUNK_BYTES = 1 << 19
-"""How many bytes the SDK puts into one ``adapter.upload``."""
+"""Bytes that the SDK puts into one ``adapter.upload``."""
 
 
 @dataclass(frozen=True)

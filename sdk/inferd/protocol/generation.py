@@ -140,9 +140,9 @@ def _check_exclusions(request: StartGenerate) -> None:
         raise InvalidRequest("heal does not go with mode best_effort, which checks the output as a whole")
 
 
-def _first(wishes: dict[str, bool]) -> str:
+def _first(given: dict[str, bool]) -> str:
     """Return the name of the first that is True."""
-    return next(name for name, wanted in wishes.items() if wanted)
+    return next(name for name, wanted in given.items() if wanted)
 
 
 def _check_needs(request: StartGenerate, settings: SpeculationSettings) -> None:

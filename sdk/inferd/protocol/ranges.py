@@ -14,8 +14,8 @@ def check_number(name: str, value: float, low: float, high: float) -> None:
 def check_whole(name: str, value: int, low: int, high: int | None = None) -> None:
     """Raises InvalidRequest unless ``value`` is a whole number from ``low`` to ``high`` (None: without end)."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-        wanted = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise InvalidRequest(f"{name} must be a whole number {wanted}, not {value!r}")
+        wanted = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+        raise InvalidRequest(f"{name} must be {low if low == high else wanted}, not {value!r}")
 
 
 def check_one_each(name: str, what: str, given: int, count: int) -> None:

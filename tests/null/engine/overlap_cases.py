@@ -42,13 +42,13 @@ class Watched(SamplingNullDriver):
         self.fail_launch: set[int] = set()
         self.fail_wait: set[int] = set()
 
-    def launch(self, batch: Batch, drawing: SamplingInputs) -> FinishedStep:
+    def launch(self, batch: Batch, sampling: SamplingInputs) -> FinishedStep:
         self.early.append(bool(self.launches) and not self.launches[-1].waited)
         self.fed.append(batch.tokens.tolist())
         number = len(self.early) - 1
         if number in self.fail_launch:
             raise RuntimeError("no room on the device")
-        launched = super().launch(batch, drawing)
+        launched = super().launch(batch, sampling)
         if number in self.fail_wait:
             self.launches[-1] = launched = Lost(launched)
         return launched

@@ -408,10 +408,10 @@ class Device(SamplingNullDriver):
         self.now = self.free = 0.0
         self.busy = busy
 
-    def launch(self, batch: Batch, drawing: SamplingInputs) -> FinishedStep:
+    def launch(self, batch: Batch, sampling: SamplingInputs) -> FinishedStep:
         self.now += 1
         self.free = max(self.free, self.now) + self.busy
-        return Timed(super().launch(batch, drawing), self, self.free)
+        return Timed(super().launch(batch, sampling), self, self.free)
 
 
 class Timed(FinishedStep):

@@ -124,7 +124,7 @@ def paged_rows(inputs: StepInputs, shape: StepBucket, columns: Tensor, splits: i
 def sample_rows(inputs: StepInputs) -> SampleRows:
     """Return a step's samplers."""
     return SampleRows(
-        inputs.temperature, inputs.top_p, inputs.min_p, inputs.top_k, inputs.keys, inputs.drawn_positions,
+        inputs.temperature, inputs.top_p, inputs.min_p, inputs.top_k, inputs.keys, inputs.sampled_positions,
         inputs.mask_rows, inputs.masks,
     )  # fmt: skip
 
@@ -165,11 +165,11 @@ class LaunchedStep:
         """See :class:`~inferd_runtime.engine.driver.Launched`."""
         try:
             self.done()
-            drawn = SampledTokens(*read_verdicts(self.verdicts[: self.sequences].numpy().copy()))
+            sampled = SampledTokens(*read_verdicts(self.verdicts[: self.sequences].numpy().copy()))
             if self.rejecting is not None and self.rejected is not None:
-                drawn = merged(drawn, self.rejecting, *(one.cpu().numpy() for one in self.rejected))
+                sampled = merged(sampled, self.rejecting, *(one.cpu().numpy() for one in self.rejected))
             hidden = self.logits.new_empty(0, 0) if self.hidden is None else self.hidden
-            return StepResult(Outputs(to_host(self.logits), to_host(hidden)), drawn)
+            return StepResult(Outputs(to_host(self.logits), to_host(hidden)), sampled)
         finally:
             self.slot.taken = False
 

@@ -29,7 +29,7 @@ from inferd_runtime.engine.drivers.captured import (
     reject,
     sample_rows,
 )  # fmt: skip
-from inferd_runtime.engine.drivers.packing import is_tree, pack_batch, pack_drawing, pack_pages
+from inferd_runtime.engine.drivers.packing import is_tree, pack_batch, pack_pages, pack_sampling
 from inferd_runtime.engine.drivers.staging import Staging
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.engine.sampling.device_sampling import SamplingInputs, host_inputs
@@ -119,7 +119,7 @@ class CudaDriver:
         return self.launch(batch, host_inputs(len(batch.logit_rows), self.vocab_size)).wait().outputs
 
     @torch.inference_mode()
-    def launch(self, batch: Batch, drawing: SamplingInputs) -> LaunchedStep:
+    def launch(self, batch: Batch, sampling: SamplingInputs) -> LaunchedStep:
         """See :class:`~inferd_runtime.engine.driver.SamplingDriver`.
 
         Raises ValueError for a step of more rows than there is room for, RuntimeError for more steps in flight than IN_FLIGHT.
@@ -129,35 +129,35 @@ class CudaDriver:
         slot = next((slot for slot in self._slots if not slot.taken), None)
         if slot is None:
             raise RuntimeError(f"{IN_FLIGHT} steps are in flight already")
-        if drawing.masks.shape[1] != self._staging.mask_words:
-            raise ValueError(f"masks of {drawing.masks.shape[1]} words for {self.vocab_size} tokens")
+        if sampling.masks.shape[1] != self._staging.mask_words:
+            raise ValueError(f"masks of {sampling.masks.shape[1]} words for {self.vocab_size} tokens")
         with self._accelerator.active():
             by_reference = self._needs_reference(batch)
-            done = self._compute_by_reference(batch, drawing) if by_reference else self._compute(batch, drawing)
-            return self._launched(slot, done, drawing)
+            done = self._compute_by_reference(batch, sampling) if by_reference else self._compute(batch, sampling)
+            return self._launched(slot, done, sampling)
 
-    def _launched(self, slot: ResultSlot, done: DeviceOutputs, drawing: SamplingInputs) -> LaunchedStep:
+    def _launched(self, slot: ResultSlot, done: DeviceOutputs, sampling: SamplingInputs) -> LaunchedStep:
         """Queue the copies of a step's results. The slot is taken last, once nothing can fail any more."""
-        drawn, wanted = len(drawing.rows), len(drawing.rows) + len(drawing.host_rows)
+        sampled, wanted = len(sampling.rows), len(sampling.rows) + len(sampling.host_rows)
         # Copies: the next step leaves its own in the same place.
-        logits = done.logits[drawn:wanted].clone()
+        logits = done.logits[sampled:wanted].clone()
         hidden = None if done.hidden is None else done.hidden.clone()
-        rejected = self._reject(done.logits, drawing)
+        rejected = self._reject(done.logits, sampling)
         verdicts = slot.receive(done.packed)
         mark = self._accelerator.mark()
         slot.taken = True
-        return LaunchedStep(slot, verdicts, len(drawing.first), logits, hidden, mark, drawing.rejecting, rejected)
+        return LaunchedStep(slot, verdicts, len(sampling.first), logits, hidden, mark, sampling.rejecting, rejected)
 
-    def _reject(self, logits: Tensor, drawing: SamplingInputs) -> tuple[Tensor, Tensor] | None:
+    def _reject(self, logits: Tensor, sampling: SamplingInputs) -> tuple[Tensor, Tensor] | None:
         """Verify the drafts that were sampled. Not recorded: they are few, and their probabilities are large."""
-        if drawing.rejecting is None:
+        if sampling.rejecting is None:
             return None
-        count = len(drawing.rows)
-        shape = StepBucket(count, max(1, len(drawing.first)), 1, 1, 0)
-        samplers = {name: one for name, one in pack_drawing(drawing).items() if not name.startswith("draft")}
-        self._staging.upload(shape, samplers, NO_PAGES, drawing.masks)
-        rows = replace(sample_rows(self._staging.inputs(shape)), adjustments=self._adjustments(drawing, count))
-        return reject(logits[:count], rows, drawing.first, drawing.rejecting, self._kernels.rejection)
+        count = len(sampling.rows)
+        shape = StepBucket(count, max(1, len(sampling.first)), 1, 1, 0)
+        samplers = {name: one for name, one in pack_sampling(sampling).items() if not name.startswith("draft")}
+        self._staging.upload(shape, samplers, NO_PAGES, sampling.masks)
+        rows = replace(sample_rows(self._staging.inputs(shape)), adjustments=self._adjustments(sampling, count))
+        return reject(logits[:count], rows, sampling.first, sampling.rejecting, self._kernels.rejection)
 
     def _needs_reference(self, batch: Batch) -> bool:
         """True if the batch has something that no kernel does: an adapter, or a placement that is no tree."""
@@ -168,76 +168,76 @@ class CudaDriver:
         spans = {span.first: span for span in batch.spans}
         return any(not is_tree(spans[first], placement) for first, placement in batch.placements.items())
 
-    def _compute(self, batch: Batch, drawing: SamplingInputs) -> DeviceOutputs:
+    def _compute(self, batch: Batch, sampling: SamplingInputs) -> DeviceOutputs:
         """Replay the recorded step of the batch's shape; where there is none, run it kernel by kernel."""
         counts = [span.count for span in batch.spans]
         shape = None if len(batch.hidden_rows) or not self._options.record else bucket(counts)
         if shape is not None and shape.rows <= self._options.most_rows:
             recorded = self._recording(shape)
             if recorded is not None:
-                return self._replay(shape, recorded, batch, drawing)
-        return self._compute_unrecorded(batch, drawing)
+                return self._replay(shape, recorded, batch, sampling)
+        return self._compute_unrecorded(batch, sampling)
 
     def _replay(
-        self, shape: StepBucket, recorded: tuple[Replay, DeviceOutputs], batch: Batch, drawing: SamplingInputs
+        self, shape: StepBucket, recorded: tuple[Replay, DeviceOutputs], batch: Batch, sampling: SamplingInputs
     ) -> DeviceOutputs:
         """Replay a recorded step. Penalties, too many to be recorded, are applied by sampling once more behind it."""
         replay, computed = recorded
         # Before the step: copying them waits for what is queued.
-        adjustments = self._adjustments(drawing, shape.rows)
-        self._upload(shape, batch, drawing)
+        adjustments = self._adjustments(sampling, shape.rows)
+        self._upload(shape, batch, sampling)
         replay()
         if adjustments is None:
             return computed
         return self._body.draw(self._staging.inputs(shape), computed.logits, computed.hidden, adjustments)
 
-    def _compute_unrecorded(self, batch: Batch, drawing: SamplingInputs) -> DeviceOutputs:
+    def _compute_unrecorded(self, batch: Batch, sampling: SamplingInputs) -> DeviceOutputs:
         """Run a step kernel by kernel, in its exact shape."""
         counts = [span.count for span in batch.spans]
-        shape = exact_shape(counts, tile_rows(max(counts), self._options.group), drawing.tokens.shape[1])
+        shape = exact_shape(counts, tile_rows(max(counts), self._options.group), sampling.tokens.shape[1])
         wanted = len(batch.logit_rows)
-        adjustments, hidden_rows = self._adjustments(drawing, max(1, wanted)), self._hidden_rows(batch)
-        self._upload(shape, batch, drawing)
+        adjustments, hidden_rows = self._adjustments(sampling, max(1, wanted)), self._hidden_rows(batch)
+        self._upload(shape, batch, sampling)
         inputs = self._staging.inputs(shape)
         longest = max(-(-(span.start + span.count) // self.page_size) for span in batch.spans)
         splits = self._options.splits(shape.tiles, longest * self.page_size)
         rows = paged_rows(inputs, shape, self._columns[:longest], splits)
         return self._body.compute(inputs.with_logit_rows(wanted), rows, hidden_rows, adjustments)
 
-    def _adjustments(self, drawing: SamplingInputs, rows: int) -> Adjustments | None:
+    def _adjustments(self, sampling: SamplingInputs, rows: int) -> Adjustments | None:
         """Return penalties and biases on the device, for ``rows`` rows, of which the drawn ones come first."""
-        if drawing.adjusted is None:
+        if sampling.adjusted is None:
             return None
-        first = np.pad(drawing.adjusted.first, (0, rows + 1 - len(drawing.adjusted.first)), "edge")
-        columns = (first, *drawing.adjusted[1:])
+        first = np.pad(sampling.adjusted.first, (0, rows + 1 - len(sampling.adjusted.first)), "edge")
+        columns = (first, *sampling.adjusted[1:])
         return Adjustments(*(torch.from_numpy(column).to(self._accelerator.device) for column in columns))
 
-    def _compute_by_reference(self, batch: Batch, drawing: SamplingInputs) -> DeviceOutputs:
+    def _compute_by_reference(self, batch: Batch, sampling: SamplingInputs) -> DeviceOutputs:
         """Run the forward pass of the reference driver; kernels only sample and verify."""
         if len(batch.carried):
             raise ValueError("tokens are carried over to kernels only")
         logits, hidden = self.plain.compute(batch)
         count = max(1, len(batch.logit_rows))
-        shape = StepBucket(count, max(1, len(drawing.first)), 1, 1, drawing.tokens.shape[1])
-        self._staging.upload(shape, pack_drawing(drawing), NO_PAGES, drawing.masks)
-        order = np.concatenate([drawing.rows, drawing.host_rows])
+        shape = StepBucket(count, max(1, len(sampling.first)), 1, 1, sampling.tokens.shape[1])
+        self._staging.upload(shape, pack_sampling(sampling), NO_PAGES, sampling.masks)
+        order = np.concatenate([sampling.rows, sampling.host_rows])
         chosen = (
             logits.index_select(0, torch.from_numpy(order).to(logits.device))
             if len(order)
             else logits.new_zeros(1, self.vocab_size)
         )
-        adjustments = self._adjustments(drawing, count)
+        adjustments = self._adjustments(sampling, count)
         return self._body.draw(self._staging.inputs(shape).with_logit_rows(count), chosen, hidden, adjustments)
 
-    def _upload(self, shape: StepBucket, batch: Batch, drawing: SamplingInputs) -> None:
+    def _upload(self, shape: StepBucket, batch: Batch, sampling: SamplingInputs) -> None:
         pages, page_first = pack_pages(batch.spans, self.page_size)
         values: dict[str, npt.NDArray[Any]] = {
             **pack_batch(batch, shape.tile_rows),
-            **pack_drawing(drawing),
+            **pack_sampling(sampling),
             "page_first": page_first,
-            "logit_rows": batch.logit_rows[np.concatenate([drawing.rows, drawing.host_rows])],
+            "logit_rows": batch.logit_rows[np.concatenate([sampling.rows, sampling.host_rows])],
         }
-        self._staging.upload(shape, values, pages, drawing.masks)
+        self._staging.upload(shape, values, pages, sampling.masks)
 
     def _hidden_rows(self, batch: Batch) -> Tensor | None:
         if not len(batch.hidden_rows):

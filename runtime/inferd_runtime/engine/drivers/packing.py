@@ -38,20 +38,20 @@ def pack_batch(batch: Batch, tile_rows: int) -> dict[str, npt.NDArray[Any]]:
     return values
 
 
-def pack_drawing(drawing: SamplingInputs) -> dict[str, npt.NDArray[Any]]:
+def pack_sampling(sampling: SamplingInputs) -> dict[str, npt.NDArray[Any]]:
     """Return the samplers and drafts of a step."""
     return {
-        "temperature": drawing.temperature,
-        "top_p": drawing.top_p,
-        "min_p": drawing.min_p,
-        "top_k": drawing.top_k,
-        "keys": drawing.keys,
-        "drawn_positions": drawing.positions,
-        "mask_rows": drawing.mask_rows,
-        "draft_first": drawing.first,
-        "draft_lengths": drawing.lengths,
-        "draft_tokens": drawing.tokens,
-        "draft_parents": drawing.parents,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "top_k": sampling.top_k,
+        "keys": sampling.keys,
+        "sampled_positions": sampling.positions,
+        "mask_rows": sampling.mask_rows,
+        "draft_first": sampling.first,
+        "draft_lengths": sampling.lengths,
+        "draft_tokens": sampling.tokens,
+        "draft_parents": sampling.parents,
     }
 
 

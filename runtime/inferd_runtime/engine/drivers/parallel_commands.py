@@ -102,7 +102,7 @@ class WritePages(msgspec.Struct, tag="write"):
 
 
 class CheckPages(msgspec.Struct, tag="check"):
-    """Whether the rank's part of pages is bearable: ``CommandDone.holds``."""
+    """Asks if the rank's part of pages is bearable; the answer is ``CommandDone.holds``."""
 
     data: bytes
 

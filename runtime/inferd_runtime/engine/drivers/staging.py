@@ -17,7 +17,9 @@ from inferd_runtime.engine.drivers.accelerator import Accelerator
 from inferd_runtime.engine.drivers.buckets import StepBucket
 
 ALIGNED = 16
-OF_LOGITS = frozenset({"logit_rows", "temperature", "top_p", "min_p", "top_k", "keys", "drawn_positions", "mask_rows"})
+OF_LOGITS = frozenset(
+    {"logit_rows", "temperature", "top_p", "min_p", "top_k", "keys", "sampled_positions", "mask_rows"}
+)
 SIZES = {"int64": 8, "int32": 4, "float64": 8}
 TYPES = {"int64": torch.int64, "int32": torch.int32, "float64": torch.float64}
 
@@ -53,7 +55,7 @@ def fields(shape: StepBucket) -> tuple[StagedField, ...]:
         ("min_p", "float64", rows, 0),
         ("top_k", "int64", rows, 0),
         ("keys", "int64", rows, 0),
-        ("drawn_positions", "int64", rows, 0),
+        ("sampled_positions", "int64", rows, 0),
         ("mask_rows", "int32", rows, -1),
         ("first", "int32", batch, 0),
         ("counts", "int32", batch, 0),

@@ -22,7 +22,7 @@ from inferd_runtime.speculation.drafts import NO_DRAFT, Draft, Probabilities
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
-NOBODY = -1
+ABSENT = -1
 NO_ENTRIES = Entries(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.float32))
 
 
@@ -61,7 +61,7 @@ class SamplingInputs:
     ``rows`` int64[N]: indices of the sampled rows among the batch's logit rows; ``host_rows`` int64[H]: the other ones, which
     go to the host. ``temperature``, ``top_p``, ``min_p`` float64[N], ``top_k`` int64[N]; ``keys`` int64[N]: the noise keys, in
     two's complement; ``positions`` int64[N]: of the sampled tokens. ``mask_rows`` int32[N]: the row of ``masks`` int32[M,
-    ceil(V / 32)] with the allowed tokens, NOBODY: all tokens.
+    ceil(V / 32)] with the allowed tokens, ABSENT: all tokens.
 
     ``first`` int32[S]: a sequence's first row of the N. ``lengths`` int32[S]: nodes of its draft; ``tokens`` and ``parents``
     int32[S, K]: those, padded. ``adjusted`` None: no row has penalties or biases. ``rejecting`` None: no draft was sampled; one
@@ -88,7 +88,7 @@ class SamplingInputs:
 
 class SampledTokens(NamedTuple):
     """What the device sampled. ``accepted`` int[S]: the number of accepted nodes. ``tokens`` int[S, K + 1]: their tokens and one
-    sample more. ``path`` int[S, K]: the accepted nodes. Entries after those have no meaning. A token of NOBODY: its mask allows
+    sample more. ``path`` int[S, K]: the accepted nodes. Entries after those have no meaning. A token of ABSENT: its mask allows
     none.
     """
 
@@ -141,12 +141,12 @@ def greedy_inputs(batch: Batch, vocab_size: int) -> SamplingInputs:
     """Return inputs for trial steps: every row is sampled by argmax, a sequence's rows verify a chain of token 0."""
     counts = np.asarray([span.count for span in batch.spans], np.int64)
     rows, width = int(counts.sum()), int(counts.max()) - 1
-    chain = np.arange(NOBODY, width - 1, dtype=np.int32)
+    chain = np.arange(ABSENT, width - 1, dtype=np.int32)
     return SamplingInputs(
         rows=np.arange(rows), host_rows=np.empty(0, np.int64),
         temperature=np.zeros(rows), top_k=np.zeros(rows, np.int64), top_p=np.ones(rows), min_p=np.zeros(rows),
         keys=np.zeros(rows, np.int64), positions=batch.positions + 1,
-        mask_rows=np.full(rows, NOBODY, np.int32), masks=np.empty((0, -(-vocab_size // 32)), np.int32),
+        mask_rows=np.full(rows, ABSENT, np.int32), masks=np.empty((0, -(-vocab_size // 32)), np.int32),
         first=(np.cumsum(counts) - counts).astype(np.int32), lengths=(counts - 1).astype(np.int32),
         tokens=np.zeros((len(counts), width), np.int32), parents=np.tile(chain, (len(counts), 1)),
     )  # fmt: skip
@@ -179,20 +179,20 @@ def _depths(draft: Draft) -> Iterator[int]:
 
 
 def _masks(sampled: Sequence[Planned], vocab_size: int) -> tuple[Ints, Masks]:
-    """Return the index of each row's mask (NOBODY: none), and the masks."""
+    """Return the index of each row's mask (ABSENT: none), and the masks."""
     masked = [item.work.masks for item in sampled]
     found = [one for one in masked if one is not None]
     if not found:
         rows = sum(item.work.rows for item in sampled)
-        return np.full(rows, NOBODY, np.int32), np.empty((0, -(-vocab_size // 32)), np.int32)
+        return np.full(rows, ABSENT, np.int32), np.empty((0, -(-vocab_size // 32)), np.int32)
     has = np.repeat([one is not None for one in masked], [item.work.rows for item in sampled])
-    return np.where(has, np.cumsum(has) - 1, NOBODY).astype(np.int32), np.concatenate(found)
+    return np.where(has, np.cumsum(has) - 1, ABSENT).astype(np.int32), np.concatenate(found)
 
 
 def _drafts(drafts: Sequence[Draft]) -> tuple[Ints, Ints]:
     """Return tokens and parents, int32[S, K], padded to the longest draft."""
     width = max(map(len, drafts), default=0)
-    tokens, parents = (np.full((len(drafts), width), NOBODY, np.int32) for _ in range(2))
+    tokens, parents = (np.full((len(drafts), width), ABSENT, np.int32) for _ in range(2))
     for row, draft in enumerate(drafts):
         if draft.tokens:
             tokens[row, : len(draft)] = draft.tokens
@@ -218,7 +218,7 @@ def _rejecting(drafts: Sequence[Draft]) -> Rejecting | None:
     chains = [[*draft.tokens, *([draft.refused] if draft.refused >= 0 else [])] for _, draft in found]
     lengths = np.asarray([len(chain) for chain in chains], np.int64)
     first = next(draft.probabilities for _, draft in found if draft.probabilities is not None)
-    tokens = np.full((len(found), lengths.max()), NOBODY, np.int64)
+    tokens = np.full((len(found), lengths.max()), ABSENT, np.int64)
     probabilities = np.zeros((*tokens.shape, first.shape[1]), np.float32)
     for row, ((_, draft), chain) in enumerate(zip(found, chains, strict=True)):
         tokens[row, : len(chain)] = chain
@@ -234,7 +234,7 @@ def merged(sampled: SampledTokens, rejecting: Rejecting, accepted: Ids, tokens: 
     """
     count, width = sampled.tokens.shape
     wide = max(width, tokens.shape[1])
-    all_tokens = np.full((count, wide), NOBODY, np.int64)
+    all_tokens = np.full((count, wide), ABSENT, np.int64)
     all_tokens[:, :width] = sampled.tokens
     all_tokens[rejecting.at, : tokens.shape[1]] = tokens
     path = np.tile(np.arange(wide - 1), (count, 1))
@@ -249,6 +249,6 @@ def read_sampled(work: Work, sampled: SampledTokens, index: int) -> Verified:
     """Return the outcome of sampled sequence ``index``. Raises ConstraintError if its mask allowed no token."""
     accepted = int(sampled.accepted[index])
     tokens = sampled.tokens[index, : accepted + 1].tolist()
-    if tokens[-1] == NOBODY:
+    if tokens[-1] == ABSENT:
         raise ConstraintError("the constraint leaves no token to go on with")
     return Verified(work, tokens, sampled.path[index, :accepted].tolist())

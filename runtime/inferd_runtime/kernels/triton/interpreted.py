@@ -1,4 +1,4 @@
-"""Whether Triton's kernels run in its interpreter, on the CPU: ``TRITON_INTERPRET=1``, read when a kernel module is imported."""
+"""The switch that has Triton's kernels run in its interpreter, on the CPU: ``TRITON_INTERPRET=1``, read at their import."""
 
 from __future__ import annotations
 

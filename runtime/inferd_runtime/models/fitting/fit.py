@@ -90,7 +90,7 @@ class Fit:
 
     @property
     def contexts(self) -> int:
-        """How many contexts (of the length asked for, else full ones) those pages hold at once."""
+        """Return how many contexts (of the length asked for, else full ones) those pages hold at once."""
         return self.pages // -(-(self.asked.context or self.model.max_context) // self.asked.page_size)
 
     @property

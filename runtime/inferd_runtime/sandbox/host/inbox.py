@@ -9,7 +9,7 @@ from inferd.protocol import ErrorInfo, LimitExceeded
 from inferd_runtime.waker import Waker
 
 MAX_MESSAGES = 1024
-"""How many messages may wait for a program."""
+"""Messages that may wait for a program."""
 
 
 def too_many_messages() -> LimitExceeded:

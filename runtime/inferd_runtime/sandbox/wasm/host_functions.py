@@ -158,7 +158,7 @@ def _epoch(current: Callable[[], HostCalls | None]) -> Any:
 
 
 def host_callbacks(current: Callable[[], HostCalls | None]) -> dict[str, Any]:
-    """Return what wasmtime calls. Whoever holds the linker and stores keeps it alive: wasmtime holds bare pointers to it."""
+    """Return what wasmtime calls. The owner of linker and stores keeps it alive: wasmtime holds bare pointers to it."""
     return {
         "submit": _guarded(current, _submit),
         "wait": _guarded(current, _wait),

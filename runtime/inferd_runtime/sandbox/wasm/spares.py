@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 RESTOCK_SECONDS = 0.02
-"""How long after one was taken a new one is made: whoever took it goes first."""
+"""How long after one was taken a new one is made: the run that took it goes first."""
 
 
 class Spares(Generic[T]):

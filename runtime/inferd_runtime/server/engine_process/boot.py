@@ -18,9 +18,8 @@ from inferd_runtime.session.hub import SessionHub
 from inferd_runtime.settings.settings import EngineSettings
 
 
-def serve(endpoint: str, settings: EngineSettings) -> None:
-    """Bind, load, and serve until SIGTERM or SIGINT, or until the parent has ended. Raises InferdError while loading."""
-    stop = StopRequest()
+def serve(endpoint: str, settings: EngineSettings, stop: StopRequest) -> None:
+    """Bind, load, and serve until ``stop`` is received. Raises InferdError while loading."""
     context: zmq.Context[Any] = zmq.Context()
     socket = bind(context, endpoint)
     trials = TrialPool(tethered())

@@ -40,7 +40,7 @@ def serve_models(
     """Load the models of ``settings`` and build their engines, with adapters and draft models.
 
     Constraints are compiled without a limit unless there are ``trials``. The ranks of a divided model end with this process;
-    who gives ``followers`` can end them before.
+    a caller that passes ``followers`` can end them earlier.
     Raises InferdError; LimitExceeded before any weight is read when the models do not fit together.
     """
     plan = ModelPlan.of(settings)

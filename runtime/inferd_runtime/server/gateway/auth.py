@@ -1,4 +1,4 @@
-"""Who may talk to the gateway: bearer tokens, each of which means a tenant."""
+"""Access to the gateway: bearer tokens, each of which means a tenant."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Read = Callable[[int], Awaitable[CyclePage]]
 
 
 class Watchers:
-    """How many streams each tenant has open."""
+    """Counts the open streams of each tenant."""
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()

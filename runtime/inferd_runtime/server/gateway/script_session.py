@@ -62,7 +62,7 @@ class OutstandingCalls:
         self.outstanding.add(call.t)
 
     def answered(self, ticket: int) -> bool:
-        """Note a reply; False for one that nobody waits for."""
+        """Note a reply. Returns False if no call waits for it."""
         if ticket not in self.outstanding:
             return False
         self.outstanding.discard(ticket)

@@ -17,7 +17,7 @@ from inferd_runtime.server.processes.tether import tethered
 TAIL_LINES = 40
 DRAIN_SECONDS = 1.0
 GONE = (ProcessLookupError, PermissionError)
-"""What signalling a group raises that has ended; the second on macOS, of processes that nobody has waited for."""
+"""What signalling an ended process group raises; the second on macOS, before its processes are waited for."""
 
 
 class ChildProcess(asyncio.SubprocessProtocol):

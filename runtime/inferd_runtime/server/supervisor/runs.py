@@ -150,7 +150,7 @@ class Run:
 
     @property
     def error(self) -> ErrorInfo | None:
-        """Why the run failed, if it did."""
+        """The error that the run ended with, None if it did not fail."""
         return None if self.ending is None else self.ending.error
 
     @property

@@ -31,7 +31,7 @@ class HeldMatcher:
     vocab_size: int
 
     def mask(self) -> p.AllowedTokens:
-        """Return the tokens that may come next. Raises InternalError if the matcher breaks."""
+        """Return the tokens that may come next. Raises GrammarFailure if the matcher breaks."""
         row = np.empty(-(-self.vocab_size // 32), np.int32)
         self.matcher.fill(row)
         tokens = allowed_tokens(row, self.vocab_size)

@@ -68,42 +68,42 @@ def build_sources(
     """
     if offered is not None:
         return model.engine.draft_budget.sources([offered], max_draft=p.MAX_DRAFT, forced=False)
-    wish = SpeculationRequest.of(request, model)
-    context.check_tokens(wish.predicted)
-    drafters = list(open_drafters(wish, model, context, sampler))
-    if not drafters and not wish.forced:
+    asked = SpeculationRequest.of(request, model)
+    context.check_tokens(asked.predicted)
+    drafters = list(open_drafters(asked, model, context, sampler))
+    if not drafters and not asked.forced:
         return None
     return model.engine.draft_budget.sources(
-        drafters, max_draft=wish.settings.max_draft, tree=wish.settings.tree, forced=wish.forced
+        drafters, max_draft=asked.settings.max_draft, tree=asked.settings.tree, forced=asked.forced
     )
 
 
 def open_drafters(
-    wish: SpeculationRequest, model: ServedModel, context: CachedSequence, sampler: RowSampler
+    asked: SpeculationRequest, model: ServedModel, context: CachedSequence, sampler: RowSampler
 ) -> Iterator[Drafter]:
     """Yield a drafter per source that the server has, by priority. Raises NotFound or InvalidRequest for a draft model."""
-    settings, lookups = wish.settings, model.lookups
-    if wish.predicted:
-        yield PredictedText(wish.predicted, lookups.builder)
-    if "ngram" in wish.names:
-        yield open_lookup(wish, model, context)
-    if "corpus" in wish.names:
+    settings, lookups = asked.settings, model.lookups
+    if asked.predicted:
+        yield PredictedText(asked.predicted, lookups.builder)
+    if "ngram" in asked.names:
+        yield open_lookup(asked, model, context)
+    if "corpus" in asked.names:
         yield lookups.corpora.drafter(context.tenant, settings.max_draft, settings.tree)
-    if "draft_model" in wish.names and model.drafts is not None:
+    if "draft_model" in asked.names and model.drafts is not None:
         yield model.drafts.open(
             tenant=context.tenant, sampler=sampler, name=settings.draft_model,
             verifier=settings.verifier, max_draft=settings.max_draft, prompt=len(context.tokens),
         )  # fmt: skip
-    elif "draft_model" in wish.names and (settings.draft_model or "draft_model" in settings.sources):
+    elif "draft_model" in asked.names and (settings.draft_model or "draft_model" in settings.sources):
         raise p.NotFound(f"no draft model is served for {model.info.name!r}")
 
 
-def open_lookup(wish: SpeculationRequest, model: ServedModel, context: CachedSequence) -> NgramDrafter:
+def open_lookup(asked: SpeculationRequest, model: ServedModel, context: CachedSequence) -> NgramDrafter:
     """Return the n-gram index that the last generation left with the context, or a new one.
 
     It is taken out of ``context.memory``; the caller puts it back if the generation fails to start.
     """
-    settings = wish.settings
+    settings = asked.settings
     memory, context.memory = context.memory, None
     if memory is not None and isinstance(memory.drafter, NgramDrafter):
         return memory.drafter.resume(settings.max_draft, settings.tree)

@@ -66,7 +66,7 @@ def _submit(
             spec = _spec(request, model, sampler, masks, sources)
             generation = Generation(context, spec, _text(request, model, healing))
         model.engine.submit(generation)
-    closing.callback(lease.release)
+    closing.callback(lease.release)  # from here on closing the generation gives it back; before, `leased` did
     if healing is not None:
         entry.stand_from(healing.start)
     opened = OpenGeneration(generation, inputs, closing, healing, _finished_check(state, request, compiled))
