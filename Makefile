@@ -37,7 +37,8 @@ ROOMS ?= kv sampling engine grammar limits
 SAMPLE ?= 40
 SEED ?= 0
 mutants: $(STAMP)
-	for room in $(ROOMS); do $(BIN)/python scripts/mutants.py $$room --sample $(SAMPLE) --seed $(SEED) || exit 1; done
+	failed=0; for room in $(ROOMS); do \
+	  $(BIN)/python scripts/mutants.py $$room --sample $(SAMPLE) --seed $(SEED) || failed=1; done; exit $$failed
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/first_light.py --quick
