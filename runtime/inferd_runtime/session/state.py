@@ -99,8 +99,9 @@ class OpenContext:
     def row_sampler(self, sampling: p.Sampling) -> RowSampler:
         """Return the checked sampler, with a random seed if it has none. Raises InvalidRequest or LimitExceeded."""
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        check_vocabulary("logit_bias", sampling.bias_tokens, self.model.engine.driver.vocab_size)
-        return RowSampler.resolve(sampling, seed=seed, lineage=self.context.lineage)
+        sampler = RowSampler.resolve(sampling, seed=seed, lineage=self.context.lineage)
+        check_vocabulary("logit_bias", sampling.bias_tokens, self.model.engine.driver.vocab_size)  # once they are few
+        return sampler
 
 
 class SessionState:
