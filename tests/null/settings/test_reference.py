@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
+from settings_reference import reference
+
 from inferd_runtime.server.supervisor.runtime import default_commands
-from inferd_runtime.settings.reference import reference
 from inferd_runtime.settings.settings import ENGINE_FIELDS, FIELDS, OTHER_FIELDS, EngineSettings, Settings
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "settings.md"
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text() == reference(), "python -m inferd_runtime.settings.reference > docs/reference/settings.md"
+    assert PAGE.read_text() == reference(), "python scripts/settings_reference.py > docs/reference/settings.md"
 
 
 def test_every_setting_has_one_place_a_help_text_and_a_flag_of_its_own() -> None:

@@ -1,4 +1,4 @@
-"""docs/reference/settings.md, from the settings' fields: ``python -m inferd_runtime.settings.reference > FILE``."""
+"""docs/reference/settings.md, from the settings' fields: ``python scripts/settings_reference.py > FILE``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inferd_runtime.settings.settings import ENGINE_FIELDS, OTHER_FIELDS
 
 HEAD = """# Settings
 
-Written by `python -m inferd_runtime.settings.reference > docs/reference/settings.md`; a test holds it up to date.
+Written by `python scripts/settings_reference.py > docs/reference/settings.md`; a test holds it up to date.
 
 A flag wins over the environment, that over the configuration file, that over the default. The file is TOML, with the key below
 at its top level: the file that `--config` or `INFERD_CONFIG` names, else `inferd/config.toml` under `$XDG_CONFIG_HOME`
