@@ -206,3 +206,12 @@ def plain_rows(item: Planned) -> list[tuple[int, int, int]]:
         at = item.table.length + offset
         rows.append((token, at, item.table.pages[at // 4] * 4 + at % 4))
     return rows
+
+
+def test_a_step_is_not_for_some_jobs_alone_while_another_tenants_could_run() -> None:
+    machine = Machine(fixed=100.0)
+    mine, _ = machine.start("a"), machine.start("b")
+    scheduler = machine.engine.scheduler
+    plan = scheduler.plan()
+    assert not scheduler.begin_round_of([item for item in plan if item.job is mine])
+    assert scheduler.begin_round_of(plan)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from inferd.protocol import InvalidRequest, Sampling
+from inferd.protocol import MAX_DRAFT, InvalidRequest, Sampling
 from inferd_runtime.engine.driver import StepResult
 from inferd_runtime.engine.engine import Engine
 from inferd_runtime.engine.job import Planned
 from inferd_runtime.engine.overlap import is_plain
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.scheduling.fairness import priority_weight
+from inferd_runtime.engine.scheduling.scheduler import _unused_rows
 from inferd_runtime.engine.stages import Work
 from inferd_runtime.engine.verification import split_result
 from inferd_runtime.kv.pool import PagePool
@@ -91,3 +92,9 @@ def test_each_job_gets_its_own_rows_and_states() -> None:
     assert [share.logits[:, 0].tolist() for share in shares] == [[0], [], [1, 2], [3]]
     states = [None if share.hidden is None else share.hidden[:, 0].tolist() for share in shares]
     assert states == [[0], [1, 2], None, [3]]
+
+
+def test_whether_a_sampled_draft_fits_does_not_depend_on_what_was_drawn() -> None:
+    drawn = Draft([2, 3], [-1, 0], ["draft_model"] * 2, [1.0, 1.0], np.ones((2, 4), np.float32))
+    assert _unused_rows(drawn) == MAX_DRAFT - 2
+    assert _unused_rows(replace(drawn, probabilities=None)) == 0
