@@ -225,6 +225,8 @@ class ContextHandle:
         self._learn(await self.transport.call(AppendContext(ident, parts)))
         self.chat = self.chat or any(part.kind in ("message", "cue") for part in parts)
         self._open_turn = still_open
+        # Parts without tokens close a turn at the length at which it was opened.
+        self._open_at = [length for length in self._open_at if length != self._length]
         if still_open:
             self._open_at.append(self._length)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from session_runtime import SessionRuntime
 from tiers import examples
 
@@ -310,6 +310,7 @@ OPERATIONS = st.one_of(
 )
 
 
+@example([("user", ""), ("fork", None), ("append", b""), ("truncate", 1.0), ("generate", ("", 0))], [1], 1)
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(OPERATIONS, max_size=12), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(1, 3))
 def test_any_run_of_operations_leaves_the_tokens_that_the_program_saw(
