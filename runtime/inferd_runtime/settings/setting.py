@@ -75,6 +75,14 @@ class SettingField:
             raise InvalidRequest(f"{self.name} must {self.check.must}, got {value}")
 
 
+def read_texts(value: Any) -> tuple[str, ...]:
+    """Return the texts of a setting that may be given several times: one text with ``;`` between them, or a list of texts."""
+    entries = value.split(";") if isinstance(value, str) else value
+    if not isinstance(entries, list | tuple) or not all(isinstance(entry, str) for entry in entries):
+        raise InvalidRequest(f"expected a text, or a list of texts, got {value!r}")
+    return tuple(entry.strip() for entry in entries if entry.strip())
+
+
 def setting_fields(owner: type) -> Iterator[SettingField]:
     """Yield the fields of a settings class that are made by :func:`setting`, in order."""
     kinds = get_type_hints(owner)

@@ -17,7 +17,7 @@ from inferd_runtime.engine.scheduling.tenants import Tenancy
 from inferd_runtime.models.adapter_options import AdapterOptions, read_adapters
 from inferd_runtime.models.options import ModelOptions, read_models
 from inferd_runtime.sandbox.messages import Limits
-from inferd_runtime.settings.setting import NOT_NEGATIVE, Check, SettingField, setting, setting_fields
+from inferd_runtime.settings.setting import NOT_NEGATIVE, Check, SettingField, read_texts, setting, setting_fields
 
 PORT = Check("be in 0..65535", lambda value: 0 <= value <= 65535)
 FIXED_ROWS = Check(f"be 0 or in 2..{MAX_DRAFT}", lambda value: value == 0 or 2 <= value <= MAX_DRAFT)
@@ -112,6 +112,12 @@ class Settings:
         None, "the access token; a server's own, for the tenant `default`, is generated where it has none"
     )
     tokens_file: Path | None = setting(None, "lines of `token tenant [kv_pages=N] [weight=W]`")
+    quota: tuple[str, ...] = setting(
+        (),
+        "user,NAME=VALUE,..., admin,... or tenant:TENANT,...: what a role or a tenant may have (0: no limit); may be given "
+        "several times",
+        read=read_texts,
+    )
     data_dir: Path = setting(Path("~/.local/share/inferd"), "where uploaded programs and saved contexts are kept")
     state_dir: Path = setting(
         Path("~/.local/state/inferd"), "where a server leaves its address and token for this user's commands"
