@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tiers import examples
 
-from inferd.protocol import Unavailable
+from inferd.protocol import LimitExceeded
 from inferd_runtime.server.supervisor.worker_pool import PlaceRun, PoolSettings, Retire, Start, WorkerPool
+from inferd_runtime.server.tenancy.quotas import Quotas
 
 
 def started(pool: WorkerPool) -> list[str]:
@@ -125,8 +128,114 @@ def test_a_run_that_waits_can_be_withdrawn() -> None:
 def test_too_many_waiting_runs_are_refused() -> None:
     pool = WorkerPool(PoolSettings(max_waiting=1))
     pool.submit("r1", "ann")
-    with pytest.raises(Unavailable, match="1 runs wait"):
+    with pytest.raises(LimitExceeded, match="1 runs wait") as caught:
         pool.submit("r2", "ann")
+    detail = caught.value.detail
+    assert (detail["limit"], detail["value"], detail["raise_with"]) == ("max_waiting", 1, "the server's --max-waiting")
+
+
+def test_a_tenants_quotas_bound_what_runs_and_what_waits() -> None:
+    quotas = {"ann": Quotas(runs=2, waiting=1)}
+    pool = WorkerPool(PoolSettings(workers=2, max_workers=4), lambda tenant: quotas.get(tenant, Quotas()))
+    started(pool)
+    for number in range(2):
+        pool.submit(f"r{number}", "ann")
+        placed(pool)
+    pool.submit("r2", "ann")
+    assert placed(pool) == {}, "two of hers run already"
+    with pytest.raises(LimitExceeded, match="1 runs of the tenant wait") as caught:
+        pool.submit("r3", "ann")
+    assert (caught.value.detail["limit"], caught.value.detail["value"]) == ("waiting", 1)
+    pool.submit("b", "bob")
+    assert placed(pool).keys() == {"b"}
+    pool.finished("r0")
+    assert placed(pool).keys() == {"r2"}
+
+
+def test_one_tenant_cannot_fill_the_queue_nor_all_workers() -> None:
+    pool = WorkerPool(PoolSettings(workers=4, max_workers=4, runs_per_worker=1, max_waiting=8))
+    started(pool)
+    for number in range(20):
+        with contextlib.suppress(LimitExceeded):
+            pool.submit(f"e{number}", "eve")
+        placed(pool)
+    assert (pool.running_by_tenant["eve"], pool.waiting_by_tenant["eve"]) == (2, 6)
+    pool.submit("a", "ann")
+    assert placed(pool).keys() == {"a"}
+    pool.submit("b", "bob")
+    assert placed(pool).keys() == {"b"}
+
+
+@st.composite
+def attacks(draw: st.DrawFn) -> tuple[PoolSettings, list[tuple[str, int]]]:
+    workers = draw(st.integers(2, 8))
+    settings = PoolSettings(
+        workers=draw(st.integers(1, workers)), max_workers=workers, spare=draw(st.integers(0, 1)),
+        runs_per_worker=draw(st.integers(1, 4)), max_waiting=draw(st.integers(8, 30)),
+    )  # fmt: skip
+    deeds = st.tuples(st.sampled_from(["submit", "finish", "ready", "lose"]), st.integers(0, 1000))
+    return settings, draw(st.lists(deeds, max_size=60))
+
+
+@given(attacks())
+@settings(max_examples=examples(300), deadline=None)
+def test_whatever_colluding_tenants_do_another_tenants_first_run_gets_a_worker(
+    attack: tuple[PoolSettings, list[tuple[str, int]]],
+) -> None:
+    rules, deeds = attack
+    pool, world = WorkerPool(rules), PoolWorld()
+    for number, (deed, choice) in enumerate(deeds):
+        getattr(world, deed)(pool, choice, f"run-{number}", f"eve-{choice % rules.guarded}")
+        world.carry_out(pool)
+    pool.submit("first", "ann")
+    for _ in range(3):  # one leaves, one starts, the run is placed; of the colluders nobody ends anything
+        world.carry_out(pool)
+        world.let_go_and_start(pool)
+    world.carry_out(pool)
+    assert pool.worker_of("first") is not None
+
+
+class PoolWorld:
+    """What the pool's actions lead to."""
+
+    def __init__(self) -> None:
+        self.starting: list[str] = []
+        self.up: list[str] = []
+        self.leaving: list[str] = []
+
+    def carry_out(self, pool: WorkerPool) -> None:
+        for action in list(pool.decide()):
+            if isinstance(action, Start):
+                self.starting.append(action.worker)
+            elif isinstance(action, Retire):
+                self.up.remove(action.worker)
+                self.leaving.append(action.worker)
+
+    def let_go_and_start(self, pool: WorkerPool) -> None:
+        while self.leaving:
+            pool.lost(self.leaving.pop())
+        self.carry_out(pool)
+        while self.starting:
+            self.up.append(self.starting.pop())
+            pool.ready(self.up[-1])
+
+    def submit(self, pool: WorkerPool, choice: int, run: str, tenant: str) -> None:
+        with contextlib.suppress(LimitExceeded):
+            pool.submit(run, tenant)
+
+    def finish(self, pool: WorkerPool, choice: int, run: str, tenant: str) -> None:
+        runs = [*pool.waiting, *pool.running]
+        if runs:
+            pool.finished(runs[choice % len(runs)])
+
+    def ready(self, pool: WorkerPool, choice: int, run: str, tenant: str) -> None:
+        if self.starting:
+            self.up.append(self.starting.pop(choice % len(self.starting)))
+            pool.ready(self.up[-1])
+
+    def lose(self, pool: WorkerPool, choice: int, run: str, tenant: str) -> None:
+        if self.up:
+            pool.lost(self.up.pop(choice % len(self.up)))
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -134,7 +243,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.settings = PoolSettings(workers=1, max_workers=3, spare=1, runs_per_worker=2, max_waiting=50)
+        self.settings = PoolSettings(workers=1, max_workers=3, spare=1, runs_per_worker=2, max_waiting=500)
         self.pool = WorkerPool(self.settings)
         self.tenants: dict[str, str] = {}
         self.held: dict[str, str] = {}

@@ -1,0 +1,100 @@
+"""What tenants use of what they share, held against their quotas."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from inferd_runtime.server.tenancy.quotas import QuotasOf, quota_exceeded
+from inferd_runtime.server.tenancy.rates import MinuteBucket
+from inferd_runtime.server.tenancy.shares import SharedPlaces, ShareRule
+
+RETRY_SECONDS = 1.0
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class SharedSizes:
+    """What the server has for all tenants together. ``body_bytes``: of requests that are being read."""
+
+    sockets: int = 1024
+    requests: int = 1024
+    body_bytes: int = 64 << 20
+    one_body: int = 4 << 20
+
+    @property
+    def body_rule(self) -> ShareRule:
+        """A body of the allowed size is kept for each of as many tenants as half of the room holds."""
+        return ShareRule(self.body_bytes, self.body_bytes // 2 // self.one_body, self.one_body)
+
+
+class TenantUse:
+    """Admits what tenants ask for, by their quotas and by what is kept for others. Belongs to one thread."""
+
+    def __init__(self, quotas: QuotasOf, sizes: SharedSizes | None = None, clock: Clock = time.monotonic) -> None:
+        sizes = sizes or SharedSizes()
+        self.quotas = quotas
+        self.sockets = SharedPlaces(_half_kept(sizes.sockets), "max_sockets", "the server's --max-sockets")
+        self.requests = SharedPlaces(_half_kept(sizes.requests), "max_connections", "the server's --max-connections")
+        self.bodies = SharedPlaces(sizes.body_rule, "held_body_bytes", "fewer requests at a time")
+        self._clock = clock
+        self._launches: defaultdict[str, MinuteBucket] = defaultdict(MinuteBucket)
+        self._tokens: defaultdict[str, MinuteBucket] = defaultdict(MinuteBucket)
+
+    def admit_launch(self, tenant: str) -> None:
+        """Count a launch. Raises LimitExceeded, with when to try again, if there were too many, or too many tokens."""
+        self.check_tokens(tenant)
+        most = self.quotas(tenant).launches_per_minute
+        if not most:
+            return
+        wait = self._launches[tenant].wait(most, self._clock())
+        if wait > 0:
+            raise quota_exceeded("launches_per_minute", most, f"the tenant may launch {most} runs a minute", wait)
+        self._launches[tenant].charge(most, self._clock())
+
+    def check_tokens(self, tenant: str) -> None:
+        """Raise LimitExceeded while the tenant has generated more tokens than it may."""
+        most = self.quotas(tenant).tokens_per_minute
+        wait = self._tokens[tenant].wait(most, self._clock()) if most else 0.0
+        if wait > 0:
+            raise quota_exceeded("tokens_per_minute", most, f"the tenant may generate {most} tokens a minute", wait)
+
+    def charge_tokens(self, tenant: str, tokens: int) -> None:
+        """Count tokens that a run or a session has generated, which is known when that ends: it may be more than was left."""
+        most = self.quotas(tenant).tokens_per_minute
+        if most:
+            self._tokens[tenant].charge(most, self._clock(), tokens)
+
+    @contextmanager
+    def socket(self, tenant: str) -> Iterator[None]:
+        """Count a session of a script while the body runs. Raises LimitExceeded."""
+        self._check_count(tenant, "sockets", self.sockets, "open sessions of scripts")
+        self.check_tokens(tenant)
+        with self.sockets.holding(tenant):
+            yield
+
+    @contextmanager
+    def request(self, tenant: str) -> Iterator[None]:
+        """Count a request, or an open stream or socket, while the body runs. Raises LimitExceeded."""
+        self._check_count(tenant, "connections", self.requests, "requests at a time")
+        with self.requests.holding(tenant):
+            yield
+
+    def per_minute(self, tenant: str) -> dict[str, float]:
+        """Return how much of its rates a tenant has used, by quota; nothing for what has no limit."""
+        quotas, now = self.quotas(tenant), self._clock()
+        rates = {"launches_per_minute": self._launches, "tokens_per_minute": self._tokens}
+        limits = {name: getattr(quotas, name) for name in rates}
+        return {name: rates[name][tenant].used(most, now) for name, most in limits.items() if most}
+
+    def _check_count(self, tenant: str, quota: str, places: SharedPlaces, what: str) -> None:
+        most = getattr(self.quotas(tenant), quota)
+        if most and places.held(tenant) >= most:
+            raise quota_exceeded(quota, most, f"the tenant may have {most} {what}", RETRY_SECONDS)
+
+
+def _half_kept(capacity: int) -> ShareRule:
+    return ShareRule(capacity, capacity // 2)
