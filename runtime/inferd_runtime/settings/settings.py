@@ -123,9 +123,24 @@ class Settings:
         Path("~/.local/state/inferd"), "where a server leaves its address and token for this user's commands"
     )
     workers: int = setting(1, "sandbox workers to keep running")
-    max_workers: int = setting(4, "sandbox workers at most")
-    runs_per_worker: int = setting(64, "runs of one tenant that a worker takes at a time")
-    max_waiting: int = setting(256, "runs that may wait for a worker")
+    max_workers: int = setting(8, "sandbox workers at most; half of them are kept for tenants that have none")
+    runs_per_worker: int = setting(512, "runs of one tenant that a worker takes at a time")
+    max_waiting: int = setting(
+        1024, "runs that may wait for a worker; a quarter of the places is kept for tenants that have none"
+    )
+    max_connections: int = setting(
+        2048,
+        "open connections at most, of which half is kept for tenants that have none; fewer where the system "
+        "allows fewer open files",
+    )
+    max_sockets: int = setting(
+        1024, "open sessions of scripts at most, of which half is kept for tenants that have none"
+    )
+    max_body_total: int = setting(64 << 20, "bytes of all requests' bodies that are read at a time")
+    header_s: float = setting(10.0, "seconds that a client may take for a TLS handshake, or to send a request's head")
+    body_s: float = setting(60.0, "seconds that a client may take to send a request's body")
+    keep_alive_s: float = setting(15.0, "seconds that a connection without a request stays open")
+    unread_s: float = setting(30.0, "seconds that a client may leave an answer unread")
     engine_start_s: float = setting(600.0, "seconds that the engine may take to start")
     worker_start_s: float = setting(120.0, "seconds that a worker may take to start")
     wall_s: float = setting(300.0, "seconds that the run may take", flag="--limit-wall")

@@ -34,6 +34,8 @@ from inferd_runtime.server.supervisor.engine_supervisor import EngineSupervisor
 from inferd_runtime.server.supervisor.runs import EventBuffer, Run, RunStore, RunTotals
 from inferd_runtime.server.supervisor.worker_fleet import FleetLaunch, WorkerFleet
 from inferd_runtime.server.supervisor.worker_pool import PoolSettings, WorkerPool
+from inferd_runtime.server.tenancy.quotas import ADMIN_QUOTAS, same_for_all
+from inferd_runtime.server.tenancy.tenant_use import TenantUse
 from inferd_runtime.server.tokens_file import load_tenancy
 from inferd_runtime.session.wire import RUN_SESSION
 from inferd_runtime.settings.settings import FIELDS, Settings
@@ -44,6 +46,8 @@ QUEUE_SECONDS = 60.0
 TICK_SECONDS = 0.25
 DRAIN_SECONDS = 3.0
 MAX_UNDELIVERED = 256
+MAX_ZMQ_SOCKETS = 16384
+"""Far more than the sessions of scripts that the gateway admits: ZeroMQ's own 1,023 must not be what refuses one."""
 SNAPSHOT_FOLDER = "snapshots"
 WORKER_MODULE = "inferd_runtime.sandbox.worker"
 log = logging.getLogger("inferd.runtime")
@@ -101,8 +105,11 @@ class Wiring:
 class Runtime:
     """A live runtime; made by :func:`open_runtime`. Belongs to the event loop that made it."""
 
-    def __init__(self, settings: Settings, commands: Commands, wiring: Wiring, spare: int) -> None:
+    def __init__(
+        self, settings: Settings, commands: Commands, wiring: Wiring, spare: int, use: TenantUse | None = None
+    ) -> None:
         self.settings = settings
+        self.use = use or TenantUse(same_for_all(ADMIN_QUOTAS))
         self.runs = RunStore(settings.keep_runs, settings.keep_event_bytes)
         self.totals = RunTotals()
         self._wiring = wiring
@@ -121,7 +128,7 @@ class Runtime:
         pool = PoolSettings(
             settings.workers, settings.max_workers, spare, settings.runs_per_worker, settings.max_waiting
         )
-        self.fleet = WorkerFleet(socket, WorkerPool(pool), self, launch)
+        self.fleet = WorkerFleet(socket, WorkerPool(pool, self.use.quotas), self, launch)
 
     @property
     def context(self) -> zmq.asyncio.Context:
@@ -141,11 +148,13 @@ class Runtime:
     def launch(self, program: Program, arguments: str, tenant: str = "default", limits: Limits | None = None) -> Run:
         """Start a run; ``arguments`` is a JSON object's text. It is queued while no worker is free.
 
-        Raises Unavailable when no engine answers, too many runs wait, or the runtime is closing.
+        Raises Unavailable when no engine answers or the runtime is closing, and LimitExceeded when too many runs wait or the
+        tenant launches too often.
         """
         if self._closing:
             raise Unavailable("the runtime is shutting down")
         _ = self.engine.current
+        self.use.admit_launch(tenant)
         run = Run(
             program, arguments, tenant, limits or self.settings.limits, EventBuffer(self.settings.run_event_bytes),
             on_cancel=self._end, on_message=self._deliver,
@@ -250,6 +259,7 @@ class Runtime:
         if not ended or run.ending is None:
             return
         self.totals.add(run.ending)
+        self.use.charge_tokens(run.tenant, run.ending.usage.tokens)
         self._held.pop(run.id, None)
         self._undelivered.pop(run.id, None)
         self.runs.retire(run)
@@ -286,6 +296,7 @@ def _too_long(limits: Limits) -> ErrorInfo:
 @contextmanager
 def _zmq_context() -> Iterator[zmq.asyncio.Context]:
     context = zmq.asyncio.Context()
+    context.set(zmq.MAX_SOCKETS, MAX_ZMQ_SOCKETS)
     try:
         yield context
     finally:
@@ -294,17 +305,23 @@ def _zmq_context() -> Iterator[zmq.asyncio.Context]:
 
 @asynccontextmanager
 async def open_runtime(
-    settings: Settings, commands: Commands | None = None, *, spare: int = 1, wait: bool = True
+    settings: Settings,
+    commands: Commands | None = None,
+    *,
+    spare: int = 1,
+    wait: bool = True,
+    use: TenantUse | None = None,
 ) -> AsyncIterator[Runtime]:
     """Open a runtime that is ready; everything that it started has ended when the block ends.
 
-    ``spare``: how many workers to keep warm for tenants that have none. With ``wait=False`` the body starts at once;
+    ``spare``: how many workers to keep warm for tenants that have none. ``use``: holds tenants to their quotas; by default all
+    are admins. With ``wait=False`` the body starts at once;
     call :meth:`Runtime.wait_ready` in it. Raises what that raises.
     """
     with run_directory() as directory, _zmq_context() as context:
         async with background_tasks() as tasks:
             wiring = Wiring(context, directory, tasks)
-            runtime = Runtime(settings, commands or default_commands(settings), wiring, spare)
+            runtime = Runtime(settings, commands or default_commands(settings), wiring, spare, use)
             try:
                 runtime.start()
                 if wait:
