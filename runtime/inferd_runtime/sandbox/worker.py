@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from inferd.protocol import Cancelled, InvalidRequest
+from inferd.protocol import Cancelled, InternalError, InvalidRequest
 from inferd_runtime.sandbox.host.run import EngineAddress, SandboxRun
 from inferd_runtime.sandbox.messages import (
     Cancel,
@@ -118,7 +118,7 @@ class Worker:
             self._busy.clear()
 
     def _send(self, message: FromWorker) -> None:
-        self._control.send(msgspec.msgpack.encode(message))
+        self._control.send(packed(message))
 
     def _shut_down(self) -> None:
         for run in self._runs.values():
@@ -128,6 +128,16 @@ class Worker:
             for run in list(self._runs.values()):
                 run.join(end - time.monotonic())
             self._report()
+
+
+def packed(message: FromWorker) -> bytes:
+    """Return a message's frame. What cannot be packed was to be refused where it came from; here it ends its run alone."""
+    try:
+        return msgspec.msgpack.encode(message)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        failed = InternalError(f"a {type(message).__name__} cannot be sent: {error}").to_wire()
+        usage = message.usage if isinstance(message, RunFinished) else RunUsage()
+        return msgspec.msgpack.encode(RunFinished(getattr(message, "run", ""), usage, error=failed))
 
 
 def raise_file_limit() -> None:

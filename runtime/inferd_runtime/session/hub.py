@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from inferd import protocol as p
+from inferd_runtime.carriable import check_carriable
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.cycles import CycleFeed
@@ -137,20 +138,31 @@ class SessionHub:
     def _decode(self, op: str, form: bytes, payload: bytes) -> Any:
         decode = self._decode_as.get((form, op))
         if decode is None:
-            raise p.InvalidRequest(f"unknown operation {op!r}")
+            raise p.InvalidRequest(f"unknown operation {p.shown(op)}")
         try:
-            return decode(payload)
-        except msgspec.MsgspecError as error:
+            request = decode(payload)
+        except ValueError as error:  # msgspec's errors are, and those about UTF-8
             raise p.InvalidRequest(f"{op}: {error}") from error
         except RecursionError:
             raise p.InvalidRequest(f"{op}: nested too deeply") from None
+        if form == JSON:  # the only form that has integers beyond 64 bits
+            check_carriable(request, op)
+        return request
 
     def _responder(self, identity: bytes, ticket: int, form: bytes) -> Callable[[Any], None]:
         encode = msgspec.json.encode if form == JSON else msgspec.msgpack.encode
 
         def respond(reply: Any) -> None:
-            failed = isinstance(reply, p.InferdError)
-            payload = encode(reply.to_wire() if failed else reply)
-            self._send(identity, [TICKET.pack(ticket), ERROR if failed else OK, payload])
+            ok, payload = _encoded(encode, reply)
+            self._send(identity, [TICKET.pack(ticket), OK if ok else ERROR, payload])
 
         return respond
+
+
+def _encoded(encode: Callable[[Any], bytes], reply: Any) -> tuple[bool, bytes]:
+    """Return whether a reply is no error, and its payload; an InternalError for one that cannot be encoded."""
+    try:
+        failed = isinstance(reply, p.InferdError)
+        return not failed, encode(reply.to_wire() if failed else reply)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        return False, encode(p.InternalError(f"the reply cannot be sent: {error}").to_wire())

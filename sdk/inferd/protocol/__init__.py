@@ -17,6 +17,10 @@ from inferd.protocol.adapters import (
     Upload as Upload,
     UploadAdapter as UploadAdapter,
 )
+from inferd.protocol.carrying import (
+    cut as cut,
+    shown as shown,
+)
 from inferd.protocol.codec import (
     reply_from_plain as reply_from_plain,
     to_plain as to_plain,

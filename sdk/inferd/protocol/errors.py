@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from inferd.protocol.carrying import carriable_detail, cut
+
 
 class InferdError(Exception):
     """Base of every error that the runtime reports. ``detail`` holds JSON values only."""
@@ -17,8 +19,8 @@ class InferdError(Exception):
         self.detail: dict[str, Any] = detail
 
     def to_wire(self) -> ErrorInfo:
-        """The error as it is sent."""
-        return ErrorInfo(code=self.code, message=self.message, detail=self.detail)
+        """The error as it is sent: see :meth:`ErrorInfo.carriable`."""
+        return ErrorInfo(code=self.code, message=self.message, detail=self.detail).carriable()
 
 
 class ProgramError(InferdError):
@@ -118,6 +120,8 @@ ERRORS: dict[str, type[InferdError]] = {
     )
 }  # fmt: skip
 
+MAX_CODE = 64
+
 
 @dataclass(frozen=True)
 class ErrorInfo:
@@ -126,6 +130,10 @@ class ErrorInfo:
     code: str
     message: str
     detail: dict[str, Any] = field(default_factory=dict)
+
+    def carriable(self) -> ErrorInfo:
+        """Return the error as every wire takes it, and of bounded size, whatever its message and detail hold."""
+        return ErrorInfo(cut(self.code, MAX_CODE), cut(str(self.message)), carriable_detail(self.detail))
 
     def to_exception(self) -> InferdError:
         """The exception to raise; an unknown code falls back to the nearest parent that is known."""

@@ -7,7 +7,6 @@ import math
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import zmq
@@ -23,7 +22,9 @@ from inferd.protocol import (
     ReceiveMessage,
     SendMessage,
     Unavailable,
+    shown,
 )
+from inferd_runtime.carriable import read_json
 from inferd_runtime.sandbox.host.inbox import MAX_MESSAGES, Inbox, too_many_messages
 from inferd_runtime.sandbox.host.meter import Meter
 from inferd_runtime.sandbox.host.pending_calls import MAX_OPEN, PendingCalls
@@ -105,12 +106,11 @@ class GuestCalls:
 
     def crashed(self, error: Exception) -> None:
         """End this run, and no other, because of a bug: one of these methods failed."""
-        trace = "".join(traceback.format_exception(error))
-        self._end(InternalError(f"the sandbox failed: {error!r}", traceback=trace))
+        self._end(sandbox_failure(error))
 
     def _submit(self, op: str, arguments: bytes) -> int:
         if op not in OPERATIONS:
-            raise InvalidRequest(f"there is no operation {op!r}")
+            raise InvalidRequest(f"there is no operation {shown(op)}")
         if len(arguments) > MAX_ARGUMENTS:
             raise InvalidRequest(f"{op}: the arguments take {len(arguments)} bytes; {MAX_ARGUMENTS} are allowed")
         if self._pending.full:
@@ -130,10 +130,7 @@ class GuestCalls:
         return ticket
 
     def _send_message(self, arguments: bytes) -> int:
-        try:
-            message = msgspec.json.decode(arguments, type=dict[str, Any])["message"]
-        except (msgspec.MsgspecError, KeyError) as error:
-            raise InvalidRequest(f"{SendMessage.op}: {error}") from None  # type: ignore[attr-defined]
+        message = read_json(arguments, SendMessage.op, SendMessage).message  # type: ignore[attr-defined]
         _, exceeded = self.meter.write(len(arguments))
         if exceeded is not None:
             self._end(exceeded)
@@ -180,6 +177,12 @@ class GuestCalls:
         error = self.meter.check(time.monotonic(), time.thread_time())
         if error is not None:
             self._end(error)
+
+
+def sandbox_failure(error: Exception) -> InternalError:
+    """Return the error of a run that met a bug of the sandbox."""
+    trace = "".join(traceback.format_exception(error))
+    return InternalError(f"the sandbox failed: {error!r}", traceback=trace)
 
 
 def _poll_ms(seconds: float) -> int:

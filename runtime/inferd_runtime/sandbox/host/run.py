@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-import traceback
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import zmq
 
-from inferd.protocol import ErrorInfo, InferdError, InternalError, LimitExceeded, ProgramError, Unavailable, Usage
-from inferd_runtime.sandbox.host.guest_calls import GuestCalls, Report
+from inferd.protocol import (
+    ErrorInfo,
+    InferdError,
+    InvalidRequest,
+    LimitExceeded,
+    ProgramError,
+    Unavailable,
+    Usage,
+)
+from inferd_runtime.carriable import read_json
+from inferd_runtime.sandbox.host.guest_calls import GuestCalls, Report, sandbox_failure
 from inferd_runtime.sandbox.host.inbox import Inbox
 from inferd_runtime.sandbox.host.meter import exceeded
 from inferd_runtime.sandbox.messages import LaunchRun, Limits, RunFinished, RunUsage, Started
@@ -72,9 +80,7 @@ class SandboxRun:
         try:
             finished = self._connected()
         except Exception as error:  # noqa: BLE001 - the run's boundary: a bug here costs this run and no other
-            trace = "".join(traceback.format_exception(error))
-            info = InternalError(f"the sandbox failed: {error!r}", traceback=trace).to_wire()
-            finished = RunFinished(self._launch.run, RunUsage(), error=info)
+            finished = RunFinished(self._launch.run, RunUsage(), error=sandbox_failure(error).to_wire())
         self.inbox.close()
         self._report(finished)
         self._over.set()
@@ -131,20 +137,25 @@ class SandboxRun:
 
 
 def check_result(text: str, calls: GuestCalls) -> ErrorInfo | None:
-    """Return the error of a result that is not JSON or too long, else None. A program can reach the code that encodes it."""
-    try:
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except msgspec.MsgspecError as error:
-        return ProgramError(f"the program's result is not JSON: {error}").to_wire()
+    """Return the error of a result that cannot be sent or is too long, else None.
+
+    A program can reach the code that encodes it, so this may be any text.
+    """
     _, too_long = calls.meter.write(len(text.encode()))
-    return None if too_long is None else too_long.to_wire()
+    if too_long is not None:
+        return too_long.to_wire()
+    try:
+        read_json(text, "the program's result")
+    except InvalidRequest as error:
+        return ProgramError(error.message).to_wire()
+    return None
 
 
 def read_error(text: str, limits: Limits) -> ErrorInfo:
-    """Return the error that a guest reports."""
+    """Return the error that a guest reports, which may be any text, as one that can be sent."""
     try:
-        info = msgspec.json.decode(text, type=ErrorInfo)
-    except msgspec.MsgspecError as error:
+        info = msgspec.json.decode(text, type=ErrorInfo).carriable()
+    except (ValueError, RecursionError) as error:
         return ProgramError(f"the program's error cannot be read: {error}").to_wire()
     if info.code == LimitExceeded.code and info.detail.get("limit") == "memory_mb":
         known = out_of_memory(limits)

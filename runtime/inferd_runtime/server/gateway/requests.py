@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from inferd.protocol import InvalidRequest, LimitExceeded
+from inferd.protocol import InvalidRequest, LimitExceeded, shown
+from inferd_runtime.carriable import read_json
 from inferd_runtime.sandbox.messages import Bundle, Limits
 from inferd_runtime.server.programs.bundles import Program, with_limits
 from inferd_runtime.settings.settings import Settings
@@ -55,10 +56,8 @@ async def read_body(request: Request, kind: type[T], most: int) -> T:
         if size > most:
             raise _too_large(most)
         chunks.append(chunk)
-    try:
-        return msgspec.json.decode(b"".join(chunks), type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body: {error}") from None
+    body: T = read_json(b"".join(chunks), "the body", kind)
+    return body
 
 
 def _too_large(most: int) -> LimitExceeded:
@@ -76,7 +75,7 @@ def check_arguments(program: Program, arguments: dict[str, Any]) -> str:
     for name in arguments:
         if name not in parameters:
             known = ", ".join(parameters) or "nothing"
-            raise InvalidRequest(f"{program.name} has no parameter {name!r}; it takes {known}", parameter=name)
+            raise InvalidRequest(f"{program.name} has no parameter {shown(name)}; it takes {known}", parameter=name)
     for name, parameter in parameters.items():
         if parameter.required and name not in arguments:
             raise InvalidRequest(f"{program.name} needs the parameter {name!r}", parameter=name)

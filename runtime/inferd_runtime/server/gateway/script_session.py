@@ -15,7 +15,7 @@ import anyio
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from inferd.protocol import ErrorInfo, InferdError, InvalidRequest, LimitExceeded, Unavailable
+from inferd.protocol import OPERATIONS, ErrorInfo, InferdError, InvalidRequest, LimitExceeded, Unavailable, shown
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.replies import deny
 from inferd_runtime.server.supervisor.engine_session import EngineChannel, engine_channel
@@ -29,7 +29,8 @@ MAX_OUTSTANDING = 1000
 """No more than a ZeroMQ socket queues: the engine's end drops what a script that does not read leaves no room for."""
 SERVICE_RESTART = 1012
 INVALID_DATA = 1007
-MAX_REASON = 100
+MAX_REASON = 123
+"""Bytes of UTF-8 that a closing frame has room for (RFC 6455, section 5.5)."""
 EMPTY_MAP = b"\x80"
 
 
@@ -52,6 +53,8 @@ class OutstandingCalls:
         """Note a call that goes to the engine. Raises InvalidRequest or LimitExceeded for one that does not."""
         if call.op in PRIVATE_OPERATIONS:
             raise InvalidRequest(f"{call.op} is the runtime's own: a script cannot send it")
+        if call.op not in OPERATIONS:
+            raise InvalidRequest(f"there is no operation {shown(call.op)}")
         if call.op in PROGRAM_OPERATIONS:
             raise InvalidRequest(f"{call.op} is for launched programs: a script has nobody at its other side")
         if call.t in self.outstanding:
@@ -67,6 +70,19 @@ class OutstandingCalls:
             return False
         self.outstanding.discard(ticket)
         return True
+
+
+def read_call(data: bytes) -> ScriptCall:
+    """Return what a script's message asks for. Raises InvalidRequest for a message that is none."""
+    try:
+        return msgspec.msgpack.decode(data, type=ScriptCall)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"a message must be a msgpack map of t, op and a: {error}") from None
+
+
+def close_reason(text: str) -> str:
+    """Return as much of a text as a WebSocket's closing frame has room for."""
+    return text.encode("utf-8", "replace")[:MAX_REASON].decode(errors="ignore")
 
 
 def encode_reply(ticket: int, payload: bytes, ok: bool) -> bytes:
@@ -104,15 +120,14 @@ class ScriptSession:
 
     async def _from_script(self) -> None:
         """Read calls until the script leaves, or sends something that is none."""
-        decoder = msgspec.msgpack.Decoder(ScriptCall)
         try:
             while True:
                 message = await self._websocket.receive()
                 if message["type"] == "websocket.disconnect":
                     return
-                await self._forward(decoder.decode(message.get("bytes") or b""))
-        except msgspec.MsgspecError as error:
-            await self._refuse(InvalidRequest(f"a message must be a msgpack map of t, op and a: {error}"))
+                await self._forward(read_call(message.get("bytes") or b""))
+        except InvalidRequest as error:
+            await self._refuse(error)
 
     async def _forward(self, call: ScriptCall) -> None:
         if call.op == CANCEL:
@@ -138,12 +153,12 @@ class ScriptSession:
         for ticket in sorted(self._state.outstanding):
             await self._send(encode_error(ticket, error))
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):
-            await self._websocket.close(SERVICE_RESTART, error.message)
+            await self._websocket.close(SERVICE_RESTART, close_reason(error.message))
 
     async def _refuse(self, error: InvalidRequest) -> None:
         await self._send(encode_error(0, error))
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):
-            await self._websocket.close(INVALID_DATA, error.message[:MAX_REASON])
+            await self._websocket.close(INVALID_DATA, close_reason(error.message))
 
     async def _send(self, data: bytes) -> None:
         """Send, unless the script has left: :meth:`_from_script` notices that too and ends the relay."""

@@ -13,7 +13,7 @@ import anyio.abc
 import msgspec
 import zmq.asyncio
 
-from inferd.protocol import Unavailable
+from inferd.protocol import Unavailable, cut
 from inferd_runtime.sandbox.messages import (
     FromWorker,
     Output,
@@ -29,6 +29,8 @@ from inferd_runtime.server.processes.child_process import ChildProcess
 from inferd_runtime.server.supervisor.worker_pool import PlaceRun, Retire, Start, WorkerPool
 
 STOP_SECONDS = 3.0
+MAX_LOGGED = 500
+"""Characters of an error that a worker caused."""
 log = logging.getLogger("inferd.runtime")
 
 
@@ -91,7 +93,7 @@ class WorkerFleet:
         self._members: dict[str, _Member] = {}
         self._failure: Unavailable | None = None
         self._changed = anyio.Event()
-        self._outbox, self._out = anyio.create_memory_object_stream[tuple[str, ToWorker]](math.inf)
+        self._outbox, self._out = anyio.create_memory_object_stream[tuple[str, bytes]](math.inf)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -111,8 +113,11 @@ class WorkerFleet:
                     self._launch.tasks.start_soon(self._members[name].child.stop, STOP_SECONDS)
 
     def send(self, worker: str, message: ToWorker) -> None:
-        """Queue a message for a worker; one that is gone never gets it, and its runs end as :meth:`FleetOwner` says."""
-        self._outbox.send_nowait((worker, message))
+        """Queue a message for a worker; one that is gone never gets it, and its runs end as :meth:`FleetOwner` says.
+
+        It is packed here, so that one that cannot be fails its sender and not the loop that sends.
+        """
+        self._outbox.send_nowait((worker, msgspec.msgpack.encode(message)))
 
     def kill(self, worker: str) -> None:
         """End a worker at once; what it held is reported as lost."""
@@ -134,8 +139,8 @@ class WorkerFleet:
                 tasks.start_soon(self._read)
 
     async def _write(self) -> None:
-        async for worker, message in self._out:
-            await self._socket.send_multipart([worker.encode(), msgspec.msgpack.encode(message)])
+        async for worker, packed in self._out:
+            await self._socket.send_multipart([worker.encode(), packed])
 
     async def _read(self) -> None:
         while True:
@@ -152,12 +157,10 @@ class WorkerFleet:
                 self._ready(name)
             else:
                 self._owner.worker_reported(name, message)
-        except (
-            msgspec.MsgspecError,
-            TypeError,
-            RecursionError,
-        ) as error:  # the last two: a message that JSON cannot hold
-            log.error("worker %s sent something that is no message (%s): killing it", name, error)
+        except Exception as error:  # noqa: BLE001 - the boundary of one worker: no frame of it ends the gateway
+            log.error(
+                "worker %s sent something that is no message (%s): killing it", name, cut(repr(error), MAX_LOGGED)
+            )
             self.kill(name)
 
     def _ready(self, name: str) -> None:

@@ -1,0 +1,57 @@
+"""The one check of what a client or a guest sends as "any JSON value": can every wire behind this one carry it?
+
+Between the processes go msgpack and JSON. JSON alone has integers beyond 64 bits; both have a depth at which their codecs give
+up, which depends on how deep the caller stands. What fails here is refused where it comes in; what passes can be packed and
+sent anywhere without an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from inferd.protocol import InvalidRequest, cut
+
+SPARE_DEPTH = 200
+"""Levels that a value may lie deeper when it is packed or read later: in messages, and below other frames of the stack."""
+MAX_REASON = 200
+
+
+def check_carriable(value: Any, what: str) -> None:
+    """Raises InvalidRequest that begins with ``what`` unless JSON and msgpack can carry ``value``, also inside of messages."""
+    try:
+        msgspec.msgpack.encode(_deeper(value))
+    except RecursionError:
+        raise InvalidRequest(f"{what}: nested too deeply") from None
+    except OverflowError:
+        raise InvalidRequest(f"{what}: an integer does not fit into 64 bits") from None
+    except (TypeError, ValueError) as error:  # a lone surrogate is a ValueError, too
+        raise InvalidRequest(f"{what}: {cut(str(error), MAX_REASON)}") from None
+
+
+def read_json(data: bytes | str, what: str, kind: Any = Any) -> Any:
+    """Return the value that a stranger's JSON holds, as ``kind``. Raises InvalidRequest that begins with ``what``."""
+    return _read(msgspec.json.decode, data, what, kind)
+
+
+def read_msgpack(data: bytes, what: str, kind: Any = Any) -> Any:
+    """Return the value that a stranger's msgpack holds, as ``kind``. Raises InvalidRequest that begins with ``what``."""
+    return _read(msgspec.msgpack.decode, data, what, kind)
+
+
+def _read(decode: Any, data: bytes | str, what: str, kind: Any) -> Any:
+    try:
+        value = decode(data, type=kind)
+    except RecursionError:
+        raise InvalidRequest(f"{what}: nested too deeply") from None
+    except ValueError as error:  # msgspec's errors are, and those about UTF-8
+        raise InvalidRequest(f"{what}: {cut(str(error), MAX_REASON)}") from None
+    check_carriable(value, what)
+    return value
+
+
+def _deeper(value: Any) -> Any:
+    for _ in range(SPARE_DEPTH):
+        value = [value]
+    return value

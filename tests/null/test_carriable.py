@@ -1,0 +1,246 @@
+"""Whatever a client, a guest or a failure holds: a typed error where it comes in, or a frame that every codec can carry."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from hypothesis import given, settings, strategies as st
+
+from inferd import protocol as p
+from inferd.protocol.carrying import MAX_ERROR_TEXT, MAX_ERROR_VALUES
+from inferd_runtime.carriable import check_carriable, read_json, read_msgpack
+from inferd_runtime.sandbox.host.guest_calls import GuestCalls
+from inferd_runtime.sandbox.host.inbox import Inbox
+from inferd_runtime.sandbox.host.run import check_result, read_error
+from inferd_runtime.sandbox.messages import (
+    Bundle,
+    Deliver,
+    FromWorker,
+    LaunchRun,
+    Limits,
+    RunFinished,
+    RunUsage,
+    Sent,
+    ToWorker,
+)
+from inferd_runtime.sandbox.worker import packed
+from inferd_runtime.server.gateway.requests import LaunchBody, MessageBody
+from inferd_runtime.server.gateway.script_session import MAX_REASON, OutstandingCalls, close_reason, read_call
+from inferd_runtime.session.wire import EngineLink
+
+TEXTS = st.one_of(
+    st.text(st.characters(codec="utf-8")), st.text(st.characters()), st.sampled_from(["\ud800", "a\udfffb"])
+)
+NUMBERS = st.one_of(
+    st.integers(),
+    st.integers(-(2**70), 2**70),
+    st.sampled_from([2**63, 2**64 - 1, 2**64, -(2**63) - 1, 10**400]),
+    st.floats(),
+)
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXTS, inner, max_size=4)),
+    max_leaves=12,
+)
+DEPTHS = st.sampled_from([0, 0, 0, 100, 500, 790, 800, 980, 5_000])
+
+
+def _text(value: Any) -> str:
+    """Return JSON as anybody may write it: integers of any length, ``NaN`` and surrogates included."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(key)}:{_text(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_text, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def nested(data: bytes, depth: int) -> bytes:
+    """JSON that many lists deeper."""
+    return b"[" * depth + data + b"]" * depth
+
+
+def arrives(packed: bytes, kind: Any) -> Any:
+    """What the other side of a msgpack wire reads."""
+    return msgspec.msgpack.decode(packed, type=kind)
+
+
+@given(VALUES, DEPTHS)
+def test_a_message_for_a_program_is_refused_or_carried_through_to_it(value: Any, depth: int) -> None:
+    body = b'{"message":' + nested(_text(value).encode("utf-8", "surrogatepass"), depth) + b"}"
+    try:
+        message = read_json(body, "the body", MessageBody).message
+    except p.InvalidRequest:
+        return
+    there = arrives(msgspec.msgpack.encode(Deliver("run-1", message)), ToWorker)
+    assert isinstance(there, Deliver)
+    assert msgspec.json.decode(msgspec.json.encode(there.message)) == message
+
+
+@given(st.dictionaries(TEXTS, VALUES, max_size=3))
+def test_arguments_are_refused_or_carried_through_to_the_worker(arguments: dict[str, Any]) -> None:
+    try:
+        text = b'{"program":"p","arguments":' + _text(arguments).encode("utf-8", "surrogatepass") + b"}"
+        body = read_json(text, "the body", LaunchBody)
+    except p.InvalidRequest:
+        return
+    told = msgspec.json.encode(body.arguments).decode()
+    launch = LaunchRun("run-1", "t", Bundle("p", {"main.py": ""}), told, Limits())
+    assert arrives(msgspec.msgpack.encode(launch), ToWorker).arguments == told
+    assert json.loads(told) == body.arguments
+
+
+class Host:
+    """The host's answers to a guest without an engine: what it reports is read as the gateway reads it."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.link = EngineLink(self.context, "inproc://nowhere", "run/x")
+        self.inbox = Inbox()
+        self.reported: list[FromWorker] = []
+        self.calls = GuestCalls("x", Limits(output_bytes=1 << 40), self.inbox, self.link, self.reported.append)
+
+    def close(self) -> None:
+        self.inbox.close()
+        self.link.socket.close(linger=0)
+        self.context.term()
+
+
+@pytest.fixture(scope="module")
+def host() -> Any:
+    host = Host()
+    yield host
+    host.close()
+
+
+@given(VALUES, DEPTHS)
+def test_what_a_program_sends_is_refused_or_reaches_the_gateway(host: Host, value: Any, depth: int) -> None:
+    host.reported.clear()
+    host.calls.submit(
+        "session.send", b'{"message":' + nested(_text(value).encode("utf-8", "surrogatepass"), depth) + b"}"
+    )
+    answers = json.loads(host.calls.wait(0))
+    assert len(answers) == 1
+    assert not host.calls.ended
+    for message in host.reported:
+        there = arrives(packed(message), FromWorker)
+        assert isinstance(there, Sent)
+        msgspec.json.encode(there.message)
+    assert ("client.invalid" in json.dumps(answers)) is not bool(host.reported)
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=200), st.binary(max_size=40))
+def test_an_operation_that_does_not_exist_is_refused_without_repeating_it(
+    host: Host, op: str, arguments: bytes
+) -> None:
+    host.calls.submit(op * 2000, arguments)
+    answer = host.calls.wait(0)
+    assert b"there is no operation" in answer
+    assert len(answer) < 2000
+
+
+@given(VALUES, DEPTHS)
+def test_a_result_ends_its_run_in_a_typed_error_or_is_carried(host: Host, value: Any, depth: int) -> None:
+    text = nested(_text(value).encode("utf-8", "surrogatepass"), depth).decode(errors="replace")
+    error = check_result(text, host.calls)
+    finished = RunFinished("x", RunUsage(), None if error else text, error)
+    there = arrives(packed(finished), FromWorker)
+    assert isinstance(there, RunFinished)
+    if error is None:
+        read = msgspec.json.decode(there.result or "")
+        assert _same(read, json.loads(text))
+    else:
+        assert error.code == "program"
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(one == other) or (isinstance(one, float) and math.isnan(one))
+
+
+@given(TEXTS, st.dictionaries(TEXTS, VALUES, max_size=6), DEPTHS)
+def test_an_error_of_a_guest_is_carried_whatever_is_in_it(message: str, detail: dict[str, Any], depth: int) -> None:
+    inner = b"{" + b'"deep":' + nested(_text(detail).encode("utf-8", "surrogatepass"), depth) + b"}"
+    told = b'{"code":"program","message":' + json.dumps(message).encode() + b',"detail":' + inner + b"}"
+    info = read_error(told.decode(errors="replace"), Limits())
+    _carried(info)
+
+
+@given(st.text(), st.dictionaries(st.text(), VALUES | st.binary() | st.just(object()), max_size=6))
+def test_an_error_is_made_carriable_where_it_is_raised(message: str, detail: dict[str, Any]) -> None:
+    error = p.InternalError(message)
+    error.detail = detail
+    _carried(error.to_wire())
+
+
+def _carried(info: p.ErrorInfo) -> None:
+    there = arrives(packed(RunFinished("x", RunUsage(), error=info)), FromWorker)
+    assert isinstance(there, RunFinished)
+    assert there.error == info
+    assert msgspec.json.decode(msgspec.json.encode(info), type=p.ErrorInfo) == info
+
+
+def test_an_error_keeps_its_size_whatever_it_was_made_of() -> None:
+    error = p.InvalidRequest("x" * 10_000_000, names=["y" * 100_000] * 1_000_000, deep=_list(100_000))
+    info = error.to_wire()
+    assert len(info.message) <= MAX_ERROR_TEXT
+    assert len(msgspec.json.encode(info)) <= 2 * MAX_ERROR_TEXT + 40 * MAX_ERROR_VALUES
+    assert info.message.startswith("xxx")
+
+
+def _list(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_an_integer_of_more_digits_than_python_prints_is_refused_like_any_other() -> None:
+    for read in (lambda: read_json(b"1" + b"0" * 5000, "it"), lambda: check_carriable([10**5000], "it")):
+        with pytest.raises(p.InvalidRequest, match="it: "):
+            read()
+    assert "16610 bits" in p.InvalidRequest("", value=10**5000).to_wire().detail["value"]
+
+
+def test_what_is_short_and_carriable_stays_as_it_is() -> None:
+    detail = {"limit": "wall_s", "value": 2**64 - 1, "less": -(2**63), "at": [1.5, None, True, "ü"], "in": {"a": {}}}
+    assert p.InvalidRequest("as it is", **detail).to_wire() == p.ErrorInfo("client.invalid", "as it is", detail)
+
+
+@given(st.binary(max_size=64) | VALUES.map(lambda value: b"\x83" + _map(value)))
+def test_a_scripts_message_is_read_or_refused(data: bytes) -> None:
+    with contextlib.suppress(p.InvalidRequest):
+        OutstandingCalls().admit(read_call(data))
+
+
+def _map(value: Any) -> bytes:
+    """The three entries of a call, with anything as its operation and arguments."""
+    try:
+        packed = msgspec.msgpack.encode(value)
+    except (OverflowError, ValueError):
+        packed = b"\xc1"
+    return b"\xa1t\x01" + b"\xa2op" + packed + b"\xa1a" + packed
+
+
+@given(st.binary(max_size=64))
+@settings(max_examples=200)
+def test_strangers_bytes_are_a_value_or_a_typed_error(data: bytes) -> None:
+    for read in (read_json, read_msgpack):
+        with contextlib.suppress(p.InvalidRequest):
+            msgspec.msgpack.encode([read(data, "it")])
+
+
+def test_a_report_that_cannot_be_packed_ends_its_run_and_not_the_worker() -> None:
+    there = arrives(packed(Sent("run-1", 2**70)), FromWorker)
+    assert isinstance(there, RunFinished)
+    assert there.error is not None
+    assert (there.run, there.error.code) == ("run-1", "internal")
+
+
+def test_the_reason_of_a_close_fits_its_frame_in_any_alphabet() -> None:
+    assert len(close_reason("語" * 200).encode()) <= MAX_REASON
+    assert close_reason("short") == "short"
