@@ -206,6 +206,18 @@ async def test_a_client_that_leaves_the_stream_does_not_cancel_the_run(serve: Se
         assert code_of(late) == (400, "client.invalid")
 
 
+@pytest.mark.parametrize("body", ["1180591620717411303424", '"\\ud800"', "NaN", "[" * 900 + "]" * 900, '"\xff"'])
+async def test_a_message_that_cannot_be_carried_is_refused_and_ends_nothing(serve: Serve, body: str) -> None:
+    source = "import worker\nasync def main():\n    return await worker.receive()\n"
+    async with serve() as served:
+        run = await served.launch(source)
+        path = f"/v1/runs/{run['id']}/messages"
+        refused = await served.client.post(path, content=b'{"message":' + body.encode("latin-1") + b"}")
+        assert code_of(refused) == (400, "client.invalid")
+        assert (await served.client.post(path, json={"message": 2**64 - 1})).status_code == 202
+        assert (await served.finished(run))["result"] == 2**64 - 1
+
+
 async def test_messages_of_the_program_are_events(serve: Serve) -> None:
     source = "import worker\nasync def main():\n    worker.send({'half': 0.5})\n"
     async with serve() as served:

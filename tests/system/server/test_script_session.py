@@ -92,11 +92,18 @@ async def test_operations_that_are_not_for_scripts_are_refused_by_name(serve: Se
 
 async def test_errors_of_the_engine_pass_through(serve: Serve) -> None:
     async with serve() as served, raw(served) as socket:
-        reply = await ask(socket, {"t": 1, "op": "no.such", "a": {}})
+        reply = await ask(socket, {"t": 1, "op": "adapter.list", "a": {}})
         assert reply == {
             "t": 1,
-            "err": {"code": "client.invalid", "message": "the fake engine has no no.such", "detail": {}},
+            "err": {"code": "client.invalid", "message": "the fake engine has no adapter.list", "detail": {}},
         }
+
+
+async def test_an_unknown_operation_is_not_repeated_at_length(serve: Serve) -> None:
+    async with serve() as served, raw(served) as socket:
+        reply = await ask(socket, {"t": 1, "op": "x" * 1_000_000, "a": {}})
+        assert reply["err"]["code"] == "client.invalid"
+        assert len(reply["err"]["message"]) < 200
 
 
 async def test_a_ticket_that_is_in_use_is_refused(serve: Serve) -> None:
