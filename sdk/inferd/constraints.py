@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from inferd.protocol import ConstraintError, ConstraintSpec, InvalidRequest, TagConstraint
+from inferd.protocol import ConstraintError, ConstraintSpec, InvalidRequest, TagConstraint, check_constraint_fields
 from inferd.schema import OutputConstraint
 
 StepMask: TypeAlias = Iterable[int] | None
@@ -66,14 +66,15 @@ class Tagged(OutputConstraint):
     """
 
     def __init__(self, tags: Sequence[Tag]) -> None:
-        if not isinstance(tags, Sequence) or not tags or not all(isinstance(tag, Tag) for tag in tags):
-            raise InvalidRequest(f"tags must be a list of at least one Tag, not {tags!r}")
+        if not isinstance(tags, Sequence) or not all(isinstance(tag, Tag) for tag in tags):
+            raise InvalidRequest(f"tags must be a list of Tags, not {tags!r}")
         for tag in tags:
-            _check_tag(tag)
+            _check_types(tag)
         self.tags = tuple(tags)
         self.constraint = ConstraintSpec(
             "tagged", tags=[TagConstraint(tag.begin, tag.content.constraint, tag.end) for tag in tags]
         )
+        check_constraint_fields(self.constraint)
 
     def parse(self, text: str) -> list[TaggedSpan]:
         """Return the spans in order; free text is left out. Raises ConstraintError for a span without an end."""
@@ -100,6 +101,7 @@ class AllOf(OutputConstraint):
     def __init__(self, constraints: Sequence[OutputConstraint]) -> None:
         self.members = _checked_members("constraints", constraints)
         self.constraint = ConstraintSpec("all_of", members=[member.constraint for member in self.members])
+        check_constraint_fields(self.constraint)
 
     def json_parser(self) -> OutputConstraint | None:
         """Return the parser of the first member that is about JSON; None if there is none."""
@@ -167,20 +169,18 @@ def _checked_text(name: str, text: str) -> str:
 
 
 def _checked_members(name: str, members: Sequence[OutputConstraint]) -> tuple[OutputConstraint, ...]:
-    if not isinstance(members, Sequence) or not members:
-        raise InvalidRequest(f"{name} must be a list of at least one constraint, not {members!r}")
+    if not isinstance(members, Sequence):
+        raise InvalidRequest(f"{name} must be a list of constraints, not {members!r}")
     for member in members:
         if not isinstance(member, OutputConstraint):
             raise InvalidRequest(f"{name} must hold constraints such as Regex(...), not {member!r}")
     return tuple(members)
 
 
-def _check_tag(tag: Tag) -> None:
+def _check_types(tag: Tag) -> None:
     _checked_text("begin", tag.begin)
     _checked_text("end", tag.end)
     _checked_members("content", [tag.content])
-    if not tag.begin:
-        raise InvalidRequest("begin must not be empty: every place would begin a span")
 
 
 def _content(tag: Tag, text: str, start: int) -> tuple[Any, int]:

@@ -10,10 +10,8 @@ from typing import Any, TypeVar, overload
 from inferd.adapter import Adapter, adapter_name
 from inferd.calls.arguments import (
     CycleCallback,
-    checked_count,
     checked_cycle,
     checked_flag,
-    checked_logprobs,
     checked_sampler,
     checked_speculator,
     checked_stop,
@@ -35,7 +33,6 @@ from inferd.generation import Generator
 from inferd.model import Model
 from inferd.probes import RowProbe
 from inferd.protocol import (
-    MAX_EXPORT_BYTES,
     ContextTokens,
     DeleteSaved,
     ExportContext,
@@ -44,7 +41,6 @@ from inferd.protocol import (
     ForwardResult,
     ImportContext,
     InvalidRequest,
-    LimitExceeded,
     ListSaved,
     OpenSaved,
     Part,
@@ -53,11 +49,17 @@ from inferd.protocol import (
     SavedContext,
     TakeSaved,
     TokenLogprobs,
+    TruncateContext,
     Verification,
     VerifyDraft,
+    check_context_tokens,
     check_forward,
+    check_import,
     check_prompt_logprobs,
+    check_snapshot_name,
     check_start_generate,
+    check_truncate,
+    check_verify,
 )
 from inferd.protocol.passes import TokenLogprob
 from inferd.protocol.tokens import checked_tokens
@@ -150,15 +152,16 @@ class Context:
 
         Raises InvalidRequest for a negative length; the runtime refuses one above what the context holds.
         """
-        checked_count("length", length)
+        check_truncate(TruncateContext(0, length))
         await self._handle.truncate(length)
         return self
 
     async def tokens(self, start: int = 0) -> list[int]:
         """Return the token ids that the context holds, from index ``start``, with what is buffered."""
-        checked_count("start", start)
+        asked = ContextTokens(0, start)
+        check_context_tokens(asked)
         context = await self._handle.prepare()
-        reply = await self._handle.call(ContextTokens(context, start), keeps_turn=True)
+        reply = await self._handle.call(replace(asked, context=context), keeps_turn=True)
         return list(reply.tokens)
 
     async def release(self) -> None:
@@ -184,7 +187,7 @@ class Context:
         ``A-Z a-z 0-9 . _ : / -``. Raises InvalidRequest for another name, and for one in use unless ``overwrite``;
         LimitExceeded past the tenant's bytes.
         """
-        request = SaveContext(0, checked_text("name", name), checked_flag("overwrite", overwrite))
+        request = SaveContext(0, _snapshot_name(name), checked_flag("overwrite", overwrite))
         context = await self._handle.prepare()
         saved: SavedContext = await self._handle.call(replace(request, context=context), keeps_turn=True)
         return saved
@@ -195,17 +198,18 @@ class Context:
 
         Raises NotFound, SnapshotDamaged, and SnapshotForeign when no model with these weights is served.
         """
-        return cls._of(await ContextHandle.opened(OpenSaved(checked_text("name", name))))
+        return cls._of(await ContextHandle.opened(OpenSaved(_snapshot_name(name))))
 
     @classmethod
     async def take(cls, name: str) -> Context:
         """As :meth:`open`, and delete what was saved. Of several that take one name, exactly one gets it."""
-        return cls._of(await ContextHandle.opened(TakeSaved(checked_text("name", name))))
+        return cls._of(await ContextHandle.opened(TakeSaved(_snapshot_name(name))))
 
     @staticmethod
     async def delete(name: str) -> None:
         """Delete what was saved under ``name``, damaged or not. Raises NotFound."""
-        await current_transport().call(DeleteSaved(checked_text("name", name)))
+        request = DeleteSaved(_snapshot_name(name))
+        await current_transport().call(request)
 
     @staticmethod
     async def saved() -> list[SavedContext]:
@@ -225,9 +229,9 @@ class Context:
         """
         if not isinstance(data, bytes):
             raise InvalidRequest(f"data must be bytes, not {type(data).__name__}")
-        if len(data) > MAX_EXPORT_BYTES:
-            raise LimitExceeded(f"data takes {len(data)} bytes", limit="export_bytes", value=MAX_EXPORT_BYTES)
-        return cls._of(await ContextHandle.opened(ImportContext(data)))
+        request = ImportContext(data)
+        check_import(request)
+        return cls._of(await ContextHandle.opened(request))
 
     async def forward(
         self,
@@ -330,7 +334,6 @@ class Context:
         names the argument, for a draft that is none.
         """
         ids, above = checked_draft(tokens, parents)
-        checked_count("generated", generated)
         asked = VerifyDraft(
             0,
             ids,
@@ -339,6 +342,7 @@ class Context:
             adapter_name(adapter),
             generated,
         )
+        check_verify(asked)
         context = await self._handle.prepare(cue=True)
         reply: Verification = await self._handle.call(replace(asked, context=context))
         self._handle.learn_length(reply.length)
@@ -442,7 +446,7 @@ class Context:
             priority=priority,
             on_cycle=checked_cycle(on_cycle),
             heal=checked_flag("heal", heal),
-            logprobs=checked_logprobs(logprobs),
+            logprobs=logprobs,
         )
         check_start_generate(arguments.request(0))
         return Generator(self._handle, arguments)
@@ -464,3 +468,9 @@ class Context:
     def _add(self, part: Part) -> Context:
         self._handle.add(part)
         return self
+
+
+def _snapshot_name(name: str) -> str:
+    """Return the name. Raises InvalidRequest for one that no snapshot may have."""
+    check_snapshot_name(checked_text("name", name))
+    return name

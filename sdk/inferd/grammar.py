@@ -7,7 +7,7 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
-from inferd.calls.arguments import checked_count, model_name
+from inferd.calls.arguments import model_name
 from inferd.masks import TokenMask
 from inferd.model import Model
 from inferd.protocol import (
@@ -26,6 +26,8 @@ from inferd.protocol import (
     OpenMatcher,
     ReleaseGrammar,
     RollbackMatcher,
+    check_constraint,
+    check_rollback,
 )
 from inferd.protocol.tokens import checked_tokens
 from inferd.schema import OutputConstraint
@@ -54,6 +56,7 @@ class Grammar:
         """
         if not isinstance(constraint, OutputConstraint):
             raise InvalidRequest(f"constraint must be a constraint such as JsonSchema(...), not {constraint!r}")
+        check_constraint(constraint.constraint)
         port = current_port()
         await port.release_abandoned()
         return cls(port, await port.transport.call(CompileGrammar(constraint.constraint, model_name(model))))
@@ -127,7 +130,7 @@ class Matcher:
 
     async def rollback(self, n: int) -> None:
         """Undo the last ``n`` tokens. Raises InvalidRequest for more than were accepted."""
-        checked_count("n", n)
+        check_rollback(RollbackMatcher(0, n))
         self._learn(await self._call(RollbackMatcher(await self._number(), n)))
 
     async def forced(self) -> bytes:

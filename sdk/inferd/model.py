@@ -38,7 +38,8 @@ class Tokenizer:
 
     async def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Return the text of ``tokens``. Special tokens are left out unless ``special``."""
-        reply = await self.transport.call(Detokenize(checked_tokens("tokens", tokens), self.model, special))
+        request = Detokenize(checked_tokens("tokens", tokens), self.model, special)
+        reply = await self.transport.call(request)
         text: str = reply.text
         return text
 

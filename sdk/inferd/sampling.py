@@ -77,7 +77,7 @@ class Sampler:
         """
         if not isinstance(bias, Mapping):
             raise InvalidRequest(f"bias must map token ids to numbers, not {bias!r}")
-        tokens, values = tuple(checked_tokens("bias", bias)), tuple(bias.values())
+        tokens, values = tuple(checked_tokens("logit_bias", bias)), tuple(bias.values())
         check_sampling(replace(self.sampling, bias_tokens=tokens, bias_values=values))
         return Sampler(replace(self.sampling, bias_tokens=tokens, bias_values=tuple(float(value) for value in values)))
 

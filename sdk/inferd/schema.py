@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
 from inferd.program.json_types import guarded, is_pydantic, schema_of, structure
-from inferd.protocol import ConstraintError, ConstraintSpec, InvalidRequest
+from inferd.protocol import ConstraintError, ConstraintSpec, InvalidRequest, check_constraint_fields
 
 T = TypeVar("T")
 ConstraintMode = Literal["strict", "best_effort"]
@@ -61,14 +61,13 @@ class JsonSchema(OutputConstraint, Generic[T]):
     def __init__(self: JsonSchema[Any], schema: object, *, mode: ConstraintMode = ...) -> None: ...
 
     def __init__(self, schema: Any, *, mode: ConstraintMode = "strict") -> None:
-        if mode not in ("strict", "best_effort"):
-            raise InvalidRequest(f"mode must be 'strict' or 'best_effort', not {mode!r}")
         self._type: Any = Any if isinstance(schema, (dict, str)) else schema
         if isinstance(schema, str):
             text = _checked_schema_text(schema)
         else:
             text = _dumped(schema if isinstance(schema, dict) else schema_of(schema))
         self.constraint = ConstraintSpec("json_schema", value=text, mode=mode)
+        check_constraint_fields(self.constraint)
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -139,9 +138,10 @@ class Choice(OutputConstraint):
     def __init__(self, options: Sequence[str]) -> None:
         if isinstance(options, str) or not isinstance(options, Sequence):
             raise InvalidRequest(f"options must be a list of strings, not {options!r}")
-        if not options or not all(isinstance(option, str) for option in options):
-            raise InvalidRequest(f"options must hold at least one string, and nothing else: {list(options)!r}")
+        if not all(isinstance(option, str) for option in options):
+            raise InvalidRequest(f"options must hold strings, not {list(options)!r}")
         self.constraint = ConstraintSpec("choice", options=list(options))
+        check_constraint_fields(self.constraint)
 
     def parse(self, text: str) -> str:
         """Return the option. Raises ConstraintError for text that is none of them."""

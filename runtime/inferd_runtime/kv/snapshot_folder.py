@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import logging
 import os
-import re
 import secrets
 import sqlite3
 import time
@@ -21,7 +20,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from inferd.protocol import InvalidRequest, LimitExceeded, NotFound, SavedContext, SnapshotDamaged, Unavailable
+from inferd.protocol import (
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    SavedContext,
+    SnapshotDamaged,
+    Unavailable,
+    check_snapshot_name,
+)
 from inferd_runtime.kv import snapshot_format
 from inferd_runtime.kv.snapshot_format import Snapshot
 
@@ -35,7 +42,6 @@ CREATE TABLE IF NOT EXISTS snapshots (
 FORMAT = 1
 DATABASE, LOCK = "snapshots.sqlite3", "lock"
 SUFFIX, UNFINISHED = ".safetensors", ".part"
-NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}", re.ASCII)
 BLOCK = 4096
 """Bytes of the smallest file; quotas count in these."""
 HEADROOM = 2 * BLOCK
@@ -69,14 +75,6 @@ class Taken:
     row: Row
 
 
-def check_name(name: str) -> None:
-    """Raise InvalidRequest if no snapshot may have this name."""
-    if not NAME.fullmatch(name):
-        raise InvalidRequest(
-            f"a snapshot's name is 1 to 128 of the characters A-Z a-z 0-9 . _ : / -, not {name[:200]!r}"
-        )
-
-
 class SnapshotFolder:
     """All tenants' snapshots under one folder, at most ``quota`` bytes for each tenant.
 
@@ -108,7 +106,7 @@ class SnapshotFolder:
 
         Raises InvalidRequest for a name that is not allowed or in use, LimitExceeded past the tenant's quota.
         """
-        check_name(name)
+        check_snapshot_name(name)
         with disk_errors():
             self._check_room(tenant, name, snapshot.nbytes + HEADROOM, overwrite)
             file = f"{_tenant_folder(tenant)}/{secrets.token_hex(16)}{SUFFIX}"
@@ -166,7 +164,7 @@ class SnapshotFolder:
     # -- Rows -----------------------------------------------------------------------------------------------------
 
     def _row(self, tenant: str, name: str) -> Row:
-        check_name(name)
+        check_snapshot_name(name)
         row = self._find(self._db(), tenant, name)
         if row is None:
             raise _unknown(name)

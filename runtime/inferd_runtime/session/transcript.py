@@ -11,7 +11,6 @@ from inferd_runtime.engine.jobs.text import TextTokenizer
 from inferd_runtime.models import chat
 from inferd_runtime.session.served_model import ChatTokenizer
 
-ROLES = ("system", "user", "assistant")
 ASKING_ROLES = ("system", "user")
 
 
@@ -26,21 +25,11 @@ class Turn:
     asked: bool = False
 
 
-def check_part(part: Part) -> None:
-    """Raises InvalidRequest for a part of unknown kind or role."""
-    if part.kind not in ("message", "text", "tokens", "cue"):
-        raise InvalidRequest(f"part kind {part.kind!r} is not one of message, text, tokens, cue")
-    if part.kind == "message" and part.role not in ROLES:
-        raise InvalidRequest(f"role {part.role!r} is not one of {', '.join(ROLES)}")
-
-
 def render(
     parts: Sequence[Part], turn: Turn, last_token: int | None, tokenizer: ChatTokenizer
 ) -> tuple[list[int], Turn]:
-    """Return the tokens of ``parts`` behind a context that stands at ``turn``, and where it stands then."""
+    """Return the tokens of checked ``parts`` behind a context that stands at ``turn``, and where it stands then."""
     tokens: list[int] = []
-    for part in parts:
-        check_part(part)
     for chunk in _chunks(parts):
         if chunk[0].kind in ("message", "cue"):
             before = tokens[-1] if tokens else last_token

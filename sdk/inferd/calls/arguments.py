@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from inferd.model import Model
-from inferd.protocol import MAX_LOGPROBS, InvalidRequest
-from inferd.protocol.ranges import check_whole
+from inferd.protocol import InvalidRequest
 from inferd.sampling import Sampler
 from inferd.speculation import Speculator
 from inferd.speculation_stats import SpeculationCycle
@@ -32,22 +31,10 @@ def checked_text(name: str, value: str) -> str:
     return value
 
 
-def checked_count(name: str, value: int) -> None:
-    """Raises InvalidRequest unless ``value`` is a whole number of at least 0."""
-    check_whole(name, value, 0)
-
-
 def checked_flag(name: str, value: bool) -> bool:
     """Return True or False."""
     if not isinstance(value, bool):
         raise InvalidRequest(f"{name} must be True or False, not {value!r}")
-    return value
-
-
-def checked_logprobs(value: int | None) -> int | None:
-    """Return a whole number from 0 to MAX_LOGPROBS, or None."""
-    if value is not None:  # too many are an invalid argument here, and a limit on the wire
-        check_whole("logprobs", value, 0, MAX_LOGPROBS)
     return value
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from inferd.constraints import StepConstraint
 from inferd.masks import TokenMask, checked_mask
-from inferd.protocol.errors import ConstraintError
 
 
 class ConstraintRunner:
@@ -20,17 +19,12 @@ class ConstraintRunner:
     async def next_mask(self) -> TokenMask | None:
         """Return the allowed next tokens; None for all.
 
-        Raises ConstraintError for an empty mask, InvalidRequest for what is no token id, and whatever the constraint raises.
+        Raises InvalidRequest for what is no token id, and whatever the constraint raises.
         """
         added, self._added = self._added, []
         answer = self._constraint.step(added)
         mask = await answer if inspect.isawaitable(answer) else answer
-        if mask is None:
-            return None
-        allowed = checked_mask("the mask of step()", mask)
-        if not allowed:
-            raise ConstraintError("step() allows no token: include end-of-text where the text may end")
-        return allowed
+        return None if mask is None else checked_mask("the mask of step()", mask)
 
     def record(self, tokens: Sequence[int]) -> None:
         """Store the tokens that the step added, for the next call of ``step``."""

@@ -8,9 +8,9 @@ from itertools import groupby
 from inferd.masks import checked_mask
 from inferd.probes import Distribution, Entropy, Logits, Logprob, Logprobs, RowProbe
 from inferd.protocol.errors import InvalidRequest
-from inferd.protocol.passes import Probe, check_mask_allows
+from inferd.protocol.passes import Probe
 from inferd.protocol.ranges import check_one_each
-from inferd.protocol.speculation import check_tree
+from inferd.protocol.speculation import check_parents
 from inferd.protocol.tokens import checked_tokens
 
 KINDS = (Logits, Distribution, Logprob, Logprobs, Entropy)
@@ -29,12 +29,8 @@ def wire_probes(probes: Iterable[RowProbe]) -> list[Probe]:
 
 
 def wire_mask(mask: Iterable[int] | None) -> tuple[list[int] | None, str]:
-    """Return the allowed token ids, or their bits. Raises InvalidRequest if none is allowed."""
-    if mask is None:
-        return None, ""
-    allowed = checked_mask("mask", mask)
-    check_mask_allows(bool(allowed))
-    return allowed.to_wire()
+    """Return the allowed token ids, or their bits. Raises InvalidRequest for what is no token id."""
+    return (None, "") if mask is None else checked_mask("mask", mask).to_wire()
 
 
 def checked_bias(bias: Mapping[int, float] | None) -> tuple[list[int], list[float]]:
@@ -71,7 +67,8 @@ def checked_draft(tokens: Sequence[int], parents: Sequence[int] | None) -> tuple
     ids = checked_tokens("tokens", tokens)
     if parents is not None and (isinstance(parents, (str, bytes)) or not isinstance(parents, Sequence)):
         raise InvalidRequest(f"parents must be a list of whole numbers, not {parents!r}")
-    check_tree(ids, parents)
+    if parents is not None:  # an empty list is no chain here, as it is on the wire
+        check_parents(parents, len(ids))
     return ids, list(parents or ())
 
 
@@ -80,5 +77,5 @@ def checked_positions(positions: Sequence[int] | None, count: int) -> list[int]:
     if positions is None:
         return []
     checked = checked_tokens("positions", positions)
-    check_one_each("positions", "number", len(checked), count)
+    check_one_each("positions", "number", len(checked), count)  # an empty list leaves them out on the wire
     return checked

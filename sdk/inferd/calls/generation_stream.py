@@ -27,6 +27,7 @@ from inferd.protocol import (
     NotFound,
     Step,
     Steps,
+    check_next_steps,
 )
 from inferd.speculation_stats import SpeculationStats
 from inferd.transport import Transport
@@ -111,6 +112,7 @@ class RunningGeneration:
 
     async def _fetch(self, draft: CheckedDraft = NO_DRAFT) -> Steps:
         sent = NextSteps(self._generation, list(draft.tokens), list(draft.positions), list(draft.parents))
+        check_next_steps(sent)
         reply: Steps = await self._call(sent)
         return reply
 
@@ -130,7 +132,9 @@ class RunningGeneration:
     async def _fetch_masked(self, constraint: ConstraintRunner) -> Steps:
         mask = await constraint.next_mask()
         tokens, bits = (None, "") if mask is None else mask.to_wire()
-        reply: Steps = await self._call(NextSteps(self._generation, mask=tokens, mask_bits=bits))
+        sent = NextSteps(self._generation, mask=tokens, mask_bits=bits)
+        check_next_steps(sent)
+        reply: Steps = await self._call(sent)
         constraint.record([token for step in reply.steps for token in step.tokens])
         return reply
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferd.protocol import MAX_DRAFT, GenerationStarted
+from inferd.protocol.speculation import check_parents
+from inferd.protocol.tokens import checked_tokens
 from inferd.speculation import DraftTree, Speculator
 
 
@@ -83,20 +85,17 @@ class SpeculatorRunner:
             return self._checked_tree(guess)
         if not isinstance(guess, Sequence) or len(guess) != 2:
             raise TypeError(f"draft() must return (tokens, positions) or a DraftTree, not {guess!r}")
-        tokens, positions = _checked_ids(guess[0]), list(guess[1])
+        tokens, positions = checked_tokens("draft", guess[0]), list(guess[1])
         expected = list(range(self._position, self._position + len(tokens)))
         if positions != expected:
             raise ValueError(f"draft() must give the positions {_span(expected)}, not {positions!r}")
         return CheckedDraft(tokens, positions, (), len(tokens))
 
     def _checked_tree(self, tree: DraftTree) -> CheckedDraft:
-        tokens, parents = _checked_ids(tree.tokens), list(tree.parents)
-        if len(parents) != len(tokens):
-            raise ValueError(f"draft() must give a parent for each of {len(tokens)} tokens, not {len(parents)}")
+        tokens, parents = checked_tokens("draft", tree.tokens), list(tree.parents)
+        check_parents(parents, len(tokens))
         positions: list[int] = []
-        for node, parent in enumerate(parents):
-            if isinstance(parent, bool) or not isinstance(parent, int) or not -1 <= parent < node:
-                raise ValueError(f"draft(): parents[{node}] must be from -1 to {node - 1}, not {parent!r}")
+        for parent in parents:
             positions.append(self._position if parent < 0 else positions[parent] + 1)
         chain = all(parent == node - 1 for node, parent in enumerate(parents))
         return CheckedDraft(tokens, positions, () if chain else parents, len(tokens))
@@ -120,13 +119,6 @@ class SpeculatorRunner:
     def _report(self, reason: str) -> None:
         name = type(self._speculator).__name__
         print(f"inferd: {name} failed; this generation goes on without it\n{reason}", file=sys.stderr)
-
-
-def _checked_ids(tokens: Sequence[int]) -> list[int]:
-    ids = list(tokens)
-    if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in ids):
-        raise TypeError(f"draft() must return token ids, not {ids!r}")
-    return ids
 
 
 def _span(positions: list[int]) -> str:

@@ -35,6 +35,9 @@ from inferd.protocol.contexts import (
     Part as Part,
     ReleaseContext as ReleaseContext,
     TruncateContext as TruncateContext,
+    check_append as check_append,
+    check_context_tokens as check_context_tokens,
+    check_truncate as check_truncate,
 )
 from inferd.protocol.errors import (
     ERRORS as ERRORS,
@@ -62,7 +65,9 @@ from inferd.protocol.generation import (
     StartGenerate as StartGenerate,
     Step as Step,
     Steps as Steps,
+    check_next_steps as check_next_steps,
     check_start_generate as check_start_generate,
+    check_step_mask as check_step_mask,
 )
 from inferd.protocol.grammar import (
     MAX_ACCEPT as MAX_ACCEPT,
@@ -81,6 +86,10 @@ from inferd.protocol.grammar import (
     ReleaseGrammar as ReleaseGrammar,
     RollbackMatcher as RollbackMatcher,
     TagConstraint as TagConstraint,
+    check_accept as check_accept,
+    check_constraint as check_constraint,
+    check_constraint_fields as check_constraint_fields,
+    check_rollback as check_rollback,
 )
 from inferd.protocol.models import (
     Detokenize as Detokenize,
@@ -90,6 +99,7 @@ from inferd.protocol.models import (
     Text as Text,
     Tokenize as Tokenize,
     Tokens as Tokens,
+    check_detokenize as check_detokenize,
 )
 from inferd.protocol.operations import (
     OPERATIONS as OPERATIONS,
@@ -138,6 +148,9 @@ from inferd.protocol.snapshots import (
     SavedContext as SavedContext,
     SavedContexts as SavedContexts,
     TakeSaved as TakeSaved,
+    check_export_size as check_export_size,
+    check_import as check_import,
+    check_snapshot_name as check_snapshot_name,
 )
 from inferd.protocol.speculation import (
     MAX_DRAFT as MAX_DRAFT,
@@ -149,6 +162,7 @@ from inferd.protocol.speculation import (
     VerifyDraft as VerifyDraft,
     check_settings as check_settings,
     check_tree as check_tree,
+    check_verify as check_verify,
 )
 
 PROTOCOL_VERSION = 1

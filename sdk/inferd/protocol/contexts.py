@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from inferd.protocol.errors import InvalidRequest
 from inferd.protocol.models import Tokens
 from inferd.protocol.operations import Done, operation
+from inferd.protocol.ranges import check_whole
+from inferd.protocol.tokens import check_ids
+
+PART_KINDS = ("message", "text", "tokens", "cue")
+ROLES = ("system", "user", "assistant")
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,16 @@ class AppendContext:
     parts: list[Part]
 
 
+def check_append(request: AppendContext) -> None:
+    """Raises InvalidRequest for a part of unknown kind or role, or a negative token id."""
+    for part in request.parts:
+        if part.kind not in PART_KINDS:
+            raise InvalidRequest(f"part kind {part.kind!r} is not one of {', '.join(PART_KINDS)}")
+        if part.kind == "message" and part.role not in ROLES:
+            raise InvalidRequest(f"role {part.role!r} is not one of {', '.join(ROLES)}")
+        check_ids("content", part.tokens)
+
+
 @operation("context.flush", ContextState)
 @dataclass(frozen=True)
 class FlushContext:
@@ -75,6 +91,11 @@ class TruncateContext:
     length: int
 
 
+def check_truncate(request: TruncateContext) -> None:
+    """Raises InvalidRequest for a negative length."""
+    check_whole("length", request.length, 0)
+
+
 @operation("context.tokens", Tokens)
 @dataclass(frozen=True)
 class ContextTokens:
@@ -82,6 +103,11 @@ class ContextTokens:
 
     context: int
     start: int = 0
+
+
+def check_context_tokens(request: ContextTokens) -> None:
+    """Raises InvalidRequest for a negative start."""
+    check_whole("start", request.start, 0)
 
 
 @operation("context.release", Done)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from inferd.protocol.contexts import ContextState
-from inferd.protocol.errors import InvalidRequest, LimitExceeded
-from inferd.protocol.grammar import CheckedKeyword, ConstraintSpec
+from inferd.protocol.errors import ConstraintError, InvalidRequest
+from inferd.protocol.grammar import CheckedKeyword, ConstraintSpec, check_constraint
 from inferd.protocol.operations import operation
 from inferd.protocol.passes import MAX_LOGPROBS, TokenLogprob
 from inferd.protocol.ranges import check_whole
 from inferd.protocol.sampling import Sampling
-from inferd.protocol.speculation import SourceCount, SpeculationSettings, check_settings
+from inferd.protocol.speculation import SourceCount, SpeculationSettings, check_settings, check_tree
+from inferd.protocol.tokens import check_ids
 
 MAX_PRIORITY = 3
 
@@ -90,7 +91,7 @@ class StartGenerate:
 
 
 def check_start_generate(request: StartGenerate) -> None:
-    """Raises InvalidRequest or LimitExceeded, which name the field, for what no model could do.
+    """Raises InvalidRequest or ConstraintError, which name the field, for what no model could do.
 
     The sampler has a check of its own, ``check_sampling``.
     """
@@ -99,20 +100,14 @@ def check_start_generate(request: StartGenerate) -> None:
         raise InvalidRequest(f"stop must hold strings that are not empty, not {request.stop!r}")
     check_whole("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if request.logprobs is not None:
-        _check_logprobs(request.logprobs)
+        check_whole("logprobs", request.logprobs, 0, MAX_LOGPROBS)
+    check_ids("predict", request.predicted)
+    if request.constraint is not None:
+        check_constraint(request.constraint)
     _check_exclusions(request)
     if request.speculation is not None:
         check_settings(request.speculation)
         _check_needs(request, request.speculation)
-
-
-def _check_logprobs(logprobs: int) -> None:
-    if logprobs > MAX_LOGPROBS:
-        raise LimitExceeded(
-            f"logprobs = {logprobs}; {MAX_LOGPROBS} are allowed", limit="logprobs", value=MAX_LOGPROBS,
-            raise_with="a loop over forward, for more of each row",
-        )  # fmt: skip
-    check_whole("logprobs", logprobs, 0, MAX_LOGPROBS)
 
 
 def _check_exclusions(request: StartGenerate) -> None:
@@ -170,6 +165,23 @@ class NextSteps:
     parents: list[int] = field(default_factory=list)
     mask: list[int] | None = None
     mask_bits: str = ""
+
+
+def check_next_steps(request: NextSteps) -> None:
+    """Raises InvalidRequest, which names the field, for a draft that no model could verify, and ConstraintError for a mask
+    that allows nothing.
+    """
+    check_ids("draft", request.draft)
+    check_tree(request.draft, request.parents or None)
+    if request.mask is not None:
+        check_ids("mask", request.mask)
+        check_step_mask(bool(request.mask or request.mask_bits))
+
+
+def check_step_mask(allows: bool) -> None:
+    """Raises ConstraintError unless the mask of a program's own constraint allows some token."""
+    if not allows:
+        raise ConstraintError("step() allows no token: include end-of-text where the text may end")
 
 
 @operation("generate.close", ContextState)

@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from inferd.protocol.errors import ConstraintError, InvalidRequest, LimitExceeded
 from inferd.protocol.operations import Done, operation
+from inferd.protocol.ranges import check_whole
+from inferd.protocol.tokens import check_ids
 
 MAX_ACCEPT = 32
 """The most tokens that one ``grammar.accept`` takes, for every one may cost a mask; the SDK splits longer lists."""
+MAX_NESTING = 16
+"""The deepest nesting of constraints."""
+MODES = ("strict", "best_effort")
+USED_FIELDS: Mapping[str, frozenset[str]] = {
+    "json_schema": frozenset({"value", "mode"}),
+    "any_json": frozenset(),
+    "regex": frozenset({"value"}),
+    "lark": frozenset({"value"}),
+    "gbnf": frozenset({"value"}),
+    "choice": frozenset({"options"}),
+    "tagged": frozenset({"tags"}),
+    "all_of": frozenset({"members"}),
+    "exact": frozenset({"members"}),
+    "prefixed": frozenset({"value", "members"}),
+}
+"""By kind of constraint the fields that it uses; the others must keep their defaults."""
+LISTS: Mapping[str, tuple[str, str]] = {
+    "choice": ("options", "options must hold at least one string"),
+    "tagged": ("tags", "tags must hold at least one tag"),
+    "all_of": ("members", "constraints must hold at least one constraint"),
+}
+"""By kind of constraint the list that must not be empty, and what is said of one that is."""
+MEMBERS: Mapping[str, tuple[int, int]] = {"exact": (1, 1), "prefixed": (0, 1)}
+"""By kind of constraint how many members it has at least and at most, where that is bounded."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +68,54 @@ class TagConstraint:
     begin: str
     content: ConstraintSpec
     end: str
+
+
+EMPTY = ConstraintSpec("")
+"""A constraint whose fields have their defaults."""
+
+
+def check_constraint(constraint: ConstraintSpec) -> None:
+    """Raises InvalidRequest for an unknown kind, a field that the kind does not use or needs, and too much nesting;
+    ConstraintError for a best_effort schema inside another constraint.
+    """
+    level = [constraint]
+    for _ in range(MAX_NESTING + 1):
+        for each in level:
+            check_constraint_fields(each)
+        level = [part for each in level for part in (*each.members, *(tag.content for tag in each.tags))]
+        if not level:
+            return _check_best_effort(constraint)
+    raise InvalidRequest(f"constraints are nested more than {MAX_NESTING} deep")
+
+
+def check_constraint_fields(constraint: ConstraintSpec) -> None:
+    """Raises InvalidRequest for what is wrong with a constraint itself, whatever its members are."""
+    kind = constraint.kind
+    uses = USED_FIELDS.get(kind)
+    if uses is None:
+        raise InvalidRequest(f"constraint kind {kind!r} is not one of {', '.join(USED_FIELDS)}")
+    if constraint.mode not in MODES:
+        raise InvalidRequest(f"mode must be {' or '.join(map(repr, MODES))}, not {constraint.mode!r}")
+    for unused in dataclasses.fields(ConstraintSpec):
+        if unused.name not in {"kind", *uses} and getattr(constraint, unused.name) != getattr(EMPTY, unused.name):
+            raise InvalidRequest(f"a constraint of kind {kind} has no {unused.name}")
+    needed, message = LISTS.get(kind, ("kind", ""))
+    if not getattr(constraint, needed):
+        raise InvalidRequest(message)
+    low, high = MEMBERS.get(kind, (0, len(constraint.members)))
+    if not low <= len(constraint.members) <= high:
+        raise InvalidRequest(f"a constraint of kind {kind} has one member, not {len(constraint.members)}")
+    if not all(tag.begin for tag in constraint.tags):
+        raise InvalidRequest("begin must not be empty: every place would begin a span")
+
+
+def _check_best_effort(constraint: ConstraintSpec) -> None:
+    """Raises ConstraintError for best_effort where the finished text is not that of the schema alone."""
+    inside = [*constraint.members, *(tag.content for tag in constraint.tags)]
+    if constraint.kind != "exact" and any(part.best_effort for part in inside):
+        raise ConstraintError("mode best_effort is for a whole output: not inside all_of, tagged or prefixed")
+    for part in inside:
+        _check_best_effort(part)
 
 
 @dataclass(frozen=True)
@@ -113,6 +190,16 @@ class AcceptTokens:
     tokens: list[int]
 
 
+def check_accept(request: AcceptTokens) -> None:
+    """Raises LimitExceeded for too many tokens, InvalidRequest for a negative one."""
+    if len(request.tokens) > MAX_ACCEPT:
+        raise LimitExceeded(
+            f"grammar.accept: {len(request.tokens)} tokens at once", limit="accept_tokens", value=MAX_ACCEPT,
+            raise_with="several calls",
+        )  # fmt: skip
+    check_ids("tokens", request.tokens)
+
+
 @operation("grammar.mask", AllowedTokens)
 @dataclass(frozen=True)
 class GetMask:
@@ -128,6 +215,11 @@ class RollbackMatcher:
 
     matcher: int
     count: int
+
+
+def check_rollback(request: RollbackMatcher) -> None:
+    """Raises InvalidRequest for a negative number of tokens."""
+    check_whole("n", request.count, 0)
 
 
 @operation("grammar.forced", Forced)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inferd.protocol.operations import operation
+from inferd.protocol.tokens import check_ids
 
 
 @dataclass(frozen=True)
@@ -64,3 +65,8 @@ class Detokenize:
     tokens: list[int]
     model: str = ""
     special: bool = False
+
+
+def check_detokenize(request: Detokenize) -> None:
+    """Raises InvalidRequest for a negative token id."""
+    check_ids("tokens", request.tokens)

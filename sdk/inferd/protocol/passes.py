@@ -11,10 +11,13 @@ from inferd.protocol.floats import unpack_floats
 from inferd.protocol.operations import operation
 from inferd.protocol.ranges import check_one_each, check_whole
 from inferd.protocol.sampling import Sampling
+from inferd.protocol.tokens import check_ids
 
 MAX_LOGPROBS = 20
 """Most likely tokens that a generation tells with each of its own."""
 MAX_PROBES = 32
+MAX_INPUTS = 1024
+"""Texts, or lists of token ids, of one ``model.embed``."""
 POOLINGS = ("mean", "last", "cls", "none")
 PROBE_KINDS = ("logits", "distribution", "logprobs", "entropy")
 LARGEST_FLOAT32 = 3.4028234663852886e38
@@ -37,6 +40,7 @@ def check_probe(probe: Probe) -> None:
     if probe.kind == "distribution" and not 0 < probe.temperature < math.inf:
         raise InvalidRequest(f"distribution: temperature must be finite and above 0, not {probe.temperature!r}")
     check_whole(f"{probe.kind}: k", probe.k, 0)
+    check_ids("tokens", probe.tokens)
     if probe.kind == "logprobs" and not probe.tokens:
         raise InvalidRequest("logprobs: tokens must name at least one token")
 
@@ -134,7 +138,9 @@ def check_forward(request: Forward) -> None:
     count = len(request.tokens)
     if not count:
         raise InvalidRequest("forward needs at least one token")
-    if any(not 0 <= row < count for row in request.at):
+    check_ids("tokens", request.tokens)
+    check_ids("at", request.at)
+    if max(request.at, default=0) >= count:
         raise InvalidRequest(f"at must hold indices below {count}, the number of tokens, not {request.at}")
     check_whole("top", request.top, 0)
     if len(request.probes) > MAX_PROBES:
@@ -147,8 +153,12 @@ def check_forward(request: Forward) -> None:
     _check_bias(request.bias_tokens, request.bias_values)
     if request.attention_mask:
         check_one_each("attention_mask", "row", len(request.attention_mask), count)
+    check_ids("positions", request.positions)
     if request.positions:
         check_one_each("positions", "number", len(request.positions), count)
+    if request.mask is not None:
+        check_ids("mask", request.mask)
+        check_mask_allows(bool(request.mask or request.mask_bits))
     if request.sampling.adjusts:
         raise InvalidRequest(
             "forward: a sampler with penalties or logit_bias goes with generate and verify; forward has bias="
@@ -164,6 +174,7 @@ def check_mask_allows(allows: bool) -> None:
 def _check_bias(tokens: Sequence[int], values: Sequence[float]) -> None:
     if len(tokens) != len(values):
         raise InvalidRequest(f"bias: {len(tokens)} tokens but {len(values)} values")
+    check_ids("bias", tokens)
     if len(set(tokens)) < len(tokens):
         raise InvalidRequest("bias names a token twice")
     for token, value in zip(tokens, values, strict=True):
@@ -205,6 +216,7 @@ def check_prompt_logprobs(request: PromptLogprobs) -> None:
     """Raises InvalidRequest, which names the field, for what no model could score."""
     if not request.tokens:
         raise InvalidRequest("prompt_logprobs needs at least one token")
+    check_ids("tokens", request.tokens)
     check_whole("top", request.top, 0)
 
 
@@ -225,8 +237,23 @@ class Embed:
 
 
 def check_embed(request: Embed) -> None:
-    """Raises InvalidRequest, which names the field, for a request that no model could answer."""
+    """Raises InvalidRequest or LimitExceeded, which name the field, for a request that no model could answer."""
     if request.pooling not in POOLINGS:
         raise InvalidRequest(f"pooling must be {', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}, not {request.pooling!r}")
     if bool(request.texts) == bool(request.tokens):
         raise InvalidRequest("embed needs texts or tokens, and not both")
+    count = len(request.texts) + len(request.tokens)
+    if count > MAX_INPUTS:
+        raise LimitExceeded(
+            f"embed: {count} inputs; {MAX_INPUTS} are allowed", limit="embed_inputs", value=MAX_INPUTS,
+            raise_with="several calls",
+        )  # fmt: skip
+    for at, tokens in enumerate(request.tokens):
+        check_ids(f"inputs[{at}]", tokens)
+        check_input(at, tokens)
+
+
+def check_input(at: int, tokens: Sequence[int]) -> None:
+    """Raises InvalidRequest for an input without a token."""
+    if not tokens:
+        raise InvalidRequest(f"inputs[{at}] has no token")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from inferd.protocol.errors import InvalidRequest, LimitExceeded
 from inferd.protocol.ranges import check_number, check_whole
+from inferd.protocol.tokens import check_ids
 
 MAX_BIASES = 1024
 """Tokens that one sampler may have a bias for."""
@@ -77,6 +78,7 @@ def _check_biases(tokens: Sequence[int], values: Sequence[float]) -> None:
             f"logit_bias names {len(tokens)} tokens; {MAX_BIASES} are allowed", limit="logit_bias", value=MAX_BIASES,
             raise_with="a constraint, for more tokens than that",
         )  # fmt: skip
+    check_ids("logit_bias", tokens)
     if len(set(tokens)) < len(tokens):
         raise InvalidRequest("logit_bias names a token twice")
     for token, value in zip(tokens, values, strict=True):

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
+from inferd.protocol.errors import InvalidRequest, LimitExceeded
 from inferd.protocol.operations import Done, operation
 
 MAX_EXPORT_BYTES = 8 << 20
 """The most bytes that ``context.export`` gives and ``context.import`` takes."""
+SNAPSHOT_NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}", re.ASCII)
+
+
+def check_snapshot_name(name: str) -> None:
+    """Raises InvalidRequest if no snapshot may have this name."""
+    if not SNAPSHOT_NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"a snapshot's name is 1 to 128 of the characters A-Z a-z 0-9 . _ : / -, not {name[:200]!r}"
+        )
+
+
+def check_export_size(size: int) -> None:
+    """Raises LimitExceeded for more bytes than one reply or request carries."""
+    if size > MAX_EXPORT_BYTES:
+        raise LimitExceeded(
+            f"the context takes {size} bytes as bytes, {MAX_EXPORT_BYTES} are allowed",
+            limit="export_bytes", value=MAX_EXPORT_BYTES, raise_with="save() and open(), which have no such limit",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -108,3 +128,8 @@ class ImportContext:
     """A new context out of the bytes of ``context.export``. Its KV is believed for this context and its forks alone."""
 
     data: bytes
+
+
+def check_import(request: ImportContext) -> None:
+    """Raises LimitExceeded for too many bytes."""
+    check_export_size(len(request.data))

@@ -9,6 +9,7 @@ from inferd.protocol.errors import InvalidRequest
 from inferd.protocol.operations import operation
 from inferd.protocol.ranges import check_one_each, check_whole
 from inferd.protocol.sampling import Sampling
+from inferd.protocol.tokens import check_ids
 
 SOURCES = ("predicted", "grammar", "ngram", "corpus", "draft_model", "program")
 """Where drafts come from. ``corpus`` is used only by requests that name it, ``program`` is the program's own speculator."""
@@ -61,9 +62,13 @@ def check_tree(tokens: Sequence[int], parents: Sequence[int] | None) -> None:
     """
     if len(tokens) > MAX_DRAFT:
         raise InvalidRequest(f"a draft must hold at most {MAX_DRAFT} tokens, what one step verifies, not {len(tokens)}")
-    if parents is None:
-        return
-    check_one_each("parents", "index", len(parents), len(tokens))
+    if parents is not None:
+        check_parents(parents, len(tokens))
+
+
+def check_parents(parents: Sequence[int], count: int) -> None:
+    """Raises InvalidRequest unless each of ``count`` tokens has a parent, and that is -1 or an earlier index."""
+    check_one_each("parents", "index", len(parents), count)
     for node, parent in enumerate(parents):
         check_whole(f"parents[{node}]", parent, -1, node - 1)
 
@@ -108,3 +113,13 @@ class VerifyDraft:
     sampling: Sampling = field(default_factory=Sampling)
     adapter: str = ""
     generated: int = 0
+
+
+def check_verify(request: VerifyDraft) -> None:
+    """Raises InvalidRequest, which names the field, for a draft that no model could verify.
+
+    The sampler has a check of its own, ``check_sampling``.
+    """
+    check_ids("tokens", request.tokens)
+    check_tree(request.tokens, request.parents or None)
+    check_whole("generated", request.generated, 0)

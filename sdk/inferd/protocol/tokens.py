@@ -1,8 +1,8 @@
-"""Lists of token ids, checked where a program hands them in."""
+"""Checks of token ids: those that a program hands in, and those of a request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from inferd.protocol.errors import InvalidRequest
 
@@ -15,6 +15,18 @@ def checked_tokens(name: str, values: Iterable[int]) -> list[int]:
         raise InvalidRequest(f"{name} must be a list of whole numbers, not {type(values).__name__}")
     numbers = list(values)
     for index, value in enumerate(numbers):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InvalidRequest(f"{name}[{index}] must be a whole number of at least 0, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise _no_id(name, index, value)
+    check_ids(name, numbers)
     return numbers
+
+
+def check_ids(name: str, values: Sequence[int]) -> None:
+    """Raises InvalidRequest, which names the argument and the entry, for a negative number."""
+    if min(values, default=0) < 0:
+        index = next(index for index, value in enumerate(values) if value < 0)
+        raise _no_id(name, index, values[index])
+
+
+def _no_id(name: str, index: int, value: object) -> InvalidRequest:
+    return InvalidRequest(f"{name}[{index}] must be a whole number of at least 0, not {value!r}")

@@ -360,15 +360,8 @@ def test_a_draft_that_cannot_be_verified_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match="empty"):
         DraftVerification(context, [1], [], GREEDY)
     context.append([1, 2, 3])
-    for tokens, parents, message in [
-        ([1, 2], [0], r"parents must hold one index for each of the 2 tokens, not 1"),
-        ([1, 2], [-1, 1], r"parents\[1\] must be a whole number from -1 to 0, not 1"),
-        ([1, 2], [-2, -1], r"parents\[0\] must be -1, not -2"),
-        ([1] * 65, [], r"at most 64 tokens"),
-        ([VOCAB], [], r"outside the vocabulary"),
-    ]:
-        with pytest.raises(InvalidRequest, match=message):
-            DraftVerification(context, tokens, parents, GREEDY)
+    with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+        DraftVerification(context, [VOCAB], [], GREEDY)
     assert context.user is None
     context.append([1] * 5)
     with pytest.raises(LimitExceeded, match="full"):

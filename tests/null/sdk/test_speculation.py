@@ -162,8 +162,8 @@ def _raises(*args: Any) -> Any:
         ("draft", lambda self: ([1], [99]), "positions 1 to 1"),
         ("draft", lambda self: ([1], []), "positions 1 to 1"),
         ("draft", lambda self: ([], [1]), r"positions \[\]"),
-        ("draft", lambda self: (["a"], [1]), "token ids"),
-        ("draft", lambda self: ([-1], [1]), "token ids"),
+        ("draft", lambda self: (["a"], [1]), r"draft\[0\] must be a whole number"),
+        ("draft", lambda self: ([-1], [1]), r"draft\[0\] must be a whole number"),
         ("draft", lambda self: ([9999], [len(self.history)]), "vocabulary"),
     ],
 )
@@ -268,11 +268,11 @@ def test_what_is_cut_from_a_tree_leaves_whole_paths(data: st.DataObject, size: i
 @pytest.mark.parametrize(
     ("tree", "reason"),
     [
-        (DraftTree([1, 2], [-1]), "a parent for each of 2 tokens"),
-        (DraftTree([1, 2], [-1, 1]), r"parents\[1\] must be from -1 to 0"),
+        (DraftTree([1, 2], [-1]), "one index for each of the 2 tokens"),
+        (DraftTree([1, 2], [-1, 1]), r"parents\[1\] must be a whole number from -1 to 0"),
         (DraftTree([1], [-2]), r"parents\[0\]"),
         (DraftTree([1], [True]), r"parents\[0\]"),
-        (DraftTree(["a"], [-1]), "token ids"),  # type: ignore[list-item]
+        (DraftTree(["a"], [-1]), r"draft\[0\] must be a whole number"),  # type: ignore[list-item]
         (DraftTree([9999], [-1]), "vocabulary"),
     ],
 )

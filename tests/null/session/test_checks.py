@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator
@@ -11,25 +12,37 @@ from typing import Any
 import pytest
 
 from inferd import (
+    AllOf,
+    Choice,
     Context,
     Distribution,
+    DraftTree,
     Entropy,
+    Exact,
+    Grammar,
     InferdError,
     JsonSchema,
-    LimitExceeded,
     Logprobs,
+    Matcher,
     Model,
     Regex,
     Sampler,
     SpecConfig,
+    Speculator,
+    Tag,
+    Tagged,
     protocol as p,
 )
 from inferd.model import Tokenizer
+from inferd.transport import restore_transport, use_transport
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.served import null_model
+from inferd_runtime.testing.transport import DirectTransport, run_program
 
 GREEDY = Sampler.argmax()
 NOTHING_IS_SENT: Any = None
+TOO_LARGE = bytes(p.MAX_EXPORT_BYTES + 1)
+MATCHER = Matcher(NOTHING_IS_SENT, NOTHING_IS_SENT, may_end=False)
 MODEL: Any = Model(p.ModelInfo("null", 258, 512, 16, [0], ""), Tokenizer("null", NOTHING_IS_SENT))
 
 
@@ -53,6 +66,8 @@ def sampled(**fields: Any) -> dict[str, Any]:
 
 
 REGEX = p.ConstraintSpec("regex", value="a")
+DEEP = functools.reduce(lambda inside, _: Exact(inside), range(16), Exact(Regex("a")))
+MIXED = AllOf([Regex("a"), JsonSchema({}, mode="best_effort")])
 LOOSE = p.ConstraintSpec("json_schema", "{}", mode="best_effort")
 MANY = dict.fromkeys(range(p.MAX_BIASES + 1), 1.0)
 
@@ -62,6 +77,10 @@ GENERATE: list[tuple[Callable[[], Any], dict[str, Any]]] = [
     (lambda: generate(priority=4), {"priority": 4}),
     (lambda: generate(priority=-4), {"priority": -4}),
     (lambda: generate(logprobs=-1), {"logprobs": -1}),
+    (lambda: generate(logprobs=21), {"logprobs": 21}),
+    (lambda: generate(predict=[1, -1]), {"predicted": [1, -1]}),
+    (lambda: generate(constrain=DEEP), {"constraint": DEEP.constraint}),
+    (lambda: generate(constrain=MIXED), {"constraint": MIXED.constraint}),
     (lambda: generate(constrain=Free(), predict="x"), {"program_constraint": True, "predicted_text": "x"}),
     (lambda: generate(constrain=Free(), predict=[1]), {"program_constraint": True, "predicted": [1]}),
     (
@@ -100,6 +119,7 @@ GENERATE: list[tuple[Callable[[], Any], dict[str, Any]]] = [
     (lambda: GREEDY.penalized(presence=-2.5), sampled(presence_penalty=-2.5)),
     (lambda: GREEDY.penalized(frequency=math.nan), sampled(frequency_penalty=math.nan)),
     (lambda: GREEDY.biased({5: 100.5}), sampled(bias_tokens=(5,), bias_values=(100.5,))),
+    (lambda: GREEDY.biased({-1: 1.0}), sampled(bias_tokens=(-1,), bias_values=(1.0,))),
     (lambda: GREEDY.biased(MANY), sampled(bias_tokens=tuple(MANY), bias_values=tuple(MANY.values()))),
 ]
 
@@ -124,10 +144,49 @@ OTHERS: list[tuple[Callable[[], Any], Any]] = [
     (lambda: Context().forward([1], probes=[Entropy()] * 33), p.Forward(1, [1], probes=[p.Probe("entropy")] * 33)),
     (lambda: Distribution(math.inf), p.Forward(1, [1], probes=[p.Probe("distribution", math.inf)])),
     (lambda: Distribution(k=-1), p.Forward(1, [1], probes=[p.Probe("distribution", k=-1)])),
+    (lambda: Logprobs([-1]), p.Forward(1, [1], probes=[p.Probe("logprobs", tokens=[-1])])),
+    (lambda: Context().forward([1], bias={-1: 1.0}), p.Forward(1, [1], bias_tokens=[-1], bias_values=[1.0])),
     (lambda: Logprobs([]), p.Forward(1, [1], probes=[p.Probe("logprobs")])),
     (lambda: Context().prompt_logprobs([]), p.PromptLogprobs(1, [])),
     (lambda: Context().prompt_logprobs([1], top=-1), p.PromptLogprobs(1, [1], top=-1)),
+    (lambda: Context().prompt_logprobs([-1]), p.PromptLogprobs(1, [-1])),
     (lambda: MODEL.embed(["a"], pooling="max"), p.Embed(["a"], pooling="max")),
+    (lambda: MODEL.embed([[1], []]), p.Embed(tokens=[[1], []])),
+    (lambda: MODEL.embed([[1], [2, -1]]), p.Embed(tokens=[[1], [2, -1]])),
+    (lambda: MODEL.embed(["a"] * 1025), p.Embed(["a"] * 1025)),
+    (lambda: MODEL.tokenizer.decode([1, -1]), p.Detokenize([1, -1])),
+    (lambda: Context().verify([1, -1]), p.VerifyDraft(1, [1, -1])),
+    (lambda: Context().verify([1, 2], [-2, -1]), p.VerifyDraft(1, [1, 2], [-2, -1])),
+    (lambda: Context().verify(generated=-1), p.VerifyDraft(1, generated=-1)),
+    (lambda: Context().forward([1, -1]), p.Forward(1, [1, -1])),
+    (lambda: Context().forward([1], at=[-1]), p.Forward(1, [1], at=[-1])),
+    (lambda: Context().forward([1], positions=[-1]), p.Forward(1, [1], positions=[-1])),
+    (lambda: Context().forward([1], mask=[-1]), p.Forward(1, [1], mask=[-1])),
+    (lambda: Context().append([1, -1]), p.AppendContext(1, [p.Part("tokens", tokens=[1, -1])])),
+    (lambda: Context().truncate(-1), p.TruncateContext(1, -1)),
+    (lambda: Context().tokens(-1), p.ContextTokens(1, -1)),
+    (lambda: Context().save("a b"), p.SaveContext(1, "a b")),
+    (lambda: Context.open(""), p.OpenSaved("")),
+    (lambda: Context.take("a" * 129), p.TakeSaved("a" * 129)),
+    (lambda: Context.delete("?"), p.DeleteSaved("?")),
+    (lambda: Context.from_bytes(TOO_LARGE), p.ImportContext(TOO_LARGE)),
+    (lambda: MATCHER.accept([-1]), p.AcceptTokens(1, [-1])),
+    (lambda: MATCHER.rollback(-1), p.RollbackMatcher(1, -1)),
+    *(
+        (make, p.CompileGrammar(sent))
+        for make, sent in [
+            (lambda: JsonSchema({}, mode="loose"), p.ConstraintSpec("json_schema", "{}", mode="loose")),  # type: ignore[call-overload]
+            (lambda: Choice([]), p.ConstraintSpec("choice")),
+            (lambda: AllOf([]), p.ConstraintSpec("all_of")),
+            (lambda: Tagged([]), p.ConstraintSpec("tagged")),
+            (
+                lambda: Tagged([Tag("", Regex("a"), "x")]),
+                p.ConstraintSpec("tagged", tags=[p.TagConstraint("", REGEX, "x")]),
+            ),
+            (lambda: Grammar.compile(DEEP), DEEP.constraint),
+            (lambda: Grammar.compile(MIXED), MIXED.constraint),
+        ]
+    ),
 ]
 
 
@@ -160,11 +219,42 @@ def test_sdk_and_session_refuse_alike(caller: DirectSession, use: Callable[[], A
     assert caller.generate(1, max_tokens=2).tokens
 
 
-def test_too_many_log_probabilities_are_an_argument_there_and_a_limit_here(caller: DirectSession) -> None:
-    kind, said = refusal(lambda: generate(logprobs=21))
-    assert (kind, said) == (p.InvalidRequest, "logprobs must be a whole number from 0 to 20, not 21")
-    with pytest.raises(LimitExceeded, match="logprobs = 21; 20 are allowed"):
-        caller.call(p.StartGenerate(1, logprobs=21))
+class Nothing:
+    """A constraint of the program's own that allows no token."""
+
+    def step(self, accepted: list[int]) -> list[int]:
+        return []
+
+
+class Crooked(Speculator):
+    """Drafts a tree in which a token follows itself."""
+
+    def draft(self) -> DraftTree:
+        return DraftTree([1, 2], [-1, 1])
+
+
+def test_an_empty_mask_of_a_step_is_refused_alike(caller: DirectSession) -> None:
+    runtime = DirectTransport()
+    token = use_transport(runtime)
+    try:
+        said = refusal(lambda: Context().append("x").generate(GREEDY, constrain=Nothing()).collect_tokens())
+    finally:
+        restore_transport(token)
+        runtime.direct.close()
+    assert not [request for request in runtime.requests if isinstance(request, p.NextSteps)]
+    generation = caller.call(p.StartGenerate(1, program_constraint=True)).generation
+    assert said == refusal(lambda: caller.call(p.NextSteps(generation, mask=[])))
+    assert said == refusal(lambda: caller.call(p.NextSteps(generation, mask=[], mask_bits="AAAA")))
+
+
+def test_a_draft_of_a_step_is_refused_alike(caller: DirectSession, capsys: pytest.CaptureFixture[str]) -> None:
+    """The SDK goes on without the speculator, and says what the session would have said."""
+    tokens = run_program(lambda: Context().append("x").generate(GREEDY, speculator=Crooked()).collect_tokens())
+    assert tokens
+    generation = caller.call(p.StartGenerate(1, program_speculation=True)).generation
+    kind, said = refusal(lambda: caller.call(p.NextSteps(generation, [1, 2], [5, 6], [-1, 1])))
+    assert kind is p.InvalidRequest
+    assert said in capsys.readouterr().err
 
 
 def test_a_constraint_goes_with_its_source(caller: DirectSession) -> None:

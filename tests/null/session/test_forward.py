@@ -452,7 +452,7 @@ def test_an_embedding_that_cannot_fit_names_the_limit() -> None:
 
 BAD: list[tuple[Any, type[Exception], str]] = [
     (p.Forward(1, [1], mask=[VOCAB_SIZE]), p.InvalidRequest, f"mask: token id {VOCAB_SIZE}"),
-    (p.Forward(1, [1], mask=[-1]), p.InvalidRequest, "mask: token id -1"),
+    (p.Forward(1, [1], mask=[-1]), p.InvalidRequest, r"mask\[0\] must be a whole number"),
     (p.Forward(1, [1], mask=[]), p.InvalidRequest, "mask must allow"),
     (p.Forward(1, [1], bias_tokens=[VOCAB_SIZE], bias_values=[1.0]), p.InvalidRequest, "bias: token id"),
     (p.Forward(1, [1], bias_tokens=[1], bias_values=[]), p.InvalidRequest, "bias: 1 tokens but 0"),
@@ -489,7 +489,11 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (p.Forward(1, [1, 2], attention_mask=[[0, 7], [0, 7]]), p.InvalidRequest, "behind it"),
     (p.Forward(1, [1], attention_mask=[[0, 5, 1]]), p.InvalidRequest, "see itself"),
     (p.Forward(1, [1], attention_mask=[[6]]), p.InvalidRequest, "see itself"),
-    (p.Forward(1, [1], positions=[-1]), p.InvalidRequest, r"positions\[0\] = -1"),
+    (
+        p.Forward(1, [1], positions=[-1]),
+        p.InvalidRequest,
+        r"positions\[0\] must be a whole number of at least 0, not -1",
+    ),
     (p.Forward(1, [1], positions=[512]), p.InvalidRequest, "0 to 511"),
     (p.Forward(1, [1], positions=[5, 6]), p.InvalidRequest, "one number for each of the 1 tokens, not 2"),
     (p.PromptLogprobs(1, []), p.InvalidRequest, "at least one token"),
@@ -543,7 +547,7 @@ def test_masks_and_inputs_are_bounded(caller: DirectSession, monkeypatch: pytest
     monkeypatch.setattr(passes, "MAX_MASK", 10)
     with pytest.raises(p.LimitExceeded, match="attention_mask"):
         caller.call(p.Forward(caller.text("hello"), [1, 2], attention_mask=[[0, 6, 1], [0, 7]]))
-    monkeypatch.setattr(embeddings, "MAX_INPUTS", 2)
+    monkeypatch.setattr(p.passes, "MAX_INPUTS", 2)
     with pytest.raises(p.LimitExceeded, match="3 inputs"):
         caller.call(p.Embed(texts=["a", "b", "c"]))
 

@@ -12,8 +12,8 @@ import pytest
 
 from inferd import protocol as p
 from inferd.masks import TokenMask, pack_bits
+from inferd.protocol.grammar import MAX_NESTING
 from inferd_grammar import Compiled, GrammarMatcher, JsonSchemaGrammar, RegexGrammar
-from inferd_runtime.session.constraints.conversion import MAX_NESTING
 from inferd_runtime.session.constraints.held_grammars import MAX_GRAMMARS, MAX_MATCHERS
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.testing.byte_tokenizer import END, VOCAB_SIZE
@@ -146,7 +146,7 @@ BAD_REQUESTS: list[tuple[Any, type[p.InferdError], str]] = [
     (p.GetMask(99), p.NotFound, "matcher 99"),
     (p.AcceptTokens(2, [1] * (p.MAX_ACCEPT + 1)), p.LimitExceeded, "accept"),
     (p.RollbackMatcher(2, 1), p.InvalidRequest, "rollback of 1"),
-    (p.RollbackMatcher(2, -1), p.InvalidRequest, "rollback of -1"),
+    (p.RollbackMatcher(2, -1), p.InvalidRequest, "n must be a whole number"),
     (p.ReleaseGrammar(0), p.NotFound, "0"),
 ]  # fmt: skip
 

@@ -145,10 +145,10 @@ def test_a_programs_draft_is_verified_and_never_changes_the_output(caller: Direc
         (
             p.StartGenerate(1, sampling=p.Sampling(bias_tokens=(-1,), bias_values=(1.0,))),
             p.InvalidRequest,
-            "logit_bias: token id -1",
+            r"logit_bias\[0\] must be a whole number",
         ),
         (p.StartGenerate(1, logprobs=-1), p.InvalidRequest, "logprobs must be a whole number from 0 to 20, not -1"),
-        (p.StartGenerate(1, logprobs=21), p.LimitExceeded, "logprobs = 21; 20"),
+        (p.StartGenerate(1, logprobs=21), p.InvalidRequest, "logprobs must be a whole number from 0 to 20, not 21"),
         (p.Forward(1, [1], sampling=p.Sampling(repetition_penalty=1.1)), p.InvalidRequest, "forward: a sampler with"),
         (p.Forward(1, [1], sampling=p.Sampling(bias_tokens=(1,), bias_values=(1.0,))), p.InvalidRequest, "logit_bias"),
         (p.VerifyDraft(1, sampling=p.Sampling(frequency_penalty=1), generated=99), p.InvalidRequest, "generated = 99"),

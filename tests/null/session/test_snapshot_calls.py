@@ -459,7 +459,7 @@ def test_large_contexts_are_refused_by_size(connect: Connect, monkeypatch: pytes
     session = connect()
     context = session.text(PROMPT)
     data = session.call(p.ExportContext(context)).data
-    monkeypatch.setattr(p, "MAX_EXPORT_BYTES", len(data) - 1)
+    monkeypatch.setattr(p.snapshots, "MAX_EXPORT_BYTES", len(data) - 1)
     for request in (p.ExportContext(context), p.ImportContext(data)):
         with pytest.raises(p.LimitExceeded) as caught:
             session.call(request)

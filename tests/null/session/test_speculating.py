@@ -136,7 +136,7 @@ def test_a_tree_that_is_none_is_refused_and_costs_nothing(
 def test_parents_without_a_speculator_are_refused(caller: DirectSession) -> None:
     started = caller.call(p.StartGenerate(caller.text("hello"), max_tokens=4))
     with pytest.raises(p.InvalidRequest, match="program_speculation"):
-        caller.call(p.NextSteps(started.generation, parents=[-1]))
+        caller.call(p.NextSteps(started.generation, [1], [5], parents=[-1]))
 
 
 def test_a_generation_that_cannot_start_drops_its_sources(caller: DirectSession, monkeypatch: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from inferd.protocol import InvalidRequest, check_tree
+from inferd.protocol import InvalidRequest
 from inferd_runtime.engine.jobs.forward_pass import ContextJob
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.sampling.penalties import History
@@ -22,7 +22,8 @@ class DraftVerification(ContextJob):
     These are the tokens that a generation with the same sampler would emit. At the end, ``accepted`` are the accepted tokens,
     ``path`` their indices in the draft, ``token`` the one after them, and ``drafted`` the number of verified tokens. The draft
     is cut before one of ``ends``, whose row is sampled anyway and after which nothing comes. The context's last ``generated``
-    tokens are output to the sampler's penalties, those before them prompt. Raises InvalidRequest.
+    tokens are output to the sampler's penalties, those before them prompt. The draft has passed
+    ``check_verify``. Raises InvalidRequest for what this context cannot verify.
     """
 
     def __init__(
@@ -85,8 +86,7 @@ class DraftVerification(ContextJob):
 
 
 def check_draft(context: CachedSequence, tokens: Sequence[int], parents: Sequence[int]) -> None:
-    """Raises InvalidRequest, which names what is wrong, for what is no draft behind the context."""
-    check_tree(tokens, parents or None)
+    """Raises InvalidRequest, which names what is wrong, for a tree (``check_tree``) that is no draft behind the context."""
     context.check_tokens(tokens)
     if parents and context.irregular_from is not None:
         raise InvalidRequest("a draft tree does not go with explicit positions or an attention mask: send a chain")

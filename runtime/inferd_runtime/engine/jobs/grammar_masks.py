@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from inferd.protocol import ConstraintError
+from inferd.protocol import ConstraintError, check_step_mask
 from inferd_grammar import GrammarMatcher, walk
 from inferd_grammar.errors import DeadEnd
 from inferd_grammar.tokens import bit_mask
@@ -58,8 +58,7 @@ class OfferedMask:
         if allowed is None:
             self._row.fill(-1)
             return
-        if not allowed.any():
-            raise ConstraintError("the program's constraint allows no token")
+        check_step_mask(bool(allowed.any()))
         packed = self._row.view(np.uint8).reshape(-1)
         packed.fill(0)
         bits = np.packbits(allowed, bitorder="little")

@@ -26,9 +26,9 @@ from inferd_runtime.speculation.sources import SourceSet
 def start(state: SessionState, call: Call) -> None:
     """Put a generation into the batch, as soon as its constraint is compiled."""
     request: p.StartGenerate = call.request
+    p.check_start_generate(request)
     entry = state.free_context(request.context)
     state.check_room()
-    p.check_start_generate(request)
     healing = Healing.of(entry.context, entry.model) if request.heal else None
     if healing is not None:
         request = healing.constrain(request)

@@ -19,6 +19,7 @@ def create(state: SessionState, call: Call) -> None:
 def append(state: SessionState, call: Call) -> None:
     """Add parts without computing them."""
     request: p.AppendContext = call.request
+    p.check_append(request)
     entry = state.free_context(request.context)
     last = entry.context.tokens[-1] if entry.context.tokens else None
     tokens, turn = transcript.render(request.parts, entry.turn, last, entry.model.tokenizer)
@@ -44,6 +45,7 @@ def fork(state: SessionState, call: Call) -> None:
 def truncate(state: SessionState, call: Call) -> None:
     """Keep the first tokens. A generation that runs on the context ends with its delivered tokens."""
     request: p.TruncateContext = call.request
+    p.check_truncate(request)
     user = state.context(request.context).context.user
     if isinstance(user, Generation):
         state.end_generation(user)
@@ -54,11 +56,12 @@ def truncate(state: SessionState, call: Call) -> None:
 def tokens(state: SessionState, call: Call) -> None:
     """Answer with the context's token ids, including a healed prompt's end that is not rewritten yet."""
     request: p.ContextTokens = call.request
+    p.check_context_tokens(request)
     context = state.context(request.context).context
     running = state.running_on(context)
     length, missing = (0, ()) if running is None else running.keep()
     held = [*context.tokens[:length], *missing] if missing else context.tokens
-    call.respond(p.Tokens(held[max(0, request.start) :]))
+    call.respond(p.Tokens(held[request.start :]))
 
 
 def release(state: SessionState, call: Call) -> None:

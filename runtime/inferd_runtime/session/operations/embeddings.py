@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from inferd import protocol as p
+from inferd.protocol.passes import check_input
 from inferd_runtime.engine.adapters import AdapterLease
 from inferd_runtime.engine.jobs.embedding import Embedding, normalized, pooling_of
 from inferd_runtime.engine.sampling.probes import check_numbers, check_vocabulary, pack
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.state import Call, SessionState
 
-MAX_INPUTS = 1024
 IN_FLIGHT_TOKENS = 4096
 """Of one request: enough for full steps, and little beside what else is in the cache."""
 
@@ -104,8 +104,8 @@ class EmbedRequest:
 def embed(state: SessionState, call: Call) -> None:
     """Answer with the pooled hidden states of every input."""
     request: p.Embed = call.request
-    model = state.model(request.model)
     p.check_embed(request)
+    model = state.model(request.model)
     inputs = tokenized(request, model)
     check_inputs(inputs, model)
     lease = model.adapters.lease(state.tenant, request.adapter)
@@ -114,12 +114,7 @@ def embed(state: SessionState, call: Call) -> None:
 
 
 def tokenized(request: p.Embed, model: ServedModel) -> list[list[int]]:
-    """Return the inputs as tokens. Raises LimitExceeded for too many."""
-    if max(len(request.texts), len(request.tokens)) > MAX_INPUTS:
-        raise p.LimitExceeded(
-            f"embed: {max(len(request.texts), len(request.tokens))} inputs; {MAX_INPUTS} are allowed",
-            limit="embed_inputs", value=MAX_INPUTS, raise_with="several calls",
-        )  # fmt: skip
+    """Return the inputs as tokens."""
     if request.tokens:
         return request.tokens
     return [model.tokenizer.encode(text, start=True) for text in request.texts]
@@ -129,14 +124,13 @@ def check_inputs(inputs: Sequence[Sequence[int]], model: ServedModel) -> None:
     """Raises InvalidRequest or LimitExceeded for an input that cannot be computed, before any is."""
     longest = model.engine.driver.max_context
     for at, tokens in enumerate(inputs):
-        if not tokens:
-            raise p.InvalidRequest(f"embed: input {at} has no token")
+        check_input(at, tokens)  # a text may have none
         if len(tokens) > longest:
             raise p.LimitExceeded(
-                f"embed: input {at} has {len(tokens)} tokens, the model's context holds {longest}",
+                f"inputs[{at}] has {len(tokens)} tokens, the model's context holds {longest}",
                 limit="context_tokens", value=longest, raise_with="a model with a longer context",
             )  # fmt: skip
-        check_vocabulary(f"embed: input {at}", tokens, model.engine.driver.vocab_size)
+        check_vocabulary(f"inputs[{at}]", tokens, model.engine.driver.vocab_size)
 
 
 HANDLERS = {p.Embed: embed}

@@ -10,6 +10,7 @@ from inferd_runtime.session.state import Call, SessionState
 def next_steps(state: SessionState, call: Call) -> None:
     """Answer with all finished steps, as soon as there is one."""
     request: p.NextSteps = call.request
+    p.check_next_steps(request)
     opened = state.generation(request.generation)
     opened.request_steps(request)
 

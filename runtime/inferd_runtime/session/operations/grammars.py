@@ -15,6 +15,7 @@ from inferd_runtime.session.state import Call, SessionState
 def compile_grammar(state: SessionState, call: Call) -> None:
     """Compile a grammar and answer with its handle."""
     request: p.CompileGrammar = call.request
+    p.check_constraint(request.constraint)
     model = state.model(request.model)
 
     def opened(compiled: Compiled) -> p.CompiledGrammar:
@@ -36,11 +37,7 @@ def open_matcher(state: SessionState, call: Call) -> None:
 def accept(state: SessionState, call: Call) -> None:
     """Take tokens up to the first illegal one."""
     request: p.AcceptTokens = call.request
-    if len(request.tokens) > p.MAX_ACCEPT:
-        raise p.LimitExceeded(
-            f"grammar.accept: {len(request.tokens)} tokens at once", limit="accept_tokens", value=p.MAX_ACCEPT,
-            raise_with="several calls",
-        )  # fmt: skip
+    p.check_accept(request)
     opened = state.grammars.matcher(request.matcher)
     taken = opened.matcher.accept(request.tokens)
     call.respond(_state(request.matcher, opened, taken))
@@ -55,8 +52,9 @@ def mask(state: SessionState, call: Call) -> None:
 def rollback(state: SessionState, call: Call) -> None:
     """Undo the last tokens."""
     request: p.RollbackMatcher = call.request
+    p.check_rollback(request)
     opened = state.grammars.matcher(request.matcher)
-    if not 0 <= request.count <= opened.matcher.depth:
+    if request.count > opened.matcher.depth:
         raise p.InvalidRequest(f"rollback of {request.count} tokens: the matcher holds {opened.matcher.depth}")
     opened.matcher.rollback(request.count)
     call.respond(_state(request.matcher, opened))

@@ -21,9 +21,10 @@ def tokenize(state: SessionState, call: Call) -> None:
 def detokenize(state: SessionState, call: Call) -> None:
     """Answer with the text of token ids. Raises InvalidRequest for an id outside the vocabulary."""
     request: p.Detokenize = call.request
+    p.check_detokenize(request)
     model = state.model(request.model)
     for token in request.tokens:
-        if not 0 <= token < model.info.vocab_size:
+        if token >= model.info.vocab_size:
             raise p.InvalidRequest(f"token id {token} is outside the vocabulary of {model.info.vocab_size}")
     call.respond(p.Text(model.tokenizer.decode(request.tokens, special=request.special)))
 

@@ -35,8 +35,8 @@ def flush(state: SessionState, call: Call) -> None:
 def forward(state: SessionState, call: Call) -> None:
     """Run a program's own forward pass."""
     request: p.Forward = call.request
-    entry = state.free_context(request.context)
     p.check_forward(request)
+    entry = state.free_context(request.context)
     rows = row_spec(request, entry)
     visible = visibility(request.attention_mask, len(entry.context.tokens) + len(request.tokens))
     with entry.leased(request.adapter) as lease:
@@ -48,8 +48,8 @@ def forward(state: SessionState, call: Call) -> None:
 def prompt_logprobs(state: SessionState, call: Call) -> None:
     """Score each token of a text."""
     request: p.PromptLogprobs = call.request
-    entry = state.free_context(request.context)
     p.check_prompt_logprobs(request)
+    entry = state.free_context(request.context)
     with entry.leased(request.adapter) as lease:
         job = PromptScoring(entry.context, request.tokens, request.top)
         await_job(state, call, job, lambda: p.TokenLogprobs(job.scores(), len(entry.context.tokens)), lease)
@@ -60,6 +60,7 @@ def prompt_logprobs(state: SessionState, call: Call) -> None:
 def verify(state: SessionState, call: Call) -> None:
     """Verify a program's draft in one step."""
     request: p.VerifyDraft = call.request
+    p.check_verify(request)
     entry = state.free_context(request.context)
     sampler = entry.row_sampler(request.sampling)
     with entry.leased(request.adapter) as lease:

@@ -7,7 +7,7 @@ from typing import Any
 
 from inferd import protocol as p
 from inferd_runtime.engine.sequences.snapshots import capture, export_kv, find_model, restore
-from inferd_runtime.kv.snapshot_folder import SnapshotFolder, Taken, check_name
+from inferd_runtime.kv.snapshot_folder import SnapshotFolder, Taken
 from inferd_runtime.kv.snapshot_format import Snapshot, TurnMark, decode
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session.state import Call, OpenContext, SessionState, guarded
@@ -19,7 +19,7 @@ SnapshotReply = Callable[[Any], Any]
 def save(state: SessionState, call: Call) -> None:
     """Copy a context now, write it later; the context can be used at once."""
     request: p.SaveContext = call.request
-    check_name(request.name)
+    p.check_snapshot_name(request.name)
     _store(state)
     tenant, entry = state.tenant, state.free_context(request.context)
     snapshot = capture(entry.model.engine, entry.model.info, entry.context, _marks(entry))
@@ -33,6 +33,7 @@ def save(state: SessionState, call: Call) -> None:
 def open_saved(state: SessionState, call: Call) -> None:
     """Read a snapshot into a new context."""
     request: p.OpenSaved = call.request
+    p.check_snapshot_name(request.name)
     tenant = state.tenant
     state.check_room()
     _await(state, call, lambda folder: folder.load(tenant, request.name), lambda snapshot: _opened(state, snapshot))
@@ -41,6 +42,7 @@ def open_saved(state: SessionState, call: Call) -> None:
 def take(state: SessionState, call: Call) -> None:
     """Read a snapshot into a new context and delete it. It is put back if the context is not delivered."""
     request: p.TakeSaved = call.request
+    p.check_snapshot_name(request.name)
     tenant, store, models = state.tenant, _store(state), [model.info for model in state.models.values()]
     state.check_room()
 
@@ -65,6 +67,7 @@ def take(state: SessionState, call: Call) -> None:
 def delete(state: SessionState, call: Call) -> None:
     """Delete a snapshot."""
     request: p.DeleteSaved = call.request
+    p.check_snapshot_name(request.name)
     tenant = state.tenant
     _await(state, call, lambda folder: folder.delete(tenant, request.name), lambda _: p.Done())
 
@@ -81,17 +84,17 @@ def export(state: SessionState, call: Call) -> None:
     entry = state.free_context(request.context)
     driver = entry.model.engine.driver
     pages = -(-entry.context.computed // driver.page_size)
-    _check_size(pages * driver.page_bytes)
+    p.check_export_size(pages * driver.page_bytes)
     data = export_kv(entry.model.engine, entry.model.info, entry.context, _marks(entry))
-    _check_size(len(data))
+    p.check_export_size(len(data))
     call.respond(p.Exported(data))
 
 
 def import_bytes(state: SessionState, call: Call) -> None:
     """Create a context from bytes, which are not trusted."""
     request: p.ImportContext = call.request
+    p.check_import(request)
     state.check_room()
-    _check_size(len(request.data))
     snapshot = decode(request.data)
     call.respond(_opened(state, snapshot, trusted=False))
 
@@ -146,14 +149,6 @@ def _opened(state: SessionState, snapshot: Snapshot, *, trusted: bool = True) ->
 
 def _marks(entry: OpenContext) -> Sequence[TurnMark]:
     return [TurnMark(at, turn.empty, turn.answering, turn.asked) for at, turn in entry.turns]
-
-
-def _check_size(size: int) -> None:
-    if size > p.MAX_EXPORT_BYTES:
-        raise p.LimitExceeded(
-            f"the context takes {size} bytes as bytes, {p.MAX_EXPORT_BYTES} are allowed",
-            limit="export_bytes", value=p.MAX_EXPORT_BYTES, raise_with="save() and open(), which have no such limit",
-        )  # fmt: skip
 
 
 HANDLERS = {
