@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,7 +13,7 @@ from inferd_runtime.sandbox.messages import Bundle, Limits, Output
 from inferd_runtime.server.gateway.app import make_app
 from inferd_runtime.server.gateway.auth import AccessTokens
 from inferd_runtime.server.programs.bundles import make_program
-from inferd_runtime.server.programs.registry import Registry
+from inferd_runtime.server.programs.library import ProgramLibrary
 from inferd_runtime.server.supervisor.runs import EventBuffer, Run, RunStore
 from inferd_runtime.server.supervisor.runtime import Runtime
 
@@ -40,14 +38,13 @@ def run() -> Run:
 
 
 @pytest.fixture
-async def client(page: dict[str, Any], run: Run, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def client(page: dict[str, Any], run: Run) -> AsyncIterator[httpx.AsyncClient]:
     runs = RunStore(10, 1 << 20)
     runs.add(run)
-    with contextlib.closing(Registry(tmp_path / "programs")) as registry:
-        api = page["ApiWithOutput"](cast(Runtime, SimpleNamespace(runs=runs)), registry)
-        transport = httpx.ASGITransport(app=make_app(api, AccessTokens(TENANTS)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-            yield client
+    api = page["ApiWithOutput"](cast(Runtime, SimpleNamespace(runs=runs)), cast(ProgramLibrary, None))
+    transport = httpx.ASGITransport(app=make_app(api, AccessTokens(TENANTS)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        yield client
 
 
 async def get(client: httpx.AsyncClient, path: str, token: str = "a") -> httpx.Response:

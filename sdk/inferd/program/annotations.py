@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from inferd.program.json_types import JSON_SCALARS, any_of, object_schema
+from inferd.program.json_values import is_carried
 
 NAMED: dict[str, dict[str, Any]] = {
     "Any": {},
@@ -28,6 +29,8 @@ NAMED: dict[str, dict[str, Any]] = {
 ENUM_BASES = {"Enum", "IntEnum", "StrEnum"}
 FIELD_MARKS = {"Required", "NotRequired", "ReadOnly"}
 SKIPPED_FIELDS = {"ClassVar", "KW_ONLY"}
+NOT_LITERAL = (SyntaxError, ValueError, TypeError, MemoryError, RecursionError)
+"""What the parser and ``literal_eval`` raise, the last two for what is nested too deeply."""
 T = TypeVar("T")
 
 
@@ -259,23 +262,23 @@ def _is_name(node: ast.expr, name: str) -> bool:
 def _parsed(text: str) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
+    except NOT_LITERAL:
         raise UnknownAnnotationError from None
 
 
 def _literal(node: ast.expr | None) -> Any:
     try:
         return None if node is None else ast.literal_eval(node)
-    except ValueError:
+    except NOT_LITERAL:
         return None
 
 
 def _scalar(node: ast.expr) -> Any:
     try:
         value = ast.literal_eval(node)
-    except ValueError:
+    except NOT_LITERAL:
         raise UnknownAnnotationError from None
-    if type(value) not in JSON_SCALARS:
+    if type(value) not in JSON_SCALARS or not is_carried(value):
         raise UnknownAnnotationError
     return value
 

@@ -10,20 +10,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from inferd.program.annotations import AnnotationReader
+from inferd.program.annotations import NOT_LITERAL, AnnotationReader
 from inferd.program.json_types import structure, with_definitions
-from inferd.program.json_values import to_json_value
+from inferd.program.json_values import is_carried, to_json_value
 from inferd.program.manifest import Manifest, script_manifest
 from inferd.protocol import InvalidRequest, ProgramError, ProgramSyntaxError
 
 MAIN = "main"
+MAX_TEXT = 2000
+"""Characters of an annotation or a default that are shown."""
 
 
 @dataclass(frozen=True)
 class Parameter:
     """One parameter of ``main``.
 
-    ``annotation`` and ``default_text`` are source text ("" where there is none). ``schema`` may refer to
+    ``annotation`` and ``default_text`` are source text ("" where there is none), cut at MAX_TEXT. ``schema`` may refer to
     ``Interface.definitions`` by ``#/$defs/...``; it is ``{}`` where the file alone does not tell. ``default`` is
     the value of a default that is a JSON literal, and None for any other one.
     """
@@ -67,17 +69,21 @@ def describe_source(source: str, filename: str) -> Interface:
     does not parse (``detail``: file, line, column, text), ProgramError when there is no top-level ``async def
     main`` or it has ``*`` or positional-only parameters, and InvalidRequest for a bad PEP 723 block.
     """
-    module = _parse(source, filename)
+    return describe_module(_parse(source, filename), script_manifest(source, filename), filename)
+
+
+def describe_module(module: ast.Module, manifest: Manifest, filename: str) -> Interface:
+    """Read the interface of a program that is parsed already; see :func:`describe_source`."""
     main = _find_main(module, filename)
     reader = AnnotationReader(module)
     parameters = _parameters(main, reader)
     definitions = dict(reader.definitions)
     returns = AnnotationReader(module)
     return Interface(
-        manifest=script_manifest(source, filename),
+        manifest=manifest,
         parameters=parameters,
         doc=ast.get_docstring(main) or ast.get_docstring(module) or "",
-        returns="" if main.returns is None else ast.unparse(main.returns),
+        returns=_text_of(main.returns),
         returns_schema=with_definitions(returns.schema(main.returns), returns.definitions),
         definitions=definitions,
     )
@@ -170,16 +176,27 @@ def _parameters(main: ast.AsyncFunctionDef, reader: AnnotationReader) -> list[Pa
 def _parameter(arg: ast.arg, default: ast.expr | None, reader: AnnotationReader) -> Parameter:
     return Parameter(
         name=arg.arg,
-        annotation="" if arg.annotation is None else ast.unparse(arg.annotation),
+        annotation=_text_of(arg.annotation),
         schema=reader.schema(arg.annotation),
         required=default is None,
         default=None if default is None else _json_literal(default),
-        default_text="" if default is None else ast.unparse(default),
+        default_text=_text_of(default),
     )
 
 
-def _json_literal(node: ast.expr) -> Any:
+def _text_of(node: ast.expr | None) -> str:
+    """Return an expression's source, cut at MAX_TEXT; "..." for one that Python cannot write again."""
     try:
-        return to_json_value(ast.literal_eval(node), "default")
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, ProgramError):
+        text = "" if node is None else ast.unparse(node)
+    except (ValueError, RecursionError):  # a number of more digits than Python writes; too deep
+        return "..."
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "..."
+
+
+def _json_literal(node: ast.expr) -> Any:
+    """Return the value of a literal; None for what is none, and for what no message can carry."""
+    try:
+        value = to_json_value(ast.literal_eval(node), "default")
+    except (*NOT_LITERAL, ProgramError):
         return None
+    return value if is_carried(value) else None

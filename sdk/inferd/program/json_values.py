@@ -22,6 +22,30 @@ def to_json_value(value: Any, path: str) -> Any:
     return _convert(value, path, 0)
 
 
+def is_carried(value: Any) -> bool:
+    """Return True if every message format of the runtime carries a JSON value as it is.
+
+    False with a number beyond 64 bits, infinity or NaN, and a text with half a surrogate pair in it.
+    """
+    if isinstance(value, list):
+        return all(map(is_carried, value))
+    if isinstance(value, dict):
+        return all(is_carried(key) and is_carried(part) for key, part in value.items())
+    if isinstance(value, int):
+        return -(1 << 63) <= value < 1 << 64
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return not isinstance(value, str) or value.isascii() or _is_unicode(value)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _convert(value: Any, path: str, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise ProgramError(f"{path[:80]}... is nested more than {MAX_DEPTH} deep, or contains itself")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -21,9 +22,12 @@ LIMITS: dict[str, type[int] | type[float]] = {
 TOOL_KEYS = {"name", "version", "limits"}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!-]{0,63}")
-# As in PEP 723.
-SCRIPT_BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
-SCRIPT_START = re.compile(r"(?m)^# /// script\s*$")
+BLOCK_START = "# /// "
+BLOCK_END = "# ///"
+SHOWN = 60
+MAX_MANIFEST = 64 << 10
+"""Characters of TOML: what reads it takes time in the square of a key's length."""
+MOST = 2.0**63
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,9 @@ def _manifest(
 ) -> Manifest:
     for key in tool:
         if key not in TOOL_KEYS:
-            raise InvalidRequest(f"{filename}: [tool.inferd] has no key {key!r}; it has {', '.join(sorted(TOOL_KEYS))}")
+            raise InvalidRequest(
+                f"{filename}: [tool.inferd] has no key {_shown(key)}; it has {', '.join(sorted(TOOL_KEYS))}"
+            )
     if not isinstance(dependencies, list) or not all(isinstance(item, str) for item in dependencies):
         raise InvalidRequest(f"{filename}: dependencies must be a list of strings")
     if not isinstance(requires_python, str):
@@ -87,19 +93,29 @@ def _limits(table: dict[str, Any], filename: str) -> dict[str, int | float]:
     limits: dict[str, int | float] = {}
     for key, value in table.items():
         if key not in LIMITS:
-            raise InvalidRequest(f"{filename}: there is no limit {key!r}; there are {', '.join(LIMITS)}")
+            raise InvalidRequest(f"{filename}: there is no limit {_shown(key)}; there are {', '.join(LIMITS)}")
         whole = isinstance(value, int) and not isinstance(value, bool)
-        if not (whole or (LIMITS[key] is float and isinstance(value, float))) or not 0 < value < float("inf"):
+        if not (whole or (LIMITS[key] is float and isinstance(value, float))) or not 0 < value < MOST:
             kind = "whole number" if LIMITS[key] is int else "number"
-            raise InvalidRequest(f"{filename}: the limit {key} must be a {kind} above 0, not {value!r}")
+            raise InvalidRequest(f"{filename}: the limit {key} must be a {kind} above 0, not {_shown(value)}")
         limits[key] = LIMITS[key](value)
     return limits
 
 
 def _matching(pattern: re.Pattern[str], what: str, value: Any, filename: str) -> str:
     if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise InvalidRequest(f"{filename}: {value!r} cannot be a program's {what}: it must match {pattern.pattern}")
+        raise InvalidRequest(
+            f"{filename}: {_shown(value)} cannot be a program's {what}: it must match {pattern.pattern}"
+        )
     return value
+
+
+def _shown(value: Any) -> str:
+    """Return a value as a message shows it: an int may have more digits than Python writes, a text a million letters."""
+    if isinstance(value, int):
+        return str(value) if value.bit_length() < 64 else "a number beyond 64 bits"
+    text = repr(value[:SHOWN]) if isinstance(value, str) else type(value).__name__
+    return text if not isinstance(value, str) or len(value) <= SHOWN else text + "..."
 
 
 def _name_of_file(filename: str) -> str:
@@ -107,23 +123,60 @@ def _name_of_file(filename: str) -> str:
     return path.parent.name if path.name == "main.py" and path.parent.name else path.stem
 
 
+def has_script_block(source: str) -> bool:
+    """Return True if a line of the source begins a ``# /// script`` block, closed or not."""
+    return any(line.rstrip() == BLOCK_START + "script" for line in source.split("\n"))
+
+
 def _script_document(source: str, filename: str) -> dict[str, Any]:
-    blocks = [match for match in SCRIPT_BLOCK.finditer(source) if match.group("type") == "script"]
+    blocks = [content for kind, content in _blocks(source.split("\n")) if kind == "script"]
     if len(blocks) > 1:
         raise InvalidRequest(f"{filename}: there are {len(blocks)} `# /// script` blocks; one is allowed")
     if not blocks:
-        if SCRIPT_START.search(source):
+        if has_script_block(source):
             raise InvalidRequest(f"{filename}: the `# /// script` block is not closed by a line `# ///`")
         return {}
-    lines = blocks[0].group("content").splitlines()
-    return _toml("\n".join(line[2:] if line.startswith("# ") else line[1:] for line in lines), filename)
+    return _toml("\n".join(line[2:] for line in blocks[0]), filename)
+
+
+def _blocks(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the blocks of PEP 723: a type and the lines between its first line and the last ``# ///`` of the same comment.
+
+    The standard's own regular expression takes time in the square of the text's length. This reads each line once or twice.
+    """
+    index = 0
+    while index < len(lines):
+        kind = _block_type(lines[index])
+        index += 1
+        if not kind:
+            continue
+        # Where this block is not closed, none that begins later in the same comment is.
+        after = next((at for at in range(index, len(lines)) if not _is_block_line(lines[at])), len(lines))
+        ends = [at for at in range(index, after) if lines[at] == BLOCK_END]
+        if ends and ends[-1] > index:
+            yield kind, lines[index : ends[-1]]
+            after = ends[-1] + 1
+        index = after
+
+
+def _block_type(line: str) -> str:
+    kind = line.removeprefix(BLOCK_START) if line.startswith(BLOCK_START) else ""
+    return kind if kind.replace("-", "x").isalnum() and kind.isascii() else ""
+
+
+def _is_block_line(line: str) -> bool:
+    return line == "#" or line.startswith("# ")
 
 
 def _toml(text: str, filename: str) -> dict[str, Any]:
+    if len(text) > MAX_MANIFEST:
+        raise InvalidRequest(f"{filename}: {len(text)} characters of TOML; there may be {MAX_MANIFEST}")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidRequest(f"{filename}: {error}") from error
+    except (RecursionError, ValueError) as error:  # nested too deeply; a number of thousands of digits
+        raise InvalidRequest(f"{filename}: cannot be read as TOML: {str(error) or type(error).__name__}") from None
 
 
 def _table(document: dict[str, Any], key: str, filename: str) -> dict[str, Any]:

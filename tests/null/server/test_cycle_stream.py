@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import MutableMapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import anyio
@@ -19,7 +18,7 @@ from inferd_runtime.server.gateway.app import make_app
 from inferd_runtime.server.gateway.auth import TENANT_KEY, AccessTokens
 from inferd_runtime.server.gateway.cycle_stream import MOST_STREAMS, Watchers, cycle_events
 from inferd_runtime.server.gateway.routes import Api
-from inferd_runtime.server.programs.registry import Registry
+from inferd_runtime.server.programs.library import ProgramLibrary
 from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.session.wire import CyclePage, GetCycles, WatchedCycle
 
@@ -106,14 +105,13 @@ class Stub:
         return self.pages.pop(0) if self.pages else CyclePage([], 6)
 
 
-async def test_the_route_tells_a_tenant_its_own(tmp_path: Path) -> None:
+async def test_the_route_tells_a_tenant_its_own() -> None:
     stub = Stub([CyclePage([], 4), CyclePage([FIRST, SECOND], 6)])
-    with contextlib.closing(Registry(tmp_path / "programs")) as registry:
-        app = make_app(Api(cast(Runtime, stub), registry), AccessTokens({"secret": "alice"}))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://x") as client:
-            path = "/v1/speculation/cycles"
-            assert (await client.get(path)).status_code == 401
-            answer = await client.get(path, headers={"Authorization": "Bearer secret"})
+    app = make_app(watched(stub), AccessTokens({"secret": "alice"}))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://x") as client:
+        path = "/v1/speculation/cycles"
+        assert (await client.get(path)).status_code == 401
+        answer = await client.get(path, headers={"Authorization": "Bearer secret"})
     assert answer.headers["content-type"] == "application/x-ndjson"
     assert [json.loads(line)["step"] for line in answer.text.splitlines() if line] == [1, 2]
     assert {request.tenant for request in stub.asked} == {"alice"}
@@ -141,7 +139,7 @@ def watching(tenant: str = "a") -> Request:
 
 
 def watched(stub: Stub) -> Api:
-    return Api(cast(Runtime, stub), cast(Registry, None))
+    return Api(cast(Runtime, stub), cast(ProgramLibrary, None))
 
 
 async def test_streams_that_open_at_once_do_not_pass_the_limit() -> None:

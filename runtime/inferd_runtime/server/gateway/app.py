@@ -25,8 +25,9 @@ from inferd_runtime.server.gateway.auth import AccessTokens, BearerAuth, load_to
 from inferd_runtime.server.gateway.replies import error_reply
 from inferd_runtime.server.gateway.routes import Api
 from inferd_runtime.server.processes.background import background_tasks
-from inferd_runtime.server.programs.registry import Registry
+from inferd_runtime.server.programs.library import open_library
 from inferd_runtime.server.supervisor.runtime import Commands, Runtime, open_runtime
+from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 from inferd_runtime.settings.settings import Settings
 
 REGISTRY_FILE = "programs.sqlite3"
@@ -92,9 +93,13 @@ async def open_gateway(settings: Settings, commands: Commands | None = None) -> 
     tokens = load_tokens(settings)
     listener = _listen(settings.host, settings.port)
     url = f"http://{_host_in_url(settings.host)}:{listener.getsockname()[1]}"
-    with contextlib.closing(listener), contextlib.closing(Registry(settings.data_dir / REGISTRY_FILE)) as registry:
-        async with open_runtime(settings, commands, wait=False) as runtime:
-            server = _Server(_uvicorn_config(make_app(Api(runtime, registry), tokens), settings))
+    registry = settings.data_dir / REGISTRY_FILE
+    with contextlib.closing(listener):
+        async with (
+            open_library(registry, same_for_all(Quotas())) as programs,
+            open_runtime(settings, commands, wait=False) as runtime,
+        ):
+            server = _Server(_uvicorn_config(make_app(Api(runtime, programs), tokens), settings))
             async with _serving(server, listener):
                 try:
                     yield Gateway(url, runtime, tokens)

@@ -24,13 +24,22 @@ STATUS = {
     "internal": 500,
 }
 TOO_LARGE = 413
-SIZE_LIMITS = frozenset({"body_bytes", "source_bytes", "files"})
+SIZE_LIMITS = frozenset(
+    {
+        "body_bytes", "source_bytes", "source_lines", "files", "parameters", "interface_bytes", "parse_cpu_s",
+        "parse_memory_mb",
+    }
+)  # fmt: skip
+NO_ROOM = 507
+ROOM_LIMITS = frozenset({"programs", "stored_bytes"})
 
 
 def status_of(error: InferdError) -> int:
     """Return the HTTP status of an error: its code's, else the nearest parent's."""
     if error.detail.get("limit") in SIZE_LIMITS:
         return TOO_LARGE
+    if error.detail.get("limit") in ROOM_LIMITS or error.detail.get("reason") == "disk_full":
+        return NO_ROOM
     code = error.code
     while code not in STATUS and "." in code:
         code = code.rpartition(".")[0]

@@ -9,25 +9,11 @@ from starlette.requests import Request
 
 from inferd.protocol import InvalidRequest, LimitExceeded, shown
 from inferd_runtime.carriable import read_json
-from inferd_runtime.sandbox.messages import Bundle, Limits
+from inferd_runtime.sandbox.messages import Limits
 from inferd_runtime.server.programs.bundles import Program, with_limits
 from inferd_runtime.settings.settings import Settings
 
 T = TypeVar("T")
-
-
-class UploadBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``POST /v1/programs``. ``files`` maps relative paths to text; ``name`` and ``version`` win over the source's own."""
-
-    files: dict[str, str]
-    entry: str = "main.py"
-    name: str = ""
-    version: str = ""
-
-    @property
-    def bundle(self) -> Bundle:
-        """The source that was sent."""
-        return Bundle(self.name or self.entry.removesuffix(".py"), self.files, self.entry)
 
 
 class LaunchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,6 +32,12 @@ class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 async def read_body(request: Request, kind: type[T], most: int) -> T:
     """Return a JSON body of at most ``most`` bytes. Raises LimitExceeded before more is read, and InvalidRequest."""
+    body: T = read_json(await read_bytes(request, most), "the body", kind)
+    return body
+
+
+async def read_bytes(request: Request, most: int) -> bytes:
+    """Return a body of at most ``most`` bytes. Raises LimitExceeded before more is read."""
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > most:
         raise _too_large(most)
@@ -56,8 +48,7 @@ async def read_body(request: Request, kind: type[T], most: int) -> T:
         if size > most:
             raise _too_large(most)
         chunks.append(chunk)
-    body: T = read_json(b"".join(chunks), "the body", kind)
-    return body
+    return b"".join(chunks)
 
 
 def _too_large(most: int) -> LimitExceeded:

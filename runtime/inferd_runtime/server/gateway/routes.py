@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
@@ -21,14 +20,14 @@ from inferd_runtime.server.gateway.replies import program_json, reply, run_json,
 from inferd_runtime.server.gateway.requests import (
     LaunchBody,
     MessageBody,
-    UploadBody,
     check_arguments,
     check_limits,
     read_body,
+    read_bytes,
 )
 from inferd_runtime.server.gateway.script_session import script_session
 from inferd_runtime.server.programs.bundles import Program
-from inferd_runtime.server.programs.registry import Registry
+from inferd_runtime.server.programs.library import ProgramLibrary
 from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.session.wire import CyclePage, GetCycles
@@ -39,7 +38,7 @@ class Api:
     """All routes of one gateway."""
 
     runtime: Runtime
-    registry: Registry
+    programs: ProgramLibrary
     watchers: Watchers = field(default_factory=Watchers)
 
     def routes(self) -> list[BaseRoute]:
@@ -53,7 +52,8 @@ class Api:
             Route("/v1/speculation/cycles", self.cycles),
             Route("/v1/programs", self.list_programs, methods=["GET"]),
             Route("/v1/programs", self.upload, methods=["POST"]),
-            Route("/v1/programs/{reference}", self.get_program),
+            Route("/v1/programs/{reference}", self.get_program, methods=["GET"]),
+            Route("/v1/programs/{reference}", self.remove_program, methods=["DELETE"]),
             Route("/v1/runs", self.list_runs, methods=["GET"]),
             Route("/v1/runs", self.launch, methods=["POST"]),
             Route("/v1/runs/{run}", self.get_run),
@@ -107,21 +107,26 @@ class Api:
 
     async def upload(self, request: Request) -> Response:
         """Keep a program: 201, or 200 when it was there already."""
-        body = await read_body(request, UploadBody, self.runtime.settings.max_body_bytes)
-        tenant = request.scope[TENANT_KEY]
-        done = await anyio.to_thread.run_sync(
-            lambda: self.registry.upload(body.bundle, tenant, body.name, body.version)
-        )
+
+        async def read() -> bytes:
+            return await read_bytes(request, self.runtime.settings.max_body_bytes)
+
+        done = await self.programs.upload(read, request.scope[TENANT_KEY])
         value = {**program_json(done.program), "created": done.created}
         return reply(value, 201 if done.created else 200)
 
     async def list_programs(self, request: Request) -> Response:
         """Answer the tenant's programs, newest first."""
-        return reply({"programs": self.registry.entries(request.scope[TENANT_KEY])})
+        return reply({"programs": await self.programs.entries(request.scope[TENANT_KEY])})
 
     async def get_program(self, request: Request) -> Response:
         """Answer one program with its interface."""
         return reply(program_json(await self._program(request.path_params["reference"], request)))
+
+    async def remove_program(self, request: Request) -> Response:
+        """Remove a version of a program, or all of its versions; runs that have it go on."""
+        reference, tenant = request.path_params["reference"], request.scope[TENANT_KEY]
+        return reply({"removed": await self.programs.remove(reference, tenant)})
 
     async def launch(self, request: Request) -> Response:
         """Start a run: 201 with the run as it is now."""
@@ -161,12 +166,7 @@ class Api:
         await script_session(websocket, self.runtime)
 
     async def _program(self, reference: str, request: Request) -> Program:
-        """Return a program; one that has to be parsed first is parsed in a thread."""
-        tenant = request.scope[TENANT_KEY]
-        found = self.registry.cached(reference, tenant)
-        if found is not None:
-            return found
-        return await anyio.to_thread.run_sync(self.registry.find, reference, tenant)
+        return await self.programs.find(reference, request.scope[TENANT_KEY])
 
     def _run(self, request: Request) -> Run:
         return self.runtime.runs.get(request.path_params["run"], request.scope[TENANT_KEY])

@@ -1,5 +1,8 @@
 """A program as the runtime keeps it: its source files, what they say about themselves, and their content hash.
 
+Who reads other people's source does it in a process of its own (:mod:`inferd_runtime.server.programs.parser_pool`): the
+gateway calls :func:`assemble_program` with what that process answered, never :func:`make_program` or :func:`describe_bundle`.
+
 A program is one ``.py`` file, or a folder with a ``main.py`` (and other ``.py`` files beside and below it). Its name,
 version and limits stand in ``[tool.inferd]``: of the file's PEP 723 block, or of the folder's ``pyproject.toml``.
 """
@@ -13,19 +16,21 @@ import re
 import sys
 import traceback
 import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
 
-from inferd.program.interface import Interface, describe_source
+from inferd.program.interface import Interface, describe_module
+from inferd.program.json_values import is_carried
 from inferd.program.manifest import (
     DEFAULT_VERSION,
     NAME,
-    SCRIPT_START,
     VERSION,
     Manifest,
+    has_script_block,
     project_manifest,
     script_manifest,
 )
@@ -33,7 +38,15 @@ from inferd.protocol import InvalidRequest, LimitExceeded, ProgramSyntaxError
 from inferd_runtime.sandbox.messages import Bundle, Limits
 
 MAX_SOURCE_BYTES = 1 << 20
+MAX_LINES = 60_000
+"""About twice what a MiB of ordinary code has."""
 MAX_FILES = 256
+MAX_PATH = 200
+MAX_PARAMETERS = 256
+MAX_INTERFACE_BYTES = 256 << 10
+MAX_INTERFACE_DEPTH = 64
+SHOWN = 200
+OWN_PACKAGE = re.compile(r"inferd(?![\w.-])")
 ENTRY = "main.py"
 PROJECT = "pyproject.toml"
 LIMIT_NAMES = frozenset(Limits.__struct_fields__)
@@ -63,7 +76,7 @@ def with_limits(base: Limits, changes: dict[str, Any]) -> Limits:
     unknown = changes.keys() - LIMIT_NAMES
     if unknown:
         known = ", ".join(sorted(LIMIT_NAMES))
-        raise InvalidRequest(f"there is no limit {', '.join(sorted(unknown))}; the limits are {known}")
+        raise InvalidRequest(f"there is no limit {', '.join(sorted(unknown))[:SHOWN]}; the limits are {known}")
     try:
         limits = msgspec.convert({**msgspec.to_builtins(base), **changes}, Limits)
     except msgspec.ValidationError as error:
@@ -103,7 +116,7 @@ def _read_text(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_SOURCE_BYTES:
             raise _too_large(f"{path} has {path.stat().st_size} bytes", "source_bytes", MAX_SOURCE_BYTES)
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InvalidRequest(f"there is no file {path}") from None
     except UnicodeDecodeError as error:
@@ -117,29 +130,82 @@ def _too_large(what: str, limit: str, value: int) -> LimitExceeded:
 
 
 def make_program(bundle: Bundle, name: str = "", version: str = "") -> Program:
-    """Check a bundle and read what it says about itself; ``name`` and ``version`` win over that when they are given.
+    """Check and parse a bundle in this process; ``name`` and ``version`` win over what it says about itself.
 
-    Raises InvalidRequest, LimitExceeded (1 MiB of source), and ProgramSyntaxError with the line and a caret.
+    For a command that runs or uploads a file of its own user, and for tests. Raises what :func:`check_bundle`,
+    :func:`describe_bundle` and :func:`assemble_program` raise.
     """
-    _check_files(bundle)
-    for path, text in bundle.files.items():
-        if path.endswith(".py"):
-            check_syntax(text, path)
+    check_bundle(bundle)
+    return assemble_program(bundle, describe_bundle(bundle), name, version)
+
+
+def describe_bundle(bundle: Bundle) -> Interface:
+    """Parse a bundle that is checked, and return what it says about itself.
+
+    Raises InvalidRequest for a bad manifest and for an interface that cannot be sent, LimitExceeded for one that is too large,
+    ProgramError without a ``main`` to call, and ProgramSyntaxError with the line
+    and a caret.
+    """
+    modules = {path: check_syntax(text, path) for path, text in bundle.files.items() if path.endswith(".py")}
     manifest = read_manifest(bundle)
-    name = name or manifest.name
-    version = version or ("" if manifest.version == DEFAULT_VERSION else manifest.version)
-    if not NAME.fullmatch(name):
-        raise InvalidRequest(f"{name!r} cannot be a program's name: it must match {NAME.pattern}")
-    if version and not VERSION.fullmatch(version):
-        raise InvalidRequest(f"{version!r} cannot be a program's version: it must match {VERSION.pattern}")
     try:
-        interface = describe_source(bundle.files[bundle.entry], bundle.entry)
+        interface = describe_module(modules[bundle.entry], manifest, bundle.entry)
     except RecursionError:
         raise ProgramSyntaxError(
             f"{bundle.entry}: main's annotations are nested too deeply", file=bundle.entry
         ) from None
+    _check_interface(interface)
+    return interface
+
+
+def assemble_program(bundle: Bundle, interface: Interface, name: str = "", version: str = "") -> Program:
+    """Return the program of a checked bundle and its interface, whose parts are checked again: it may come from a parser's
+    child. Raises InvalidRequest for a bad name or version and for an interface that cannot be sent, LimitExceeded for one
+    that is too large.
+    """
+    manifest = interface.manifest
+    name = name or manifest.name
+    version = version or ("" if manifest.version == DEFAULT_VERSION else manifest.version)
+    if not NAME.fullmatch(name):
+        raise InvalidRequest(f"{name[:SHOWN]!r} cannot be a program's name: it must match {NAME.pattern}")
+    if version and not VERSION.fullmatch(version):
+        raise InvalidRequest(f"{version[:SHOWN]!r} cannot be a program's version: it must match {VERSION.pattern}")
+    with_limits(Limits(), manifest.limits)
+    _check_interface(interface)
     named = Bundle(name, bundle.files, bundle.entry)
     return Program(content_id(bundle), name, version, named, interface, manifest.limits)
+
+
+def _check_interface(interface: Interface) -> None:
+    """Raise for what could not be sent to a client, or is too much to keep."""
+    if len(interface.parameters) > MAX_PARAMETERS:
+        raise _too_large(f"main has {len(interface.parameters)} parameters", "parameters", MAX_PARAMETERS)
+    value: list[Any] = [interface.doc, interface.returns, interface.returns_schema, interface.definitions]
+    value += [[one.name, one.annotation, one.schema, one.default, one.default_text] for one in interface.parameters]
+    if _depth(value) > MAX_INTERFACE_DEPTH:
+        raise InvalidRequest(f"main's annotations make a schema that is nested more than {MAX_INTERFACE_DEPTH} deep")
+    if not is_carried(value):
+        raise InvalidRequest(
+            "a docstring, name or default of main holds half a surrogate pair or a number beyond 64 bits, which no message "
+            "can carry: write it in another way"
+        )
+    if (size := len(msgspec.json.encode(value))) > MAX_INTERFACE_BYTES:
+        raise _too_large(f"main's docstring and annotations take {size} bytes", "interface_bytes", MAX_INTERFACE_BYTES)
+
+
+def _depth(value: Any) -> int:
+    """Return how deep a JSON value is nested, up to one more than MAX_INTERFACE_DEPTH."""
+    level, depth = [value], 0
+    while level and depth <= MAX_INTERFACE_DEPTH:
+        level = [part for each in level for part in _parts(each)]
+        depth += 1
+    return depth
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def content_id(bundle: Bundle) -> str:
@@ -148,22 +214,42 @@ def content_id(bundle: Bundle) -> str:
     return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _check_files(bundle: Bundle) -> None:
-    if bundle.entry not in bundle.files:
-        raise InvalidRequest(f"the program has no file {bundle.entry!r}, which is its entry")
+def check_bundle(bundle: Bundle) -> None:
+    """Check files, paths and sizes, in time that is linear in the bytes, without parsing anything.
+
+    Raises InvalidRequest, and LimitExceeded (1 MiB of source, MAX_LINES, MAX_FILES).
+    """
     if len(bundle.files) > MAX_FILES:
         raise _too_large(f"the program has {len(bundle.files)} files", "files", MAX_FILES)
+    for path in bundle.files:
+        _check_path(path, bundle.files)
+    if bundle.entry not in bundle.files or not bundle.entry.endswith(".py"):
+        raise InvalidRequest(f"the program has no .py file {bundle.entry[:SHOWN]!r}, which is its entry")
     size = sum(len(text.encode(errors="surrogatepass")) for text in bundle.files.values())
     if size > MAX_SOURCE_BYTES:
         raise _too_large(f"the program's source has {size} bytes", "source_bytes", MAX_SOURCE_BYTES)
-    for path in bundle.files:
-        pure = PurePosixPath(path)
-        clean = not pure.is_absolute() and ".." not in pure.parts and "\\" not in path and str(pure) == path
-        if not clean or "\0" in path or not (pure.suffix == ".py" or path == PROJECT):
-            raise InvalidRequest(f"{path!r} cannot be a file of a program: relative .py files and {PROJECT} only")
+    lines = sum(text.count("\n") for text in bundle.files.values())
+    if lines > MAX_LINES:
+        raise _too_large(f"the program's source has {lines} lines", "source_lines", MAX_LINES)
+    for path, text in bundle.files.items():
+        if not is_carried(text):
+            raise InvalidRequest(f"{path} holds half a surrogate pair, which is no text: save it as UTF-8")
 
 
-def check_syntax(source: str, filename: str) -> None:
+def _check_path(path: str, files: Mapping[str, str]) -> None:
+    pure = PurePosixPath(path[:MAX_PATH])
+    clean = not pure.is_absolute() and ".." not in pure.parts and "\\" not in path and str(pure) == path
+    if not clean or not path.isprintable() or not (pure.suffix == ".py" or path == PROJECT):
+        raise InvalidRequest(
+            f"{path[:SHOWN]!r} cannot be a file of a program: relative .py files with at most {MAX_PATH} letters in their "
+            f"path, and {PROJECT}"
+        )
+    folder = next((str(parent) for parent in pure.parents if str(parent) in files), None)
+    if folder is not None:
+        raise InvalidRequest(f"{folder!r} cannot be a file of a program, and the folder of {path!r}")
+
+
+def check_syntax(source: str, filename: str) -> ast.Module:
     """Parse a file. Raises ProgramSyntaxError; its message shows the line and a caret, ``detail`` says where.
 
     The parser is this process's Python, whose version is in ``detail`` too.
@@ -171,29 +257,34 @@ def check_syntax(source: str, filename: str) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            compile(source, filename, "exec", flags=ast.PyCF_ONLY_AST, dont_inherit=True)
+            module = compile(source, filename, "exec", flags=ast.PyCF_ONLY_AST, dont_inherit=True)
     except SyntaxError as error:
-        where = "".join(traceback.format_exception_only(error)).strip()
-        raise ProgramSyntaxError(
-            where, file=filename, line=error.lineno or 0, column=error.offset or 0, text=(error.text or "").rstrip("\n"),
-            python=".".join(map(str, sys.version_info[:2])),
-        ) from None  # fmt: skip
+        raise _syntax_error(error, filename) from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise ProgramSyntaxError(
-            f"{filename} cannot be parsed: {error or type(error).__name__}", file=filename
-        ) from None
+        why = str(error) or "it is nested too deeply, or takes too much memory"
+        raise ProgramSyntaxError(f"{filename} cannot be parsed: {why}", file=filename) from None
+    assert isinstance(module, ast.Module)
+    return module
+
+
+def _syntax_error(error: SyntaxError, filename: str) -> ProgramSyntaxError:
+    line, column, text = error.lineno or 0, error.offset or 0, (error.text or "").rstrip("\n")
+    shown = error if len(text) <= SHOWN else SyntaxError(error.msg, (filename, line, None, None))
+    where = "".join(traceback.format_exception_only(shown)).strip()
+    python = ".".join(map(str, sys.version_info[:2]))
+    return ProgramSyntaxError(where, file=filename, line=line, column=column, text=text[:SHOWN], python=python)
 
 
 def read_manifest(bundle: Bundle) -> Manifest:
     """Return what a program says about itself. Raises InvalidRequest for a bad table, and for dependencies."""
     source = bundle.files[bundle.entry]
     if PROJECT in bundle.files:
-        if SCRIPT_START.search(source):
+        if has_script_block(source):
             raise InvalidRequest(f"{bundle.entry} has a '# /// script' block beside a {PROJECT}: keep one of them")
         manifest = project_manifest(bundle.files[PROJECT], bundle.name)
     else:
         manifest = script_manifest(source, f"{bundle.name}/{ENTRY}" if bundle.entry == ENTRY else bundle.entry)
-    others = [entry for entry in manifest.dependencies if not re.match(r"inferd(?![\w.-])", entry)]
+    others = [entry for entry in manifest.dependencies if not OWN_PACKAGE.match(entry)]
     if others:
-        raise InvalidRequest(f"dependencies are not supported yet: {', '.join(others)}")
+        raise InvalidRequest(f"dependencies are not supported yet: {', '.join(others)[:SHOWN]}")
     return manifest

@@ -1,10 +1,14 @@
-"""Uploaded programs, kept by content hash in one SQLite file; names and versions point at hashes, per tenant."""
+"""Uploaded programs, kept by content hash in one SQLite file; names and versions point at hashes, per tenant.
+
+Synchronous, and for one thread at a time: :mod:`inferd_runtime.server.programs.library` calls it from one. What goes wrong
+with the file is Unavailable, never an error of SQLite; the next call opens the file again.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sqlite3
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +17,10 @@ from pathlib import Path
 
 import msgspec
 
-from inferd.protocol import InvalidRequest, NotFound
-from inferd_runtime.sandbox.messages import Bundle
-from inferd_runtime.server.programs.bundles import Program, make_program
+from inferd.protocol import InvalidRequest, NotFound, Unavailable
+from inferd_runtime.server.programs.bundles import Program
+from inferd_runtime.server.programs.registry_file import DatabaseFormat, open_database, storage_errors
+from inferd_runtime.server.tenancy.quotas import Quotas
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sources (hash TEXT PRIMARY KEY, bundle BLOB NOT NULL) STRICT;
@@ -27,10 +32,18 @@ CREATE TABLE IF NOT EXISTS programs (
 ) STRICT;
 CREATE INDEX IF NOT EXISTS programs_by_hash ON programs (tenant, hash);
 """
-FORMAT = 1
+COLUMNS_CHECK = """
+SELECT hash, bundle FROM sources LIMIT 0;
+SELECT number, tenant, name, version, hash, created_at FROM programs LIMIT 0;
+"""
+DATABASE = DatabaseFormat(1, SCHEMA, COLUMNS_CHECK)
+HEXADECIMAL = re.compile("[0-9a-f]+")
 AUTOMATIC = re.compile(r"0\.0\.(\d+)")
 SHORTEST_HASH = 8
-CACHED = 256
+LONGEST_REFERENCE = 200
+PROGRAM_BYTES = 1024
+"""Bytes that are counted for a program beside its source."""
+COLUMNS = "SELECT hash, name, version FROM programs WHERE tenant = ?"
 
 
 @dataclass(frozen=True)
@@ -51,78 +64,118 @@ class Uploaded:
     created: bool
 
 
+@dataclass(frozen=True)
+class StoredProgram:
+    """A program as it is kept: its hash, its name and version, and the JSON of its bundle."""
+
+    id: str
+    name: str
+    version: str
+    bundle: bytes
+
+
 class Registry:
-    """Programs of all tenants. May be used from several threads."""
+    """Programs of all tenants."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = threading.Lock()
-        self._parsed: dict[tuple[str, str, str], Program] = {}
-        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        found = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if found not in (0, FORMAT):
-            self._db.close()
-            raise InvalidRequest(f"{path} has format {found}; this version of inferd reads format {FORMAT}")
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA foreign_keys=ON")
-        self._db.executescript(SCHEMA)
-        self._db.execute(f"PRAGMA user_version={FORMAT}")
+        """Open the file. One that is damaged is moved aside first; raises Unavailable where there can be none."""
+        self._path = path
+        self._open: sqlite3.Connection | None = open_database(path, DATABASE)
 
     def close(self) -> None:
         """Close the file."""
-        self._db.close()
+        db, self._open = self._open, None
+        if db is not None:
+            with contextlib.suppress(sqlite3.Error):  # of a file that cannot be written to the end
+                db.close()
 
-    def upload(self, bundle: Bundle, tenant: str, name: str = "", version: str = "") -> Uploaded:
-        """Check a program and keep it.
+    def keep(self, program: Program, tenant: str, quotas: Quotas) -> Uploaded:
+        """Keep a program.
 
         The version is the one given, else the one that the program states, else the next of ``0.0.1``, ``0.0.2``, ... for
-        that name; but source that already has that name is not given another version. Raises what
-        :func:`~inferd_runtime.server.programs.bundles.make_program` raises, and InvalidRequest when other source has
-        that name and
-        version.
+        that name; but source that already has that name is not given another version. Raises InvalidRequest when other source
+        has that name and version, LimitExceeded when the tenant keeps too much, Unavailable when the file cannot be written.
         """
-        program = make_program(bundle, name, version)
         with self._transaction() as db:
             known = self._same_source(db, program, tenant)
             if known is not None:
                 return Uploaded(replace(program, version=known), created=False)
             program = replace(program, version=program.version or self._next_version(db, program.name, tenant))
             self._refuse_taken(db, program, tenant)
-            row = (program.id, msgspec.json.encode(program.bundle))
-            db.execute("INSERT OR IGNORE INTO sources VALUES (?, ?)", row)
+            bundle = msgspec.json.encode(program.bundle)
+            self._check_quotas(db, tenant, len(bundle), quotas)
+            db.execute("INSERT OR IGNORE INTO sources VALUES (?, ?)", (program.id, bundle))
             values = (tenant, program.name, program.version, program.id, time.time())
             db.execute("INSERT INTO programs (tenant, name, version, hash, created_at) VALUES (?, ?, ?, ?, ?)", values)
         return Uploaded(program, created=True)
 
-    def cached(self, reference: str, tenant: str) -> Program | None:
-        """Return what :meth:`find` would, if that takes no time; else None."""
-        with self._lock:
-            return self._parsed.get(self._resolve(reference, tenant))
-
-    def find(self, reference: str, tenant: str) -> Program:
-        """Return a program by ``name`` (its newest upload), ``name@version``, or ``sha256:`` and at least 8 digits.
-
-        Raises NotFound, and InvalidRequest for a hash prefix that fits several programs.
+    def resolve(self, reference: str, tenant: str) -> tuple[str, str, str]:
+        """Return the hash, name and version of ``name`` (its newest upload), ``name@version``, or ``sha256:`` and at least 8
+        digits. Raises NotFound, and InvalidRequest for a hash prefix that fits several programs.
         """
-        with self._lock:
-            key = self._resolve(reference, tenant)
-            if key not in self._parsed:
-                self._parsed[key] = self._load(key)
-                while len(self._parsed) > CACHED:
-                    del self._parsed[next(iter(self._parsed))]
-            return self._parsed[key]
+        if len(reference) > LONGEST_REFERENCE:
+            raise NotFound(f"no program {reference[:SHORTEST_HASH]}... has been uploaded")
+        with self._database() as db:
+            return self._resolve(db, reference, tenant)
+
+    def find(self, key: tuple[str, str, str]) -> StoredProgram:
+        """Return the program of a resolved reference. Raises NotFound if it was removed meanwhile."""
+        with self._database() as db:
+            row = db.execute("SELECT bundle FROM sources WHERE hash = ?", (key[0],)).fetchone()
+        if row is None:
+            raise NotFound(f"no program {key[1]!r} has been uploaded", program=key[1])
+        return StoredProgram(*key, row[0])
+
+    def remove(self, reference: str, tenant: str) -> int:
+        """Remove ``name@version``, all versions of ``name``, or all names of a hash; returns how many that were.
+
+        Raises what :meth:`resolve` raises.
+        """
+        with self._transaction() as db:
+            hash_, name, version = self._resolve(db, reference, tenant)
+            if reference.startswith("sha256:"):
+                done = db.execute("DELETE FROM programs WHERE tenant = ? AND hash = ?", (tenant, hash_))
+            elif "@" in reference:
+                row = (tenant, name, version)
+                done = db.execute("DELETE FROM programs WHERE tenant = ? AND name = ? AND version = ?", row)
+            else:
+                done = db.execute("DELETE FROM programs WHERE tenant = ? AND name = ?", (tenant, name))
+            db.execute("DELETE FROM sources WHERE hash NOT IN (SELECT hash FROM programs)")
+            return done.rowcount
 
     def entries(self, tenant: str) -> list[Entry]:
         """Return a tenant's programs, newest first."""
         query = "SELECT hash, name, version, created_at FROM programs WHERE tenant = ? ORDER BY number DESC"
-        with self._lock:
-            return [Entry(*row) for row in self._db.execute(query, (tenant,))]
+        with self._database() as db:
+            return [Entry(*row) for row in db.execute(query, (tenant,))]
+
+    @contextmanager
+    def _database(self) -> Iterator[sqlite3.Connection]:
+        """The open file. One that turns out to be damaged is closed: the next call opens it again, and so moves it aside."""
+        try:
+            with storage_errors(self._path):
+                if self._open is None:
+                    self._open = open_database(self._path, DATABASE)
+                yield self._open
+        except Unavailable as error:
+            if error.detail.get("reason") == "damaged":
+                self.close()
+            raise
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, self._db:  # commits, or rolls back what an exception interrupted
-            self._db.execute("BEGIN IMMEDIATE")
-            yield self._db
+        with self._database() as db, db:  # commits, or rolls back what an exception interrupted
+            db.execute("BEGIN IMMEDIATE")
+            yield db
+
+    def _check_quotas(self, db: sqlite3.Connection, tenant: str, size: int, quotas: Quotas) -> None:
+        """Raise LimitExceeded if one more program of ``size`` bytes is too much. The same source twice is counted once."""
+        hint = "; remove one: DELETE /v1/programs/NAME@VERSION"
+        count = db.execute("SELECT COUNT(*) FROM programs WHERE tenant = ?", (tenant,)).fetchone()[0] + 1
+        quotas.check("programs", count, f"programs{hint}")
+        query = "SELECT SUM(LENGTH(bundle)) FROM sources WHERE hash IN (SELECT hash FROM programs WHERE tenant = ?)"
+        stored = db.execute(query, (tenant,)).fetchone()[0] or 0
+        quotas.check("stored_bytes", stored + size + count * PROGRAM_BYTES, f"bytes of programs{hint}")
 
     def _same_source(self, db: sqlite3.Connection, program: Program, tenant: str) -> str | None:
         """Return the version under which the same source has this name already, where that answers the upload; else None."""
@@ -146,30 +199,23 @@ class Registry:
                 existing=row[0], uploaded=program.id,
             )  # fmt: skip
 
-    def _resolve(self, reference: str, tenant: str) -> tuple[str, str, str]:
+    def _resolve(self, db: sqlite3.Connection, reference: str, tenant: str) -> tuple[str, str, str]:
         if reference.startswith("sha256:"):
-            return self._resolve_hash(reference, tenant)
+            return self._resolve_hash(db, reference, tenant)
         name, _, version = reference.partition("@")
-        clause = " AND version = ?" if version else ""
-        query = f"SELECT hash, name, version FROM programs WHERE tenant = ? AND name = ?{clause} ORDER BY number DESC"
-        row = self._db.execute(query, (tenant, name, version) if version else (tenant, name)).fetchone()
+        query = f"{COLUMNS} AND name = ?{' AND version = ?' if version else ''} ORDER BY number DESC"
+        row = db.execute(query, (tenant, name, version) if version else (tenant, name)).fetchone()
         if row is None:
             raise NotFound(f"no program {reference!r} has been uploaded", program=reference)
         return row[0], row[1], row[2]
 
-    def _resolve_hash(self, reference: str, tenant: str) -> tuple[str, str, str]:
+    def _resolve_hash(self, db: sqlite3.Connection, reference: str, tenant: str) -> tuple[str, str, str]:
         digits = reference.removeprefix("sha256:")
-        if len(digits) < SHORTEST_HASH or not re.fullmatch("[0-9a-f]+", digits):
+        if len(digits) < SHORTEST_HASH or not HEXADECIMAL.fullmatch(digits):
             raise InvalidRequest(f"{reference!r}: give at least {SHORTEST_HASH} hexadecimal digits of the hash")
-        query = "SELECT hash, name, version FROM programs WHERE tenant = ? AND hash GLOB ? ORDER BY number DESC"
-        rows = self._db.execute(query, (tenant, reference + "*")).fetchall()
+        rows = db.execute(f"{COLUMNS} AND hash GLOB ? ORDER BY number DESC", (tenant, reference + "*")).fetchall()
         if not rows:
             raise NotFound(f"no program {reference!r} has been uploaded", program=reference)
         if len({row[0] for row in rows}) > 1:
             raise InvalidRequest(f"{reference!r} fits more than one program: give more digits")
         return rows[0][0], rows[0][1], rows[0][2]
-
-    def _load(self, key: tuple[str, str, str]) -> Program:
-        hash_, name, version = key
-        blob = self._db.execute("SELECT bundle FROM sources WHERE hash = ?", (hash_,)).fetchone()[0]
-        return make_program(msgspec.json.decode(blob, type=Bundle), name, version)

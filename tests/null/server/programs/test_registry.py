@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from inferd.protocol import InvalidRequest, LimitExceeded, NotFound, ProgramError, ProgramSyntaxError
@@ -19,17 +19,24 @@ from inferd_runtime.server.programs.bundles import (
     read_sources,
     with_limits,
 )
-from inferd_runtime.server.programs.registry import Registry
+from inferd_runtime.server.programs.registry import Registry, Uploaded
+from inferd_runtime.server.tenancy.quotas import Quotas
 
 MAIN = "async def main(text: str, count: int = 1) -> str:\n    return text * count\n"
-NESTED = (
-    "async def main(x: " + "list[" * 150 + "int" + "]" * 150 + "): pass\nasync def main(x: a" + ".b" * 900 + "): pass"
-)
 BLOCK = '# /// script\n# [tool.inferd]\n# name = "named"\n# version = "1.2"\n# [tool.inferd.limits]\n# memory_mb = 64\n# ///\n'
 
 
 def bundle(source: str = MAIN, name: str = "p") -> Bundle:
     return Bundle(name, {f"{name}.py": source}, f"{name}.py")
+
+
+def upload(registry: Registry, bundle: Bundle, tenant: str, name: str = "", version: str = "") -> Uploaded:
+    return registry.keep(make_program(bundle, name, version), tenant, Quotas())
+
+
+def find(registry: Registry, reference: str, tenant: str) -> Program:
+    stored = registry.find(registry.resolve(reference, tenant))
+    return make_program(msgspec.json.decode(stored.bundle, type=Bundle), stored.name, stored.version)
 
 
 @pytest.fixture
@@ -40,8 +47,8 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 
 
 def test_the_same_bytes_twice_are_one_program(registry: Registry) -> None:
-    first = registry.upload(bundle(), "ann")
-    second = registry.upload(bundle(), "ann")
+    first = upload(registry, bundle(), "ann")
+    second = upload(registry, bundle(), "ann")
     assert (first.created, second.created) == (True, False)
     assert first.program == second.program
     assert first.program.version == "0.0.1"
@@ -49,64 +56,64 @@ def test_the_same_bytes_twice_are_one_program(registry: Registry) -> None:
 
 
 def test_new_source_without_a_version_gets_the_next_one(registry: Registry) -> None:
-    versions = [registry.upload(bundle(MAIN + "#" * n), "ann").program.version for n in range(3)]
+    versions = [upload(registry, bundle(MAIN + "#" * n), "ann").program.version for n in range(3)]
     assert versions == ["0.0.1", "0.0.2", "0.0.3"]
-    assert registry.find("p", "ann").version == "0.0.3"
-    assert registry.find("p@0.0.1", "ann").bundle.files["p.py"] == MAIN
+    assert find(registry, "p", "ann").version == "0.0.3"
+    assert find(registry, "p@0.0.1", "ann").bundle.files["p.py"] == MAIN
 
 
 def test_other_source_under_a_stated_version_is_refused(registry: Registry) -> None:
-    registry.upload(bundle(BLOCK + MAIN), "ann")
-    assert registry.upload(bundle(BLOCK + MAIN), "ann").created is False
+    upload(registry, bundle(BLOCK + MAIN), "ann")
+    assert upload(registry, bundle(BLOCK + MAIN), "ann").created is False
     with pytest.raises(InvalidRequest, match=r"named@1\.2 exists with other source"):
-        registry.upload(bundle(BLOCK + MAIN + "#"), "ann")
-    assert registry.upload(bundle(BLOCK.replace("1.2", "1.3") + MAIN + "#"), "ann").created
+        upload(registry, bundle(BLOCK + MAIN + "#"), "ann")
+    assert upload(registry, bundle(BLOCK.replace("1.2", "1.3") + MAIN + "#"), "ann").created
 
 
 def test_one_source_may_have_several_names_and_versions(registry: Registry) -> None:
-    one = registry.upload(bundle(), "ann", name="one", version="7")
-    two = registry.upload(bundle(), "ann", name="two", version="8")
+    one = upload(registry, bundle(), "ann", name="one", version="7")
+    two = upload(registry, bundle(), "ann", name="two", version="8")
     assert one.program.id == two.program.id
     assert (one.created, two.created) == (True, True)
-    assert registry.find("one", "ann").name == "one"
-    assert registry.find("two@8", "ann").name == "two"
+    assert find(registry, "one", "ann").name == "one"
+    assert find(registry, "two@8", "ann").name == "two"
 
 
 def test_programs_are_found_by_hash_and_its_prefix(registry: Registry) -> None:
-    program = registry.upload(bundle(), "ann").program
-    assert registry.find(program.id, "ann") == program
-    assert registry.find(program.id[:16], "ann") == program
+    program = upload(registry, bundle(), "ann").program
+    assert find(registry, program.id, "ann") == program
+    assert find(registry, program.id[:16], "ann") == program
 
 
 @pytest.mark.parametrize("reference", ["nix", "p@9", "sha256:" + "0" * 64])
 def test_unknown_programs_are_not_found(registry: Registry, reference: str) -> None:
-    registry.upload(bundle(), "ann")
+    upload(registry, bundle(), "ann")
     with pytest.raises(NotFound, match="has been uploaded"):
-        registry.find(reference, "ann")
+        find(registry, reference, "ann")
 
 
 @pytest.mark.parametrize("reference", ["sha256:12", "sha256:" + "*" * 20])
 def test_a_hash_that_is_none_is_refused(registry: Registry, reference: str) -> None:
     with pytest.raises(InvalidRequest, match="hexadecimal"):
-        registry.find(reference, "ann")
+        find(registry, reference, "ann")
 
 
 def test_tenants_do_not_see_each_other(registry: Registry) -> None:
-    program = registry.upload(bundle(), "ann").program
+    program = upload(registry, bundle(), "ann").program
     for reference in ("p", program.id):
         with pytest.raises(NotFound):
-            registry.find(reference, "bob")
+            find(registry, reference, "bob")
     assert registry.entries("bob") == []
-    assert registry.upload(bundle(MAIN + "#"), "bob").program.version == "0.0.1"
+    assert upload(registry, bundle(MAIN + "#"), "bob").program.version == "0.0.1"
 
 
 def test_programs_are_there_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "programs.sqlite3"
     first = Registry(path)
-    uploaded = first.upload(bundle(BLOCK + MAIN), "ann").program
+    uploaded = upload(first, bundle(BLOCK + MAIN), "ann").program
     first.close()
     second = Registry(path)
-    assert second.find("named", "ann") == uploaded
+    assert find(second, "named", "ann") == uploaded
     second.close()
 
 
@@ -119,16 +126,9 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
         Registry(path)
 
 
-def test_uploads_from_many_threads_agree(registry: Registry) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        uploads = list(pool.map(lambda n: registry.upload(bundle(MAIN + "#" * (n % 4)), "ann"), range(32)))
-    assert sum(upload.created for upload in uploads) == 4
-    assert sorted({upload.program.version for upload in uploads}) == ["0.0.1", "0.0.2", "0.0.3", "0.0.4"]
-
-
 def test_a_syntax_error_shows_the_line_and_a_caret(registry: Registry) -> None:
     with pytest.raises(ProgramSyntaxError) as caught:
-        registry.upload(bundle("async def main():\n    x = (1 +\n"), "ann")
+        upload(registry, bundle("async def main():\n    x = (1 +\n"), "ann")
     assert caught.value.detail["line"] == 2
     assert caught.value.detail["file"] == "p.py"
     assert "x = (1 +" in caught.value.message
@@ -136,15 +136,15 @@ def test_a_syntax_error_shows_the_line_and_a_caret(registry: Registry) -> None:
     assert registry.entries("ann") == []
 
 
-@pytest.mark.parametrize("source", ["x" * 10 + "\0", "(" * 5000, "-" * 200_000 + "1", "x" + ".a" * 100_000, NESTED])
+@pytest.mark.parametrize("source", ["x" * 10 + "\0", "(" * 5000, "-" * 200_000 + "1", "x" + ".a" * 100_000])
 def test_source_that_breaks_the_parser_is_a_syntax_error(registry: Registry, source: str) -> None:
     with pytest.raises(ProgramSyntaxError):
-        registry.upload(bundle(source), "ann")
+        upload(registry, bundle(source), "ann")
 
 
 def test_a_program_needs_a_main(registry: Registry) -> None:
     with pytest.raises(ProgramError, match="main"):
-        registry.upload(bundle("def other(): pass"), "ann")
+        upload(registry, bundle("def other(): pass"), "ann")
 
 
 def test_too_much_source_is_refused() -> None:

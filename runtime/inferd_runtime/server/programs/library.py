@@ -1,0 +1,125 @@
+"""The programs of all tenants, as the gateway uses them: parsed in processes of their own, kept in the registry's file.
+
+Everything that takes time happens elsewhere than in the event loop: parsing in :class:`ParserPool`'s processes, and all of
+SQLite's work in one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from inferd.protocol import Unavailable
+from inferd_runtime.server.programs.bundles import Program, assemble_program
+from inferd_runtime.server.programs.parser_messages import ParsedUpload
+from inferd_runtime.server.programs.parser_pool import ParserPool
+from inferd_runtime.server.programs.registry import Entry, Registry, StoredProgram, Uploaded
+from inferd_runtime.server.tenancy.quotas import QuotasOf
+
+CACHED_BYTES = 32 << 20
+"""Source and interfaces of programs that can be launched without being parsed again."""
+T = TypeVar("T")
+Key = tuple[str, str, str]
+
+
+class ProgramCache:
+    """Programs by hash, name and version; those that were not asked for the longest leave first."""
+
+    def __init__(self, most: int = CACHED_BYTES) -> None:
+        self._most = most
+        self._programs: dict[Key, tuple[Program, int]] = {}
+        self.bytes = 0
+
+    def get(self, key: Key) -> Program | None:
+        """Return a program that is kept."""
+        found = self._programs.pop(key, None)
+        if found is None:
+            return None
+        self._programs[key] = found
+        return found[0]
+
+    def put(self, key: Key, program: Program, size: int) -> None:
+        """Keep a program of ``size`` bytes; what has no room beside it leaves."""
+        if size > self._most or key in self._programs:
+            return
+        self._programs[key] = (program, size)
+        self.bytes += size
+        while self.bytes > self._most:
+            self.bytes -= self._programs.pop(next(iter(self._programs)))[1]
+
+
+class ProgramLibrary:
+    """Made by :func:`open_library`; belongs to one event loop."""
+
+    def __init__(self, registry: Registry, parsers: ParserPool, quotas: QuotasOf) -> None:
+        self._registry = registry
+        self._parsers = parsers
+        self._quotas = quotas
+        self._thread = anyio.CapacityLimiter(1)
+        self._cache = ProgramCache()
+
+    async def upload(self, read: Callable[[], Awaitable[bytes]], tenant: str) -> Uploaded:
+        """Parse and keep the program that ``read`` returns as JSON; see :class:`UploadBody`.
+
+        Raises what ``read``, :meth:`ParserPool.parse`, :func:`assemble_program` and :meth:`Registry.keep` raise, and
+        LimitExceeded while too many uploads of the tenant are in work.
+        """
+        async with self._parsers.in_line(tenant):
+            upload = await read()
+            async with self._parsers.turn(tenant):
+                parsed = await self._parsers.parse(upload)
+            return await self._in_thread(lambda: self._keep(parsed, tenant))
+
+    async def find(self, reference: str, tenant: str) -> Program:
+        """Return a program, parsed again if need be. Raises what :meth:`Registry.resolve` raises."""
+        key = await self._in_thread(lambda: self._registry.resolve(reference, tenant))
+        found = self._cache.get(key)
+        if found is not None:
+            return found
+        async with self._parsers.turn(tenant):  # who waited for another that asked for the same finds it parsed
+            return self._cache.get(key) or await self._load(key)
+
+    async def entries(self, tenant: str) -> list[Entry]:
+        """Return a tenant's programs, newest first."""
+        return await self._in_thread(lambda: self._registry.entries(tenant))
+
+    async def remove(self, reference: str, tenant: str) -> int:
+        """Remove programs; see :meth:`Registry.remove`."""
+        return await self._in_thread(lambda: self._registry.remove(reference, tenant))
+
+    def _keep(self, parsed: ParsedUpload, tenant: str) -> Uploaded:
+        program = assemble_program(parsed.bundle, parsed.interface, parsed.name, parsed.version)
+        return self._registry.keep(program, tenant, self._quotas(tenant))
+
+    async def _load(self, key: Key) -> Program:
+        stored: StoredProgram = await self._in_thread(lambda: self._registry.find(key))
+        parsed = await self._parsers.parse(stored.bundle)
+        program = assemble_program(parsed.bundle, parsed.interface, stored.name, stored.version)
+        if program.id != stored.id:
+            raise Unavailable(f"{stored.name}@{stored.version} was not parsed as it is kept: try again")
+        self._cache.put(key, program, len(stored.bundle) + len(msgspec.json.encode(program.interface)))
+        return program
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await anyio.to_thread.run_sync(work, limiter=self._thread)
+
+
+@asynccontextmanager
+async def open_library(
+    path: Path, quotas: QuotasOf, parsers: ParserPool | None = None
+) -> AsyncIterator[ProgramLibrary]:
+    """Open the registry's file and the parsers. Raises what :class:`Registry` raises."""
+    registry = Registry(path)
+    pool = parsers or ParserPool()
+    try:
+        pool.warm_up()
+        yield ProgramLibrary(registry, pool, quotas)
+    finally:
+        pool.close()
+        registry.close()

@@ -1,0 +1,118 @@
+"""Parses uploads of all tenants in processes that can be killed: a few at a time, and one of each tenant at a time.
+
+A tenant's uploads wait for each other in the tenant's own line; the first of each line waits for a process. So what one
+tenant sends, however slow, takes one process of several.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.to_thread
+
+from inferd.protocol import LimitExceeded
+from inferd_runtime.server.programs.parser_messages import ParsedUpload, ParseLimits
+from inferd_runtime.server.programs.parser_process import ParserProcess
+
+PROCESSES = 4
+SPARE = 1
+"""Processes that are started and free, where there are fewer than PROCESSES."""
+MAX_LINE = 8
+"""Uploads of one tenant that are read, wait, or are parsed."""
+
+
+@dataclass
+class _Line:
+    """The uploads of one tenant. ``inside``: how many hold the line or wait for their turn."""
+
+    turn: anyio.Lock = field(default_factory=anyio.Lock)
+    inside: int = 0
+
+
+class ParserPool:
+    """Belongs to one event loop; the processes are waited for in threads."""
+
+    def __init__(self, start: Callable[[], ParserProcess] = lambda: ParserProcess(ParseLimits())) -> None:
+        self._start = start
+        self._lines: dict[str, _Line] = {}
+        self._places = anyio.CapacityLimiter(PROCESSES)
+        self._lock = threading.Lock()
+        self._free: list[ParserProcess] = []
+        self._busy: set[ParserProcess] = set()
+        self._closed = False
+
+    @asynccontextmanager
+    async def in_line(self, tenant: str) -> AsyncIterator[None]:
+        """Hold a place in a tenant's line, from before an upload is read. Raises LimitExceeded if there is none."""
+        line = self._lines.setdefault(tenant, _Line())
+        if line.inside >= MAX_LINE:
+            raise LimitExceeded(
+                f"{MAX_LINE} uploads of yours are in work already: wait for one of them", limit="waiting_uploads",
+                value=MAX_LINE, raise_with="fewer uploads at a time",
+            )  # fmt: skip
+        async with self._inside(line, tenant):
+            yield
+
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Wait until none of the tenant's programs is parsed, and hold that: :meth:`parse` is called in it."""
+        line = self._lines.setdefault(tenant, _Line())
+        async with self._inside(line, tenant), line.turn:
+            yield
+
+    async def parse(self, upload: bytes) -> ParsedUpload:
+        """Return the parts of an upload's JSON. Raises what :meth:`ParserProcess.parse` raises."""
+        return await anyio.to_thread.run_sync(self._parse, upload, limiter=self._places)
+
+    @asynccontextmanager
+    async def _inside(self, line: _Line, tenant: str) -> AsyncIterator[None]:
+        line.inside += 1
+        try:
+            yield
+        finally:
+            line.inside -= 1
+            if not line.inside:
+                del self._lines[tenant]
+
+    def warm_up(self) -> None:
+        """Start the first processes, without waiting for them."""
+        with self._lock:
+            while len(self._free) < 1 + SPARE:
+                self._free.append(self._start())
+
+    def close(self) -> None:
+        """End all processes; uploads that are parsed fail."""
+        with self._lock:
+            self._closed = True
+            for process in self._busy:
+                process.kill()
+            while self._free:
+                self._free.pop().close()
+
+    def _parse(self, upload: bytes) -> ParsedUpload:
+        process = self._take()
+        try:
+            return process.parse(upload)
+        finally:
+            self._give_back(process)
+
+    def _take(self) -> ParserProcess:
+        with self._lock:
+            self._free = [process for process in self._free if process.alive]
+            process = self._free.pop() if self._free else self._start()
+            self._busy.add(process)
+            if len(self._free) < SPARE and len(self._busy) < PROCESSES:
+                self._free.append(self._start())
+            return process
+
+    def _give_back(self, process: ParserProcess) -> None:
+        with self._lock:
+            self._busy.discard(process)
+            if self._closed or not process.alive:
+                process.close()
+            else:
+                self._free.append(process)

@@ -1,0 +1,120 @@
+"""Opening a SQLite file that other things than this program may have written to, and saying what is wrong with it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from inferd.protocol import InvalidRequest, Unavailable
+
+BUSY_SECONDS = 1.0
+"""How long to wait for another process that holds the file."""
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+REASONS = {
+    sqlite3.SQLITE_FULL: ("disk_full", "the disk is full"),
+    sqlite3.SQLITE_IOERR: ("io_error", "the disk does not take or give what it should: it may be full"),
+    sqlite3.SQLITE_READONLY: ("read_only", "it cannot be written"),
+    sqlite3.SQLITE_CANTOPEN: ("cannot_open", "it cannot be opened: look at its folder and its permissions"),
+    sqlite3.SQLITE_PERM: ("read_only", "it cannot be written"),
+    sqlite3.SQLITE_BUSY: ("locked", "another process holds it: try again"),
+    sqlite3.SQLITE_LOCKED: ("locked", "another process holds it: try again"),
+    sqlite3.SQLITE_CORRUPT: ("damaged", "it is damaged: try again, and it is moved aside"),
+    sqlite3.SQLITE_NOTADB: ("damaged", "it is damaged: try again, and it is moved aside"),
+}
+"""``detail["reason"]`` and words, by SQLite's primary result code."""
+log = logging.getLogger("inferd.registry")
+
+
+@dataclass(frozen=True)
+class DatabaseFormat:
+    """A format's number (``user_version``), the script that makes its tables, and one that fails where they are others."""
+
+    number: int
+    schema: str
+    check: str
+
+
+def open_database(path: Path, wanted: DatabaseFormat) -> sqlite3.Connection:
+    """Open the file of a format, made if there is none; one that is damaged is moved aside with a message in the log.
+
+    Raises InvalidRequest for a file of another format, Unavailable where it cannot be opened or written.
+    """
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            return _opened(path, wanted)
+        except sqlite3.DatabaseError as error:
+            if not _is_damaged(error):
+                raise
+            aside = _move_aside(path)
+        log.error("%s is damaged and was moved to %s: its programs have to be uploaded again", path, aside)
+        return _opened(path, wanted)
+
+
+def _opened(path: Path, wanted: DatabaseFormat) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=BUSY_SECONDS, check_same_thread=False, isolation_level=None)
+    try:
+        found = db.execute("PRAGMA user_version").fetchone()[0]
+        if found not in (0, wanted.number):
+            raise InvalidRequest(f"{path} has format {found}; this version of inferd reads format {wanted.number}")
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA foreign_keys=ON")
+        if found == 0:  # written only once: a disk that is full later still gives what it has
+            db.executescript(wanted.schema)
+            db.execute(f"PRAGMA user_version={wanted.number}")
+        db.executescript(wanted.check)
+        if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+            raise _damaged()
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            db.close()
+        raise
+    return db
+
+
+def _damaged() -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError("quick_check found damage")
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
+
+
+def _is_damaged(error: sqlite3.DatabaseError) -> bool:
+    """Return True if the file is no database, a broken one, or one with other tables under these names."""
+    code = _primary_code(error)
+    return code in DAMAGED or (code == sqlite3.SQLITE_ERROR and not isinstance(error, sqlite3.ProgrammingError))
+
+
+def _move_aside(path: Path) -> Path:
+    """Rename the file and what SQLite keeps beside it. Raises OSError."""
+    stamp = time.strftime("%Y%m%dT%H%M%S")
+    aside = path.with_name(f"{path.name}.damaged-{stamp}-{time.time_ns() % 1_000_000}")
+    path.rename(aside)
+    for suffix in ("-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
+    return aside
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn what SQLite and the file system raise in the body into Unavailable; ``detail["reason"]`` says what it is."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        reason, words = REASONS.get(_primary_code(error), ("storage", str(error)))
+        log.error("%s: %s (%s)", path, words, error)
+        raise Unavailable(f"the registry of programs does not work now: {words}", reason=reason) from error
+    except OSError as error:
+        log.error("%s: %s", path, error)
+        words = error.strerror or type(error).__name__
+        raise Unavailable(f"the registry of programs does not work now: {words}", reason="storage") from error
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF

@@ -1,0 +1,224 @@
+"""Parsing what strangers upload, in a process of its own: every attack ends in a typed error, and harms no other upload."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import hostile_uploads
+import msgspec
+import pytest
+
+from inferd.protocol import ClientError, InferdError, LimitExceeded, ProgramError, ProgramSyntaxError, Unavailable
+from inferd_runtime.server.gateway.replies import program_json
+from inferd_runtime.server.programs.bundles import Program, assemble_program
+from inferd_runtime.server.programs.parser_messages import ParsedUpload, ParseLimits
+from inferd_runtime.server.programs.parser_pool import MAX_LINE, ParserPool
+from inferd_runtime.server.programs.parser_process import ParserProcess
+
+LIMITS = ParseLimits(cpu_s=0.3, wall_s=20, memory_mb=192)
+GOOD = hostile_uploads.body("async def main(x: int = 1) -> str:\n    'Doc.'\n")
+SLOW = hostile_uploads.HOSTILE["dotted keys in a project"]
+
+
+@pytest.fixture(scope="module")
+def parser() -> Iterator[ParserProcess]:
+    process = ParserProcess(LIMITS)
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def assemble(parsed: ParsedUpload) -> Program:
+    return assemble_program(parsed.bundle, parsed.interface, parsed.name, parsed.version)
+
+
+@pytest.mark.parametrize("what", hostile_uploads.HOSTILE)
+def test_a_hostile_upload_ends_in_a_typed_error_and_the_next_is_parsed(parser: ParserProcess, what: str) -> None:
+    pid = parser.pid
+    with pytest.raises((ClientError, LimitExceeded, ProgramError)) as caught:
+        assemble(parser.parse(hostile_uploads.HOSTILE[what]))
+    json.dumps(caught.value.to_wire().detail, allow_nan=False)
+    assert len(caught.value.message) < 3000
+    assert parser.parse(GOOD).interface.doc == "Doc."
+    assert parser.pid == pid
+    assert parser.alive
+
+
+@pytest.mark.parametrize("what", hostile_uploads.HARMLESS)
+def test_what_only_looks_hostile_is_parsed(parser: ParserProcess, what: str) -> None:
+    program = assemble(parser.parse(hostile_uploads.HARMLESS[what]))
+    msgspec.json.encode(program_json(program))
+
+
+def test_too_much_time_is_named(parser: ParserProcess) -> None:
+    with pytest.raises(LimitExceeded) as caught:
+        parser.parse(SLOW)
+    assert caught.value.detail["limit"] == "parse_cpu_s"
+    impatient = ParserProcess(ParseLimits(cpu_s=20, wall_s=0.1))
+    with pytest.raises(Unavailable, match="busy"):
+        impatient.parse(SLOW)
+    impatient.close()
+
+
+def test_nothing_of_the_gateways_environment_but_what_python_needs_reaches_the_parser(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("INFERD_TOKEN", "secret")
+    process = ParserProcess(LIMITS)
+    process.parse(GOOD)
+    if sys.platform == "linux":
+        assert b"secret" not in Path(f"/proc/{process.pid}/environ").read_bytes()
+    process.close()
+
+
+def test_a_parser_ends_with_the_gateways_end_of_the_socket() -> None:
+    process = ParserProcess(LIMITS)
+    process.parse(GOOD)
+    process._link.close()
+    assert process._child.wait(20) == 0
+
+
+LIES = {
+    "nothing": "b''",
+    "nonsense": "b'P{'",
+    "another kind": "b'Z{}'",
+    "a program with bad paths": "b'P' + json.dumps(dict(P, bundle={'name': 'p', 'files': {'../x': ''}, 'entry': 'x'})).encode()",
+    "an error that is the server's": "b'R' + json.dumps({'code': 'internal', 'message': 'x' * 10**6}).encode()",
+    "an error without end": "b'R' + json.dumps({'code': 'limit', 'message': 'x', 'detail': {'a': [0] * 10**6}}).encode()",
+}
+LIAR = """
+import json, socket, struct
+link = socket.socket(fileno=0)
+P = {{"bundle": {{"name": "p", "files": {{}}, "entry": "x"}}, "name": "", "version": "",
+      "interface": {{"manifest": {{"name": "p"}}, "parameters": []}}}}
+def read(n):
+    data = b""
+    while len(data) < n:
+        data += link.recv(n - len(data))
+    return data
+while True:
+    read(struct.unpack("<I", read(4))[0])
+    read(struct.unpack("<I", read(4))[0])
+    answer = {answer}
+    link.sendall(struct.pack("<I", len(answer)) + answer)
+"""
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_parser_that_lies_is_not_believed(lie: str) -> None:
+    process = ParserProcess(LIMITS, [sys.executable, "-c", LIAR.format(answer=LIES[lie])])
+    with pytest.raises((ClientError, LimitExceeded, ProgramError)) as caught:
+        process.parse(GOOD)
+    assert len(json.dumps(caught.value.detail) + caught.value.message) < 3000
+    process.close()
+
+
+@pytest.mark.parametrize("answer", ["b'P' * (10 << 20)", "exit()"])
+def test_a_parser_that_floods_or_dies_is_replaced(answer: str) -> None:
+    process = ParserProcess(LIMITS, [sys.executable, "-c", LIAR.format(answer=answer)])
+    with pytest.raises(Unavailable, match="upload again"):
+        process.parse(GOOD)
+    assert not process.alive
+
+
+def test_a_parser_that_hangs_is_killed() -> None:
+    process = ParserProcess(ParseLimits(wall_s=0.1))
+    process.parse(GOOD)
+    process._deadline = 0  # it may take longer to start than an upload may
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(Unavailable):
+        process.parse(GOOD)
+    assert not process.alive
+
+
+@pytest.mark.anyio
+async def test_hostile_uploads_of_one_tenant_delay_no_other_tenants() -> None:
+    pool = ParserPool(lambda: ParserProcess(ParseLimits(cpu_s=1, wall_s=60)))
+    pool.warm_up()
+    ended: list[str] = []
+
+    async def upload(body: bytes, tenant: str, name: str) -> None:
+        async with pool.in_line(tenant), pool.turn(tenant):
+            try:
+                await pool.parse(body)
+            except InferdError as error:
+                name += f" {error.code}"
+        ended.append(name)
+
+    try:
+        await upload(GOOD, "ann", "warm")
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(upload, SLOW, "eve", "slow")
+            await anyio.wait_all_tasks_blocked()
+            for number in range(5):
+                await upload(GOOD, "ann", f"good {number}")
+    finally:
+        pool.close()
+    assert ended == ["warm", *(f"good {number}" for number in range(5)), *["slow limit"] * 2]
+
+
+@pytest.mark.anyio
+async def test_a_tenants_line_is_short_and_gone_when_it_is_empty() -> None:
+    pool = ParserPool()
+    async with anyio.create_task_group() as tasks:
+        entered = 0
+
+        async def hold() -> None:
+            nonlocal entered
+            async with pool.in_line("eve"):
+                entered += 1
+                await anyio.sleep_forever()
+
+        for _ in range(MAX_LINE):
+            tasks.start_soon(hold)
+        await anyio.wait_all_tasks_blocked()
+        assert entered == MAX_LINE
+        with pytest.raises(LimitExceeded, match="in work already"):
+            async with pool.in_line("eve"):
+                pass
+        async with pool.in_line("ann"), pool.turn("ann"):
+            pass
+        tasks.cancel_scope.cancel()
+    assert not pool._lines
+
+
+@pytest.mark.anyio
+async def test_uploads_that_are_parsed_when_the_pool_closes_fail() -> None:
+    pool = ParserPool(lambda: ParserProcess(ParseLimits(cpu_s=30, wall_s=60)))
+    pool.warm_up()
+    await pool.parse(GOOD)
+    refused: list[InferdError] = []
+
+    async def upload() -> None:
+        try:
+            await pool.parse(SLOW)
+        except InferdError as error:
+            refused.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(upload)
+        while not pool._busy:
+            await anyio.lowlevel.checkpoint()
+        pool.close()
+    assert isinstance(refused[0], Unavailable)
+
+
+def test_a_syntax_error_of_a_long_line_is_short() -> None:
+    process = ParserProcess(LIMITS)
+    with pytest.raises(ProgramSyntaxError) as caught:
+        process.parse(hostile_uploads.body("x = 1 " + "a" * 500_000 + "\n"))
+    assert caught.value.detail["line"] == 1
+    assert len(caught.value.message) < 300
+    process.close()
