@@ -1,6 +1,15 @@
-"""The counters of speculation: of one source, of one generation or a whole engine, and of one draft model.
+"""The counters of speculation: of one generation or a whole engine, and of one draft model.
 
-The engine counts with these types, its statistics carry them to the gateway, and the metrics read them there.
+The engine counts with these types, its statistics carry them to the gateway, and the metrics read them there. From a step to the
+metrics, drafted, accepted and emitted tokens are counted by these types, each for one thing:
+
+- ``SourceCount`` (protocol): one source in one step, as steps carry it; ``SourceStats`` (SDK): the sum over steps.
+- ``Step`` (protocol): one step, as it is delivered; ``SpeculationCycle`` (SDK): the same without tokens, for ``on_cycle``;
+  ``WatchedCycle`` (engine link): a cycle with its place in the tenant's stream.
+- ``SpeculationCounters``: the engine's sum over steps of a generation, or of a model. Added to in place, in every step.
+- ``SpeculationStats`` (SDK): the program's sum over the steps that it was handed. Immutable, because programs keep it.
+- ``Usage`` (protocol): what a session is charged for; ``RunUsage`` (worker): that and the run's times and memory.
+- ``DraftModelCounters``: requests to a draft model. They are no tokens.
 """
 
 from __future__ import annotations
@@ -9,15 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inferd.protocol import SourceCount
-
-
-@dataclass(slots=True)
-class DraftCounts:
-    """One source's tokens: verified, forbidden by a grammar before that, and accepted."""
-
-    drafted: int = 0
-    filtered: int = 0
-    accepted: int = 0
+from inferd.speculation_stats import SourceStats
 
 
 @dataclass(slots=True)
@@ -33,7 +34,7 @@ class SpeculationCounters:
     emitted: int = 0
     accepted: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
-    sources: dict[str, DraftCounts] = field(default_factory=dict)
+    sources: dict[str, SourceStats] = field(default_factory=dict)
 
     @property
     def drafted(self) -> int:
@@ -63,10 +64,7 @@ class SpeculationCounters:
         for position in range(accepted):
             self.accepted_per_position[position] += 1
         for one in counts:
-            total = self.sources.setdefault(one.source, DraftCounts())
-            total.drafted += one.drafted
-            total.filtered += one.filtered
-            total.accepted += one.accepted
+            self.sources[one.source] = self.sources.get(one.source, SourceStats()) + one
 
 
 @dataclass(slots=True)

@@ -8,12 +8,13 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from inferd.protocol import SOURCES, Cancelled, InferdError, InvalidRequest, LimitExceeded
+from inferd.speculation_stats import SourceStats
 from inferd_runtime.sandbox.messages import RunUsage
 from inferd_runtime.server.gateway.metrics import FIGURES, MetricsPage
 from inferd_runtime.server.processes.child_protocol import printed_error
 from inferd_runtime.server.supervisor.runs import Ending, RunTotals
 from inferd_runtime.session.wire import ModelStats
-from inferd_runtime.speculation.counters import DraftCounts, DraftModelCounters, SpeculationCounters
+from inferd_runtime.speculation.counters import DraftModelCounters, SpeculationCounters
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_without_an_engine_there_are_no_models_figures() -> None:
 def test_speculation_is_told_by_source_and_under_vllms_names() -> None:
     done = SpeculationCounters(
         steps=100, drafts=40, emitted=155, accepted=60, accepted_per_position=[38, 22],
-        sources={"ngram": DraftCounts(60, 3, 50), "program": DraftCounts(20, 0, 10)},
+        sources={"ngram": SourceStats(60, 3, 50), "program": SourceStats(20, 0, 10)},
     )  # fmt: skip
     draft = {"small": DraftModelCounters(9, 5, 3, 2, 1, 0.25)}
     page = page_of(ModelStats("tiny", 5, 1, 64, 60, 0, 0, 0, done, True, draft), ModelStats("b", 0, 0, 4, 4))

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from prometheus_client import Metric
 
 from inferd.protocol import SOURCES
+from inferd.speculation_stats import SourceStats
 from inferd_runtime.server.gateway.metric_families import MetricValues, family
 from inferd_runtime.session.wire import ModelStats
-from inferd_runtime.speculation.counters import DraftCounts, SpeculationCounters
+from inferd_runtime.speculation.counters import SpeculationCounters
 
 TOTALS = {
     "steps": ("inferd_spec_steps_total", "Delivered steps of generations."),
@@ -34,7 +35,7 @@ DRAFT_MODEL_TOTALS = {
     "waited": ("inferd_draft_model_waited_seconds_total", "Seconds that steps waited for the draft model."),
 }
 PER_POSITION = "Draft tokens that were accepted, by position in the draft."
-UNUSED = DraftCounts()
+UNUSED = SourceStats()
 
 
 def speculation_families(models: Sequence[ModelStats]) -> Iterator[Metric]:
