@@ -23,9 +23,10 @@ from inferd_runtime.draft_models.models import DraftModels
 from inferd_runtime.draft_models.options import DraftOptions
 from inferd_runtime.draft_models.thread import DraftThread
 from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
+from inferd_runtime.isolation.settings_json import decode_settings, encode_settings
 from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.options import ModelOptions
-from inferd_runtime.server.engine_process.command import engine_arguments, run_command
+from inferd_runtime.server.engine_process.command import EngineStart, draft_launch
 from inferd_runtime.server.engine_process.draft_link import RemoteDrafts
 from inferd_runtime.server.engine_process.draft_models import draft_process_settings, in_process
 from inferd_runtime.server.engine_process.serving import serve_model
@@ -225,10 +226,9 @@ def test_tenants_keep_their_weights_and_have_no_quota_in_a_draft_process() -> No
     tenancy = Tenancy(TenantLimits(kv_pages=9), {"vip": TenantLimits(kv_pages=5, weight=8.0)})
     settings = EngineSettings(tenancy=tenancy, threads=1, page_size=8, plain=True)
     given = draft_process_settings(settings, DraftOptions.parse("tiny-draft,process=true,pages=99"))
-    started: list[tuple[str, EngineSettings]] = []
-    assert run_command(lambda *arguments: started.append(arguments), engine_arguments("ipc://x", given)) == 0
-    ((endpoint, own),) = started
-    assert (endpoint, own) == ("ipc://x", given)
+    launch = draft_launch(EngineStart("ipc://x", "key", given))
+    own = decode_settings(encode_settings(launch.settings), EngineStart).settings
+    assert own == given
     (model,) = own.model
     assert own.tenancy == Tenancy(TenantLimits(), {"vip": TenantLimits(weight=8.0)})
     assert (own.page_size, own.threads, own.plain, model.name, model.pages) == (8, 1, True, "tiny-draft", 99)

@@ -13,6 +13,7 @@ from torch import Tensor
 from inferd_runtime.draft_models.options import DraftOptions
 from inferd_runtime.engine.drivers.build import DriverOptions, agrees, fast_driver
 from inferd_runtime.engine.drivers.product_choice import ROW_COUNTS, WAYS, choose_products
+from inferd_runtime.isolation.settings_json import decode_settings, encode_settings
 from inferd_runtime.kernels.product import few_rows_product
 from inferd_runtime.kernels.suite import reference_kernels
 from inferd_runtime.models.loading import load
@@ -20,9 +21,9 @@ from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.passes import products
 from inferd_runtime.models.passes.fused import FusedPass, fuse
 from inferd_runtime.models.passes.products import DenseProduct, FewRowsProduct
+from inferd_runtime.server.engine_process.command import EngineStart
 from inferd_runtime.server.engine_process.draft_models import draft_process_settings
 from inferd_runtime.server.engine_process.model_loading import driver_options
-from inferd_runtime.server.processes.child_protocol import parse_settings
 from inferd_runtime.server.supervisor.runtime import default_commands
 from inferd_runtime.settings.settings import EngineSettings, Settings
 from inferd_runtime.settings.sources import Sources, resolve
@@ -183,8 +184,8 @@ def test_the_operators_choice_reaches_every_driver() -> None:
     """From the environment to the driver, and to draft models of other processes."""
     assert resolve(Sources({}, {"INFERD_PRODUCTS": "torch"})).engine.products == "torch"
     settings = EngineSettings(products="kernel")
-    command = default_commands(Settings(engine=settings)).engine("ipc://nowhere")
-    assert parse_settings(command[-1], EngineSettings).products == "kernel"
+    told = encode_settings(default_commands(Settings(engine=settings)).engine("ipc://nowhere", "key").settings)
+    assert decode_settings(told, EngineStart).settings.products == "kernel"
     assert driver_options(settings, 1).products == "kernel"
     for device, way in (("cuda", "kernel"), ("cpu", "auto")):
         own = draft_process_settings(settings, DraftOptions(ModelOptions("tiny", device=device)))

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from sessions import new_grants, opening
 
 from inferd import InvalidRequest, NotFound, protocol as p
 from inferd_runtime.session import session, wire
@@ -47,8 +48,8 @@ def test_a_program_calls_it(added: dict[str, Any]) -> None:
 @pytest.mark.parametrize("form", [wire.JSON, wire.MSGPACK])
 def test_the_wire_checks_its_types(added: dict[str, Any], form: bytes) -> None:
     replies: list[wire.LinkReply] = []
-    hub = SessionHub({"null": null_model()}, lambda who, frames: replies.append(wire.parse_reply(frames)))
-    hub.receive(b"a", wire.open_frames("tenant", "label"))
+    hub = SessionHub({"null": null_model()}, lambda who, frames: replies.append(wire.parse_reply(frames)), new_grants())
+    hub.receive(b"a", opening("tenant", "label"))
     encode = msgspec.json.encode if form == wire.JSON else msgspec.msgpack.encode
     for payload in ({"texts": ["ab", "c"]}, {"texts": "ab"}, {"texts": []}):
         hub.receive(b"a", wire.request_frames(7, "model.count", form, encode(payload)))

@@ -11,14 +11,26 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 RUNTIME = ROOT / "runtime" / "inferd_runtime"
 MAY_IMPORT = {
-    "server": {"server", "settings", "sandbox", "session", "draft_models", "engine", "models", "kv", "speculation"},
+    "server": {
+        "isolation",
+        "server",
+        "settings",
+        "sandbox",
+        "session",
+        "draft_models",
+        "engine",
+        "models",
+        "kv",
+        "speculation",
+    },
     "settings": {"settings", "sandbox", "draft_models", "engine", "models"},
-    "sandbox": {"sandbox", "session"},
+    "sandbox": {"isolation", "sandbox", "session"},
     "session": {"session", "draft_models", "engine", "models", "kv", "speculation"},
     "draft_models": {"draft_models", "engine", "models", "kv", "speculation"},
     "engine": {"engine", "kv", "models", "speculation", "kernels"},
     "models": {"models", "kv", "kernels"},
     "speculation": {"speculation"},
+    "isolation": {"isolation"},
     "kv": {"kv"},
     "kernels": {"kernels", "kv"},
 }

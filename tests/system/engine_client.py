@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +14,16 @@ import msgspec
 import zmq
 
 from inferd import protocol as p
-from inferd_runtime.server.engine_process.command import ENGINE_MODULE, engine_arguments
-from inferd_runtime.session.wire import ERROR, MSGPACK, OPEN, STATS, TICKET, EngineStats, OpenSession
+from inferd_runtime.isolation.order import Launch
+from inferd_runtime.server.engine_process.command import EngineStart, engine_launch
+from inferd_runtime.server.processes.piped_child import close_input, give_order
+from inferd_runtime.session.grants import SessionGrants, new_key
+from inferd_runtime.session.wire import ERROR, MSGPACK, OPEN, STATS, TICKET, EngineStats, OpenSession, new_identity
 from inferd_runtime.settings.settings import EngineSettings
 
 SECONDS = 60.0
+KEY = new_key()
+GRANTS = SessionGrants(KEY)
 
 
 class Caller:
@@ -28,12 +32,13 @@ class Caller:
     def __init__(self, context: zmq.Context[Any], endpoint: str, tenant: str) -> None:
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.IDENTITY, f"test/{tenant}".encode())
+        self._socket.setsockopt(zmq.IDENTITY, new_identity())
         self._socket.connect(endpoint)
         self._tickets = itertools.count(1)
         self._kinds: dict[int, Any] = {}
         self._got: dict[int, Any] = {}
-        self._result(self._send(OPEN, msgspec.msgpack.encode(OpenSession(tenant)), p.Done))
+        grant = GRANTS.issue(f"test/{tenant}", tenant, gateway=True)
+        self._result(self._send(OPEN, msgspec.msgpack.encode(OpenSession(grant)), p.Done))
 
     def submit(self, request: Any) -> int:
         """Send a request; its ticket."""
@@ -94,17 +99,25 @@ class Caller:
         return answer
 
 
-def engine_command(endpoint: str, settings: EngineSettings) -> list[str]:
-    """The command line of an engine process."""
-    return [sys.executable, "-m", ENGINE_MODULE, *engine_arguments(endpoint, settings)]
+def new_engine(endpoint: str, settings: EngineSettings) -> Launch:
+    """How an engine process is started."""
+    return engine_launch(EngineStart(endpoint, KEY.hex(), settings))
+
+
+def start(launch: Launch) -> subprocess.Popen[bytes]:
+    """Start a child that prints where the tests do."""
+    process = subprocess.Popen(launch.command, stdin=subprocess.PIPE, env=launch.environment)
+    give_order(process, launch)
+    close_input(process)
+    return process
 
 
 class EngineProcess:
-    """``python -m inferd_runtime.server.engine_process`` with one thread, and ``settings``."""
+    """An engine process with one thread, and ``settings``."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.endpoint = f"ipc://{folder}/engine"
-        self.process = subprocess.Popen(engine_command(self.endpoint, EngineSettings(threads=1, **settings)))
+        self.process = start(new_engine(self.endpoint, EngineSettings(threads=1, **settings)))
         self._context: zmq.Context[Any] = zmq.Context()
         self._callers: list[Caller] = []
 

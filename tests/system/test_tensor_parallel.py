@@ -20,7 +20,7 @@ from inferd_runtime.server.engine_process.serving import serve_model
 from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession
 
-from .engine_client import SECONDS, Caller, EngineProcess, engine_command, engine_process
+from .engine_client import SECONDS, Caller, EngineProcess, engine_process, new_engine
 
 TEXT = "The captain noted a light wind. The second engine was stopped for a while. The"
 GREEDY, SAMPLED = p.Sampling(), p.Sampling(temperature=0.8, seed=2)
@@ -99,9 +99,11 @@ def test_ranks_end_with_their_engine_however_that_ends(tmp_path: Path) -> None:
 )
 @pytest.mark.long
 def test_what_does_not_go_together_is_refused_by_name(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
-    command = engine_command(f"ipc://{tmp_path}/engine", EngineSettings(tensor_parallel=2, **settings))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    launch = new_engine(f"ipc://{tmp_path}/engine", EngineSettings(tensor_parallel=2, **settings))
+    done = subprocess.run(
+        launch.command, input=launch.document(), env=launch.environment, capture_output=True, timeout=SECONDS
+    )
     assert done.returncode == 2
-    error = msgspec.json.decode(done.stderr.strip().rpartition("\n")[2], type=p.ErrorInfo).to_exception()
+    error = msgspec.json.decode(done.stderr.decode().strip().rpartition("\n")[2], type=p.ErrorInfo).to_exception()
     assert isinstance(error, p.InvalidRequest)
     assert reason in error.message

@@ -1,4 +1,4 @@
-"""The child of `inferd_grammar.trials.pool`: ``python -m inferd_grammar.trials.child``, attempts in, answers out."""
+"""The child of `inferd_grammar.trials.pool`: attempts in, answers out."""
 
 from __future__ import annotations
 
@@ -108,7 +108,3 @@ def _memory() -> tuple[int, int]:
     except OSError:
         return 0, 0
     return int(size) * PAGE, int(resident) * PAGE
-
-
-if __name__ == "__main__":
-    main()

@@ -15,8 +15,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 from inferd_grammar.constraints import Constraint
@@ -25,7 +26,8 @@ from inferd_grammar.limits import CompileLimits
 from inferd_grammar.tokens import TokenTable
 from inferd_grammar.trials.messages import Attempt, Tried, read_message, write_message
 
-MODULE = "inferd_grammar.trials.child"
+START = "import sys; sys.path[3:3] = sys.argv[1:]; from inferd_grammar.trials.child import main; main()"
+FEW_THREADS = {"OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
 QUICK_SECONDS = 0.1
 NICENESS = 15
 
@@ -47,11 +49,23 @@ class TrialLimits:
     mask_seconds: float = 0.05
 
 
+StartChild = Callable[[], "subprocess.Popen[bytes]"]
+"""Starts a child that runs `inferd_grammar.trials.child.main`, with pipes as its standard input and output."""
+
+
+def start_child() -> subprocess.Popen[bytes]:
+    """Start a child that imports nothing from the working directory or the environment, and has no other descriptor."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-c", START, str(Path(__file__).resolve().parents[2])],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, close_fds=True, env=FEW_THREADS,
+    )  # fmt: skip
+
+
 class TrialProcess:
     """One child. Belongs to one thread at a time; ``kill`` may come from any."""
 
-    def __init__(self, launcher: Sequence[str], limits: TrialLimits) -> None:
-        self._launcher = launcher
+    def __init__(self, start: StartChild, limits: TrialLimits) -> None:
+        self._start = start
         self._limits = limits
         self._child: subprocess.Popen[bytes] | None = None
         self._known: set[tuple[str, str]] = set()
@@ -127,14 +141,10 @@ class TrialProcess:
             os.setpriority(os.PRIO_PROCESS, self._child.pid, NICENESS)
 
     def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
-        """To and from a child that runs. It gets pipes and no other descriptor."""
+        """To and from a child that runs."""
         if self._child is None or self._child.poll() is not None:
             self.close()
-            self._child = subprocess.Popen(
-                [*self._launcher, MODULE],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, close_fds=True,
-                env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},
-            )  # fmt: skip
+            self._child = self._start()
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         return self._child.stdin, self._child.stdout
@@ -155,9 +165,8 @@ class TrialProcess:
 class TrialPool:
     """Children for as many threads as ask at once; one that is free is used again. Thread-safe."""
 
-    def __init__(self, launcher: Sequence[str] = (sys.executable, "-m"), limits: TrialLimits | None = None) -> None:
-        """`launcher` is the command that runs a module, to which the module's name is added."""
-        self._launcher = launcher
+    def __init__(self, start: StartChild = start_child, limits: TrialLimits | None = None) -> None:
+        self._start = start
         self._limits = limits or TrialLimits()
         self._lock = threading.Lock()
         self._free: list[TrialProcess] = []
@@ -187,6 +196,6 @@ class TrialPool:
             if self._closed:
                 raise GrammarError("the compiler is closed")
             if not self._free:
-                self._free.append(TrialProcess(self._launcher, self._limits))
+                self._free.append(TrialProcess(self._start, self._limits))
                 self._all.append(self._free[-1])
             return self._free.pop()

@@ -43,10 +43,10 @@ class RunUsage(msgspec.Struct, frozen=True):
 
 
 class LaunchRun(msgspec.Struct, frozen=True, tag=True):
-    """Start a run. ``arguments`` is a JSON object's text."""
+    """Start a run. ``arguments`` is a JSON object's text; ``grant`` opens the run's session at the engine."""
 
     run: str
-    tenant: str
+    grant: bytes
     bundle: Bundle
     arguments: str
     limits: Limits

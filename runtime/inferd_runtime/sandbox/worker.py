@@ -1,8 +1,7 @@
 """A sandbox worker: one tenant's runs, each in a thread with an instance of its own.
 
-``python -m inferd_runtime.sandbox.worker --control ENDPOINT --engine ENDPOINT --identity NAME``
-
-The gateway talks to it over a DEALER socket named NAME, one msgpack frame (:mod:`~inferd_runtime.sandbox.messages`) each way.
+The gateway talks to it over a DEALER socket, one msgpack frame (:mod:`~inferd_runtime.sandbox.messages`) each way, and knows it
+by the socket's identity, which it made for this worker alone.
 Runs talk to the engine directly. A run cannot outlast its wall-clock limit: a guest computes, where it is interrupted every
 20 ms, or waits in the host; it has no way to block anywhere else. Behind that stands the gateway, which kills a worker that does
 not end a run.
@@ -10,18 +9,19 @@ not end a run.
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
 
 from inferd.protocol import Cancelled, InternalError, InvalidRequest
+from inferd_runtime.isolation.child import Child
 from inferd_runtime.sandbox.host.run import EngineAddress, SandboxRun
 from inferd_runtime.sandbox.messages import (
     Cancel,
@@ -35,12 +35,12 @@ from inferd_runtime.sandbox.messages import (
     WorkerReady,
 )
 from inferd_runtime.sandbox.outbox import Outbox
-from inferd_runtime.sandbox.runner_build.component import ensure_runner
 from inferd_runtime.sandbox.threads import ThreadPool
 from inferd_runtime.sandbox.wasm.engine_settings import THREAD_STACK_BYTES
 from inferd_runtime.sandbox.wasm.epochs import EpochTicker
 from inferd_runtime.sandbox.wasm.loaded_runner import LoadedRunner
 from inferd_runtime.sandbox.wasm.warm_up import warm_up
+from inferd_runtime.sandbox.worker_start import WorkerStart
 
 MAX_SOCKETS = 16384
 OPEN_MAX = 10240
@@ -147,28 +147,29 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def main(arguments: list[str]) -> None:
-    """Serve one gateway."""
-    parser = argparse.ArgumentParser(prog="inferd_runtime.sandbox.worker")
-    for name in ("--control", "--engine", "--identity"):
-        parser.add_argument(name, required=True)
-    options = parser.parse_args(arguments)
+def control_socket(context: zmq.Context[Any], start: WorkerStart) -> zmq.Socket[bytes]:
+    """Return the socket to the gateway, which has yet to be connected."""
+    control: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+    control.setsockopt(zmq.IDENTITY, start.links.secret.encode())
+    control.setsockopt(zmq.LINGER, LINGER_MS)
+    for limit in (zmq.SNDHWM, zmq.RCVHWM):
+        control.setsockopt(limit, 0)  # a slow gateway must not block this thread, which also hears what is to end
+    return control
+
+
+def child_main(child: Child) -> int:
+    """Serve one gateway. Returns the exit code."""
+    start = child.settings(WorkerStart)
     threading.stack_size(THREAD_STACK_BYTES)
     raise_file_limit()
     context: zmq.Context[Any] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
-    control: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-    control.setsockopt(zmq.IDENTITY, options.identity.encode())
-    control.setsockopt(zmq.LINGER, LINGER_MS)
-    for limit in (zmq.SNDHWM, zmq.RCVHWM):
-        control.setsockopt(limit, 0)  # a slow gateway must not block this thread, which also hears what is to end
-    runner = LoadedRunner(ensure_runner())
+    control = control_socket(context, start)
+    runner = LoadedRunner(Path(start.runner))
     warm_up(runner)
-    control.connect(options.control)
-    Worker(control, EngineAddress(context, options.engine), runner).serve()
+    child.seal()
+    control.connect(start.links.control)
+    Worker(control, EngineAddress(context, start.links.engine), runner).serve()
     control.close()
     context.term()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    return 0

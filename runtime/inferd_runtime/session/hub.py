@@ -12,20 +12,23 @@ from inferd_runtime.carriable import check_carriable
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.cycles import CycleFeed
+from inferd_runtime.session.grants import Grant, SessionGrants
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
 from inferd_runtime.session.state import guarded
 from inferd_runtime.session.wire import (
     CANCEL,
     CLOSE,
-    CYCLES,
+    CLOSE_NAMED,
     ERROR,
+    GATEWAY_OPERATIONS,
     JSON,
     MSGPACK,
     OK,
     OPEN,
     STATS,
     TICKET,
+    CloseNamedSession,
     EngineStats,
     GetCycles,
     ModelStats,
@@ -48,22 +51,27 @@ def _model_stats(name: str, model: ServedModel) -> ModelStats:
 class SessionHub:
     """All open sessions of one engine process, by the identity of their socket.
 
-    ``send(identity, frames)`` must not block. Every request frame is answered once, malformed ones too.
+    ``send(identity, frames)`` must not block. Every request frame is answered once, malformed ones too. Whose session it is,
+    and whether it is the gateway's own, stands in the grant that it was opened with (``grants``).
     """
 
     def __init__(
         self,
         models: Mapping[str, ServedModel],
         send: Send,
+        grants: SessionGrants,
         snapshots: SnapshotStore | None = None,
         compiles: CompileQueue | None = None,
     ) -> None:
         self._models = models
         self._send = send
+        self._grants = grants
         self._snapshots = snapshots
         self._compiles = compiles
         self._cycles = CycleFeed()
         self._sessions: dict[bytes, Session] = {}
+        self._granted: dict[bytes, Grant] = {}
+        self._identities: dict[str, bytes] = {}
         self._decode_as: dict[tuple[bytes, str], Callable[[bytes], Any]] = {
             **{(JSON, op): msgspec.json.Decoder(cls).decode for op, cls in p.OPERATIONS.items()},
             **{(MSGPACK, op): msgspec.msgpack.Decoder(cls).decode for op, cls in p.OPERATIONS.items()},
@@ -87,8 +95,8 @@ class SessionHub:
 
     def close_all(self) -> None:
         """Close every session."""
-        while self._sessions:
-            self._sessions.popitem()[1].close()
+        for identity in list(self._sessions):
+            self._close(identity)
 
     def held_pages(self, model: ServedModel) -> list[list[int]]:
         """Return the page tables of all sessions on one model, for its pool's integrity check."""
@@ -117,23 +125,45 @@ class SessionHub:
         if op == CANCEL:
             return session.cancel(ticket)
         if op == CLOSE:
-            del self._sessions[identity]
-            return respond(session.close())
-        if op == STATS:
-            return respond(self.stats())
-        if op == CYCLES:
-            asked = msgspec.msgpack.decode(payload, type=GetCycles)
-            return respond(self._cycles.read(asked.tenant, asked.after))
+            return respond(self._close(identity))
+        if op in GATEWAY_OPERATIONS:
+            return respond(self._answer_gateway(identity, op, payload))
         session.handle(ticket, self._decode(op, form, payload), respond)
 
     def _open(self, identity: bytes, payload: bytes, respond: Callable[[Any], None]) -> None:
-        if identity in self._sessions:
-            self._sessions.pop(identity).close()
         opened = msgspec.msgpack.decode(payload, type=OpenSession)
+        grant = self._grants.redeem(opened.grant)
+        self._close(identity)
+        self._close_named(grant.session)
         self._sessions[identity] = Session(
-            self._models, opened.tenant, opened.label, self._snapshots, self._compiles, self._cycles
+            self._models, grant.tenant, opened.label, self._snapshots, self._compiles, self._cycles
         )
+        self._granted[identity] = grant
+        self._identities[grant.session] = identity
         respond(p.Done())
+
+    def _close(self, identity: bytes) -> p.Usage:
+        """Close the session of this socket, if it has one. Returns what it used."""
+        session = self._sessions.pop(identity, None)
+        if session is None:
+            return p.Usage()
+        del self._identities[self._granted.pop(identity).session]
+        return session.close()
+
+    def _close_named(self, name: str) -> p.Usage:
+        identity = self._identities.get(name)
+        return p.Usage() if identity is None else self._close(identity)
+
+    def _answer_gateway(self, identity: bytes, op: str, payload: bytes) -> Any:
+        """Return the reply to what the gateway alone may ask. Raises Unauthorized for any other session."""
+        if not self._granted[identity].gateway:
+            raise p.Unauthorized(f"{op} is the gateway's own")
+        if op == STATS:
+            return self.stats()
+        if op == CLOSE_NAMED:
+            return self._close_named(msgspec.msgpack.decode(payload, type=CloseNamedSession).session)
+        asked = msgspec.msgpack.decode(payload, type=GetCycles)
+        return self._cycles.read(asked.tenant, asked.after)
 
     def _decode(self, op: str, form: bytes, payload: bytes) -> Any:
         decode = self._decode_as.get((form, op))

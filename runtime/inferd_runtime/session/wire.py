@@ -2,12 +2,16 @@
 
 Request: ``[ticket u32 LE][op][format][payload]``; reply: ``[ticket][b"+" or b"-"][payload]`` in the request's format, an
 :class:`~inferd.protocol.ErrorInfo` after ``-``. ``format`` is ``j`` (JSON, from the sandbox) or ``m`` (msgpack, from the
-network). A session is a DEALER socket whose identity is the session's name: ``session.open`` comes first and
-``session.close`` last, both only from this side of the wall, never from a program. ``cancel`` carries the ticket to stop.
+network). A session is a DEALER socket with an identity of its own: ``session.open`` comes first, with the gateway's grant
+(:mod:`~inferd_runtime.session.grants`), and ``session.close`` last, both only from this side of the wall, never from a program.
+``cancel`` carries the ticket to stop.
+
+Identities are random, and none is left to the engine's socket: nobody can take that of another's session before it connects.
 """
 
 from __future__ import annotations
 
+import secrets
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,17 +32,27 @@ CLOSE = "session.close"
 CANCEL = "cancel"
 STATS = "engine.stats"
 CYCLES = "engine.cycles"
+CLOSE_NAMED = "engine.close_session"
 RUN_SESSION = "run/"
-"""Prefix of a run's session, before the run's id: its worker opens it, the gateway closes it if the worker died."""
-PRIVATE_OPERATIONS = frozenset({OPEN, CLOSE, CANCEL, STATS, CYCLES})
+"""Prefix of the name of a run's session, before the run's id. Its worker opens it; the gateway sees to its end."""
+GATEWAY_OPERATIONS = frozenset({STATS, CYCLES, CLOSE_NAMED})
+PRIVATE_OPERATIONS = frozenset({OPEN, CLOSE, CANCEL}) | GATEWAY_OPERATIONS
 
 
 @dataclass(frozen=True)
 class OpenSession:
-    """Open a session. Nothing is shared between tenants; ``label`` is shown to people."""
+    """Open the session that the gateway granted. Nothing is shared between tenants; ``label`` is shown to people."""
 
-    tenant: str
+    grant: bytes
     label: str = ""
+
+
+@dataclass(frozen=True)
+class CloseNamedSession:
+    """Close the session of this name, whoever opened it, if it is open."""
+
+    session: str
+    op: ClassVar[str] = CLOSE_NAMED
 
 
 @dataclass(frozen=True)
@@ -136,9 +150,14 @@ def parse_reply(frames: Sequence[bytes]) -> LinkReply:
     return LinkReply(TICKET.unpack(ticket)[0], status == OK, payload)
 
 
-def open_frames(tenant: str, label: str) -> list[bytes]:
+def new_identity() -> bytes:
+    """Return an identity for a session's socket, which nobody can guess."""
+    return secrets.token_hex(16).encode()
+
+
+def open_frames(grant: bytes, label: str) -> list[bytes]:
     """Return the frames that open a session; the reply comes with ticket 0."""
-    return request_frames(0, OPEN, MSGPACK, msgspec.msgpack.encode(OpenSession(tenant, label)))
+    return request_frames(0, OPEN, MSGPACK, msgspec.msgpack.encode(OpenSession(grant, label)))
 
 
 def close_frames() -> list[bytes]:
@@ -149,15 +168,15 @@ def close_frames() -> list[bytes]:
 class EngineLink:
     """One session's end of the wire. Owned by one thread; ``socket`` may be polled together with others."""
 
-    def __init__(self, context: zmq.Context[Any], endpoint: str, session: str) -> None:
+    def __init__(self, context: zmq.Context[Any], endpoint: str) -> None:
         self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.IDENTITY, session.encode())
+        self.socket.setsockopt(zmq.IDENTITY, new_identity())
         self.socket.setsockopt(zmq.LINGER, 500)
         self.socket.connect(endpoint)
 
-    def open(self, tenant: str, label: str) -> None:
+    def open(self, grant: bytes, label: str) -> None:
         """Open the session. The reply is an ordinary one with ticket 0."""
-        self.socket.send_multipart(open_frames(tenant, label))
+        self.socket.send_multipart(open_frames(grant, label))
 
     def send(self, ticket: int, op: str, payload: bytes, form: bytes = JSON) -> None:
         """Send one request; its reply carries the same ticket."""

@@ -9,10 +9,10 @@ import pytest
 
 from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.draft_models.options import DraftOptions, choices_of, read_drafts
+from inferd_runtime.isolation.settings_json import decode_settings, encode_settings
 from inferd_runtime.models.options import ModelOptions
-from inferd_runtime.server.processes.child_protocol import parse_settings, settings_argument
+from inferd_runtime.server.engine_process.command import EngineStart
 from inferd_runtime.server.supervisor.runtime import default_commands
-from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.settings.sources import Sources, resolve
 
 
@@ -28,7 +28,7 @@ from inferd_runtime.settings.sources import Sources, resolve
 )
 def test_text_is_read_and_reaches_another_process(text: str, options: DraftOptions) -> None:
     assert DraftOptions.parse(text) == options
-    assert parse_settings(settings_argument(options), DraftOptions) == options
+    assert decode_settings(encode_settings(options), DraftOptions) == options
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_settings_reach_the_engines_command_line(tmp_path: Path) -> None:
     path.write_text('draft = ["tiny-draft", { name = "other", process = true, timeout_ms = 90 }]\n')
     settings = resolve(Sources({}, {"XDG_DATA_HOME": str(tmp_path)}, path))
     drafts = settings.engine.draft
-    command = list(default_commands(settings).engine("ipc://x"))
-    assert parse_settings(command[command.index("--settings") + 1], EngineSettings).draft == drafts
+    told = encode_settings(default_commands(settings).engine("ipc://x", "key").settings)
+    assert decode_settings(told, EngineStart).settings.draft == drafts
     assert [(draft.model.name, draft.process, draft.timeout_ms) for draft in drafts] == [
         ("tiny-draft", False, 250), ("other", True, 90),
     ]  # fmt: skip

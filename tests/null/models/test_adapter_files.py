@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.isolation.settings_json import decode_settings, encode_settings
 from inferd_runtime.models.adapter_options import AdapterOptions, read_adapters
 from inferd_runtime.models.lora.files import AdapterFiles, LoraConfig
-from inferd_runtime.server.processes.child_protocol import parse_settings, settings_argument
 
 Q0, Q1, Q10 = (f"model.layers.{layer}.self_attn.q_proj" for layer in (0, 1, 10))
 UP = "model.layers.1.mlp.up_proj"
@@ -98,7 +98,7 @@ def test_what_tells_of_the_training_is_allowed() -> None:
 def test_options_of_the_command_line() -> None:
     whole = AdapterOptions("a", Path("/x/y=z,w"), "org/model")
     assert AdapterOptions.parse("a=/x/y=z,w,model=org/model") == whole
-    assert parse_settings(settings_argument(whole), AdapterOptions) == whole
+    assert decode_settings(encode_settings(whole), AdapterOptions) == whole
     assert AdapterOptions.parse("a=rel") == AdapterOptions("a", Path("rel"))
     assert read_adapters("a=x; b=y;") == (AdapterOptions("a", Path("x")), AdapterOptions("b", Path("y")))
     assert read_adapters([{"name": "a", "folder": "x", "model": "m"}, "a=x"])[0] == AdapterOptions("a", Path("x"), "m")

@@ -12,8 +12,8 @@ from hypothesis import given, strategies as st
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.cli import VERBS
+from inferd_runtime.isolation.settings_json import decode_settings, encode_settings
 from inferd_runtime.models.options import DTYPES, ModelOptions, read_models
-from inferd_runtime.server.processes.child_protocol import parse_settings, settings_argument
 from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.settings.sources import Sources, resolve
 
@@ -32,7 +32,7 @@ def test_what_is_written_is_read_back(options: ModelOptions) -> None:
         f",{key}={getattr(options, key)}" for key in ("dtype", "device", "pages") if getattr(options, key)
     )
     assert ModelOptions.parse(text) == options
-    assert parse_settings(settings_argument(options), ModelOptions) == options
+    assert decode_settings(encode_settings(options), ModelOptions) == options
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_models_own_options_win_over_those_of_all() -> None:
     settings = resolve(Sources(flags))
     expected = (ModelOptions("a", "bfloat16", "cpu", 3), ModelOptions("b", "float16", "cuda:1", 9))
     assert settings.engine.models == expected
-    sent = parse_settings(settings_argument(settings.engine), EngineSettings)
+    sent = decode_settings(encode_settings(settings.engine), EngineSettings)
     assert (sent.models, sent.threads) == (expected, 2)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.isolation.settings_json import decode_settings, encode_settings
 from inferd_runtime.models.adapter_options import AdapterOptions
-from inferd_runtime.server.engine_process.command import run_command
-from inferd_runtime.server.processes.child_protocol import printed_error
+from inferd_runtime.server.engine_process.command import EngineStart
+from inferd_runtime.server.processes.child_protocol import exit_code, printed_error
 from inferd_runtime.server.supervisor.runtime import default_commands
 from inferd_runtime.settings.settings import EngineSettings, Settings
 from inferd_runtime.settings.sources import Sources, resolve
@@ -24,11 +25,9 @@ def config(tmp_path: Path, text: str) -> Path:
 
 
 def settings_of_engine(settings: Settings) -> EngineSettings:
-    """What an engine process reads off its command line."""
-    _, *arguments = default_commands(settings).engine("ipc://x")
-    served: list[EngineSettings] = []
-    assert run_command(lambda endpoint, given: served.append(given), arguments) == 0
-    return served[0]
+    """What an engine process reads from its standard input."""
+    line = encode_settings(default_commands(settings).engine("ipc://x", "key").settings)
+    return decode_settings(line, EngineStart).settings
 
 
 def adapters(sources: Sources) -> list[str]:
@@ -118,8 +117,8 @@ def test_whether_to_speculate_reaches_the_engine() -> None:
 
 
 def test_a_process_that_cannot_read_its_settings_reports_the_field(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--endpoint", "ipc://x", "--settings", '{"page_size": "many"}']
-    assert run_command(lambda endpoint, given: pytest.fail("served"), arguments) == 2
+    line = b'{"endpoint": "ipc://x", "key": "00", "settings": {"page_size": "many"}}'
+    assert exit_code(lambda: pytest.fail(f"served {decode_settings(line, EngineStart)}")) == 2
     error = printed_error(capsys.readouterr().err.strip())
     assert isinstance(error, InvalidRequest)
-    assert "$.page_size" in error.message
+    assert "$.settings.page_size" in error.message

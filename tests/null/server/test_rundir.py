@@ -33,7 +33,7 @@ import os, signal
 from inferd_runtime.server.engine_process import draft_link
 from inferd_runtime.settings.settings import EngineSettings
 
-draft_link.BlockingChild = lambda module, option, endpoint, *settings: print(endpoint, flush=True)
+draft_link.BlockingChild = lambda launch: print(launch.settings.endpoint, flush=True)
 link = draft_link.RemoteDrafts(EngineSettings())
 os.kill(os.getpid(), signal.SIGKILL)
 """

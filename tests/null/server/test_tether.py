@@ -12,7 +12,7 @@ import pytest
 CHILD = """
 import os, sys, time
 sys.platform = {platform!r}
-from inferd_runtime.server.processes import tether
+from inferd_runtime.isolation import tether
 tether.POLL_SECONDS = 0.01
 tether.die_with({parent})
 print(os.getpid(), flush=True)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
+from sessions import new_grants, opening
 from tiers import examples
 
 from inferd import protocol as p
@@ -82,9 +83,9 @@ def test_every_step_is_read_once_or_counted_as_missed(events: list[int | str]) -
 def test_the_hub_tells_what_was_delivered() -> None:
     replies: list[link.LinkReply] = []
     model = null_model()
-    hub = SessionHub({"null": model}, lambda who, frames: replies.append(link.parse_reply(frames)))
-    hub.receive(b"gateway", link.open_frames("inferd", "gateway"))
-    hub.receive(b"a", link.open_frames("tenant", "label"))
+    hub = SessionHub({"null": model}, lambda who, frames: replies.append(link.parse_reply(frames)), new_grants())
+    hub.receive(b"gateway", opening("inferd", "gateway", gateway=True))
+    hub.receive(b"a", opening("tenant", "label"))
 
     def ask(who: bytes, request: Any, kind: type[Any]) -> Any:
         replies.clear()

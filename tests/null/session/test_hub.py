@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from sessions import new_grants, opening
 
 from inferd import protocol as p
 from inferd_runtime.session import wire as link
@@ -20,7 +21,7 @@ class Wire:
         self.model = null_model()
         self.replies: list[tuple[bytes, link.LinkReply]] = []
         self.hub = SessionHub(
-            {"null": self.model}, lambda who, frames: self.replies.append((who, link.parse_reply(frames)))
+            {"null": self.model}, lambda who, frames: self.replies.append((who, link.parse_reply(frames))), new_grants()
         )
 
     def send(self, who: bytes, frames: list[bytes]) -> None:
@@ -37,7 +38,7 @@ class Wire:
 @pytest.fixture
 def wire() -> Wire:
     wire = Wire()
-    wire.send(b"a", link.open_frames("tenant", "label"))
+    wire.send(b"a", opening("tenant", "label"))
     assert wire.replies.pop()[1].ok
     return wire
 
@@ -88,7 +89,7 @@ def test_frames_of_another_shape_are_dropped(wire: Wire) -> None:
 
 
 def test_sessions_do_not_see_each_others_handles(wire: Wire) -> None:
-    wire.send(b"b", link.open_frames("tenant", "other"))
+    wire.send(b"b", opening("tenant", "other"))
     wire.ask(b"a", 1, p.CreateContext())
     assert error(wire.ask(b"b", 2, p.AppendContext(1, []))).code == "client.not_found"
 
@@ -125,7 +126,7 @@ def test_two_sessions_share_one_batch(wire: Wire) -> None:
         before = wire.hub.stats().steps
         handles = {}
         for who in names:
-            wire.send(who, link.open_frames("tenant", ""))
+            wire.send(who, opening("tenant", ""))
             context = msgspec.json.decode(wire.ask(who, 1, p.CreateContext()).payload)["context"]
             wire.ask(who, 2, p.AppendContext(context, [p.Part("text", text="same work")]))
             start = p.StartGenerate(context, max_tokens=12)

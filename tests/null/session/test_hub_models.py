@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from sessions import new_grants, opening
 
 from inferd import protocol as p
 from inferd_runtime.server.engine_process.loop import step
@@ -21,8 +22,10 @@ class Wire:
     def __init__(self) -> None:
         self.models = {name: null_model(name) for name in NAMES}
         self.replies: list[link.LinkReply] = []
-        self.hub = SessionHub(self.models, lambda who, frames: self.replies.append(link.parse_reply(frames)))
-        self.hub.receive(b"me", link.open_frames("tenant", "test"))
+        self.hub = SessionHub(
+            self.models, lambda who, frames: self.replies.append(link.parse_reply(frames)), new_grants()
+        )
+        self.hub.receive(b"me", opening("tenant", "test", gateway=True))
 
     def ask(self, request: Any, reply_type: Any = None) -> Any:
         """Send a request; its answer, if it is answered at once."""

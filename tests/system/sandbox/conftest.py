@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
-import sys
 import textwrap
 import time
 from collections import defaultdict
@@ -34,11 +33,16 @@ from inferd_runtime.sandbox.messages import (
     WorkerReady,
 )
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
+from inferd_runtime.sandbox.worker_start import WorkerLinks, WorkerStart, worker_launch
+from inferd_runtime.server.processes.piped_child import close_input, give_order
+from inferd_runtime.session.grants import SessionGrants, new_key
+from inferd_runtime.session.wire import RUN_SESSION
 
 from .fake_engine import FakeEngine
 
 DEADLINE = 60.0
-WORKER = b"worker-1"
+SECRET = "secret-of-the-worker"
+GRANTS = SessionGrants(new_key())
 
 
 class Gateway:
@@ -59,7 +63,7 @@ class Gateway:
         self._context.term()
 
     def send(self, message: ToWorker) -> None:
-        self._socket.send_multipart([WORKER, msgspec.msgpack.encode(message)])
+        self._socket.send_multipart([SECRET.encode(), msgspec.msgpack.encode(message)])
 
     def launch(
         self, program: str | dict[str, str], limits: Limits | None = None, entry: str = "main.py", /, **arguments: Any
@@ -68,7 +72,8 @@ class Gateway:
         files = {path: textwrap.dedent(text) for path, text in files.items()}
         run = f"run-{next(self._numbers)}"
         bundle = Bundle("test", files, entry)
-        self.send(LaunchRun(run, "tenant", bundle, json.dumps(arguments), limits or Limits()))
+        grant = GRANTS.issue(RUN_SESSION + run, "tenant")
+        self.send(LaunchRun(run, grant, bundle, json.dumps(arguments), limits or Limits()))
         return run
 
     def cancel(self, run: str, error: ErrorInfo) -> None:
@@ -146,6 +151,15 @@ class Gateway:
         self.messages[message.run].append(message)
 
 
+def start_worker(control: str, engine: FakeEngine, runner: Path) -> subprocess.Popen[bytes]:
+    """A worker of that gateway."""
+    launch = worker_launch(WorkerStart(WorkerLinks(control, engine.endpoint, "worker-1", SECRET), str(runner)))
+    process = subprocess.Popen(launch.command, stdin=subprocess.PIPE, env=launch.environment)
+    give_order(process, launch)
+    close_input(process)
+    return process
+
+
 @pytest.fixture(scope="session")
 def runner() -> Path:
     """The compiled runner: built once on a machine, which takes about a minute."""
@@ -163,8 +177,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeEngine]:
 def gateway(runner: Path, engine: FakeEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     control = f"ipc://{tmp_path_factory.mktemp('c')}/c"
     gateway = Gateway(control)
-    command = ["--control", control, "--engine", engine.endpoint, "--identity", WORKER.decode()]
-    worker = subprocess.Popen([sys.executable, "-W", "error", "-m", "inferd_runtime.sandbox.worker", *command])
+    worker = start_worker(control, engine, runner)
     try:
         gateway.wait_ready()
         yield gateway

@@ -10,6 +10,7 @@ import msgspec
 import zmq
 
 from inferd.protocol import ConstraintError, Done, InvalidRequest, Usage
+from inferd_runtime.session.grants import SIGNATURE_BYTES, Grant
 from inferd_runtime.session.wire import CANCEL, CLOSE, ERROR, OK, OPEN, TICKET, OpenSession
 
 USED = Usage(prompt_tokens=7, tokens=5, steps=4, drafted=3, accepted=2)
@@ -17,12 +18,13 @@ USED = Usage(prompt_tokens=7, tokens=5, steps=4, drafted=3, accepted=2)
 
 class FakeEngine:
     """``model.tokenize`` echoes a text's length, ``model.detokenize`` the tokens' sum, ``context.flush`` never comes back, and
-    ``context.create`` of the model "bad" is refused.
+    ``context.create`` of the model "bad" is refused. ``opened`` has the tenant and label of each session by its name.
     """
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
-        self.opened: dict[str, OpenSession] = {}
+        self.opened: dict[str, tuple[str, str]] = {}
+        self._names: dict[bytes, str] = {}
         self.closed: list[str] = []
         self.cancelled: list[tuple[str, int]] = []
         self.asked: list[tuple[str, str]] = []
@@ -53,14 +55,19 @@ class FakeEngine:
             if self._stop_in in ready:
                 return
             identity, *request = self._socket.recv_multipart()
-            for reply in self._answer(identity.decode(), *request):
+            for reply in self._answer(identity, *request):
                 self._socket.send_multipart([identity, *reply])
 
-    def _answer(self, session: str, ticket: bytes, op: bytes, form: bytes, payload: bytes) -> list[list[bytes]]:
+    def _answer(self, identity: bytes, ticket: bytes, op: bytes, form: bytes, payload: bytes) -> list[list[bytes]]:
+        if op.decode() == OPEN:
+            opened = msgspec.msgpack.decode(payload, type=OpenSession)
+            grant = msgspec.msgpack.decode(opened.grant[SIGNATURE_BYTES:], type=Grant)
+            self._names[identity] = grant.session
+            self.opened[grant.session] = (grant.tenant, opened.label)
+        session = self._names[identity]
         self.asked.append((session, op.decode()))
         match op.decode():
             case name if name == OPEN:
-                self.opened[session] = msgspec.msgpack.decode(payload, type=OpenSession)
                 if self.refuse_sessions:
                     refusal = InvalidRequest("no session for you").to_wire()
                     return [[ticket, ERROR, msgspec.msgpack.encode(refusal)]]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 from inferd.protocol import Cancelled, ErrorInfo, Unavailable
 from inferd_runtime.sandbox.messages import Bundle, LaunchRun, Limits, Output, Shutdown
 
-from .conftest import WORKER, Gateway
+from .conftest import Gateway, start_worker
 from .fake_engine import FakeEngine
 
 PROMPT_SECONDS = 10.0
@@ -228,7 +226,7 @@ def test_a_run_that_is_stopped_for_a_dead_engine_does_not_wait_for_it(gateway: G
 
 def test_a_second_launch_of_the_same_run_is_refused(gateway: Gateway) -> None:
     run = gateway.launch("import inferd\nasync def main(): return await inferd.session.receive()")
-    gateway.send(LaunchRun(run, "tenant", Bundle("again", {}), "{}", Limits()))
+    gateway.send(LaunchRun(run, b"", Bundle("again", {}), "{}", Limits()))
     error = gateway.wait(run).error
     assert error is not None
     assert "goes on already" in error.message
@@ -240,8 +238,7 @@ def test_a_second_launch_of_the_same_run_is_refused(gateway: Gateway) -> None:
 def test_shutdown_reports_every_run(runner: Path, engine: FakeEngine, tmp_path: Path) -> None:
     control = f"ipc://{tmp_path}/c"
     gateway = Gateway(control)
-    command = ["--control", control, "--engine", engine.endpoint, "--identity", WORKER.decode()]
-    worker = subprocess.Popen([sys.executable, "-m", "inferd_runtime.sandbox.worker", *command])
+    worker = start_worker(control, engine, runner)
     try:
         gateway.wait_ready()
         runs = [gateway.launch(program) for program in BLOCKERS.values()]

@@ -55,7 +55,7 @@ def test_session_is_opened_for_the_tenant_and_closed(gateway: Gateway, engine: F
     run = gateway.launch("def main(): pass")
     gateway.wait(run)
     session = f"run/{run}"
-    assert (engine.opened[session].tenant, engine.opened[session].label) == ("tenant", "test")
+    assert engine.opened[session] == ("tenant", "test")
     assert session in engine.closed
 
 

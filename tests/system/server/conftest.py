@@ -16,6 +16,8 @@ import anyio
 import httpx
 import pytest
 
+from inferd_runtime.isolation.kinds import ChildKind
+from inferd_runtime.isolation.order import Launch
 from inferd_runtime.server.gateway.app import Gateway, open_gateway
 from inferd_runtime.server.supervisor.runtime import Commands
 from inferd_runtime.settings.settings import ENGINE_FIELDS, EngineSettings, Settings
@@ -30,12 +32,17 @@ def anyio_backend() -> str:
 
 
 def fake_commands(engine: Sequence[str] = (), worker: Sequence[str] = ()) -> Commands:
+    """The fakes are scripts, with these options; nothing is forbidden to them."""
     return Commands(
-        engine=lambda endpoint: [str(HERE / "fake_engine.py"), "--endpoint", endpoint, *engine],
-        worker=lambda control, link, name: [
-            str(HERE / "fake_worker.py"), "--control", control, "--engine", link, "--identity", name, *worker,
-        ],
-    )  # fmt: skip
+        engine=lambda endpoint, key: script("fake_engine.py", "--endpoint", endpoint, *engine),
+        worker=lambda links: script(
+            "fake_worker.py", "--control", links.control, "--engine", links.engine, "--identity", links.secret, *worker
+        ),
+    )
+
+
+def script(name: str, *arguments: str) -> Launch:
+    return Launch(str(HERE / name), ChildKind.MODEL, arguments)
 
 
 def settings_in(folder: Path, **changes: Any) -> Settings:

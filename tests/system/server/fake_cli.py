@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 
 from inferd_runtime.cli import main, progress
+from inferd_runtime.isolation.kinds import ChildKind
+from inferd_runtime.isolation.order import Launch
 from inferd_runtime.sandbox.runner_build.component import OnProgress
+from inferd_runtime.sandbox.worker_start import WorkerLinks
 from inferd_runtime.server.supervisor import runtime
 from inferd_runtime.settings.settings import Settings
 
@@ -21,12 +24,12 @@ def fake_commands(settings: Settings) -> runtime.Commands:
     engine_options = os.environ.get("INFERD_FAKE_ENGINE", "").split()
     worker_options = os.environ.get("INFERD_FAKE_WORKER", "").split()
 
-    def engine(endpoint: str) -> list[str]:
-        return [str(HERE / "fake_engine.py"), "--endpoint", endpoint, *engine_options]
+    def engine(endpoint: str, key: str) -> Launch:
+        return Launch(str(HERE / "fake_engine.py"), ChildKind.MODEL, ("--endpoint", endpoint, *engine_options))
 
-    def worker(control: str, engine_endpoint: str, name: str) -> list[str]:
-        links = ["--control", control, "--engine", engine_endpoint, "--identity", name]
-        return [str(HERE / "fake_worker.py"), *links, *worker_options]
+    def worker(links: WorkerLinks) -> Launch:
+        told = ("--control", links.control, "--engine", links.engine, "--identity", links.secret)
+        return Launch(str(HERE / "fake_worker.py"), ChildKind.MODEL, (*told, *worker_options))
 
     return runtime.Commands(engine, worker)
 

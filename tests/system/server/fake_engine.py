@@ -30,9 +30,11 @@ from inferd.protocol import (
     Tokens,
     Usage,
 )
+from inferd_runtime.session.grants import SIGNATURE_BYTES, Grant
 from inferd_runtime.session.wire import (
     CANCEL,
     CLOSE,
+    CLOSE_NAMED,
     CYCLES,
     ERROR,
     JSON,
@@ -40,6 +42,7 @@ from inferd_runtime.session.wire import (
     OPEN,
     STATS,
     TICKET,
+    CloseNamedSession,
     CyclePage,
     EngineStats,
     GetCycles,
@@ -53,7 +56,7 @@ MODELS = Models([ModelInfo("fake", 256, 1024, 16, [0], "sha256:fake")])
 class Engine:
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self.socket = socket
-        self.sessions: dict[bytes, OpenSession] = {}
+        self.sessions: dict[bytes, str] = {}
         self.hanging: dict[tuple[bytes, bytes], bytes] = {}
 
     def reply(self, session: bytes, ticket: bytes, form: bytes, value: Any) -> None:
@@ -64,7 +67,8 @@ class Engine:
     def handle(self, session: bytes, ticket: bytes, op: bytes, form: bytes, payload: bytes) -> None:
         name = op.decode()
         if name == OPEN:
-            self.sessions[session] = msgspec.msgpack.decode(payload, type=OpenSession)
+            opened = msgspec.msgpack.decode(payload, type=OpenSession)
+            self.sessions[session] = msgspec.msgpack.decode(opened.grant[SIGNATURE_BYTES:], type=Grant).session
             self.reply(session, ticket, form, Done())
         elif session not in self.sessions:
             self.reply(session, ticket, form, NotFound(f"session {session!r} is not open").to_wire())
@@ -87,6 +91,10 @@ class Engine:
             asked = msgspec.msgpack.decode(payload, type=GetCycles)
             cycle = WatchedCycle(max(0, asked.after), asked.tenant, 1, 1, "ngram", 4, 2, 3)
             self.reply(session, ticket, form, CyclePage([cycle], cycle.index + 1))
+        elif op == CLOSE_NAMED:
+            name = msgspec.msgpack.decode(payload, type=CloseNamedSession).session
+            self.sessions = {key: held for key, held in self.sessions.items() if held != name}
+            self.reply(session, ticket, form, Usage())
         elif op == "context.create":
             self.reply(session, ticket, form, ContextState(1, len(self.sessions), 0))
         elif op == "model.tokenize":

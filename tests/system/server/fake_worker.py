@@ -39,7 +39,7 @@ from inferd_runtime.sandbox.messages import (
     ToWorker,
     WorkerReady,
 )
-from inferd_runtime.session.wire import JSON, open_frames, parse_reply, request_frames
+from inferd_runtime.session.wire import JSON, new_identity, open_frames, parse_reply, request_frames
 
 current: contextvars.ContextVar[FakeRun] = contextvars.ContextVar("run")
 
@@ -65,7 +65,7 @@ class FakeRun:
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
         self.verdict: ErrorInfo | None = None
         self.session = worker.context.socket(zmq.DEALER)
-        self.session.setsockopt(zmq.IDENTITY, f"run/{launch.run}".encode())
+        self.session.setsockopt(zmq.IDENTITY, new_identity())
         self.session.connect(worker.engine)
         self.task = asyncio.get_running_loop().create_task(self.run())
 
@@ -84,7 +84,7 @@ class FakeRun:
         result: str | None = None
         error: ErrorInfo | None = None
         try:
-            await self.session.send_multipart(open_frames(self.launch.tenant, self.launch.bundle.name))
+            await self.session.send_multipart(open_frames(self.launch.grant, self.launch.bundle.name))
             result = json.dumps(await self.main())
         except asyncio.CancelledError:
             error = self.verdict or Cancelled("cancelled").to_wire()

@@ -14,6 +14,8 @@ import msgspec
 import pytest
 
 from inferd.protocol import Unavailable
+from inferd_runtime.isolation.kinds import ChildKind
+from inferd_runtime.isolation.order import Launch
 from inferd_runtime.sandbox.messages import Bundle, Limits, RunFinished, RunUsage
 from inferd_runtime.server.processes.rundir import LOCK, run_directory
 from inferd_runtime.server.programs.bundles import Program, make_program
@@ -120,7 +122,7 @@ async def test_a_child_that_does_not_start_is_reported_with_what_it_printed(
 async def test_a_worker_that_is_never_ready_is_given_up(tmp_path: Path) -> None:
     mute = tmp_path / "mute.py"
     mute.write_text("import time\ntime.sleep(600)\n")
-    commands = runtime_module.Commands(fake_commands().engine, lambda control, engine, name: [str(mute)])
+    commands = runtime_module.Commands(fake_commands().engine, lambda links: Launch(str(mute), ChildKind.MODEL))
     with pytest.raises(Unavailable, match="was killed by SIGKILL"):
         async with open_runtime(settings_in(tmp_path, worker_start_s=0.3), commands):
             pytest.fail("it came up")

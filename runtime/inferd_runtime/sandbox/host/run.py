@@ -27,7 +27,7 @@ from inferd_runtime.sandbox.messages import LaunchRun, Limits, RunFinished, RunU
 from inferd_runtime.sandbox.threads import ThreadPool
 from inferd_runtime.sandbox.wasm.engine_settings import MIB, WASM_STACK_BYTES
 from inferd_runtime.sandbox.wasm.loaded_runner import DoesNotFit, Guest, GuestTrap, LoadedRunner
-from inferd_runtime.session.wire import RUN_SESSION, EngineLink
+from inferd_runtime.session.wire import EngineLink
 
 CLOSE_SECONDS = 2.0
 NEARLY_FULL = 0.9
@@ -86,10 +86,10 @@ class SandboxRun:
         self._over.set()
 
     def _connected(self) -> RunFinished:
-        link = EngineLink(self._engine.context, self._engine.endpoint, RUN_SESSION + self._launch.run)
+        link = EngineLink(self._engine.context, self._engine.endpoint)
         try:
             link.socket.setsockopt(zmq.SNDTIMEO, 0)  # an engine that takes nothing must not block this thread
-            link.open(self._launch.tenant, self._launch.bundle.name)
+            link.open(self._launch.grant, self._launch.bundle.name)
             calls = GuestCalls(self._launch.run, self._launch.limits, self.inbox, link, self._report)
             end = self._execute(calls)
             return self._finished(end, calls, _close_session(link, calls.session_replies, self.inbox.error))

@@ -8,21 +8,23 @@ import zmq
 
 from inferd_grammar.trials.pool import TrialPool
 from inferd_runtime.kv.snapshots import SnapshotStore
+from inferd_runtime.server.engine_process.command import EngineStart
+from inferd_runtime.server.engine_process.compile_process import start_compiler
 from inferd_runtime.server.engine_process.followers import Followers
 from inferd_runtime.server.engine_process.loop import EngineLoop
 from inferd_runtime.server.engine_process.serving import serve_models
 from inferd_runtime.server.processes.stop_request import StopRequest
-from inferd_runtime.server.processes.tether import tethered
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
+from inferd_runtime.session.grants import SessionGrants
 from inferd_runtime.session.hub import SessionHub
-from inferd_runtime.settings.settings import EngineSettings
 
 
-def serve(endpoint: str, settings: EngineSettings, stop: StopRequest) -> None:
+def serve(start: EngineStart, stop: StopRequest) -> None:
     """Bind, load, and serve until ``stop`` is received. Raises InferdError while loading."""
+    settings = start.settings
     context: zmq.Context[Any] = zmq.Context()
-    socket = bind(context, endpoint)
-    trials = TrialPool(tethered())
+    socket = bind(context, start.endpoint)
+    trials = TrialPool(start_compiler)
     followers = Followers(settings.tensor_parallel)
     models = serve_models(settings, trials, followers)
     store = SnapshotStore(settings.snapshots, settings.snapshot_bytes) if settings.snapshots else None
@@ -31,7 +33,8 @@ def serve(endpoint: str, settings: EngineSettings, stop: StopRequest) -> None:
         socket.send_multipart([identity, *frames])
 
     compiles = CompileQueue(trials)
-    hub = SessionHub({model.info.name: model for model in models}, send, store, compiles)
+    grants = SessionGrants(bytes.fromhex(start.key))
+    hub = SessionHub({model.info.name: model for model in models}, send, grants, store, compiles)
     loop = EngineLoop(socket, hub, models, compiles, store)
     loop.run(stop, check=settings.check)
     loop.close()

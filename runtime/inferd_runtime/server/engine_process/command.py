@@ -1,26 +1,43 @@
-"""The command line of an engine process, and of a draft model's: an endpoint, and the settings as one value in JSON."""
+"""How an engine process, and a draft model's, is started, and what it is told."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from inferd_runtime.server.processes.child_protocol import exit_code, parse_settings, settings_argument
+from inferd_runtime.isolation.child import Child
+from inferd_runtime.isolation.kinds import ChildKind
+from inferd_runtime.isolation.order import Launch
+from inferd_runtime.server.processes.child_protocol import exit_code
 from inferd_runtime.settings.settings import EngineSettings
 
-ENGINE_MODULE = "inferd_runtime.server.engine_process"
+ENGINE_MODULE = "inferd_runtime.server.engine_process.engine_main"
 DRAFT_MODULE = "inferd_runtime.server.engine_process.draft_process"
 
 
-def engine_arguments(endpoint: str, settings: EngineSettings) -> list[str]:
-    """Return the arguments that :func:`run_command` reads. Everybody on this machine can see them: they hold no secret."""
-    return ["--endpoint", endpoint, "--settings", settings_argument(settings)]
+@dataclass(frozen=True)
+class EngineStart:
+    """Where an engine process listens (``ipc://FILE``), how it serves, and the key that only it and its parent hold.
+
+    For an engine that is the key of :class:`~inferd_runtime.session.grants.SessionGrants`; for a draft model's process it is
+    the identity of its parent's socket.
+    """
+
+    endpoint: str
+    key: str
+    settings: EngineSettings
 
 
-def run_command(serve: Callable[[str, EngineSettings], None], argv: Sequence[str] | None = None) -> int:
-    """Call ``serve`` with the endpoint and the settings of a command line, and return the process's exit code."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--endpoint", required=True, help="where to listen: ipc://FILE")
-    parser.add_argument("--settings", default="{}", help="JSON; what it leaves out has its default")
-    options = parser.parse_args(argv)
-    return exit_code(lambda: serve(options.endpoint, parse_settings(options.settings, EngineSettings)))
+def engine_launch(start: EngineStart) -> Launch:
+    """Return how to start an engine process."""
+    return Launch(ENGINE_MODULE, ChildKind.MODEL, settings=start)
+
+
+def draft_launch(start: EngineStart) -> Launch:
+    """Return how to start a draft model's process."""
+    return Launch(DRAFT_MODULE, ChildKind.MODEL, settings=start)
+
+
+def run_engine(child: Child, serve: Callable[[EngineStart], None]) -> int:
+    """Call ``serve`` with what the child was told, and return the process's exit code."""
+    return exit_code(lambda: serve(child.settings(EngineStart)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import secrets
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from inferd_runtime.draft_models.messages import (
     DropDraft,
     Pollable,
 )
-from inferd_runtime.server.engine_process.command import DRAFT_MODULE, engine_arguments
+from inferd_runtime.server.engine_process.command import EngineStart, draft_launch
 from inferd_runtime.server.processes.backoff import Backoff
 from inferd_runtime.server.processes.blocking_child import BlockingChild
 from inferd_runtime.server.processes.rundir import run_directory
@@ -46,13 +47,15 @@ class RemoteDrafts:
     def __init__(self, settings: EngineSettings) -> None:
         self._held = contextlib.ExitStack()
         endpoint = f"ipc://{self._held.enter_context(run_directory())}/link.sock"
-        self._command = [DRAFT_MODULE, *engine_arguments(endpoint, settings)]
-        self._child = BlockingChild(*self._command)
+        identity = secrets.token_hex(16)
+        self._launch = draft_launch(EngineStart(endpoint, identity, settings))
+        self._child = BlockingChild(self._launch)
         self._backoff = Backoff()
         self._restart_at = 0.0
         self._context: zmq.Context[Any] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.IDENTITY, identity.encode())
         # Nothing is queued for a process that is not there, so that sending fails at once.
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.connect(endpoint)
@@ -139,4 +142,4 @@ class RemoteDrafts:
         elif now >= self._restart_at:
             self._restart_at = 0.0
             self._child.stop()
-            self._child = BlockingChild(*self._command)
+            self._child = BlockingChild(self._launch)

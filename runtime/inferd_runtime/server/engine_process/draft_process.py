@@ -1,13 +1,11 @@
-"""A draft model in a process of its own: ``python -m inferd_runtime.server.engine_process.draft_process --endpoint ipc://FILE
---settings JSON``. It drafts for the sequences of one engine process.
+"""A draft model in a process of its own, which drafts for the sequences of one engine process.
 
-It speaks the frames of :mod:`~inferd_runtime.session.wire` on a socket that its engine process alone knows: no program and no
-script reaches it.
+It speaks the frames of :mod:`~inferd_runtime.session.wire` on a socket of which its engine process alone knows the place, and
+answers nobody but the socket whose identity is the key that it was told.
 """
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import Any
 
@@ -24,30 +22,32 @@ from inferd_runtime.draft_models.messages import (
     DraftDescription,
     DropDraft,
 )
+from inferd_runtime.isolation.child import Child
 from inferd_runtime.server.engine_process.boot import bind
-from inferd_runtime.server.engine_process.command import run_command
+from inferd_runtime.server.engine_process.command import EngineStart, run_engine
 from inferd_runtime.server.engine_process.serving import serve_model
 from inferd_runtime.server.processes.stop_request import StopRequest
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.wire import OK
-from inferd_runtime.settings.settings import EngineSettings
 
 IDLE_MS = 1000
 
 
 class DraftServer:
-    """Receives requests and sends each one's answer when the draft engine has it."""
+    """Receives its owner's requests and sends each one's answer when the draft engine has it."""
 
-    def __init__(self, socket: zmq.Socket[bytes], served: ServedModel) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], served: ServedModel, owner: bytes) -> None:
         self.host = DraftHost(served.engine, served.tokenizer.eos_tokens)
         self._socket = socket
         self._served = served
+        self._owner = owner
 
     def receive(self) -> None:
         """Handle all messages that have arrived."""
         while self._socket.poll(0):
             identity, *frames = self._socket.recv_multipart()
-            self._handle(identity, *frames)
+            if identity == self._owner:
+                self._handle(identity, *frames)
 
     def _handle(self, identity: bytes, ticket: bytes, op: bytes, form: bytes, payload: bytes) -> None:
         answer = partial(self._answer, identity, ticket)
@@ -68,13 +68,13 @@ class DraftServer:
         )
 
 
-def serve(endpoint: str, settings: EngineSettings) -> None:
+def serve(start: EngineStart) -> None:
     """Load, bind, and draft until SIGTERM or SIGINT, or until the engine process has ended. Raises InferdError."""
     stop = StopRequest()
-    served = serve_model(settings)
+    served = serve_model(start.settings)
     context: zmq.Context[Any] = zmq.Context()
-    socket = bind(context, endpoint)
-    server = DraftServer(socket, served)
+    socket = bind(context, start.endpoint)
+    server = DraftServer(socket, served, start.key.encode())
     busy = False
     while not stop.received:
         if socket.poll(0 if busy else IDLE_MS):
@@ -85,5 +85,6 @@ def serve(endpoint: str, settings: EngineSettings) -> None:
     context.term()
 
 
-if __name__ == "__main__":
-    sys.exit(run_command(serve))
+def child_main(child: Child) -> int:
+    """Draft for one engine process. Returns the exit code."""
+    return run_engine(child, serve)

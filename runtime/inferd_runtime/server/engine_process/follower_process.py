@@ -1,4 +1,4 @@
-"""One of the other ranks of a model that is divided: ``python -m inferd_runtime.server.engine_process.follower_process JSON``.
+"""One of the other ranks of a model that is divided.
 
 It loads its part of the model, then runs the batches that rank 0's engine process sends over a channel that nobody else holds.
 It knows no program or tenant. Signals that end a whole process group do not end it: rank 0 tells it when.
@@ -7,13 +7,13 @@ It knows no program or tenant. Signals that end a whole process group do not end
 from __future__ import annotations
 
 import signal
-import sys
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from inferd_runtime.isolation.child import Child
 from inferd_runtime.models.options import ModelOptions
-from inferd_runtime.server.processes.child_protocol import exit_code, parse_settings
+from inferd_runtime.server.processes.child_protocol import exit_code
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ def serve(settings: FollowerSettings) -> None:
     leave()
 
 
-if __name__ == "__main__":
+def child_main(child: Child) -> int:
+    """Follow rank 0. Returns the exit code."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    sys.exit(exit_code(lambda: serve(parse_settings(sys.argv[1], FollowerSettings))))
+    return exit_code(lambda: serve(child.settings(FollowerSettings)))

@@ -14,6 +14,8 @@ from typing import NoReturn
 from inferd.protocol import InferdError, InvalidRequest, Unavailable
 from inferd_runtime.engine.drivers.parallel import LeadingDriver, lead
 from inferd_runtime.engine.drivers.parallel_commands import Loaded, decode_reply
+from inferd_runtime.isolation.kinds import ChildKind
+from inferd_runtime.isolation.order import Launch
 from inferd_runtime.models.fitting.fit import Placed
 from inferd_runtime.models.fitting.inspection import available_bytes
 from inferd_runtime.models.loading import LoadedModel, load
@@ -21,7 +23,7 @@ from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.parallel import check_devices, join, share
 from inferd_runtime.server.engine_process.follower_process import FollowerSettings
 from inferd_runtime.server.processes.blocking_child import BlockingChild
-from inferd_runtime.server.processes.child_protocol import FAILED, print_error, settings_argument
+from inferd_runtime.server.processes.child_protocol import FAILED, print_error
 from inferd_runtime.server.processes.rundir import run_directory
 from inferd_runtime.settings.settings import EngineSettings
 
@@ -45,8 +47,9 @@ class Follower:
         ours, theirs = socketpair()
         self.channel = Connection(ours.detach())
         with theirs:
-            own = settings_argument(replace(settings, channel=theirs.fileno()))
-            self.child = BlockingChild(FOLLOWER_MODULE, own, pass_fds=[theirs.fileno()])
+            own = replace(settings, channel=theirs.fileno())
+            launch = Launch(FOLLOWER_MODULE, ChildKind.MODEL, settings=own)
+            self.child = BlockingChild(launch, pass_fds=[theirs.fileno()])
 
     def error(self) -> InferdError:
         """Return the error that its process ended with."""

@@ -21,7 +21,7 @@ from inferd_runtime.server.gateway.replies import deny
 from inferd_runtime.server.supervisor.engine_session import EngineChannel, engine_channel
 from inferd_runtime.server.supervisor.engine_supervisor import StartedEngine
 from inferd_runtime.server.supervisor.runtime import Runtime
-from inferd_runtime.session.wire import CANCEL, PRIVATE_OPERATIONS, LinkReply, OpenSession
+from inferd_runtime.session.wire import CANCEL, PRIVATE_OPERATIONS, LinkReply
 
 SUBPROTOCOL = "inferd.v1"
 PROGRAM_OPERATIONS = frozenset({"session.send", "session.receive"})
@@ -170,12 +170,12 @@ async def script_session(websocket: WebSocket, runtime: Runtime) -> None:
     """Serve one WebSocket. Without an engine the handshake is refused with Unavailable."""
     tenant: str = websocket.scope[TENANT_KEY]
     name = f"ws/{secrets.token_hex(8)}"
-    owner = OpenSession(tenant, name)
+    grant = runtime.engine.grants.issue(name, tenant)
     async with AsyncExitStack() as stack:
         try:
             engine = runtime.engine.current
             channel = await stack.enter_async_context(
-                engine_channel(runtime.context, runtime.engine.endpoint, name, owner, engine.lost)
+                engine_channel(runtime.context, runtime.engine.endpoint, grant, name, engine.lost)
             )
         except InferdError as error:
             await deny(error, websocket.scope, websocket.receive, websocket.send)

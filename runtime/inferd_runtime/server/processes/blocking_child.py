@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from tempfile import TemporaryFile
 
 from inferd.protocol import InferdError, Unavailable
+from inferd_runtime.isolation.order import Launch
 from inferd_runtime.server.processes.child_protocol import printed_error
-from inferd_runtime.server.processes.tether import tethered
+from inferd_runtime.server.processes.piped_child import close_input, give_order
 
 STOP_SECONDS = 5.0
 TAIL_BYTES = 1 << 14
@@ -19,16 +20,18 @@ TAIL_BYTES = 1 << 14
 class BlockingChild:
     """A child that ends with this process. The end of what it prints is kept for error messages.
 
-    ``module`` is run with ``arguments``; ``pass_fds`` are the file descriptors that it inherits.
+    ``pass_fds`` are the file descriptors that it inherits.
     """
 
-    def __init__(self, module: str, *arguments: str, pass_fds: Sequence[int] = ()) -> None:
+    def __init__(self, launch: Launch, pass_fds: Sequence[int] = ()) -> None:
         self._printed = TemporaryFile()  # noqa: SIM115 - closed with the child
         self.started = time.monotonic()
         self._process = subprocess.Popen(
-            tethered(module, *arguments),
-            stdin=subprocess.DEVNULL, stdout=self._printed, stderr=self._printed, pass_fds=pass_fds,
+            launch.command,
+            stdin=subprocess.PIPE, stdout=self._printed, stderr=self._printed, pass_fds=pass_fds, env=launch.environment,
         )  # fmt: skip
+        give_order(self._process, launch)
+        close_input(self._process)
 
     @property
     def alive(self) -> bool:

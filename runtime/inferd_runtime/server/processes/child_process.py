@@ -8,11 +8,10 @@ import logging
 import os
 import signal
 from collections import deque
-from collections.abc import Sequence
 
 import anyio
 
-from inferd_runtime.server.processes.tether import tethered
+from inferd_runtime.isolation.order import Launch
 
 TAIL_LINES = 40
 DRAIN_SECONDS = 1.0
@@ -38,14 +37,18 @@ class ChildProcess(asyncio.SubprocessProtocol):
         self._transport: asyncio.SubprocessTransport | None = None
 
     @classmethod
-    async def start(cls, name: str, command: Sequence[str]) -> ChildProcess:
-        """Start ``command``: a module or the path of a script, then its arguments."""
-        _, child = await asyncio.get_running_loop().subprocess_exec(
+    async def start(cls, name: str, launch: Launch) -> ChildProcess:
+        """Start a child and give it its order."""
+        transport, child = await asyncio.get_running_loop().subprocess_exec(
             lambda: cls(name),
-            *tethered(*command),
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
+            *launch.command,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True, env=launch.environment,
         )  # fmt: skip
+        order = transport.get_pipe_transport(0)
+        assert isinstance(order, asyncio.WriteTransport)
+        order.write(launch.document())
+        order.close()  # once all is written
         return child
 
     @property

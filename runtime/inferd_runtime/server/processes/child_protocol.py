@@ -1,32 +1,15 @@
-"""What a parent and its child processes agree on: settings are one argument in JSON; an error is the last line printed, in
-JSON, with exit code 2.
-"""
+"""How a child process tells its parent why it ended: an error is the last line printed, in JSON, with exit code 2."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TypeVar
 
 import msgspec
 
-from inferd.protocol import ErrorInfo, InferdError, InvalidRequest
+from inferd.protocol import ErrorInfo, InferdError
 
-T = TypeVar("T")
 FAILED = 2
-
-
-def settings_argument(settings: object) -> str:
-    """Return settings as the argument that :func:`parse_settings` reads."""
-    return msgspec.json.encode(settings, enc_hook=str).decode()
-
-
-def parse_settings(text: str, kind: type[T]) -> T:
-    """Return settings from a child's argument. Raises InvalidRequest."""
-    try:
-        return msgspec.json.decode(text, type=kind, dec_hook=lambda other, value: other(value))
-    except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"settings: {error}") from None
 
 
 def exit_code(serve: Callable[[], None]) -> int:

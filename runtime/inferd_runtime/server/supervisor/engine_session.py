@@ -18,8 +18,8 @@ from inferd_runtime.session.wire import (
     CANCEL,
     MSGPACK,
     LinkReply,
-    OpenSession,
     close_frames,
+    new_identity,
     open_frames,
     parse_reply,
     request_frames,
@@ -27,22 +27,20 @@ from inferd_runtime.session.wire import (
 
 T = TypeVar("T")
 CLOSE_SECONDS = 2.0
-ABANDONED_ATTEMPTS = 5
-ABANDONED_SECONDS = 0.5
 
 
 class EngineChannel:
     """A session's socket. Frames go in and out as they are; nothing is matched or decoded."""
 
-    def __init__(self, context: zmq.asyncio.Context, endpoint: str, session: str) -> None:
+    def __init__(self, context: zmq.asyncio.Context, endpoint: str) -> None:
         self._socket = context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, session.encode())
+        self._socket.setsockopt(zmq.IDENTITY, new_identity())
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(endpoint)
 
-    async def open(self, owner: OpenSession) -> None:
+    async def open(self, grant: bytes, label: str) -> None:
         """Ask for the session to be opened; the reply carries ticket 0."""
-        await self._socket.send_multipart(open_frames(owner.tenant, owner.label))
+        await self._socket.send_multipart(open_frames(grant, label))
 
     async def send(self, ticket: int, op: str, payload: bytes | memoryview) -> None:
         """Send one request with a msgpack payload."""
@@ -112,16 +110,16 @@ class EngineSession:
 
 @asynccontextmanager
 async def engine_channel(
-    context: zmq.asyncio.Context, endpoint: str, session: str, owner: OpenSession, lost: anyio.Event
+    context: zmq.asyncio.Context, endpoint: str, grant: bytes, label: str, lost: anyio.Event
 ) -> AsyncIterator[EngineChannel]:
     """Open a channel with its session, and close both at the end.
 
     ``lost`` is set when the engine's process ends: opening raises Unavailable then, but an open channel only falls
     silent. Raises what the engine answers to the opening.
     """
-    channel = EngineChannel(context, endpoint, session)
+    channel = EngineChannel(context, endpoint)
     try:
-        await channel.open(owner)
+        await channel.open(grant, label)
         reply = await _first_reply(channel, lost)
         if not reply.ok:
             raise error_of(reply)
@@ -154,20 +152,3 @@ async def _close(channel: EngineChannel) -> None:
         await channel.request_close()
         while (await channel.receive()).ticket != 0:
             pass
-
-
-async def close_abandoned(context: zmq.asyncio.Context, endpoint: str, session: str) -> None:
-    """Close a session whose own process died, so that the engine gives back what it holds.
-
-    The engine takes the first connection of a name only: until it has seen the dead one go, a new one is ignored, hence
-    the attempts.
-    """
-    for _ in range(ABANDONED_ATTEMPTS):
-        channel = EngineChannel(context, endpoint, session)
-        try:
-            with anyio.move_on_after(ABANDONED_SECONDS):
-                await channel.request_close()
-                await channel.receive()
-                return
-        finally:
-            channel.close()

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
 import zmq.asyncio
 
-from inferd.protocol import InferdError, ListModels, Models, Unavailable
+from inferd.protocol import InferdError, ListModels, Models, Unavailable, Usage
+from inferd_runtime.isolation.order import Launch
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.processes.backoff import Backoff
 from inferd_runtime.server.processes.child_process import ChildProcess
 from inferd_runtime.server.processes.child_protocol import printed_error
 from inferd_runtime.server.supervisor.engine_session import EngineSession, engine_channel
-from inferd_runtime.session.wire import OpenSession
+from inferd_runtime.session.grants import SessionGrants, new_key
+from inferd_runtime.session.wire import CloseNamedSession
 
 T = TypeVar("T")
-ADMIN = OpenSession(tenant="inferd", label="gateway")
+OWN_TENANT = "inferd"
+OWN_LABEL = "gateway"
 STOP_SECONDS = 5.0
 log = logging.getLogger("inferd.runtime")
 
@@ -41,20 +45,25 @@ class StartedEngine:
 
 
 class EngineSupervisor:
-    """``command`` makes the child's command line from the endpoint; ``on_lost`` hears of every engine that died."""
+    """``launch`` says how to start an engine, from its endpoint and key; ``on_lost`` hears of every engine that died.
+
+    The key is new with this object. :attr:`grants` makes with it what a session is opened with.
+    """
 
     def __init__(
         self,
         context: zmq.asyncio.Context,
         endpoint: str,
-        command: Callable[[str], Sequence[str]],
+        launch: Callable[[str, str], Launch],
         on_lost: Callable[[Unavailable], None],
         start_seconds: float,
     ) -> None:
         self.endpoint = endpoint
         self.restarts = 0
         self._context = context
-        self._command = command
+        key = new_key()
+        self.grants = SessionGrants(key)
+        self._start = launch(endpoint, key.hex())
         self._on_lost = on_lost
         self._start_seconds = start_seconds
         self._numbers = itertools.count(1)
@@ -98,11 +107,16 @@ class EngineSupervisor:
         """Send one call on the gateway's own session. Raises Unavailable while no engine answers."""
         return await self.current.session.call(request, reply_type)
 
+    async def close_session(self, name: str) -> None:
+        """Close the session of this name if it is still open: what holds it may have died, or kept it back."""
+        with contextlib.suppress(Unavailable):  # an engine that is gone holds nothing
+            await self.call(CloseNamedSession(name), Usage)
+
     async def _run_engine(self) -> float:
         """Start an engine and watch it until it ends; returns how many seconds that took."""
         started = anyio.current_time()
         try:
-            child = await ChildProcess.start("engine", self._command(self.endpoint))
+            child = await ChildProcess.start("engine", self._start)
         except OSError as error:
             self._engine_ended(f"the engine cannot be started: {error}", None, "")
             return 0.0
@@ -119,10 +133,10 @@ class EngineSupervisor:
 
     async def _serve(self, child: ChildProcess) -> None:
         """Open the gateway's own session, announce the engine, and read replies until the engine ends."""
-        name = f"gateway/{next(self._numbers)}"
+        grant = self.grants.issue(f"{OWN_LABEL}/{next(self._numbers)}", OWN_TENANT, gateway=True)
         try:
             with anyio.fail_after(self._start_seconds) as starting:
-                async with engine_channel(self._context, self.endpoint, name, ADMIN, child.exited) as channel:
+                async with engine_channel(self._context, self.endpoint, grant, OWN_LABEL, child.exited) as channel:
                     session = EngineSession(channel)
                     async with background_tasks() as tasks:
                         tasks.start_soon(session.read)

@@ -24,12 +24,14 @@ import zmq
 import zmq.asyncio
 
 from inferd.protocol import Cancelled, ErrorInfo, LimitExceeded, Models, Unavailable
+from inferd_runtime.isolation.order import Launch
 from inferd_runtime.sandbox.messages import Cancel, Deliver, LaunchRun, Limits, Output, RunFinished, Sent, Started
-from inferd_runtime.server.engine_process.command import ENGINE_MODULE, engine_arguments
+from inferd_runtime.sandbox.runner_build.component import ensure_runner
+from inferd_runtime.sandbox.worker_start import WorkerLinks, WorkerStart, worker_launch
+from inferd_runtime.server.engine_process.command import EngineStart, engine_launch
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.processes.rundir import run_directory
 from inferd_runtime.server.programs.bundles import Program
-from inferd_runtime.server.supervisor.engine_session import close_abandoned
 from inferd_runtime.server.supervisor.engine_supervisor import EngineSupervisor
 from inferd_runtime.server.supervisor.runs import EventBuffer, Run, RunStore, RunTotals
 from inferd_runtime.server.supervisor.worker_fleet import FleetLaunch, WorkerFleet
@@ -49,31 +51,27 @@ MAX_UNDELIVERED = 256
 MAX_ZMQ_SOCKETS = 16384
 """Far more than the sessions of scripts that the gateway admits: ZeroMQ's own 1,023 must not be what refuses one."""
 SNAPSHOT_FOLDER = "snapshots"
-WORKER_MODULE = "inferd_runtime.sandbox.worker"
 log = logging.getLogger("inferd.runtime")
 
 
 @dataclass(frozen=True)
 class Commands:
-    """Command lines of the children: a module or the path of a script, then its arguments.
+    """How the children are started: ``engine(endpoint, key)``; ``worker(links)``, which may take as long as a build."""
 
-    ``engine(endpoint)``; ``worker(control endpoint, engine endpoint, name)``.
-    """
-
-    engine: Callable[[str], Sequence[str]]
-    worker: Callable[[str, str, str], Sequence[str]]
+    engine: Callable[[str, str], Launch]
+    worker: Callable[[WorkerLinks], Launch]
 
 
 def default_commands(settings: Settings) -> Commands:
-    """Return the command lines of the real engine and the real sandbox worker."""
+    """Return how the real engine and the real sandbox worker are started."""
     snapshots = settings.data_dir / SNAPSHOT_FOLDER
     serving = replace(settings.engine, tenancy=load_tenancy(settings), snapshots=snapshots)
 
-    def engine(endpoint: str) -> list[str]:
-        return [ENGINE_MODULE, *engine_arguments(endpoint, serving)]
+    def engine(endpoint: str, key: str) -> Launch:
+        return engine_launch(EngineStart(endpoint, key, serving))
 
-    def worker(control: str, engine_endpoint: str, name: str) -> list[str]:
-        return [WORKER_MODULE, "--control", control, "--engine", engine_endpoint, "--identity", name]
+    def worker(links: WorkerLinks) -> Launch:
+        return worker_launch(WorkerStart(links, str(ensure_runner())))
 
     return Commands(engine, worker)
 
@@ -124,7 +122,11 @@ class Runtime:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.bind(control)
-        launch = FleetLaunch(lambda name: commands.worker(control, engine, name), wiring.tasks, settings.worker_start_s)
+        launch = FleetLaunch(
+            lambda name, secret: commands.worker(WorkerLinks(control, engine, name, secret)),
+            wiring.tasks,
+            settings.worker_start_s,
+        )
         pool = PoolSettings(
             settings.workers, settings.max_workers, spare, settings.runs_per_worker, settings.max_waiting
         )
@@ -198,7 +200,8 @@ class Runtime:
         run = self.runs.find(run_id)
         assert run is not None
         self._held[run_id] = _Held(run, worker, time.monotonic() + run.limits.wall_s + GRACE_SECONDS)
-        self.fleet.send(worker, LaunchRun(run.id, run.tenant, run.program.bundle, run.arguments, run.limits))
+        grant = self.engine.grants.issue(RUN_SESSION + run_id, run.tenant)
+        self.fleet.send(worker, LaunchRun(run.id, grant, run.program.bundle, run.arguments, run.limits))
         for message in self._undelivered.pop(run_id, []):
             self.fleet.send(worker, Deliver(run_id, message))
 
@@ -218,15 +221,13 @@ class Runtime:
                 self._over(held.run, held.run.finish_from(message))
 
     def worker_lost(self, worker: str, runs: Sequence[str], error: Unavailable) -> None:
-        """End the runs of a worker that has ended, and close their sessions at the engine."""
+        """End the runs of a worker that has ended."""
         for run_id in runs:
             run, held = self.runs.find(run_id), self._held.get(run_id)
             if run is None:
                 continue
             verdict = held.verdict if held is not None else None
             self._over(run, run.fail(verdict or error.to_wire()))
-            if held is not None:
-                self._wiring.tasks.start_soon(close_abandoned, self.context, self.engine.endpoint, RUN_SESSION + run_id)
 
     def _engine_lost(self, error: Unavailable) -> None:
         for held in list(self._held.values()):
@@ -255,12 +256,13 @@ class Runtime:
             self.fleet.send(held.worker, Deliver(run.id, message))
 
     def _over(self, run: Run, ended: bool) -> None:
-        """Forget a run that has ended, wherever it was."""
+        """Forget a run that has ended, wherever it was, and close its session at the engine if its worker has not."""
         if not ended or run.ending is None:
             return
         self.totals.add(run.ending)
         self.use.charge_tokens(run.tenant, run.ending.usage.tokens)
-        self._held.pop(run.id, None)
+        if self._held.pop(run.id, None) is not None:
+            self._wiring.tasks.start_soon(self.engine.close_session, RUN_SESSION + run.id)
         self._undelivered.pop(run.id, None)
         self.runs.retire(run)
         self.fleet.pool.finished(run.id)

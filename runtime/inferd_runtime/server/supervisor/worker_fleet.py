@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import msgspec
 import zmq.asyncio
 
-from inferd.protocol import Unavailable, cut
+from inferd.protocol import InferdError, Unavailable, cut
+from inferd_runtime.isolation.order import Launch
 from inferd_runtime.sandbox.messages import (
     FromWorker,
     Output,
@@ -36,9 +39,12 @@ log = logging.getLogger("inferd.runtime")
 
 @dataclass(frozen=True)
 class FleetLaunch:
-    """How workers are started: ``command`` makes a command line from a name, ``tasks`` runs their lives."""
+    """How workers are started: ``launch`` says how, from the name of one and the secret that its socket is known by.
 
-    command: Callable[[str], Sequence[str]]
+    ``launch`` is called in a thread, because it may take long. ``tasks`` runs the workers' lives.
+    """
+
+    launch: Callable[[str, str], Launch]
     tasks: anyio.abc.TaskGroup
     start_seconds: float
 
@@ -65,6 +71,7 @@ class FleetOwner(Protocol):
 @dataclass(frozen=True)
 class _Member:
     child: ChildProcess
+    secret: bytes
     ready: anyio.Event = field(default_factory=anyio.Event)
 
 
@@ -91,6 +98,7 @@ class WorkerFleet:
         self._backoff = Backoff()
         self._delay = 0.0
         self._members: dict[str, _Member] = {}
+        self._names: dict[bytes, str] = {}
         self._failure: Unavailable | None = None
         self._changed = anyio.Event()
         self._outbox, self._out = anyio.create_memory_object_stream[tuple[str, bytes]](math.inf)
@@ -140,13 +148,15 @@ class WorkerFleet:
 
     async def _write(self) -> None:
         async for worker, packed in self._out:
-            await self._socket.send_multipart([worker.encode(), packed])
+            if worker in self._members:
+                await self._socket.send_multipart([self._members[worker].secret, packed])
 
     async def _read(self) -> None:
+        """Read what workers send. A socket whose identity is no worker's secret is not heard."""
         while True:
             identity, *frames = await self._socket.recv_multipart()
-            name = identity.decode(errors="replace")
-            if name in self._members:
+            name = self._names.get(identity)
+            if name is not None:
                 self._handle(name, b"".join(frames))
 
     def _handle(self, name: str, payload: bytes) -> None:
@@ -176,11 +186,14 @@ class WorkerFleet:
         await anyio.sleep(self._delay)
         started = anyio.current_time()
         try:
-            child = await ChildProcess.start(name, self._launch.command(name))
-        except OSError as error:
+            secret = secrets.token_hex(16)
+            launch = await anyio.to_thread.run_sync(self._launch.launch, name, secret, abandon_on_cancel=True)
+            child = await ChildProcess.start(name, launch)
+        except (OSError, InferdError) as error:
             self._lost(name, _WorkerExit(f"cannot be started: {error}"))
             return
-        self._members[name] = member = _Member(child)
+        self._members[name] = member = _Member(child, secret.encode())
+        self._names[member.secret] = name
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._kill_if_late, member)
@@ -189,7 +202,7 @@ class WorkerFleet:
         finally:
             with anyio.CancelScope(shield=True):
                 await child.stop(STOP_SECONDS if member.ready.is_set() else 0)
-        del self._members[name]
+        del self._members[name], self._names[member.secret]
         lived = anyio.current_time() - started
         self._lost(name, _WorkerExit(ending, child.pid, child.tail, member.ready.is_set(), lived))
 

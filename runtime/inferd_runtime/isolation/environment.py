@@ -1,0 +1,50 @@
+"""What of this process's environment its children get: an allow-list for each kind of child, and nothing else.
+
+Little of it is in the environment that a child is started with, which other processes of the same user can read: the rest
+comes with its order, on standard input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from inferd_runtime.isolation.kinds import ChildKind
+
+AT_START = ("LANG", "LC_", "LD_LIBRARY_PATH", "TZ")
+"""What the loader and the C library read before Python runs."""
+LANGUAGE = ("LANG", "LC_", "TZ")
+FOLDERS = ("HOME", "PATH", "TMPDIR", "XDG_CACHE_HOME")
+NETWORK = (
+    "ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "all_proxy", "http_proxy", "https_proxy", "no_proxy",
+    "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_",
+)  # fmt: skip
+LIBRARIES = (
+    "CUDA_", "GLOO_", "GOMP_", "HF_", "HUGGING_FACE_", "HUGGINGFACE_", "KMP_", "LD_LIBRARY_PATH", "MKL_", "NCCL_", "NUMEXPR_",
+    "NVIDIA_", "OMP_", "OPENBLAS_", "PYTORCH_", "RAYON_", "SAFETENSORS_", "TOKENIZERS_", "TORCH", "TRANSFORMERS_", "TRITON_",
+    "USER",
+)  # fmt: skip
+ALLOWED: Mapping[ChildKind, tuple[str, ...]] = {
+    ChildKind.WORKER: LANGUAGE,
+    ChildKind.PARSER: LANGUAGE,
+    ChildKind.COMPILER: LANGUAGE,
+    ChildKind.MODEL: LANGUAGE + FOLDERS + NETWORK + LIBRARIES,
+    ChildKind.BUILDER: LANGUAGE + FOLDERS,
+}
+"""Beginnings of names. Hub tokens and proxies with passwords are for the processes that load models, which download them."""
+FIXED: Mapping[ChildKind, Mapping[str, str]] = {
+    ChildKind.COMPILER: {"OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+}
+
+
+def start_environment(kind: ChildKind, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that a child is started with: no secret is in it."""
+    return _only(_only(environment, ALLOWED[kind]), AT_START)
+
+
+def order_environment(kind: ChildKind, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what the child adds to its environment once it runs."""
+    return _only(environment, ALLOWED[kind]) | dict(FIXED.get(kind, {}))
+
+
+def _only(environment: Mapping[str, str], beginnings: tuple[str, ...]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(beginnings)}

@@ -1,0 +1,19 @@
+"""The kinds of child processes, by what they are trusted with."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class ChildKind(StrEnum):
+    """What a child process is for, and so what it may do.
+
+    ``worker`` runs strangers' programs, ``parser`` and ``compiler`` read strangers' text, and none of the three needs anything
+    of the machine. ``model`` owns weights and devices: the engine, draft models, ranks. ``builder`` makes the sandbox's runner.
+    """
+
+    WORKER = "worker"
+    PARSER = "parser"
+    COMPILER = "compiler"
+    MODEL = "model"
+    BUILDER = "builder"

@@ -1,0 +1,20 @@
+"""The engine process's first module: heed signals, then load the rest."""
+
+from __future__ import annotations
+
+from inferd_runtime.isolation.child import Child
+from inferd_runtime.server.engine_process.command import EngineStart, run_engine
+from inferd_runtime.server.processes.stop_request import StopRequest
+
+
+def serve(start: EngineStart) -> None:
+    """Serve as :func:`~inferd_runtime.server.engine_process.boot.serve`; torch is loaded once signals are heeded."""
+    stop = StopRequest()
+    from inferd_runtime.server.engine_process.boot import serve as serve_engine
+
+    serve_engine(start, stop)
+
+
+def child_main(child: Child) -> int:
+    """Serve one gateway. Returns the exit code."""
+    return run_engine(child, serve)
