@@ -38,13 +38,14 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
     @classmethod
     async def start(cls, name: str, launch: Launch) -> ChildProcess:
-        """Start a child and give it its order."""
-        transport, child = await asyncio.get_running_loop().subprocess_exec(
-            lambda: cls(name),
-            *launch.command,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True, env=launch.environment,
-        )  # fmt: skip
+        """Start a child and give it its order. A cancellation takes effect afterwards: asyncio would lose the child else."""
+        with anyio.CancelScope(shield=True):
+            transport, child = await asyncio.get_running_loop().subprocess_exec(
+                lambda: cls(name),
+                *launch.command,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True, env=launch.environment,
+            )  # fmt: skip
         order = transport.get_pipe_transport(0)
         assert isinstance(order, asyncio.WriteTransport)
         order.write(launch.document())
