@@ -19,7 +19,7 @@ from typing import NoReturn
 import msgspec
 
 from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, ProgramSyntaxError
-from inferd_runtime.server.processes.tether import die_with
+from inferd_runtime.isolation.tether import die_with
 from inferd_runtime.server.programs.bundles import check_bundle, describe_bundle
 from inferd_runtime.server.programs.parser_messages import (
     CRASHED,
