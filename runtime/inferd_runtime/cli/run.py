@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 from contextlib import AsyncExitStack
@@ -62,6 +63,6 @@ async def _execute(command: ProgramCommand, program: Program) -> int:
             runtime = await stack.enter_async_context(open_runtime(settings, spare=0))
         run = runtime.launch(program, arguments, limits=limits)
         async for event in run.follow():
-            screen.show(event.kind, event.payload)
+            screen.show(event.kind, json.loads(event.payload) if event.kind == "message" else event.payload)
         ending = await run.wait()
     return screen.finish(ending.result, ending.error, ending.usage)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from inferd.protocol import ErrorInfo
@@ -21,13 +19,15 @@ class Limits(msgspec.Struct, frozen=True):
     """What one run may use. Times in seconds, memory in MiB, output in bytes.
 
     ``memory_mb`` is the instance's linear memory, of which Python and its library take about 40. ``output_bytes`` is all that
-    leaves the program: what it writes, sends and returns.
+    leaves the program: what it writes, sends and returns. ``output_events`` counts the pieces that what it writes comes in, and
+    its messages. ``memory_mb`` counts what the host holds for the program, too.
     """
 
     wall_s: float = 300.0
     cpu_s: float = 30.0
     memory_mb: int = 256
     output_bytes: int = 4 << 20
+    output_events: int = 50_000
 
 
 class RunUsage(msgspec.Struct, frozen=True):
@@ -60,10 +60,17 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Deliver(msgspec.Struct, frozen=True, tag=True):
-    """A message for the program's ``session.receive``."""
+    """A message for the program's ``session.receive``, as JSON text."""
 
     run: str
-    message: Any
+    json: str
+
+
+class Taken(msgspec.Struct, frozen=True, tag=True):
+    """The gateway has handled that many more of a run's ``Output`` and ``Sent``: there is room for new ones."""
+
+    run: str
+    events: int
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -91,10 +98,10 @@ class Output(msgspec.Struct, frozen=True, tag=True):
 
 
 class Sent(msgspec.Struct, frozen=True, tag=True):
-    """A message that the program sent with ``session.send``."""
+    """A message that the program sent with ``session.send``, as JSON text."""
 
     run: str
-    message: Any
+    json: str
 
 
 class RunFinished(msgspec.Struct, frozen=True, tag=True):
@@ -106,5 +113,5 @@ class RunFinished(msgspec.Struct, frozen=True, tag=True):
     error: ErrorInfo | None = None
 
 
-ToWorker = LaunchRun | Cancel | Deliver | Shutdown
+ToWorker = LaunchRun | Cancel | Deliver | Taken | Shutdown
 FromWorker = WorkerReady | Started | Output | Sent | RunFinished

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from queue import Empty, SimpleQueue
 
-from inferd_runtime.sandbox.messages import FromWorker, Output
+from inferd_runtime.sandbox.messages import FromWorker
 from inferd_runtime.waker import Waker
-
-MAX_MERGED = 256 << 10
 
 
 class Outbox:
-    """A queue of messages with a waker for the thread that takes them."""
+    """A queue of messages with a waker for the thread that takes them. A run's own queue bounds what it puts here."""
 
     def __init__(self) -> None:
         self.waker = Waker()
@@ -24,39 +21,11 @@ class Outbox:
         self.waker.wake()
 
     def take(self) -> list[FromWorker]:
-        """Return all that is queued, with adjacent pieces of one stream joined."""
+        """Return all that is queued."""
         self.waker.drain()
-        return list(merged(self._queued()))
-
-    def _queued(self) -> Iterator[FromWorker]:
+        messages: list[FromWorker] = []
         while True:
             try:
-                yield self._queue.get_nowait()
+                messages.append(self._queue.get_nowait())
             except Empty:
-                return
-
-
-def merged(messages: Iterable[FromWorker]) -> Iterator[FromWorker]:
-    """Yield the messages with adjacent pieces of one stream joined, so that many printed lines do not cost a frame each."""
-    held: list[Output] = []
-    size = 0
-    for message in messages:
-        fits = isinstance(message, Output) and size + len(message.text) <= MAX_MERGED
-        if held and not (fits and _same_stream(held[0], message)):
-            yield _joined(held)
-            held, size = [], 0
-        if isinstance(message, Output):
-            held.append(message)
-            size += len(message.text)
-        else:
-            yield message
-    if held:
-        yield _joined(held)
-
-
-def _same_stream(output: Output, other: FromWorker) -> bool:
-    return isinstance(other, Output) and (output.run, output.stream) == (other.run, other.stream)
-
-
-def _joined(pieces: list[Output]) -> Output:
-    return Output(pieces[0].run, pieces[0].stream, "".join(piece.text for piece in pieces))
+                return messages

@@ -31,6 +31,7 @@ from inferd_runtime.sandbox.messages import (
     RunFinished,
     RunUsage,
     Shutdown,
+    Taken,
     ToWorker,
     WorkerReady,
 )
@@ -95,7 +96,10 @@ class Worker:
                     self._runs[message.run].inbox.end(message.error)
             case Deliver():
                 if message.run in self._runs:
-                    self._runs[message.run].inbox.deliver(msgspec.json.encode(message.message))
+                    self._runs[message.run].inbox.deliver(message.json.encode())
+            case Taken():
+                if message.run in self._runs:
+                    self._runs[message.run].inbox.note_taken(message.events)
             case Shutdown():
                 self._closing = True
 

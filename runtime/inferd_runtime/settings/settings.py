@@ -147,10 +147,14 @@ class Settings:
     cpu_s: float = setting(30.0, "seconds of processor time that the program may use", flag="--limit-cpu")
     memory_mb: int = setting(256, "MiB of memory that the program may use", flag="--limit-memory")
     output_bytes: int = setting(4 << 20, "bytes that the program may print", flag="--limit-output")
+    output_events: int = setting(
+        50_000, "pieces that the program's output may come in, messages included", flag="--limit-events"
+    )
     max_wall_s: float = setting(3600.0, "the highest wall_s that a run over the network may ask for")
     max_cpu_s: float = setting(600.0, "the highest cpu_s that a run over the network may ask for")
     max_memory_mb: int = setting(1024, "the highest memory_mb that a run over the network may ask for")
     max_output_bytes: int = setting(64 << 20, "the highest output_bytes that a run over the network may ask for")
+    max_output_events: int = setting(1_000_000, "the highest output_events that a run over the network may ask for")
     max_body_bytes: int = setting(4 << 20, "bytes of a request's body")
     keep_runs: int = setting(1000, "finished runs that are remembered")
     keep_event_bytes: int = setting(64 << 20, "bytes of events that are kept of all finished runs")
@@ -159,12 +163,14 @@ class Settings:
     @property
     def limits(self) -> Limits:
         """Return what a run may use if its launch says nothing else."""
-        return Limits(self.wall_s, self.cpu_s, self.memory_mb, self.output_bytes)
+        return Limits(self.wall_s, self.cpu_s, self.memory_mb, self.output_bytes, self.output_events)
 
     @property
     def max_limits(self) -> Limits:
         """Return what a run that comes over the network may ask for."""
-        return Limits(self.max_wall_s, self.max_cpu_s, self.max_memory_mb, self.max_output_bytes)
+        return Limits(
+            self.max_wall_s, self.max_cpu_s, self.max_memory_mb, self.max_output_bytes, self.max_output_events
+        )
 
 
 ENGINE_FIELDS: Mapping[str, SettingField] = {field.name: field for field in setting_fields(EngineSettings)}

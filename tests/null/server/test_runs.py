@@ -68,7 +68,7 @@ def test_a_run_ends_once_and_says_nothing_after_that() -> None:
     assert run.fail(Unavailable("gone").to_wire())
     assert not run.finish_from(finished(run))
     run.wrote(Output(run.id, "stdout", "late"))
-    run.sent(Sent(run.id, 1))
+    run.sent(Sent(run.id, "1"))
     run.started()
     assert [event.kind for event in run.buffer.since(0)] == ["started", "finished"]
     assert run.error is not None

@@ -29,6 +29,7 @@ from inferd_runtime.sandbox.messages import (
     Sent,
     Shutdown,
     Started,
+    Taken,
     ToWorker,
     WorkerReady,
 )
@@ -51,6 +52,7 @@ class Gateway:
     def __init__(self, endpoint: str) -> None:
         self.messages: dict[str, list[FromWorker]] = defaultdict(list)
         self.ready: WorkerReady | None = None
+        self.takes = True
         self._numbers = itertools.count(1)
         self._decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
         self._context: zmq.Context[Any] = zmq.Context()
@@ -80,7 +82,7 @@ class Gateway:
         self.send(Cancel(run, error))
 
     def deliver(self, run: str, message: Any) -> None:
-        self.send(Deliver(run, message))
+        self.send(Deliver(run, json.dumps(message)))
 
     def wait(self, run: str) -> RunFinished:
         finished: RunFinished = self.wait_for(run, RunFinished)
@@ -134,9 +136,9 @@ class Gateway:
             self._receive(end)
         return self.ready
 
-    def receive_now(self) -> None:
-        """Take in what has come already."""
-        while self._socket.poll(0):
+    def receive_now(self, seconds: float = 0) -> None:
+        """Take in what has come already, or comes within a time of silence."""
+        while self._socket.poll(int(seconds * 1e3)):
             self._receive(time.monotonic() + 1)
 
     def _receive(self, end: float) -> None:
@@ -148,6 +150,8 @@ class Gateway:
             self.ready = message
             return
         assert isinstance(message, (Started, Output, Sent, RunFinished))
+        if isinstance(message, (Output, Sent)) and self.takes:
+            self.send(Taken(message.run, 1))
         self.messages[message.run].append(message)
 
 

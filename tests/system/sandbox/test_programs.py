@@ -226,7 +226,7 @@ def test_messages_both_ways(gateway: Gateway) -> None:
     for number in (1, 2, 3):
         gateway.deliver(run, number)
     assert gateway.wait(run).result == "6"
-    sent = [message.message for message in gateway.messages[run] if isinstance(message, Sent)]
+    sent = [json.loads(message.json) for message in gateway.messages[run] if isinstance(message, Sent)]
     assert sent == [{"total": 1}, {"total": 3}, {"total": 6}, "nothing more"]
 
 

@@ -130,7 +130,7 @@ class Worker:
             if isinstance(message, LaunchRun):
                 self.runs[message.run] = FakeRun(self, message)
             elif isinstance(message, Deliver):
-                self.runs[message.run].inbox.put_nowait(message.message)
+                self.runs[message.run].inbox.put_nowait(json.loads(message.json))
             elif isinstance(message, Cancel) and not self.deaf:
                 self.runs[message.run].verdict = message.error
                 self.runs[message.run].task.cancel()
@@ -153,7 +153,7 @@ def helper() -> types.ModuleType:
 
     def send(value: Any) -> None:
         run = current.get()
-        run.worker.say(Sent(run.launch.run, value))
+        run.worker.say(Sent(run.launch.run, value if isinstance(value, msgspec.msgpack.Ext) else json.dumps(value)))
 
     def garble(data: bytes) -> None:
         run = current.get()

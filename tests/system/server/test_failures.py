@@ -158,11 +158,11 @@ async def test_a_worker_is_believed_about_its_own_runs_only(tmp_path: Path) -> N
         run = runtime.launch(program(SLEEP), "{}", tenant="ann")
         await run.next_batch(1)
         forged = RunFinished(run.id, RunUsage(), result='"forged"')
-        runtime.worker_reported("worker-99", forged)
+        runtime.worker_reported("worker-99", forged, 1)
         assert run.ending is None
         holder = runtime.fleet.pool.worker_of(run.id)
         assert holder is not None
-        runtime.worker_reported(holder, forged)
+        runtime.worker_reported(holder, forged, 1)
         assert run.result == "forged"
 
 

@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
@@ -24,16 +24,19 @@ from inferd.protocol import (
     Unavailable,
     shown,
 )
-from inferd_runtime.carriable import read_json
+from inferd_runtime.sandbox.host.carried import check_json
+from inferd_runtime.sandbox.host.event_queue import EventQueue
 from inferd_runtime.sandbox.host.inbox import MAX_MESSAGES, Inbox, too_many_messages
-from inferd_runtime.sandbox.host.meter import Meter
+from inferd_runtime.sandbox.host.meter import MemoryMeter, Meter
 from inferd_runtime.sandbox.host.pending_calls import MAX_OPEN, PendingCalls
-from inferd_runtime.sandbox.messages import FromWorker, Limits, Output, Sent
+from inferd_runtime.sandbox.messages import FromWorker, LaunchRun, Output, Sent
 from inferd_runtime.session.wire import EngineLink, LinkReply
 
 FOR_EVER_MS = 0xFFFFFFFF
 MAX_POLL_SECONDS = 60.0
 MAX_ARGUMENTS = 16 << 20
+MAX_SENT = 1 << 20
+"""Bytes of one message to the launcher."""
 STREAMS = frozenset({"stdout", "stderr"})
 DONE = b"{}"
 FEWER = "waiting for some of them, as asyncio.Semaphore does"
@@ -43,14 +46,16 @@ Report = Callable[[FromWorker], None]
 class GuestCalls:
     """Answers one guest. Made and used in the run's thread, whose processor time it charges; nothing here raises on purpose."""
 
-    def __init__(self, run: str, limits: Limits, inbox: Inbox, link: EngineLink, report: Report) -> None:
-        self.meter = Meter(limits, time.monotonic(), time.thread_time())
+    def __init__(self, launch: LaunchRun, inbox: Inbox, link: EngineLink, report: Report) -> None:
+        self.meter = Meter(launch.limits, time.monotonic(), time.thread_time())
+        self.memory = MemoryMeter(launch.limits, lambda: 0)
         self.session_replies = 0
-        self._run = run
+        self._launched_bytes = len(launch.arguments) + sum(map(len, launch.bundle.files.values()))
         self._inbox = inbox
         self._link = link
         self._report = report
         self._pending = PendingCalls()
+        self._events = EventQueue(launch.run, time.monotonic())
         self._poller = zmq.Poller()
         self._poller.register(link.socket, zmq.POLLIN)
         self._poller.register(inbox.fileno(), zmq.POLLIN)
@@ -63,17 +68,21 @@ class GuestCalls:
     def submit(self, op: str, arguments: bytes) -> int:
         """Start an operation; what is refused is answered at once, with an error."""
         try:
-            return self._submit(op, arguments)
+            ticket = self._submit(op, arguments)
         except InferdError as error:
-            return self._pending.answered(False, msgspec.json.encode(error.to_wire()))
+            ticket = self._pending.answered(False, msgspec.json.encode(error.to_wire().carriable()))
+        self._charge_memory()
+        return ticket
 
     def wait(self, timeout_ms: int) -> bytes:
         """Return finished operations. Sleeps until there is one, the time is up, or the run has to end."""
         now = time.monotonic()
         end = math.inf if timeout_ms == FOR_EVER_MS else now + timeout_ms / 1e3
         while True:
-            patience = 0.0 if self._pending.has_answers or self.ended else min(end - now, self.meter.wall_left(now))
-            self._collect(patience)
+            self._let_out(now)
+            patience = min(end, self._events.due(now)) - now
+            idle = not (self._pending.has_answers or self.ended)
+            self._collect(min(patience, self.meter.wall_left(now)) if idle else 0.0)
             self._charge()
             answers = self._pending.take()
             now = time.monotonic()
@@ -92,12 +101,18 @@ class GuestCalls:
         data = text.encode()
         allowed, error = self.meter.write(len(data))
         if allowed:
-            self._report(Output(self._run, stream, text if error is None else data[:allowed].decode(errors="ignore")))
+            written = text if error is None else data[:allowed].decode(errors="ignore")
+            self._pass_on(self._events.write(stream, written, time.monotonic()))
         if error is not None:
             self._end(error)
 
+    def finish(self) -> None:
+        """Pass on what is held back, at the program's end."""
+        self._pass_on(self._events.flush())
+
     def tick(self) -> None:
         """Charge the guest, which has computed for a while."""
+        self._let_out(time.monotonic())
         self._charge()
 
     def blocked(self) -> None:
@@ -121,7 +136,7 @@ class GuestCalls:
             return self._pending.open_receive()
         if op == SendMessage.op:  # type: ignore[attr-defined]
             return self._send_message(arguments)
-        ticket = self._pending.open_engine()
+        ticket = self._pending.open_engine(len(arguments))
         try:
             self._link.send(ticket, op, arguments)
         except zmq.Again:
@@ -130,13 +145,43 @@ class GuestCalls:
         return ticket
 
     def _send_message(self, arguments: bytes) -> int:
-        message = read_json(arguments, SendMessage.op, SendMessage).message  # type: ignore[attr-defined]
+        if len(arguments) > MAX_SENT:
+            text = f"a message to the launcher may have {MAX_SENT} bytes, this one has {len(arguments)}"
+            raise LimitExceeded(text, limit="message_bytes", value=MAX_SENT, raise_with="several messages")
+        op: str = SendMessage.op  # type: ignore[attr-defined]
+        check_json(arguments, op)
+        try:
+            message = msgspec.json.decode(arguments, type=dict[str, msgspec.Raw])["message"]
+        except (msgspec.MsgspecError, KeyError) as error:
+            raise InvalidRequest(f"{op}: {error}") from None
         _, exceeded = self.meter.write(len(arguments))
         if exceeded is not None:
             self._end(exceeded)
         else:
-            self._report(Sent(self._run, message))
+            self._pass_on(self._events.send(bytes(message).decode()))
         return self._pending.answered(True, DONE)
+
+    def _let_out(self, now: float) -> None:
+        """Pass on held text that is due."""
+        if self._events.due(now) <= now:
+            self._pass_on(self._events.flush())
+
+    def _pass_on(self, events: Sequence[Output | Sent]) -> None:
+        """Report events, then wait as long as the gateway has too many of them to take, or they come too fast."""
+        for event in events:
+            exceeded = self.meter.count_event()
+            if exceeded is not None:
+                self._end(exceeded)
+                return
+            self._report(event)
+        while not self.ended:
+            now = time.monotonic()
+            pause = min(self._events.pause(now), self.meter.wall_left(now))
+            if pause <= 0.0:
+                break
+            self._inbox.wait(min(pause, MAX_POLL_SECONDS))
+            self._receive_messages()
+            self._charge()
 
     def _collect(self, patience: float) -> None:
         """Receive all that has come from the engine and the gateway; wait for something at most ``patience`` seconds."""
@@ -161,6 +206,7 @@ class GuestCalls:
     def _receive_messages(self) -> None:
         for message in self._inbox.take():
             self._pending.deliver(message)
+        self._events.taken(self._inbox.take_receipts())
         if self._pending.unread > MAX_MESSAGES:
             self._end(too_many_messages())
 
@@ -175,6 +221,12 @@ class GuestCalls:
 
     def _charge(self) -> None:
         error = self.meter.check(time.monotonic(), time.thread_time())
+        if error is not None:
+            self._end(error)
+        self._charge_memory(look=True)
+
+    def _charge_memory(self, look: bool = False) -> None:
+        error = self.memory.check(self._launched_bytes + self._pending.held_bytes, look)
         if error is not None:
             self._end(error)
 

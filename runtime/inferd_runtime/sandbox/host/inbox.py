@@ -10,6 +10,8 @@ from inferd_runtime.waker import Waker
 
 MAX_MESSAGES = 1024
 """Messages that may wait for a program."""
+MAX_MESSAGE_BYTES = 16 << 20
+"""Bytes of messages that may wait for a program to look: those that it has not read are charged to its memory."""
 
 
 def too_many_messages() -> LimitExceeded:
@@ -18,18 +20,34 @@ def too_many_messages() -> LimitExceeded:
     return LimitExceeded(text, limit="messages", value=MAX_MESSAGES, raise_with="a program that receives them faster")
 
 
+def too_large_messages() -> LimitExceeded:
+    """Return the error of a program for which more than ``MAX_MESSAGE_BYTES`` of messages wait."""
+    text = f"more than {MAX_MESSAGE_BYTES} bytes of messages wait for the program"
+    return LimitExceeded(
+        text, limit="message_bytes", value=MAX_MESSAGE_BYTES, raise_with="a program that receives them faster"
+    )
+
+
 class Inbox:
-    """A run's messages and the reason to end it. Any thread may write; the run's thread reads, polls, and closes it."""
+    """A run's messages, the gateway's receipts, and the reason to end it. Any thread may write; the run's thread reads, polls,
+    and closes it.
+    """
 
     def __init__(self) -> None:
         self._waker = Waker()
         self._messages: deque[bytes] = deque()
+        self._bytes = 0
+        self._taken = 0
         self._lock = threading.Lock()
         self.error: ErrorInfo | None = None
 
     def fileno(self) -> int:
         """Return the descriptor to poll. It is readable when there is something new."""
         return self._waker.fileno()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until there is something new, at most ``seconds``."""
+        self._waker.wait(seconds)
 
     def end(self, error: ErrorInfo) -> None:
         """Ask for the run to end; the first reason counts."""
@@ -40,17 +58,40 @@ class Inbox:
         self._waker.wake()
 
     def deliver(self, message: bytes) -> None:
-        """Queue a message for the program, as JSON. One too many ends the run."""
-        if len(self._messages) >= MAX_MESSAGES:
-            self.end(too_many_messages().to_wire())
-            return
-        self._messages.append(message)
+        """Queue a message for the program, as JSON. One too many, or too much, ends the run."""
+        with self._lock:
+            if len(self._messages) >= MAX_MESSAGES:
+                refusal = too_many_messages()
+            elif self._bytes + len(message) > MAX_MESSAGE_BYTES:
+                refusal = too_large_messages()
+            else:
+                refusal = None
+                self._messages.append(message)
+                self._bytes += len(message)
+        if refusal is not None:
+            self.end(refusal.to_wire())
+        self._waker.wake()
+
+    def note_taken(self, events: int) -> None:
+        """Note that the gateway has handled so many more of the run's events."""
+        with self._lock:
+            self._taken += events
         self._waker.wake()
 
     def take(self) -> list[bytes]:
         """Return the messages that came since the last call."""
         self._waker.drain()
-        return [self._messages.popleft() for _ in range(len(self._messages))]
+        with self._lock:
+            messages = list(self._messages)
+            self._messages.clear()
+            self._bytes = 0
+        return messages
+
+    def take_receipts(self) -> int:
+        """Return how many events the gateway has handled since the last call."""
+        with self._lock:
+            taken, self._taken = self._taken, 0
+        return taken
 
     def close(self) -> None:
         """Stop reading; what comes later is dropped."""

@@ -8,6 +8,10 @@ from enum import Enum
 MAX_OPEN = 1024
 FIRST_TICKET = 1
 """Ticket 0 on the engine link is the session's own."""
+ENTRY_BYTES = 512
+"""What a ticket, an answer or a message takes beside its payload, roughly."""
+MOST_TAKEN = 1 << 20
+"""Bytes of answers that one :meth:`PendingCalls.take` returns, unless the first one alone has more."""
 
 
 class Waits(Enum):
@@ -27,6 +31,9 @@ class PendingCalls:
         self._mailbox: deque[bytes] = deque()
         self._answers: dict[int, tuple[bool, bytes]] = {}
         self._delivered: dict[int, bytes] = {}
+        self._arguments: dict[int, int] = {}
+        self.held_bytes = 0
+        """Bytes that the host holds: arguments of open operations, answers and messages that have not been fetched."""
 
     @property
     def full(self) -> bool:
@@ -48,9 +55,12 @@ class PendingCalls:
         """Number of messages that wait for the program."""
         return len(self._mailbox)
 
-    def open_engine(self) -> int:
+    def open_engine(self, argument_bytes: int = 0) -> int:
         """Return a ticket for an operation that the engine answers."""
-        return self._new(Waits.ENGINE)
+        ticket = self._new(Waits.ENGINE)
+        self._arguments[ticket] = argument_bytes
+        self.held_bytes += argument_bytes
+        return ticket
 
     def open_receive(self) -> int:
         """Return a ticket for the next message."""
@@ -67,43 +77,64 @@ class PendingCalls:
 
     def settle(self, ticket: int, ok: bool, payload: bytes) -> None:
         """Note an operation's answer; ``payload`` is JSON."""
-        if self._open.pop(ticket, None) is not None:
+        if self._close(ticket) is not None:
             self._answers[ticket] = (ok, payload)
+            self.held_bytes += ENTRY_BYTES + len(payload)
 
     def deliver(self, message: bytes) -> None:
         """Queue a message for the program, as JSON."""
         self._mailbox.append(message)
+        self.held_bytes += ENTRY_BYTES + len(message)
         self._hand_out()
 
     def cancel(self, ticket: int) -> bool:
         """Forget a ticket. True if the engine has to be told. A message that was not fetched goes back to the mailbox."""
-        waits = self._open.pop(ticket, None)
+        waits = self._close(ticket)
         if waits is Waits.MESSAGE:
             self._readers.remove(ticket)
-        self._answers.pop(ticket, None)
+        if ticket in self._answers:
+            self.held_bytes -= ENTRY_BYTES + len(self._answers.pop(ticket)[1])
         message = self._delivered.pop(ticket, None)
         if message is not None:
             self._mailbox.appendleft(message)
+            self.held_bytes += ENTRY_BYTES + len(message)
             self._hand_out()
         return waits is Waits.ENGINE
 
     def take(self) -> bytes | None:
-        """Return all answers that have not been fetched, as the guest reads them (see ``world.wit``); None if there are none."""
+        """Return answers that have not been fetched, oldest first, as the guest reads them (see ``world.wit``); None if there are
+        none. What is more than ``MOST_TAKEN`` bytes is left for the next call.
+        """
         if not self._answers:
             return None
-        entries = [b"[%d,%d,%b]" % (ticket, ok, payload) for ticket, (ok, payload) in self._answers.items()]
-        self._answers.clear()
-        self._delivered.clear()
+        entries: list[bytes] = []
+        size = 0
+        for ticket, (ok, payload) in list(self._answers.items()):
+            size += len(payload)
+            if entries and size > MOST_TAKEN:
+                break
+            entries.append(b"[%d,%d,%b]" % (ticket, ok, payload))
+            del self._answers[ticket]
+            self._delivered.pop(ticket, None)
+            self.held_bytes -= ENTRY_BYTES + len(payload)
         return b"[" + b",".join(entries) + b"]"
+
+    def _close(self, ticket: int) -> Waits | None:
+        waits = self._open.pop(ticket, None)
+        if waits is not None:
+            self.held_bytes -= ENTRY_BYTES + self._arguments.pop(ticket, 0)
+        return waits
 
     def _new(self, waits: Waits) -> int:
         ticket = self._next
         self._next += 1
         self._open[ticket] = waits
+        self.held_bytes += ENTRY_BYTES
         return ticket
 
     def _hand_out(self) -> None:
         while self._readers and self._mailbox:
             ticket, message = self._readers.popleft(), self._mailbox.popleft()
+            self.held_bytes -= ENTRY_BYTES + len(message)
             self._delivered[ticket] = message
             self.settle(ticket, True, b'{"message":%b}' % message)

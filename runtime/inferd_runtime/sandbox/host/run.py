@@ -18,11 +18,12 @@ from inferd.protocol import (
     ProgramError,
     Unavailable,
     Usage,
+    cut,
 )
-from inferd_runtime.carriable import read_json
+from inferd_runtime.sandbox.host.carried import check_json
 from inferd_runtime.sandbox.host.guest_calls import GuestCalls, Report, sandbox_failure
 from inferd_runtime.sandbox.host.inbox import Inbox
-from inferd_runtime.sandbox.host.meter import exceeded
+from inferd_runtime.sandbox.host.meter import MemoryMeter, exceeded
 from inferd_runtime.sandbox.messages import LaunchRun, Limits, RunFinished, RunUsage, Started
 from inferd_runtime.sandbox.threads import ThreadPool
 from inferd_runtime.sandbox.wasm.engine_settings import MIB, WASM_STACK_BYTES
@@ -30,6 +31,9 @@ from inferd_runtime.sandbox.wasm.loaded_runner import DoesNotFit, Guest, GuestTr
 from inferd_runtime.session.wire import EngineLink
 
 CLOSE_SECONDS = 2.0
+LONGEST_CAUSE = 4096
+LONGEST_ERROR = 256 << 10
+"""Characters of the JSON of an error that a program ends with: decoded, it takes many times that."""
 NEARLY_FULL = 0.9
 """A guest that dies with this much of its memory used has most likely run out of it."""
 
@@ -80,7 +84,7 @@ class SandboxRun:
         try:
             finished = self._connected()
         except Exception as error:  # noqa: BLE001 - the run's boundary: a bug here costs this run and no other
-            finished = RunFinished(self._launch.run, RunUsage(), error=sandbox_failure(error).to_wire())
+            finished = RunFinished(self._launch.run, RunUsage(), error=sandbox_failure(error).to_wire().carriable())
         self.inbox.close()
         self._report(finished)
         self._over.set()
@@ -90,8 +94,11 @@ class SandboxRun:
         try:
             link.socket.setsockopt(zmq.SNDTIMEO, 0)  # an engine that takes nothing must not block this thread
             link.open(self._launch.grant, self._launch.bundle.name)
-            calls = GuestCalls(self._launch.run, self._launch.limits, self.inbox, link, self._report)
+            calls = GuestCalls(self._launch, self.inbox, link, self._report)
             end = self._execute(calls)
+            calls.finish()
+            if self.inbox.error is not None and end.error is None:
+                end = GuestEnd(None, self.inbox.error, end.memory_bytes)
             return self._finished(end, calls, _close_session(link, calls.session_replies, self.inbox.error))
         finally:
             link.close()
@@ -105,9 +112,10 @@ class SandboxRun:
             accepted=used.accepted,
             wall_ms=(time.monotonic() - meter.wall_start) * 1e3,
             cpu_ms=(time.thread_time() - meter.cpu_start) * 1e3,
-            peak_memory_mb=end.memory_bytes / MIB,
+            peak_memory_mb=max(end.memory_bytes, calls.memory.peak_bytes) / MIB,
         )
-        return RunFinished(self._launch.run, usage, end.result, end.error)
+        error = None if end.error is None else end.error.carriable()
+        return RunFinished(self._launch.run, usage, end.result, error)
 
     def _execute(self, calls: GuestCalls) -> GuestEnd:
         limits = self._launch.limits
@@ -124,6 +132,7 @@ class SandboxRun:
 
     def _run_guest(self, guest: Guest, calls: GuestCalls) -> GuestEnd:
         limits = self._launch.limits
+        calls.memory = MemoryMeter(limits, lambda: len(guest.memory()))
         bundle = msgspec.json.encode(self._launch.bundle).decode()
         try:
             ok, text = guest.run(calls, bundle, self._launch.arguments)
@@ -145,7 +154,7 @@ def check_result(text: str, calls: GuestCalls) -> ErrorInfo | None:
     if too_long is not None:
         return too_long.to_wire()
     try:
-        read_json(text, "the program's result")
+        check_json(text.encode(), "the program's result")
     except InvalidRequest as error:
         return ProgramError(error.message).to_wire()
     return None
@@ -153,6 +162,8 @@ def check_result(text: str, calls: GuestCalls) -> ErrorInfo | None:
 
 def read_error(text: str, limits: Limits) -> ErrorInfo:
     """Return the error that a guest reports, which may be any text, as one that can be sent."""
+    if len(text) > LONGEST_ERROR:
+        return ProgramError(f"the program's error is too long: {cut(text, LONGEST_CAUSE)}").to_wire()
     try:
         info = msgspec.json.decode(text, type=ErrorInfo).carriable()
     except (ValueError, RecursionError) as error:
@@ -165,7 +176,7 @@ def read_error(text: str, limits: Limits) -> ErrorInfo:
 
 def explain_trap(message: str, memory_bytes: int, limits: Limits) -> InferdError:
     """Return the error of a guest that stopped by itself. ``message`` is wasmtime's: a backtrace, then the cause."""
-    cause = message.rpartition("Caused by:")[2].strip() or message
+    cause = cut(message.rpartition("Caused by:")[2].strip() or message, LONGEST_CAUSE)
     if "call stack exhausted" in cause:
         depth = f"the call stack of {WASM_STACK_BYTES // MIB} MiB is used up"
         return ProgramError(f"the program nests calls or values too deeply: {depth}", trap=cause)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, aclosing
 
+import anyio
 import msgspec
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
@@ -15,6 +16,9 @@ from inferd_runtime.server.gateway.replies import event_json
 from inferd_runtime.server.supervisor.runs import Run, RunEvent
 
 PING_SECONDS = 15.0
+PAUSE_SECONDS = 0.005
+"""After a batch, for the events of many small writes to come together: a client's cost is by pieces, not by bytes."""
+PART_BYTES = 256 << 10
 SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"
 
@@ -26,7 +30,9 @@ def stream_events(run: Run, request: Request) -> StreamingResponse:
     """
     as_sse = SSE in request.headers.get("accept", "")
     start, follow = _first_index(request), _follow(request)
-    return EventResponse(_lines(run, start, follow, as_sse), as_sse=as_sse)
+    with ExitStack() as counted:
+        counted.enter_context(run.followed())
+        return EventResponse(_lines(run, start, follow, as_sse), as_sse=as_sse, held=counted.pop_all())
 
 
 class EventResponse(StreamingResponse):
@@ -65,17 +71,26 @@ def _follow(request: Request) -> bool:
 
 
 async def _lines(run: Run, start: int, follow: bool, as_sse: bool) -> AsyncGenerator[bytes]:
-    index = start
+    index, end = start, run.buffer.next_index
     while True:
         batch = await run.next_batch(index, PING_SECONDS if follow else 0)
-        for event in batch:
-            yield _encode(event, as_sse)
+        for part in _parts(batch, as_sse):
+            yield part
         if batch:
             index = batch[-1].index + 1
-        if not follow or (run.ending is not None and index >= run.buffer.next_index):
+        if (run.ending is not None and index >= run.buffer.next_index) or (not follow and index >= end):
             return
         if not batch:
             yield b": ping\n\n" if as_sse else b"\n"
+        elif follow:
+            await anyio.sleep(PAUSE_SECONDS)
+
+
+def _parts(batch: list[RunEvent], as_sse: bool) -> Iterator[bytes]:
+    """Yield a batch's lines as one piece, or as several where an event is large."""
+    lines = b"".join(_encode(event, as_sse) for event in batch)
+    for start in range(0, len(lines), PART_BYTES):
+        yield lines[start : start + PART_BYTES]
 
 
 def _encode(event: RunEvent, as_sse: bool) -> bytes:

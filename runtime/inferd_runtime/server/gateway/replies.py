@@ -120,7 +120,7 @@ def event_json(event: RunEvent) -> dict[str, Any]:
     if event.kind in ("stdout", "stderr"):
         value["text"] = event.payload
     elif event.kind == "message":
-        value["message"] = event.payload
+        value["message"] = msgspec.Raw(event.payload.encode())
     elif event.kind == "dropped":
         value["count"] = event.payload
     elif isinstance(event.payload, Ending):

@@ -10,19 +10,26 @@ import secrets
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 
 import anyio
 import msgspec
 
-from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, NotFound
+from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, LimitExceeded, NotFound
 from inferd_runtime.sandbox.messages import Limits, Output, RunFinished, RunUsage, Sent
 from inferd_runtime.server.programs.bundles import Program
 
-EVENT_OVERHEAD = 96
+EVENT_OVERHEAD = 256
 """Bytes counted per event beside its payload."""
+BATCH_EVENTS = 256
+BATCH_BYTES = 64 << 10
+"""What a follower gets at a time: one that reads slowly holds no more than this of what the buffer has dropped since."""
+MAX_FOLLOWERS = 64
+"""Streams of one run's events at a time."""
 
 
 class RunState(StrEnum):
@@ -35,13 +42,13 @@ class RunState(StrEnum):
     CANCELLED = "cancelled"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RunEvent:
     """Something that happened in a run. ``kind``: started | stdout | stderr | message | finished | dropped.
 
     ``index`` counts from 0 without gaps, except that ``dropped`` stands for all events that left the buffer before it was
-    read: its payload is their number. Payloads: text for the streams, a JSON value for ``message``, ``None`` for
-    ``started``, :class:`Ending` for ``finished``. ``time`` is in seconds since the epoch.
+    read: its payload is their number. Payloads: text for the streams, JSON text for ``message``, ``None`` for ``started``,
+    :class:`Ending` for ``finished``. ``time`` is in seconds since the epoch.
     """
 
     index: int
@@ -58,6 +65,12 @@ class Ending:
     usage: RunUsage
     result: str | None = None
     error: ErrorInfo | None = None
+
+    @property
+    def size(self) -> int:
+        """The bytes that it takes, roughly."""
+        error = 0 if self.error is None else len(msgspec.json.encode(self.error))
+        return len(self.result or "") + error
 
     @property
     def state(self) -> RunState:
@@ -113,7 +126,7 @@ class EventBuffer:
         if start < first:
             yield RunEvent(first - 1, "dropped", time.time(), first - start)
         skip = max(start - first, 0)
-        yield from list(self._events)[skip:]
+        yield from islice(self._events, skip, None)
 
 
 @dataclass
@@ -131,8 +144,9 @@ class Run:
     finished_at: float | None = None
     ending: Ending | None = None
     on_cancel: Callable[[Run, ErrorInfo], None] = field(default=lambda run, error: None, repr=False)
-    on_message: Callable[[Run, Any], None] = field(default=lambda run, message: None, repr=False)
-    _changed: anyio.Event = field(default_factory=anyio.Event, repr=False)
+    on_message: Callable[[Run, str], None] = field(default=lambda run, message: None, repr=False)
+    _changed: anyio.Event | None = field(default=None, repr=False)
+    _followers: int = field(default=0, repr=False)
 
     @property
     def state(self) -> RunState:
@@ -172,7 +186,7 @@ class Run:
     def sent(self, sent: Sent) -> None:
         """Note a message that the program sent to its launcher."""
         if self.ending is None:
-            self._record("message", sent.message, len(msgspec.json.encode(sent.message)))
+            self._record("message", sent.json, len(sent.json.encode()))
 
     def finish(self, ending: Ending) -> bool:
         """End the run; False (and nothing changes) if it has ended before."""
@@ -180,7 +194,7 @@ class Run:
             return False
         self.ending = ending
         self.finished_at = time.time()
-        self._record("finished", ending, len(ending.result or ""))
+        self._record("finished", ending, ending.size)
         return True
 
     def finish_from(self, message: RunFinished) -> bool:
@@ -198,17 +212,42 @@ class Run:
             self.on_cancel(self, Cancelled(reason).to_wire())
 
     def deliver(self, message: Any) -> None:
-        """Hand a JSON value to the program's ``session.receive``. Raises InvalidRequest once the run is over."""
+        """Hand a JSON value to the program's ``session.receive``.
+
+        Raises InvalidRequest once the run is over, and for a value that JSON or msgpack cannot carry.
+        """
         if self.ending is not None:
             raise InvalidRequest(f"run {self.id} is over: it takes no more messages", run=self.id)
-        self.on_message(self, message)
+        self.on_message(self, json_text(message))
 
     async def next_batch(self, index: int, seconds: float = math.inf) -> list[RunEvent]:
         """Wait for events from ``index`` on. Empty when the time is up, and after the run's last event."""
         with anyio.move_on_after(seconds):
             while index >= self.buffer.next_index and self.ending is None:
-                await self._changed.wait()
-        return list(self.buffer.since(index))
+                await self._change()
+        return self._batch(index)
+
+    def _batch(self, index: int) -> list[RunEvent]:
+        batch: list[RunEvent] = []
+        size = 0
+        for event in islice(self.buffer.since(index), BATCH_EVENTS):
+            size += event.size
+            if batch and size > BATCH_BYTES:
+                break
+            batch.append(event)
+        return batch
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Count a stream of the run's events while the body runs. Raises LimitExceeded if there are too many."""
+        if self._followers >= MAX_FOLLOWERS:
+            text = f"{MAX_FOLLOWERS} streams of the events of {self.id} are open already"
+            raise LimitExceeded(text, limit="followers", value=MAX_FOLLOWERS, raise_with="fewer streams of one run")
+        self._followers += 1
+        try:
+            yield
+        finally:
+            self._followers -= 1
 
     async def follow(self, start: int = 0) -> AsyncIterator[RunEvent]:
         """Yield all events from index ``start``, past ones first, until the run is over."""
@@ -221,13 +260,28 @@ class Run:
     async def wait(self) -> Ending:
         """Wait until the run is over."""
         while self.ending is None:
-            await self._changed.wait()
+            await self._change()
         return self.ending
+
+    async def _change(self) -> None:
+        if self._changed is None:
+            self._changed = anyio.Event()
+        await self._changed.wait()
 
     def _record(self, kind: str, payload: Any, size: int) -> None:
         self.buffer.append(kind, payload, size)
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set()
+
+
+def json_text(message: Any) -> str:
+    """Return a value as JSON text. Raises InvalidRequest for one that JSON or msgpack cannot carry."""
+    try:
+        msgspec.msgpack.encode(message)
+        return msgspec.json.encode(message).decode()
+    except (OverflowError, RecursionError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"the message cannot be sent: {error}") from None
 
 
 class RunStore:

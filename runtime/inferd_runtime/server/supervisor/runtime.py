@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.abc
@@ -25,7 +24,17 @@ import zmq.asyncio
 
 from inferd.protocol import Cancelled, ErrorInfo, LimitExceeded, Models, Unavailable
 from inferd_runtime.isolation.order import Launch
-from inferd_runtime.sandbox.messages import Cancel, Deliver, LaunchRun, Limits, Output, RunFinished, Sent, Started
+from inferd_runtime.sandbox.messages import (
+    Cancel,
+    Deliver,
+    LaunchRun,
+    Limits,
+    Output,
+    RunFinished,
+    Sent,
+    Started,
+    Taken,
+)
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
 from inferd_runtime.sandbox.worker_start import WorkerLinks, WorkerStart, worker_launch
 from inferd_runtime.server.engine_process.command import EngineStart, engine_launch
@@ -50,6 +59,13 @@ DRAIN_SECONDS = 3.0
 MAX_UNDELIVERED = 256
 MAX_ZMQ_SOCKETS = 16384
 """Far more than the sessions of scripts that the gateway admits: ZeroMQ's own 1,023 must not be what refuses one."""
+MAX_UNDELIVERED_BYTES = 4 << 20
+"""Messages, and bytes of them, that may wait for a run to start."""
+RECEIPT_EVENTS = 32
+RECEIPT_BYTES = 32 << 10
+"""A worker hears after so many events, or bytes of them, what the gateway has taken: long before it would have to wait."""
+FRAME_BYTES = 256
+"""What an event's frame may have beside the program's own text."""
 SNAPSHOT_FOLDER = "snapshots"
 log = logging.getLogger("inferd.runtime")
 
@@ -85,6 +101,29 @@ class _Held:
     overdue_at: float
     verdict: ErrorInfo | None = None
     kill_at: float = math.inf
+    events: int = 0
+    size: int = 0
+    receipt_events: int = 0
+    receipt_bytes: int = 0
+
+    def count(self, size: int) -> bool:
+        """Count a reported event of ``size`` bytes. False if the run's limits allow no such thing."""
+        self.events += 1
+        self.size += size
+        self.receipt_events += 1
+        self.receipt_bytes += size
+        limits = self.run.limits
+        most = (
+            2 * limits.output_bytes + FRAME_BYTES * limits.output_events
+        )  # JSON in msgpack is longer than in the guest
+        return self.events <= limits.output_events and self.size <= most
+
+    def receipt(self) -> int:
+        """Return how many events the worker is to be told about now."""
+        if self.receipt_events < RECEIPT_EVENTS and self.receipt_bytes < RECEIPT_BYTES:
+            return 0
+        events, self.receipt_events, self.receipt_bytes = self.receipt_events, 0, 0
+        return events
 
 
 @dataclass(frozen=True)
@@ -112,7 +151,7 @@ class Runtime:
         self.totals = RunTotals()
         self._wiring = wiring
         self._held: dict[str, _Held] = {}
-        self._undelivered: dict[str, list[Any]] = {}
+        self._undelivered: dict[str, list[str]] = {}
         self._closing = False
         control, engine = wiring.endpoint("control"), wiring.endpoint("engine")
         self.engine = EngineSupervisor(
@@ -205,20 +244,31 @@ class Runtime:
         for message in self._undelivered.pop(run_id, []):
             self.fleet.send(worker, Deliver(run_id, message))
 
-    def worker_reported(self, worker: str, message: Started | Output | Sent | RunFinished) -> None:
-        """Apply a worker's report about one of its own runs; a report about any other run is ignored."""
+    def worker_reported(self, worker: str, message: Started | Output | Sent | RunFinished, size: int) -> None:
+        """Apply a worker's report about one of its own runs, which came in ``size`` bytes; one about any other run is ignored."""
         held = self._held.get(message.run)
         if held is None or held.worker != worker:
             return
         match message:
             case Started():
                 held.run.started()
-            case Output():
-                held.run.wrote(message)
-            case Sent():
-                held.run.sent(message)
+            case Output() | Sent():
+                self._event_reported(held, message, size)
             case RunFinished():
                 self._over(held.run, held.run.finish_from(message))
+
+    def _event_reported(self, held: _Held, message: Output | Sent, size: int) -> None:
+        if not held.count(size):
+            log.error("worker %s reports more of %s than its limits allow: killing it", held.worker, held.run.id)
+            self.fleet.kill(held.worker)
+            return
+        if isinstance(message, Output):
+            held.run.wrote(message)
+        else:
+            held.run.sent(message)
+        taken = held.receipt()
+        if taken:
+            self.fleet.send(held.worker, Taken(held.run.id, taken))
 
     def worker_lost(self, worker: str, runs: Sequence[str], error: Unavailable) -> None:
         """End the runs of a worker that has ended."""
@@ -244,13 +294,11 @@ class Runtime:
             held.verdict, held.kill_at = error, time.monotonic() + GRACE_SECONDS
             self.fleet.send(held.worker, Cancel(run.id, error))
 
-    def _deliver(self, run: Run, message: Any) -> None:
+    def _deliver(self, run: Run, message: str) -> None:
         held = self._held.get(run.id)
         if held is None:
             queue = self._undelivered.setdefault(run.id, [])
-            if len(queue) >= MAX_UNDELIVERED:
-                text = f"{run.id} has not started and {len(queue)} messages wait for it already"
-                raise LimitExceeded(text, limit="waiting_messages", value=MAX_UNDELIVERED)
+            _check_room(run, queue, message)
             queue.append(message)
         else:
             self.fleet.send(held.worker, Deliver(run.id, message))
@@ -286,6 +334,15 @@ class Runtime:
             run = self.runs.find(run_id)
             if run is not None and time.time() - run.created_at > QUEUE_SECONDS:
                 self._end(run, Unavailable(f"no sandbox worker had room within {QUEUE_SECONDS:g} s").to_wire())
+
+
+def _check_room(run: Run, queue: Sequence[str], message: str) -> None:
+    """Raise LimitExceeded if one more message may not wait for a run that has not started."""
+    waits = f"{run.id} has not started, and messages wait for it already"
+    if len(queue) >= MAX_UNDELIVERED:
+        raise LimitExceeded(f"{waits}: {len(queue)}", limit="waiting_messages", value=MAX_UNDELIVERED)
+    if sum(map(len, queue)) + len(message) > MAX_UNDELIVERED_BYTES:
+        raise LimitExceeded(waits, limit="waiting_message_bytes", value=MAX_UNDELIVERED_BYTES)
 
 
 def _too_long(limits: Limits) -> ErrorInfo:

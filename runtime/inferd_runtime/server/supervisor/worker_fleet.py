@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -34,6 +35,9 @@ from inferd_runtime.server.supervisor.worker_pool import PlaceRun, Retire, Start
 STOP_SECONDS = 3.0
 MAX_LOGGED = 500
 """Characters of an error that a worker caused."""
+SLICE_SECONDS = 0.002
+"""How long the workers' reports are handled before everything else in this process has its turn, for as long as well."""
+IDLE_SECONDS = 0.0002
 log = logging.getLogger("inferd.runtime")
 
 
@@ -59,8 +63,8 @@ class FleetOwner(Protocol):
         """Launch a run: send its messages to this worker."""
         ...
 
-    def worker_reported(self, worker: str, message: Started | Output | Sent | RunFinished) -> None:
-        """Take a worker's report about a run."""
+    def worker_reported(self, worker: str, message: Started | Output | Sent | RunFinished, size: int) -> None:
+        """Take a worker's report about a run, which came in ``size`` bytes."""
         ...
 
     def worker_lost(self, worker: str, runs: list[str], error: Unavailable) -> None:
@@ -152,12 +156,22 @@ class WorkerFleet:
                 await self._socket.send_multipart([self._members[worker].secret, packed])
 
     async def _read(self) -> None:
-        """Read what workers send. A socket whose identity is no worker's secret is not heard."""
+        """Read what workers send, in slices: where a report is there already, receiving it does not give way to anything else. A
+        socket whose identity is no worker's secret is not heard.
+        """
+        slice_end = 0.0
         while True:
+            asked = time.monotonic()
             identity, *frames = await self._socket.recv_multipart()
+            now = time.monotonic()
+            if now - asked > IDLE_SECONDS:
+                slice_end = now + SLICE_SECONDS
             name = self._names.get(identity)
             if name is not None:
                 self._handle(name, b"".join(frames))
+            if time.monotonic() > slice_end:
+                await anyio.sleep(SLICE_SECONDS)
+                slice_end = time.monotonic() + SLICE_SECONDS
 
     def _handle(self, name: str, payload: bytes) -> None:
         """Handle a worker's message. A worker that sends anything but its messages' types is killed."""
@@ -166,7 +180,7 @@ class WorkerFleet:
             if isinstance(message, WorkerReady):
                 self._ready(name)
             else:
-                self._owner.worker_reported(name, message)
+                self._owner.worker_reported(name, message, len(payload))
         except Exception as error:  # noqa: BLE001 - the boundary of one worker: no frame of it ends the gateway
             log.error(
                 "worker %s sent something that is no message (%s): killing it", name, cut(repr(error), MAX_LOGGED)

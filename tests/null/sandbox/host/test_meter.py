@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferd_runtime.sandbox.host.meter import RAISE_WITH, Meter, exceeded
+from inferd_runtime.sandbox.host.meter import LOOK_BYTES, RAISE_WITH, UNCHARGED_BYTES, MemoryMeter, Meter, exceeded
 from inferd_runtime.sandbox.messages import Limits
 
 LIMITS = Limits(wall_s=10, cpu_s=2, memory_mb=64, output_bytes=100)
@@ -40,3 +40,43 @@ def test_every_limit_has_a_way_to_raise_it() -> None:
     assert set(RAISE_WITH) == set(Limits.__struct_fields__)
     for limit in RAISE_WITH:
         assert limit in exceeded(limit, "too much", 1).detail["raise_with"]
+
+
+def test_what_the_host_holds_counts_as_memory() -> None:
+    linear = [40 << 20]
+    meter = MemoryMeter(LIMITS, lambda: linear[0])
+    assert meter.check(20 << 20) is None
+    error = meter.check(25 << 20)
+    assert error is not None
+    assert (error.detail["limit"], error.detail["value"]) == ("memory_mb", 64)
+    assert meter.peak_bytes == 65 << 20
+
+
+def test_the_linear_memory_is_looked_at_seldom_unless_it_is_asked_for() -> None:
+    looks: list[int] = []
+
+    def linear() -> int:
+        looks.append(1)
+        return 0
+
+    meter = MemoryMeter(LIMITS, linear)
+    for _ in range(100):
+        assert meter.check(1000) is None
+    assert not looks
+    for _ in range(100):
+        meter.check(UNCHARGED_BYTES + LOOK_BYTES + 1)
+    assert len(looks) == 1
+
+
+def test_memory_that_grows_beside_what_is_held_is_seen_at_the_next_look() -> None:
+    linear = [1 << 20]
+    meter = MemoryMeter(LIMITS, lambda: linear[0])
+    assert meter.check(10 << 20) is None
+    linear[0] = 60 << 20
+    assert meter.check(10 << 20) is None
+    assert meter.check(10 << 20, look=True) is not None
+
+
+def test_events_are_counted() -> None:
+    meter = Meter(Limits(output_events=2), 0, 0)
+    assert [meter.count_event() is None for _ in range(3)] == [True, True, False]

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
-from inferd_runtime.sandbox.host.pending_calls import MAX_OPEN, PendingCalls
+from inferd_runtime.sandbox.host.pending_calls import MAX_OPEN, MOST_TAKEN, PendingCalls
 
 
 def taken(desk: PendingCalls) -> list[Any]:
@@ -109,3 +109,57 @@ def test_every_message_is_read_once_and_in_order_whatever_happens(actions: list[
             read.extend(sorted(answer["message"] for _, _, answer in answers))
             readers = [reader for reader in readers if reader not in {ticket for ticket, _, _ in answers}]
     assert read == list(range(sent))
+
+
+def test_what_is_held_is_counted_and_given_back() -> None:
+    desk = PendingCalls()
+    asked, reader = desk.open_engine(1000), desk.open_receive()
+    desk.deliver(b"1" * 500)
+    desk.deliver(b"2" * 300)
+    assert desk.held_bytes > 1800
+    desk.settle(asked, True, b"3" * 10_000)
+    assert desk.held_bytes > 10_800
+    desk.take()
+    assert 300 < desk.held_bytes < 1500
+    assert not desk.cancel(reader)
+    desk.open_receive()
+    desk.take()
+    assert desk.held_bytes == 0
+
+
+def test_answers_come_in_portions() -> None:
+    desk = PendingCalls()
+    tickets = [desk.answered(True, b'"%b"' % (b"x" * (MOST_TAKEN // 3))) for _ in range(7)]
+    portions = []
+    while desk.has_answers:
+        portions.append([entry[0] for entry in taken(desk)])
+    assert [ticket for portion in portions for ticket in portion] == tickets
+    assert [len(portion) for portion in portions] == [2, 2, 2, 1]
+    assert desk.held_bytes == 0
+
+
+@given(st.lists(st.sampled_from(["ask", "receive", "deliver", "settle", "cancel", "take"]), max_size=60))
+def test_nothing_stays_counted_once_everything_is_read(actions: list[str]) -> None:
+    desk = PendingCalls()
+    tickets: list[int] = []
+    for action in actions:
+        if action == "ask":
+            tickets.append(desk.open_engine(10))
+        elif action == "receive":
+            tickets.append(desk.open_receive())
+        elif action == "deliver":
+            desk.deliver(b"1")
+        elif action == "settle" and tickets:
+            desk.settle(tickets[0], True, b"{}")
+        elif action == "cancel" and tickets:
+            desk.cancel(tickets.pop())
+        else:
+            desk.take()
+        assert desk.held_bytes >= 0
+    for ticket in tickets:
+        desk.cancel(ticket)
+    while desk.unread:
+        desk.open_receive()
+        desk.take()
+    desk.take()
+    assert desk.held_bytes == 0
