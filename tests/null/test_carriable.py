@@ -32,6 +32,7 @@ from inferd_runtime.sandbox.messages import (
 from inferd_runtime.sandbox.worker import packed
 from inferd_runtime.server.gateway.requests import LaunchBody, MessageBody
 from inferd_runtime.server.gateway.script_session import MAX_REASON, OutstandingCalls, close_reason, read_call
+from inferd_runtime.server.supervisor.runs import json_text
 from inferd_runtime.session.wire import EngineLink
 
 TEXTS = st.one_of(
@@ -77,9 +78,9 @@ def test_a_message_for_a_program_is_refused_or_carried_through_to_it(value: Any,
         message = read_json(body, "the body", MessageBody).message
     except p.InvalidRequest:
         return
-    there = arrives(msgspec.msgpack.encode(Deliver("run-1", message)), ToWorker)
+    there = arrives(msgspec.msgpack.encode(Deliver("run-1", json_text(message))), ToWorker)
     assert isinstance(there, Deliver)
-    assert msgspec.json.decode(msgspec.json.encode(there.message)) == message
+    assert json.loads(there.json) == message
 
 
 @given(st.dictionaries(TEXTS, VALUES, max_size=3))
@@ -95,6 +96,9 @@ def test_arguments_are_refused_or_carried_through_to_the_worker(arguments: dict[
     assert json.loads(told) == body.arguments
 
 
+LAUNCH = LaunchRun("x", "t", Bundle("p", {}), "{}", Limits(output_bytes=1 << 40, output_events=1 << 40))
+
+
 class Host:
     """The host's answers to a guest without an engine: what it reports is read as the gateway reads it."""
 
@@ -103,7 +107,11 @@ class Host:
         self.link = EngineLink(self.context, "inproc://nowhere", "run/x")
         self.inbox = Inbox()
         self.reported: list[FromWorker] = []
-        self.calls = GuestCalls("x", Limits(output_bytes=1 << 40), self.inbox, self.link, self.reported.append)
+        self.calls = GuestCalls(LAUNCH, self.inbox, self.link, self._report)
+
+    def _report(self, message: FromWorker) -> None:
+        self.reported.append(message)
+        self.inbox.note_taken(1)
 
     def close(self) -> None:
         self.inbox.close()
@@ -130,7 +138,7 @@ def test_what_a_program_sends_is_refused_or_reaches_the_gateway(host: Host, valu
     for message in host.reported:
         there = arrives(packed(message), FromWorker)
         assert isinstance(there, Sent)
-        msgspec.json.encode(there.message)
+        json.loads(there.json)
     assert ("client.invalid" in json.dumps(answers)) is not bool(host.reported)
 
 

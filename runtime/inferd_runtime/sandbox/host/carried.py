@@ -17,13 +17,14 @@ _TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|-?[0-9][0-9.eE+-]{4,}')
 
 def check_json(data: bytes, what: str) -> None:
     """Raise InvalidRequest that begins with ``what`` unless this is JSON that every wire can carry: not too deep, all of it
-    Unicode, no number beyond 64 bits. ``data`` is valid UTF-8, as all text of a guest.
+    Unicode, no number beyond 64 bits.
     """
     try:
+        data.decode()
         msgspec.json.decode(data, type=msgspec.Raw)
     except RecursionError:
         raise InvalidRequest(f"{what}: nested too deeply") from None
-    except ValueError as error:  # msgspec's errors are
+    except ValueError as error:  # msgspec's errors are, and those about UTF-8
         raise InvalidRequest(f"{what}: {cut(str(error), MAX_REASON)}") from None
     for match in _TOKENS.finditer(data):
         if not _fits(match[0]):

@@ -11,9 +11,11 @@ MOST_MERGED = 16 << 10
 """Characters of text in one event, unless the program wrote more at once."""
 MOST_EVENT = 64 << 10
 """Characters of text in one event: what a program writes at once becomes several."""
+MERGE_SECONDS = 0.02
+"""How long after an event further text is held, so that it becomes one event however many pieces it comes in."""
 EVENTS_PER_SECOND = 500.0
 BURST = 500.0
-"""Events that a run may send at once after a silence: until then each piece of text that it flushes is one."""
+"""Events that a run may send at once after a silence: messages, and texts of alternating streams, are not merged."""
 WINDOW_EVENTS = 256
 WINDOW_BYTES = 256 << 10
 """What may be on the way to the gateway. It says what it has taken long before half of this (``Taken``)."""
@@ -22,8 +24,8 @@ WINDOW_BYTES = 256 << 10
 class EventQueue:
     """Decides when what a program writes and sends becomes an event. Pure state: the caller brings the clock, in seconds.
 
-    Text goes out at once while the run is within its rate. Beyond it, what follows on the same stream is joined, until it is
-    :meth:`due`. What cannot be joined goes out all the same, and the program waits (:meth:`pause`) until the rate holds again.
+    Text goes out at once after a silence. What follows on the same stream within ``MERGE_SECONDS`` is joined, until it is
+    :meth:`due`. What cannot be joined goes out all the same; if that is too much, the program waits (:meth:`pause`).
     """
 
     def __init__(self, run: str, now: float) -> None:
@@ -33,46 +35,42 @@ class EventQueue:
         self._size = 0
         self._allowance = BURST
         self._refilled_at = now
+        self._next_text_at = now
         self._sizes: deque[int] = deque()
         self._bytes = 0
 
     def write(self, stream: str, text: str, now: float) -> list[Output]:
         """Take text; returns the events that go out now."""
-        out = self.flush() if stream != self._stream else []
+        out = self.flush(now) if stream != self._stream else []
         self._stream = stream
         self._pieces.append(text)
         self._size += len(text)
-        if self._size >= MOST_MERGED or self.due(now) <= now:
-            out += self.flush()
+        if self._size >= MOST_MERGED or self.due() <= now:
+            out += self.flush(now)
         return out
 
-    def send(self, message: str) -> list[Output | Sent]:
+    def send(self, message: str, now: float) -> list[Output | Sent]:
         """Take a message, as JSON text; returns the events that go out now."""
-        out: list[Output | Sent] = [*self.flush(), Sent(self._run, message)]
+        out: list[Output | Sent] = [*self.flush(now), Sent(self._run, message)]
         self._count(len(message.encode()))
         return out
 
-    def flush(self) -> list[Output]:
+    def flush(self, now: float) -> list[Output]:
         """Return the text that is held, as one event unless it is long; nothing if there is none."""
+        if not self._pieces:
+            return []
         text = "".join(self._pieces)
         self._pieces.clear()
         self._size = 0
+        self._next_text_at = now + MERGE_SECONDS
         parts = [text[start : start + MOST_EVENT] for start in range(0, len(text), MOST_EVENT)]
         for part in parts:
             self._count(len(part.encode()))
         return [Output(self._run, self._stream, part) for part in parts]
 
-    @property
-    def holds(self) -> bool:
-        """True if there is text that has not gone out."""
-        return bool(self._pieces)
-
-    def due(self, now: float) -> float:
+    def due(self) -> float:
         """Return when held text may go out; infinity if there is none."""
-        if not self._pieces:
-            return math.inf
-        self._refill(now)
-        return now + max(0.0, 1.0 - self._allowance) / EVENTS_PER_SECOND
+        return self._next_text_at if self._pieces else math.inf
 
     def pause(self, now: float) -> float:
         """Return for how many seconds the program has to wait before it goes on: infinity until the gateway has taken some."""

@@ -80,7 +80,7 @@ class GuestCalls:
         end = math.inf if timeout_ms == FOR_EVER_MS else now + timeout_ms / 1e3
         while True:
             self._let_out(now)
-            patience = min(end, self._events.due(now)) - now
+            patience = min(end, self._events.due()) - now
             idle = not (self._pending.has_answers or self.ended)
             self._collect(min(patience, self.meter.wall_left(now)) if idle else 0.0)
             self._charge()
@@ -108,7 +108,7 @@ class GuestCalls:
 
     def finish(self) -> None:
         """Pass on what is held back, at the program's end."""
-        self._pass_on(self._events.flush())
+        self._pass_on(self._events.flush(time.monotonic()))
 
     def tick(self) -> None:
         """Charge the guest, which has computed for a while."""
@@ -158,13 +158,13 @@ class GuestCalls:
         if exceeded is not None:
             self._end(exceeded)
         else:
-            self._pass_on(self._events.send(bytes(message).decode()))
+            self._pass_on(self._events.send(bytes(message).decode(), time.monotonic()))
         return self._pending.answered(True, DONE)
 
     def _let_out(self, now: float) -> None:
         """Pass on held text that is due."""
-        if self._events.due(now) <= now:
-            self._pass_on(self._events.flush())
+        if self._events.due() <= now:
+            self._pass_on(self._events.flush(time.monotonic()))
 
     def _pass_on(self, events: Sequence[Output | Sent]) -> None:
         """Report events, then wait as long as the gateway has too many of them to take, or they come too fast."""
