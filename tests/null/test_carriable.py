@@ -91,12 +91,12 @@ def test_arguments_are_refused_or_carried_through_to_the_worker(arguments: dict[
     except p.InvalidRequest:
         return
     told = msgspec.json.encode(body.arguments).decode()
-    launch = LaunchRun("run-1", "t", Bundle("p", {"main.py": ""}), told, Limits())
+    launch = LaunchRun("run-1", b"t", Bundle("p", {"main.py": ""}), told, Limits())
     assert arrives(msgspec.msgpack.encode(launch), ToWorker).arguments == told
     assert json.loads(told) == body.arguments
 
 
-LAUNCH = LaunchRun("x", "t", Bundle("p", {}), "{}", Limits(output_bytes=1 << 40, output_events=1 << 40))
+LAUNCH = LaunchRun("x", b"t", Bundle("p", {}), "{}", Limits(output_bytes=1 << 40, output_events=1 << 40))
 
 
 class Host:
@@ -104,7 +104,7 @@ class Host:
 
     def __init__(self) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
-        self.link = EngineLink(self.context, "inproc://nowhere", "run/x")
+        self.link = EngineLink(self.context, "inproc://nowhere")
         self.inbox = Inbox()
         self.reported: list[FromWorker] = []
         self.calls = GuestCalls(LAUNCH, self.inbox, self.link, self._report)
