@@ -249,7 +249,9 @@ class Runner:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the mutants."""
         reached, seconds = self.trace(session.items)
-        every = [each for path in self.files for each in mutants(path) if self.arguments.key in each.key]
+        every = [
+            each for path in self.files for each in mutants(path) if any(key in each.key for key in self.arguments.key)
+        ]
         chosen = every
         if self.arguments.sample:
             chosen = random.Random(self.arguments.seed).sample(every, min(self.arguments.sample, len(every)))
@@ -341,7 +343,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("room", choices=ROOMS)
     parser.add_argument("--only", default="", help="files whose path holds this")
-    parser.add_argument("--key", default="", help="mutants whose name, as printed, holds this")
+    parser.add_argument("--key", nargs="*", default=[""], help="mutants whose name, as printed, holds one of these")
+    parser.add_argument("--tests", nargs="*", help="files or folders of tests, in place of the room's")
     parser.add_argument("--sample", type=int, default=0, help="that many mutants, drawn at random (0: all)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget", type=float, default=60.0, help="CPU seconds of tests per mutant")
@@ -360,7 +363,7 @@ def main() -> int:
     options = (
         "-p no:cacheprovider -W ignore::pytest.PytestAssertRewriteWarning --capture=no --hypothesis-profile=mutants"
     )
-    code = pytest.main([*options.split(), *tests], plugins=[runner])
+    code = pytest.main([*options.split(), *(arguments.tests or tests)], plugins=[runner])
     return int(code != 0 or runner.outcomes["survived"] + runner.outcomes["not reached"] > 0)
 
 

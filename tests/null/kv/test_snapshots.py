@@ -125,7 +125,7 @@ def test_noise_is_refused(data: bytes) -> None:
     "changes",
     [
         {"computed": 10}, {"computed": -1}, {"computed": 1}, {"page_size": 0}, {"page_size": -4}, {"lineage": -1},
-        {"lineage": 1 << 64}, {"forks": -1}, {"turns": ()}, {"turns": (TurnMark(1, True, False, False),)},
+        {"lineage": 1 << 64}, {"forks": -1}, {"forks": 1 << 64}, {"turns": ()}, {"turns": (TurnMark(1, True, False, False),)},
         {"turns": (TurnMark(0, True, False, False), TurnMark(10, False, False, False))}, {"irregular_from": 10},
         {"places": (PlaceMark(9, 1, None),)}, {"places": (PlaceMark(-1, 1, None),)},
         {"places": (PlaceMark(3, 1, None), PlaceMark(3, 2, None))}, {"places": (PlaceMark(8, None, b"x"),)},
@@ -345,6 +345,21 @@ def test_what_a_crash_left_behind_is_cleared_away(tmp_path: Path) -> None:
     alone.close()
 
 
+def test_a_process_that_came_second_is_not_taken_for_gone_when_the_first_leaves(tmp_path: Path) -> None:
+    """Every process shares the lock: else a third would clear away what the second is about to name."""
+    first, second = (SnapshotFolder(tmp_path / "snapshots", 1 << 20) for _ in range(2))
+    first.save("ann", "a", make(), overwrite=False)
+    assert second.saved("ann")
+    first.close()
+    unfinished = files(tmp_path)[0].with_name("1.part")
+    unfinished.write_bytes(b"x")
+    third = SnapshotFolder(tmp_path / "snapshots", 1 << 20)
+    third.clean()
+    assert unfinished.exists()
+    second.close()
+    third.close()
+
+
 def test_nothing_is_made_before_it_is_needed(folder: SnapshotFolder, tmp_path: Path) -> None:
     folder.clean()
     assert list(tmp_path.iterdir()) == []
@@ -518,7 +533,10 @@ def test_closing_finishes_what_was_submitted(tmp_path: Path) -> None:
 
 def test_nothing_is_to_do_once_all_is_told(store: SnapshotStore) -> None:
     told = Told(store)
-    assert told.of(lambda _: 1) == 1
+    store.submit(lambda _: 1, told.outcomes.append)
+    assert store.wait(10)
+    assert store.poll() is True
+    assert told.outcomes == [1]
     assert not store.poll()
     assert not store.wait(0.0)
 

@@ -1,0 +1,149 @@
+"""Edges of planning: budgets of a token, prompts without room, who counts as contended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inferd.protocol import LimitExceeded, Sampling
+from inferd_runtime.engine.engine import Engine, EngineOptions
+from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
+from inferd_runtime.engine.jobs.text import TextAssembler
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.engine.scheduling.fairness import StepCost
+from inferd_runtime.engine.scheduling.scheduler import PATIENCE, REFUSALS
+from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+from inferd_runtime.testing.null_driver import NullDriver
+
+GREEDY = RowSampler.resolve(Sampling(), seed=0, lineage=0)
+
+
+def start(engine: Engine, prompt: list[int], max_tokens: int = 100, tenant: str = "", priority: int = 0) -> Generation:
+    context = engine.create_context(tenant)
+    context.append(prompt)
+    return start_on(engine, context, max_tokens, priority)
+
+
+def start_on(engine: Engine, context: CachedSequence, max_tokens: int = 100, priority: int = 0) -> Generation:
+    spec = GenerationSpec(GREEDY, max_tokens, frozenset(), priority=priority)
+    generation = Generation(context, spec, TextAssembler(str, ()))
+    engine.submit(generation)
+    return generation
+
+
+def steps(engine: Engine, count: int, *generations: Generation) -> list[int]:
+    """Step, take what comes, and return how many tokens each generation got."""
+    made = [0] * len(generations)
+    for _ in range(count):
+        engine.step()
+        for at, generation in enumerate(generations):
+            made[at] += sum(len(step.tokens) for step in generation.take())
+    return made
+
+
+def test_at_a_budget_of_one_token_a_stream_and_a_prompt_take_turns() -> None:
+    """A prompt of thirty tokens takes sixty steps, and the stream runs in each one between."""
+    engine = Engine(NullDriver(vocab_size=16, pages=64, max_context=200), EngineOptions(1))
+    stream = start(engine, [2])
+    assert steps(engine, 4, stream) == [4]
+    prompt = start(engine, [3] * 30)
+    assert steps(engine, 40, stream, prompt) == [20, 0]
+
+
+def test_a_long_prompt_never_delays_a_stream_of_its_tenant() -> None:
+    engine = Engine(NullDriver(vocab_size=16, pages=64, max_context=400), EngineOptions(16))
+    prompt, stream = start(engine, [3] * 300), start(engine, [2])
+    assert steps(engine, 15, prompt, stream) == [0, 15]
+
+
+def test_after_so_many_prompts_without_room_the_others_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(NullDriver(vocab_size=16, pages=8, page_size=4, max_context=200), EngineOptions(64))
+    running = start(engine, [1] * 20)
+    steps(engine, 1, running)
+    tried: list[CachedSequence] = []
+    find = type(engine.scheduler)._find_room
+
+    def counted(self: Any, context: CachedSequence) -> bool:
+        tried.append(context)
+        return find(self, context)
+
+    monkeypatch.setattr(type(engine.scheduler), "_find_room", counted)
+    for number in range(3 * REFUSALS):
+        start(engine, [number % 16] * 24)
+    assert steps(engine, 1, running) == [1]
+    assert len(tried) <= REFUSALS + 2  # the stream itself may look for room, too
+
+
+def test_the_order_of_a_round_ends_where_the_budget_does() -> None:
+    """Ninety streams and sixteen tokens: each step asks sixteen of them for work, and not the others."""
+    engine = Engine(NullDriver(vocab_size=16, pages=200, page_size=4, max_context=200), EngineOptions(16))
+    streams = [start(engine, [1]) for _ in range(90)]
+    asked: list[Generation] = []
+    for stream in streams:
+        work = stream.work
+        stream.work = lambda *given, stream=stream, work=work: asked.append(stream) or work(*given)  # type: ignore[method-assign, func-returns-value]
+    engine.step()
+    assert len(asked) == 16
+
+
+def test_a_prompt_without_room_holds_no_page_of_those_it_found() -> None:
+    """Else two prompts that share a beginning could keep each other, and everybody else, from running."""
+    engine = Engine(NullDriver(vocab_size=16, pages=10, page_size=4, max_context=200), EngineOptions(64))
+    known = start(engine, [1] * 9, max_tokens=1)
+    steps(engine, 1, known)
+    known.close()
+    other = start(engine, [2] * 24)
+    steps(engine, 1, other)
+    waiting = start(engine, [1] * 8 + [3] * 16)
+    steps(engine, 1, other, waiting)
+    assert not waiting.context.table.pages
+    engine.check_integrity()
+
+
+def test_a_prompt_that_waits_too_long_pushes_a_stream_out() -> None:
+    """Two streams hold a page each, and it needs three of four."""
+    engine = Engine(NullDriver(vocab_size=16, pages=4, page_size=256, max_context=2000), EngineOptions(1024))
+    streams = [start(engine, [1] * 4, max_tokens=200) for _ in range(2)]
+    steps(engine, 2, *streams)
+    waiting = start(engine, [3] * 600, max_tokens=1)
+    steps(engine, PATIENCE - 1, *streams, waiting)
+    assert not waiting.finished()
+    steps(engine, 3, *streams, waiting)
+    assert waiting.finish == "length"
+
+
+def test_priorities_share_one_tenants_time_by_weight() -> None:
+    """Their weights are 2 to 1; rounding to whole steps brings the share a little below that."""
+    engine = Engine(NullDriver(vocab_size=16, pages=400, max_context=2000), EngineOptions(64, cost=StepCost(1.0)))
+    high, low = (start(engine, [1], max_tokens=1900, priority=priority) for priority in (1, 0))
+    made = steps(engine, 100, high, low)
+    assert 1.5 < made[0] / made[1] < 2.5
+
+
+def test_time_alone_is_no_debt() -> None:
+    """Who ran while nobody else wanted to is not held back when somebody comes."""
+    engine = Engine(NullDriver(vocab_size=16, pages=400, max_context=2000), EngineOptions(64, cost=StepCost(1.0)))
+    early = start(engine, [1], max_tokens=1900, tenant="early")
+    steps(engine, 60, early)
+    late = start(engine, [1], max_tokens=1900, tenant="late")
+    made = steps(engine, 40, early, late)
+    assert made[0] == pytest.approx(made[1], abs=2)
+
+
+def test_a_shared_beginning_beyond_the_quota_is_refused_by_the_quota() -> None:
+    tenancy = Tenancy(named={"t": TenantLimits(kv_pages=5)})
+    engine = Engine(
+        NullDriver(vocab_size=16, pages=64, page_size=4, max_context=200), EngineOptions(64, tenancy=tenancy)
+    )
+    first = start(engine, [1] * 17, max_tokens=1, tenant="t")
+    steps(engine, 1, first)
+    first.close()
+    first.context.release()  # its pages are kept, and found again
+    beside = start(engine, [2] * 12, max_tokens=1, tenant="t")
+    steps(engine, 1, beside)
+    second = start(engine, [1] * 30, max_tokens=1, tenant="t")
+    steps(engine, 2, second)
+    assert isinstance(second.error, LimitExceeded)
+    assert second.error.detail["limit"] == "tenant_kv_pages"
