@@ -75,7 +75,7 @@ def server(command: CommandLine) -> Iterator[dict[str, Any]]:
 
 def test_all_models_are_listed_the_default_first(command: CommandLine, server: dict[str, Any]) -> None:
     assert server["models"] == ["tiny", "tiny-draft"]
-    listed = command("models").stdout.splitlines()
+    listed = command("models", "served").stdout.splitlines()
     assert [line.split()[0] for line in listed] == ["MODEL", "tiny", "tiny-draft"]
 
 

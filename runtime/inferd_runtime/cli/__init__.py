@@ -1,4 +1,5 @@
-"""The command line: ``inferd run``, ``serve``, ``upload``, ``launch``, ``ps``, ``logs``, ``stop``, ``models``, ``build-runner``.
+"""The command line: ``inferd run``, ``serve``, ``upload``, ``launch``, ``ps``, ``logs``, ``stop``, ``pull``, ``models``,
+``build-runner``.
 
 This file says which verbs there are; each is imported only when it is used, so that the command line starts fast.
 """
@@ -19,7 +20,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "ps": ("remote", "list a server's runs"),
     "logs": ("remote", "show what a run printed"),
     "stop": ("remote", "cancel a run"),
-    "models": ("models", "list a server's models; models fit NAME: whether a model fits this machine"),
+    "pull": ("pull", "bring a model to this machine"),
+    "models": ("models", "list what is here; models rm | served | fit"),
     "build-runner": ("build", "build the sandbox's Python component now, not at the first run"),
 }
 """Each verb's module in this package and its line in the overview."""

@@ -1,4 +1,4 @@
-"""``inferd models``: what a server serves; ``inferd models fit NAME``: whether a model fits this machine."""
+"""``inferd models``: what is on this machine, ``rm NAME``; ``served``: what a server has; ``fit NAME``: whether one fits."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ from inferd_runtime.cli.client import Server
 from inferd_runtime.cli.output import print_json, print_table
 from inferd_runtime.cli.parsing import CLIENT_SETTINGS, Parser, add_json, add_settings, settings_of
 from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.models.store.store import ModelStore, StoredModel
 
 if TYPE_CHECKING:
     from inferd_runtime.models.fitting.fit import Fit
 
+EMBEDDED = ("tiny", "tiny-draft")
+MODELS = """List the models on this machine: those that `inferd pull` brought, and the embedded ones.
+
+    inferd models rm NAME       delete one
+    inferd models served        what a server serves
+    inferd models fit NAME      whether a model fits this machine's memory"""
 FIT = """Estimate from its configuration alone, without reading weights, whether a model fits this machine's memory.
 
 Exit code 0: it fits; 1: it does not, and what would make it fit is said. Whether inferd supports every layer of the model
@@ -22,14 +29,44 @@ KV_SOURCES = {"layers": "seen layer by layer", "config": "by the configuration's
 
 
 def models(argv: list[str]) -> int:
-    """List the models that a server serves, or estimate whether one fits."""
-    if argv[:1] == ["fit"]:
-        return fit(argv[1:])
-    parser = Parser(
-        "models",
-        "List the models that are served; the first is the default.\n\n"
-        "inferd models fit NAME estimates whether a model fits this machine's memory.",
-    )
+    """List the models on this machine, or do what the first argument says."""
+    verbs = {"fit": fit, "rm": remove, "served": served}
+    if argv and argv[0] in verbs:
+        return verbs[argv[0]](argv[1:])
+    parser = Parser("models", MODELS)
+    add_json(parser, "print {models: [{name, source, license, folder, bytes}]}")
+    parsed = parser.parse_args(argv)
+    here = ModelStore().models()
+    if parsed.as_json:
+        print_json({"models": [as_json(model) for model in here]})
+        return 0
+    rows = [(m.note.name, f"{m.size / 1e6:.0f} MB", m.note.license or "-", m.note.source) for m in here]
+    rows += [(name, "-", "Apache-2.0", "embedded") for name in EMBEDDED]
+    print_table(("MODEL", "SIZE", "LICENCE", "SOURCE"), rows)
+    return 0
+
+
+def as_json(model: StoredModel) -> dict[str, Any]:
+    """Return a stored model as the command line prints it."""
+    note = model.note
+    return {
+        "name": note.name, "source": note.source, "license": note.license, "folder": str(model.folder),
+        "bytes": model.size,
+    }  # fmt: skip
+
+
+def remove(argv: list[str]) -> int:
+    """Delete a pulled model."""
+    parser = Parser("models rm", "Delete a pulled model; of a folder of your own only its name here.")
+    parser.add_argument("name", metavar="NAME")
+    model = ModelStore().remove(parser.parse_args(argv).name)
+    print(f"{model.note.name} is removed ({model.size / 1e6:.0f} MB)")
+    return 0
+
+
+def served(argv: list[str]) -> int:
+    """List the models that a server serves."""
+    parser = Parser("models served", "List the models that a server serves; the first is the default.")
     add_settings(parser, CLIENT_SETTINGS)
     add_json(parser, "print {models: [...]}")
     parsed = parser.parse_args(argv)
@@ -58,7 +95,7 @@ def fit(argv: list[str]) -> int:
 
 def _fit_parser() -> Parser:
     parser = Parser("models fit", FIT)
-    parser.add_argument("name", metavar="NAME", help="tiny (embedded), a folder, or a name on the hub")
+    parser.add_argument("name", metavar="NAME", help="as for --model")
     add_settings(parser, ("device", "dtype", "pages"))
     parser.add_argument("--context", type=_positive, default=0, metavar="N", help="tokens that each stream must hold")
     parser.add_argument("--streams", type=_positive, default=0, metavar="N", help="streams that must fit at once")

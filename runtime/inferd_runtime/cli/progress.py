@@ -31,6 +31,10 @@ class ProgressBar:
             self._draw(progress)
         self._stage = progress.stage
 
+    def stage(self, text: str) -> None:
+        """Show what goes on, where nobody knows how long it takes."""
+        self.update(Progress(text, 0.0))
+
     def _draw(self, progress: Progress) -> None:
         if self._bar is None:
             from rich.console import Console

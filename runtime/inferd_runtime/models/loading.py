@@ -12,10 +12,13 @@ import torch
 from torch import nn
 from transformers import GenerationConfig
 
-from inferd.protocol import InvalidRequest
+from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.models.checkpoint import check_vocabulary, read_config, read_tokenizer, read_weights
 from inferd_runtime.models.checks.probe import Probed, attach
 from inferd_runtime.models.parallel import check_plan, first_numbers
+from inferd_runtime.models.store.catalog import KNOWN
+from inferd_runtime.models.store.pull import GGUF, Pull
+from inferd_runtime.models.store.store import ModelStore
 from inferd_runtime.models.tokenizer import HubTokenizer
 
 EMBEDDED = {"tiny": "tiny/target", "tiny-draft": "tiny/draft"}
@@ -35,11 +38,23 @@ class LoadedModel:
     fingerprint: str
 
 
-def resolve(name: str) -> str:
-    """Return the folder of an embedded model; any other name (a folder, a hub id) as it is."""
+def resolve(name: str, store: ModelStore | None = None) -> str:
+    """Return the folder of an embedded or pulled model, or of a GGUF file; any other name (a folder, a hub id) as it is.
+
+    A GGUF file is converted the first time. Raises what that raises, NotFound for a known model that is not here.
+    """
     if name in EMBEDDED:
         return str(Path(__file__).parent / EMBEDDED[name])
-    return str(Path(name).expanduser()) if name.startswith("~") else name
+    store = store or ModelStore()
+    path = Path(name).expanduser()
+    pulled = store.find(name)
+    if pulled is not None and not path.is_dir():
+        return str(pulled.folder)
+    if path.suffix == GGUF:
+        return str(Pull(store, name).run().folder)
+    if name in KNOWN and not path.is_dir():
+        raise NotFound(f"model {name!r} is not here yet: `inferd pull {name}` brings it")
+    return str(path) if name.startswith("~") else name
 
 
 def load(name: str, *, device: str = "cpu", dtype: str = "", ranks: int = 1) -> LoadedModel:

@@ -33,7 +33,8 @@ class EngineSettings:
 
     model: tuple[ModelOptions, ...] = setting(
         (ModelOptions("tiny"),),
-        "tiny (embedded), a folder, or a name on the hub, with options of its own: tiny,dtype=bfloat16,pages=64; "
+        "tiny (embedded), what `inferd pull` brought, a folder, a .gguf file, or a name on the hub, with options of its "
+        "own: tiny,dtype=bfloat16,pages=64; "
         "several models: give it several times, the first is the default",
         read=read_models,
     )
@@ -118,6 +119,7 @@ class Settings:
         "several times",
         read=read_texts,
     )
+    models_bytes: int = setting(0, "bytes that pulled models may take on disk; 0: no limit", NOT_NEGATIVE)
     data_dir: Path = setting(Path("~/.local/share/inferd"), "where uploaded programs and saved contexts are kept")
     state_dir: Path = setting(
         Path("~/.local/state/inferd"), "where a server leaves its address and token for this user's commands"

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import inferd
 from inferd.protocol import InternalError
-from inferd_runtime.sandbox.runner_build.cache import (
+from inferd_runtime.file_cache import (
     POLL_SECONDS,
     CacheEntry,
     cache_folder,

