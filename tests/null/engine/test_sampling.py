@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from inferd.masks import pack_bits
 from inferd.protocol import ConstraintError, InvalidRequest, Sampling
 from inferd_grammar.tokens import bit_mask
-from inferd_runtime.engine.sampling.device_sampling import Rejecting, SampledTokens, merged
+from inferd_runtime.engine.job import Planned
+from inferd_runtime.engine.sampling.device_sampling import (
+    ABSENT,
+    Rejecting,
+    SampledTokens,
+    merged,
+    read_sampled,
+    sampling_inputs,
+)
 from inferd_runtime.engine.sampling.host_sampling import RowSampler, allowed_tokens, candidates, draw, log_softmax
+from inferd_runtime.engine.sampling.noise import GOLDEN, MASK, gumbel, mix, uniform
 from inferd_runtime.engine.sampling.probes import most_likely, read_mask
 from inferd_runtime.engine.sampling.rejection import distribution, reject
+from inferd_runtime.engine.stages import Work
+from inferd_runtime.engine.verification import verify_rows
+from inferd_runtime.kv.pool import PagePool
+from inferd_runtime.kv.table import PageTable
+from inferd_runtime.speculation.drafts import Draft
 
 
 def plainly(logits: np.ndarray, temperature: float, top_p: float, min_p: float) -> list[int]:
@@ -126,3 +142,68 @@ def test_what_is_rejection_sampled_replaces_what_agreed() -> None:
     )
     wide = SampledTokens(np.asarray([0, 0]), np.full((2, 4), 4), np.full((2, 3), 2))
     assert merged(wide, rejecting, np.asarray([1]), np.asarray([[8, 9, 3]])).tokens.tolist() == [[4] * 4, [8, 9, 3, 4]]
+
+
+def test_seeds_have_noise_of_their_own() -> None:
+    keys = {
+        RowSampler.resolve(Sampling(), seed=seed, lineage=lineage).key for seed in range(9) for lineage in (0, 1, 2)
+    }
+    assert len(keys) == 27
+
+
+def test_noise_of_many_tokens_is_that_of_each() -> None:
+    """The vectorised mixer against the plain one, which the kernels' noise is held against, too."""
+    tokens = np.asarray([0, 1, 2, 255, 1 << 20], np.int64)
+    row = mix(mix(7) ^ 3)
+    plain = [((mix((row + token * GOLDEN) & MASK) >> 12) + 0.5) * 2.0**-52 for token in tokens.tolist()]
+    assert uniform(7, 3, tokens).tolist() == plain
+    assert gumbel(7, 3, tokens).tolist() == pytest.approx([-np.log(-np.log(number)) for number in plain])
+
+
+def rows_of(generator: np.random.Generator, count: int) -> np.ndarray:
+    return generator.normal(size=(count, 16)).astype(np.float32)
+
+
+@pytest.mark.parametrize("taken", [1, 2, 3])
+def test_each_row_of_a_rejection_draws_with_the_noise_of_its_own_position(taken: int) -> None:
+    """Behind accepted tokens it goes on as if it had begun there. Otherwise draws of neighbouring steps would depend on each
+    other.
+    """
+    generator = np.random.default_rng(4)
+    for seed in range(40):
+        sampler = RowSampler.resolve(Sampling(temperature=1.0), seed=seed, lineage=0)
+        logits, draft = rows_of(generator, 5), generator.integers(0, 16, 4).tolist()
+        q = np.asarray([distribution(row, sampler) for row in rows_of(generator, 4)], np.float32)
+        q[:taken] *= 1e-6  # certain to be accepted
+        whole = reject(logits, None, sampler, 9, draft, q)
+        assert whole[:taken] == draft[:taken]
+        assert whole[taken:] == reject(logits[taken:], None, sampler, 9 + taken, draft[taken:], q[taken:])
+
+
+def test_a_token_whose_probability_was_rounded_to_nothing_is_accepted() -> None:
+    sampler = RowSampler.resolve(Sampling(temperature=1.0), seed=1, lineage=0)
+    logits, q = np.zeros((2, 4), np.float32), np.zeros((1, 4), np.float32)
+    assert reject(logits, None, sampler, 3, [2], q)[0] == 2
+
+
+@pytest.mark.parametrize("refused", [-1, 0, 3])
+def test_a_refused_token_takes_part_in_the_rejection(refused: int) -> None:
+    """Token 0 may be the one that a draft was cut at. Without it, the row would favour the tokens that drafts are cut at."""
+    sampler = RowSampler.resolve(Sampling(temperature=1.0), seed=2, lineage=0)
+    generator = np.random.default_rng(1)
+    logits = rows_of(generator, 2)
+    q = np.asarray([distribution(row, sampler) for row in rows_of(generator, 2)], np.float32)
+    draft = Draft([5], [-1], ["draft_model"], [1.0], q, refused)
+    job: Any = None
+    planned = Planned(job, Work([1, 5], 2, draft, sampler=sampler), PageTable(PagePool(1, 4)))
+    tokens = [5] if refused < 0 else [5, refused]
+    assert verify_rows(planned, logits).tokens == reject(logits, None, sampler, 1, tokens, q[: len(tokens)])
+    rejecting = sampling_inputs([planned], 16).rejecting
+    assert rejecting is not None
+    assert (rejecting.lengths.tolist(), rejecting.tokens.tolist()) == ([len(tokens)], [tokens])
+
+
+def test_a_device_that_found_no_legal_token_ends_the_job_with_its_reason() -> None:
+    sampled = SampledTokens(np.asarray([0]), np.asarray([[ABSENT]]), np.empty((1, 0), np.int64))
+    with pytest.raises(ConstraintError, match="no token to go on with"):
+        read_sampled(Work([1], 1), sampled, 0)

@@ -265,9 +265,9 @@ def test_without_a_folder_everything_by_name_is_refused() -> None:
 def placed(session: DirectSession, first: int = 3) -> int:
     """A context whose last tokens stand at positions of their own and do not see everything."""
     context = session.text("abcdef"[:first])
-    masks = [[*[True] * first, True, False], [*[True] * first, False, True]]
-    mask = attention_runs(masks, 2)
-    session.call(p.Forward(context, [*b"xy"], attention_mask=mask, positions=[first, first]))
+    masks = [[*[True] * first, True, False, False], [*[True] * first, False, True, False], [True] * (first + 3)]
+    mask = attention_runs(masks, 3)
+    session.call(p.Forward(context, [*b"xyz"], attention_mask=mask, positions=[first, first, first + 1]))
     return context
 
 
@@ -287,7 +287,7 @@ def test_positions_and_masks_come_back(connect: Connect, as_bytes: bool, first: 
     for caller, which in ((session, context), (other, opened.context)):
         caller.call(p.AppendContext(which, [p.Part("text", text="!")]))
     assert continuation(other, opened.context) == continuation(session, context)
-    plain = [caller.generate(caller.text("abcdef"[:first] + "xy"), max_tokens=9).tokens for caller in (session, other)]
+    plain = [caller.generate(caller.text("abcdef"[:first] + "xyz"), max_tokens=9).tokens for caller in (session, other)]
     assert plain[0] == plain[1]
 
 
