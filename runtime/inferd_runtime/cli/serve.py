@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import sys
 
 from inferd.protocol import Cancelled
 from inferd_runtime.cli.interrupts import run_async
 from inferd_runtime.cli.output import print_json
 from inferd_runtime.cli.parsing import Parser, add_json, add_settings, settings_of
 from inferd_runtime.cli.progress import prepare_runner
+from inferd_runtime.log_lines import configure_logging
 from inferd_runtime.server.gateway.app import Gateway, serve as serve_gateway
 from inferd_runtime.server.gateway.auth import token_path
 from inferd_runtime.settings.settings import FIELDS, Settings
@@ -30,7 +29,7 @@ def serve(argv: list[str]) -> int:
     add_json(parser, "once ready, print {url, pid, models, token_file}")
     parsed = parser.parse_args(argv)
     settings = settings_of(parsed)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
+    configure_logging(settings.log_format, settings.log_level)
     prepare_runner()
 
     def ready(gateway: Gateway) -> None:

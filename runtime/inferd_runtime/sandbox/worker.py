@@ -22,6 +22,7 @@ import zmq
 
 from inferd.protocol import Cancelled, InternalError, InvalidRequest
 from inferd_runtime.isolation.child import Child
+from inferd_runtime.log_lines import configure_logging
 from inferd_runtime.sandbox.host.run import EngineAddress, SandboxRun
 from inferd_runtime.sandbox.messages import (
     Cancel,
@@ -163,6 +164,7 @@ def control_socket(context: zmq.Context[Any], start: WorkerStart) -> zmq.Socket[
 
 def child_main(child: Child) -> int:
     """Serve one gateway. Returns the exit code."""
+    configure_logging("json", "warning")  # the gateway takes the lines over
     start = child.settings(WorkerStart)
     threading.stack_size(THREAD_STACK_BYTES)
     raise_file_limit()

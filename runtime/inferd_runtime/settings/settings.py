@@ -157,6 +157,12 @@ class Settings:
     max_memory_mb: int = setting(1024, "the highest memory_mb that a run over the network may ask for")
     max_output_bytes: int = setting(64 << 20, "the highest output_bytes that a run over the network may ask for")
     max_output_events: int = setting(1_000_000, "the highest output_events that a run over the network may ask for")
+    log_format: Literal["console", "json"] = setting(
+        "console", "console or json: how log lines are written, with the ids of run, request and tenant"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "debug, info, warning or error: the least that is logged; debug has a line for each request"
+    )
     max_body_bytes: int = setting(4 << 20, "bytes of a request's body")
     keep_runs: int = setting(1000, "finished runs that are remembered")
     keep_event_bytes: int = setting(64 << 20, "bytes of events that are kept of all finished runs")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from inferd_runtime.isolation.child import Child
+from inferd_runtime.log_lines import configure_logging
 from inferd_runtime.server.engine_process.command import EngineStart, run_engine
 from inferd_runtime.server.processes.stop_request import StopRequest
 
 
 def serve(start: EngineStart) -> None:
     """Serve as :func:`~inferd_runtime.server.engine_process.boot.serve`; torch is loaded once signals are heeded."""
+    configure_logging("json", "warning")  # the gateway takes the lines over
     stop = StopRequest()
     from inferd_runtime.server.engine_process.boot import serve as serve_engine
 

@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from inferd.protocol import MAX_EXPORT_BYTES, InferdError, InternalError, InvalidRequest, NotFound, Unavailable
 from inferd_runtime.server.gateway.auth import AccessTokens, BearerAuth, load_tokens
@@ -27,6 +28,7 @@ from inferd_runtime.server.gateway.routes import Api
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.programs.library import open_library
 from inferd_runtime.server.supervisor.runtime import Commands, Runtime, open_runtime
+from inferd_runtime.server.telemetry.request_ids import RequestIds
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 from inferd_runtime.settings.settings import Settings
 
@@ -54,13 +56,15 @@ class _Server(uvicorn.Server):
         yield
 
 
-def make_app(api: Api, tokens: AccessTokens) -> Starlette:
+def make_app(api: Api, tokens: AccessTokens) -> ASGIApp:
     """Return the ASGI application."""
     handlers = {InferdError: _inferd_error, HTTPException: _http_error, Exception: _bug}
-    return Starlette(
-        routes=api.routes(),
-        middleware=[Middleware(BearerAuth, tokens=tokens)],
-        exception_handlers=handlers,  # type: ignore[arg-type]
+    return RequestIds(
+        Starlette(
+            routes=api.routes(),
+            middleware=[Middleware(BearerAuth, tokens=tokens)],
+            exception_handlers=handlers,  # type: ignore[arg-type]
+        )
     )
 
 
@@ -109,7 +113,7 @@ async def open_gateway(settings: Settings, commands: Commands | None = None) -> 
                         await runtime.shutdown()
 
 
-def _uvicorn_config(app: Starlette, settings: Settings) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", server_header=False, ws="websockets-sansio",
         ws_max_size=max(settings.max_body_bytes, MAX_SCRIPT_MESSAGE), ws_per_message_deflate=False,

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from inferd.protocol import InvalidRequest, Unauthorized
+from inferd_runtime.log_lines import log_fields
 from inferd_runtime.server.gateway.replies import deny
 from inferd_runtime.server.tokens_file import read_tokens
 from inferd_runtime.settings.settings import Settings
@@ -57,7 +58,8 @@ class BearerAuth:
             except Unauthorized as error:
                 await deny(error, scope, receive, send)
                 return
-        await self._app(scope, receive, send)
+        with log_fields(**({"tenant": scope[TENANT_KEY]} if TENANT_KEY in scope else {})):
+            await self._app(scope, receive, send)
 
 
 def load_tokens(settings: Settings) -> AccessTokens:

@@ -12,6 +12,7 @@ from collections import deque
 import anyio
 
 from inferd_runtime.isolation.order import Launch
+from inferd_runtime.log_lines import relay_child_line
 
 TAIL_LINES = 40
 DRAIN_SECONDS = 1.0
@@ -107,7 +108,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         *lines, self._rest = (self._rest + data.decode(errors="replace"))[-(1 << 16) :].split("\n")
         for line in lines:
             self._tail.append(line)
-            self._log.info("%s", line)
+            relay_child_line(self._log, line)
 
     def process_exited(self) -> None:
         """Note that the child ended, and end what it started and left in its group."""

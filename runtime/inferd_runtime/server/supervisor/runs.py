@@ -143,6 +143,8 @@ class Run:
     started_at: float | None = None
     finished_at: float | None = None
     ending: Ending | None = None
+    request: str = ""
+    """The id of the request that launched it."""
     on_cancel: Callable[[Run, ErrorInfo], None] = field(default=lambda run, error: None, repr=False)
     on_message: Callable[[Run, str], None] = field(default=lambda run, message: None, repr=False)
     _changed: anyio.Event | None = field(default=None, repr=False)

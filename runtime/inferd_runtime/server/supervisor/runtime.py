@@ -24,6 +24,7 @@ import zmq.asyncio
 
 from inferd.protocol import Cancelled, ErrorInfo, LimitExceeded, Models, Unavailable
 from inferd_runtime.isolation.order import Launch
+from inferd_runtime.log_lines import current_request, run_fields
 from inferd_runtime.sandbox.messages import (
     Cancel,
     Deliver,
@@ -203,6 +204,8 @@ class Runtime:
         self.fleet.pool.submit(run.id, tenant)
         self.runs.add(run)
         self.fleet.apply()
+        run.request = current_request()
+        log.info("launched %s@%s", program.name, program.version, extra=run_fields(run.id, tenant, run.request))
         return run
 
     def start(self) -> None:
@@ -307,6 +310,9 @@ class Runtime:
         """Forget a run that has ended, wherever it was, and close its session at the engine if its worker has not."""
         if not ended or run.ending is None:
             return
+        log.info(
+            "%s after %.0f ms", run.state, run.ending.usage.wall_ms, extra=run_fields(run.id, run.tenant, run.request)
+        )
         self.totals.add(run.ending)
         self.use.charge_tokens(run.tenant, run.ending.usage.tokens)
         if self._held.pop(run.id, None) is not None:
@@ -326,7 +332,10 @@ class Runtime:
         """End overdue runs, and those that waited too long for a worker, at ``now`` (monotonic seconds)."""
         for held in list(self._held.values()):
             if held.kill_at <= now:
-                log.error("worker %s did not end %s in time: killing it", held.worker, held.run.id)
+                log.error(
+                    "worker %s did not end the run in time: killing it", held.worker,
+                    extra=run_fields(held.run.id, held.run.tenant, held.run.request),
+                )  # fmt: skip
                 self.fleet.kill(held.worker)
             elif held.overdue_at <= now:
                 self._end(held.run, _too_long(held.run.limits))
