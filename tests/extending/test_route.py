@@ -14,8 +14,10 @@ from inferd_runtime.server.gateway.app import make_app
 from inferd_runtime.server.gateway.auth import AccessTokens
 from inferd_runtime.server.programs.bundles import make_program
 from inferd_runtime.server.programs.library import ProgramLibrary
+from inferd_runtime.server.supervisor.run_keeper import RunKeeper
 from inferd_runtime.server.supervisor.runs import EventBuffer, Run, RunStore
 from inferd_runtime.server.supervisor.runtime import Runtime
+from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 
 pytestmark = pytest.mark.anyio
 TENANTS = {"a": "ann", "b": "bob"}
@@ -39,9 +41,12 @@ def run() -> Run:
 
 @pytest.fixture
 async def client(page: dict[str, Any], run: Run) -> AsyncIterator[httpx.AsyncClient]:
-    runs = RunStore(10, 1 << 20)
+    quotas = same_for_all(Quotas())
+    runs = RunStore(quotas)
     runs.add(run)
-    api = page["ApiWithOutput"](cast(Runtime, SimpleNamespace(runs=runs)), cast(ProgramLibrary, None))
+    api = page["ApiWithOutput"](
+        cast(Runtime, SimpleNamespace(runs=runs, keeper=RunKeeper(runs, quotas))), cast(ProgramLibrary, None)
+    )
     transport = httpx.ASGITransport(app=make_app(api, AccessTokens(TENANTS)))
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         yield client

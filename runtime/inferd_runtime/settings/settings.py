@@ -164,8 +164,6 @@ class Settings:
         "info", "debug, info, warning or error: the least that is logged; debug has a line for each request"
     )
     max_body_bytes: int = setting(4 << 20, "bytes of a request's body")
-    keep_runs: int = setting(1000, "finished runs that are remembered")
-    keep_event_bytes: int = setting(64 << 20, "bytes of events that are kept of all finished runs")
     run_event_bytes: int = setting(1 << 20, "bytes of events that are kept of one run")
 
     @property

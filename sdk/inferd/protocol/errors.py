@@ -53,6 +53,12 @@ class NotFound(ClientError):
     code = "client.not_found"
 
 
+class IdempotencyKeyReused(ClientError):
+    """The ``Idempotency-Key`` of a launch stands for another launch already."""
+
+    code = "client.idempotency_key"
+
+
 class Unauthorized(ClientError):
     """The token is missing or wrong."""
 
@@ -115,8 +121,9 @@ class InternalError(InferdError):
 ERRORS: dict[str, type[InferdError]] = {
     cls.code: cls
     for cls in (
-        ProgramError, ProgramSyntaxError, ClientError, InvalidRequest, NotFound, Unauthorized, ConstraintError,
-        ConstraintViolated, SnapshotDamaged, SnapshotForeign, LimitExceeded, Cancelled, Unavailable, InternalError,
+        ProgramError, ProgramSyntaxError, ClientError, InvalidRequest, NotFound, IdempotencyKeyReused, Unauthorized,
+        ConstraintError, ConstraintViolated, SnapshotDamaged, SnapshotForeign, LimitExceeded, Cancelled, Unavailable,
+        InternalError,
     )
 }  # fmt: skip
 

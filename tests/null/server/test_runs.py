@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import ExitStack
+
 import anyio
 import pytest
 from hypothesis import given, strategies as st
 
-from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, NotFound, Unavailable
+from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, LimitExceeded, NotFound, Unavailable
 from inferd_runtime.sandbox.messages import Bundle, Limits, Output, RunFinished, RunUsage, Sent
 from inferd_runtime.server.programs.bundles import make_program
-from inferd_runtime.server.supervisor.runs import EVENT_OVERHEAD, EventBuffer, Run, RunState, RunStore
+from inferd_runtime.server.supervisor.runs import (
+    BATCH_BYTES,
+    BATCH_EVENTS,
+    EVENT_OVERHEAD,
+    MAX_FOLLOWERS,
+    EventBuffer,
+    Run,
+    RunState,
+    RunStore,
+)
+from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 
 PROGRAM = make_program(Bundle("p", {"main.py": "async def main(): pass"}))
 
 
 def make_run(capacity: int = 1 << 16, tenant: str = "ann") -> Run:
     return Run(PROGRAM, "{}", tenant, Limits(), EventBuffer(capacity))
+
+
+def store_of(**changes: int) -> RunStore:
+    return RunStore(same_for_all(Quotas(**changes)))
 
 
 def finished(run: Run, result: str | None = "1", error: ErrorInfo | None = None) -> RunFinished:
@@ -121,7 +138,7 @@ def test_a_follower_that_waits_too_long_gets_an_empty_batch() -> None:
 
 
 def test_the_store_forgets_the_oldest_finished_runs_only() -> None:
-    store = RunStore(max_finished=2, max_bytes=1 << 20)
+    store = store_of(kept_runs=2)
     runs = [make_run() for _ in range(5)]
     for run in runs:
         store.add(run)
@@ -135,7 +152,7 @@ def test_the_store_forgets_the_oldest_finished_runs_only() -> None:
 
 
 def test_the_store_bounds_the_bytes_that_finished_runs_hold() -> None:
-    store = RunStore(max_finished=100, max_bytes=3 * (EVENT_OVERHEAD + 1000))
+    store = store_of(kept_bytes=5 * EVENT_OVERHEAD + 2500)
     for _ in range(10):
         run = make_run(capacity=1 << 20)
         store.add(run)
@@ -146,7 +163,7 @@ def test_the_store_bounds_the_bytes_that_finished_runs_hold() -> None:
 
 
 def test_another_tenants_run_is_not_found() -> None:
-    store = RunStore(10, 1 << 20)
+    store = store_of()
     run = make_run(tenant="ann")
     store.add(run)
     assert store.get(run.id, "ann") is run
@@ -155,3 +172,69 @@ def test_another_tenants_run_is_not_found() -> None:
             store.get(run_id, tenant)
     assert store.of("bob") == []
     assert store.of("ann") == [run]
+
+
+def test_one_tenants_large_results_push_nobody_elses_out() -> None:
+    store = store_of(kept_runs=100, kept_bytes=10_000)
+    small, large = make_run(tenant="ann"), [make_run(tenant="bob") for _ in range(5)]
+    for run in (small, *large):
+        store.add(run)
+        run.finish_from(finished(run, f'"{"x" * (9_000 if run.tenant == "bob" else 10)}"'))
+        store.retire(run)
+    assert store.of("ann") == [small]
+    assert store.of("bob") == [large[-1]]
+
+
+def test_what_active_runs_hold_is_bounded_for_each_tenant() -> None:
+    store = store_of(kept_bytes=10_000)
+    run = Run(PROGRAM, "x" * 9_000, "ann", Limits(), EventBuffer(1 << 16))
+    store.add(run)
+    with pytest.raises(LimitExceeded) as caught:
+        store.check_room("ann", 2_000)
+    assert caught.value.detail["limit"] == "kept_bytes"
+    store.check_room("bob", 2_000)
+    run.finish_from(finished(run))
+    store.retire(run)
+    assert run.arguments == ""
+    store.check_room("ann", 2_000)
+
+
+def test_a_follower_gets_no_more_than_a_batch_at_a_time() -> None:
+    run = make_run(capacity=1 << 20)
+    for _ in range(BATCH_EVENTS + 10):
+        run.wrote(Output(run.id, "stdout", "x"))
+    batch = anyio.run(run.next_batch, 0)
+    assert len(batch) == BATCH_EVENTS
+    run.wrote(Output(run.id, "stdout", "y" * (2 * BATCH_BYTES)))
+    assert [event.index for event in anyio.run(run.next_batch, BATCH_EVENTS)] == list(
+        range(BATCH_EVENTS, BATCH_EVENTS + 10)
+    )
+    assert len(anyio.run(run.next_batch, BATCH_EVENTS + 10)) == 1
+
+
+def test_so_many_may_follow_one_run() -> None:
+    run = make_run()
+    with ExitStack() as open_streams:
+        for _ in range(MAX_FOLLOWERS):
+            open_streams.enter_context(run.followed())
+        with pytest.raises(LimitExceeded, match="streams"), run.followed():
+            pass
+    with run.followed():
+        pass
+
+
+def test_a_line_break_in_json_does_not_end_the_line_of_an_event() -> None:
+    run = make_run()
+    run.sent(Sent(run.id, '{"a":\n1}'))
+    run.finish_from(finished(run, "[1,\r\n2]"))
+    assert next(event.payload for event in run.buffer.since(0)) == '{"a": 1}'
+    assert run.ending is not None
+    assert run.ending.result == "[1,  2]"
+
+
+def test_a_jump_of_the_systems_clock_does_not_change_how_long_a_run_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run()
+    run.started()
+    monkeypatch.setattr(time, "time", lambda: 4e9)
+    run.fail(Unavailable("x").to_wire())
+    assert run.usage.wall_ms < 60_000

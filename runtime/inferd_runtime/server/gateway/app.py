@@ -27,12 +27,14 @@ from inferd_runtime.server.gateway.replies import error_reply
 from inferd_runtime.server.gateway.routes import Api
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.programs.library import open_library
+from inferd_runtime.server.run_store.archive import open_archive
 from inferd_runtime.server.supervisor.runtime import Commands, Runtime, open_runtime
 from inferd_runtime.server.telemetry.request_ids import RequestIds
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 from inferd_runtime.settings.settings import Settings
 
 REGISTRY_FILE = "programs.sqlite3"
+RUNS_FILE = "runs.sqlite3"
 SERVER_FILE = "server.json"
 CLOSE_SECONDS = 5
 MAX_SCRIPT_MESSAGE = MAX_EXPORT_BYTES + (64 << 10)
@@ -101,7 +103,8 @@ async def open_gateway(settings: Settings, commands: Commands | None = None) -> 
     with contextlib.closing(listener):
         async with (
             open_library(registry, same_for_all(Quotas())) as programs,
-            open_runtime(settings, commands, wait=False) as runtime,
+            open_archive(settings.data_dir / RUNS_FILE) as archive,
+            open_runtime(settings, commands, wait=False, archive=archive) as runtime,
         ):
             server = _Server(_uvicorn_config(make_app(Api(runtime, programs), tokens), settings))
             async with _serving(server, listener):

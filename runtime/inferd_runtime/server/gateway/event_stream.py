@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
 
 import anyio
@@ -12,7 +12,8 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from inferd.protocol import InvalidRequest
-from inferd_runtime.server.gateway.replies import event_json
+from inferd_runtime.server.gateway.replies import NO_RESULT, RESULT, event_json
+from inferd_runtime.server.supervisor.run_keeper import AnyRun
 from inferd_runtime.server.supervisor.runs import Run, RunEvent
 
 PING_SECONDS = 15.0
@@ -23,7 +24,7 @@ SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"
 
 
-def stream_events(run: Run, request: Request) -> StreamingResponse:
+def stream_events(run: AnyRun, request: Request) -> StreamingResponse:
     """Stream a run's events from ``?from=INDEX`` (or ``Last-Event-ID``) on.
 
     ``?follow=false`` ends with what has happened so far. A client that leaves does not change the run.
@@ -31,7 +32,8 @@ def stream_events(run: Run, request: Request) -> StreamingResponse:
     as_sse = SSE in request.headers.get("accept", "")
     start, follow = _first_index(request), _follow(request)
     with ExitStack() as counted:
-        counted.enter_context(run.followed())
+        if isinstance(run, Run):
+            counted.enter_context(run.followed())
         return EventResponse(_lines(run, start, follow, as_sse), as_sse=as_sse, held=counted.pop_all())
 
 
@@ -70,25 +72,34 @@ def _follow(request: Request) -> bool:
     return text == "true"
 
 
-async def _lines(run: Run, start: int, follow: bool, as_sse: bool) -> AsyncGenerator[bytes]:
-    index, end = start, run.buffer.next_index
-    while True:
-        batch = await run.next_batch(index, PING_SECONDS if follow else 0)
-        for part in _parts(batch, as_sse):
-            yield part
-        if batch:
-            index = batch[-1].index + 1
-        if (run.ending is not None and index >= run.buffer.next_index) or (not follow and index >= end):
-            return
-        if not batch:
-            yield b": ping\n\n" if as_sse else b"\n"
-        elif follow:
-            await anyio.sleep(PAUSE_SECONDS)
+async def _lines(run: AnyRun, start: int, follow: bool, as_sse: bool) -> AsyncGenerator[bytes]:
+    index, end = start, run.record().next_event
+    if index >= end and not follow:
+        return
+    async with aclosing(run.batches(start, PING_SECONDS if follow else 0)) as batches:
+        async for batch in batches:
+            async for part in _parts(run, batch, as_sse):
+                yield part
+            if batch:
+                index = batch[-1].index + 1
+            if not follow and index >= end:
+                return
+            if not batch:
+                yield b": ping\n\n" if as_sse else b"\n"
+            elif follow:
+                await anyio.sleep(PAUSE_SECONDS)
 
 
-def _parts(batch: list[RunEvent], as_sse: bool) -> Iterator[bytes]:
-    """Yield a batch's lines as one piece, or as several where an event is large."""
+async def _parts(run: AnyRun, batch: list[RunEvent], as_sse: bool) -> AsyncGenerator[bytes]:
+    """Yield a batch's lines in pieces of bounded size, the result with the event that it belongs to."""
     lines = b"".join(_encode(event, as_sse) for event in batch)
+    if batch and batch[-1].kind == "finished":
+        lines, _, end = lines.rpartition(NO_RESULT)
+        first = True
+        async for part in run.result_slices():
+            yield lines + RESULT + part if first else part
+            first = False
+        lines = lines + NO_RESULT + end if first else end
     for start in range(0, len(lines), PART_BYTES):
         yield lines[start : start + PART_BYTES]
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from inferd.protocol import InferdError
 from inferd_runtime.server.programs.bundles import Program
-from inferd_runtime.server.supervisor.runs import Ending, Run, RunEvent
+from inferd_runtime.server.run_store.records import RunRecord
+from inferd_runtime.server.supervisor.run_keeper import AnyRun
+from inferd_runtime.server.supervisor.runs import SLICE_BYTES, Ending, RunEvent
 
 STATUS = {
     "program": 422,
     "client": 400,
     "client.not_found": 404,
+    "client.idempotency_key": 422,
     "client.unauthorized": 401,
     "limit": 429,
     "cancelled": 409,
@@ -24,6 +28,9 @@ STATUS = {
     "internal": 500,
 }
 TOO_LARGE = 413
+JSON_TYPE = "application/json"
+RESULT = b'"result":'
+NO_RESULT = b'"result":null'
 SIZE_LIMITS = frozenset(
     {
         "body_bytes", "source_bytes", "source_lines", "files", "parameters", "interface_bytes", "parse_cpu_s",
@@ -48,7 +55,7 @@ def status_of(error: InferdError) -> int:
 
 def reply(value: Any, status: int = 200) -> Response:
     """Return a JSON response."""
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+    return Response(msgspec.json.encode(value), status, media_type=JSON_TYPE)
 
 
 def error_reply(error: InferdError) -> Response:
@@ -86,32 +93,33 @@ def program_json(program: Program, created_at: float | None = None) -> dict[str,
     return value if created_at is None else {**value, "created_at": created_at}
 
 
-def run_summary(run: Run) -> dict[str, Any]:
+def run_summary(record: RunRecord) -> dict[str, Any]:
     """Return a run as it is now, without its result. Times in seconds since the epoch, None for what has not happened."""
-    program = run.program
-    return {
-        "id": run.id,
-        "program": {"id": program.id, "name": program.name, "version": program.version},
-        "state": run.state,
-        "created_at": run.created_at,
-        "started_at": run.started_at,
-        "finished_at": run.finished_at,
-        "limits": run.limits,
-        "error": run.error,
-        "usage": run.usage,
-        "next_event": run.buffer.next_index,
-    }
+    return msgspec.structs.asdict(record)
 
 
-def run_json(run: Run) -> dict[str, Any]:
-    """Return a run as it is now, with its result (None without one)."""
-    result = None if run.ending is None else raw_result(run.ending)
-    return {**run_summary(run), "result": result}
+async def run_reply(run: AnyRun, status: int = 200) -> Response:
+    """Return a run as it is now, with its result (null without one)."""
+    slices = run.result_slices()
+    first = await anext(slices, b"")
+    empty = msgspec.json.encode({**run_summary(run.record()), "result": None})
+    if len(first) < SLICE_BYTES:
+        return Response(with_result(empty, first), status, media_type=JSON_TYPE)
+    head, _, tail = empty.rpartition(NO_RESULT)
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield head + RESULT + first
+        async for part in slices:
+            yield part
+        yield tail
+
+    return StreamingResponse(parts(), status, media_type=JSON_TYPE)
 
 
-def raw_result(ending: Ending) -> msgspec.Raw | None:
-    """Return a result as the JSON that it is."""
-    return None if ending.result is None else msgspec.Raw(ending.result.encode())
+def with_result(encoded: bytes, result: bytes) -> bytes:
+    """Return a JSON object whose last key is a ``result`` of null with that result, which is JSON; unchanged without one."""
+    head, _, tail = encoded.rpartition(NO_RESULT)
+    return head + RESULT + result + tail if result else encoded
 
 
 def event_json(event: RunEvent) -> dict[str, Any]:
@@ -129,5 +137,5 @@ def event_json(event: RunEvent) -> dict[str, Any]:
 
 
 def ending_json(ending: Ending) -> dict[str, Any]:
-    """Return how a run ended."""
-    return {"state": ending.state, "result": raw_result(ending), "error": ending.error, "usage": ending.usage}
+    """Return how a run ended, but for its result: see :func:`with_result`."""
+    return {"state": ending.state, "error": ending.error, "usage": ending.usage, "result": None}

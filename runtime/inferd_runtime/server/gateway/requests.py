@@ -14,6 +14,8 @@ from inferd_runtime.server.programs.bundles import Program, with_limits
 from inferd_runtime.settings.settings import Settings
 
 T = TypeVar("T")
+MAX_KEY = 255
+"""Characters of an ``Idempotency-Key``."""
 
 
 class LaunchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +57,16 @@ def _too_large(most: int) -> LimitExceeded:
     return LimitExceeded(
         f"the body has more than {most} bytes", limit="body_bytes", value=most, raise_with="max_body_bytes"
     )
+
+
+def launch_key(request: Request) -> str:
+    """Return the ``Idempotency-Key`` of a launch, "" without one. Raises InvalidRequest for one that cannot be kept."""
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return ""
+    if not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable()):
+        raise InvalidRequest(f"an Idempotency-Key has 1 to {MAX_KEY} printable ASCII characters")
+    return key
 
 
 def check_arguments(program: Program, arguments: dict[str, Any]) -> str:

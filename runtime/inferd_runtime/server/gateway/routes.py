@@ -16,20 +16,21 @@ from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.cycle_stream import Watchers, cycle_events
 from inferd_runtime.server.gateway.event_stream import SSE, EventResponse, stream_events
 from inferd_runtime.server.gateway.metrics import metrics_response
-from inferd_runtime.server.gateway.replies import program_json, reply, run_json, run_summary
+from inferd_runtime.server.gateway.replies import program_json, reply, run_reply, run_summary
 from inferd_runtime.server.gateway.requests import (
     LaunchBody,
     MessageBody,
     check_arguments,
     check_limits,
+    launch_key,
     read_body,
     read_bytes,
 )
 from inferd_runtime.server.gateway.script_session import script_session
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.programs.library import ProgramLibrary
-from inferd_runtime.server.supervisor.runs import Run
-from inferd_runtime.server.supervisor.runtime import Runtime
+from inferd_runtime.server.supervisor.run_keeper import AnyRun
+from inferd_runtime.server.supervisor.runtime import RunRequest, Runtime
 from inferd_runtime.session.wire import CyclePage, GetCycles
 
 
@@ -71,10 +72,13 @@ class Api:
         """Answer 200 if launches would work now, else 503, with the state of the engine and the workers."""
         engine = self.runtime.engine
         workers = self.runtime.fleet
-        ready = engine.pid is not None and workers.pool.any_ready
+        ready = engine.pid is not None and workers.pool.any_ready and not self.runtime.closing
+        failure = self.runtime.keeper.failure
         status = {
             "ready": ready,
             "engine": {"up": engine.pid is not None, "restarts": engine.restarts},
+            "draining": self.runtime.closing,
+            "store": {"works": failure is None, "error": failure},
             "workers": {"up": len(workers.pids), "restarts": workers.restarts},
         }
         return reply(status, 200 if ready else 503)
@@ -129,34 +133,43 @@ class Api:
         return reply({"removed": await self.programs.remove(reference, tenant)})
 
     async def launch(self, request: Request) -> Response:
-        """Start a run: 201 with the run as it is now."""
+        """Start a run: 201 with the run as it is now; 200 with the run of an earlier launch that had the same Idempotency-Key."""
         body = await read_body(request, LaunchBody, self.runtime.settings.max_body_bytes)
         program = await self._program(body.program, request)
-        arguments = check_arguments(program, body.arguments)
-        limits = check_limits(program, body.limits, self.runtime.settings)
-        return reply(run_json(self.runtime.launch(program, arguments, request.scope[TENANT_KEY], limits)), 201)
+        tenant, key = request.scope[TENANT_KEY], launch_key(request)
+        asked = RunRequest(
+            program,
+            check_arguments(program, body.arguments),
+            check_limits(program, body.limits, self.runtime.settings),
+            key,
+        )
+        earlier = await self.runtime.keeper.launched(tenant, key, asked.fingerprint) if key else None
+        if earlier is not None:
+            return await run_reply(earlier)
+        return await run_reply(self.runtime.launch_request(asked, tenant), 201)
 
     async def list_runs(self, request: Request) -> Response:
         """Answer the tenant's runs without their results, newest first."""
-        return reply({"runs": [run_summary(run) for run in self.runtime.runs.of(request.scope[TENANT_KEY])]})
+        records = await self.runtime.keeper.records(request.scope[TENANT_KEY])
+        return reply({"runs": [run_summary(record) for record in records]})
 
     async def get_run(self, request: Request) -> Response:
         """Answer one run."""
-        return reply(run_json(self._run(request)))
+        return await run_reply(await self._run(request))
 
     async def events(self, request: Request) -> Response:
         """Stream a run's events, past and to come; see :func:`~inferd_runtime.server.gateway.event_stream.stream_events`."""
-        return stream_events(self._run(request), request)
+        return stream_events(await self._run(request), request)
 
     async def cancel(self, request: Request) -> Response:
         """Ask a run to end: 202 with the run as it is now. One that is over stays as it is."""
-        run = self._run(request)
+        run = await self._run(request)
         run.cancel()
-        return reply(run_json(run), 202)
+        return await run_reply(run, 202)
 
     async def deliver(self, request: Request) -> Response:
         """Hand a message to a run: 202."""
-        run = self._run(request)
+        run = await self._run(request)
         body = await read_body(request, MessageBody, self.runtime.settings.max_body_bytes)
         run.deliver(body.message)
         return reply({"delivered": True}, 202)
@@ -168,5 +181,5 @@ class Api:
     async def _program(self, reference: str, request: Request) -> Program:
         return await self.programs.find(reference, request.scope[TENANT_KEY])
 
-    def _run(self, request: Request) -> Run:
-        return self.runtime.runs.get(request.path_params["run"], request.scope[TENANT_KEY])
+    async def _run(self, request: Request) -> AnyRun:
+        return await self.runtime.keeper.find(request.path_params["run"], request.scope[TENANT_KEY])

@@ -33,11 +33,16 @@ log = logging.getLogger("inferd.registry")
 
 @dataclass(frozen=True)
 class DatabaseFormat:
-    """A format's number (``user_version``), the script that makes its tables, and one that fails where they are others."""
+    """A format's number (``user_version``), the script that makes its tables, and one that fails where they are others.
+
+    ``what`` names the file in errors, ``lost`` says what damage to it means.
+    """
 
     number: int
     schema: str
     check: str
+    what: str = "the registry of programs"
+    lost: str = "its programs have to be uploaded again"
 
 
 def open_database(path: Path, wanted: DatabaseFormat) -> sqlite3.Connection:
@@ -45,7 +50,7 @@ def open_database(path: Path, wanted: DatabaseFormat) -> sqlite3.Connection:
 
     Raises InvalidRequest for a file of another format, Unavailable where it cannot be opened or written.
     """
-    with storage_errors(path):
+    with storage_errors(path, wanted.what):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             return _opened(path, wanted)
@@ -53,7 +58,7 @@ def open_database(path: Path, wanted: DatabaseFormat) -> sqlite3.Connection:
             if not _is_damaged(error):
                 raise
             aside = _move_aside(path)
-        log.error("%s is damaged and was moved to %s: its programs have to be uploaded again", path, aside)
+        log.error("%s is damaged and was moved to %s: %s", path, aside, wanted.lost)
         return _opened(path, wanted)
 
 
@@ -102,18 +107,18 @@ def _move_aside(path: Path) -> Path:
 
 
 @contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
+def storage_errors(path: Path, what: str = DatabaseFormat.what) -> Iterator[None]:
     """Turn what SQLite and the file system raise in the body into Unavailable; ``detail["reason"]`` says what it is."""
     try:
         yield
     except sqlite3.Error as error:
         reason, words = REASONS.get(_primary_code(error), ("storage", str(error)))
         log.error("%s: %s (%s)", path, words, error)
-        raise Unavailable(f"the registry of programs does not work now: {words}", reason=reason) from error
+        raise Unavailable(f"{what} does not work now: {words}", reason=reason) from error
     except OSError as error:
         log.error("%s: %s", path, error)
         words = error.strerror or type(error).__name__
-        raise Unavailable(f"the registry of programs does not work now: {words}", reason="storage") from error
+        raise Unavailable(f"{what} does not work now: {words}", reason="storage") from error
 
 
 def _primary_code(error: sqlite3.Error) -> int:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
 from typing import Any
@@ -19,15 +19,21 @@ from typing import Any
 import anyio
 import msgspec
 
-from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, LimitExceeded, NotFound
+from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, LimitExceeded, NotFound, cut, shown
 from inferd_runtime.sandbox.messages import Limits, Output, RunFinished, RunUsage, Sent
 from inferd_runtime.server.programs.bundles import Program
+from inferd_runtime.server.run_store.records import ProgramName, RunRecord
+from inferd_runtime.server.tenancy.quotas import QuotasOf, quota_exceeded
 
 EVENT_OVERHEAD = 256
 """Bytes counted per event beside its payload."""
-BATCH_EVENTS = 256
+BATCH_EVENTS = 128
 BATCH_BYTES = 64 << 10
 """What a follower gets at a time: one that reads slowly holds no more than this of what the buffer has dropped since."""
+RETRY_SECONDS = 1.0
+SHOWN_ID = 80
+SLICE_BYTES = 256 << 10
+"""Bytes, or characters, of a result that are handed out at a time."""
 MAX_FOLLOWERS = 64
 """Streams of one run's events at a time."""
 
@@ -147,7 +153,16 @@ class Run:
     """The id of the request that launched it."""
     on_cancel: Callable[[Run, ErrorInfo], None] = field(default=lambda run, error: None, repr=False)
     on_message: Callable[[Run, str], None] = field(default=lambda run, message: None, repr=False)
+    created: float = field(default_factory=time.monotonic, repr=False)
+    """When it was launched, by the monotonic clock: the times above are for people, and jump with the system's clock."""
+    started_mono: float | None = field(default=None, repr=False)
     _changed: anyio.Event | None = field(default=None, repr=False)
+    waiting_bytes: int = field(default=0, repr=False)
+    """Bytes of messages that wait for the run to start."""
+    stored_index: int = field(default=0, repr=False)
+    """Index of the first event that the store has not got."""
+    storing: bool = field(default=False, repr=False)
+    """True while the store has its end in hand."""
     _followers: int = field(default=0, repr=False)
 
     @property
@@ -174,10 +189,40 @@ class Run:
         """What the run used: all zero until it is over."""
         return RunUsage() if self.ending is None else self.ending.usage
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that are kept of the run in this process."""
+        return len(self.arguments) + self.buffer.size + self.waiting_bytes
+
+    def record(self) -> RunRecord:
+        """Return the run as it is shown."""
+        return RunRecord(
+            self.id, ProgramName.of(self.program), self.state, self.created_at, self.started_at, self.finished_at,
+            self.limits, self.error, self.usage, self.buffer.next_index,
+        )  # fmt: skip
+
+    async def result_slices(self) -> AsyncGenerator[bytes]:
+        """Yield the result's JSON in slices; nothing without a result."""
+        text = "" if self.ending is None or self.ending.result is None else self.ending.result
+        for start in range(0, len(text), SLICE_BYTES):
+            yield text[start : start + SLICE_BYTES].encode()
+
+    async def batches(self, start: int, idle_seconds: float) -> AsyncGenerator[list[RunEvent]]:
+        """Yield events from index ``start`` on, past and to come, until the run's last one; an empty list after each silence of
+        ``idle_seconds``.
+        """
+        index = start
+        while self.ending is None or index < self.buffer.next_index:
+            batch = await self.next_batch(index, idle_seconds)
+            yield batch
+            if batch:
+                index = batch[-1].index + 1
+
     def started(self) -> None:
         """Note that the worker has made the instance."""
         if self.ending is None and self.started_at is None:
             self.started_at = time.time()
+            self.started_mono = time.monotonic()
             self._record("started", None, 0)
 
     def wrote(self, output: Output) -> None:
@@ -188,12 +233,15 @@ class Run:
     def sent(self, sent: Sent) -> None:
         """Note a message that the program sent to its launcher."""
         if self.ending is None:
-            self._record("message", sent.json, len(sent.json.encode()))
+            text = one_line(sent.json)
+            self._record("message", text, len(text.encode()))
 
     def finish(self, ending: Ending) -> bool:
         """End the run; False (and nothing changes) if it has ended before."""
         if self.ending is not None:
             return False
+        if ending.result is not None:
+            ending = replace(ending, result=one_line(ending.result))
         self.ending = ending
         self.finished_at = time.time()
         self._record("finished", ending, ending.size)
@@ -205,7 +253,7 @@ class Run:
 
     def fail(self, error: ErrorInfo) -> bool:
         """End the run from outside, with the wall time that it has taken and no other figure."""
-        wall_ms = 0.0 if self.started_at is None else (time.time() - self.started_at) * 1e3
+        wall_ms = 0.0 if self.started_mono is None else (time.monotonic() - self.started_mono) * 1e3
         return self.finish(Ending(RunUsage(wall_ms=wall_ms), error=error))
 
     def cancel(self, reason: str = "the run was cancelled") -> None:
@@ -277,6 +325,11 @@ class Run:
             changed.set()
 
 
+def one_line(json: str) -> str:
+    """Return JSON text without line breaks: between its values they are space, and inside of its strings there are none."""
+    return json.replace("\n", " ").replace("\r", " ")
+
+
 def json_text(message: Any) -> str:
     """Return a value as JSON text. Raises InvalidRequest for one that JSON or msgpack cannot carry."""
     try:
@@ -287,13 +340,14 @@ def json_text(message: Any) -> str:
 
 
 class RunStore:
-    """All runs that go on, and the newest finished ones within ``max_finished`` runs and ``max_bytes`` of events."""
+    """The runs in memory: all that go on, and the newest finished ones of each tenant, within its quotas, until they are
+    stored.
+    """
 
-    def __init__(self, max_finished: int, max_bytes: int) -> None:
-        self.max_finished = max_finished
-        self.max_bytes = max_bytes
+    def __init__(self, quotas: QuotasOf) -> None:
+        self._quotas = quotas
         self._active: dict[str, Run] = {}
-        self._finished: OrderedDict[str, Run] = OrderedDict()
+        self._finished: dict[str, Run] = {}
 
     def __len__(self) -> int:
         return len(self._active) + len(self._finished)
@@ -303,18 +357,42 @@ class RunStore:
         """The runs that are not over, oldest first."""
         return list(self._active.values())
 
+    @property
+    def finished(self) -> list[Run]:
+        """The runs that are over and still here, oldest first."""
+        return list(self._finished.values())
+
+    def check_room(self, tenant: str, size: int) -> None:
+        """Raise LimitExceeded if a run of ``size`` bytes of arguments is more than is kept of the tenant's active runs."""
+        most = self._quotas(tenant).kept_bytes
+        held = sum(run.held_bytes for run in self._active.values() if run.tenant == tenant)
+        if most and held + size > most:
+            message = f"the tenant's runs that are not over hold {held} bytes already"
+            raise quota_exceeded("kept_bytes", most, message, RETRY_SECONDS)
+
     def add(self, run: Run) -> None:
         """Keep a new run."""
         self._active[run.id] = run
 
     def retire(self, run: Run) -> None:
-        """Move a run that is over to the finished ones, and forget the oldest of those beyond the bounds."""
+        """Move a run that is over to the finished ones, and forget the oldest of its tenant's beyond its quotas."""
         if self._active.pop(run.id, None) is None:
             return
+        run.arguments = ""
         self._finished[run.id] = run
-        total = sum(kept.buffer.size for kept in self._finished.values())
-        while len(self._finished) > self.max_finished or (total > self.max_bytes and len(self._finished) > 1):
-            total -= self._finished.popitem(last=False)[1].buffer.size
+        quotas = self._quotas(run.tenant)
+        kept = [one for one in self._finished.values() if one.tenant == run.tenant]
+        total = sum(one.buffer.size for one in kept)
+        while len(kept) > 1 and (
+            (quotas.kept_runs and len(kept) > quotas.kept_runs) or (quotas.kept_bytes and total > quotas.kept_bytes)
+        ):
+            oldest = kept.pop(0)
+            total -= oldest.buffer.size
+            self.forget(oldest)
+
+    def forget(self, run: Run) -> None:
+        """Drop a run that is over."""
+        self._finished.pop(run.id, None)
 
     def find(self, run_id: str) -> Run | None:
         """Return the run of that id, or None."""
@@ -324,10 +402,15 @@ class RunStore:
         """Return a tenant's run. Raises NotFound for an unknown id, a forgotten run, and another tenant's run alike."""
         run = self.find(run_id)
         if run is None or run.tenant != tenant:
-            raise NotFound(f"no run {run_id!r}: it never existed or has been forgotten", run=run_id)
+            raise unknown_run(run_id)
         return run
 
     def of(self, tenant: str) -> list[Run]:
         """Return a tenant's runs, newest first."""
         runs = [run for run in (*self._finished.values(), *self._active.values()) if run.tenant == tenant]
-        return sorted(runs, key=lambda run: run.created_at, reverse=True)
+        return sorted(runs, key=lambda run: run.created, reverse=True)
+
+
+def unknown_run(run_id: str) -> NotFound:
+    """Return the error for a run that is not there, or is another tenant's."""
+    return NotFound(f"no run {shown(run_id)}: it never existed or has been forgotten", run=cut(run_id, SHOWN_ID))

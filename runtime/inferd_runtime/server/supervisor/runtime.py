@@ -9,6 +9,7 @@ A dead engine or worker is started again. Every run that it held ends with Unava
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import time
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import anyio
 import anyio.abc
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -42,7 +44,10 @@ from inferd_runtime.server.engine_process.command import EngineStart, engine_lau
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.processes.rundir import run_directory
 from inferd_runtime.server.programs.bundles import Program
+from inferd_runtime.server.run_store.archive import RunArchive
+from inferd_runtime.server.run_store.records import KeptKey
 from inferd_runtime.server.supervisor.engine_supervisor import EngineSupervisor
+from inferd_runtime.server.supervisor.run_keeper import RunKeeper
 from inferd_runtime.server.supervisor.runs import EventBuffer, Run, RunStore, RunTotals
 from inferd_runtime.server.supervisor.worker_fleet import FleetLaunch, WorkerFleet
 from inferd_runtime.server.supervisor.worker_pool import PoolSettings, WorkerPool
@@ -93,6 +98,22 @@ def default_commands(settings: Settings) -> Commands:
     return Commands(engine, worker)
 
 
+@dataclass(frozen=True)
+class RunRequest:
+    """What a run is to do: a program with arguments (a JSON object's text), its limits, and the key of its launch, if any."""
+
+    program: Program
+    arguments: str
+    limits: Limits
+    key: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for launches that ask for the same."""
+        asked = (self.program.id, self.program.version, self.arguments, self.limits)
+        return hashlib.sha256(msgspec.json.encode(asked)).hexdigest()
+
+
 @dataclass
 class _Held:
     """A run that a worker holds. ``verdict``: the error that it was told to end with, at the latest at ``kill_at``."""
@@ -129,11 +150,12 @@ class _Held:
 
 @dataclass(frozen=True)
 class Wiring:
-    """The ZeroMQ context, private directory and task group of a runtime."""
+    """The ZeroMQ context, private directory, task group, and store of runs (None: they are kept in memory) of a runtime."""
 
     context: zmq.asyncio.Context
     directory: Path
     tasks: anyio.abc.TaskGroup
+    archive: RunArchive | None = None
 
     def endpoint(self, name: str) -> str:
         """Return an ipc endpoint in the private directory."""
@@ -148,7 +170,8 @@ class Runtime:
     ) -> None:
         self.settings = settings
         self.use = use or TenantUse(same_for_all(ADMIN_QUOTAS))
-        self.runs = RunStore(settings.keep_runs, settings.keep_event_bytes)
+        self.runs = RunStore(self.use.quotas)
+        self.keeper = RunKeeper(self.runs, self.use.quotas, wiring.archive)
         self.totals = RunTotals()
         self._wiring = wiring
         self._held: dict[str, _Held] = {}
@@ -188,21 +211,27 @@ class Runtime:
         return self.engine.current.models
 
     def launch(self, program: Program, arguments: str, tenant: str = "default", limits: Limits | None = None) -> Run:
-        """Start a run; ``arguments`` is a JSON object's text. It is queued while no worker is free.
+        """Start a run; ``arguments`` is a JSON object's text. See :meth:`launch_request`."""
+        return self.launch_request(RunRequest(program, arguments, limits or self.settings.limits), tenant)
 
-        Raises Unavailable when no engine answers or the runtime is closing, and LimitExceeded when too many runs wait or the
-        tenant launches too often.
+    def launch_request(self, asked: RunRequest, tenant: str) -> Run:
+        """Start a run. It is queued while no worker is free.
+
+        Raises Unavailable when no engine answers or the runtime is closing, and LimitExceeded when too many runs wait, the tenant
+        launches too often, or its runs hold too much.
         """
         if self._closing:
             raise Unavailable("the runtime is shutting down")
         _ = self.engine.current
+        self.runs.check_room(tenant, len(asked.arguments))
         self.use.admit_launch(tenant)
         run = Run(
-            program, arguments, tenant, limits or self.settings.limits, EventBuffer(self.settings.run_event_bytes),
+            asked.program, asked.arguments, tenant, asked.limits, EventBuffer(self.settings.run_event_bytes),
             on_cancel=self._end, on_message=self._deliver,
         )  # fmt: skip
         self.fleet.pool.submit(run.id, tenant)
         self.runs.add(run)
+        self.keeper.begun(run, KeptKey(asked.key, asked.fingerprint, run.id, run.created_at) if asked.key else None)
         self.fleet.apply()
         run.request = current_request()
         log.info("launched %s@%s", program.name, program.version, extra=run_fields(run.id, tenant, run.request))
@@ -214,6 +243,7 @@ class Runtime:
         tasks.start_soon(self.engine.supervise)
         tasks.start_soon(self.fleet.run)
         tasks.start_soon(self._watch_clock)
+        tasks.start_soon(self.keeper.recover)
         self.fleet.apply()
 
     async def wait_ready(self) -> None:
@@ -246,6 +276,7 @@ class Runtime:
         self.fleet.send(worker, LaunchRun(run.id, grant, run.program.bundle, run.arguments, run.limits))
         for message in self._undelivered.pop(run_id, []):
             self.fleet.send(worker, Deliver(run_id, message))
+        run.arguments, run.waiting_bytes = "", 0  # the worker has them
 
     def worker_reported(self, worker: str, message: Started | Output | Sent | RunFinished, size: int) -> None:
         """Apply a worker's report about one of its own runs, which came in ``size`` bytes; one about any other run is ignored."""
@@ -302,7 +333,9 @@ class Runtime:
         if held is None:
             queue = self._undelivered.setdefault(run.id, [])
             _check_room(run, queue, message)
+            self.runs.check_room(run.tenant, len(message))
             queue.append(message)
+            run.waiting_bytes += len(message)
         else:
             self.fleet.send(held.worker, Deliver(run.id, message))
 
@@ -319,6 +352,7 @@ class Runtime:
             self._wiring.tasks.start_soon(self.engine.close_session, RUN_SESSION + run.id)
         self._undelivered.pop(run.id, None)
         self.runs.retire(run)
+        self.keeper.ended(run)
         self.fleet.pool.finished(run.id)
         self.fleet.apply()
 
@@ -327,6 +361,7 @@ class Runtime:
         while True:
             await anyio.sleep(TICK_SECONDS)
             self.tick(time.monotonic())
+            self.keeper.progressed()
 
     def tick(self, now: float) -> None:
         """End overdue runs, and those that waited too long for a worker, at ``now`` (monotonic seconds)."""
@@ -341,7 +376,7 @@ class Runtime:
                 self._end(held.run, _too_long(held.run.limits))
         for run_id in self.fleet.pool.waiting:
             run = self.runs.find(run_id)
-            if run is not None and time.time() - run.created_at > QUEUE_SECONDS:
+            if run is not None and now - run.created > QUEUE_SECONDS:
                 self._end(run, Unavailable(f"no sandbox worker had room within {QUEUE_SECONDS:g} s").to_wire())
 
 
@@ -379,16 +414,17 @@ async def open_runtime(
     spare: int = 1,
     wait: bool = True,
     use: TenantUse | None = None,
+    archive: RunArchive | None = None,
 ) -> AsyncIterator[Runtime]:
     """Open a runtime that is ready; everything that it started has ended when the block ends.
 
     ``spare``: how many workers to keep warm for tenants that have none. ``use``: holds tenants to their quotas; by default all
-    are admins. With ``wait=False`` the body starts at once;
+    are admins. ``archive``: stores runs; by default they live in memory only. With ``wait=False`` the body starts at once;
     call :meth:`Runtime.wait_ready` in it. Raises what that raises.
     """
     with run_directory() as directory, _zmq_context() as context:
         async with background_tasks() as tasks:
-            wiring = Wiring(context, directory, tasks)
+            wiring = Wiring(context, directory, tasks, archive)
             runtime = Runtime(settings, commands or default_commands(settings), wiring, spare, use)
             try:
                 runtime.start()

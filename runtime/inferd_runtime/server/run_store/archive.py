@@ -1,0 +1,152 @@
+"""The store of runs for an event loop that never waits on a disk: one thread writes behind it, and reads for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+
+from inferd.protocol import InferdError, InternalError, Unavailable
+from inferd_runtime.server.run_store.run_file import RunFile
+
+T = TypeVar("T")
+MAX_QUEUED = 4096
+MAX_QUEUED_BYTES = 64 << 20
+"""What may wait to be written. Beyond it nothing is taken, and runs stay in memory as far as their tenant's quotas let them."""
+READ_SECONDS = 10.0
+REOPEN_SECONDS = 1.0
+"""How long a file that could not be opened is left alone."""
+CLOSE_SECONDS = 10.0
+log = logging.getLogger("inferd.runs")
+Job = Callable[[RunFile], Any]
+Done = Callable[[Any, InferdError | None], None]
+
+
+@dataclass(frozen=True)
+class _Task:
+    job: Job
+    size: int
+    done: Done | None
+
+
+class RunArchive:
+    """Carries out jobs on a :class:`RunFile`, in order, in a thread of its own. Belongs to the event loop that made it."""
+
+    def __init__(self, path: Path) -> None:
+        self.failure: str | None = None
+        """Why the file does not work at the moment, None while it does."""
+        self._path = path
+        self._loop = asyncio.get_running_loop()
+        self._tasks: deque[_Task] = deque()
+        self._bytes = 0
+        self._closing = False
+        self._changed = threading.Condition()
+        self._file: RunFile | None = None
+        self._retry_at = 0.0
+        self._thread = threading.Thread(target=self._work, name="run-archive", daemon=True)
+        self._thread.start()
+
+    def save(self, job: Job, size: int, done: Done | None = None) -> bool:
+        """Queue a job that writes about ``size`` bytes; ``done`` hears in the event loop how it went. False: there is no room."""
+        with self._changed:
+            if self._closing or len(self._tasks) >= MAX_QUEUED or self._bytes + size > MAX_QUEUED_BYTES:
+                return False
+            self._tasks.append(_Task(job, size, done))
+            self._bytes += size
+            self._changed.notify()
+        return True
+
+    async def read(self, job: Callable[[RunFile], T]) -> T:
+        """Return what a job reads, behind all that was queued before. Raises Unavailable."""
+        waiting: asyncio.Future[T] = self._loop.create_future()
+
+        def done(value: T, error: InferdError | None) -> None:
+            if waiting.done():
+                return
+            if error is None:
+                waiting.set_result(value)
+            else:
+                waiting.set_exception(error)
+
+        if not self.save(job, 0, done):
+            raise Unavailable("the store of runs has too much to do", reason="queue")
+        try:
+            with anyio.fail_after(READ_SECONDS):
+                return await waiting
+        except TimeoutError:
+            raise Unavailable(f"the store of runs did not answer within {READ_SECONDS:g} s", reason="slow") from None
+
+    async def close(self) -> None:
+        """Write what is queued, for ``CLOSE_SECONDS`` at most, and close the file."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        await anyio.to_thread.run_sync(self._thread.join, CLOSE_SECONDS)
+        if self._thread.is_alive():
+            log.error("the store of runs did not take everything within %g s", CLOSE_SECONDS)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._tasks and not self._closing:
+                    self._changed.wait()
+                if not self._tasks:
+                    break
+                task = self._tasks.popleft()
+                self._bytes -= task.size
+            self._carry_out(task)
+        if self._file is not None:
+            self._file.close()
+
+    def _carry_out(self, task: _Task) -> None:
+        value, error = None, None
+        try:
+            value = task.job(self._opened())
+            self.failure = None
+        except InferdError as failed:
+            error = failed
+            self._failed(failed)
+        except Exception as bug:
+            error = InternalError(f"the store of runs failed: {type(bug).__name__}")
+            log.exception("a job of the store of runs failed")
+        if task.done is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+                self._loop.call_soon_threadsafe(task.done, value, error)
+
+    def _opened(self) -> RunFile:
+        if self._file is None:
+            if time.monotonic() < self._retry_at:
+                raise Unavailable(self.failure or "the store of runs does not work now")
+            self._file = RunFile(self._path)
+        return self._file
+
+    def _failed(self, error: InferdError) -> None:
+        """Note why the file does not work, and open it again for a later job."""
+        if self.failure is None:
+            log.error("%s", error.message)
+        self.failure = error.message
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._retry_at = time.monotonic() + REOPEN_SECONDS
+
+
+@asynccontextmanager
+async def open_archive(path: Path) -> AsyncIterator[RunArchive]:
+    """Open a store of runs; what is queued at the end is written."""
+    archive = RunArchive(path)
+    try:
+        yield archive
+    finally:
+        with anyio.CancelScope(shield=True):
+            await archive.close()

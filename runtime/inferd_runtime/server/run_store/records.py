@@ -1,0 +1,79 @@
+"""What is kept of a run beside its events and its result."""
+
+from __future__ import annotations
+
+import msgspec
+
+from inferd.protocol import ErrorInfo
+from inferd_runtime.sandbox.messages import Limits, RunUsage
+from inferd_runtime.server.programs.bundles import Program
+
+SHOWN_MESSAGE = 500
+"""Characters of an error's message in a list of runs."""
+RECORD_BYTES = 1024
+"""Bytes that are counted for a run beside its events, its result and its error."""
+
+
+class ProgramName(msgspec.Struct, frozen=True):
+    """Which program a run is of: its hash, its name, its version."""
+
+    id: str
+    name: str
+    version: str
+
+    @classmethod
+    def of(cls, program: Program) -> ProgramName:
+        """Return a program's name."""
+        return cls(program.id, program.name, program.version)
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """A run as it is shown: the answer to ``GET /v1/runs/{id}`` without its result. Times in seconds since the epoch."""
+
+    id: str
+    program: ProgramName
+    state: str
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    limits: Limits
+    error: ErrorInfo | None
+    usage: RunUsage
+    next_event: int
+
+    @property
+    def over(self) -> bool:
+        """True if the run has ended."""
+        return self.finished_at is not None
+
+    def in_list(self) -> RunRecord:
+        """Return the record as a list shows it: of its error only the code and the beginning of the message."""
+        if self.error is None:
+            return self
+        return msgspec.structs.replace(self, error=ErrorInfo(self.error.code, self.error.message[:SHOWN_MESSAGE]))
+
+
+class StoredEvent(msgspec.Struct, frozen=True, array_like=True):
+    """An event of a run: text for the streams, JSON text for ``message``, nothing for ``started`` and ``finished``."""
+
+    index: int
+    kind: str
+    time: float
+    text: str | None = None
+
+
+class Relaunch(msgspec.Struct, frozen=True):
+    """What starting a retry-safe run again takes. ``position`` and ``digest``: its transcript so far."""
+
+    arguments: str
+    seed: int
+    attempts: int
+
+
+class KeptKey(msgspec.Struct, frozen=True):
+    """An ``Idempotency-Key`` of a tenant: the launch that it stood for, and the run that came of it."""
+
+    key: str
+    fingerprint: str
+    run: str
+    created_at: float

@@ -1,0 +1,195 @@
+"""Runs in a SQLite file: their records, events, results, and the keys of their launches, bounded for each tenant.
+
+Synchronous, and for one thread: :class:`~inferd_runtime.server.run_store.archive.RunArchive` calls it from its own. What goes
+wrong with the file is Unavailable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from inferd.protocol import ErrorInfo
+from inferd_runtime.server.programs.registry_file import DatabaseFormat, open_database, storage_errors
+from inferd_runtime.server.run_store.records import RECORD_BYTES, KeptKey, RunRecord, StoredEvent
+from inferd_runtime.server.tenancy.quotas import Quotas
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, over INTEGER NOT NULL, size INTEGER NOT NULL,
+    record BLOB NOT NULL, result BLOB
+) STRICT;
+CREATE INDEX IF NOT EXISTS runs_of_tenant ON runs (tenant, over, number);
+CREATE TABLE IF NOT EXISTS events (
+    run TEXT NOT NULL REFERENCES runs(id) ON DELETE CASCADE,
+    first INTEGER NOT NULL, last INTEGER NOT NULL, events BLOB NOT NULL,
+    PRIMARY KEY (run, first)
+) STRICT;
+CREATE TABLE IF NOT EXISTS keys (
+    tenant TEXT NOT NULL, key TEXT NOT NULL, fingerprint TEXT NOT NULL, run TEXT NOT NULL, created_at REAL NOT NULL,
+    PRIMARY KEY (tenant, key)
+) STRICT;
+"""
+CHECK = """
+SELECT number, id, tenant, over, size, record, result FROM runs LIMIT 0;
+SELECT run, first, last, events FROM events LIMIT 0;
+SELECT tenant, key, fingerprint, run, created_at FROM keys LIMIT 0;
+"""
+FORMAT = DatabaseFormat(1, SCHEMA, CHECK, "the store of runs", "its runs are forgotten")
+KEY_SECONDS = 24 * 3600.0
+"""How long a key stands for its launch."""
+MAX_KEYS = 10_000
+"""Keys of one tenant; the oldest ones go first."""
+_events = msgspec.msgpack.Decoder(list[StoredEvent])
+_record = msgspec.msgpack.Decoder(RunRecord)
+
+
+class RunFile:
+    """The file. Every method raises Unavailable where the file or the disk does not do what it should."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._db = open_database(path, FORMAT)
+        self._db.execute("PRAGMA synchronous=NORMAL")
+
+    def close(self) -> None:
+        """Close the file."""
+        with contextlib.suppress(sqlite3.Error):
+            self._db.close()
+
+    # Writing --------------------------------------------------------------------------------------------------------
+
+    def begin(self, tenant: str, record: RunRecord, key: KeptKey | None = None) -> None:
+        """Keep a run that has been launched, and the key of its launch."""
+        with self._transaction() as db:
+            row = (record.id, tenant, RECORD_BYTES, msgspec.msgpack.encode(record))
+            db.execute("INSERT OR IGNORE INTO runs (id, tenant, over, size, record) VALUES (?, ?, 0, ?, ?)", row)
+            if key is not None:
+                self._keep_key(db, tenant, key)
+
+    def append(self, run: str, events: Sequence[StoredEvent]) -> None:
+        """Keep further events of a run."""
+        with self._transaction() as db:
+            self._append(db, run, events)
+
+    def finish(
+        self, tenant: str, record: RunRecord, result: str | None, events: Sequence[StoredEvent], first: int
+    ) -> None:
+        """Keep how a run ended, with its last events. Events before index ``first`` are dropped."""
+        with self._transaction() as db:
+            row = (record.id, tenant, msgspec.msgpack.encode(record), None if result is None else result.encode())
+            db.execute(
+                "INSERT INTO runs (id, tenant, over, size, record, result) VALUES (?1, ?2, 1, 0, ?3, ?4) "
+                "ON CONFLICT (id) DO UPDATE SET over = 1, record = ?3, result = ?4",
+                row,
+            )
+            db.execute("DELETE FROM events WHERE run = ? AND last < ?", (record.id, first))
+            self._append(db, record.id, events)
+            db.execute(
+                "UPDATE runs SET size = ?2 + length(record) + ifnull(length(result), 0) + "
+                "ifnull((SELECT sum(length(events)) FROM events WHERE run = ?1), 0) WHERE id = ?1",
+                (record.id, RECORD_BYTES),
+            )
+
+    def prune(self, tenant: str, quotas: Quotas) -> None:
+        """Forget the tenant's oldest finished runs beyond its quotas, but never its newest one."""
+        with self._transaction() as db:
+            rows = db.execute(
+                "SELECT id, size FROM runs WHERE tenant = ? AND over = 1 ORDER BY number DESC", (tenant,)
+            ).fetchall()
+            total, gone = 0, []
+            for place, (run, size) in enumerate(rows):
+                total += size
+                too_many = quotas.kept_runs and place >= quotas.kept_runs
+                if place and (too_many or (quotas.kept_bytes and total > quotas.kept_bytes)):
+                    gone.append((run,))
+            db.executemany("DELETE FROM runs WHERE id = ?", gone)
+
+    def end_active(self, error: ErrorInfo) -> int:
+        """End the runs that were active when the last server ended. Returns how many there were."""
+        with self._transaction() as db:
+            rows = db.execute("SELECT id, record FROM runs WHERE over = 0").fetchall()
+            for run, packed in rows:
+                record = _record.decode(packed)
+                next_index = db.execute("SELECT ifnull(max(last) + 1, 0) FROM events WHERE run = ?", (run,)).fetchone()[
+                    0
+                ]
+                now = time.time()
+                ended = msgspec.structs.replace(
+                    record, state="failed", finished_at=now, error=error, next_event=next_index + 1
+                )
+                self._append(db, run, [StoredEvent(next_index, "finished", now)])
+                db.execute("UPDATE runs SET over = 1, record = ? WHERE id = ?", (msgspec.msgpack.encode(ended), run))
+        return len(rows)
+
+    # Reading --------------------------------------------------------------------------------------------------------
+
+    def find(self, tenant: str, run: str) -> RunRecord | None:
+        """Return a tenant's run that is over; None if there is none of that id."""
+        with storage_errors(self._path, FORMAT.what):
+            query = "SELECT record FROM runs WHERE id = ? AND tenant = ? AND over = 1"
+            row = self._db.execute(query, (run, tenant)).fetchone()
+        return None if row is None else _record.decode(row[0])
+
+    def records(self, tenant: str) -> list[RunRecord]:
+        """Return the tenant's runs that are over, newest first, as a list shows them."""
+        with storage_errors(self._path, FORMAT.what):
+            query = "SELECT record FROM runs WHERE tenant = ? AND over = 1 ORDER BY number DESC"
+            rows = self._db.execute(query, (tenant,)).fetchall()
+        return [_record.decode(row[0]).in_list() for row in rows]
+
+    def result_slice(self, run: str, offset: int, size: int) -> bytes:
+        """Return ``size`` bytes of a run's result from ``offset`` on; nothing behind its end or without a result."""
+        with storage_errors(self._path, FORMAT.what):
+            row = self._db.execute("SELECT number FROM runs WHERE id = ? AND result IS NOT NULL", (run,)).fetchone()
+            if row is None:
+                return b""
+            with self._db.blobopen("runs", "result", row[0], readonly=True) as blob:
+                blob.seek(min(offset, len(blob)))
+                return blob.read(size)
+
+    def events(self, run: str, start: int) -> list[StoredEvent]:
+        """Return the next stretch of a run's events from index ``start`` on; nothing after the last one."""
+        with storage_errors(self._path, FORMAT.what):
+            query = "SELECT events FROM events WHERE run = ? AND last >= ? ORDER BY first LIMIT 1"
+            row = self._db.execute(query, (run, start)).fetchone()
+        return [] if row is None else [event for event in _events.decode(row[0]) if event.index >= start]
+
+    def key(self, tenant: str, key: str) -> KeptKey | None:
+        """Return what a key of the tenant stands for, None if it stands for nothing (any more)."""
+        with storage_errors(self._path, FORMAT.what):
+            query = "SELECT key, fingerprint, run, created_at FROM keys WHERE tenant = ? AND key = ? AND created_at > ?"
+            row = self._db.execute(query, (tenant, key, time.time() - KEY_SECONDS)).fetchone()
+        return None if row is None else KeptKey(*row)
+
+    # Parts ----------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with storage_errors(self._path, FORMAT.what), self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield self._db
+
+    def _append(self, db: sqlite3.Connection, run: str, events: Sequence[StoredEvent]) -> None:
+        if events:
+            row = (run, events[0].index, events[-1].index, msgspec.msgpack.encode(events))
+            db.execute(
+                "INSERT OR REPLACE INTO events SELECT ?1, ?2, ?3, ?4 WHERE EXISTS (SELECT 1 FROM runs WHERE id = ?1)",
+                row,
+            )
+
+    def _keep_key(self, db: sqlite3.Connection, tenant: str, key: KeptKey) -> None:
+        row = (tenant, key.key, key.fingerprint, key.run, key.created_at)
+        db.execute("INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?)", row)
+        db.execute("DELETE FROM keys WHERE created_at <= ?", (key.created_at - KEY_SECONDS,))
+        query = "SELECT created_at FROM keys WHERE tenant = ? ORDER BY created_at DESC LIMIT 1 OFFSET ?"
+        oldest = db.execute(query, (tenant, MAX_KEYS)).fetchone()
+        if oldest is not None:
+            db.execute("DELETE FROM keys WHERE tenant = ? AND created_at <= ?", (tenant, oldest[0]))

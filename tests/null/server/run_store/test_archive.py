@@ -1,0 +1,189 @@
+"""The store's thread: the event loop never waits on a disk, the queue is bounded, and failing is reported and passes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from inferd.protocol import ErrorInfo, IdempotencyKeyReused, InternalError, NotFound, Unavailable
+from inferd_runtime.sandbox.messages import Bundle, Limits, Output, RunFinished, RunUsage
+from inferd_runtime.server.programs.bundles import make_program
+from inferd_runtime.server.run_store import archive as archive_module
+from inferd_runtime.server.run_store.archive import MAX_QUEUED_BYTES, RunArchive, open_archive
+from inferd_runtime.server.run_store.records import KeptKey
+from inferd_runtime.server.run_store.run_file import RunFile
+from inferd_runtime.server.supervisor.run_keeper import RunKeeper, StoredRun
+from inferd_runtime.server.supervisor.runs import EventBuffer, Run, RunStore
+from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
+
+PROGRAM = make_program(Bundle("p", {"main.py": "async def main(): pass"}))
+QUOTAS = same_for_all(Quotas())
+
+
+def scenario(path: Path, body: Callable[[RunArchive], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with anyio.fail_after(20):
+            async with open_archive(path) as archive:
+                await body(archive)
+
+    anyio.run(main)
+
+
+def new_run(tenant: str = "ann") -> Run:
+    return Run(PROGRAM, "{}", tenant, Limits(), EventBuffer(1 << 16))
+
+
+def kept_by(archive: RunArchive | None) -> RunKeeper:
+    return RunKeeper(RunStore(QUOTAS), QUOTAS, archive)
+
+
+def go_through(keeper: RunKeeper, run: Run, result: str | None = "1", error: ErrorInfo | None = None) -> None:
+    keeper._runs.add(run)
+    keeper.begun(run)
+    run.started()
+    run.wrote(Output(run.id, "stdout", "one\n"))
+    keeper.progressed()
+    run.wrote(Output(run.id, "stdout", "two\n"))
+    run.finish_from(RunFinished(run.id, RunUsage(tokens=3), result, error))
+    keeper._runs.retire(run)
+    keeper.ended(run)
+
+
+async def settle(archive: RunArchive) -> None:
+    await archive.read(lambda file: None)
+    await anyio.lowlevel.checkpoint()
+
+
+async def events_of(run: Any) -> list[tuple[int, str, Any]]:
+    return [(event.index, event.kind, event.payload) async for batch in run.batches(0, 0) for event in batch]
+
+
+def test_a_finished_run_leaves_the_memory_and_is_read_again(tmp_path: Path) -> None:
+    async def body(archive: RunArchive) -> None:
+        keeper, run = kept_by(archive), new_run()
+        go_through(keeper, run, '"' + "x" * 600_000 + '"')
+        in_memory = await events_of(run)
+        await settle(archive)
+        assert keeper._runs.find(run.id) is None
+        found = await keeper.find(run.id, "ann")
+        assert isinstance(found, StoredRun)
+        assert found.record() == run.record()
+        assert [event[:2] for event in await events_of(found)] == [event[:2] for event in in_memory]
+        assert b"".join([part async for part in found.result_slices()]).decode() == run.ending.result  # type: ignore[union-attr]
+        assert [record.id for record in await keeper.records("ann")] == [run.id]
+        for tenant, run_id in (("bob", run.id), ("ann", "run-nix")):
+            with pytest.raises(NotFound):
+                await keeper.find(run_id, tenant)
+
+    scenario(tmp_path / "runs", body)
+
+
+def test_a_disk_that_hangs_does_not_hold_the_event_loop_and_what_waits_is_bounded(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    async def body(archive: RunArchive) -> None:
+        archive.save(lambda file: gate.wait(10), 0)
+        assert archive.save(lambda file: None, MAX_QUEUED_BYTES)
+        assert not archive.save(lambda file: None, 1)
+        keeper, run = kept_by(archive), new_run()
+        go_through(keeper, run)
+        assert keeper._runs.find(run.id) is run  # it stays in memory
+        gate.set()
+        await settle(archive)
+        keeper.progressed()
+        await settle(archive)
+        assert isinstance(await keeper.find(run.id, "ann"), StoredRun)
+
+    scenario(tmp_path / "runs", body)
+
+
+def test_while_the_store_fails_runs_go_on_in_memory_and_are_stored_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_module, "REOPEN_SECONDS", 0.0)
+
+    def full(*_: Any) -> None:
+        raise Unavailable("the store of runs does not work now: the disk is full", reason="disk_full")
+
+    async def body(archive: RunArchive) -> None:
+        keeper, run = kept_by(archive), new_run()
+        with monkeypatch.context() as broken:
+            broken.setattr(RunFile, "finish", full)
+            go_through(keeper, run)
+            with pytest.raises(Unavailable):
+                await archive.read(full)
+            await anyio.lowlevel.checkpoint()
+            assert keeper.failure is not None
+            assert "disk is full" in keeper.failure
+            assert await keeper.find(run.id, "ann") is run
+        keeper.progressed()
+        await settle(archive)
+        assert keeper.failure is None
+        assert isinstance(await keeper.find(run.id, "ann"), StoredRun)
+
+    scenario(tmp_path / "runs", body)
+
+
+def test_a_bug_in_one_job_ends_no_other_job(tmp_path: Path) -> None:
+    async def body(archive: RunArchive) -> None:
+        with pytest.raises(InternalError, match="KeyError"):
+            await archive.read(lambda file: {}["nothing"])
+        assert await archive.read(lambda file: 1) == 1
+
+    scenario(tmp_path / "runs", body)
+
+
+def test_a_path_that_cannot_be_opened_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    async def body(archive: RunArchive) -> None:
+        with pytest.raises(Unavailable):
+            await kept_by(archive).find("run-1", "ann")
+
+    scenario(tmp_path / "file" / "runs", body)
+
+
+def test_the_same_key_gives_the_same_run_and_no_other_launch(tmp_path: Path) -> None:
+    run = new_run()
+
+    async def before(archive: RunArchive) -> None:
+        keeper = kept_by(archive)
+        assert await keeper.launched("ann", "k", "f") is None
+        keeper._runs.add(run)
+        keeper.begun(run, KeptKey("k", "f", run.id, run.created_at))
+        assert await keeper.launched("ann", "k", "f") is run  # stored or not
+        await settle(archive)
+        assert await keeper.launched("ann", "k", "f") is run
+        assert await keeper.launched("bob", "k", "f") is None
+        with pytest.raises(IdempotencyKeyReused):
+            await keeper.launched("ann", "k", "another")
+
+    async def after_a_restart(archive: RunArchive) -> None:
+        keeper = kept_by(archive)
+        await keeper.recover()
+        found = await keeper.launched("ann", "k", "f")
+        assert found is not None
+        assert found.record().id == run.id
+        assert found.record().state == "failed"
+        with pytest.raises(IdempotencyKeyReused):
+            await keeper.launched("ann", "k", "another")
+
+    scenario(tmp_path / "runs", before)
+    scenario(tmp_path / "runs", after_a_restart)
+
+
+def test_without_a_store_runs_and_keys_stay_in_memory() -> None:
+    async def body() -> None:
+        keeper, run = kept_by(None), new_run()
+        go_through(keeper, run)
+        assert await keeper.find(run.id, "ann") is run
+        assert keeper.failure is None
+        await keeper.recover()
+
+    anyio.run(body)
