@@ -234,7 +234,9 @@ class Runtime:
         self.keeper.begun(run, KeptKey(asked.key, asked.fingerprint, run.id, run.created_at) if asked.key else None)
         self.fleet.apply()
         run.request = current_request()
-        log.info("launched %s@%s", program.name, program.version, extra=run_fields(run.id, tenant, run.request))
+        log.info(
+            "launched %s@%s", asked.program.name, asked.program.version, extra=run_fields(run.id, tenant, run.request)
+        )
         return run
 
     def start(self) -> None:
