@@ -17,7 +17,7 @@ from inferd_runtime.engine.overlap import OverlapPlanner
 from inferd_runtime.engine.prepare import prepare
 from inferd_runtime.engine.sampling.device_sampling import sampling_inputs
 from inferd_runtime.engine.scheduling.draft_budget import DraftBudget, StepPrice
-from inferd_runtime.engine.scheduling.fairness import StepCost
+from inferd_runtime.engine.scheduling.fairness import FairClock, StepCost
 from inferd_runtime.engine.scheduling.scheduler import Scheduler
 from inferd_runtime.engine.scheduling.tenants import Accounts, Tenancy
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence, SequenceSet
@@ -39,6 +39,8 @@ class EngineOptions:
     longest draft does. Trees and explicit positions keep their own number.
 
     ``overlap``: with a driver that samples, launch the next step while one runs (:mod:`~inferd_runtime.engine.overlap`).
+
+    ``fairness``: the tenants' clock that all engines of a thread share (None: its own); ``clock``: the seconds that steps take.
     """
 
     token_budget: int = 512
@@ -48,6 +50,8 @@ class EngineOptions:
     fixed_rows: int = 0
     times: StepTimes = field(default_factory=lambda: StepTimes.linear(1e-3, 1e-5))
     overlap: bool = True
+    fairness: FairClock[str] | None = None
+    clock: Callable[[], float] = time.perf_counter
 
 
 class VerifiedStep(NamedTuple):
@@ -72,12 +76,18 @@ class Engine:
         )
         self.draft_budget = DraftBudget(options.times, fixed_rows=max(1, self._width - 1) if self._width else None)
         self.scheduler = Scheduler(
-            self.contexts, accounts, self.draft_budget.allocate, token_budget=options.token_budget, cost=options.cost
+            self.contexts,
+            accounts,
+            self.draft_budget.allocate,
+            token_budget=options.token_budget,
+            cost=options.cost,
+            clock=options.fairness,
         )
         self._sampler = driver if isinstance(driver, SamplingDriver) else None
         overlaps = options.overlap and self._sampler is not None
         self._overlap = OverlapPlanner(self.scheduler, self.pool) if overlaps else None
         self._in_flight: InFlightStep | None = None
+        self._clock = options.clock
         self.steps = 0
 
     def create_context(self, tenant: str = "") -> CachedSequence:
@@ -95,16 +105,16 @@ class Engine:
     # -- The step loop --------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Run one step. Return False if no job has work.
+        """Run one step. Return False if no job has work. True, without a step, if it is the turn of other engines' tenants.
 
         What a device or a driver raises passes through the parts as an InternalError, which ends the step's jobs at the commit.
         """
         if self._overlap is not None:
             return self.step_overlapped(self._overlap)
-        started = time.perf_counter()
+        started = self._clock()
         plan = self.scheduler.plan()
         if not plan:
-            return False
+            return self.scheduler.deferred
         batch = self._prepare(plan)
         step = self._forward(plan, batch, started)
         verified = self._verify(step)
@@ -115,7 +125,7 @@ class Engine:
         """Run one step; where its successor can be planned without its tokens, launch that before waiting for this one."""
         step = self._in_flight or self._launch(self.scheduler.plan)
         if step is None:
-            return False
+            return self.scheduler.deferred
         self._in_flight = self._launch(partial(planner.plan, step))
         verified = self._verify(step)
         self._commit(step, verified)
@@ -129,7 +139,7 @@ class Engine:
 
     def _launch(self, make_plan: Callable[[], Sequence[Planned]]) -> InFlightStep | None:
         """Plan, prepare and launch a step. Return None if the plan is empty."""
-        started = time.perf_counter()
+        started = self._clock()
         plan = make_plan()
         return self._forward(plan, self._prepare(plan), started) if plan else None
 
@@ -167,6 +177,8 @@ class Engine:
         else:
             commit_step(step, verified.outcomes, self.driver)
             emitted = sum(len(done.tokens) for _, done in verified.outcomes)
-            self.draft_budget.learn(step.plan, verified.price, emitted, time.perf_counter() - step.since)
+            self.draft_budget.learn(step.plan, verified.price, emitted, self._clock() - step.since)
+        ended = self._clock()
+        self.scheduler.charge(step.plan, ended - step.since)
         if self._in_flight is not None:
-            self._in_flight.since = time.perf_counter()
+            self._in_flight.since = ended

@@ -43,7 +43,6 @@ class OverlapPlanner:
                 item.job.skip_draft()
             item.job.context.reserve(item.ahead + 1)
             item.table.ahead = 1
-        self._scheduler.charge(plan)
         return plan
 
     def _next_rows(self, step: InFlightStep) -> list[Planned]:

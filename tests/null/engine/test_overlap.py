@@ -17,7 +17,6 @@ from tiers import examples
 
 from inferd.protocol import InternalError, LimitExceeded
 from inferd_grammar import Compiled, GrammarCompiler, RegexGrammar, TokenTable
-from inferd_runtime.engine import engine as step_loop
 from inferd_runtime.engine.driver import StepResult
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.jobs.forward_pass import ForwardPass, Prefill, RowSpec
@@ -430,9 +429,8 @@ class Timed(FinishedStep):
 def test_a_steps_time_runs_from_one_result_to_the_next(busy: float, each: float, monkeypatch: Patch) -> None:
     """The device's where the device is slower, the host's where the host is."""
     device = Device(busy)
-    engine = Engine(device)
+    engine = Engine(device, EngineOptions(clock=lambda: device.now))
     seconds: list[float] = []
-    monkeypatch.setattr(step_loop.time, "perf_counter", lambda: device.now)
     monkeypatch.setattr(engine.draft_budget, "learn", lambda plan, price, emitted, took: seconds.append(took))
     finish(engine, [start(engine, make_request(device, [1, 2, 3], 0, max_tokens=12))])
     assert seconds[1:-1] == [each] * 10

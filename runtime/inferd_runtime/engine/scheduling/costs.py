@@ -36,13 +36,13 @@ MOST_REPEATS = 20
 
 
 def measure_cost(driver: Driver) -> StepCost:
-    """Time a step of one decode row and one of many, and return their ratio. It writes into pages, which must be unused."""
+    """Time a step of one decode row and one of many, and return what that tells. It writes into pages, which must be unused."""
     many = min(MANY, driver.pages)
     if many < 2:
         return StepCost()
     few, lots = (_median_time(driver, rows) for rows in (1, many))
-    row = (lots - few) / (many - 1)
-    return StepCost(LARGEST if row <= few / LARGEST else max(0.0, few / row - 1))
+    row = max((lots - few) / (many - 1), few / (LARGEST + 1), 1e-9)
+    return StepCost(max(0.0, few / row - 1), row, timed=True)
 
 
 def measure_times(driver: Driver, limit: float = MOST_SECONDS) -> StepTimes:

@@ -2,10 +2,12 @@
 
 Every tenant has a clock that advances by the service it received, divided by its weight. Tenants that are behind go first, and
 one that is far ahead waits until the others have caught up (start-time fair queueing: Goyal, Vin, Cheng, SIGCOMM 1996). Inside
-a tenant each priority has a clock of the same kind, so that a priority takes from the tenant's own work only. Service is
-measured in *token times*: a step costs ``fixed`` of them, shared by its participants, and one for each token. So where one more
-row in the batch costs next to nothing (a large accelerator), all run in every step; where it costs as much as a step of its own
-(a CPU), a lone stream gets steps of its own while a tenant with fifty waits.
+a tenant each priority has a clock of the same kind, so that a priority takes from the tenant's own work only.
+
+Service is time of the thread that owns the engines. What a step took is shared by its participants as :class:`StepCost` says:
+where one more row in the batch costs next to nothing (a large accelerator), all run in every step; where it costs as much as a
+step of its own (a CPU), a lone stream gets steps of its own while a tenant with fifty waits. The tenants' clock belongs to the
+whole process: all models' steps and all operations advance it, so that a tenant pays for whatever it keeps the thread with.
 """
 
 from __future__ import annotations
@@ -16,48 +18,103 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", str, int)
 
+LINGER_LEADS = 16
+"""For so many leads of service to others a tenant that wants nothing counts as there: it may be about to ask again."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """``fixed``: the cost of a step beside its tokens, in token times. ``lead``: how far a clock may be ahead of the others."""
+    """What steps cost. ``fixed``: a step beside its tokens, in token times. ``row``: seconds of a token time.
+
+    Not ``timed``, a step costs what this model says and not what it took: clocks then count token times, ``row`` of 1.
+    """
 
     fixed: float = 8.0
+    row: float = 1.0
+    timed: bool = False
 
     @property
     def lead(self) -> float:
-        """Token times by which a clock may be ahead and still take part: two steps of one row."""
-        return 2 * (self.fixed + 1)
+        """Service by which a clock may be ahead and still take part: two steps of one row."""
+        return 2 * (self.fixed + 1) * self.row
+
+    def shares(self, tokens: Mapping[K, int], seconds: float | None = None) -> dict[K, float]:
+        """Return what each key pays of a step in which it fed so many tokens and which took ``seconds`` (None: as modelled).
+
+        The fixed part is shared evenly, and what the step took longer than the model says by the tokens.
+        """
+        each = self.fixed / len(tokens)
+        modelled = {key: (count + each) * self.row for key, count in tokens.items()}
+        if seconds is None or not self.timed:
+            return modelled
+        whole = sum(modelled.values())
+        if seconds <= whole:
+            return {key: share * seconds / whole for key, share in modelled.items()}
+        for_each_token = (seconds - whole) / sum(tokens.values())
+        return {key: share + tokens[key] * for_each_token for key, share in modelled.items()}
 
 
 class FairClock(Generic[K]):
-    """One clock per key. A key that comes back starts no earlier than the one furthest behind, so that none saves up turns."""
+    """One clock per key. A key that comes back starts no earlier than the one furthest behind, so that none saves up turns.
 
-    def __init__(self, weight: Callable[[K], float], cost: StepCost) -> None:
+    Several sources of work may share it: models, and the queue of operations. ``lead``: how far a clock may be ahead of the
+    others; ``linger``: for the service of so many leads, a key that wants nothing keeps its place.
+    """
+
+    def __init__(self, weight: Callable[[K], float], lead: float = 0.0, *, linger: int = 0) -> None:
         self._weight: Callable[[K], float] = weight
-        self._cost = cost
+        self._leads = linger
+        self.lead = lead
+        self.linger = linger * lead
         self._clocks: dict[K, float] = {}
-        self._running: set[K] = set()
+        self._active: dict[object, Collection[K]] = {}
+        self._seen: dict[K, float] = {}
+        self._served = 0.0
 
-    def next_round(self, keys: Collection[K]) -> list[K]:
-        """Start the clocks of new keys, and return those of ``keys`` (at least one) that may take part, furthest behind first."""
-        clocks = self._clocks
-        running = [clocks[key] for key in keys if key in self._running]
-        start = min(running) if running else max(clocks.get(key, 0.0) for key in keys)
-        for key in keys:
-            if key not in self._running:
-                clocks[key] = max(clocks.get(key, 0.0), start)
-        self._running = set(keys)
-        if len(keys) == 1:
+    def allow(self, lead: float) -> None:
+        """Let clocks be ahead by ``lead``, or by more if that was allowed before."""
+        self.lead = max(self.lead, lead)
+        self.linger = self._leads * self.lead
+
+    def next_round(self, keys: Collection[K], source: object = None) -> list[K]:
+        """Note that ``keys`` want something of ``source``, and return those that may take part, furthest behind first.
+
+        Empty if all of them are to wait for keys of other sources.
+        """
+        self._active[source] = keys
+        active: set[K] = set().union(*self._active.values())
+        self._start(active)
+        if len(active) == 1:
             return list(keys)
-        behind = min(clocks[key] for key in keys)
-        fair = [key for key in keys if (clocks[key] - behind) * self._weight(key) <= self._cost.lead]
+        clocks = self._clocks
+        behind = min((clocks[key] for key in active), default=0.0)
+        fair = [key for key in keys if (clocks[key] - behind) * self._weight(key) <= self.lead]
         return sorted(fair, key=lambda key: (clocks[key], key))
 
-    def charge(self, served: Mapping[K, int]) -> None:
-        """Advance the clocks by the tokens that each key fed in one step."""
-        fixed = self._cost.fixed / len(served)
-        for key, tokens in served.items():
-            self._clocks[key] += (tokens + fixed) / self._weight(key)
+    def charge(self, key: K, service: float) -> None:
+        """Advance a clock by the service that its key received, unless nobody else is there."""
+        self._served += service
+        others = [self._clocks[other] for other in self._seen if other != key]
+        if not others:
+            return
+        clock = self._clocks.get(key, 0.0)
+        if key not in self._seen:
+            clock = max(clock, min(others))  # as if it came back now: what it pays is not forgotten when it does
+        self._clocks[key] = clock + service / self._weight(key)
+
+    def _start(self, active: set[K]) -> None:
+        """Start the clocks of new keys, and forget who has been away for long."""
+        clocks, seen, now = self._clocks, self._seen, self._served
+        there = [clocks[key] for key in active if key in seen]
+        start = min(there) if there else max((clocks.get(key, 0.0) for key in active), default=0.0)
+        for key in active:
+            if key not in seen:
+                clocks[key] = max(clocks.get(key, 0.0), start)
+            seen[key] = now
+        if len(seen) > len(active):
+            gone = [key for key, when in seen.items() if key not in active and now - when >= self.linger]
+            for key in gone:
+                del seen[key]
 
 
 def priority_weight(priority: int) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from inferd_runtime.engine.job import Job, Planned
-from inferd_runtime.engine.scheduling.fairness import FairClock, StepCost, priority_weight
+from inferd_runtime.engine.scheduling.fairness import LINGER_LEADS, FairClock, StepCost, priority_weight
 from inferd_runtime.engine.scheduling.tenants import Accounts
 
 
@@ -54,7 +54,8 @@ class TenantQueue:
 
     def __init__(self, cost: StepCost) -> None:
         self._queues: dict[int, PriorityQueue] = {}
-        self._clock: FairClock[int] = FairClock(priority_weight, cost)
+        self._clock: FairClock[int] = FairClock(priority_weight, cost.lead)
+        self._cost = cost
 
     @property
     def jobs(self) -> int:
@@ -86,18 +87,20 @@ class TenantQueue:
         for planned in plan:
             priority = planned.job.priority
             served[priority] = served.get(priority, 0) + len(planned.work.tokens)
-        self._clock.charge(served)
+        for priority, share in self._cost.shares(served).items():
+            self._clock.charge(priority, share)
         return sum(served.values())
 
 
 class Queues:
     """The queues of all tenants."""
 
-    def __init__(self, accounts: Accounts, cost: StepCost) -> None:
+    def __init__(self, accounts: Accounts, cost: StepCost, clock: FairClock[str] | None = None) -> None:
+        """``clock``: of all that the process serves; without one, these queues have their own."""
         self._cost = cost
         self._tenants: dict[str, TenantQueue] = {}
-        self._clock: FairClock[str] = FairClock(accounts.weight, cost)
-        self._contended = False
+        self._clock = clock or FairClock(accounts.weight, linger=LINGER_LEADS)
+        self._clock.allow(cost.lead)
 
     @property
     def jobs(self) -> int:
@@ -112,14 +115,14 @@ class Queues:
         self._tenants[tenant].add(job)
 
     def next_round(self) -> tuple[list[ReadyJobs], list[ReadyJobs]]:
-        """Begin the round of a step. Returns the runnable jobs whose turn it is, furthest behind first, and the other ones."""
+        """Begin the round of a step. Returns the runnable jobs whose turn it is, furthest behind first, and the other ones.
+
+        It may be the turn of none of them, where tenants wait for something else that are further behind.
+        """
         runnable = {tenant: ready for tenant, queue in self._tenants.items() if (ready := queue.next_round())}
-        if not runnable:
-            return [], []
-        self._contended = len(runnable) > 1 or any(len(ready) > 1 for ready in runnable.values())
         fair = [
             entry
-            for tenant in self._clock.next_round(runnable.keys())
+            for tenant in self._clock.next_round(runnable.keys(), self)
             for entry in self._tenants[tenant].eligible(runnable[tenant])
         ]
         rest = [
@@ -134,11 +137,15 @@ class Queues:
         _, rest = self.next_round()
         return not rest
 
-    def charge(self, plan: Sequence[Planned]) -> None:
-        """Charge the tenants for the tokens that they feed in a step. A job that runs alone is not charged."""
-        if not self._contended:
-            return
+    def stuck(self) -> None:
+        """Note that no job whose turn it was can run now, so that nobody waits for them."""
+        self._clock.next_round((), self)
+
+    def charge(self, plan: Sequence[Planned], seconds: float | None = None) -> None:
+        """Charge the tenants for a step: for what it took, and for the tokens that they fed. Who is alone is not charged."""
         shares: dict[str, list[Planned]] = {}
         for planned in plan:
             shares.setdefault(planned.job.context.tenant, []).append(planned)
-        self._clock.charge({tenant: self._tenants[tenant].charge(share) for tenant, share in shares.items()})
+        tokens = {tenant: self._tenants[tenant].charge(share) for tenant, share in shares.items()}
+        for tenant, share in self._cost.shares(tokens, seconds).items():
+            self._clock.charge(tenant, share)

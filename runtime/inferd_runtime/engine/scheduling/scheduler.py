@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from inferd.protocol import MAX_DRAFT, LimitExceeded
 from inferd_runtime.engine.job import Job, Planned
 from inferd_runtime.engine.jobs.boundary import JobBoundary
-from inferd_runtime.engine.scheduling.fairness import StepCost
+from inferd_runtime.engine.scheduling.fairness import FairClock, StepCost
 from inferd_runtime.engine.scheduling.queues import Queues, ReadyJobs
 from inferd_runtime.engine.scheduling.tenants import Accounts
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence, SequenceSet, quota_error
@@ -36,7 +36,14 @@ class Scheduler:
     """
 
     def __init__(
-        self, contexts: SequenceSet, accounts: Accounts, drafts: Allocate, *, token_budget: int, cost: StepCost
+        self,
+        contexts: SequenceSet,
+        accounts: Accounts,
+        drafts: Allocate,
+        *,
+        token_budget: int,
+        cost: StepCost,
+        clock: FairClock[str] | None = None,
     ) -> None:
         self._contexts = contexts
         self._budget = token_budget
@@ -44,7 +51,9 @@ class Scheduler:
         self._drafts: dict[Job, Draft] = {}
         self._ready: list[Job] = []
         self._demand: Counter[str] | None = None
-        self._queues = Queues(accounts, cost)
+        self._queues = Queues(accounts, cost, clock)
+        self.deferred = False
+        """True if the last plan is empty because other tenants, who wait for something else, come first."""
         self._waiting: dict[Job, int] = {}
         """Jobs that found no room, and the step in which they first did not."""
         self._step = 0
@@ -61,16 +70,20 @@ class Scheduler:
         self._queues.add(job)
 
     def plan(self) -> list[Planned]:
-        """Return the next step's work with its pages reserved; empty if no job is runnable."""
+        """Return the next step's work with its pages reserved; empty if no job is runnable, or :attr:`deferred`."""
         self._step += 1
         while True:
             fair, rest = self._queues.next_round()
+            self.deferred = bool(rest) and not fair
             if not fair:
                 return []
             self._no_idle_left = False
-            plan = self._fill(self._overdue(), fair) or self._fill([], rest)
+            plan = self._fill(self._overdue(), fair)
             if plan:
-                self._queues.charge(plan)
+                return plan
+            self._queues.stuck()
+            plan = self._fill([], rest)
+            if plan:
                 return plan
             self._make_room([job for entry in (*fair, *rest) for job in entry.jobs if not job.finished()])
 
@@ -78,9 +91,9 @@ class Scheduler:
         """Begin the next round for the jobs of a plan alone. Returns False if another job may run, or one of them may not."""
         return self._queues.begin_round_of({item.job for item in plan})
 
-    def charge(self, plan: Sequence[Planned]) -> None:
-        """Charge a step that was not planned here."""
-        self._queues.charge(plan)
+    def charge(self, plan: Sequence[Planned], seconds: float | None = None) -> None:
+        """Charge the tenants of a step that has ended and took ``seconds``."""
+        self._queues.charge(plan, seconds)
 
     def _fill(self, first: Sequence[Job], ready: Sequence[ReadyJobs]) -> list[Planned]:
         """Plan short work, then long work with what is left of the budget, of which a part is always kept for it."""
