@@ -56,8 +56,9 @@ def _bounded(attempt: Attempt, table: TokenTable, backend: Backend) -> dict[str,
     if before[0]:  # elsewhere than on Linux no limit on what is not known; resident memory is not known there either
         resource.setrlimit(resource.RLIMIT_AS, (before[0] + attempt.memory_bytes, hard))
     signal.setitimer(signal.ITIMER_PROF, attempt.cpu_seconds)
+    started = time.process_time()
     try:
-        return _answer(attempt, table, backend, before[1])
+        return _answer(attempt, table, backend, before[1]) | {"cpu": time.process_time() - started}
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,10 +70,13 @@ class TrialProcess:
         self._limits = limits
         self._child: subprocess.Popen[bytes] | None = None
         self._known: set[tuple[str, str]] = set()
+        self.spent = 0.0
+        """Processor seconds of all attempts: as the child tells, or as long as it can have been before it was ended."""
 
     def attempt(self, table: TokenTable, backend: str, constraint: Constraint, limits: CompileLimits) -> Tried:
         """Compile and fill some masks there. Raises GrammarError (GrammarLimit when it took too much)."""
         late = threading.Event()
+        started = time.monotonic()
 
         def stop() -> None:
             late.set()
@@ -84,9 +88,11 @@ class TrialProcess:
         try:
             answer = self._ask(table, backend, constraint, limits)
         except (OSError, EOFError):
+            self.spent += min(time.monotonic() - started, self._limits.cpu_seconds)
             raise self._ended(late.is_set()) from None
         finally:
             clock.cancel()
+        self.spent += answer["cpu"]
         if "error" in answer:
             raise GrammarError(answer["error"], answer["pointer"])
         if "slow" in answer:
@@ -169,6 +175,7 @@ class TrialPool:
         self._start = start
         self._limits = limits or TrialLimits()
         self._lock = threading.Lock()
+        self._local = threading.local()
         self._free: list[TrialProcess] = []
         self._all: list[TrialProcess] = []
         self._closed = False
@@ -176,11 +183,19 @@ class TrialPool:
     def attempt(self, table: TokenTable, backend: str, constraint: Constraint, limits: CompileLimits) -> Tried:
         """See `TrialProcess.attempt`."""
         process = self._take()
+        before = process.spent
         try:
             return process.attempt(table, backend, constraint, limits)
         finally:
+            self._local.spent = getattr(self._local, "spent", 0.0) + process.spent - before
             with self._lock:
                 self._free.append(process)
+
+    def take_spent(self) -> float:
+        """Return the processor seconds that attempts of the calling thread have used since it last asked."""
+        spent: float = getattr(self._local, "spent", 0.0)
+        self._local.spent = 0.0
+        return spent
 
     def close(self) -> None:
         """End all children; attempts that run fail."""

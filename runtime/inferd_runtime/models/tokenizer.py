@@ -44,7 +44,8 @@ class HubTokenizer:
     def encode(self, text: str, *, special: bool = False, start: bool = False) -> list[int]:
         """Return the ids of a text. ``special``: read special tokens as such. ``start``: add the tokens that begin a text."""
         backend = self._special if special else self._plain
-        return list(backend.encode(text, add_special_tokens=start).ids)
+        # In a batch, even of one, tokenizers lets other threads run meanwhile; its `encode` does not.
+        return list(backend.encode_batch_fast([text], add_special_tokens=start)[0].ids)
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Return the text of ids."""

@@ -13,6 +13,7 @@ from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.cycles import CycleFeed
 from inferd_runtime.session.grants import Grant, SessionGrants
+from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
 from inferd_runtime.session.state import guarded
@@ -62,12 +63,14 @@ class SessionHub:
         grants: SessionGrants,
         snapshots: SnapshotStore | None = None,
         compiles: CompileQueue | None = None,
+        texts: Lanes | None = None,
     ) -> None:
         self._models = models
         self._send = send
         self._grants = grants
         self._snapshots = snapshots
         self._compiles = compiles
+        self._texts = texts
         self._cycles = CycleFeed()
         self._sessions: dict[bytes, Session] = {}
         self._granted: dict[bytes, Grant] = {}
@@ -92,6 +95,20 @@ class SessionHub:
         error = guarded(self._dispatch, identity, ticket, op, frames[2], frames[3], respond)
         if error is not None:
             respond(error)
+
+    def refuse(self, identity: bytes, frames: Sequence[bytes], error: p.InferdError) -> None:
+        """Answer a request of the wire's shape with an error."""
+        self._responder(identity, TICKET.unpack(frames[0])[0], frames[2])(error)
+
+    def tenant_of(self, identity: bytes) -> str | None:
+        """Return the tenant of an open session, or None."""
+        session = self._sessions.get(identity)
+        return None if session is None else session.tenant
+
+    def held(self, identity: bytes) -> bool:
+        """True while a session can take no further request; see :attr:`~inferd_runtime.session.session.Session.held`."""
+        session = self._sessions.get(identity)
+        return session is not None and session.held
 
     def close_all(self) -> None:
         """Close every session."""
@@ -136,7 +153,8 @@ class SessionHub:
         self._close(identity)
         self._close_named(grant.session)
         self._sessions[identity] = Session(
-            self._models, grant.tenant, opened.label, self._snapshots, self._compiles, self._cycles
+            self._models, grant.tenant, opened.label, self._snapshots, self._compiles, self._cycles,
+            self._texts,
         )
         self._granted[identity] = grant
         self._identities[grant.session] = identity

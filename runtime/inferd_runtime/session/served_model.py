@@ -49,6 +49,11 @@ class ServedModel:
     lookups: Lookups = field(default_factory=Lookups)
 
     @cached_property
+    def longest_token(self) -> int:
+        """Return the bytes of the longest token, which are at least as many as its characters."""
+        return max(map(len, self.grammars.table.tokens), default=1)
+
+    @cached_property
     def healer(self) -> Healer:
         """Return what cuts prompts back that end inside a token."""
         return Healer(self.grammars.table)

@@ -22,6 +22,7 @@ from inferd_runtime.session.operations import (
     passes,
     snapshots,
 )
+from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.state import Call, Respond, SessionState
 
@@ -49,10 +50,11 @@ class Session:
         snapshots: SnapshotStore | None = None,
         compiles: CompileQueue | None = None,
         cycles: CycleFeed | None = None,
+        texts: Lanes | None = None,
     ) -> None:
         """Without ``compiles``, constraints are compiled at once, in the caller's thread. ``cycles`` is told every step."""
         self.label = label
-        self._state = SessionState(models, tenant, snapshots, compiles)
+        self._state = SessionState(models, tenant, snapshots, compiles, texts)
         if cycles is not None:
             self._state.publish = partial(cycles.publish, tenant, label)
 
@@ -60,6 +62,11 @@ class Session:
     def tenant(self) -> str:
         """Return the tenant that the session belongs to."""
         return self._state.tenant
+
+    @property
+    def held(self) -> bool:
+        """True while no further request may be handled: one is carried out beside the step loop, and the order is kept."""
+        return self._state.held
 
     def handle(self, ticket: int, request: Any, respond: Respond) -> None:
         """Carry out one request. Every request is answered exactly once."""

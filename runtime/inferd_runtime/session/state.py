@@ -21,6 +21,7 @@ from inferd_runtime.session import transcript
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.constraints.held_grammars import HeldGrammars
 from inferd_runtime.session.generation.open_generation import OpenGeneration
+from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.served_model import ServedModel
 
 Respond = Callable[[Any], None]
@@ -113,11 +114,16 @@ class SessionState:
         tenant: str,
         snapshots: SnapshotStore | None = None,
         compiles: CompileQueue | None = None,
+        texts: Lanes | None = None,
     ) -> None:
+        """``texts``: where long texts are tokenized; without, in the caller's thread."""
         self.tenant = tenant
         self.models = models
         self.snapshots = snapshots
         self.compiles = compiles
+        self.texts = texts
+        self.held = False
+        """True while a request is carried out that all later ones of the session have to wait for."""
         self.contexts: dict[int, OpenContext] = {}
         self.generations: dict[int, OpenGeneration] = {}
         self.grammars = HeldGrammars()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from inferd.protocol.contexts import ContextState
-from inferd.protocol.errors import ConstraintError, InvalidRequest
+from inferd.protocol.errors import ConstraintError, InvalidRequest, LimitExceeded
 from inferd.protocol.grammar import CheckedKeyword, ConstraintSpec, check_constraint
 from inferd.protocol.operations import operation
 from inferd.protocol.passes import MAX_LOGPROBS, TokenLogprob
@@ -15,6 +15,8 @@ from inferd.protocol.speculation import SourceCount, SpeculationSettings, check_
 from inferd.protocol.tokens import check_ids
 
 MAX_PRIORITY = 3
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 16_384
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,11 @@ def check_start_generate(request: StartGenerate) -> None:
     check_whole("max_tokens", request.max_tokens, 1)
     if not all(request.stop):
         raise InvalidRequest(f"stop must hold strings that are not empty, not {request.stop!r}")
+    if len(request.stop) > MAX_STOPS or sum(map(len, request.stop)) > MAX_STOP_CHARACTERS:
+        raise LimitExceeded(
+            f"stop: {MAX_STOPS} strings of {MAX_STOP_CHARACTERS} characters in all are allowed",
+            limit="stop", value=MAX_STOPS, raise_with="fewer stop strings",
+        )  # fmt: skip
     check_whole("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if request.logprobs is not None:
         check_whole("logprobs", request.logprobs, 0, MAX_LOGPROBS)

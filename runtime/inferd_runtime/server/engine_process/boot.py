@@ -11,12 +11,17 @@ from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.server.engine_process.command import EngineStart
 from inferd_runtime.server.engine_process.compile_process import start_compiler
 from inferd_runtime.server.engine_process.followers import Followers
-from inferd_runtime.server.engine_process.loop import EngineLoop
-from inferd_runtime.server.engine_process.serving import serve_models
+from inferd_runtime.server.engine_process.loop import Beside, EngineLoop
+from inferd_runtime.server.engine_process.serving import serve_models, tenants_clock
 from inferd_runtime.server.processes.stop_request import StopRequest
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.grants import SessionGrants
 from inferd_runtime.session.hub import SessionHub
+from inferd_runtime.session.lanes import Lanes
+from inferd_runtime.session.mailbox import Mailbox
+
+TEXT_LANES = 1
+"""Threads that tokenize long texts."""
 
 
 def serve(start: EngineStart, stop: StopRequest) -> None:
@@ -26,16 +31,17 @@ def serve(start: EngineStart, stop: StopRequest) -> None:
     socket = bind(context, start.endpoint)
     trials = TrialPool(start_compiler)
     followers = Followers(settings.tensor_parallel)
-    models = serve_models(settings, trials, followers)
+    clock = tenants_clock(settings.tenancy)
+    models = serve_models(settings, trials, followers, clock)
     store = SnapshotStore(settings.snapshots, settings.snapshot_bytes) if settings.snapshots else None
 
     def send(identity: bytes, frames: list[bytes]) -> None:
         socket.send_multipart([identity, *frames])
 
-    compiles = CompileQueue(trials)
+    beside = Beside(CompileQueue(trials, charge=clock.charge), Lanes(TEXT_LANES, "text", clock.charge), store)
     grants = SessionGrants(bytes.fromhex(start.key))
-    hub = SessionHub({model.info.name: model for model in models}, send, grants, store, compiles)
-    loop = EngineLoop(socket, hub, models, compiles, store)
+    hub = SessionHub({model.info.name: model for model in models}, send, grants, store, beside.compiles, beside.texts)
+    loop = EngineLoop(socket, hub, models, Mailbox(hub, clock), beside)
     loop.run(stop, check=settings.check)
     loop.close()
     followers.close()

@@ -1,9 +1,12 @@
-"""The engine process's loop: receive messages, poll what works beside, step every model."""
+"""The engine process's loop: receive messages, poll what works beside, handle requests, step every model."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import zmq
 
@@ -11,11 +14,43 @@ from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.server.processes.stop_request import StopRequest
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.hub import SessionHub
+from inferd_runtime.session.lanes import Lanes
+from inferd_runtime.session.mailbox import Mailbox
 from inferd_runtime.session.served_model import ServedModel
 
-MESSAGES_PER_STEP = 256
-"""Messages that are received between two steps at most, so that the running streams do not wait for them."""
+RECEIVE_SHARE = 0.2
+"""Of the loop's time that goes into receiving at most while there is other work: who sends cannot be told before."""
+RECEIVE_SECONDS = 2e-4
+"""The time that is always given to it between two steps."""
+REQUEST_SECONDS = 4e-3
+"""Handling requests between two steps ends after so long, so that running streams do not wait for them."""
 IDLE_SECONDS = 1.0
+
+
+class Polled(Protocol):
+    """Work beside the loop that tells by its descriptor that it has ended."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when :meth:`poll` has something to do."""
+        ...
+
+    def poll(self) -> bool:
+        """Report what has ended. False when nothing has."""
+        ...
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What works beside the loop: compiles of constraints, texts on their way to tokens, snapshots on disk."""
+
+    compiles: CompileQueue
+    texts: Lanes
+    store: SnapshotStore | None = None
+
+    @property
+    def sources(self) -> list[Polled]:
+        """What the loop polls."""
+        return [self.compiles, self.texts, *([] if self.store is None else [self.store])]
 
 
 class EngineLoop:
@@ -26,36 +61,45 @@ class EngineLoop:
         socket: zmq.Socket[bytes],
         hub: SessionHub,
         models: Sequence[ServedModel],
-        compiles: CompileQueue,
-        store: SnapshotStore | None,
+        mailbox: Mailbox,
+        beside: Beside,
     ) -> None:
         self._socket = socket
         self._hub = hub
         self._models = models
-        self._compiles = compiles
-        self._store = store
+        self._mailbox = mailbox
+        self._beside = beside
         self._drafts = [model.drafts for model in models if model.drafts is not None]
+        self._last = 0.0
         self._poller = zmq.Poller()
-        for source in (socket, store, compiles, *(source for one in self._drafts for source in one.waits_on)):
-            if source is not None:
-                self._poller.register(source, zmq.POLLIN)
+        for source in (socket, *beside.sources, *(source for one in self._drafts for source in one.waits_on)):
+            self._poller.register(source, zmq.POLLIN)
 
     def run(self, stop: StopRequest, *, check: bool) -> None:
         """Serve until ``stop``. ``check``: after each idle step, raise AssertionError where a page is leaked."""
         busy = False
         while not stop.received:
-            self._receive(0.0 if busy else self._patience())
-            self._poll()
-            busy = step(self._models)
+            busy = self.turn(busy)
             if check and not busy:
                 self._check_integrity()
+
+    def turn(self, busy: bool) -> bool:
+        """Receive, handle requests and step once; wait for something to do unless ``busy``. True if there is more to do."""
+        started = time.perf_counter()
+        self._receive(0.0 if busy else self._patience())
+        self._poll()
+        self._mailbox.work(REQUEST_SECONDS)
+        progressed = step(self._models)
+        self._last = time.perf_counter() - started if busy else 0.0
+        return progressed or self._mailbox.ready
 
     def close(self) -> None:
         """Close all sessions, then the engines and what works beside them."""
         self._hub.close_all()
         for model in self._models:
             model.engine.close()
-        self._compiles.close()
+        self._beside.compiles.close()
+        self._beside.texts.close()
         for drafts in self._drafts:
             drafts.close()
 
@@ -66,14 +110,14 @@ class EngineLoop:
     def _receive(self, seconds: float) -> None:
         """Wait so long for something to arrive, and receive it. In a long pause, warm the grammar compilers up."""
         if self._poller.poll(math.ceil(1000 * seconds)):
-            receive(self._socket, self._hub)
+            receive(self._socket, self._mailbox, max(RECEIVE_SECONDS, RECEIVE_SHARE * self._last))
         elif seconds == IDLE_SECONDS:
-            self._compiles.warm([model.grammars for model in self._models])  # at the start others need the processors
+            # At the start others need the processors.
+            self._beside.compiles.warm([model.grammars for model in self._models])
 
     def _poll(self) -> None:
-        if self._store is not None:
-            self._store.poll()
-        self._compiles.poll()
+        for source in self._beside.sources:
+            source.poll()
         for drafts in self._drafts:
             drafts.poll()
 
@@ -89,11 +133,14 @@ def step(models: Sequence[ServedModel]) -> bool:
     return any(progressed)
 
 
-def receive(socket: zmq.Socket[bytes], hub: SessionHub) -> None:
-    """Hand the messages that have arrived, MESSAGES_PER_STEP at most, to the hub."""
-    for _ in range(MESSAGES_PER_STEP):
+def receive(socket: zmq.Socket[bytes], mailbox: Mailbox, seconds: float) -> None:
+    """Put the messages that have arrived into the mailbox, for so many seconds at most, which their senders pay."""
+    started = now = time.thread_time()
+    while now - started < seconds:
         try:
             identity, *frames = socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return
-        hub.receive(identity, frames)
+        mailbox.put(identity, frames)
+        before, now = now, time.thread_time()
+        mailbox.charge(identity, now - before)

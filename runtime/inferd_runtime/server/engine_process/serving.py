@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 from inferd.protocol import InvalidRequest, ModelInfo, NotFound
@@ -12,6 +13,8 @@ from inferd_grammar.trials.pool import TrialPool
 from inferd_runtime.engine.adapters import AdapterLimits, AdapterSet
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.scheduling.costs import measure_cost, measure_times
+from inferd_runtime.engine.scheduling.fairness import LINGER_LEADS, FairClock
+from inferd_runtime.engine.scheduling.tenants import Accounts, Tenancy
 from inferd_runtime.models.adapter_options import AdapterOptions
 from inferd_runtime.models.lora.files import AdapterFiles
 from inferd_runtime.models.parallel import use_threads
@@ -35,19 +38,24 @@ def serve_model(settings: EngineSettings) -> ServedModel:
 
 
 def serve_models(
-    settings: EngineSettings, trials: TrialPool | None = None, followers: Followers | None = None
+    settings: EngineSettings,
+    trials: TrialPool | None = None,
+    followers: Followers | None = None,
+    clock: FairClock[str] | None = None,
 ) -> list[ServedModel]:
     """Load the models of ``settings`` and build their engines, with adapters and draft models.
 
     Constraints are compiled without a limit unless there are ``trials``. The ranks of a divided model end with this process;
-    a caller that passes ``followers`` can end them earlier.
+    a caller that passes ``followers`` can end them earlier. All served models share the tenants' ``clock``.
     Raises InferdError; LimitExceeded before any weight is read when the models do not fit together.
     """
     plan = ModelPlan.of(settings)
     driven = load_drivers(settings, plan, followers or Followers(settings.tensor_parallel))
     builder = ThreadPoolExecutor(1, "index")
-    served = [_build_served(model, trials, builder) for model in driven]
     count = len(plan.served)
+    clock = clock or tenants_clock(settings.tenancy)
+    clocks = [clock] * count + [None] * (len(driven) - count)  # draft models have threads of their own
+    served = [_build_served(model, trials, builder, own) for model, own in zip(driven, clocks, strict=True)]
     load_adapters(settings.adapter, served[:count])
     threaded = [
         in_thread(draft, model, partial(use_threads, settings.threads or 0, one.loaded.module))
@@ -73,7 +81,14 @@ def _draft_processes(settings: EngineSettings) -> list[ReadyDraft]:
     return [in_process(draft, draft_process_settings(settings, draft)) for draft in apart]
 
 
-def _build_served(model: DrivenModel, trials: TrialPool | None, builder: Executor) -> ServedModel:
+def tenants_clock(tenancy: Tenancy) -> FairClock[str]:
+    """Return the clock of the tenants of one process."""
+    return FairClock(Accounts(tenancy).weight, linger=LINGER_LEADS)
+
+
+def _build_served(
+    model: DrivenModel, trials: TrialPool | None, builder: Executor, clock: FairClock[str] | None
+) -> ServedModel:
     """Build the engine, adapter set and grammar compiler of a loaded model."""
     settings, loaded = model.settings, model.loaded
     eos_tokens = loaded.tokenizer.eos_tokens
@@ -81,7 +96,7 @@ def _build_served(model: DrivenModel, trials: TrialPool | None, builder: Executo
     info = ModelInfo(
         loaded.name, loaded.vocab_size, loaded.max_context, settings.page_size, list(eos_tokens), loaded.fingerprint
     )
-    engine = Engine(model.driver, _engine_options(model))
+    engine = Engine(model.driver, replace(_engine_options(model), fairness=clock))
     limits = AdapterLimits(settings.max_adapter_rank, settings.max_adapter_bytes, settings.max_adapters)
     return ServedModel(
         info, engine, loaded.tokenizer, GrammarCompiler(table, trials=trials), AdapterSet(model.driver, limits),

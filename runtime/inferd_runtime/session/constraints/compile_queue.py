@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,7 +11,7 @@ from inferd import protocol as p
 from inferd_grammar import Compiled, Constraint, GrammarCompiler, GrammarError, RegexGrammar
 from inferd_grammar.cache import CacheKey
 from inferd_grammar.errors import GrammarLimit
-from inferd_runtime.waker import Waker
+from inferd_runtime.session.lanes import Charge, Lanes, Piece, free
 
 CompileOutcome = Compiled | p.InferdError
 CompileCallback = Callable[[CompileOutcome], None]
@@ -30,33 +29,30 @@ class Children(Protocol):
         """End them, so that no compile waits any more."""
         ...
 
+    def take_spent(self) -> float:
+        """Return the processor seconds that they have used for the calling thread since it last asked."""
+        ...
+
 
 @dataclass
 class _Job:
-    """Work with all requests that wait for it. A compile is found by ``key`` until it has ended."""
+    """A compile with all requests that wait for it. It is found by ``key`` until it has ended."""
 
-    tenant: str
-    work: Callable[[], Any]
-    key: tuple[int, CacheKey] | None = None
-    listeners: list[Callable[[Any], None]] = field(default_factory=list)
+    key: tuple[int, CacheKey]
+    listeners: list[CompileCallback] = field(default_factory=list)
 
 
 class CompileQueue:
     """Belongs to the thread of the step loop, which polls :meth:`fileno` with its other sources and calls :meth:`poll`.
 
-    Tenants take turns, and each has one compile running at most: a tenant that sends slow constraints delays only itself,
-    as long as there are fewer such tenants than lanes. A constraint that several ask for at once is compiled once.
+    Tenants take turns (:class:`~inferd_runtime.session.lanes.Lanes`), and pay for their children's processor time. A
+    constraint that several ask for at once is compiled once, and paid by who asked first.
     """
 
-    def __init__(self, trials: Children, *, lanes: int = LANES) -> None:
+    def __init__(self, trials: Children, *, lanes: int = LANES, charge: Charge = free) -> None:
         self._trials = trials
-        self._lanes = lanes
-        self._threads = ThreadPoolExecutor(lanes, "compile")
-        self._waker = Waker()
+        self._lanes = Lanes(lanes, "compile", charge)
         self._known: dict[tuple[int, CacheKey], _Job] = {}
-        self._waiting: dict[str, deque[_Job]] = {}
-        self._running: set[str] = set()
-        self._finished: deque[tuple[_Job, Future[Any]]] = deque()
 
     def submit(
         self, tenant: str, compiler: GrammarCompiler, constraint: Constraint, done: CompileCallback
@@ -68,9 +64,12 @@ class CompileQueue:
         key = (id(compiler), compiler.key(constraint))
         job = self._known.get(key)
         if job is None:
-            job = self._enqueue(_Job(tenant, lambda: compiler.compile(constraint), key), key)
-        job.listeners.append(done)
-        self._start()
+            self._check_room(tenant)
+            job = self._known[key] = _Job(key)
+            job.listeners.append(done)
+            self._enqueue(tenant, lambda: compiler.compile(constraint), job)
+        else:
+            job.listeners.append(done)
         return lambda: job.listeners.remove(done) if done in job.listeners else None
 
     def run(self, tenant: str, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
@@ -78,8 +77,19 @@ class CompileQueue:
 
         It holds a lane until it ends, so it must have a bound of its own.
         """
-        self._waiting.setdefault(tenant, deque()).append(_Job(tenant, work, listeners=[done]))
-        self._start()
+        self._lanes.submit(Piece(tenant, work, lambda future: done(_outcome(future))))
+
+    def fileno(self) -> int:
+        """Readable when :meth:`poll` has something to do."""
+        return self._lanes.fileno()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until there may be something to do, for callers that poll nothing else. False when the time is up."""
+        return self._lanes.wait(seconds)
+
+    def poll(self) -> bool:
+        """Tell what has ended, and start what waited for it. False when nothing has."""
+        return self._lanes.poll()
 
     def warm(self, compilers: Sequence[GrammarCompiler]) -> None:
         """Have a child ready that knows their tokenizers, before anybody needs it."""
@@ -87,73 +97,33 @@ class CompileQueue:
             if compiler.find(WARM_UP) is None:
                 self.submit("", compiler, WARM_UP, lambda _: None)
 
-    def fileno(self) -> int:
-        """Readable when :meth:`poll` has something to do."""
-        return self._waker.fileno()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until there may be something to do, for callers that poll nothing else. False when the time is up."""
-        return self._waker.wait(seconds)
-
-    def poll(self) -> bool:
-        """Tell what has ended, and start what waited for it. False when nothing has."""
-        self._waker.drain()
-        progressed = bool(self._finished)
-        while self._finished:
-            job, future = self._finished.popleft()
-            self._running.discard(job.tenant)
-            self._forget(job)
-            outcome = _outcome(future)
-            for done in job.listeners:
-                done(outcome)
-        self._start()
-        return progressed
-
     def close(self) -> None:
         """End the children and drop waiting jobs without an answer."""
-        self._waiting.clear()
+        self._lanes.drop_waiting()
         self._trials.close()
-        self._threads.shutdown()
-        self._waker.close()
+        self._lanes.close()
 
-    def _enqueue(self, job: _Job, key: tuple[int, CacheKey]) -> _Job:
-        queue = self._waiting.setdefault(job.tenant, deque())
-        if len(queue) >= MAX_WAITING:
+    def _check_room(self, tenant: str) -> None:
+        waiting = self._lanes.waiting(tenant)
+        if waiting >= MAX_WAITING:
             raise p.LimitExceeded(
-                f"{len(queue)} constraints of this tenant wait to be compiled", limit="waiting_constraints",
+                f"{waiting} constraints of this tenant wait to be compiled", limit="waiting_constraints",
                 value=MAX_WAITING, raise_with="waiting for some of them",
             )  # fmt: skip
-        queue.append(job)
-        self._known[key] = job
-        return job
 
-    def _forget(self, job: _Job) -> None:
-        if job.key is not None:
+    def _enqueue(self, tenant: str, work: Callable[[], Compiled], job: _Job) -> None:
+        def wanted() -> bool:
+            if not job.listeners:
+                del self._known[job.key]
+            return bool(job.listeners)
+
+        def done(future: Future[Any]) -> None:
             del self._known[job.key]
+            outcome = _outcome(future)
+            for listener in job.listeners:
+                listener(outcome)
 
-    def _start(self) -> None:
-        """Fill the lanes, one job of each tenant in turn."""
-        for tenant in list(self._waiting):
-            if len(self._running) >= self._lanes:
-                return
-            if tenant in self._running:
-                continue
-            queue = self._waiting.pop(tenant)
-            while queue and not queue[0].listeners:
-                self._forget(queue.popleft())
-            if queue:
-                self._run(queue.popleft())
-            if queue:
-                self._waiting[tenant] = queue  # behind the others now
-
-    def _run(self, job: _Job) -> None:
-        self._running.add(job.tenant)
-        future = self._threads.submit(job.work)
-        future.add_done_callback(lambda ended: self._end(job, ended))
-
-    def _end(self, job: _Job, future: Future[Any]) -> None:
-        self._finished.append((job, future))
-        self._waker.wake()
+        self._lanes.submit(Piece(tenant, work, done, wanted, self._trials.take_spent))
 
 
 def refused(error: GrammarError) -> p.InferdError:

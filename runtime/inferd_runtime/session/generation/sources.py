@@ -17,8 +17,6 @@ from inferd_runtime.speculation.sources import SourceSet
 BY_DEFAULT = ("predicted", "grammar", "ngram", "draft_model")
 """The sources of a request that names none, by priority. Without the corpus, which learns from the request."""
 DEFAULTS = p.SpeculationSettings()
-LONG_TOKEN = 32
-"""Characters. A prediction of more per token of the context is refused before it is tokenized, which would hold up the engine."""
 
 
 @dataclass(frozen=True)
@@ -35,22 +33,18 @@ class SpeculationRequest:
     @classmethod
     def of(cls, request: p.StartGenerate, model: ServedModel) -> SpeculationRequest:
         """Raises LimitExceeded if the prediction is longer than a context."""
-        predicted: Sequence[int] = request.predicted
-        if request.predicted_text:
-            _check_length(len(request.predicted_text) // LONG_TOKEN, model)
-            predicted = model.tokenizer.encode(request.predicted_text)
-        _check_length(len(predicted), model)
+        _check_length(len(request.predicted), model)
         settings = request.speculation or DEFAULTS
         names: Sequence[str] = ()
         if request.system_speculation and (model.auto_speculation or not settings.auto):
             names = settings.sources or BY_DEFAULT
-        return cls(names, "grammar" in names and request.constraint is not None, predicted, settings)
+        return cls(names, "grammar" in names and request.constraint is not None, request.predicted, settings)
 
 
 def _check_length(tokens: int, model: ServedModel) -> None:
     if tokens > model.info.max_context:
         raise p.LimitExceeded(
-            f"the prediction holds {tokens} tokens or more, the model's context {model.info.max_context}",
+            f"the prediction holds {tokens} tokens, the model's context {model.info.max_context}",
             limit="predicted", value=model.info.max_context, raise_with="a shorter prediction",
         )  # fmt: skip
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 
 from inferd import protocol as p
@@ -20,13 +21,26 @@ from inferd_runtime.session.generation.open_generation import OpenGeneration, Pr
 from inferd_runtime.session.generation.sources import build_sources
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.state import Call, OpenContext, SessionState
+from inferd_runtime.session.texts import check_text, run_with
 from inferd_runtime.speculation.sources import SourceSet
 
 
 def start(state: SessionState, call: Call) -> None:
-    """Put a generation into the batch, as soon as its constraint is compiled."""
+    """Put a generation into the batch, as soon as its prediction is tokenized and its constraint compiled."""
     request: p.StartGenerate = call.request
     p.check_start_generate(request)
+    model, text = state.free_context(request.context).model, request.predicted_text
+    check_text(model, len(text), model.info.max_context)
+
+    def predicted(tokens: Sequence[int]) -> None:
+        _start(state, call, replace(request, predicted=list(tokens), predicted_text=""))
+
+    if not text:
+        return _start(state, call, request)
+    run_with(state, call, len(text), partial(model.tokenizer.encode, text), predicted)
+
+
+def _start(state: SessionState, call: Call, request: p.StartGenerate) -> None:
     entry = state.free_context(request.context)
     state.check_room()
     healing = Healing.of(entry.context, entry.model) if request.heal else None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from inferd import protocol as p
 from inferd_runtime.engine.jobs.generation import Generation
 from inferd_runtime.session import transcript
 from inferd_runtime.session.state import Call, OpenContext, SessionState
+from inferd_runtime.session.texts import answer_with, check_parts
 
 
 def create(state: SessionState, call: Call) -> None:
@@ -21,11 +24,17 @@ def append(state: SessionState, call: Call) -> None:
     request: p.AppendContext = call.request
     p.check_append(request)
     entry = state.free_context(request.context)
+    characters = check_parts(request.parts, entry)
     last = entry.context.tokens[-1] if entry.context.tokens else None
-    tokens, turn = transcript.render(request.parts, entry.turn, last, entry.model.tokenizer)
-    entry.context.append(tokens)
-    entry.stand_at(turn)
-    call.respond(state.context_state(request.context))
+    render = partial(transcript.render, request.parts, entry.turn, last, entry.model.tokenizer)
+
+    def appended(rendered: tuple[list[int], transcript.Turn]) -> p.ContextState:
+        tokens, turn = rendered
+        entry.context.append(tokens)
+        entry.stand_at(turn)
+        return state.context_state(request.context)
+
+    answer_with(state, call, characters, render, appended)
 
 
 def fork(state: SessionState, call: Call) -> None:

@@ -13,6 +13,7 @@ from inferd_runtime.engine.jobs.embedding import Embedding, normalized, pooling_
 from inferd_runtime.engine.sampling.probes import check_numbers, check_vocabulary, pack
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.state import Call, SessionState
+from inferd_runtime.session.texts import check_text, run_with
 
 IN_FLIGHT_TOKENS = 4096
 """Of one request: enough for full steps, and little beside what else is in the cache."""
@@ -106,11 +107,16 @@ def embed(state: SessionState, call: Call) -> None:
     request: p.Embed = call.request
     p.check_embed(request)
     model = state.model(request.model)
-    inputs = tokenized(request, model)
-    check_inputs(inputs, model)
-    lease = model.adapters.lease(state.tenant, request.adapter)
-    state.count(p.Usage(prompt_tokens=sum(len(tokens) for tokens in inputs)))
-    EmbedRequest(state, call, model, lease).run(inputs)
+    for text in request.texts:
+        check_text(model, len(text), model.engine.driver.max_context)
+
+    def run(inputs: Sequence[Sequence[int]]) -> None:
+        check_inputs(inputs, model)
+        lease = model.adapters.lease(state.tenant, request.adapter)
+        state.count(p.Usage(prompt_tokens=sum(len(tokens) for tokens in inputs)))
+        EmbedRequest(state, call, model, lease).run(inputs)
+
+    run_with(state, call, sum(map(len, request.texts)), partial(tokenized, request, model), run)
 
 
 def tokenized(request: p.Embed, model: ServedModel) -> list[list[int]]:

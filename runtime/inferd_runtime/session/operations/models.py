@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from inferd import protocol as p
 from inferd_runtime.session.state import Call, SessionState
+from inferd_runtime.session.texts import answer_with, check_text
+
+MAX_CONTEXTS = 4
+"""A text may be tokenized that takes at most so many contexts: it may be cut into pieces afterwards."""
 
 
 def list_models(state: SessionState, call: Call) -> None:
@@ -14,8 +20,10 @@ def list_models(state: SessionState, call: Call) -> None:
 def tokenize(state: SessionState, call: Call) -> None:
     """Answer with the token ids of a text."""
     request: p.Tokenize = call.request
-    tokenizer = state.model(request.model).tokenizer
-    call.respond(p.Tokens(tokenizer.encode(request.text, special=request.special)))
+    model = state.model(request.model)
+    check_text(model, len(request.text), MAX_CONTEXTS * model.info.max_context)
+    encode = partial(model.tokenizer.encode, request.text, special=request.special)
+    answer_with(state, call, len(request.text), encode, p.Tokens)
 
 
 def detokenize(state: SessionState, call: Call) -> None:
@@ -26,7 +34,8 @@ def detokenize(state: SessionState, call: Call) -> None:
     for token in request.tokens:
         if token >= model.info.vocab_size:
             raise p.InvalidRequest(f"token id {token} is outside the vocabulary of {model.info.vocab_size}")
-    call.respond(p.Text(model.tokenizer.decode(request.tokens, special=request.special)))
+    decode = partial(model.tokenizer.decode, request.tokens, special=request.special)
+    answer_with(state, call, len(request.tokens), decode, p.Text)
 
 
 def usage(state: SessionState, call: Call) -> None:
