@@ -136,7 +136,8 @@ class SpeculationArm:
 
     def predicted(self, start: Start) -> SourceSet | None:
         """The same, and the user says that the answer will be much like the prompt."""
-        request = p.StartGenerate(0, system_speculation=True, predicted_text=start.prompt.user)
+        tokens = self.served.tokenizer.encode(start.prompt.user)
+        request = p.StartGenerate(0, system_speculation=True, predicted=tokens)
         return self._build(start, self.served, request)
 
     def draft_model(self, start: Start) -> SourceSet | None:

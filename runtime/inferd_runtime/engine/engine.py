@@ -87,7 +87,7 @@ class Engine:
         overlaps = options.overlap and self._sampler is not None
         self._overlap = OverlapPlanner(self.scheduler, self.pool) if overlaps else None
         self._in_flight: InFlightStep | None = None
-        self._clock = options.clock
+        self.clock = options.clock
         self.steps = 0
 
     def create_context(self, tenant: str = "") -> CachedSequence:
@@ -111,7 +111,7 @@ class Engine:
         """
         if self._overlap is not None:
             return self.step_overlapped(self._overlap)
-        started = self._clock()
+        started = self.clock()
         plan = self.scheduler.plan()
         if not plan:
             return self.scheduler.deferred
@@ -139,7 +139,7 @@ class Engine:
 
     def _launch(self, make_plan: Callable[[], Sequence[Planned]]) -> InFlightStep | None:
         """Plan, prepare and launch a step. Return None if the plan is empty."""
-        started = self._clock()
+        started = self.clock()
         plan = make_plan()
         return self._forward(plan, self._prepare(plan), started) if plan else None
 
@@ -177,8 +177,8 @@ class Engine:
         else:
             commit_step(step, verified.outcomes, self.driver)
             emitted = sum(len(done.tokens) for _, done in verified.outcomes)
-            self.draft_budget.learn(step.plan, verified.price, emitted, self._clock() - step.since)
-        ended = self._clock()
+            self.draft_budget.learn(step.plan, verified.price, emitted, self.clock() - step.since)
+        ended = self.clock()
         self.scheduler.charge(step.plan, ended - step.since)
         if self._in_flight is not None:
             self._in_flight.since = ended

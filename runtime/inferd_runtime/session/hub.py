@@ -153,7 +153,12 @@ class SessionHub:
         self._close(identity)
         self._close_named(grant.session)
         self._sessions[identity] = Session(
-            self._models, grant.tenant, opened.label, self._snapshots, self._compiles, self._cycles,
+            self._models,
+            grant.tenant,
+            opened.label,
+            self._snapshots,
+            self._compiles,
+            self._cycles,
             self._texts,
         )
         self._granted[identity] = grant

@@ -12,6 +12,7 @@ from inferd_runtime.engine.jobs.boundary import typed_error
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.cycles import CycleFeed
+from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.operations import (
     adapters,
     contexts,
@@ -22,7 +23,6 @@ from inferd_runtime.session.operations import (
     passes,
     snapshots,
 )
-from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.state import Call, Respond, SessionState
 

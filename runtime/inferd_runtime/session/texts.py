@@ -29,7 +29,7 @@ def check_text(model: ServedModel, characters: int, room: int) -> None:
     """Raises LimitExceeded for a text that cannot fit into ``room`` tokens, however it is tokenized."""
     if characters > most_characters(model, room):
         raise p.LimitExceeded(
-            f"a text of {characters} characters does not fit: there is room for {room} tokens",
+            f"a text of {characters} characters does not fit: the context has room for {room} tokens",
             limit="context_tokens", value=model.info.max_context, raise_with="a model with a longer context",
         )  # fmt: skip
 

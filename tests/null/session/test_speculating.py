@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from sessions import new_grants
 
 from inferd import protocol as p
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
@@ -49,7 +50,7 @@ def names(request: p.StartGenerate, *, auto: bool = True) -> list[str] | None:
         ({"system_speculation": True, "speculation": WISHED(["ngram"]), "constraint": REGEX}, ["ngram"]),
         ({"system_speculation": True, "speculation": WISHED(["grammar"]), "constraint": REGEX}, ["grammar"]),
         ({"system_speculation": True, "speculation": WISHED(auto=True)}, ["ngram"]),
-        ({"predicted_text": "abc"}, ["predicted"]),
+        ({"predicted": [1, 2]}, ["predicted"]),
         ({"system_speculation": True, "predicted": [1, 2]}, ["predicted", "ngram"]),
         ({"system_speculation": True, "speculation": WISHED(["corpus"])}, ["corpus"]),
         ({"system_speculation": True, "speculation": WISHED(["predicted"]), "predicted": [1]}, ["predicted"]),
@@ -107,7 +108,7 @@ def test_a_draft_model_that_is_not_served_is_refused(caller: DirectSession, wish
 def test_a_prediction_longer_than_a_context_is_refused(caller: DirectSession) -> None:
     with pytest.raises(p.LimitExceeded, match="513 tokens"):
         caller.call(p.StartGenerate(caller.text("hello"), predicted=[1] * 513))
-    with pytest.raises(p.LimitExceeded, match="prediction holds 515 tokens or more"):
+    with pytest.raises(p.LimitExceeded, match="a text of 16480 characters does not fit"):
         caller.call(p.StartGenerate(caller.text("hello"), predicted_text="ab" * 8240))
 
 
@@ -169,7 +170,7 @@ def test_a_refused_generation_leaves_the_index_of_the_last_one(
 
 def test_the_engine_counts_what_its_steps_tell() -> None:
     model = null_model()
-    caller, hub = DirectSession(model), SessionHub({"null": model}, lambda identity, frames: None)
+    caller, hub = DirectSession(model), SessionHub({"null": model}, lambda identity, frames: None, new_grants())
     done = [caller.generate(caller.text(REPEATING * 2), max_tokens=60, system_speculation=True) for _ in range(3)]
     steps = [step for each in done for step in each.steps]
     (stats,) = hub.stats().models
