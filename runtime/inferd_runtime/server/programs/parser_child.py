@@ -1,4 +1,4 @@
-"""The process that parses uploads: ``python -m inferd_runtime.server.programs.parser_child``; see ``parser_process.py``.
+"""The process that parses uploads; :mod:`inferd_runtime.server.programs.parser_process` starts it.
 
 It never reads an upload itself: it forks for each one, so that nothing of one upload is left when the next one comes. The
 fork parses under limits that the kernel keeps, writes its answer into a pipe, and ends.
@@ -19,6 +19,7 @@ from typing import NoReturn
 import msgspec
 
 from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, ProgramSyntaxError
+from inferd_runtime.isolation.child import Child
 from inferd_runtime.isolation.tether import die_with
 from inferd_runtime.server.programs.bundles import check_bundle, describe_bundle
 from inferd_runtime.server.programs.parser_messages import (
@@ -43,17 +44,17 @@ PAGE = resource.getpagesize()
 CLOCKS: dict[int, bytes] = {signal.SIGPROF: TOO_SLOW, signal.SIGXCPU: TOO_SLOW, signal.SIGALRM: TOO_LATE}
 
 
-def main() -> None:
-    """Answer until the gateway closes its end of the socket on descriptor 0; the first frame has the limits."""
+def child_main(child: Child) -> int:
+    """Answer until the gateway closes its end of the socket that is this process's standard input. Returns the exit code."""
+    limits = child.settings(ParseLimits)
     link = socket.socket(fileno=os.dup(0))
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    limits = msgspec.json.decode(read_frame(link.recv, MAX_REQUEST), type=ParseLimits)
     gc.freeze()  # what is loaded stays shared with the forks
+    child.seal()
     while True:
         try:
-            upload = read_frame(link.recv, MAX_REQUEST)
+            upload = read_frame(sys.stdin.buffer.read, MAX_REQUEST)
         except EOFError:
-            return
+            return 0
         write_frame(link.sendall, _in_fork(upload, limits, link))
 
 
@@ -62,8 +63,8 @@ def _in_fork(upload: bytes, limits: ParseLimits, link: socket.socket) -> bytes:
     source, sink = os.pipe()
     parser = os.fork()
     if parser == 0:
-        os.close(source)
-        link.close()
+        for handle in (source, link.fileno(), 0):
+            os.close(handle)
         _parse_and_exit(upload, limits, sink)
     os.close(sink)
     with contextlib.closing(os.fdopen(source, "rb", 0)):
@@ -146,8 +147,3 @@ def _parse(upload: bytes) -> ParsedUpload:
         raise InvalidRequest(f"the body: {error}") from None
     check_bundle(body.bundle)
     return ParsedUpload(body.bundle, describe_bundle(body.bundle), body.name, body.version)
-
-
-if __name__ == "__main__":
-    sys.dont_write_bytecode = True
-    main()

@@ -6,7 +6,6 @@ tenant sends, however slow, takes one process of several.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -40,7 +39,7 @@ class ParserPool:
         self._start = start
         self._lines: dict[str, _Line] = {}
         self._places = anyio.CapacityLimiter(PROCESSES)
-        self._lock = threading.Lock()
+        self._threads = anyio.CapacityLimiter(PROCESSES)
         self._free: list[ParserProcess] = []
         self._busy: set[ParserProcess] = set()
         self._closed = False
@@ -66,7 +65,12 @@ class ParserPool:
 
     async def parse(self, upload: bytes) -> ParsedUpload:
         """Return the parts of an upload's JSON. Raises what :meth:`ParserProcess.parse` raises."""
-        return await anyio.to_thread.run_sync(self._parse, upload, limiter=self._places)
+        async with self._places:
+            process = self._take()
+            try:
+                return await anyio.to_thread.run_sync(process.parse, upload, limiter=self._threads)
+            finally:
+                self._give_back(process)
 
     @asynccontextmanager
     async def _inside(self, line: _Line, tenant: str) -> AsyncIterator[None]:
@@ -80,39 +84,31 @@ class ParserPool:
 
     def warm_up(self) -> None:
         """Start the first processes, without waiting for them."""
-        with self._lock:
-            while len(self._free) < 1 + SPARE:
-                self._free.append(self._start())
+        while len(self._free) < 1 + SPARE:
+            self._free.append(self._start())
 
     def close(self) -> None:
         """End all processes; uploads that are parsed fail."""
-        with self._lock:
-            self._closed = True
-            for process in self._busy:
-                process.kill()
-            while self._free:
-                self._free.pop().close()
-
-    def _parse(self, upload: bytes) -> ParsedUpload:
-        process = self._take()
-        try:
-            return process.parse(upload)
-        finally:
-            self._give_back(process)
+        self._closed = True
+        for process in self._busy:
+            process.kill()
+        while self._free:
+            self._free.pop().close()
 
     def _take(self) -> ParserProcess:
-        with self._lock:
-            self._free = [process for process in self._free if process.alive]
-            process = self._free.pop() if self._free else self._start()
-            self._busy.add(process)
-            if len(self._free) < SPARE and len(self._busy) < PROCESSES:
-                self._free.append(self._start())
-            return process
+        """Return a process that is free, or a new one. Called in the event loop's thread: a child ends with the thread that
+        started it, and those that wait for answers come and go.
+        """
+        self._free = [process for process in self._free if process.alive]
+        process = self._free.pop() if self._free else self._start()
+        self._busy.add(process)
+        if len(self._free) < SPARE and len(self._busy) < PROCESSES:
+            self._free.append(self._start())
+        return process
 
     def _give_back(self, process: ParserProcess) -> None:
-        with self._lock:
-            self._busy.discard(process)
-            if self._closed or not process.alive:
-                process.close()
-            else:
-                self._free.append(process)
+        self._busy.discard(process)
+        if self._closed or not process.alive:
+            process.close()
+        else:
+            self._free.append(process)

@@ -6,13 +6,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Sequence
 
 import msgspec
 
 from inferd.protocol import ErrorInfo, InferdError, LimitExceeded, ProgramError, ProgramSyntaxError, Unavailable
+from inferd_runtime.isolation.kinds import ChildKind
+from inferd_runtime.isolation.order import Launch
 from inferd_runtime.server.programs.bundles import check_bundle
 from inferd_runtime.server.programs.parser_messages import (
     MAX_ANSWER,
@@ -37,17 +37,20 @@ MAX_DETAIL = 16
 class ParserProcess:
     """A child that parses one upload at a time. Belongs to one thread at a time; ``kill`` may come from any."""
 
-    def __init__(self, limits: ParseLimits, command: Sequence[str] | None = None) -> None:
-        """Start the child, without waiting for it. It ends when this end of the socket is closed, however that comes."""
+    def __init__(self, limits: ParseLimits, target: str = MODULE) -> None:
+        """Start the child, without waiting for it. It ends when this end of the socket is closed, however that comes, and with
+        the thread that started it.
+        """
         self._limits = limits
+        launch = Launch(target, ChildKind.PARSER, settings=limits)
         self._link, theirs = socket.socketpair()
         with theirs:
             self._child = subprocess.Popen(
-                command or (sys.executable, "-m", MODULE), env=_environment(), start_new_session=True,
+                launch.command, env=launch.environment, start_new_session=True,
                 stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         self._deadline = time.monotonic() + START_SECONDS
-        write_frame(self._link.sendall, msgspec.json.encode(limits))
+        self._link.sendall(launch.document())
 
     @property
     def alive(self) -> bool:
@@ -107,12 +110,6 @@ class ParserProcess:
                 f"this program was not parsed within {self._limits.wall_s:g} s: the machine is busy, try again"
             )
         return ProgramSyntaxError("parsing this program ended the parser: it is nested too deeply, or too large")
-
-
-def _environment() -> dict[str, str]:
-    """Return what the child needs to start; none of the gateway's secrets."""
-    kept = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "SYSTEMROOT", "TMPDIR")
-    return {name: os.environ[name] for name in kept if name in os.environ}
 
 
 def _checked(value: bytes) -> ParsedUpload:

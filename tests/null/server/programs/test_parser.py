@@ -98,26 +98,28 @@ LIES = {
     "an error without end": "b'R' + json.dumps({'code': 'limit', 'message': 'x', 'detail': {'a': [0] * 10**6}}).encode()",
 }
 LIAR = """
-import json, socket, struct
-link = socket.socket(fileno=0)
+import json, os, socket, struct, sys
+link = socket.socket(fileno=os.dup(0))
+sys.stdin.buffer.readline()  # the settings
 P = {{"bundle": {{"name": "p", "files": {{}}, "entry": "x"}}, "name": "", "version": "",
       "interface": {{"manifest": {{"name": "p"}}, "parameters": []}}}}
-def read(n):
-    data = b""
-    while len(data) < n:
-        data += link.recv(n - len(data))
-    return data
+read = sys.stdin.buffer.read
 while True:
-    read(struct.unpack("<I", read(4))[0])
     read(struct.unpack("<I", read(4))[0])
     answer = {answer}
     link.sendall(struct.pack("<I", len(answer)) + answer)
 """
 
 
+def liar(folder: Path, answer: str) -> ParserProcess:
+    path = folder / "liar.py"
+    path.write_text(LIAR.format(answer=answer))
+    return ParserProcess(LIMITS, str(path))
+
+
 @pytest.mark.parametrize("lie", LIES)
-def test_a_parser_that_lies_is_not_believed(lie: str) -> None:
-    process = ParserProcess(LIMITS, [sys.executable, "-c", LIAR.format(answer=LIES[lie])])
+def test_a_parser_that_lies_is_not_believed(tmp_path: Path, lie: str) -> None:
+    process = liar(tmp_path, LIES[lie])
     with pytest.raises((ClientError, LimitExceeded, ProgramError)) as caught:
         process.parse(GOOD)
     assert len(json.dumps(caught.value.detail) + caught.value.message) < 3000
@@ -125,8 +127,8 @@ def test_a_parser_that_lies_is_not_believed(lie: str) -> None:
 
 
 @pytest.mark.parametrize("answer", ["b'P' * (10 << 20)", "exit()"])
-def test_a_parser_that_floods_or_dies_is_replaced(answer: str) -> None:
-    process = ParserProcess(LIMITS, [sys.executable, "-c", LIAR.format(answer=answer)])
+def test_a_parser_that_floods_or_dies_is_replaced(tmp_path: Path, answer: str) -> None:
+    process = liar(tmp_path, answer)
     with pytest.raises(Unavailable, match="upload again"):
         process.parse(GOOD)
     assert not process.alive
