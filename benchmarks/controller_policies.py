@@ -123,6 +123,7 @@ class CostModel(Policy):
     def _draft(self, lane: int, place: Place) -> Draft:
         if not place.match or not self._breakers[lane].try_draft(place.match):
             return NO_DRAFT
+        self._survival[lane].fade(SOURCE, place.match)
         return draft_of(self._survival[lane].chances(SOURCE, place.match, LENGTH))
 
     def learn(self, places: Sequence[Place], lengths: Sequence[int], seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""How much of the host's part of a step is hidden behind the device's: the step loop running ahead, beside its plain twin.
+"""How much of the host's part of a step is hidden behind the device's: overlapped steps beside the plain loop.
 
 ``python benchmarks/overlap.py``. The device is a clock: a step takes a fixed time behind the one before. Time is what this thread
 computes, and what it waits for the device, which is counted and not waited: so other programs on the machine do not show. What
@@ -106,9 +106,9 @@ def main() -> None:
     for round_ in range(ROUNDS + 1):
         for streams in STREAMS:
             for device in DEVICE_MS:
-                plain, ahead = (step_ms(streams, device, overlap=overlap) for overlap in (False, True))
+                plain, overlapped = (step_ms(streams, device, overlap=overlap) for overlap in (False, True))
                 if round_:
-                    samples.setdefault((streams, device), []).append((plain, ahead))
+                    samples.setdefault((streams, device), []).append((plain, overlapped))
     print("ceiling: the slower of host and device. Milliseconds a step; hidden: of the faster one's time")
     for (streams, device), pairs in samples.items():
         report(streams, device, pairs)
@@ -116,14 +116,20 @@ def main() -> None:
 
 def report(streams: int, device: float, pairs: list[tuple[float, float]]) -> None:
     """One row, and the same for machines to read."""
-    in_turn, ahead = figure([plain for plain, _ in pairs]), figure([ahead for _, ahead in pairs])
+    in_turn, overlapped = figure([plain for plain, _ in pairs]), figure([each for _, each in pairs])
     host = in_turn.median - device
-    hidden = figure([100 * (plain - ahead) / min(plain - device, device) for plain, ahead in pairs])
+    hidden = figure([100 * (plain - each) / min(plain - device, device) for plain, each in pairs])
     print(
         f"{streams:3d} streams, device {device:4.1f}, host {host:5.2f}: ceiling {max(host, device):5.2f}"
-        f"  in turn {in_turn}  ahead {ahead}  hidden % {hidden}"
+        f"  in turn {in_turn}  overlapped {overlapped}  hidden % {hidden}"
     )
-    row = {"streams": streams, "device_ms": device, "host_ms": host, "in_turn": in_turn.median, "ahead": ahead.median}
+    row = {
+        "streams": streams,
+        "device_ms": device,
+        "host_ms": host,
+        "in_turn": in_turn.median,
+        "overlapped": overlapped.median,
+    }
     print(json.dumps({**row, "hidden_percent": hidden.median}))
 
 

@@ -123,13 +123,13 @@ class TrialProcess:
     def _ask(self, table: TokenTable, backend: str, constraint: Constraint, limits: CompileLimits) -> Mapping[str, Any]:
         sink, source = self._pipes()
         known = (table.fingerprint, backend)
-        told = None if known in self._known else (table.source, table.vocab_size, table.eos_ids)
+        vocabulary = None if known in self._known else (table.source, table.vocab_size, table.eos_ids)
         attempt = Attempt(
-            known, told, constraint, limits, self._limits.cpu_seconds, self._limits.memory_bytes,
+            known, vocabulary, constraint, limits, self._limits.cpu_seconds, self._limits.memory_bytes,
             self._limits.mask_seconds,
         )  # fmt: skip
         write_message(sink, pickle.dumps(attempt))
-        if told is not None:
+        if vocabulary is not None:
             read_message(source)
             self._known.add(known)
         slow = not select.select([source], [], [], QUICK_SECONDS)[0]

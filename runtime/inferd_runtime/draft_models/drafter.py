@@ -115,6 +115,7 @@ class DraftModelDrafter(Drafter):
 
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
         """Return the start of the stream, in the target's tokens."""
+        self.give_up_late()
         self._link.counters.waited += self._watch.begin(beside=self._sent is not None)
         self._proposed = 0
         if not self._stream or not self._wanted:
@@ -146,29 +147,27 @@ class DraftModelDrafter(Drafter):
         self._verified = proposed
 
     def ready(self) -> bool:
-        """False while the next draft is on its way and in time. Gives it up once it is late."""
-        sent = self._sent
-        if sent is None or not sent.until:
+        """False while the next draft is on its way and in time. The first False starts the clock of the wait."""
+        sent, now = self._sent, self._link.clock()
+        if sent is None or now >= sent.until:
             return True
-        now = self._link.clock()
-        if now < sent.until:
-            self._watch.wait(now)
-            return False
-        self._give_up()
-        return True
+        self._watch.wait(now)
+        return False
 
     def patience(self) -> float | None:
-        """Return the seconds after which the generation goes on without the draft that it waits for; None if it does not wait.
-
-        Once the time is up, the draft is given up and 0 returned, a single time, so that the step loop steps the generation but
-        does not spin for one that it cannot step.
-        """
+        """Return the seconds after which the generation goes on without the draft that it waits for; None if it does not wait."""
         if self._sent is None or not self._sent.until or not self._watch.waits:
             return None
-        left = self._sent.until - self._link.clock()
-        if left <= 0:
-            self._give_up()
-        return max(0.0, left)
+        return max(0.0, self._sent.until - self._link.clock())
+
+    def give_up_late(self) -> bool:
+        """Stop waiting for a draft whose time is up. Returns False if there is none. An answer is still used when it comes."""
+        if self._sent is None or not self._sent.until or self._link.clock() < self._sent.until:
+            return False
+        self._sent.until = 0.0
+        self._link.counters.timeouts += 1
+        self._rest()
+        return True
 
     def drop(self) -> None:
         """Drop the sequence on the draft side, and report the generation's speed."""
@@ -256,13 +255,6 @@ class DraftModelDrafter(Drafter):
             self._rest()
         else:
             self._skip, self._lost_pause = self._lost_pause, min(LONGEST_PAUSE, 2 * self._lost_pause)
-
-    def _give_up(self) -> None:
-        """Let the step go on without the late answer, which is still used when it comes."""
-        assert self._sent is not None
-        self._sent.until = 0.0
-        self._link.counters.timeouts += 1
-        self._rest()
 
     def _rest(self) -> None:
         self._skip, self._pause = self._pause, min(LONGEST_PAUSE, 2 * self._pause)

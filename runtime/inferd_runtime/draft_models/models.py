@@ -98,9 +98,10 @@ class DraftModels:
         return drafter
 
     def poll(self) -> bool:
-        """Hand over the answers that have arrived. Returns False if there is none."""
+        """Hand over the answers that have arrived, and give up late ones that are waited for. Returns False if there is none."""
         progressed = [model.link.transport.poll() for model in self._models]
-        return any(progressed)
+        late = [drafter.give_up_late() for drafter in self._open if drafter.patience() is not None]
+        return any((*progressed, *late))
 
     @property
     def waits_on(self) -> list[Pollable]:

@@ -62,7 +62,7 @@ class Row:
     created: float
 
     @property
-    def told(self) -> SavedContext:
+    def saved(self) -> SavedContext:
         """The row as its owner sees it."""
         return SavedContext(self.name, self.model, self.length, self.bytes, self.created)
 
@@ -118,7 +118,7 @@ class SnapshotFolder:
                 self._enter(row, part, overwrite)
             finally:
                 part.unlink(missing_ok=True)  # gone already where it became the file
-        return row.told
+        return row.saved
 
     def load(self, tenant: str, name: str) -> Snapshot:
         """Return a snapshot. Raises NotFound, SnapshotDamaged, SnapshotForeign."""
@@ -159,7 +159,7 @@ class SnapshotFolder:
         """Return a tenant's snapshots, ordered by name."""
         with disk_errors():
             rows = self._db().execute("SELECT * FROM snapshots WHERE tenant = ? ORDER BY name", (tenant,))
-            return [Row(*row).told for row in rows]
+            return [Row(*row).saved for row in rows]
 
     # -- Rows -----------------------------------------------------------------------------------------------------
 

@@ -264,15 +264,20 @@ class SourceSet:
     def _experience(self, entry: SourceProposal) -> list[float]:
         """Return each node's chance that it is accepted if its parent is, by experience."""
         if not entry.proposal.parents:
-            return self._survival.chances(entry.source.name, entry.proposal.match, len(entry.proposal.tokens))
+            return self._chances_of(entry.source.name, entry.proposal.match, len(entry.proposal.tokens))
         alone = [0.0] * len(entry.proposal.tokens)
         for branch in entry.branches:
-            chances = self._survival.chances(entry.label(branch), entry.proposal.match, len(branch.nodes))
+            chances = self._chances_of(entry.label(branch), entry.proposal.match, len(branch.nodes))
             for node, chance in zip(branch.nodes, chances, strict=True):
                 alone[node] = chance
             if branch.beside is not None:
                 alone[branch.nodes[0]] *= 1 - alone[branch.beside]
         return alone
+
+    def _chances_of(self, label: str, match: int, count: int) -> list[float]:
+        """Return what experience says of a proposal, which uses a little of it up."""
+        self._survival.fade(label, match)
+        return self._survival.chances(label, match, count)
 
     def learn(self, verified: Draft, path: Sequence[int], cost: float) -> None:
         """Learn from a step that verified ``verified``, a part of the proposed draft, and accepted its nodes ``path``.

@@ -44,13 +44,13 @@ class Survival:
         return RequestSurvival(self)
 
     def chances(self, source: str, bucket: int) -> list[float]:
-        """Return the chance per group of places, for one bucket of matches, and fade the evidence that it is based on.
+        """Return the chance per group of places, for one bucket of matches.
 
         A group's prior is shifted by as much as the group before it differs from its own: where first tokens are accepted more
         often than assumed, so will later ones that were not tried yet.
         """
         groups, odds = [], 1.0
-        for (held, fell), assumed in zip(_faded(self._of(source, bucket)), _assumed(source, bucket), strict=True):
+        for (held, fell), assumed in zip(self._of(source, bucket), _assumed(source, bucket), strict=True):
             first = odds * assumed / (1 - assumed + odds * assumed)
             chance = (held + FIRST_WEIGHT * first) / (held + fell + FIRST_WEIGHT)
             odds = max(1 / MOST_ODDS, min(MOST_ODDS, chance / (1 - chance) * (1 - assumed) / assumed))
@@ -60,6 +60,10 @@ class Survival:
     def learn(self, source: str, bucket: int, proposed: int, accepted: int) -> None:
         """Count one verified draft."""
         _count(self._of(source, bucket), proposed, accepted, ENGINE_DECAY)
+
+    def fade(self, source: str, bucket: int) -> None:
+        """Let the evidence for one bucket of matches fade, because a proposal makes use of it."""
+        _fade(self._of(source, bucket))
 
     def _of(self, source: str, bucket: int) -> list[Cell]:
         return self._cells.setdefault((source, bucket), _empty())
@@ -73,19 +77,22 @@ class RequestSurvival:
         self._cells: dict[tuple[str, int], list[Cell]] = {}
 
     def chances(self, source: str, match: int, count: int) -> list[float]:
-        """Return, for each of ``count`` places in a draft, the chance in (0, 1) that its token is accepted if all before it are.
-
-        Fades the evidence, as :meth:`Survival.chances`.
-        """
+        """Return the chance in (0, 1) of each of ``count`` places in a draft that its token is accepted if all before it are."""
         bucket = bisect_right(MATCHES, match)
         groups = self._engine.chances(source, bucket)
         cells = self._cells.get((source, bucket))
         if cells is not None:
             groups = [
                 (held + ENGINE_WEIGHT * chance) / (held + fell + ENGINE_WEIGHT)
-                for (held, fell), chance in zip(_faded(cells), groups, strict=True)
+                for (held, fell), chance in zip(cells, groups, strict=True)
             ]
         return [groups[group] for group in GROUPS[:count]] + groups[-1:] * (count - len(GROUPS))
+
+    def fade(self, source: str, match: int) -> None:
+        """Let the evidence for a match of this length fade, the request's own and the engine's. Called before each use of it."""
+        bucket = bisect_right(MATCHES, match)
+        self._engine.fade(source, bucket)
+        _fade(self._cells.get((source, bucket), ()))
 
     def learn(self, source: str, match: int, proposed: int, accepted: int) -> None:
         """Count a draft of ``proposed`` tokens: the first ``accepted`` were accepted, the next one, if there is one, was not."""
@@ -104,11 +111,10 @@ def _assumed(source: str, bucket: int) -> list[float]:
     return [SECOND if beside else first] + [later] * len(PLACES)
 
 
-def _faded(cells: Sequence[Cell]) -> Sequence[Cell]:
+def _fade(cells: Sequence[Cell]) -> None:
     for cell in cells:
         cell[0] *= FADE
         cell[1] *= FADE
-    return cells
 
 
 def _count(cells: Sequence[Cell], proposed: int, accepted: int, decay: float) -> None:

@@ -16,11 +16,11 @@ class GenerationState(StrEnum):
     WAITING = auto()  # a request to start, or for a step, has no answer yet
     DELIVERING = auto()  # a step is being handed out
     RUNNING = auto()  # the runtime generates, and no task asks for a step
-    FINISHED = auto()  # every step was handed out; the runtime still has to be told
-    ENDING = auto()  # every step was handed out, and the runtime is told
+    FINISHED = auto()  # every step was handed out; generate.close is still to be sent
+    ENDING = auto()  # every step was handed out, and generate.close is on its way
     INTERRUPTED = auto()  # a request failed, was cancelled, or was to end the generation: steps may be lost
-    LEAVING = auto()  # the context was used for something else; the runtime still has to be told
-    LEFT = auto()  # the context was used for something else, and the runtime was told
+    LEAVING = auto()  # the context was used for something else; generate.close is still to be sent
+    LEFT = auto()  # the context was used for something else, and generate.close was answered
     CLOSED = auto()  # the generator ended it, or the runtime refused to start it
 
 
@@ -34,8 +34,8 @@ class GenerationEvent(StrEnum):
     RETURN = auto()  # the task has its step, or an exception; more steps may come
     FINISH = auto()  # the task has its step, and it was the last
     LEAVE = auto()  # the program uses the context for something else
-    CLOSE = auto()  # the runtime is told that it is over
-    TOLD = auto()  # the runtime has nothing of it any more
+    CLOSE = auto()  # generate.close is sent, if the runtime has the generation
+    RELEASED = auto()  # the runtime has nothing of it any more
 
 
 TRANSITIONS: Mapping[GenerationEvent, Mapping[GenerationState, GenerationState]] = {
@@ -86,7 +86,7 @@ TRANSITIONS: Mapping[GenerationEvent, Mapping[GenerationState, GenerationState]]
             for state in (GenerationState.ENDING, GenerationState.LEAVING, GenerationState.LEFT, GenerationState.CLOSED)
         },
     },
-    GenerationEvent.TOLD: {
+    GenerationEvent.RELEASED: {
         **dict.fromkeys(
             (GenerationState.ENDING, GenerationState.INTERRUPTED, GenerationState.CLOSED), GenerationState.CLOSED
         ),
@@ -135,9 +135,9 @@ class Lifecycle:
     CLOSE      NEW         INTERRUPTED
     CLOSE      RUNNING     INTERRUPTED
     CLOSE      FINISHED    ENDING
-    TOLD       INTERRUPTED CLOSED
-    TOLD       ENDING      CLOSED
-    TOLD       LEAVING     LEFT
+    RELEASED   INTERRUPTED CLOSED
+    RELEASED   ENDING      CLOSED
+    RELEASED   LEAVING     LEFT
     ========== =========== =========== ========================================================
 
     Every other event either changes nothing (CLOSE in CLOSED) or is refused (REFUSALS).

@@ -251,7 +251,7 @@ class GenerationStream:
             return None
         running = await self._started()
         state = None if running is None else await running.close(self._buffer.keep)
-        self._lifecycle.on(GenerationEvent.TOLD)
+        self._lifecycle.on(GenerationEvent.RELEASED)
         return state
 
     async def _start(self, transport: Transport, context: int) -> RunningGeneration:

@@ -198,7 +198,10 @@ def test_no_wake_up_is_lost_when_the_time_is_up_between_the_question_and_the_res
     assert not stand.drafter.ready()
     stand.clock.now += 1.0
     assert stand.drafter.patience() == 0.0, "it waits, and has to be stepped"
+    assert stand.drafter.ready()
+    assert stand.drafter.give_up_late()
     assert stand.drafter.patience() is None, "a step loop must not spin for a generation that nobody steps"
+    assert not stand.drafter.give_up_late()
     assert stand.drafter.ready()
     assert stand.line.counters.timeouts == 1
 

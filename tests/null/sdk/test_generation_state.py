@@ -79,7 +79,7 @@ def test_closing_ends_it_from_wherever_nobody_waits(state: GenerationState) -> N
     lifecycle.on(GenerationEvent.CLOSE)
     assert lifecycle.state in STOPPED
     lifecycle.on(GenerationEvent.CLOSE)  # the first try may have failed
-    lifecycle.on(GenerationEvent.TOLD)
+    lifecycle.on(GenerationEvent.RELEASED)
     assert lifecycle.state in OVER
 
 

@@ -127,6 +127,7 @@ def test_a_source_that_is_always_wrong_costs_an_engine_a_few_steps_once(row: flo
     for _ in range(6):
         request, steps = controller.survival.request(), 0.0
         for _ in range(120):
+            request.fade("ngram", match)
             draft = draft_of(request.chances("ngram", match, 16))
             rows = len(controller.allocate([draft], plain, 16)[0].tokens)
             if rows:
@@ -143,6 +144,7 @@ def test_a_source_that_is_always_right_is_believed_within_a_few_steps() -> None:
     controller, plain = Controller(StepTimes.linear(0.7, 0.3)), StepShape(1, 1, 0)
     request, lengths = controller.survival.request(), []
     for _ in range(20):
+        request.fade("ngram", 3)
         rows = len(controller.allocate([draft_of(request.chances("ngram", 3, 16))], plain, 16)[0].tokens)
         request.learn("ngram", 3, rows, rows)
         lengths.append(rows)

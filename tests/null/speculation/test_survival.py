@@ -112,6 +112,8 @@ def test_what_is_not_tried_any_more_comes_back_to_where_it_began(held: int) -> N
     for _ in range(50):
         request.learn("ngram", 6, 1, held)
     assert abs(request.chances("ngram", 6, 1)[0] - held) < 0.05
+    believed = request.chances("ngram", 6, 1)
+    assert request.chances("ngram", 6, 1) == believed, "asking changes nothing"
     for _ in range(8000):
-        request.chances("ngram", 6, 1)
+        request.fade("ngram", 6)
     assert request.chances("ngram", 6, 1)[0] == pytest.approx(first, rel=0.05)

@@ -51,7 +51,7 @@ class ProgramInputs:
 
 
 class OpenGeneration:
-    """A generation handle. ``told``: how many steps were handed out.
+    """A generation handle. ``delivered_steps``: how many steps were handed out.
 
     ``closing`` is closed with it. ``healing`` cut the end of its prompt. ``finished`` checks its text when it is complete.
     """
@@ -69,7 +69,7 @@ class OpenGeneration:
         self._closing = closing
         self._healing = healing
         self._finished = finished
-        self.told = 0
+        self.delivered_steps = 0
 
     def request_steps(self, request: p.NextSteps) -> None:
         """Check and hand over what ``generate.next`` brings. Raises InvalidRequest or ConstraintError."""
@@ -86,7 +86,7 @@ class OpenGeneration:
         if not generation.outbox and not generation.finish:
             return None
         steps = generation.take()
-        self.told += len(steps)
+        self.delivered_steps += len(steps)
         if self._finished is not None:
             return self._finished.reply(steps, generation.finish, self._notify)
         return p.Steps(steps, generation.finish)

@@ -15,7 +15,7 @@ def next_steps(state: SessionState, call: Call) -> None:
     opened.request_steps(request)
 
     def deliver() -> None:
-        first = opened.told + 1
+        first = opened.delivered_steps + 1
         reply = opened.finished_steps()
         if reply is not None:
             state.waiting.pop(call.ticket, None)

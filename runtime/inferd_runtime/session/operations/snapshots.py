@@ -140,9 +140,9 @@ def _opened(state: SessionState, snapshot: Snapshot, *, trusted: bool = True) ->
     restored = restore(model.engine, state.tenant, snapshot, trusted=trusted)
     turns = [(mark.at, Turn(mark.empty, mark.answering, mark.asked)) for mark in snapshot.facts.turns]
     entry = OpenContext(model, restored.context, *turns)
-    told = state.open_context(entry)
+    new = state.open_context(entry)
     return p.Opened(
-        told.context, told.length, told.pending, restored.restored, snapshot.facts.computed - restored.restored,
+        new.context, new.length, new.pending, restored.restored, snapshot.facts.computed - restored.restored,
         [at for at, turn in entry.turns if turn.asked],
     )  # fmt: skip
 
