@@ -21,6 +21,7 @@ from inferd_runtime.engine.sampling.device_sampling import (
 )
 from inferd_runtime.engine.sampling.host_sampling import RowSampler, allowed_tokens, candidates, draw, log_softmax
 from inferd_runtime.engine.sampling.noise import GOLDEN, MASK, gumbel, mix, uniform
+from inferd_runtime.engine.sampling.penalties import Penalties
 from inferd_runtime.engine.sampling.probes import most_likely, read_mask
 from inferd_runtime.engine.sampling.rejection import distribution, reject
 from inferd_runtime.engine.stages import Work
@@ -207,3 +208,11 @@ def test_a_device_that_found_no_legal_token_ends_the_job_with_its_reason() -> No
     sampled = SampledTokens(np.asarray([0]), np.asarray([[ABSENT]]), np.empty((1, 0), np.int64))
     with pytest.raises(ConstraintError, match="no token to go on with"):
         read_sampled(Work([1], 1), sampled, 0)
+
+
+@pytest.mark.parametrize("field", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+def test_every_penalty_looks_at_what_was_written(field: str) -> None:
+    for strength in (0.5, 1.0, 2.0):
+        given: dict[str, Any] = {field: strength}
+        penalties = Penalties.of(Sampling(**given))
+        assert (penalties is not None and penalties.remembers) == (given != {"repetition_penalty": 1.0})

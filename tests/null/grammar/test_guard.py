@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from inferd_grammar import GrammarFailure, TokenTable, walk
 from inferd_grammar.conformance.matcher_checks import dirty_row
 from inferd_grammar.matchers.matcher import Core, GuardedMatcher
+from inferd_grammar.matchers.product import MatcherCore
 
 
 class FakeCore:
@@ -136,3 +137,78 @@ def test_wrong_buffers_are_refused(core: FakeCore, table: TokenTable, shape: str
 def test_a_walk_needs_a_bonus_row(core: FakeCore, table: TokenTable, token: int) -> None:
     with pytest.raises(ValueError, match="3 or more"):
         walk(GuardedMatcher(core, table), [token] * 2, np.empty((2, table.words), np.int32))
+
+
+class ShortCore(FakeCore):
+    """It allows two tokens, and may end behind the first; what follows is forced where that is asked."""
+
+    def __init__(self, token: int, words: int) -> None:
+        super().__init__(token, words)
+        self.depth = 0
+
+    def push(self, token: int) -> None:
+        self.depth += 1
+        if self.depth == 2:
+            self.row = np.zeros_like(self.row)
+
+    def pop(self, count: int) -> None:
+        self.depth -= count
+        self.row = np.zeros_like(self.row) if self.depth >= 2 else self.first
+
+    @property
+    def first(self) -> NDArray[np.int32]:
+        return FakeCore(self.token, len(self.row)).row
+
+    token = 0
+
+    def may_end(self) -> bool:
+        return self.depth == 1
+
+    def forced(self) -> bytes:
+        return b"x"
+
+    def forced_tokens(self) -> list[int]:
+        return [self.token]
+
+
+@pytest.fixture
+def short(table: TokenTable, token: int) -> ShortCore:
+    core = ShortCore(token, table.words)
+    core.token = token
+    return core
+
+
+def test_nothing_is_forced_where_the_text_may_end_or_has_ended(short: ShortCore, table: TokenTable, token: int) -> None:
+    """The model may choose end-of-text there; behind it nothing comes."""
+    matcher = GuardedMatcher(short, table)
+    assert (matcher.forced(), matcher.forced_tokens()) == (b"x", [token])
+    assert matcher.accept([token]) == 1
+    assert (matcher.forced(), matcher.forced_tokens()) == (b"", [])
+    assert matcher.accept([table.eos_ids[0]]) == 1
+    assert matcher.ended()
+    assert (matcher.forced(), matcher.forced_tokens()) == (b"", [])
+
+
+def test_a_walk_stops_before_a_token_behind_which_nothing_is_legal(
+    short: ShortCore, table: TokenTable, token: int
+) -> None:
+    matcher = GuardedMatcher(short, table)
+    rows = np.empty((4, table.words), np.int32)
+    assert walk(matcher, [token] * 3, rows) == 1
+    assert (matcher.depth, short.depth) == (1, 1)
+
+
+def test_a_matcher_that_is_reset_is_at_its_start_and_has_not_ended(
+    short: ShortCore, table: TokenTable, token: int
+) -> None:
+    matcher = GuardedMatcher(short, table)
+    assert matcher.accept([token, table.eos_ids[0]]) == 2
+    assert matcher.reset() is short
+    assert (short.depth, matcher.depth, matcher.ended()) == (0, 0, False)
+
+
+def test_a_member_that_refuses_what_its_mask_allows_is_broken(short: ShortCore, table: TokenTable, token: int) -> None:
+    member = MatcherCore(GuardedMatcher(short, table), table)
+    member.push(token)
+    with pytest.raises(GrammarFailure, match=f"refused token {table.vocab_size}"):
+        member.push(table.vocab_size)

@@ -84,3 +84,12 @@ def test_nothing_is_cut_where_nothing_may_be(healer: Healer) -> None:
 def test_wrong_arguments_are_named(healer: Healer, tokens: list[int], back: int, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         healer.heal(tokens, back=back)
+
+
+def test_a_part_of_a_character_is_not_healed_alone(table: TokenTable) -> None:
+    """Its bytes begin longer tokens, but they are no text that a constraint could begin with."""
+    known = sorted({token for token in table.tokens if token})
+    longer = {token[:1] for token in known if len(token) > 1}
+    part = next(token for token in known if len(token) == 1 and token[0] >= 0xC2 and token in longer)
+    text = table.tokens.index(b"x"), table.tokens.index(part)
+    assert Healer(table).heal(text) == Healed(text, "")

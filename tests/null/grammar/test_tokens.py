@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from inferd_grammar import GrammarCompiler, GrammarError, JsonSchemaGrammar, TokenTable
 from inferd_grammar.conformance.matcher_checks import legal_ids
-from inferd_grammar.tokens import words_for
+from inferd_grammar.tokens import bit_mask, words_for
 
 
 def build(data: dict[str, Any], **options: Any) -> TokenTable:
@@ -185,3 +185,17 @@ def test_named_special_tokens_become_legal_in_a_copy_only(table: TokenTable) -> 
     assert bits[special]
     assert not np.unpackbits(table.text_mask.view(np.uint8), bitorder="little")[special]
     assert table.allowing([]) is table
+
+
+def test_masks_are_shared_and_so_cannot_be_written(table: TokenTable) -> None:
+    for mask in (table.text_mask, table.eos_mask, bit_mask([1], 64)):
+        with pytest.raises(ValueError, match="read-only"):
+            mask[0] = 0
+
+
+def test_a_token_with_the_byte_ff_is_in_no_text() -> None:
+    """No UTF-8 holds it, and the library marks special tokens by it."""
+    table = TokenTable.of_bytes()
+    allowed = {token for token in range(table.vocab_size) if table.text_mask[token >> 5] >> (token & 31) & 1}
+    assert table.tokens.index(b"\xff") not in allowed
+    assert table.tokens.index(b"\xfe") in allowed
