@@ -163,7 +163,7 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
 def test_a_step_that_fails_says_what_it_printed() -> None:
     with pytest.raises(InternalError, match=r"it stumbles failed with exit code 1:") as raised:
         component._run(BuildStep("nonsense", "It stumbles", 1.0), [], lambda progress: None)
-    assert "componentize FOLDER TARGET" in raised.value.detail["output"]
+    assert "there is no step" in raised.value.detail["output"]
 
 
 def test_a_build_that_is_interrupted_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

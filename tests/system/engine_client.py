@@ -15,8 +15,8 @@ import zmq
 
 from inferd import protocol as p
 from inferd_runtime.isolation.order import Launch
+from inferd_runtime.isolation.start import close_input, give_order
 from inferd_runtime.server.engine_process.command import EngineStart, engine_launch
-from inferd_runtime.server.processes.piped_child import close_input, give_order
 from inferd_runtime.session.grants import SessionGrants, new_key
 from inferd_runtime.session.wire import ERROR, MSGPACK, OPEN, STATS, TICKET, EngineStats, OpenSession, new_identity
 from inferd_runtime.settings.settings import EngineSettings

@@ -10,11 +10,13 @@ from inferd_runtime.cli.interrupts import run_async
 from inferd_runtime.cli.output import print_json
 from inferd_runtime.cli.parsing import Parser, add_json, add_settings, settings_of
 from inferd_runtime.cli.progress import prepare_runner
+from inferd_runtime.isolation.report import check_all, described, report
 from inferd_runtime.log_lines import configure_logging
 from inferd_runtime.server.gateway.app import Gateway, serve as serve_gateway
 from inferd_runtime.server.gateway.auth import token_path
 from inferd_runtime.settings.settings import FIELDS, Settings
 
+log = logging.getLogger("inferd.serve")
 NOT_FOR_SERVERS = ("url",)
 DESCRIPTION = """Serve a runtime on this machine until Ctrl+C or SIGTERM.
 
@@ -31,9 +33,13 @@ def serve(argv: list[str]) -> int:
     settings = settings_of(parsed)
     configure_logging(settings.log_format, settings.log_level)
     prepare_runner()
+    found = report()
+    if settings.require_isolation:
+        check_all(found)
 
     def ready(gateway: Gateway) -> None:
         _announce(gateway, settings, parsed.as_json)
+        log.info("layers: %s", described(found))
 
     with contextlib.suppress(KeyboardInterrupt, Cancelled):
         run_async(serve_gateway, settings, ready)

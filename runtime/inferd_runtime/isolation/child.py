@@ -8,6 +8,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import msgspec
+
+from inferd.protocol import Unavailable
+from inferd_runtime.isolation.kinds import ChildKind
+from inferd_runtime.isolation.layers import Confinement, Layer
+from inferd_runtime.isolation.order import Access, ResourceLimits
 from inferd_runtime.isolation.settings_json import decode_settings
 from inferd_runtime.isolation.tether import die_with
 
@@ -17,19 +23,39 @@ T = TypeVar("T")
 class Child:
     """This process, as its parent started it."""
 
+    def __init__(self, confinement: Confinement, *, require_all: bool) -> None:
+        self._confinement = confinement
+        self._require_all = require_all
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers between this process and the machine."""
+        return self._confinement.layers
+
     def settings(self, kind: type[T]) -> T:
         """Return the settings that the parent gave, once. Raises InvalidRequest."""
         return decode_settings(sys.stdin.buffer.readline(), kind)
 
     def seal(self) -> None:
-        """Give up what only the start needed. Call it when all is loaded, before the first work for somebody else."""
+        """Give up what only the start needed. Call it when all is loaded, before the first work for somebody else.
+
+        Raises Unavailable where a layer is missing and none may be.
+        """
+        self._confinement.seal()
+        missing = [f"{layer.name} ({layer.reason})" for layer in self.layers if not layer.active]
+        if missing and self._require_all:
+            raise Unavailable(f"this system does not offer what --require-isolation asks for: {', '.join(missing)}")
 
 
 def run_child(order: Mapping[str, Any]) -> int:
     """Become the child that an order describes. Returns its exit code."""
-    die_with(order["parent"])
+    access, limits = msgspec.convert(order["access"], Access), msgspec.convert(order["limits"], ResourceLimits)
+    confinement = Confinement(ChildKind(order["kind"]), access, limits)
+    confinement.start()
+    if order["parent"]:
+        die_with(order["parent"])
+    child = Child(confinement, require_all=order["require_all"])
     target = order["target"]
-    child = Child()
     if not target.endswith(".py"):
         code: int = importlib.import_module(target).child_main(child)
         return code

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -59,6 +57,7 @@ class Launch:
         arguments: what a script finds in ``sys.argv``.
         settings: what :meth:`~inferd_runtime.isolation.child.Child.settings` reads.
         require_all: whether it refuses to run where one of its kind's layers is not to be had.
+        tethered: whether it is killed when the thread that started it ends; without, the child sees to its own end.
     """
 
     target: str
@@ -68,6 +67,7 @@ class Launch:
     access: Access = field(default_factory=Access)
     limits: ResourceLimits = field(default_factory=ResourceLimits)
     require_all: bool = False
+    tethered: bool = True
 
     @property
     def command(self) -> list[str]:
@@ -79,25 +79,21 @@ class Launch:
         """The environment to start it with."""
         return start_environment(self.kind, os.environ)
 
-    def document(self, parent: int | None = None) -> bytes:
-        """Return what its standard input begins with. ``parent``: the process that it ends with, by default this one."""
+    def document(self) -> bytes:
+        """Return what its standard input begins with."""
+        own = (self.target,) if self.target.endswith(".py") else ()
         order = {
-            "parent": os.getpid() if parent is None else parent,
+            "parent": os.getpid() if self.tethered else 0,
             "path": import_path(),
             "environment": order_environment(self.kind, os.environ),
             "target": self.target,
             "arguments": self.arguments,
             "kind": self.kind,
-            "access": self.access,
+            "access": replace(self.access, read=(*own, *self.access.read)),
             "limits": self.limits,
             "require_all": self.require_all,
         }
         return msgspec.json.encode(order) + b"\n" + encode_settings(self.settings) + b"\n"
-
-
-def read_order(order: Mapping[str, Any]) -> tuple[Access, ResourceLimits]:
-    """Return the parts of an order that are classes of their own."""
-    return msgspec.convert(order["access"], Access), msgspec.convert(order["limits"], ResourceLimits)
 
 
 def import_path() -> list[str]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from inferd_runtime.isolation.kinds import ChildKind
-from inferd_runtime.isolation.order import Launch
+from inferd_runtime.isolation.order import Access, Launch, ResourceLimits
+from inferd_runtime.sandbox.wasm.engine_settings import MIB
 
 WORKER_MODULE = "inferd_runtime.sandbox.worker"
+ADDRESS_BYTES = 16 << 30
+"""Addresses that an instance reserves, with room to spare: 4 GiB for each of its linear memories, and guards."""
+BASE_FILES, FILES_OF_RUN = 256, 16
+BASE_THREADS = 64
+SPARE_INSTANCES = 8
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,39 @@ class WorkerStart:
     runner: str
 
 
-def worker_launch(start: WorkerStart) -> Launch:
-    """Return how to start a worker."""
-    return Launch(WORKER_MODULE, ChildKind.WORKER, settings=start)
+@dataclass(frozen=True)
+class WorkerBounds:
+    """What all runs of a worker may take together: so many at a time, and so many MiB that they may write to.
+
+    An instance's whole memory counts, though it shares most of its pages with the others: hence twice what the machine has.
+    """
+
+    runs: int = 64
+    memory_mb: int | None = None
+
+    @property
+    def limits(self) -> ResourceLimits:
+        """What the kernel is to hold the worker's process to."""
+        memory = 2 * physical_bytes() if self.memory_mb is None else self.memory_mb * MIB
+        return ResourceLimits(
+            memory_bytes=memory,
+            address_bytes=(self.runs + SPARE_INSTANCES) * ADDRESS_BYTES,
+            threads=self.runs + BASE_THREADS,
+            open_files=BASE_FILES + FILES_OF_RUN * self.runs,
+        )
+
+
+def physical_bytes() -> int:
+    """Return the machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def worker_launch(start: WorkerStart, bounds: WorkerBounds, *, require_all: bool = False) -> Launch:
+    """Return how to start a worker. It reads the runner's file and connects to its links' sockets, and no more."""
+    folders = {
+        endpoint.removeprefix("ipc://").rpartition("/")[0] for endpoint in (start.links.control, start.links.engine)
+    }
+    access = Access(read=(start.runner,), sockets=tuple(sorted(folders)))
+    return Launch(
+        WORKER_MODULE, ChildKind.WORKER, settings=start, access=access, limits=bounds.limits, require_all=require_all
+    )

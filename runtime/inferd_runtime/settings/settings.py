@@ -124,9 +124,15 @@ class Settings:
     state_dir: Path = setting(
         Path("~/.local/state/inferd"), "where a server leaves its address and token for this user's commands"
     )
+    require_isolation: bool = setting(
+        False, "true: start nothing where one of the layers between workers and the machine is not to be had"
+    )
     workers: int = setting(1, "sandbox workers to keep running")
     max_workers: int = setting(8, "sandbox workers at most; half of them are kept for tenants that have none")
     runs_per_worker: int = setting(512, "runs of one tenant that a worker takes at a time")
+    worker_memory_mb: int | None = setting(
+        None, "MiB that all runs of a worker may map for writing; default: twice what the machine has"
+    )
     max_waiting: int = setting(
         1024, "runs that may wait for a worker; a quarter of the places is kept for tenants that have none"
     )

@@ -17,6 +17,7 @@ import pytest
 import zmq
 
 from inferd.protocol import ErrorInfo
+from inferd_runtime.isolation.start import close_input, give_order
 from inferd_runtime.sandbox.messages import (
     Bundle,
     Cancel,
@@ -34,8 +35,7 @@ from inferd_runtime.sandbox.messages import (
     WorkerReady,
 )
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
-from inferd_runtime.sandbox.worker_start import WorkerLinks, WorkerStart, worker_launch
-from inferd_runtime.server.processes.piped_child import close_input, give_order
+from inferd_runtime.sandbox.worker_start import WorkerBounds, WorkerLinks, WorkerStart, worker_launch
 from inferd_runtime.session.grants import SessionGrants, new_key
 from inferd_runtime.session.wire import RUN_SESSION
 
@@ -157,7 +157,9 @@ class Gateway:
 
 def start_worker(control: str, engine: FakeEngine, runner: Path) -> subprocess.Popen[bytes]:
     """A worker of that gateway."""
-    launch = worker_launch(WorkerStart(WorkerLinks(control, engine.endpoint, "worker-1", SECRET), str(runner)))
+    launch = worker_launch(
+        WorkerStart(WorkerLinks(control, engine.endpoint, "worker-1", SECRET), str(runner)), WorkerBounds()
+    )
     process = subprocess.Popen(launch.command, stdin=subprocess.PIPE, env=launch.environment)
     give_order(process, launch)
     close_input(process)

@@ -198,7 +198,7 @@ async def test_closing_cancels_the_runs_and_leaves_no_process_and_no_file(tmp_pa
         run = runtime.launch(program(SLEEP), "{}")
         await run.next_batch(1)
         pids = [*runtime.fleet.pids.values(), runtime.engine.pid]
-        folder = Path(runtime.engine.endpoint.removeprefix("ipc://")).parent
+        folder = Path(runtime.engine.endpoint.removeprefix("ipc://")).parents[1]
         assert folder.stat().st_mode & 0o777 == 0o700
     assert run.error is not None
     assert run.error.code == "cancelled"

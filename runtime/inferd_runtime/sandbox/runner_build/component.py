@@ -30,8 +30,12 @@ from inferd_runtime.file_cache import (
     locked,
     private_folder,
 )
+from inferd_runtime.isolation.kinds import ChildKind
+from inferd_runtime.isolation.order import Launch
+from inferd_runtime.isolation.start import give_order
 from inferd_runtime.sandbox.wasm.engine_settings import COMPILED_WITH
 
+STEPS_MODULE = "inferd_runtime.sandbox.runner_build.steps"
 NOT_FOR_GUESTS = ("outlines.py",)  # needs a package that the sandbox has not
 GUEST_PACKAGE = "inferd_runtime/sandbox/runner"
 WIT = "world.wit"
@@ -135,9 +139,15 @@ def _componentize(sources: dict[str, bytes], target: Path, on_progress: OnProgre
 
 def _run(step: BuildStep, arguments: list[str], on_progress: OnProgress) -> None:
     """Run a step in a child process, which ends with this call, whatever happens."""
-    command = [sys.executable, "-m", "inferd_runtime.sandbox.runner_build.steps", step.command, *arguments]
+    launch = Launch(STEPS_MODULE, ChildKind.BUILDER, settings=[step.command, *arguments])
     started = time.monotonic()
-    with tempfile.TemporaryFile() as output, subprocess.Popen(command, stdout=output, stderr=output) as child:
+    with (
+        tempfile.TemporaryFile() as output,
+        subprocess.Popen(
+            launch.command, env=launch.environment, stdin=subprocess.PIPE, stdout=output, stderr=output
+        ) as child,
+    ):
+        give_order(child, launch)
         try:
             while child.poll() is None:
                 elapsed = time.monotonic() - started

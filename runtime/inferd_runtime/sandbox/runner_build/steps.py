@@ -1,4 +1,4 @@
-"""The costly steps of building the runner, each in a process of its own: ``python -m inferd_runtime.sandbox.runner_build.steps``.
+"""The costly steps of building the runner, each in a process of its own.
 
 ``componentize FOLDER TARGET`` makes a component of the sources in a folder; ``compile COMPONENT TARGET`` makes machine code of
 a component.
@@ -11,22 +11,25 @@ import sys
 import tempfile
 from pathlib import Path
 
+from inferd_runtime.isolation.child import Child
 from inferd_runtime.sandbox.runner_build.component import GUEST_PACKAGE, WIT
 
 NICENESS = 10
 GUEST_APP = f"{GUEST_PACKAGE}/app".replace("/", ".")
 
 
-def main(arguments: list[str]) -> None:
-    """Run one step at low priority: a runtime that serves meanwhile goes first."""
+def child_main(child: Child) -> int:
+    """Run one step at low priority: a runtime that serves meanwhile goes first. Returns the exit code."""
+    child.seal()
     os.nice(NICENESS)
-    match arguments:
+    match child.settings(list[str]):
         case ["componentize", folder, target]:
             _componentize(Path(folder), Path(target))
         case ["compile", component, target]:
             _compile(Path(component), Path(target))
-        case _:
-            sys.exit(__doc__)
+        case arguments:
+            sys.exit(f"there is no step {arguments}")
+    return 0
 
 
 def _componentize(folder: Path, target: Path) -> None:
@@ -47,7 +50,3 @@ def _compile(component: Path, target: Path) -> None:
     from inferd_runtime.sandbox.wasm.loaded_runner import compile_component
 
     compile_component(component, target)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

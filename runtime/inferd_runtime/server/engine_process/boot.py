@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import zmq
@@ -29,7 +30,7 @@ def serve(start: EngineStart, stop: StopRequest) -> None:
     settings = start.settings
     context: zmq.Context[Any] = zmq.Context()
     socket = bind(context, start.endpoint)
-    trials = TrialPool(start_compiler)
+    trials = TrialPool(partial(start_compiler, start.require_isolation))
     followers = Followers(settings.tensor_parallel)
     clock = tenants_clock(settings.tenancy)
     models = serve_models(settings, trials, followers, clock)

@@ -26,18 +26,24 @@ class EngineStart:
     endpoint: str
     key: str
     settings: EngineSettings
+    require_isolation: bool = False
 
 
 def engine_launch(start: EngineStart) -> Launch:
     """Return how to start an engine process."""
-    return Launch(ENGINE_MODULE, ChildKind.MODEL, settings=start)
+    return Launch(ENGINE_MODULE, ChildKind.MODEL, settings=start, require_all=start.require_isolation)
 
 
 def draft_launch(start: EngineStart) -> Launch:
     """Return how to start a draft model's process."""
-    return Launch(DRAFT_MODULE, ChildKind.MODEL, settings=start)
+    return Launch(DRAFT_MODULE, ChildKind.MODEL, settings=start, require_all=start.require_isolation)
 
 
 def run_engine(child: Child, serve: Callable[[EngineStart], None]) -> int:
     """Call ``serve`` with what the child was told, and return the process's exit code."""
-    return exit_code(lambda: serve(child.settings(EngineStart)))
+
+    def sealed() -> None:
+        child.seal()
+        serve(child.settings(EngineStart))
+
+    return exit_code(sealed)

@@ -55,4 +55,9 @@ def child_main(child: Child) -> int:
     """Follow rank 0. Returns the exit code."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    return exit_code(lambda: serve(child.settings(FollowerSettings)))
+
+    def sealed() -> None:
+        child.seal()
+        serve(child.settings(FollowerSettings))
+
+    return exit_code(sealed)

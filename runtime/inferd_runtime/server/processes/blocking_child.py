@@ -10,8 +10,8 @@ from tempfile import TemporaryFile
 
 from inferd.protocol import InferdError, Unavailable
 from inferd_runtime.isolation.order import Launch
+from inferd_runtime.isolation.start import close_input, give_order
 from inferd_runtime.server.processes.child_protocol import printed_error
-from inferd_runtime.server.processes.piped_child import close_input, give_order
 
 STOP_SECONDS = 5.0
 TAIL_BYTES = 1 << 14

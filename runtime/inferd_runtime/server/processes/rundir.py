@@ -14,6 +14,7 @@ from typing import IO
 
 PREFIX = "inferd-run-"
 LOCK = "lock"
+SOCKETS = "s"
 
 
 @contextmanager
@@ -31,6 +32,18 @@ def run_directory(parent: Path | None = None) -> Iterator[Path]:
             yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def make_sockets_folder(directory: Path) -> None:
+    """Make the folder of a run directory that children see: they may pass through it, and list nothing."""
+    folder = directory / SOCKETS
+    folder.mkdir()
+    folder.chmod(0o711)
+
+
+def let_children_connect(endpoint: str) -> None:
+    """Let children that are another user connect to a socket (``ipc://FILE``) whose folder nobody else can reach."""
+    os.chmod(endpoint.removeprefix("ipc://"), 0o666)
 
 
 def _make(base: Path) -> tuple[Path, IO[str]]:

@@ -13,7 +13,6 @@ import resource
 import select
 import signal
 import socket
-import sys
 from typing import NoReturn
 
 import msgspec

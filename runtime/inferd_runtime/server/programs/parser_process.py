@@ -12,7 +12,7 @@ import msgspec
 
 from inferd.protocol import ErrorInfo, InferdError, LimitExceeded, ProgramError, ProgramSyntaxError, Unavailable
 from inferd_runtime.isolation.kinds import ChildKind
-from inferd_runtime.isolation.order import Launch
+from inferd_runtime.isolation.order import Launch, ResourceLimits
 from inferd_runtime.server.programs.bundles import check_bundle
 from inferd_runtime.server.programs.parser_messages import (
     MAX_ANSWER,
@@ -27,6 +27,7 @@ from inferd_runtime.server.programs.parser_messages import (
 )
 
 MODULE = "inferd_runtime.server.programs.parser_child"
+THREADS, FILES = 64, 64
 START_SECONDS = 30.0
 """How long the process may take to start, which on a busy machine is not the upload's fault."""
 REFUSALS = ("program", "client.invalid", "limit")
@@ -38,11 +39,10 @@ class ParserProcess:
     """A child that parses one upload at a time. Belongs to one thread at a time; ``kill`` may come from any."""
 
     def __init__(self, limits: ParseLimits, target: str = MODULE) -> None:
-        """Start the child, without waiting for it. It ends when this end of the socket is closed, however that comes, and with
-        the thread that started it.
-        """
+        """Start the child, without waiting for it. It ends when this end of the socket is closed, however that comes."""
         self._limits = limits
-        launch = Launch(target, ChildKind.PARSER, settings=limits)
+        bounds = ResourceLimits(threads=THREADS, open_files=FILES)
+        launch = Launch(target, ChildKind.PARSER, settings=limits, limits=bounds, tethered=False)
         self._link, theirs = socket.socketpair()
         with theirs:
             self._child = subprocess.Popen(

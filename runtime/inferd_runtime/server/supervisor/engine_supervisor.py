@@ -19,6 +19,7 @@ from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.processes.backoff import Backoff
 from inferd_runtime.server.processes.child_process import ChildProcess
 from inferd_runtime.server.processes.child_protocol import printed_error
+from inferd_runtime.server.processes.rundir import let_children_connect
 from inferd_runtime.server.supervisor.engine_session import EngineSession, engine_channel
 from inferd_runtime.session.grants import SessionGrants, new_key
 from inferd_runtime.session.wire import CloseNamedSession
@@ -137,6 +138,7 @@ class EngineSupervisor:
         try:
             with anyio.fail_after(self._start_seconds) as starting:
                 async with engine_channel(self._context, self.endpoint, grant, OWN_LABEL, child.exited) as channel:
+                    let_children_connect(self.endpoint)
                     session = EngineSession(channel)
                     async with background_tasks() as tasks:
                         tasks.start_soon(session.read)

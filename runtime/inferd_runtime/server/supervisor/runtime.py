@@ -39,10 +39,10 @@ from inferd_runtime.sandbox.messages import (
     Taken,
 )
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
-from inferd_runtime.sandbox.worker_start import WorkerLinks, WorkerStart, worker_launch
+from inferd_runtime.sandbox.worker_start import WorkerBounds, WorkerLinks, WorkerStart, worker_launch
 from inferd_runtime.server.engine_process.command import EngineStart, engine_launch
 from inferd_runtime.server.processes.background import background_tasks
-from inferd_runtime.server.processes.rundir import run_directory
+from inferd_runtime.server.processes.rundir import SOCKETS, let_children_connect, make_sockets_folder, run_directory
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.archive import RunArchive
 from inferd_runtime.server.run_store.records import KeptKey
@@ -90,10 +90,11 @@ def default_commands(settings: Settings) -> Commands:
     serving = replace(settings.engine, tenancy=load_tenancy(settings), snapshots=snapshots)
 
     def engine(endpoint: str, key: str) -> Launch:
-        return engine_launch(EngineStart(endpoint, key, serving))
+        return engine_launch(EngineStart(endpoint, key, serving, settings.require_isolation))
 
     def worker(links: WorkerLinks) -> Launch:
-        return worker_launch(WorkerStart(links, str(ensure_runner())))
+        bounds = WorkerBounds(settings.runs_per_worker, settings.worker_memory_mb)
+        return worker_launch(WorkerStart(links, str(ensure_runner())), bounds, require_all=settings.require_isolation)
 
     return Commands(engine, worker)
 
@@ -159,7 +160,7 @@ class Wiring:
 
     def endpoint(self, name: str) -> str:
         """Return an ipc endpoint in the private directory."""
-        return f"ipc://{self.directory}/{name}.sock"
+        return f"ipc://{self.directory}/{SOCKETS}/{name}.sock"
 
 
 class Runtime:
@@ -185,6 +186,7 @@ class Runtime:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.bind(control)
+        let_children_connect(control)
         launch = FleetLaunch(
             lambda name, secret: commands.worker(WorkerLinks(control, engine, name, secret)),
             wiring.tasks,
@@ -425,6 +427,7 @@ async def open_runtime(
     call :meth:`Runtime.wait_ready` in it. Raises what that raises.
     """
     with run_directory() as directory, _zmq_context() as context:
+        make_sockets_folder(directory)
         async with background_tasks() as tasks:
             wiring = Wiring(context, directory, tasks, archive)
             runtime = Runtime(settings, commands or default_commands(settings), wiring, spare, use)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -94,8 +95,9 @@ class CompileQueue:
     def warm(self, compilers: Sequence[GrammarCompiler]) -> None:
         """Have a child ready that knows their tokenizers, before anybody needs it."""
         for compiler in compilers:
-            if compiler.find(WARM_UP) is None:
-                self.submit("", compiler, WARM_UP, lambda _: None)
+            with contextlib.suppress(GrammarError):  # a child that ended meanwhile: whoever comes first starts another
+                if compiler.find(WARM_UP) is None:
+                    self.submit("", compiler, WARM_UP, lambda _: None)
 
     def close(self) -> None:
         """End the children and drop waiting jobs without an answer."""

@@ -1,4 +1,4 @@
-"""Starting a child with pipes, and giving it its order."""
+"""Starting a child, and giving it its order."""
 
 from __future__ import annotations
 
