@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 import socket
+import sys
 from typing import NoReturn
 
 import msgspec
