@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hostile_constraints import HELD, REFUSED, object_of, patterns, schema
 
 from inferd import protocol as p
 from inferd_grammar.trials.pool import NICENESS
 
 from .engine_client import Caller, EngineProcess, engine_process
-from .hostile import HELD, REFUSED, object_of, patterns, schema
 
 ERROR_SECONDS = 20.0
 # A good part of a second of work, within the caps.

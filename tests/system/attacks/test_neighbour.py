@@ -1,0 +1,60 @@
+"""What a neighbour keeps of its speed, and the server of its memory, in figures: for a machine that runs nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from .arena import Arena, percentile, strict
+from .attack import Attack, attacks
+from .test_connections import CONNECTIONS
+from .test_engine_floods import FLOODS, TEXTS, from_two_tenants
+from .test_guest_programs import FLOODS as PRINTING, HOST_CALLS
+from .test_hoards import HOARDS
+from .test_uploads import UPLOADS
+
+ROUNDS = 2
+SETTLE_GENERATIONS = 6
+SLACK_MB = 24.0
+HEAVY = (
+    "60 ends with 3 MB of arguments", "18 errors of 20 MB", "60 messages of 3 MB to one that does not read",
+    "40 programs with 3 MB of arguments", "5 results of 60 MB", "12 outputs of 20 MB",
+)  # fmt: skip
+MOST = (
+    *FLOODS, *HOARDS, *HOST_CALLS, *PRINTING,
+    *(one for one in UPLOADS if one.name in ("20 slow sources at once", "150 versions", "nested f-strings", "dotted keys")),
+    *(one for one in TEXTS if "MB" in one.name or "at once" in one.name or "leave" in one.name),
+    *(one for one in CONNECTIONS if one.name.startswith(("400", "1,021", "100", "2,000", "50,000", "chunks"))),
+)  # fmt: skip
+
+
+@pytest.mark.long
+@attacks(*MOST)
+def test_the_neighbour_keeps_its_share(arena: Arena, attack: Attack) -> None:
+    """Prints a line of the table in docs/security.md."""
+    arena.watcher.report()
+    end = attack.carry_out(arena)
+    report = arena.watcher.after(1)
+    share, slowest = report.rate / arena.alone.rate, percentile(report.livez_ms, 0.99)
+    print(f"| {attack.name} | {end} | {share:.2f} | {report.worst_gap_ms:.0f} | {slowest:.0f} |")
+    arena.check(report, strict(2 if attack.name == "two tenants at once" else 1))
+
+
+@pytest.mark.long
+def test_two_hostile_tenants_leave_a_third(arena: Arena) -> None:
+    arena.watcher.report()
+    from_two_tenants(arena)
+    arena.check(arena.watcher.after(1), strict(2))
+
+
+def test_memory_comes_back(arena: Arena) -> None:
+    """Attacks that fill memory leave no more behind the second time than the first."""
+    heavy = [attack for attack in HOARDS if attack.name in HEAVY]
+    held = []
+    for _ in range(ROUNDS):
+        for attack in heavy:
+            attack.carry_out(arena)
+        arena.watcher.after(SETTLE_GENERATIONS)
+        held.append(arena.memory())
+    first, last = held[0], held[-1]
+    grown = {kind: (first[kind], last.get(kind, 0.0)) for kind in first if kind != "other"}
+    assert all(late <= 1.1 * early + SLACK_MB for early, late in grown.values()), grown
