@@ -81,6 +81,17 @@ def test_a_verified_walk_is_one_library_call_a_row(core: FakeCore, table: TokenT
     assert core.fills == 5
 
 
+@pytest.mark.parametrize("held", [0, 3, 70])
+def test_a_fork_knows_the_mask_of_its_state(core: FakeCore, table: TokenTable, token: int, held: int) -> None:
+    matcher = GuardedMatcher(core, table)
+    row, same = dirty_row(table), dirty_row(table)
+    assert matcher.accept([token] * held) == held
+    matcher.fill(row)
+    fills = core.fills
+    matcher.fork().fill(same)
+    assert (same.tolist(), core.fills) == (row.tolist(), fills)
+
+
 def test_masks_of_rolled_back_states_are_forgotten(core: FakeCore, table: TokenTable, token: int) -> None:
     matcher = GuardedMatcher(core, table)
     row = dirty_row(table)

@@ -122,6 +122,11 @@ def test_wrong_answers_are_errors_and_change_nothing(
     assert matcher.accept([table.tokens.index(b"a"), *table.eos_ids]) == 2
 
 
+def test_the_number_of_tokens_is_no_token(table: TokenTable) -> None:
+    with pytest.raises(GrammarError, match=f"step gave {table.vocab_size}, which is no token id"):
+        source_matcher(Says([table.vocab_size]), table).fill(np.empty(table.words, np.int32))
+
+
 def test_intersect_needs_matchers_that_have_not_ended(
     table: TokenTable, make: Callable[[Constraint], GrammarMatcher]
 ) -> None:

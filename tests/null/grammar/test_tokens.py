@@ -146,6 +146,11 @@ def test_added_tokens_are_spelt_as_libraries_decode_them(tokenizer: Tokenizer) -
         [{"type": "Metaspace", "replacement": "▁"}, {"type": "ByteFallback"}, {"type": "Fuse"}],
         [{"type": "ByteFallback"}, {"type": "Metaspace", "replacement": "▁"}],
         [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Strip"}],
+        [
+            {"type": "Replace", "pattern": {"String": "_"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Metaspace", "replacement": "▁"},
+        ],
     ],
 )
 def test_space_marks_of_sentence_piece(steps: list[dict[str, Any]]) -> None:
@@ -199,3 +204,16 @@ def test_a_token_with_the_byte_ff_is_in_no_text() -> None:
     allowed = {token for token in range(table.vocab_size) if table.text_mask[token >> 5] >> (token & 31) & 1}
     assert table.tokens.index(b"\xff") not in allowed
     assert table.tokens.index(b"\xfe") in allowed
+
+
+def test_a_file_may_have_no_added_tokens(minimal: dict[str, Any]) -> None:
+    """The end-of-text may be an ordinary entry of the vocabulary."""
+    for added in ({"added_tokens": None}, {}):
+        data = {**{key: value for key, value in minimal.items() if key != "added_tokens"}, **added}
+        assert build(data).tokens == build(minimal).tokens
+
+
+def test_the_character_behind_the_last_byte_is_no_byte(minimal: dict[str, Any]) -> None:
+    minimal["model"]["vocab"] = {"<eos>": 0, chr(256 + 68): 1}
+    with pytest.raises(GrammarError, match="no byte of a byte-level tokenizer"):
+        build(minimal)
