@@ -49,8 +49,8 @@ def check_sampling(names: dict[str, Any]) -> None:
     assert names["made"] >= len(names["plain"]) > 10
     assert names["text"]
     assert "-" not in names["text"]
-    assert all(logprob < 0 and len(top) == 3 for _, logprob, _, top in names["told"])
-    assert names["told"]
+    assert all(logprob < 0 and len(top) == 3 for _, logprob, _, top in names["scores"])
+    assert names["scores"]
 
 
 def check_speculation(names: dict[str, Any]) -> None:
