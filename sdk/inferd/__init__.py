@@ -23,6 +23,8 @@ from inferd.protocol import (
     ClientError,
     ConstraintError,
     ConstraintViolated,
+    Forbidden,
+    IdempotencyKeyReused,
     InferdError,
     InternalError,
     InvalidRequest,
@@ -62,9 +64,11 @@ __all__ = [
     "DraftTree",
     "Entropy",
     "Exact",
+    "Forbidden",
     "Gbnf",
     "Generator",
     "Grammar",
+    "IdempotencyKeyReused",
     "InferdError",
     "InternalError",
     "InvalidRequest",
@@ -106,13 +110,14 @@ __all__ = [
 DEFAULT_URL = "ws://127.0.0.1:7070"
 
 
-def connect(url: str = DEFAULT_URL, token: str | None = None) -> Connection:
+def connect(url: str = DEFAULT_URL, token: str | None = None, *, ca: str | None = None) -> Connection:
     """Connect a script to a runtime: ``async with inferd.connect(url, token=...):``.
 
     Inside the block every context, model and session call of this task, and of tasks started in it, goes to that
     runtime. When the block ends, the runtime releases everything that the script still held there.
 
-    ``url`` is the server's address (``ws://`` or ``wss://``); ``token`` its access token. On entry the block raises
+    ``url`` is the server's address (``ws://`` or ``wss://``); ``token`` its access token; ``ca`` a file with the
+    certificates to trust instead of the system's, for a server whose certificate is of your own. On entry the block raises
     Unauthorized for a missing or wrong token, Unavailable when no runtime answers there, and InvalidRequest for a
     URL that is none. If the connection is lost later, every call that waits, and every later one, raises
     Unavailable.
@@ -120,4 +125,4 @@ def connect(url: str = DEFAULT_URL, token: str | None = None) -> Connection:
     # Not at the top: inside the sandbox the client and what it imports do not exist.
     from inferd.transport.websocket import Connection
 
-    return Connection(url, token)
+    return Connection(url, token, ca)

@@ -21,6 +21,7 @@ import inferd_runtime.models
 from inferd import Adapter, Context, InvalidRequest, LimitExceeded, NotFound, Sampler
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
 
+ANN, BOB = "token-of-ann-0123456789", "token-of-bob-0123456789"
 PROMPT = "one two three one two three"
 PROGRAM = """
 from inferd import Adapter, Context, InvalidRequest, Sampler
@@ -78,7 +79,8 @@ def environment(home: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def url(home: Path, environment: dict[str, str]) -> Iterator[str]:
     """A server with one adapter of its own, and two tenants."""
-    (home / "tokens").write_text("token-of-ann ann\ntoken-of-bob bob\n")
+    (home / "tokens").write_text(f"{ANN} ann\n{BOB} bob\n")
+    (home / "tokens").chmod(0o600)
     house = write_adapter(home / "house", 1)
     arguments = ["--port", "0", "--json", "--threads", "1", "--tokens-file", str(home / "tokens")]
     with subprocess.Popen(
@@ -105,7 +107,7 @@ def test_a_script_generates_with_and_without(url: str, home: Path) -> None:
     mine = write_adapter(home / "mine", 2)
 
     async def as_ann() -> None:
-        async with inferd.connect(url, "token-of-ann"):
+        async with inferd.connect(url, ANN):
             adapter = await Adapter.load(mine)
             assert [(each.name, each.shared) for each in await Adapter.list()] == [("house", True), ("mine", False)]
             said = [await say(each) for each in (None, "house", adapter)]
@@ -126,13 +128,13 @@ def test_a_script_generates_with_and_without(url: str, home: Path) -> None:
                 await (await Adapter.list())[0].drop()
 
     async def as_bob() -> None:
-        async with inferd.connect(url, "token-of-bob"):
+        async with inferd.connect(url, BOB):
             assert [each.name for each in await Adapter.list()] == ["house"]
             with pytest.raises(NotFound):
                 await say("mine")
 
     async def as_ann_again() -> None:
-        async with inferd.connect(url, "token-of-ann"):
+        async with inferd.connect(url, ANN):
             await (await Adapter.list())[1].drop()
             with pytest.raises(NotFound):
                 await say("mine")
@@ -146,7 +148,7 @@ def test_a_program_chooses_an_adapter(url: str, home: Path, environment: dict[st
 
     def command(*arguments: str) -> Any:
         whole = [sys.executable, "-m", "inferd_runtime.cli", *arguments, "--json"]
-        whose = {**environment, "INFERD_URL": url, "INFERD_TOKEN": "token-of-bob"}
+        whose = {**environment, "INFERD_URL": url, "INFERD_TOKEN": BOB}
         done = subprocess.run(whole, env=whose, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr + done.stdout
         return json.loads(done.stdout)
@@ -155,7 +157,7 @@ def test_a_program_chooses_an_adapter(url: str, home: Path, environment: dict[st
     said = command("launch", uploaded, "--prompt", PROMPT)["result"]
 
     async def script() -> dict[str, str]:
-        async with inferd.connect(url, "token-of-bob"):
+        async with inferd.connect(url, BOB):
             return {"": await say(), "house": await say("house")}
 
     assert "peft_type" in said.pop("error")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -26,13 +28,15 @@ class Server:
 
     url: str
     token: str | None
+    ca: Path | None = None
+    """Certificates to trust instead of the system's."""
 
     @classmethod
     def of(cls, settings: Settings) -> Server:
         """Return the server that the settings name: ``url``, else this user's own one, else ``host`` and ``port``."""
         url = settings.url or _announced_url(settings) or f"http://{settings.host}:{settings.port}"
         token = settings.token or _read(settings, TOKEN_FILE)
-        return cls(url.rstrip("/"), token)
+        return cls(url.rstrip("/"), token, settings.ca)
 
     def get(self, path: str) -> Any:
         """Return the JSON that the server answers. Raises the error that it sends, and Unavailable."""
@@ -67,8 +71,15 @@ class Server:
         scheme = {"ws": "http", "wss": "https"}.get(parts.scheme, parts.scheme)
         if scheme not in ("http", "https") or not parts.hostname:
             raise InvalidRequest(f"{self.url!r} is no server's address: expected http://HOST:PORT")
-        kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
-        return kind(parts.hostname, parts.port, timeout=timeout)
+        if scheme == "http":
+            return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)
+        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout, context=self._trusted())
+
+    def _trusted(self) -> ssl.SSLContext:
+        try:
+            return ssl.create_default_context(cafile=self.ca)
+        except OSError as error:
+            raise InvalidRequest(f"{self.ca} is no file of certificates: {error}") from None
 
     def _request(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: Any

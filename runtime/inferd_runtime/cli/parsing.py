@@ -13,7 +13,7 @@ from inferd_runtime.sandbox.messages import Limits
 from inferd_runtime.settings.settings import FIELDS, Settings
 from inferd_runtime.settings.sources import Sources, resolve
 
-CLIENT_SETTINGS = ("url", "token", "state_dir", "host", "port")
+CLIENT_SETTINGS = ("url", "token", "ca", "state_dir", "host", "port")
 LIMIT_SETTINGS = Limits.__struct_fields__
 
 
@@ -36,11 +36,13 @@ def add_settings(parser: argparse.ArgumentParser, names: Iterable[str], taken: f
     group = parser.add_argument_group("settings")
     for name in names:
         field = FIELDS[name]
-        if field.flag.removeprefix("--").replace("-", "_") not in taken:
-            group.add_argument(
-                field.flag, dest=f"setting_{name}", default=None, metavar="VALUE", help=field.help,
-                action="append" if field.read else "store",
-            )  # fmt: skip
+        if field.flag.removeprefix("--").replace("-", "_") in taken:
+            continue
+        alone: dict[str, Any] = {"nargs": "?", "const": "true"} if field.kind is bool else {}
+        group.add_argument(
+            field.flag, dest=f"setting_{name}", default=None, metavar="VALUE", help=field.help,
+            action="append" if field.read else "store", **alone,
+        )  # fmt: skip
     if "config" not in taken:
         group.add_argument("--config", dest="config_file", type=Path, metavar="FILE", help="a TOML file with settings")
 

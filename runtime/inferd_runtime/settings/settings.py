@@ -112,7 +112,17 @@ class Settings:
     token: str | None = setting(
         None, "the access token; a server's own, for the tenant `default`, is generated where it has none"
     )
-    tokens_file: Path | None = setting(None, "lines of `token tenant [kv_pages=N] [weight=W]`")
+    tokens_file: Path | None = setting(
+        None, "lines of `token tenant [role=admin] [QUOTA=VALUE]...`; nobody else may be able to read it"
+    )
+    tls_cert: Path | None = setting(None, "a certificate with its chain, in PEM format: the server speaks TLS")
+    tls_key: Path | None = setting(None, "the certificate's private key; nobody else may be able to read it")
+    ca: Path | None = setting(None, "certificates in PEM format that a client trusts, instead of the system's")
+    insecure: bool = setting(False, "true: listen without TLS where other machines can connect, as behind a proxy")
+    metrics_for: Literal["admin", "all"] = setting("admin", "admin or all: whose token opens /metrics")
+    audit_log: Path | None = setting(
+        None, "a file that gets a line of JSON for each request: who, what, from where, and what came of it"
+    )
     quota: tuple[str, ...] = setting(
         (),
         "user,NAME=VALUE,..., admin,... or tenant:TENANT,...: what a role or a tenant may have (0: no limit); may be given "

@@ -48,9 +48,9 @@ def resolve(sources: Sources) -> Settings:
     engine = EngineSettings(**{name: values[name] for name in ENGINE_FIELDS if name in values})
     settings = Settings(engine=engine, **{name: values[name] for name in OTHER_FIELDS if name in values})
     _check_together(settings)
-    return dataclasses.replace(
-        settings, data_dir=settings.data_dir.expanduser(), state_dir=settings.state_dir.expanduser()
-    )
+    paths = {name: getattr(settings, name) for name in OTHER_FIELDS}
+    expanded: dict[str, Any] = {name: path.expanduser() for name, path in paths.items() if isinstance(path, Path)}
+    return dataclasses.replace(settings, **expanded)
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -46,6 +46,7 @@ from inferd.protocol.errors import (
     ConstraintError as ConstraintError,
     ConstraintViolated as ConstraintViolated,
     ErrorInfo as ErrorInfo,
+    Forbidden as Forbidden,
     IdempotencyKeyReused as IdempotencyKeyReused,
     InferdError as InferdError,
     InternalError as InternalError,

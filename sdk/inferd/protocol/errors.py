@@ -65,6 +65,12 @@ class Unauthorized(ClientError):
     code = "client.unauthorized"
 
 
+class Forbidden(ClientError):
+    """The token is good, but does not allow this."""
+
+    code = "client.forbidden"
+
+
 class ConstraintError(ClientError):
     """The schema, pattern or grammar is invalid or cannot be enforced; ``detail["pointer"]`` where it is known."""
 
@@ -121,7 +127,7 @@ class InternalError(InferdError):
 ERRORS: dict[str, type[InferdError]] = {
     cls.code: cls
     for cls in (
-        ProgramError, ProgramSyntaxError, ClientError, InvalidRequest, NotFound, IdempotencyKeyReused, Unauthorized,
+        ProgramError, ProgramSyntaxError, ClientError, InvalidRequest, NotFound, IdempotencyKeyReused, Unauthorized, Forbidden,
         ConstraintError, ConstraintViolated, SnapshotDamaged, SnapshotForeign, LimitExceeded, Cancelled, Unavailable,
         InternalError,
     )

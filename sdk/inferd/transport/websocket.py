@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import ssl
 from types import TracebackType
 from typing import Any
 
@@ -40,20 +41,21 @@ VISIBLE_ASCII = frozenset(map(chr, range(0x21, 0x7F)))
 class Connection:
     """One session with a runtime, made by :func:`inferd.connect`. An async context manager, entered once."""
 
-    def __init__(self, url: str, token: str | None) -> None:
+    def __init__(self, url: str, token: str | None, ca: str | None = None) -> None:
         if not isinstance(url, str) or not url.startswith(("ws://", "wss://")):
             raise InvalidRequest(f"url must start with ws:// or wss://, not {url!r}")
         if token is not None and (not isinstance(token, str) or not token or not VISIBLE_ASCII.issuperset(token)):
             raise InvalidRequest("token must be a string of visible ASCII characters")  # it stands in a header
         self._url = url.rstrip("/") + PATH
         self._token = token
+        self._trusted = _trusted(url, ca)
         self._link: Link | None = None
         self._restore: Any = None
 
     async def __aenter__(self) -> Connection:
         if self._link is not None:
             raise InvalidRequest("a connection is entered once: call inferd.connect() again")
-        self._link = Link(await _open(self._url, self._token))
+        self._link = Link(await _open(self._url, self._token, self._trusted))
         self._restore = use_transport(self)
         return self
 
@@ -172,19 +174,34 @@ class Link:
         return type(error)(error.message)  # one exception object per raise: tracebacks do not pile up
 
 
-async def _open(url: str, token: str | None) -> ClientConnection:
+def _trusted(url: str, ca: str | None) -> ssl.SSLContext | None:
+    """Return the context for a ``wss://`` address. Raises InvalidRequest for a file without certificates."""
+    if not url.startswith("wss://"):
+        if ca is not None:
+            raise InvalidRequest("ca is for wss:// addresses: nothing is encrypted on a ws:// one")
+        return None
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except (OSError, TypeError) as error:
+        raise InvalidRequest(f"ca: {ca!r} is no file of certificates: {error}") from error
+
+
+async def _open(url: str, token: str | None, trusted: ssl.SSLContext | None) -> ClientConnection:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
         socket = await open_websocket(
             url,
             subprotocols=[SUBPROTOCOL],
             additional_headers=headers,
+            ssl=trusted,
             compression=None,
             max_size=MAX_MESSAGE_BYTES,
             ping_interval=KEEPALIVE_S,
             ping_timeout=KEEPALIVE_S,
             close_timeout=CLOSE_S,
         )
+    except ssl.SSLError as error:  # one that fails to verify a certificate is a ValueError too
+        raise Unavailable(f"no runtime that can be trusted answers at {url}: {error}") from error
     except (InvalidURI, ValueError) as error:
         raise InvalidRequest(f"url: {error}") from error
     except InvalidStatus as error:

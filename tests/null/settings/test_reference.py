@@ -33,6 +33,7 @@ def test_defaults_pass_their_own_checks() -> None:
 def test_tokens_stay_out_of_what_the_engine_is_told(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("secret-of-ann ann weight=2\n")
+    file.chmod(0o600)
     launch = default_commands(Settings(token="secret-of-all", tokens_file=file)).engine("ipc://x", "key")
     told = launch.document().decode()
     assert "ann" in told, "her share is in it"

@@ -23,7 +23,8 @@ from inferd_runtime.server.supervisor.runtime import Commands
 from inferd_runtime.settings.settings import ENGINE_FIELDS, EngineSettings, Settings
 
 HERE = Path(__file__).parent
-ANN, BOB = "token-of-ann", "token-of-bob"
+ANN, BOB = "token-of-ann-0123456789", "token-of-bob-0123456789"
+ROOT = "token-of-root-0123456789"
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +49,8 @@ def script(name: str, *arguments: str) -> Launch:
 def settings_in(folder: Path, **changes: Any) -> Settings:
     folder.mkdir(parents=True, exist_ok=True)
     tokens = folder / "tokens"
-    tokens.write_text(f"# token tenant\n{ANN} ann\n\n{BOB} bob\n")
+    tokens.write_text(f"# token tenant\n{ANN} ann\n\n{BOB} bob\n{ROOT} root role=admin\n")
+    tokens.chmod(0o600)
     values = {
         "port": 0,
         "tokens_file": tokens,

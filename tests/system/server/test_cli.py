@@ -244,12 +244,16 @@ def test_losing_the_launching_client_does_not_cancel_the_run(inferd: CommandLine
         assert [run["state"] for run in json.loads(inferd("ps", "--json").stdout)["runs"]] == ["running"]
 
 
-def test_an_address_in_use_is_unavailable(inferd: CommandLine) -> None:
+def test_an_address_in_use_and_a_folder_in_use_are_unavailable(inferd: CommandLine, tmp_path: Path) -> None:
     with server(inferd):
-        url = json.loads(Path(inferd.environment["XDG_STATE_HOME"], "inferd", "server.json").read_text())["url"]
-        done = inferd("serve", "--port", url.rpartition(":")[2])
-        assert done.returncode == 5
-        assert "cannot listen" in done.stderr
+        announced = Path(inferd.environment["XDG_STATE_HOME"], "inferd", "server.json")
+        before = announced.read_text()
+        elsewhere = inferd.but(XDG_STATE_HOME=str(tmp_path / "other"), XDG_DATA_HOME=str(tmp_path / "other"))
+        done = elsewhere("serve", "--port", json.loads(before)["url"].rpartition(":")[2])
+        assert (done.returncode, "cannot listen" in done.stderr) == (5, True), done.stderr
+        second = inferd("serve", "--port", "0")
+        assert (second.returncode, "a server runs on the folder" in second.stderr) == (5, True), second.stderr
+        assert announced.read_text() == before, "the second one has not taken over"
 
 
 def test_the_rest_of_the_command_line_needs_no_heavy_module(inferd: CommandLine) -> None:

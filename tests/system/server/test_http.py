@@ -8,7 +8,7 @@ import anyio
 import httpx
 import pytest
 
-from .conftest import BOB, Serve, Served
+from .conftest import ANN, BOB, ROOT, Serve, Served
 
 pytestmark = pytest.mark.anyio
 HELLO = "async def main(name: str, times: int = 1) -> str:\n    print('hello', name)\n    return name * times\n"
@@ -80,7 +80,7 @@ async def test_without_the_token_only_liveness_and_version_answer(serve: Serve) 
         assert (await stranger.get("/livez")).json() == {"live": True}
         assert (await stranger.get("/version")).json()["protocol"] == 1
         for path in ("/readyz", "/metrics", "/v1/models", "/v1/programs", "/v1/runs", "/v1/runs/x/events", "/nix"):
-            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic token-of-ann"}):
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {ANN}"}):
                 response = await stranger.get(path, headers=headers)
                 assert code_of(response) == (401, "client.unauthorized")
                 assert response.headers["www-authenticate"] == "Bearer"
@@ -260,7 +260,9 @@ async def test_metrics_count_what_ran(serve: Serve) -> None:
         await served.finished(await served.launch(HELLO, name="x"))
         await served.finished(await served.launch("async def main():\n    return 1 / 0\n"))
         await served.launch(SLEEP)
-        lines = (await served.client.get("/metrics")).text.splitlines()
+        assert code_of(await served.client.get("/metrics")) == (403, "client.forbidden")
+        root = {"Authorization": f"Bearer {ROOT}"}
+        lines = (await served.client.get("/metrics", headers=root)).text.splitlines()
         for line in (
             'inferd_runs_total{error="",state="succeeded"} 1.0',
             'inferd_runs_total{error="program",state="failed"} 1.0',

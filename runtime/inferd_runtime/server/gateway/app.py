@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,25 +21,47 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from inferd.protocol import MAX_EXPORT_BYTES, InferdError, InternalError, InvalidRequest, NotFound, Unavailable
-from inferd_runtime.server.gateway.auth import AccessTokens, BearerAuth, load_tokens
+from inferd.protocol import MAX_EXPORT_BYTES, InferdError, InternalError, InvalidRequest, NotFound
+from inferd_runtime.server.connections.acceptor import Acceptor, Listener
+from inferd_runtime.server.connections.connection_table import ConnectionTable
+from inferd_runtime.server.gateway.audit import Audited, AuditLog
+from inferd_runtime.server.gateway.auth import AccessTokens, BearerAuth, TenantQuotas, load_quotas, load_tokens
+from inferd_runtime.server.gateway.listening import check_exposure, listen, tls_context, url_of
 from inferd_runtime.server.gateway.replies import error_reply
+from inferd_runtime.server.gateway.request_watch import RequestWatch
+from inferd_runtime.server.gateway.room import shared_sizes, table_limits
 from inferd_runtime.server.gateway.routes import Api
 from inferd_runtime.server.processes.background import background_tasks
+from inferd_runtime.server.processes.file_limit import raise_file_limit
+from inferd_runtime.server.processes.folder_lock import locked_folders
 from inferd_runtime.server.programs.library import open_library
 from inferd_runtime.server.run_store.archive import open_archive
 from inferd_runtime.server.supervisor.runtime import Commands, Runtime, open_runtime
 from inferd_runtime.server.telemetry.request_ids import RequestIds
-from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
+from inferd_runtime.server.tenancy.tenant_use import TenantUse
+from inferd_runtime.server.tenancy.token_store import TOKENS_FILE, TokenStore
 from inferd_runtime.settings.settings import Settings
 
 REGISTRY_FILE = "programs.sqlite3"
 RUNS_FILE = "runs.sqlite3"
 SERVER_FILE = "server.json"
 CLOSE_SECONDS = 5
+MAX_HEAD_BYTES = 32 << 10
+"""Of a request's line and headers together."""
+KEEP_ALIVE_OF_UVICORN = 3600
+"""Longer than ours, which says when a connection has been idle for too long."""
 MAX_SCRIPT_MESSAGE = MAX_EXPORT_BYTES + (64 << 10)
 log = logging.getLogger("inferd.gateway")
+
+
+@dataclass(frozen=True)
+class Front:
+    """What stands before the routes: the open connections, and the audit log if there is one."""
+
+    connections: ConnectionTable
+    audit: AuditLog | None = None
 
 
 @dataclass(frozen=True)
@@ -51,20 +74,39 @@ class Gateway:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handling: what ends, and in which order, is decided by who opened the gateway."""
+    """uvicorn without its own signal handling, which who opened the gateway has, and without its own way to accept."""
+
+    def __init__(self, config: uvicorn.Config, listener: Listener, table: ConnectionTable) -> None:
+        super().__init__(config)
+        self._listener = listener
+        self._table = table
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections; see :class:`Acceptor`."""
+        await self.lifespan.startup()
+        self.servers = [Acceptor(self._listener, self._table, self._protocol)]  # type: ignore[list-item]
+        self.started = True
 
-def make_app(api: Api, tokens: AccessTokens) -> ASGIApp:
-    """Return the ASGI application."""
+    def _protocol(self) -> asyncio.Protocol:
+        protocol: asyncio.Protocol = H11Protocol(self.config, self.server_state, self.lifespan.state)
+        return protocol
+
+
+def make_app(api: Api, tokens: AccessTokens, front: Front | None = None) -> ASGIApp:
+    """Return the ASGI application. Without a ``front`` nothing is known of connections, as in a test without sockets."""
     handlers = {InferdError: _inferd_error, HTTPException: _http_error, Exception: _bug}
+    table = None if front is None else front.connections
+    outer = [] if table is None else [Middleware(RequestWatch, table=table)]
+    if front is not None and front.audit is not None:
+        outer.append(Middleware(Audited, audit=front.audit))
     return RequestIds(
         Starlette(
             routes=api.routes(),
-            middleware=[Middleware(BearerAuth, tokens=tokens)],
+            middleware=[*outer, Middleware(BearerAuth, tokens=tokens, table=table)],
             exception_handlers=handlers,  # type: ignore[arg-type]
         )
     )
@@ -94,44 +136,63 @@ async def open_gateway(settings: Settings, commands: Commands | None = None) -> 
     """Listen at once, start the runtime, and stop everything in order at the end.
 
     Until engine and worker are up, ``/readyz`` and launches answer 503; wait for it with ``runtime.wait_ready()``. Raises
-    Unavailable when the address is in use, InvalidRequest for bad tokens.
+    Unavailable when the address is in use or another server has the folders, InvalidRequest for bad tokens, certificates
+    and quotas, and for an address that others reach without TLS.
     """
-    tokens = load_tokens(settings)
-    listener = _listen(settings.host, settings.port)
-    url = f"http://{_host_in_url(settings.host)}:{listener.getsockname()[1]}"
-    registry = settings.data_dir / REGISTRY_FILE
-    with contextlib.closing(listener):
-        async with (
-            open_library(registry, same_for_all(Quotas())) as programs,
-            open_archive(settings.data_dir / RUNS_FILE) as archive,
-            open_runtime(settings, commands, wait=False, archive=archive) as runtime,
-        ):
-            server = _Server(_uvicorn_config(make_app(Api(runtime, programs), tokens), settings))
-            async with _serving(server, listener):
-                try:
-                    yield Gateway(url, runtime, tokens)
-                finally:
-                    # Runs end first: only then do the streams that follow them, which the server waits for.
-                    with anyio.CancelScope(shield=True):
-                        await runtime.shutdown()
+    check_exposure(settings)
+    tls = tls_context(settings)
+    files = raise_file_limit()
+    async with AsyncExitStack() as stack:
+        stack.enter_context(locked_folders(settings.state_dir, settings.data_dir))
+        store = stack.enter_context(contextlib.closing(TokenStore(settings.data_dir / TOKENS_FILE)))
+        tokens = load_tokens(settings, store)
+        use = TenantUse(TenantQuotas(tokens, load_quotas(settings)), shared_sizes(settings, files))
+        table = ConnectionTable(use, table_limits(settings, files))
+        audit = stack.enter_context(_audit_log(settings))
+        listener = stack.enter_context(contextlib.closing(listen(settings.host, settings.port)))
+        programs = await stack.enter_async_context(open_library(settings.data_dir / REGISTRY_FILE, use.quotas))
+        archive = await stack.enter_async_context(open_archive(settings.data_dir / RUNS_FILE))
+        runtime = await stack.enter_async_context(
+            open_runtime(settings, commands, wait=False, use=use, archive=archive)
+        )
+        app = make_app(Api(runtime, programs, tokens), tokens, Front(table, audit))
+        server = _Server(_uvicorn_config(app, settings), Listener(listener, tls, settings.header_s), table)
+        url = url_of(settings.host, listener.getsockname()[1], tls is not None)
+        async with _serving(server):
+            try:
+                yield Gateway(url, runtime, tokens)
+            finally:
+                # Runs end first: only then do the streams that follow them, which the server waits for.
+                with anyio.CancelScope(shield=True):
+                    await runtime.shutdown()
+
+
+@contextmanager
+def _audit_log(settings: Settings) -> Iterator[AuditLog | None]:
+    if settings.audit_log is None:
+        yield None
+        return
+    with contextlib.closing(AuditLog(settings.audit_log)) as audit:
+        yield audit
 
 
 def _uvicorn_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", server_header=False, ws="websockets-sansio",
         ws_max_size=max(settings.max_body_bytes, MAX_SCRIPT_MESSAGE), ws_per_message_deflate=False,
-        timeout_graceful_shutdown=CLOSE_SECONDS,
+        timeout_graceful_shutdown=CLOSE_SECONDS, http="h11", h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_OF_UVICORN,
     )  # fmt: skip
 
 
 @asynccontextmanager
-async def _serving(server: _Server, listener: socket.socket) -> AsyncIterator[None]:
+async def _serving(server: _Server) -> AsyncIterator[None]:
     """Run the server beside the body, and let it finish its answers at the end."""
     ended = anyio.Event()
 
     async def serve() -> None:
         try:
-            await server.serve([listener])
+            await server.serve()
         finally:
             ended.set()
 
@@ -143,24 +204,6 @@ async def _serving(server: _Server, listener: socket.socket) -> AsyncIterator[No
             server.should_exit = True
             with anyio.CancelScope(shield=True):
                 await ended.wait()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from None
-    listener.listen()
-    return listener
-
-
-def _host_in_url(host: str) -> str:
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{reachable}]" if ":" in reachable else reachable
 
 
 @contextmanager

@@ -1,75 +1,162 @@
-"""Access to the gateway: bearer tokens, each of which means a tenant."""
+"""Access to the gateway: bearer tokens, each of which means a tenant and a role."""
 
 from __future__ import annotations
 
-import hmac
 import os
-import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from inferd.protocol import InvalidRequest, Unauthorized
+from inferd.protocol import Forbidden, InferdError, InvalidRequest, Unauthorized, Unavailable
 from inferd_runtime.log_lines import log_fields
+from inferd_runtime.server.connections.connection_table import ConnectionTable
 from inferd_runtime.server.gateway.replies import deny
-from inferd_runtime.server.tokens_file import read_tokens
+from inferd_runtime.server.gateway.request_watch import CONNECTION_KEY
+from inferd_runtime.server.tenancy.quotas import Quotas, QuotaTable, Role, read_quotas
+from inferd_runtime.server.tenancy.token_store import TokenStore
+from inferd_runtime.server.tenancy.tokens import Grant, check_strength, find_grant, new_token, token_digest
+from inferd_runtime.server.tokens_file import read_private, read_token_lines, tenant_options
 from inferd_runtime.settings.settings import Settings
 
 DEFAULT_TENANT = "default"
 PUBLIC_PATHS = frozenset({"/livez", "/version"})
 TENANT_KEY = "inferd.tenant"
+ROLE_KEY = "inferd.role"
+TOKEN_KEY = "inferd.token"
+OWN = Grant(DEFAULT_TENANT, Role.ADMIN, "own")
+"""What the server's own token allows: the generated one, or the one that ``--token`` names."""
 
 
-@dataclass(frozen=True)
 class AccessTokens:
-    """The tokens that are accepted, and the tenant of each."""
+    """The tokens that are accepted: those of the settings, and those of the store, which may change at any time."""
 
-    tenants: Mapping[str, str]
+    def __init__(
+        self, known: Mapping[str, Grant], store: TokenStore | None = None, now: Callable[[], float] = time.time
+    ) -> None:
+        self._known = {token_digest(token): grant for token, grant in known.items() if token}
+        self._store = store
+        self._now = now
+        self._seen: Mapping[bytes, Grant] | None = None
+        self._roles: dict[str, Role] = {}
 
-    def tenant_of(self, authorization: str | None) -> str:
-        """Return the tenant of an ``Authorization`` header. Raises Unauthorized; takes as long for any wrong token."""
+    @classmethod
+    def of_tenants(cls, tenants: Mapping[str, str]) -> AccessTokens:
+        """Return tokens of users, by token."""
+        return cls({token: Grant(tenant) for token, tenant in tenants.items()})
+
+    @property
+    def tenants(self) -> Mapping[str, Role]:
+        """The tenants that have a token, with the highest role of any of theirs."""
+        self._refresh()
+        return self._roles
+
+    def grant_of(self, authorization: str | None) -> Grant:
+        """Return what an ``Authorization`` header allows. Raises Unauthorized, and Unavailable if the store cannot be read."""
         kind, _, given = (authorization or "").partition(" ")
         if kind.lower() != "bearer" or not given:
             raise Unauthorized("send the header `Authorization: Bearer TOKEN`")
-        found: str | None = None
-        for token, tenant in self.tenants.items():
-            if hmac.compare_digest(token.encode(), given.strip().encode()):
-                found = tenant
-        if found is None:
+        digest = token_digest(given.strip())
+        grant = find_grant(self._known, digest) or find_grant(self._refresh(), digest)
+        if grant is None:
             raise Unauthorized("the token is wrong")
-        return found
+        if self._now() >= grant.expires_at:
+            raise Unauthorized("the token has expired")
+        return grant
+
+    def is_valid(self, grant: Grant) -> bool:
+        """Return True while a grant that was given has neither expired nor been revoked."""
+        if self._now() >= grant.expires_at:
+            return False
+        try:
+            return grant in self._known.values() or grant in self._refresh().values()
+        except Unavailable:
+            return True  # a file that cannot be read has revoked nothing
+
+    def role_of(self, tenant: str) -> Role:
+        """Return the highest role of a tenant's tokens, as of the last request."""
+        return self._roles.get(tenant, Role.USER)
+
+    def _refresh(self) -> Mapping[bytes, Grant]:
+        stored: Mapping[bytes, Grant] = {} if self._store is None else self._store.grants()
+        if stored is not self._seen:
+            self._seen = stored
+            every = [*self._known.values(), *stored.values()]
+            admins = {grant.tenant for grant in every if grant.role is Role.ADMIN}
+            self._roles = {grant.tenant: Role.ADMIN if grant.tenant in admins else Role.USER for grant in every}
+        return stored
 
 
 class BearerAuth:
-    """ASGI middleware: refuses what has no valid token, and notes the tenant of the rest in the scope."""
+    """ASGI middleware: refuses what has no valid token, and notes tenant and role of the rest in the scope."""
 
-    def __init__(self, app: ASGIApp, tokens: AccessTokens) -> None:
+    def __init__(self, app: ASGIApp, tokens: AccessTokens, table: ConnectionTable | None = None) -> None:
         self._app = app
         self._tokens = tokens
+        self._table = table
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check one request."""
         if scope["type"] in ("http", "websocket") and scope["path"] not in PUBLIC_PATHS:
             try:
-                scope[TENANT_KEY] = self._tokens.tenant_of(Headers(scope=scope).get("authorization"))
-            except Unauthorized as error:
+                self._admit(scope)
+            except InferdError as error:
                 await deny(error, scope, receive, send)
                 return
         with log_fields(**({"tenant": scope[TENANT_KEY]} if TENANT_KEY in scope else {})):
             await self._app(scope, receive, send)
 
+    def _admit(self, scope: Scope) -> None:
+        grant = self._tokens.grant_of(Headers(scope=scope).get("authorization"))
+        scope[TENANT_KEY], scope[ROLE_KEY], scope[TOKEN_KEY] = grant.tenant, grant.role, grant.token_id
+        if self._table is not None and CONNECTION_KEY in scope:
+            self._table.belongs_to(scope[CONNECTION_KEY], grant.tenant)
+            scope[CONNECTION_KEY].allowed = partial(self._tokens.is_valid, grant)
 
-def load_tokens(settings: Settings) -> AccessTokens:
-    """Return the tokens of the settings; where they name none, the one in the state directory, generated if need be."""
-    tenants: dict[str, str] = {}
-    if settings.tokens_file is not None:
-        tenants |= read_tokens(settings.tokens_file)
+
+def require_admin(scope: Scope) -> None:
+    """Raise Forbidden if the request's token is not an admin's."""
+    if scope.get(ROLE_KEY) is not Role.ADMIN:
+        raise Forbidden("this needs the token of an admin")
+
+
+def load_tokens(settings: Settings, store: TokenStore | None = None) -> AccessTokens:
+    """Return the tokens of the settings; where they name none, the one in the state directory, generated if need be.
+
+    Raises InvalidRequest for a tokens file that is wrong or readable by others, and for a token that is easy to guess.
+    """
+    known: dict[str, Grant] = {}
+    for number, line in enumerate(read_token_lines(settings.tokens_file) if settings.tokens_file else (), 1):
+        check_strength(line.token, f"{settings.tokens_file}, token {number} (of {line.tenant})")
+        known[line.token] = Grant(line.tenant, line.role, f"file-{number}")
     if settings.token is not None:
-        tenants[settings.token] = DEFAULT_TENANT
-    return AccessTokens(tenants or {kept_token(settings.state_dir): DEFAULT_TENANT})
+        check_strength(settings.token, "the token of --token or INFERD_TOKEN")
+        known[settings.token] = OWN
+    return AccessTokens(known or {kept_token(settings.state_dir): OWN}, store)
+
+
+def load_quotas(settings: Settings) -> QuotaTable:
+    """Return what the settings say about quotas. Raises InvalidRequest."""
+    return read_quotas(settings.quota).over(tenant_options(settings))
+
+
+class TenantQuotas:
+    """The quotas of each tenant, by its role and the operator's table: a :data:`QuotasOf`."""
+
+    def __init__(self, tokens: AccessTokens, table: QuotaTable) -> None:
+        self._tokens = tokens
+        self._table = table
+        self._made: dict[tuple[str, Role], Quotas] = {}
+
+    def __call__(self, tenant: str) -> Quotas:
+        """Return a tenant's quotas as of the last request."""
+        key = tenant, self._tokens.role_of(tenant)
+        if key not in self._made:
+            self._made[key] = self._table.of(*key)
+        return self._made[key]
 
 
 def token_path(state_dir: Path) -> Path:
@@ -78,17 +165,21 @@ def token_path(state_dir: Path) -> Path:
 
 
 def kept_token(state_dir: Path) -> str:
-    """Return the token in the state directory (mode 0600), generated the first time."""
+    """Return the token in the state directory (mode 0600), generated the first time.
+
+    Raises InvalidRequest if it is empty, easy to guess, or readable by others.
+    """
     path = token_path(state_dir)
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        kept = path.read_text(encoding="utf-8").strip()
+        kept = read_private(path, "the token file").strip()
         if not kept:
             raise InvalidRequest(f"the token file {path} is empty: delete it, and a new one is made") from None
+        check_strength(kept, f"the token in {path}")
         return kept
     with open(handle, "w", encoding="utf-8") as file:
-        token = secrets.token_urlsafe(32)
+        token = new_token()
         file.write(token + "\n")
     return token

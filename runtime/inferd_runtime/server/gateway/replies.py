@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.records import RunRecord
 from inferd_runtime.server.supervisor.run_keeper import AnyRun
 from inferd_runtime.server.supervisor.runs import SLICE_BYTES, Ending, RunEvent
+from inferd_runtime.server.supervisor.runtime import Runtime
 
 STATUS = {
     "program": 422,
@@ -22,6 +24,7 @@ STATUS = {
     "client.not_found": 404,
     "client.idempotency_key": 422,
     "client.unauthorized": 401,
+    "client.forbidden": 403,
     "limit": 429,
     "cancelled": 409,
     "unavailable": 503,
@@ -63,6 +66,9 @@ def error_reply(error: InferdError) -> Response:
     response = reply({"error": error.to_wire()}, status_of(error))
     if status_of(error) == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
+    retry_after = error.detail.get("retry_after_s")
+    if isinstance(retry_after, int | float):
+        response.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
     return response
 
 
@@ -139,3 +145,16 @@ def event_json(event: RunEvent) -> dict[str, Any]:
 def ending_json(ending: Ending) -> dict[str, Any]:
     """Return how a run ended, but for its result: see :func:`with_result`."""
     return {"state": ending.state, "error": ending.error, "usage": ending.usage, "result": None}
+
+
+def tenant_json(runtime: Runtime, tenant: str) -> dict[str, Any]:
+    """Return a tenant's quotas and what it uses of them now; rates are what is used up of a minute's worth."""
+    use, pool = runtime.use, runtime.fleet.pool
+    now = {
+        "runs": pool.running_by_tenant[tenant],
+        "waiting": pool.waiting_by_tenant[tenant],
+        "sockets": use.sockets.held(tenant),
+        "connections": use.connections.held(tenant),
+        **use.per_minute(tenant),
+    }
+    return {"tenant": tenant, "quotas": use.quotas(tenant), "use": now}

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from inferd.protocol import InvalidRequest, LimitExceeded, shown
 from inferd_runtime.carriable import read_json
 from inferd_runtime.sandbox.messages import Limits
+from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.programs.bundles import Program, with_limits
+from inferd_runtime.server.tenancy.shares import SharedPlaces
 from inferd_runtime.settings.settings import Settings
 
 T = TypeVar("T")
@@ -32,24 +34,32 @@ class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     message: Any
 
 
-async def read_body(request: Request, kind: type[T], most: int) -> T:
-    """Return a JSON body of at most ``most`` bytes. Raises LimitExceeded before more is read, and InvalidRequest."""
-    body: T = read_json(await read_bytes(request, most), "the body", kind)
+async def read_body(request: Request, kind: type[T], most: int, places: SharedPlaces) -> T:
+    """Return a JSON body of at most ``most`` bytes. Raises what :func:`read_bytes` raises, and InvalidRequest."""
+    body: T = read_json(await read_bytes(request, most, places), "the body", kind)
     return body
 
 
-async def read_bytes(request: Request, most: int) -> bytes:
-    """Return a body of at most ``most`` bytes. Raises LimitExceeded before more is read."""
+async def read_bytes(request: Request, most: int, places: SharedPlaces) -> bytes:
+    """Return a body of at most ``most`` bytes, which take their ``places`` while they are read.
+
+    Raises LimitExceeded before more is read, and InvalidRequest if the client leaves.
+    """
     declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > most:
+    if declared.isdecimal() and int(declared) > most:
         raise _too_large(most)
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > most:
-            raise _too_large(most)
-        chunks.append(chunk)
+    tenant, chunks, size = request.scope[TENANT_KEY], [], 0
+    try:
+        async for chunk in request.stream():
+            if size + len(chunk) > most:
+                raise _too_large(most)
+            places.take(tenant, len(chunk))
+            size += len(chunk)
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise InvalidRequest("the client left before its request was complete") from None
+    finally:
+        places.give_back(tenant, size)
     return b"".join(chunks)
 
 

@@ -12,11 +12,12 @@ from starlette.websockets import WebSocket
 
 from inferd.protocol import PROTOCOL_VERSION
 from inferd_runtime import __version__
-from inferd_runtime.server.gateway.auth import TENANT_KEY
+from inferd_runtime.server.gateway.audit import SUBJECT_KEY
+from inferd_runtime.server.gateway.auth import ROLE_KEY, TENANT_KEY, AccessTokens, require_admin
 from inferd_runtime.server.gateway.cycle_stream import Watchers, cycle_events
 from inferd_runtime.server.gateway.event_stream import SSE, EventResponse, stream_events
 from inferd_runtime.server.gateway.metrics import metrics_response
-from inferd_runtime.server.gateway.replies import program_json, reply, run_reply, run_summary
+from inferd_runtime.server.gateway.replies import program_json, reply, run_reply, run_summary, tenant_json
 from inferd_runtime.server.gateway.requests import (
     LaunchBody,
     MessageBody,
@@ -31,6 +32,7 @@ from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.programs.library import ProgramLibrary
 from inferd_runtime.server.supervisor.run_keeper import AnyRun
 from inferd_runtime.server.supervisor.runtime import RunRequest, Runtime
+from inferd_runtime.server.tenancy.quotas import Role
 from inferd_runtime.session.wire import CyclePage, GetCycles
 
 
@@ -40,6 +42,7 @@ class Api:
 
     runtime: Runtime
     programs: ProgramLibrary
+    tokens: AccessTokens | None = None
     watchers: Watchers = field(default_factory=Watchers)
 
     def routes(self) -> list[BaseRoute]:
@@ -49,6 +52,7 @@ class Api:
             Route("/readyz", self.readyz),
             Route("/version", self.version),
             Route("/metrics", self.metrics),
+            Route("/v1/tenants", self.tenants),
             Route("/v1/models", self.models),
             Route("/v1/speculation/cycles", self.cycles),
             Route("/v1/programs", self.list_programs, methods=["GET"]),
@@ -87,8 +91,17 @@ class Api:
         """Answer the versions of inferd and of its protocol."""
         return reply({"version": __version__, "protocol": PROTOCOL_VERSION})
 
+    async def tenants(self, request: Request) -> Response:
+        """Answer quotas and use: of all tenants for an admin, else the tenant's own."""
+        own = request.scope[TENANT_KEY]
+        everybody = request.scope.get(ROLE_KEY) is Role.ADMIN and self.tokens is not None
+        names = sorted({*self.tokens.tenants, own}) if everybody and self.tokens is not None else [own]
+        return reply({"tenants": [tenant_json(self.runtime, name) for name in names]})
+
     async def metrics(self, request: Request) -> Response:
-        """Answer figures for Prometheus, over all tenants."""
+        """Answer figures for Prometheus, over all tenants: to admins, unless the settings say to all."""
+        if self.runtime.settings.metrics_for == "admin":
+            require_admin(request.scope)
         return await metrics_response(self.runtime)
 
     async def models(self, request: Request) -> Response:
@@ -113,7 +126,7 @@ class Api:
         """Keep a program: 201, or 200 when it was there already."""
 
         async def read() -> bytes:
-            return await read_bytes(request, self.runtime.settings.max_body_bytes)
+            return await read_bytes(request, self.runtime.settings.max_body_bytes, self.runtime.use.bodies)
 
         done = await self.programs.upload(read, request.scope[TENANT_KEY])
         value = {**program_json(done.program), "created": done.created}
@@ -134,19 +147,20 @@ class Api:
 
     async def launch(self, request: Request) -> Response:
         """Start a run: 201 with the run as it is now; 200 with the run of an earlier launch that had the same Idempotency-Key."""
-        body = await read_body(request, LaunchBody, self.runtime.settings.max_body_bytes)
+        body = await read_body(request, LaunchBody, self.runtime.settings.max_body_bytes, self.runtime.use.bodies)
         program = await self._program(body.program, request)
         tenant, key = request.scope[TENANT_KEY], launch_key(request)
-        asked = RunRequest(
-            program,
-            check_arguments(program, body.arguments),
-            check_limits(program, body.limits, self.runtime.settings),
-            key,
-        )
+        arguments = check_arguments(program, body.arguments)
+        limits = check_limits(program, body.limits, self.runtime.settings)
+        self.runtime.use.check_limits(tenant, limits.cpu_s, limits.memory_mb)
+        asked = RunRequest(program, arguments, limits, key)
         earlier = await self.runtime.keeper.launched(tenant, key, asked.fingerprint) if key else None
         if earlier is not None:
+            request.scope[SUBJECT_KEY] = earlier.id
             return await run_reply(earlier)
-        return await run_reply(self.runtime.launch_request(asked, tenant), 201)
+        run = self.runtime.launch_request(asked, tenant)
+        request.scope[SUBJECT_KEY] = run.id
+        return await run_reply(run, 201)
 
     async def list_runs(self, request: Request) -> Response:
         """Answer the tenant's runs without their results, newest first."""
@@ -170,7 +184,7 @@ class Api:
     async def deliver(self, request: Request) -> Response:
         """Hand a message to a run: 202."""
         run = await self._run(request)
-        body = await read_body(request, MessageBody, self.runtime.settings.max_body_bytes)
+        body = await read_body(request, MessageBody, self.runtime.settings.max_body_bytes, self.runtime.use.bodies)
         run.deliver(body.message)
         return reply({"delivered": True}, 202)
 

@@ -21,6 +21,7 @@ from inferd_runtime.server.gateway.replies import deny
 from inferd_runtime.server.supervisor.engine_session import EngineChannel, engine_channel
 from inferd_runtime.server.supervisor.engine_supervisor import StartedEngine
 from inferd_runtime.server.supervisor.runtime import Runtime
+from inferd_runtime.server.tenancy.rates import MinuteBucket
 from inferd_runtime.session.wire import CANCEL, PRIVATE_OPERATIONS, LinkReply
 
 SUBPROTOCOL = "inferd.v1"
@@ -32,6 +33,10 @@ INVALID_DATA = 1007
 MAX_REASON = 123
 """Bytes of UTF-8 that a closing frame has room for (RFC 6455, section 5.5)."""
 EMPTY_MAP = b"\x80"
+MESSAGES_PER_MINUTE = 60_000
+"""Of one connection. A faster one is not refused: it is read more slowly, and its own sending waits."""
+YIELD_EVERY = 8
+"""Messages that are read in a row before others have their turn."""
 
 
 class ScriptCall(msgspec.Struct, frozen=True):
@@ -103,6 +108,8 @@ class ScriptSession:
         self._websocket = websocket
         self._channel = channel
         self._state = OutstandingCalls()
+        self._rate = MinuteBucket()
+        self._count = 0
 
     async def relay(self, engine: StartedEngine) -> None:
         """Relay until the script leaves or the engine is lost, which answers what is outstanding with Unavailable."""
@@ -125,9 +132,19 @@ class ScriptSession:
                 message = await self._websocket.receive()
                 if message["type"] == "websocket.disconnect":
                     return
+                await self._pace()
                 await self._forward(read_call(message.get("bytes") or b""))
         except InvalidRequest as error:
             await self._refuse(error)
+
+    async def _pace(self) -> None:
+        """Wait until the connection's next message may be read."""
+        now = anyio.current_time()
+        wait = self._rate.wait(MESSAGES_PER_MINUTE, now)
+        self._rate.charge(MESSAGES_PER_MINUTE, now)
+        self._count += 1
+        if wait > 0 or self._count % YIELD_EVERY == 0:
+            await anyio.sleep(wait)
 
     async def _forward(self, call: ScriptCall) -> None:
         if call.op == CANCEL:
@@ -167,12 +184,13 @@ class ScriptSession:
 
 
 async def script_session(websocket: WebSocket, runtime: Runtime) -> None:
-    """Serve one WebSocket. Without an engine the handshake is refused with Unavailable."""
+    """Serve one WebSocket. Its handshake is refused with Unavailable without an engine, with LimitExceeded by a quota."""
     tenant: str = websocket.scope[TENANT_KEY]
     name = f"ws/{secrets.token_hex(8)}"
     grant = runtime.engine.grants.issue(name, tenant)
     async with AsyncExitStack() as stack:
         try:
+            stack.enter_context(runtime.use.socket(tenant))
             engine = runtime.engine.current
             channel = await stack.enter_async_context(
                 engine_channel(runtime.context, runtime.engine.endpoint, grant, name, engine.lost)
@@ -180,6 +198,7 @@ async def script_session(websocket: WebSocket, runtime: Runtime) -> None:
         except InferdError as error:
             await deny(error, websocket.scope, websocket.receive, websocket.send)
             return
+        channel.on_closed = lambda used: runtime.use.charge_tokens(tenant, used.tokens)
         offered = websocket.scope.get("subprotocols", [])
         await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
         await ScriptSession(websocket, channel).relay(engine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from inferd.protocol import ErrorInfo, InferdError, InternalError, Unavailable
+from inferd.protocol import ErrorInfo, InferdError, InternalError, Unavailable, Usage
 from inferd_runtime.session.wire import (
     CANCEL,
     MSGPACK,
@@ -27,13 +27,20 @@ from inferd_runtime.session.wire import (
 
 T = TypeVar("T")
 CLOSE_SECONDS = 2.0
+RETRY_SECONDS = 1.0
 
 
 class EngineChannel:
     """A session's socket. Frames go in and out as they are; nothing is matched or decoded."""
 
     def __init__(self, context: zmq.asyncio.Context, endpoint: str) -> None:
-        self._socket = context.socket(zmq.DEALER)
+        """Connect. Raises Unavailable if the process has no socket or file left."""
+        self.on_closed: Callable[[Usage], None] = lambda used: None
+        """Is told what the session used, once the engine has closed it."""
+        try:
+            self._socket = context.socket(zmq.DEALER)
+        except zmq.ZMQError as error:
+            raise Unavailable(f"no socket is left for another session: {error}", retry_after_s=RETRY_SECONDS) from None
         self._socket.setsockopt(zmq.IDENTITY, new_identity())
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(endpoint)
@@ -150,5 +157,7 @@ async def _close(channel: EngineChannel) -> None:
     """Close the session and wait a moment for the reply, so that the request is not lost with the socket."""
     with anyio.move_on_after(CLOSE_SECONDS, shield=True):
         await channel.request_close()
-        while (await channel.receive()).ticket != 0:
+        while (reply := await channel.receive()).ticket != 0:
             pass
+        if reply.ok:
+            channel.on_closed(msgspec.msgpack.decode(reply.payload, type=Usage))

@@ -21,7 +21,7 @@ class SharedSizes:
     """What the server has for all tenants together. ``body_bytes``: of requests that are being read."""
 
     sockets: int = 1024
-    requests: int = 1024
+    connections: int = 1024
     body_bytes: int = 64 << 20
     one_body: int = 4 << 20
 
@@ -38,11 +38,19 @@ class TenantUse:
         sizes = sizes or SharedSizes()
         self.quotas = quotas
         self.sockets = SharedPlaces(_half_kept(sizes.sockets), "max_sockets", "the server's --max-sockets")
-        self.requests = SharedPlaces(_half_kept(sizes.requests), "max_connections", "the server's --max-connections")
-        self.bodies = SharedPlaces(sizes.body_rule, "held_body_bytes", "fewer requests at a time")
+        self.connections = SharedPlaces(
+            _half_kept(sizes.connections), "max_connections", "the server's --max-connections"
+        )
+        self.bodies = SharedPlaces(sizes.body_rule, "held_body_bytes", "the server's --max-body-total")
         self._clock = clock
         self._launches: defaultdict[str, MinuteBucket] = defaultdict(MinuteBucket)
         self._tokens: defaultdict[str, MinuteBucket] = defaultdict(MinuteBucket)
+
+    def check_limits(self, tenant: str, cpu_s: float, memory_mb: int) -> None:
+        """Raise LimitExceeded if a run asks for more processor time or memory than the tenant's runs may."""
+        quotas = self.quotas(tenant)
+        quotas.check("cpu_s", cpu_s, "seconds of processor time for a run")
+        quotas.check("memory_mb", memory_mb, "MiB of memory for a run")
 
     def admit_launch(self, tenant: str) -> None:
         """Count a launch. Raises LimitExceeded, with when to try again, if there were too many, or too many tokens."""
@@ -76,12 +84,10 @@ class TenantUse:
         with self.sockets.holding(tenant):
             yield
 
-    @contextmanager
-    def request(self, tenant: str) -> Iterator[None]:
-        """Count a request, or an open stream or socket, while the body runs. Raises LimitExceeded."""
-        self._check_count(tenant, "connections", self.requests, "requests at a time")
-        with self.requests.holding(tenant):
-            yield
+    def add_connection(self, tenant: str) -> None:
+        """Count an open connection; give it back to ``connections``. Raises LimitExceeded."""
+        self._check_count(tenant, "connections", self.connections, "open connections")
+        self.connections.take(tenant)
 
     def per_minute(self, tenant: str) -> dict[str, float]:
         """Return how much of its rates a tenant has used, by quota; nothing for what has no limit."""

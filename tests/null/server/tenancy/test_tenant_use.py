@@ -76,21 +76,32 @@ def test_tokens_are_charged_when_they_are_known_and_paid_back_in_time() -> None:
     use.admit_launch("eve")
 
 
-def test_sockets_and_requests_are_bounded_per_tenant_and_some_are_kept_for_others() -> None:
+def test_sockets_and_connections_are_bounded_per_tenant_and_some_are_kept_for_others() -> None:
     clock = FakeClock()
-    use = use_with(clock, SharedSizes(sockets=8, requests=8), sockets=3, connections=100)
+    use = use_with(clock, SharedSizes(sockets=8, connections=8), sockets=3, connections=100)
     with ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(use.socket("eve"))
         with pytest.raises(LimitExceeded, match="3 open sessions"), use.socket("eve"):
             pass
         for _ in range(4):
-            stack.enter_context(use.request("eve"))
-        with pytest.raises(LimitExceeded, match="4 of the server's 8"), use.request("eve"):
-            pass
+            use.add_connection("eve")
+        with pytest.raises(LimitExceeded, match="4 of the server's 8"):
+            use.add_connection("eve")
         for tenant in ("ann", "bob", "cy", "dan"):
-            stack.enter_context(use.request(tenant))
-    assert use.requests.used == use.sockets.used == 0
+            use.add_connection(tenant)
+    assert use.sockets.used == 0
+    assert use.connections.used == 8
+
+
+def test_a_tenant_with_too_many_connections_is_told_its_quota() -> None:
+    use = use_with(FakeClock(), connections=2)
+    use.add_connection("eve")
+    use.add_connection("eve")
+    with pytest.raises(LimitExceeded, match="2 open connections") as caught:
+        use.add_connection("eve")
+    assert caught.value.detail["limit"] == "connections"
+    assert caught.value.detail["retry_after_s"] > 0
 
 
 def test_bodies_that_are_being_read_leave_room_for_one_of_another_tenant() -> None:

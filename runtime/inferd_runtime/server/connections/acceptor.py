@@ -1,0 +1,95 @@
+"""Accepts connections for the gateway: never more than the table allows, and whatever the system runs out of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from inferd_runtime.server.connections.connection_table import ConnectionTable
+from inferd_runtime.server.connections.guarded_connection import GuardedConnection
+
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+PAUSE_SECONDS = 0.1
+"""How long to leave new connections waiting after the system had no room for one."""
+SWEEP_SECONDS = 0.5
+log = logging.getLogger("inferd.gateway")
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A socket that listens, the context for TLS if it is spoken there, and the seconds for its handshake."""
+
+    socket: socket.socket
+    tls: ssl.SSLContext | None = None
+    handshake_seconds: float = 10.0
+
+
+class Acceptor:
+    """Has the interface of asyncio's servers, as far as uvicorn uses it: :meth:`close` and :meth:`wait_closed`."""
+
+    def __init__(self, listener: Listener, table: ConnectionTable, inner: Callable[[], asyncio.Protocol]) -> None:
+        self._listener = listener
+        self._table = table
+        self._inner = inner
+        listener.socket.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept())
+        self._sweeping = asyncio.create_task(self._sweep())
+        self._connecting: set[asyncio.Task[None]] = set()
+
+    def close(self) -> None:
+        """Accept nothing more. Open connections stay open, and are still given up when they are overdue."""
+        self._accepting.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until nothing is accepted or given up any more."""
+        self._sweeping.cancel()
+        for task in self._connecting:
+            task.cancel()
+        await asyncio.gather(self._accepting, self._sweeping, *self._connecting, return_exceptions=True)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(self._listener.socket)
+            except OSError as error:
+                if error.errno in EXHAUSTED:
+                    log.warning("a connection cannot be accepted: %s", error.strerror)
+                    self._table.make_room()
+                    await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection = self._table.arrived((str(address[0]), int(address[1])), self._inner)
+            connection.refuse = partial(_shut, accepted)
+            task = asyncio.create_task(self._connect(accepted, connection))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, accepted: socket.socket, connection: GuardedConnection) -> None:
+        """Make the connection's transport, with TLS where it is spoken; a handshake that fails ends this connection alone."""
+        tls = self._listener.tls
+        timeout = None if tls is None else self._listener.handshake_seconds
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(lambda: connection, accepted, ssl=tls, ssl_handshake_timeout=timeout)
+        except OSError as error:  # SSLError and time-outs are some, too
+            log.debug("no connection with %s: %s", connection.address, error)
+            self._table.ended(connection)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self._table.sweep()
+
+
+def _shut(accepted: socket.socket) -> None:
+    """Let a handshake fail. Closing the socket is up to the transport, which the event loop has for it already."""
+    with contextlib.suppress(OSError):
+        accepted.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,150 @@
+"""All connections of the gateway: who they belong to, when they are given up, and how many there may be."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from inferd.protocol import LimitExceeded, Unavailable
+from inferd_runtime.server.connections.deadlines import Deadlines, Patience
+from inferd_runtime.server.connections.guarded_connection import GuardedConnection, Peer
+from inferd_runtime.server.connections.loop_shares import LoopShares
+from inferd_runtime.server.connections.newcomers import Newcomers
+from inferd_runtime.server.tenancy.tenant_use import TenantUse
+
+POLICY_VIOLATION, TRY_AGAIN_LATER = 1008, 1013
+"""Close codes of WebSockets (https://www.iana.org/assignments/websocket)."""
+RECHECK_SECONDS = 2.0
+"""How often it is looked whether the tokens of open connections are still valid."""
+MAX_REASON = 120
+HELD_STEP = 64 << 10
+"""Bytes that are counted at a time for a message that is not complete."""
+
+
+log = logging.getLogger("inferd.gateway")
+
+
+def close_frame(code: int, reason: str) -> bytes:
+    """Return a WebSocket's close frame (RFC 6455, 5.5.1), unmasked, as a server sends it."""
+    payload = code.to_bytes(2, "big") + reason.encode()[:MAX_REASON].decode(errors="ignore").encode()
+    return bytes([0x88, len(payload)]) + payload
+
+
+def timeout_answer(reason: str) -> bytes:
+    """Return what a client is told that took too long over its request."""
+    error = Unavailable(f"the connection is closed: {reason}")
+    body = msgspec.json.encode({"error": error.to_wire()})
+    head = f"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    return head.encode() + b"connection: close\r\n\r\n" + body
+
+
+@dataclass(frozen=True)
+class TableLimits:
+    """``newcomers`` connections may be open that have shown no token, ``per_address`` of one address."""
+
+    patience: Patience = field(default_factory=Patience)
+    newcomers: int = 512
+    per_address: int = 256
+
+
+class ConnectionTable:
+    """Belongs to the event loop; :meth:`sweep` has to be called about once a second."""
+
+    def __init__(self, use: TenantUse, limits: TableLimits | None = None) -> None:
+        self.limits = limits or TableLimits()
+        self._use = use
+        self._newcomers = Newcomers(self.limits.newcomers, self.limits.per_address)
+        self._shares = LoopShares()
+        self._recheck_at = 0.0
+        self._open: dict[Peer, GuardedConnection] = {}
+
+    def arrived(self, peer: Peer, make_inner: Callable[[], asyncio.Protocol]) -> GuardedConnection:
+        """Return the protocol of a new connection; another one that has shown no token may have to go for it."""
+        deadlines = Deadlines(self.limits.patience, time.monotonic())
+        connection = GuardedConnection(peer, make_inner, deadlines, self)
+        for old in self._newcomers.arrive(connection.address, connection):
+            assert isinstance(old, GuardedConnection)
+            old.abort()
+        self._open[peer] = connection
+        return connection
+
+    def make_room(self) -> None:
+        """Close one connection that has shown no token, because the system has no file left for a new one."""
+        old = self._newcomers.dismiss_one()
+        if isinstance(old, GuardedConnection):
+            old.abort()
+
+    def find(self, peer: Peer | None) -> GuardedConnection | None:
+        """Return the open connection of a client's address and port."""
+        return None if peer is None else self._open.get((peer[0], peer[1]))
+
+    def belongs_to(self, connection: GuardedConnection, tenant: str) -> None:
+        """Note that a connection has shown a tenant's token. Raises LimitExceeded if the tenant has too many already."""
+        if connection.tenant == tenant or self._open.get(connection.peer) is not connection:
+            return
+        self._use.add_connection(tenant)
+        self._leave_owner(connection)
+        connection.tenant = tenant
+
+    def received(self, connection: GuardedConnection, size: int) -> None:
+        """Count bytes of a WebSocket's message that is not complete; more than the tenants have room for end the connection."""
+        connection.message_bytes += size
+        try:
+            while connection.message_bytes > connection.held_bytes and connection.tenant is not None:
+                self._use.bodies.take(connection.tenant, HELD_STEP)
+                connection.held_bytes += HELD_STEP
+        except LimitExceeded as error:
+            connection.close_with(close_frame(TRY_AGAIN_LATER, error.message))
+
+    def message_came(self, connection: GuardedConnection) -> None:
+        """Note that a WebSocket's message was complete and is the application's now."""
+        connection.message_bytes = 0
+        if connection.held_bytes and connection.tenant is not None:
+            self._use.bodies.give_back(connection.tenant, connection.held_bytes)
+        connection.held_bytes = 0
+
+    def parsed(self, connection: GuardedConnection, seconds: float) -> float:
+        """Charge the time that parsing took; returns the seconds to wait before the next piece."""
+        owner = connection.tenant or f"address {connection.address}"
+        return self._shares.charge(owner, seconds, time.monotonic())
+
+    def ended(self, connection: GuardedConnection) -> None:
+        """Forget a connection that was lost."""
+        if self._open.get(connection.peer) is connection:
+            del self._open[connection.peer]
+            self._leave_owner(connection)
+
+    def sweep(self) -> None:
+        """Close what is overdue."""
+        now = time.monotonic()
+        for connection in [one for one in self._open.values() if one.deadlines.due <= now]:
+            log.info("closing the connection of %s: %s", connection.address, connection.deadlines.reason)
+            if connection.deadlines.may_be_told and not connection.is_websocket:
+                connection.close_with(timeout_answer(connection.deadlines.reason))
+            else:
+                connection.abort()
+        if now >= self._recheck_at:
+            self._recheck_at = now + RECHECK_SECONDS
+            self._close_disallowed()
+        self._shares.forget_old(now)
+
+    def _close_disallowed(self) -> None:
+        """Close the connections, with their streams and sessions, whose token was revoked or has expired."""
+        for connection in [one for one in self._open.values() if not one.allowed()]:
+            if connection.is_websocket:
+                connection.close_with(close_frame(POLICY_VIOLATION, "the token is not valid any more"))
+            else:
+                connection.abort()
+
+    def _leave_owner(self, connection: GuardedConnection) -> None:
+        self.message_came(connection)
+        if connection.tenant is None:
+            self._newcomers.leave(connection.address, connection)
+        else:
+            self._use.connections.give_back(connection.tenant)
+            connection.tenant = None

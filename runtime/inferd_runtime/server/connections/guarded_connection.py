@@ -1,0 +1,234 @@
+"""One connection as the gateway sees it: between a transport and the HTTP server's protocol.
+
+The HTTP server parses and answers. What it does not do is here, for HTTP, WebSocket and TLS alike: time-outs for everything that
+a client may leave unfinished, reading that stops while the client does not read, and a bound on the time that parsing takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from inferd_runtime.server.connections.deadlines import Deadlines
+
+UNREAD = "unread output"
+SERVER = "the HTTP server"
+PARSING = "parsing"
+"""Reasons for not reading."""
+PIECE_BYTES = 4096
+"""What is parsed at a time: a few milliseconds' worth of the smallest WebSocket frames."""
+FEED_SECONDS = 0.002
+"""How long pieces are parsed in a row before others have their turn."""
+
+
+Peer = tuple[str, int]
+"""A client's address and port."""
+
+
+class ConnectionKeeper(Protocol):
+    """What a connection belongs to."""
+
+    def parsed(self, connection: GuardedConnection, seconds: float) -> float:
+        """Charge the time that parsing took; returns the seconds to wait before the next piece."""
+        ...
+
+    def received(self, connection: GuardedConnection, size: int) -> None:
+        """Count bytes of a WebSocket's message that is not complete; too many end the connection."""
+        ...
+
+    def ended(self, connection: GuardedConnection) -> None:
+        """Forget the connection."""
+        ...
+
+
+class GuardedConnection(asyncio.Protocol):
+    """Passes on what its transport says to ``inner``, a protocol of the HTTP server."""
+
+    def __init__(
+        self, peer: Peer, make_inner: Callable[[], asyncio.Protocol], deadlines: Deadlines, keeper: ConnectionKeeper
+    ) -> None:
+        self.peer = peer
+        self.deadlines = deadlines
+        self.tenant: str | None = None
+        self.is_websocket = False
+        self.held_bytes = 0
+        """Bytes that were taken from what the tenants share, for a WebSocket's message that is not complete."""
+        self.message_bytes = 0
+        """Bytes that came since the last complete message."""
+        self.allowed: Callable[[], bool] = lambda: True
+        """Whether what it was opened with still opens anything."""
+        self.refuse: Callable[[], None] = lambda: None
+        """Ends the connection while there is no transport yet."""
+        self.inner: asyncio.Protocol = asyncio.Protocol()
+        self._make_inner = make_inner
+        self._keeper = keeper
+        self._transport: asyncio.Transport | None = None
+        self._pending = b""
+        self._feeder: asyncio.TimerHandle | None = None
+        self._paused: set[str] = set()
+
+    @property
+    def address(self) -> str:
+        """The client's address."""
+        return self.peer[0]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Hand the connection to the HTTP server."""
+        self._transport = cast(asyncio.Transport, transport)
+        self.inner = self._make_inner()
+        self.inner.connection_made(GuardedTransport(self, self._transport))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the HTTP server and the keeper."""
+        if self._feeder is not None:
+            self._feeder.cancel()
+        self._pending = b""
+        self._keeper.ended(self)
+        self.inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Queue bytes for the HTTP server, and parse what is due."""
+        self.deadlines.received(time.monotonic())
+        if self.is_websocket:
+            self._keeper.received(self, len(data))
+        self._pending += data
+        if self._feeder is None:
+            self._feed()
+
+    def eof_received(self) -> bool | None:
+        """Pass it on."""
+        return self.inner.eof_received()
+
+    def pause_writing(self) -> None:
+        """The client does not read: it is not read either, and its time runs."""
+        self.deadlines.stalled(time.monotonic())
+        self.pause(UNREAD)
+        self.inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        self.deadlines.flows()
+        self.inner.resume_writing()
+        self.resume(UNREAD)
+
+    def is_paused(self, why: str) -> bool:
+        """Return True if there is this reason for not reading."""
+        return why in self._paused
+
+    def pause(self, why: str) -> None:
+        """Stop reading, until every reason to is gone."""
+        self._paused.add(why)
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self, why: str) -> None:
+        """Take back one reason for not reading."""
+        if why not in self._paused:
+            return
+        self._paused.discard(why)
+        if PARSING in self._paused and self._feeder is None:
+            self._feeder = asyncio.get_running_loop().call_later(0, self._feed)
+        self._read_if_possible()
+
+    def abort(self) -> None:
+        """Close at once; what is still to be sent is lost."""
+        if self._transport is not None:
+            self._transport.abort()
+        else:
+            self.refuse()
+
+    def close_with(self, farewell: bytes) -> None:
+        """Say something last, then close."""
+        self.deadlines.closing(time.monotonic())
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(farewell)
+            self._transport.close()
+
+    def _feed(self) -> None:
+        """Parse pieces until none is left, reading has to stop, or others must have their turn."""
+        self._feeder = None
+        started = time.monotonic()
+        while self._pending and not self._paused - {PARSING} and time.monotonic() - started < FEED_SECONDS:
+            piece, self._pending = self._pending[:PIECE_BYTES], self._pending[PIECE_BYTES:]
+            self.inner.data_received(piece)
+            if self._transport is None or self._transport.is_closing():
+                self._pending = b""  # as with asyncio's own transports: what is closed hears nothing more
+        wait = self._keeper.parsed(self, time.monotonic() - started)
+        if self._pending or wait:
+            self.pause(PARSING)
+            if not self._paused - {PARSING}:
+                self._feeder = asyncio.get_running_loop().call_later(wait, self._feed)
+        else:
+            self._paused.discard(PARSING)
+            self._read_if_possible()
+
+    def _read_if_possible(self) -> None:
+        if not self._paused and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+
+class GuardedTransport(asyncio.Transport):
+    """The transport as the HTTP server's protocol sees it. That protocol may hand it to another one, of WebSockets."""
+
+    def __init__(self, connection: GuardedConnection, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._connection = connection
+        self._transport = transport
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return what the transport knows."""
+        return self._transport.get_extra_info(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Hand the connection to another protocol of the HTTP server."""
+        self._connection.inner = cast(asyncio.Protocol, protocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """Return the protocol of the HTTP server."""
+        return self._connection.inner
+
+    def is_closing(self) -> bool:
+        """Return True once it is closed or about to be."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """Close when all is sent."""
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close now."""
+        self._transport.abort()
+
+    def is_reading(self) -> bool:
+        """Return True unless the HTTP server has asked not to read."""
+        return not self._connection.is_paused(SERVER)
+
+    def pause_reading(self) -> None:
+        """Read nothing for the HTTP server."""
+        self._connection.pause(SERVER)
+
+    def resume_reading(self) -> None:
+        """Read on for the HTTP server."""
+        self._connection.resume(SERVER)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send."""
+        self._transport.write(data)
+
+    def get_write_buffer_size(self) -> int:
+        """Return the bytes that are not sent yet."""
+        return self._transport.get_write_buffer_size()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Set when the HTTP server is told to stop writing."""
+        self._transport.set_write_buffer_limits(high, low)
+
+    def can_write_eof(self) -> bool:
+        """Return what the transport says."""
+        return self._transport.can_write_eof()
+
+    def write_eof(self) -> None:
+        """Close the sending side."""
+        self._transport.write_eof()

@@ -1,0 +1,116 @@
+"""The rules for connections, without sockets: time-outs, who makes room, whose bytes wait."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given, strategies as st
+
+from inferd_runtime.server.connections.deadlines import Deadlines, Patience
+from inferd_runtime.server.connections.loop_shares import ALLOWED_DEBT, SHARE, LoopShares
+from inferd_runtime.server.connections.newcomers import Newcomers
+
+PATIENCE = Patience(head=10, body=60, idle=15, unread=30)
+
+
+def test_a_connection_that_never_sends_a_request_is_due() -> None:
+    deadlines = Deadlines(PATIENCE, 100)
+    assert deadlines.due == 110
+    deadlines.received(105)
+    assert deadlines.due == 110, "a byte now and then buys no time"
+    assert "head" in deadlines.reason
+
+
+def test_a_body_has_its_own_time_and_an_answer_has_none() -> None:
+    deadlines = Deadlines(PATIENCE, 0)
+    deadlines.head_came(5, has_body=True)
+    deadlines.received(50)
+    assert deadlines.due == 65
+    assert "body" in deadlines.reason
+    deadlines.body_came()
+    assert deadlines.due == math.inf
+    deadlines.head_came(70, has_body=False)
+    assert deadlines.due == math.inf
+
+
+def test_a_second_request_that_is_half_sent_is_due_as_the_first_one_is() -> None:
+    deadlines = Deadlines(PATIENCE, 0)
+    deadlines.head_came(1, has_body=False)
+    deadlines.answered(2)
+    assert deadlines.due == 17
+    deadlines.received(16)
+    assert deadlines.due == 26
+
+
+def test_what_comes_of_a_body_that_nobody_read_buys_no_time() -> None:
+    deadlines = Deadlines(PATIENCE, 0)
+    deadlines.head_came(1, has_body=True)
+    deadlines.answered(2)
+    for second in range(3, 40):
+        deadlines.received(second)
+    assert deadlines.due == 13
+
+
+def test_a_client_that_does_not_read_is_due_whatever_it_sends() -> None:
+    deadlines = Deadlines(PATIENCE, 0)
+    deadlines.head_came(1, has_body=False)
+    deadlines.stalled(2)
+    deadlines.stalled(20)
+    deadlines.received(21)
+    assert deadlines.due == 32
+    assert "read" in deadlines.reason
+    deadlines.flows()
+    assert deadlines.due == math.inf
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=100))
+def test_newcomers_are_bounded_and_make_room_only_for_more_of_their_own_kind(events: list[tuple[str, bool]]) -> None:
+    newcomers = Newcomers(6, 3)
+    alive: list[tuple[str, int]] = []
+    for number, (address, arrives) in enumerate(events):
+        if arrives or not alive:
+            before = {name: newcomers.of(name) for name in "abc"}
+            for gone in newcomers.arrive(address, (address, number)):
+                assert isinstance(gone, tuple)
+                assert gone == next(one for one in alive if one[0] == gone[0]), "the oldest of its address"
+                assert gone[0] == address or before[gone[0]] == max(before.values())
+                alive.remove(gone)
+            alive.append((address, number))
+        else:
+            who = alive.pop(number % len(alive))
+            newcomers.leave(*who[:1], who)
+            newcomers.leave(*who[:1], who)
+        assert len(newcomers) == len(alive) <= 6
+        assert all(newcomers.of(name) == sum(one[0] == name for one in alive) <= 3 for name in "abc")
+
+
+@given(st.integers(1, 200))
+def test_a_flood_from_one_address_makes_only_that_address_wait(flood: int) -> None:
+    newcomers = Newcomers(8, 8)
+    newcomers.arrive("ann", "honest")
+    gone = [old for number in range(flood) for old in newcomers.arrive("eve", number)]
+    assert "honest" not in gone
+    assert newcomers.of("ann") == 1
+
+
+@given(st.lists(st.floats(0, 0.5), min_size=1, max_size=50))
+def test_an_owner_gets_no_more_of_the_thread_than_its_share(costs: list[float]) -> None:
+    shares, now, spent = LoopShares(), 100.0, 0.0
+    for cost in costs:
+        now += shares.wait("eve", now)
+        now += cost
+        spent += cost
+        shares.charge("eve", cost, now)
+        assert shares.wait("ann", now) == 0
+    now += shares.wait("eve", now)
+    assert spent <= SHARE * (now - 100.0 + ALLOWED_DEBT) + 1e-6 + max(costs)
+
+
+def test_what_an_ordinary_request_takes_costs_no_wait_and_even_accounts_are_dropped() -> None:
+    shares = LoopShares()
+    assert shares.charge("ann", 0.004, 10.0) == 0
+    assert shares.charge("eve", 0.1, 10.0) > 0.3
+    shares.forget_old(10.1)
+    assert shares.wait("eve", 10.1) > 0
+    shares.forget_old(20.0)
+    assert not shares._paid_at

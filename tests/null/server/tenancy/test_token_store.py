@@ -1,0 +1,110 @@
+"""Tokens that are made, listed, rotated and revoked while others read the file; nothing in it opens anything."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from inferd.protocol import InvalidRequest, NotFound, Unauthorized, Unavailable
+from inferd_runtime.server.gateway.auth import AccessTokens, TenantQuotas
+from inferd_runtime.server.tenancy.quotas import ADMIN_QUOTAS, Quotas, QuotaTable, Role
+from inferd_runtime.server.tenancy.token_store import TokenStore
+from inferd_runtime.server.tenancy.tokens import Grant, check_strength, new_token
+
+
+class Calendar:
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "tokens.sqlite3"
+
+
+def test_what_one_process_makes_and_revokes_another_one_sees_at_once(path: Path) -> None:
+    server, command = TokenStore(path), TokenStore(path)
+    tokens = AccessTokens({}, server)
+    made = command.create("ann", Role.ADMIN, note="for the dashboard")
+    grant = tokens.grant_of(f"Bearer {made.token}")
+    assert grant == Grant("ann", Role.ADMIN, made.entry.id, math.inf)
+    assert tokens.is_valid(grant)
+    command.revoke(made.entry.id)
+    with pytest.raises(Unauthorized, match="wrong"):
+        tokens.grant_of(f"Bearer {made.token}")
+    assert not tokens.is_valid(grant)
+    server.close()
+    command.close()
+
+
+def test_no_token_can_be_read_from_the_file_and_only_its_owner_reads_that(path: Path) -> None:
+    store = TokenStore(path)
+    made = store.create("ann", Role.USER)
+    store.close()
+    assert made.token.encode() not in b"".join(file.read_bytes() for file in path.parent.iterdir())
+    assert path.stat().st_mode & 0o777 == 0o600
+    check_strength(made.token, "a new token")
+    assert new_token() != new_token()
+
+
+def test_a_token_expires(path: Path) -> None:
+    calendar = Calendar()
+    store = TokenStore(path, calendar)
+    tokens = AccessTokens({}, store, calendar)
+    made = store.create("ann", Role.USER, lifetime_s=60)
+    grant = tokens.grant_of(f"Bearer {made.token}")
+    calendar.now += 60
+    with pytest.raises(Unauthorized, match="expired"):
+        tokens.grant_of(f"Bearer {made.token}")
+    assert not tokens.is_valid(grant)
+    store.close()
+
+
+def test_a_rotated_token_has_the_same_rights_and_the_old_one_ends(path: Path) -> None:
+    calendar = Calendar()
+    store = TokenStore(path, calendar)
+    tokens = AccessTokens({}, store, calendar)
+    old = store.create("ann", Role.ADMIN, lifetime_s=100, note="n")
+    calendar.now += 50
+    new = store.rotate(old.entry.id, overlap_s=10)
+    assert (new.entry.tenant, new.entry.role, new.entry.note) == ("ann", "admin", "n")
+    assert new.entry.expires_at == calendar.now + 100
+    assert tokens.grant_of(f"Bearer {old.token}").tenant == tokens.grant_of(f"Bearer {new.token}").tenant
+    calendar.now += 10
+    with pytest.raises(Unauthorized):
+        tokens.grant_of(f"Bearer {old.token}")
+    with pytest.raises(InvalidRequest, match="revoked or expired"):
+        store.rotate(old.entry.id)
+    assert [entry.is_valid(calendar.now) for entry in store.entries()] == [True, False]
+    store.close()
+
+
+def test_what_is_not_there_cannot_be_revoked(path: Path) -> None:
+    store = TokenStore(path)
+    with pytest.raises(NotFound, match="tok-x"):
+        store.revoke("tok-x")
+    store.close()
+
+
+def test_a_damaged_file_is_unavailable_and_names_itself(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"no database at all" * 100)
+    with pytest.raises(Unavailable, match=r"tokens\.sqlite3"):
+        TokenStore(path)
+
+
+def test_a_tenant_has_the_quotas_of_its_highest_role(path: Path) -> None:
+    store = TokenStore(path)
+    tokens = AccessTokens({}, store)
+    quotas = TenantQuotas(tokens, QuotaTable(tenants={"ann": {"runs": 3}}))
+    assert quotas("bob") == Quotas()
+    made = store.create("bob", Role.ADMIN)
+    tokens.grant_of(f"Bearer {made.token}")
+    assert quotas("bob") == ADMIN_QUOTAS
+    assert quotas("ann").runs == 3
+    assert tokens.tenants == {"bob": Role.ADMIN}
+    store.close()
