@@ -25,7 +25,8 @@ SOCKETS = (
 )  # fmt: skip
 AF_UNIX = 1
 CLONE_THREAD, NEW_NAMESPACES = 0x10000, 0x7E020080
-PROT_EXEC = 4
+PROT_EXEC, MAP_SHARED = 4, 1
+SCHED_OTHER = 0
 FIONREAD, FIONBIO, FIOCLEX, TCGETS = 0x541B, 0x5421, 0x5451, 0x5401
 DUPFD, GETFD, SETFD, GETFL, SETFL, DUPFD_CLOEXEC = 0, 1, 2, 3, 4, 1030
 SET_PARENT_DEATH_SIGNAL, SET_NAME, GET_NAME, SET_MEMORY_NAME = 1, 15, 16, 0x53564D41
@@ -39,7 +40,7 @@ def rules_of(kind: ChildKind) -> Rules:
     no_code = [] if kind is not ChildKind.WORKER else [NoBit(2, PROT_EXEC)]  # the others load libraries late
     rules: dict[str, list[OneOf | NoBit | SomeBit]] = {name: [] for name in EVERYWHERE}
     rules |= {
-        "mmap": [*no_code],
+        "mmap": [*no_code, NoBit(3, MAP_SHARED)],  # which the limit of memory does not count
         "mprotect": [*no_code],
         "clone": [SomeBit(0, CLONE_THREAD), NoBit(0, NEW_NAMESPACES)],
         "tgkill": [own],
@@ -51,6 +52,8 @@ def rules_of(kind: ChildKind) -> Rules:
     }
     if kind is ChildKind.WORKER:
         rules |= {"socket": [OneOf(0, (AF_UNIX,))], **{name: [] for name in SOCKETS}}
+        # ZeroMQ's threads ask how they are scheduled, and set just that.
+        rules |= {"sched_getparam": [], "sched_getscheduler": [], "sched_setscheduler": [OneOf(1, (SCHED_OTHER,))]}
     if kind is ChildKind.COMPILER:
         rules |= {"setitimer": [], "prlimit64": [OneOf(0, (0,))]}
     if kind is ChildKind.PARSER:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 X86_64: Mapping[str, int] = {
+    "sched_getparam": 143, "sched_setscheduler": 144, "sched_getscheduler": 145,
     "read": 0, "write": 1, "close": 3, "fstat": 5, "lseek": 8, "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12,
     "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "ioctl": 16, "pread64": 17, "readv": 19,
     "writev": 20, "access": 21, "pipe": 22, "select": 23, "sched_yield": 24, "mremap": 25, "madvise": 28, "dup": 32,
@@ -23,6 +24,7 @@ X86_64: Mapping[str, int] = {
     "setpriority": 141, "waitid": 247, "getpriority": 140,
 }  # fmt: skip
 AARCH64: Mapping[str, int] = {
+    "sched_setscheduler": 119, "sched_getscheduler": 120, "sched_getparam": 121,
     "read": 63, "write": 64, "close": 57, "fstat": 80, "lseek": 62, "mmap": 222, "mprotect": 226, "munmap": 215,
     "brk": 214, "rt_sigaction": 134, "rt_sigprocmask": 135, "rt_sigreturn": 139, "ioctl": 29, "pread64": 67,
     "readv": 65, "writev": 66, "sched_yield": 124, "mremap": 216, "madvise": 233, "dup": 23, "nanosleep": 101,

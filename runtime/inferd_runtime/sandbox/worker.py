@@ -14,6 +14,7 @@ import resource
 import sys
 import threading
 import time
+import unicodedata  # noqa: F401 - a library in a file, which traceback loads late: no code is loaded once it is sealed
 from pathlib import Path
 from typing import Any
 
