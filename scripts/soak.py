@@ -237,6 +237,7 @@ def serving() -> Iterator[tuple[str, psutil.Process, Path]]:
         command = [
             sys.executable, "-m", "inferd_runtime.cli", "serve", "--json", "--port", "0", "--tokens-file", str(tokens),
             "--data-dir", f"{folder}/data", "--state-dir", f"{folder}/state", "--threads", "1",
+            "--metrics-for", "all",
         ]  # fmt: skip
         with log.open("wb") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as server:
             assert server.stdout is not None

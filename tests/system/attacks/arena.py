@@ -317,7 +317,8 @@ def open_arena(folder: Path, *options: str) -> Iterator[Arena]:
     command = [
         sys.executable, "-m", "inferd_runtime.cli", "serve", "--port", "0", "--json", "--tokens-file", str(tokens),
         "--data-dir", str(folder / "data"), "--state-dir", str(folder / "state"), "--threads", "1",
-        "--pages", "4096", "--quota", "tenant:mallory,programs=3000,launches_per_minute=0", *options,
+        "--pages", "4096", "--quota", "tenant:mallory,programs=3000,launches_per_minute=0",
+        "--metrics-for", "all", *options,
     ]  # fmt: skip
     log = folder / "server.log"
     with log.open("wb") as errors:
