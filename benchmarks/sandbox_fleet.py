@@ -70,7 +70,7 @@ def serving(*options: str) -> Iterator[tuple[Client, psutil.Process]]:
     with tempfile.TemporaryDirectory() as folder:
         tokens = Path(folder) / "tokens"
         tokens.touch(0o600)
-        tokens.write_text(f"{TOKEN} benchmark\n")
+        tokens.write_text(f"{TOKEN} benchmark role=admin\n")
         command = [
             sys.executable, "-m", "inferd_runtime.cli", "serve", "--json", "--port", "0", "--tokens-file", str(tokens),
             "--data-dir", folder, "--state-dir", folder, *options,
