@@ -1,5 +1,5 @@
 """The command line: ``inferd run``, ``serve``, ``upload``, ``launch``, ``ps``, ``logs``, ``stop``, ``pull``, ``models``,
-``build-runner``.
+``token``, ``tenants``, ``build-runner``.
 
 This file says which verbs there are; each is imported only when it is used, so that the command line starts fast.
 """
@@ -22,6 +22,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "stop": ("remote", "cancel a run"),
     "pull": ("pull", "bring a model to this machine"),
     "models": ("models", "list what is here; models rm | served | fit"),
+    "token": ("token", "make, list, rotate and revoke access tokens"),
+    "tenants": ("tenants", "show what tenants may have, and have"),
     "build-runner": ("build", "build the sandbox's Python component now, not at the first run"),
 }
 """Each verb's module in this package and its line in the overview."""

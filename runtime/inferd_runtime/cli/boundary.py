@@ -6,12 +6,13 @@ Exit codes: 0, 1 the program failed, 2 the caller's mistake, 3 a limit, 4 cancel
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import traceback
 
 from inferd.protocol import Cancelled, ErrorInfo, InferdError, InternalError
-from inferd_runtime.cli.output import print_json
+from inferd_runtime.cli.output import print_json, say
 
 EXIT_CODES = {"program": 1, "client": 2, "limit": 3, "cancelled": 4, "unavailable": 5, "internal": 70}
 EXIT_INTERRUPTED = 130
@@ -20,6 +21,9 @@ EXIT_INTERRUPTED = 130
 def guarded(module: str, function: str, arguments: list[str]) -> int:
     """Call a verb's function with its arguments; returns the exit code."""
     as_json = "--json" in arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # half of a surrogate pair must not end the command
     try:
         code: int = getattr(importlib.import_module(module), function)(arguments)
         sys.stdout.flush()
@@ -44,7 +48,7 @@ def report(error: ErrorInfo, as_json: bool) -> int:
     if as_json:
         print_json({"error": error})
     else:
-        print(error_text(error), file=sys.stderr)
+        say(error_text(error), sys.stderr)
     return exit_code(error)
 
 

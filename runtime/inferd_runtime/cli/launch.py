@@ -8,7 +8,7 @@ from urllib.parse import quote
 from inferd.protocol import Unavailable
 from inferd_runtime.cli.boundary import EXIT_INTERRUPTED
 from inferd_runtime.cli.client import Server
-from inferd_runtime.cli.output import print_json
+from inferd_runtime.cli.output import print_json, say
 from inferd_runtime.cli.parsing import (
     CLIENT_SETTINGS,
     LIMIT_SETTINGS,
@@ -45,7 +45,7 @@ def launch(argv: list[str]) -> int:
     if command.as_json:
         print_json(run)
     else:
-        print(run["id"])
+        say(run["id"])
     return 0
 
 

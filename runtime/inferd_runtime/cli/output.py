@@ -20,6 +20,8 @@ CONTROL = re.compile(
 )
 UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?|[PX^_][^\x1b]*\x1b?|[ -/]*)\Z")
 MOST_HELD = 4096
+JSON_ESCAPES = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+LINE_BREAKS = re.compile(r"[\r\n\t\u2028\u2029]+")
 
 
 class ControlFilter:
@@ -59,9 +61,19 @@ class ProgramOutput:
             self.write("\n")
 
 
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a line that others had a part in: an error's message, a name, an id. A terminal gets no control sequences of theirs.
+
+    Behind a pipe nothing is changed: what reads there wants what was written, and is no terminal.
+    """
+    ProgramOutput(stream or sys.stdout).write(text + "\n")
+
+
 def print_json(value: Any, stream: TextIO | None = None) -> None:
-    """Print a JSON value on one line."""
-    print(msgspec.json.encode(value).decode(), file=stream or sys.stdout, flush=True)
+    """Print a JSON value on one line; on a terminal, what JSON leaves of control characters stands there as escapes."""
+    stream = stream or sys.stdout
+    text = msgspec.json.encode(value).decode()
+    print(text.translate(JSON_ESCAPES) if stream.isatty() else text, file=stream, flush=True)
 
 
 def figures(usage: RunUsage) -> str:
@@ -76,7 +88,7 @@ def figures(usage: RunUsage) -> str:
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print columns, each as wide as its widest cell, without control sequences."""
-    table = [list(head), *[[CONTROL.sub("", cell) for cell in row] for row in rows]]
+    table = [list(head), *[[LINE_BREAKS.sub(" ", CONTROL.sub("", cell)) for cell in row] for row in rows]]
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]
     for row in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

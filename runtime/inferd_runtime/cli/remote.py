@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from inferd_runtime.cli.client import Server
-from inferd_runtime.cli.output import print_json, print_table
+from inferd_runtime.cli.output import print_json, print_table, say
 from inferd_runtime.cli.parsing import CLIENT_SETTINGS, Parser, add_json, add_settings, settings_of
 from inferd_runtime.cli.run_screen import RunScreen
 from inferd_runtime.server.programs.bundles import make_program, read_sources
@@ -32,7 +32,7 @@ def upload(argv: list[str]) -> int:
         print_json(answer)
     else:
         state = "uploaded" if answer["created"] else "was there already"
-        print(f"{answer['name']}@{answer['version']}  {answer['id']}  {state}")
+        say(f"{answer['name']}@{answer['version']}  {answer['id']}  {state}")
     return 0
 
 
@@ -99,7 +99,7 @@ def stop(argv: list[str]) -> int:
     if parsed.as_json:
         print_json(answer)
     else:
-        print(f"{answer['id']}  {answer['state']}")
+        say(f"{answer['id']}  {answer['state']}")
     return 0
 
 

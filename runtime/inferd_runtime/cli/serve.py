@@ -8,7 +8,7 @@ import os
 
 from inferd.protocol import Cancelled
 from inferd_runtime.cli.interrupts import run_async
-from inferd_runtime.cli.output import print_json
+from inferd_runtime.cli.output import print_json, say
 from inferd_runtime.cli.parsing import Parser, add_json, add_settings, settings_of
 from inferd_runtime.cli.progress import prepare_runner
 from inferd_runtime.isolation.report import check_all, described, report
@@ -54,6 +54,6 @@ def _announce(gateway: Gateway, settings: Settings, as_json: bool) -> None:
     if as_json:
         print_json({"url": gateway.url, "pid": os.getpid(), "models": names, "token_file": token_file})
         return
-    print(f"inferd serves {', '.join(names)} on {gateway.url}", flush=True)
+    say(f"inferd serves {', '.join(names)} on {gateway.url}")
     if token_file is not None:
         print(f"token: {token_file}", flush=True)

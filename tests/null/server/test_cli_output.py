@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, strategies as st
 
 from inferd.protocol import ERRORS, ErrorInfo
-from inferd_runtime.cli.boundary import EXIT_CODES, error_text, exit_code
-from inferd_runtime.cli.output import ControlFilter, ProgramOutput, figures, print_table
+from inferd_runtime.cli.boundary import EXIT_CODES, error_text, exit_code, guarded, report
+from inferd_runtime.cli.output import ControlFilter, ProgramOutput, figures, print_json, print_table, say
 from inferd_runtime.cli.progress import ProgressBar, notice
 from inferd_runtime.sandbox.messages import RunUsage
 from inferd_runtime.sandbox.runner_build.component import Progress
@@ -119,3 +121,33 @@ def test_a_table_is_plain_and_as_wide_as_its_cells(capsys: pytest.CaptureFixture
         "a".ljust(202) + "failed",
         long + "  ok",
     ]
+
+
+def test_errors_names_and_json_cannot_steer_a_terminal_and_pipes_get_them_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    evil = ErrorInfo("client.invalid", "no \x1b]0;owned\x07name \x9b2J", {"usage": "\x1b[2J"})
+    for stream, clean in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(sys, "stdout", stream)
+        report(evil, as_json=False)
+        say("run-\x1b[31m1")
+        print_json({"name": "\x1b[2J\x9b2J"})
+        found = stream.getvalue()
+        assert ("\x1b" not in found and "\x9b" not in found) == clean
+        assert "no " in found
+        assert "run-" in found
+        assert json.loads(found.splitlines()[-1]) == {"name": "\x1b[2J\x9b2J"}, "the same value either way"
+
+
+def test_a_cell_of_a_table_cannot_look_like_another_row(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("A", "B"), [("x\nroot  admin", "y\r\u2028z")])
+    assert capsys.readouterr().out.splitlines() == ["A              B", "x root  admin  y z"]
+
+
+def test_half_a_surrogate_pair_does_not_end_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="utf-8"))
+    monkeypatch.setitem(sys.modules, "speaker", SimpleNamespace(speak=lambda arguments: say("\ud800!") or 0))
+    assert guarded("speaker", "speak", []) == 0
+    assert written.getvalue() == b"\\ud800!\n"

@@ -1,0 +1,32 @@
+"""``inferd tenants``: what each tenant may have, and has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inferd_runtime.cli.client import Server
+from inferd_runtime.cli.output import print_json, print_table
+from inferd_runtime.cli.parsing import CLIENT_SETTINGS, Parser, add_json, add_settings, settings_of
+
+SHOWN = ("runs", "waiting", "sockets", "connections", "launches_per_minute", "tokens_per_minute")
+
+
+def tenants(argv: list[str]) -> int:
+    """Show use and quotas: of all tenants with an admin's token, else of one's own."""
+    parser = Parser("tenants", "What tenants use of what they may have: all of them for an admin, else your own.")
+    add_settings(parser, CLIENT_SETTINGS)
+    add_json(parser, "print {tenants: [{tenant, quotas, use}]}, with every quota")
+    parsed = parser.parse_args(argv)
+    answer = Server.of(settings_of(parsed)).get("/v1/tenants")
+    if parsed.as_json:
+        print_json(answer)
+        return 0
+    heads = ["TENANT", *(name.upper().replace("_", " ") for name in SHOWN)]
+    print_table(heads, [[one["tenant"], *(_cell(one, name) for name in SHOWN)] for one in answer["tenants"]])
+    return 0
+
+
+def _cell(tenant: dict[str, Any], name: str) -> str:
+    most = tenant["quotas"][name]
+    used = tenant["use"].get(name)
+    return f"{'-' if used is None else format(used, '.0f')}/{most or 'no limit'}"
