@@ -45,7 +45,7 @@ def _model_stats(name: str, model: ServedModel) -> ModelStats:
         name, engine.steps, engine.scheduler.jobs, engine.pool.size, engine.pool.available,
         engine.contexts.reused, engine.parking.swapped, engine.parking.dropped,
         engine.draft_budget.counters, engine.draft_budget.controller.state == "open",
-        {} if model.drafts is None else model.drafts.counters,
+        {} if model.drafts is None else model.drafts.counters, engine.contexts.looked_up, model.generations.figures,
     )  # fmt: skip
 
 
@@ -160,6 +160,7 @@ class SessionHub:
             self._compiles,
             self._cycles,
             self._texts,
+            grant.session,
         )
         self._granted[identity] = grant
         self._identities[grant.session] = identity

@@ -14,6 +14,7 @@ from inferd_runtime.draft_models.models import DraftModels
 from inferd_runtime.engine.adapters import AdapterSet
 from inferd_runtime.engine.engine import Engine
 from inferd_runtime.engine.jobs.text import TextTokenizer
+from inferd_runtime.engine.jobs.timeline import GenerationClock
 from inferd_runtime.models.chat import ChatTemplate
 from inferd_runtime.speculation.corpus import Corpora
 
@@ -47,6 +48,7 @@ class ServedModel:
     auto_speculation: bool = True
     drafts: DraftModels | None = None
     lookups: Lookups = field(default_factory=Lookups)
+    generations: GenerationClock = field(default_factory=GenerationClock)
 
     @cached_property
     def longest_token(self) -> int:

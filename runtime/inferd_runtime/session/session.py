@@ -51,10 +51,12 @@ class Session:
         compiles: CompileQueue | None = None,
         cycles: CycleFeed | None = None,
         texts: Lanes | None = None,
+        name: str = "",
     ) -> None:
         """Without ``compiles``, constraints are compiled at once, in the caller's thread. ``cycles`` is told every step."""
         self.label = label
         self._state = SessionState(models, tenant, snapshots, compiles, texts)
+        self._state.name = name
         if cycles is not None:
             self._state.publish = partial(cycles.publish, tenant, label)
 

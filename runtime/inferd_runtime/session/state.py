@@ -118,6 +118,8 @@ class SessionState:
     ) -> None:
         """``texts``: where long texts are tokenized; without, in the caller's thread."""
         self.tenant = tenant
+        self.name = ""
+        """The session's name, as its grant says: for figures of its generations."""
         self.models = models
         self.snapshots = snapshots
         self.compiles = compiles

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import msgspec
 import zmq
 
+from inferd_runtime.engine.jobs.timeline import GenerationFigures
 from inferd_runtime.speculation.counters import DraftModelCounters, SpeculationCounters
 
 JSON = b"j"
@@ -66,9 +67,10 @@ class GetEngineStats:
 class ModelStats:
     """One model's share of :class:`EngineStats`.
 
-    ``reused_tokens`` did not have to be computed, because their prefix was; ``swapped`` and ``recomputed`` count the contexts
-    that had to leave the cache, by how they come back. ``speculation`` counts generations that had sources; ``breaker_open``:
-    drafting is off at the moment, because it cost more than it brought. ``draft_models`` are by name.
+    ``reused_tokens`` did not have to be computed, because their prefix was; ``looked_up_tokens`` are all whose prefix was looked
+    for, the reused included. ``swapped`` and ``recomputed`` count the contexts that had to leave the cache, by how they come
+    back. ``speculation`` counts generations that had sources; ``breaker_open``: drafting is off at the moment, because it cost
+    more than it brought. ``draft_models`` are by name.
     """
 
     name: str
@@ -82,6 +84,8 @@ class ModelStats:
     speculation: SpeculationCounters = field(default_factory=SpeculationCounters)
     breaker_open: bool = False
     draft_models: dict[str, DraftModelCounters] = field(default_factory=dict)
+    looked_up_tokens: int = 0
+    generations: GenerationFigures = field(default_factory=GenerationFigures)
 
 
 @dataclass(frozen=True)

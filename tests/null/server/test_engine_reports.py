@@ -68,7 +68,7 @@ def test_every_family_has_its_help_and_type_and_nothing_is_told_twice() -> None:
     totals.add(Ending(RunUsage(tokens=5), "1"))
     text = MetricsPage(totals, dict.fromkeys(FIGURES, 3), models).text()
     families = parsed(text)
-    assert all(family.documentation and family.type in ("counter", "gauge") for family in families)
+    assert all(family.documentation and family.type in ("counter", "gauge", "histogram") for family in families)
     names = [family.name for family in families]
     assert len(names) == len(set(names)) > 30
     assert all(

@@ -10,6 +10,7 @@ from inferd.protocol import InferdError, InvalidRequest, Step, TokenLogprob, Usa
 from inferd_runtime.engine.job import NextWork
 from inferd_runtime.engine.jobs.grammar_masks import OutputMasks
 from inferd_runtime.engine.jobs.text import TextAssembler
+from inferd_runtime.engine.jobs.timeline import Timeline
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.sampling.penalties import History
 from inferd_runtime.engine.sampling.probes import token_logprob
@@ -61,6 +62,7 @@ class Generation:
         self.error: InferdError | None = None
         self.counters = SpeculationCounters()
         self.listener: Callable[[], None] | None = None
+        self.timeline: Timeline | None = None
         self._text = text
         self._start = len(context.tokens)
         self._end = min(self._start + spec.max_tokens, context.max_length)
@@ -117,6 +119,8 @@ class Generation:
 
     def work(self, budget: int, draft: Draft) -> Work:
         """Return a prefill chunk, or the pending tokens with the legal part of the draft and a mask per sampled row."""
+        if self.timeline is not None:
+            self.timeline.planned()
         pending = self.context.tokens[self.context.table.length :]
         if len(pending) > budget:
             return Work(pending[:budget])
@@ -210,6 +214,8 @@ class Generation:
         self.context.user = None
         self.outbox.clear()
         self.finish = self.finish or "closed"
+        if self.timeline is not None:
+            self.timeline.end(self.finish)
 
     def _check_keep(self, keep: int) -> None:
         if keep < -1:
@@ -241,6 +247,8 @@ class Generation:
         elif self.spec.sources is not None:
             self.spec.sources.observe(done.tokens[:kept])
         self.outbox.append(self._step(done, content, text, kept))
+        if self.timeline is not None:
+            self.timeline.wrote(kept)
 
     def _step(self, done: Verified, content: list[int], text: str, kept: int) -> Step:
         """Return the step with its counts, which are added to the counters."""
@@ -289,6 +297,8 @@ class Generation:
         return self.spec.grammar is not None and self._room() > 0 and self.spec.grammar.must_end()
 
     def _notify(self) -> None:
+        if self.timeline is not None and self.finished():
+            self.timeline.end(self.finish or "error")
         if self.listener is not None:
             self.listener()
 

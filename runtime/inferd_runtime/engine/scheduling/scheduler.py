@@ -139,7 +139,8 @@ class Scheduler:
             self._waiting.setdefault(job, self._step)
             return None
         before = table.length
-        reused = context.reuse_prefix() if context.pending > self._contexts.pool.page_size else 0
+        looked_up = context.pending > self._contexts.pool.page_size
+        reused = context.reuse_prefix() if looked_up else 0
         if not table.has_room(context.pending) and not self._find_room(context):
             # A job that cannot run must hold nothing, or it would keep others from running.
             context.uncompute(before)
@@ -156,6 +157,8 @@ class Scheduler:
             return None
         if work.draft.tokens or table.private_from is not None:
             work = self._placed(context, work)
+        if looked_up:
+            self._contexts.looked_up += reused + len(work.tokens)
         context.reserve(len(work.tokens))
         return Planned(job, work, table, context.adapter)
 

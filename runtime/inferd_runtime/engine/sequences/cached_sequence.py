@@ -28,6 +28,7 @@ class SequenceSet:
         self.vocab_size = vocab_size
         self.max_length = max_length
         self.reused = 0
+        self.looked_up = 0
         self._accounts = accounts
         self._live: dict[int, CachedSequence] = {}
 

@@ -10,6 +10,8 @@ from starlette.responses import Response
 
 from inferd_runtime.server.gateway.metric_families import family
 from inferd_runtime.server.gateway.speculation_metrics import speculation_families
+from inferd_runtime.server.gateway.tenant_metrics import tenant_families
+from inferd_runtime.server.gateway.vllm_metrics import vllm_families
 from inferd_runtime.server.supervisor.runs import RunTotals
 from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.session.wire import EngineStats, GetEngineStats, ModelStats
@@ -51,11 +53,14 @@ MODEL_FIGURES = {
 
 @dataclass(frozen=True)
 class MetricsPage:
-    """The figures of one scrape, as a collector of the Prometheus client. ``figures``: values of FIGURES, by name."""
+    """The figures of one scrape, as a collector of the Prometheus client. ``figures``: values of FIGURES, by name; ``tenants``:
+    the families by tenant.
+    """
 
     totals: RunTotals
     figures: Mapping[str, float]
     models: Sequence[ModelStats] = ()
+    tenants: Sequence[Metric] = ()
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family."""
@@ -68,14 +73,18 @@ class MetricsPage:
         for field, (name, text) in MODEL_FIGURES.items() if self.models else ():
             yield family(name, text, ("model",), [((model.name,), getattr(model, field)) for model in self.models])
         yield from speculation_families(self.models)
+        yield from vllm_families(self.models)
+        yield from self.tenants
 
     def text(self) -> str:
         """Return the page in the text format."""
         return generate_latest(self).decode()
 
 
-async def metrics_page(runtime: Runtime) -> MetricsPage:
-    """Return the figures as they are now; those of the engine while one answers."""
+async def metrics_page(runtime: Runtime, only: str | None = None) -> MetricsPage:
+    """Return the figures as they are now; those of the engine while one answers. ``only``: the one tenant whose own figures
+    are shown; None: those of all.
+    """
     waiting = len(runtime.fleet.pool.waiting)
     figures = {
         "inferd_runs_waiting": waiting,
@@ -85,16 +94,17 @@ async def metrics_page(runtime: Runtime) -> MetricsPage:
         "inferd_worker_restarts_total": runtime.fleet.restarts,
         "inferd_engine_restarts_total": runtime.engine.restarts,
     }
+    tenants = list(tenant_families(runtime.tenant_totals, runtime.runs.active, only))
     if runtime.engine.pid is None:
-        return MetricsPage(runtime.totals, figures)
+        return MetricsPage(runtime.totals, figures, tenants=tenants)
     stats = await runtime.engine.call(GetEngineStats(), EngineStats)
     figures |= {"inferd_engine_steps_total": stats.steps, "inferd_engine_sessions": stats.sessions}
     figures |= {"inferd_engine_jobs": stats.jobs}
     figures |= {"inferd_kv_pages": stats.pages, "inferd_kv_pages_free": stats.pages_free}
-    return MetricsPage(runtime.totals, figures, stats.models)
+    return MetricsPage(runtime.totals, figures, stats.models, tenants)
 
 
-async def metrics_response(runtime: Runtime) -> Response:
-    """Answer a scrape."""
-    page = await metrics_page(runtime)
+async def metrics_response(runtime: Runtime, only: str | None) -> Response:
+    """Answer a scrape; see :func:`metrics_page`."""
+    page = await metrics_page(runtime, only)
     return Response(page.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -99,10 +99,13 @@ class Api:
         return reply({"tenants": [tenant_json(self.runtime, name) for name in names]})
 
     async def metrics(self, request: Request) -> Response:
-        """Answer figures for Prometheus, over all tenants: to admins, unless the settings say to all."""
+        """Answer figures for Prometheus, over all tenants: to admins, unless the settings say to all, who then see their own beside
+        the sums.
+        """
         if self.runtime.settings.metrics_for == "admin":
             require_admin(request.scope)
-        return await metrics_response(self.runtime)
+        is_admin = request.scope.get(ROLE_KEY) is Role.ADMIN
+        return await metrics_response(self.runtime, None if is_admin else request.scope[TENANT_KEY])
 
     async def models(self, request: Request) -> Response:
         """Answer the models that are served; the first is the default."""

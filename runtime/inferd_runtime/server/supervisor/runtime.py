@@ -49,6 +49,7 @@ from inferd_runtime.server.run_store.records import KeptKey
 from inferd_runtime.server.supervisor.engine_supervisor import EngineSupervisor
 from inferd_runtime.server.supervisor.run_keeper import RunKeeper
 from inferd_runtime.server.supervisor.runs import EventBuffer, Run, RunStore, RunTotals
+from inferd_runtime.server.supervisor.tenant_totals import TenantTotals
 from inferd_runtime.server.supervisor.worker_fleet import FleetLaunch, WorkerFleet
 from inferd_runtime.server.supervisor.worker_pool import PoolSettings, WorkerPool
 from inferd_runtime.server.tenancy.quotas import ADMIN_QUOTAS, same_for_all
@@ -174,6 +175,7 @@ class Runtime:
         self.runs = RunStore(self.use.quotas)
         self.keeper = RunKeeper(self.runs, self.use.quotas, wiring.archive)
         self.totals = RunTotals()
+        self.tenant_totals = TenantTotals()
         self._wiring = wiring
         self._held: dict[str, _Held] = {}
         self._undelivered: dict[str, list[str]] = {}
@@ -351,6 +353,7 @@ class Runtime:
             "%s after %.0f ms", run.state, run.ending.usage.wall_ms, extra=run_fields(run.id, run.tenant, run.request)
         )
         self.totals.add(run.ending)
+        self.tenant_totals.add(run.tenant, run.ending)
         self.use.charge_tokens(run.tenant, run.ending.usage.tokens)
         if self._held.pop(run.id, None) is not None:
             self._wiring.tasks.start_soon(self.engine.close_session, RUN_SESSION + run.id)

@@ -79,6 +79,7 @@ def _submit(
                 undo.callback(sources.drop)
             spec = _spec(request, model, sampler, masks, sources)
             generation = Generation(context, spec, _text(request, model, healing))
+            generation.timeline = model.generations.begin(state.name, context.pending)
         model.engine.submit(generation)
     closing.callback(lease.release)  # from here on closing the generation gives it back; before, `leased` did
     if healing is not None:

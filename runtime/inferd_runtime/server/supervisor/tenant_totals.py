@@ -1,0 +1,33 @@
+"""What the runs of each tenant used, for a bounded number of tenants."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from inferd_runtime.server.supervisor.runs import Ending
+
+MAX_TENANTS = 50
+OTHERS = "(others)"
+"""No tenant can be called so."""
+
+
+@dataclass
+class TenantTotals:
+    """Sums over the runs that ended, of the first MAX_TENANTS tenants each and of all others together."""
+
+    sums: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def add(self, tenant: str, ending: Ending) -> None:
+        """Count a run that is over."""
+        used = self.sums[self.label(tenant)]
+        used["runs"] += 1
+        used["failed"] += ending.error is not None
+        used["tokens"] += ending.usage.tokens
+        used["cpu_ms"] += round(ending.usage.cpu_ms)
+
+    def label(self, tenant: str) -> str:
+        """Return the tenant's own label, given when it is asked for first, or that of all others once MAX_TENANTS have one."""
+        label = tenant if tenant in self.sums or len(self.sums) < MAX_TENANTS else OTHERS
+        self.sums.setdefault(label, Counter())
+        return label
