@@ -99,7 +99,7 @@ class Api:
         return reply({"tenants": [tenant_json(self.runtime, name) for name in names]})
 
     async def metrics(self, request: Request) -> Response:
-        """Answer figures for Prometheus, over all tenants: to admins, unless the settings say to all, who then see their own beside
+        """Answer figures for Prometheus, over all tenants: to admins, unless the settings say to all, who see their own beside
         the sums.
         """
         if self.runtime.settings.metrics_for == "admin":
