@@ -178,8 +178,9 @@ def check_next_steps(request: NextSteps) -> None:
     """Raises InvalidRequest, which names the field, for a draft that no model could verify, and ConstraintError for a mask
     that allows nothing.
     """
-    check_ids("draft", request.draft)
-    check_tree(request.draft, request.parents or None)
+    if request.draft or request.parents:
+        check_ids("draft", request.draft)
+        check_tree(request.draft, request.parents or None)
     if request.mask is not None:
         check_ids("mask", request.mask)
         check_step_mask(bool(request.mask or request.mask_bits))

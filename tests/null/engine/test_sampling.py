@@ -198,7 +198,9 @@ def test_a_refused_token_takes_part_in_the_rejection(refused: int) -> None:
     job: Any = None
     planned = Planned(job, Work([1, 5], 2, draft, sampler=sampler), PageTable(PagePool(1, 4)))
     tokens = [5] if refused < 0 else [5, refused]
-    assert verify_rows(planned, logits).tokens == reject(logits, None, sampler, 1, tokens, q[: len(tokens)])
+    done = verify_rows(planned, logits)
+    assert done.tokens == reject(logits, None, sampler, 1, tokens, q[: len(tokens)])
+    assert [*done.path] == [*range(len(done.tokens) - 1)]
     rejecting = sampling_inputs([planned], 16).rejecting
     assert rejecting is not None
     assert (rejecting.lengths.tolist(), rejecting.tokens.tolist()) == ([len(tokens)], [tokens])
