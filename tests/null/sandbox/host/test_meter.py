@@ -80,3 +80,47 @@ def test_memory_that_grows_beside_what_is_held_is_seen_at_the_next_look() -> Non
 def test_events_are_counted() -> None:
     meter = Meter(Limits(output_events=2), 0, 0)
     assert [meter.count_event() is None for _ in range(3)] == [True, True, False]
+
+
+class Linear:
+    """A linear memory of so many bytes, which counts how often it was looked at."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.looks = 0
+
+    def __call__(self) -> int:
+        self.looks += 1
+        return self.size
+
+
+def test_memory_may_be_used_up_to_the_limit_and_the_error_says_what_waits() -> None:
+    meter = MemoryMeter(LIMITS, Linear(40 << 20))
+    assert meter.peak_bytes == 0
+    assert meter.check(24 << 20) is None
+    assert meter.peak_bytes == 64 << 20
+    error = meter.check((25 << 20) + 1)
+    assert error is not None
+    assert "(25 MiB)" in error.message
+
+
+def test_what_every_run_needs_is_never_charged() -> None:
+    """The linear memory has a limit of its own; it is not looked at for the first part of what the host holds."""
+    linear = Linear(1 << 40)
+    meter = MemoryMeter(LIMITS, linear)
+    assert meter.check(UNCHARGED_BYTES, look=True) is None
+    assert not linear.looks
+    assert meter.check(UNCHARGED_BYTES + 1, look=True) is not None
+
+
+def test_where_less_is_held_again_the_next_growth_is_looked_at() -> None:
+    linear = Linear(0)
+    meter = MemoryMeter(LIMITS, linear)
+    meter.check(10 << 20)
+    looks = linear.looks
+    low = 2 << 20
+    meter.check(low)
+    meter.check(low + LOOK_BYTES)
+    assert linear.looks == looks
+    meter.check(low + LOOK_BYTES + 1)
+    assert linear.looks == looks + 1
