@@ -85,8 +85,9 @@ def test_the_standard_library_comes_first_and_other_packages_last() -> None:
 
 
 SECRETS = {
-    "HF_TOKEN": "s", "INFERD_TOKEN": "s", "AWS_SECRET_ACCESS_KEY": "s", "HTTPS_PROXY": "http://user:pw@proxy", "SSH_AUTH_SOCK": "",
-    "PYTHONPATH": "s", "LD_PRELOAD": "s", "LANG": "C.UTF-8", "HOME": "/home/me", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "",
+    "HF_TOKEN": "s", "INFERD_TOKEN": "s", "AWS_SECRET_ACCESS_KEY": "s", "HTTPS_PROXY": "http://user:pw@proxy",
+    "SSH_AUTH_SOCK": "s", "PYTHONPATH": "s", "LD_PRELOAD": "s", "LANG": "C.UTF-8", "HOME": "/home/me",
+    "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "2",
 }  # fmt: skip
 
 
