@@ -32,3 +32,15 @@ def run_async(function: Callable[[*Args], Awaitable[T]], *args: *Args) -> T:
         return anyio.run(main)
     except asyncio.CancelledError:
         raise Cancelled("stopped by SIGTERM") from None
+
+
+def on_first_sigterm(action: Callable[[], object]) -> None:
+    """Call ``action`` at the first SIGTERM from now on; the second one, and Ctrl+C at any time, cancel the current task."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def first() -> None:
+        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+        action()
+
+    loop.add_signal_handler(signal.SIGTERM, first)

@@ -7,7 +7,7 @@ import logging
 import os
 
 from inferd.protocol import Cancelled
-from inferd_runtime.cli.interrupts import run_async
+from inferd_runtime.cli.interrupts import on_first_sigterm, run_async
 from inferd_runtime.cli.output import print_json, say
 from inferd_runtime.cli.parsing import Parser, add_json, add_settings, settings_of
 from inferd_runtime.cli.progress import prepare_runner
@@ -20,6 +20,8 @@ from inferd_runtime.settings.settings import FIELDS, Settings
 log = logging.getLogger("inferd.serve")
 NOT_FOR_SERVERS = ("url",)
 DESCRIPTION = """Serve a runtime on this machine until Ctrl+C or SIGTERM.
+
+After SIGTERM nothing is launched any more, and runs have --drain-seconds to end; a second one, or Ctrl+C, ends them at once.
 
 Clients need the token: --token, INFERD_TOKEN, or else one that is generated and kept in the state directory, where the
 other commands of this user find it."""
@@ -39,6 +41,7 @@ def serve(argv: list[str]) -> int:
         check_all(found)
 
     def ready(gateway: Gateway) -> None:
+        on_first_sigterm(gateway.stopping.set)
         _announce(gateway, settings, parsed.as_json)
         log.info("layers: %s", described(found))
 

@@ -43,13 +43,17 @@ class RunUsage(msgspec.Struct, frozen=True):
 
 
 class LaunchRun(msgspec.Struct, frozen=True, tag=True):
-    """Start a run. ``arguments`` is a JSON object's text; ``grant`` opens the run's session at the engine."""
+    """Start a run. ``arguments`` is a JSON object's text; ``grant`` opens the run's session at the engine.
+
+    ``seed``: of the program's random numbers, and of its samplers without one.
+    """
 
     run: str
     grant: bytes
     bundle: Bundle
     arguments: str
     limits: Limits
+    seed: int | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

@@ -161,6 +161,9 @@ class Settings:
     unread_s: float = setting(30.0, "seconds that a client may leave an answer unread")
     engine_start_s: float = setting(600.0, "seconds that the engine may take to start")
     worker_start_s: float = setting(120.0, "seconds that a worker may take to start")
+    drain_seconds: float = setting(
+        30.0, "seconds that runs have to end once a server is to stop; then they are cancelled", NOT_NEGATIVE
+    )
     wall_s: float = setting(300.0, "seconds that the run may take", flag="--limit-wall")
     cpu_s: float = setting(30.0, "seconds of processor time that the program may use", flag="--limit-cpu")
     memory_mb: int = setting(256, "MiB of memory that the program may use", flag="--limit-memory")

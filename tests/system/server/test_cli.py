@@ -44,7 +44,7 @@ def sleeper(tmp_path: Path) -> str:
 @contextmanager
 def server(inferd: CommandLine) -> Iterator[subprocess.Popen[str]]:
     """A server that ends well at SIGTERM."""
-    with inferd.start("serve", "--port", "0", "--json") as process:
+    with inferd.start("serve", "--port", "0", "--json", "--drain-seconds", "1") as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert json.loads(line)["models"] == ["fake"], line

@@ -133,7 +133,7 @@ class SandboxRun:
     def _run_guest(self, guest: Guest, calls: GuestCalls) -> GuestEnd:
         limits = self._launch.limits
         calls.memory = MemoryMeter(limits, lambda: len(guest.memory()))
-        bundle = msgspec.json.encode(self._launch.bundle).decode()
+        bundle = _bundle_json(self._launch)
         try:
             ok, text = guest.run(calls, bundle, self._launch.arguments)
         except GuestTrap as trap:
@@ -143,6 +143,12 @@ class SandboxRun:
         error = read_error(text, limits) if not ok else check_result(text, calls)
         error = self.inbox.error or error
         return GuestEnd(text if error is None else None, error, size)
+
+
+def _bundle_json(launch: LaunchRun) -> str:
+    """Return the bundle as the runner reads it, with the run's seed."""
+    bundle = msgspec.structs.asdict(launch.bundle)
+    return msgspec.json.encode(bundle if launch.seed is None else {**bundle, "seed": launch.seed}).decode()
 
 
 def check_result(text: str, calls: GuestCalls) -> ErrorInfo | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +57,9 @@ class Runner:
         return outcome
 
     def _run(self, program: LoadedProgram, arguments: dict[str, Any]) -> str:
-        before = use_transport(GuestTransport(self.completions))
+        before = use_transport(GuestTransport(self.completions, program.seed))
+        if program.seed is not None:
+            random.seed(program.seed)
         try:
             main = load(program)
             value = self._call(main, coerce_arguments(main, arguments))

@@ -22,11 +22,15 @@ ENTRY_ALIAS = "__program__"
 
 @dataclass(frozen=True)
 class LoadedProgram:
-    """A bundle: ``files`` maps relative paths to text, ``entry`` is the one that defines ``main``."""
+    """A bundle: ``files`` maps relative paths to text, ``entry`` is the one that defines ``main``.
+
+    ``seed``: of the module ``random``, and of samplers without a seed of their own.
+    """
 
     name: str
     files: Mapping[str, str]
     entry: str
+    seed: int | None = None
 
     @property
     def sources(self) -> dict[str, str]:

@@ -5,26 +5,40 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import random
 from typing import Any
 
 from inferd.protocol import ErrorInfo, InvalidRequest, reply_from_plain
 from inferd_runtime.sandbox.runner.completions import Completions
 from inferd_runtime.sandbox.runner.eventloop import running_loop
 
+SEED_BITS = 63
+
 
 class GuestTransport:
-    """Carries requests of ``inferd.protocol`` to the host as JSON."""
+    """Carries requests of ``inferd.protocol`` to the host as JSON.
 
-    def __init__(self, completions: Completions) -> None:
+    With ``seed``, samplers that have none get seeds of a sequence that it determines.
+    """
+
+    def __init__(self, completions: Completions, seed: int | None = None) -> None:
         self._completions = completions
+        self._seeds = None if seed is None else random.Random(seed)
 
     async def call(self, request: Any) -> Any:
         """Send a request and wait for its reply; see :class:`inferd.transport.Transport`."""
-        ticket = self._completions.submit(type(request).op, _encode(request))
+        ticket = self._completions.submit(type(request).op, _encode(self._seeded(request)))
         ok, answer = await self._completions.answer(ticket, running_loop().quiet_seconds())
         if not ok:
             raise ErrorInfo(**answer).to_exception()
         return reply_from_plain(type(request).reply, answer)
+
+    def _seeded(self, request: Any) -> Any:
+        sampling = getattr(request, "sampling", None)
+        if self._seeds is None or sampling is None or sampling.seed is not None:
+            return request
+        seeded = dataclasses.replace(sampling, seed=self._seeds.getrandbits(SEED_BITS))
+        return dataclasses.replace(request, sampling=seeded)
 
 
 def _plain(value: object) -> Any:

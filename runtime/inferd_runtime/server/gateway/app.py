@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
@@ -66,11 +66,12 @@ class Front:
 
 @dataclass(frozen=True)
 class Gateway:
-    """A gateway that listens. ``url`` has no slash at its end."""
+    """A gateway that listens. ``url`` has no slash at its end; setting ``stopping`` makes :func:`serve` drain and return."""
 
     url: str
     runtime: Runtime
     tokens: AccessTokens
+    stopping: anyio.Event = field(default_factory=anyio.Event)
 
 
 class _Server(uvicorn.Server):
@@ -222,9 +223,13 @@ def announced(state_dir: Path, url: str) -> Iterator[None]:
 
 
 async def serve(settings: Settings, ready: Callable[[Gateway], None], commands: Commands | None = None) -> None:
-    """Serve until cancelled; ``ready`` hears once launches work. Raises Unavailable if the first start fails."""
+    """Serve until cancelled, or until the gateway is to stop and its runs are over, or have had ``drain_seconds`` to be.
+
+    ``ready`` hears once launches work. Raises Unavailable if the first start fails.
+    """
     async with open_gateway(settings, commands) as gateway:
         with announced(settings.state_dir, gateway.url):
             await gateway.runtime.wait_ready()
             ready(gateway)
-            await anyio.sleep_forever()
+            await gateway.stopping.wait()
+            await gateway.runtime.drain(settings.drain_seconds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -21,11 +21,16 @@ MAX_KEY = 255
 
 
 class LaunchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``POST /v1/runs``. ``program`` is a name, ``name@version`` or a hash; ``limits`` holds only what to change."""
+    """``POST /v1/runs``. ``program`` is a name, ``name@version`` or a hash; ``limits`` holds only what to change.
+
+    ``retry_safe``: the run may be started again after a crash, and is deterministic for a ``seed`` (None: one is drawn).
+    """
 
     program: str
     arguments: dict[str, Any] = {}
     limits: dict[str, Any] = {}
+    retry_safe: bool = False
+    seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)] | None = None
 
 
 class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -30,8 +30,9 @@ from inferd_runtime.server.gateway.requests import (
 from inferd_runtime.server.gateway.script_session import script_session
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.programs.library import ProgramLibrary
+from inferd_runtime.server.supervisor.held_runs import RunRequest
 from inferd_runtime.server.supervisor.run_keeper import AnyRun
-from inferd_runtime.server.supervisor.runtime import RunRequest, Runtime
+from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.server.tenancy.quotas import Role
 from inferd_runtime.session.wire import CyclePage, GetCycles
 
@@ -156,7 +157,7 @@ class Api:
         arguments = check_arguments(program, body.arguments)
         limits = check_limits(program, body.limits, self.runtime.settings)
         self.runtime.use.check_limits(tenant, limits.cpu_s, limits.memory_mb)
-        asked = RunRequest(program, arguments, limits, key)
+        asked = RunRequest(program, arguments, limits, key, body.retry_safe, body.seed)
         earlier = await self.runtime.keeper.launched(tenant, key, asked.fingerprint) if key else None
         if earlier is not None:
             request.scope[SUBJECT_KEY] = earlier.id

@@ -104,6 +104,12 @@ class EngineSupervisor:
             await self._changed.wait()
         return self._up
 
+    async def wait_answers(self, seconds: float) -> None:
+        """Wait until an engine answers, at most ``seconds``, through any number of failed starts."""
+        with anyio.move_on_after(seconds):
+            while self._up is None:
+                await self._changed.wait()
+
     async def call(self, request: Any, reply_type: type[T]) -> T:
         """Send one call on the gateway's own session. Raises Unavailable while no engine answers."""
         return await self.current.session.call(request, reply_type)

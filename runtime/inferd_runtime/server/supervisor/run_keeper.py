@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from functools import partial
@@ -11,15 +12,15 @@ from typing import Any
 
 from inferd.protocol import IdempotencyKeyReused, InferdError, InvalidRequest, Unavailable
 from inferd_runtime.server.run_store.archive import RunArchive
-from inferd_runtime.server.run_store.records import KeptKey, RunRecord, StoredEvent
-from inferd_runtime.server.run_store.run_file import RunFile
+from inferd_runtime.server.run_store.records import RECORD_BYTES, KeptKey, RunRecord, StoredEvent
+from inferd_runtime.server.run_store.run_file import KEY_SECONDS, RunFile
 from inferd_runtime.server.supervisor.runs import SLICE_BYTES, Ending, Run, RunEvent, RunStore, unknown_run
 from inferd_runtime.server.tenancy.quotas import QuotasOf
 
 STORE_EVENTS = 512
 """Events of one run that are handed to the store at a time while it goes on."""
 MAX_RECENT_KEYS = 10_000
-"""Keys of launches that the store has not got yet."""
+"""Newest keys of all tenants, here because what is read from the store may be older than the launch that wrote it."""
 log = logging.getLogger("inferd.runs")
 
 
@@ -96,15 +97,9 @@ class RunKeeper:
             self._recent[run.tenant, key.key] = key
             while len(self._recent) > MAX_RECENT_KEYS:
                 del self._recent[next(iter(self._recent))]
-        if self.archive is None:
-            return
-        record, tenant = run.record(), run.tenant
-
-        def done(_: Any, error: InferdError | None) -> None:
-            if error is None and key is not None:
-                self._recent.pop((tenant, key.key), None)
-
-        self.archive.save(lambda file: file.begin(tenant, record, key), 1024, done)
+        if self.archive is not None:
+            record, tenant = run.record(), run.tenant
+            self.archive.save(lambda file: file.begin(tenant, record, key), RECORD_BYTES)
 
     def progressed(self) -> None:
         """Store what active runs have said since the last call, and what ended while the store had no room or failed."""
@@ -170,7 +165,7 @@ class RunKeeper:
         if kept is None and self.archive is not None:
             kept = await self.archive.read(lambda file: file.key(tenant, key))
             kept = self._recent.get((tenant, key)) or kept
-        if kept is None:
+        if kept is None or kept.created_at <= time.time() - KEY_SECONDS:
             return None
         if kept.fingerprint != fingerprint:
             raise IdempotencyKeyReused("this Idempotency-Key was used for another launch", run=kept.run)

@@ -23,6 +23,7 @@ from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, LimitExceeded,
 from inferd_runtime.sandbox.messages import Limits, Output, RunFinished, RunUsage, Sent
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.records import ProgramName, RunRecord
+from inferd_runtime.server.supervisor.transcript import MESSAGE, Replay, Transcript
 from inferd_runtime.server.tenancy.quotas import QuotasOf, quota_exceeded
 
 EVENT_OVERHEAD = 256
@@ -30,6 +31,8 @@ EVENT_OVERHEAD = 256
 BATCH_EVENTS = 128
 BATCH_BYTES = 64 << 10
 """What a follower gets at a time: one that reads slowly holds no more than this of what the buffer has dropped since."""
+MAX_INPUT_BYTES = 1 << 20
+"""Bytes of messages to a retry-safe run that are kept to be sent again; a run with more is not started again."""
 RETRY_SECONDS = 1.0
 SHOWN_ID = 80
 SLICE_BYTES = 256 << 10
@@ -157,6 +160,16 @@ class Run:
     """When it was launched, by the monotonic clock: the times above are for people, and jump with the system's clock."""
     started_mono: float | None = field(default=None, repr=False)
     _changed: anyio.Event | None = field(default=None, repr=False)
+    retry_safe: bool = False
+    """Whether it is started again when its worker or the engine ends: its arguments and messages are kept for that."""
+    seed: int = 0
+    """Of all random numbers of the program, and of samplers without a seed of their own."""
+    attempts: int = 1
+    queued: float = field(default_factory=time.monotonic, repr=False)
+    """When it began to wait for a worker, by the monotonic clock."""
+    inputs: list[str] = field(default_factory=list, repr=False)
+    transcript: Transcript = field(default_factory=Transcript, repr=False)
+    replay: Replay | None = field(default=None, repr=False)
     waiting_bytes: int = field(default=0, repr=False)
     """Bytes of messages that wait for the run to start."""
     stored_index: int = field(default=0, repr=False)
@@ -192,7 +205,7 @@ class Run:
     @property
     def held_bytes(self) -> int:
         """The bytes that are kept of the run in this process."""
-        return len(self.arguments) + self.buffer.size + self.waiting_bytes
+        return len(self.arguments) + self.buffer.size + self.waiting_bytes + sum(map(len, self.inputs))
 
     def record(self) -> RunRecord:
         """Return the run as it is shown."""
@@ -225,16 +238,32 @@ class Run:
             self.started_mono = time.monotonic()
             self._record("started", None, 0)
 
+    def again(self) -> None:
+        """Begin anew after a crash. What it has said already is left out when it says it again."""
+        self.attempts += 1
+        self.queued = time.monotonic()
+        self.replay = Replay(self.transcript.said if self.replay is None else self.replay.said)
+
+    def _new(self, kind: str, text: str) -> str:
+        """Return what of a text is new. Raises ReplayDiffers."""
+        if self.replay is not None:
+            return self.replay.take(kind, text)
+        if self.retry_safe:
+            self.transcript.begin(kind)
+            self.transcript.add(text.encode())
+        return text
+
     def wrote(self, output: Output) -> None:
-        """Note what the program wrote to one of its streams."""
-        if self.ending is None:
-            self._record(output.stream, output.text, len(output.text.encode()))
+        """Note what the program wrote to one of its streams. Raises ReplayDiffers."""
+        text = self._new(output.stream, output.text) if self.ending is None else ""
+        if text:
+            self._record(output.stream, text, len(text.encode()))
 
     def sent(self, sent: Sent) -> None:
-        """Note a message that the program sent to its launcher."""
-        if self.ending is None:
-            text = one_line(sent.json)
-            self._record("message", text, len(text.encode()))
+        """Note a message that the program sent to its launcher. Raises ReplayDiffers."""
+        text = self._new(MESSAGE, one_line(sent.json)) if self.ending is None else ""
+        if text:
+            self._record(MESSAGE, text, len(text.encode()))
 
     def finish(self, ending: Ending) -> bool:
         """End the run; False (and nothing changes) if it has ended before."""
@@ -248,7 +277,9 @@ class Run:
         return True
 
     def finish_from(self, message: RunFinished) -> bool:
-        """End the run as its worker reports."""
+        """End the run as its worker reports. Raises ReplayDiffers."""
+        if self.replay is not None and self.ending is None:
+            self.replay.finish()
         return self.finish(Ending(message.usage, message.result, message.error))
 
     def fail(self, error: ErrorInfo) -> bool:
@@ -268,7 +299,13 @@ class Run:
         """
         if self.ending is not None:
             raise InvalidRequest(f"run {self.id} is over: it takes no more messages", run=self.id)
-        self.on_message(self, json_text(message))
+        text = json_text(message)
+        self.on_message(self, text)
+        if self.retry_safe:
+            self.inputs.append(text)
+            if sum(map(len, self.inputs)) > MAX_INPUT_BYTES:
+                self.retry_safe = False
+                self.inputs.clear()
 
     async def next_batch(self, index: int, seconds: float = math.inf) -> list[RunEvent]:
         """Wait for events from ``index`` on. Empty when the time is up, and after the run's last event."""
@@ -379,6 +416,7 @@ class RunStore:
         if self._active.pop(run.id, None) is None:
             return
         run.arguments = ""
+        run.inputs.clear()
         self._finished[run.id] = run
         quotas = self._quotas(run.tenant)
         kept = [one for one in self._finished.values() if one.tenant == run.tenant]

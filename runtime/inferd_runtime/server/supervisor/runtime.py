@@ -9,9 +9,8 @@ A dead engine or worker is started again. Every run that it held ends with Unava
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import math
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -20,7 +19,6 @@ from pathlib import Path
 
 import anyio
 import anyio.abc
-import msgspec
 import zmq
 import zmq.asyncio
 
@@ -47,32 +45,31 @@ from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.archive import RunArchive
 from inferd_runtime.server.run_store.records import KeptKey
 from inferd_runtime.server.supervisor.engine_supervisor import EngineSupervisor
+from inferd_runtime.server.supervisor.held_runs import HeldRun, RunRequest, check_undelivered, session_of
 from inferd_runtime.server.supervisor.run_keeper import RunKeeper
-from inferd_runtime.server.supervisor.runs import EventBuffer, Run, RunStore, RunTotals
+from inferd_runtime.server.supervisor.runs import Ending, EventBuffer, Run, RunStore, RunTotals
 from inferd_runtime.server.supervisor.tenant_totals import TenantTotals
+from inferd_runtime.server.supervisor.transcript import ReplayDiffers
 from inferd_runtime.server.supervisor.worker_fleet import FleetLaunch, WorkerFleet
 from inferd_runtime.server.supervisor.worker_pool import PoolSettings, WorkerPool
 from inferd_runtime.server.tenancy.quotas import ADMIN_QUOTAS, same_for_all
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
 from inferd_runtime.server.tokens_file import load_tenancy
-from inferd_runtime.session.wire import RUN_SESSION
 from inferd_runtime.settings.settings import FIELDS, Settings
 
 GRACE_SECONDS = 5.0
 """How long a worker may take to end a run before the worker itself is killed."""
 QUEUE_SECONDS = 60.0
 TICK_SECONDS = 0.25
-DRAIN_SECONDS = 3.0
-MAX_UNDELIVERED = 256
+SEED_BITS = 53
+"""Of a run's seed, so that every reader of JSON has it exactly."""
+MAX_ATTEMPTS = 3
+"""How often a retry-safe run is started."""
+ENGINE_BACK_SECONDS = 120.0
+"""How long a retry-safe run waits for an engine that answers."""
+STOP_SECONDS = 3.0
 MAX_ZMQ_SOCKETS = 16384
 """Far more than the sessions of scripts that the gateway admits: ZeroMQ's own 1,023 must not be what refuses one."""
-MAX_UNDELIVERED_BYTES = 4 << 20
-"""Messages, and bytes of them, that may wait for a run to start."""
-RECEIPT_EVENTS = 32
-RECEIPT_BYTES = 32 << 10
-"""A worker hears after so many events, or bytes of them, what the gateway has taken: long before it would have to wait."""
-FRAME_BYTES = 256
-"""What an event's frame may have beside the program's own text."""
 SNAPSHOT_FOLDER = "snapshots"
 log = logging.getLogger("inferd.runtime")
 
@@ -98,56 +95,6 @@ def default_commands(settings: Settings) -> Commands:
         return worker_launch(WorkerStart(links, str(ensure_runner())), bounds, require_all=settings.require_isolation)
 
     return Commands(engine, worker)
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """What a run is to do: a program with arguments (a JSON object's text), its limits, and the key of its launch, if any."""
-
-    program: Program
-    arguments: str
-    limits: Limits
-    key: str = ""
-
-    @property
-    def fingerprint(self) -> str:
-        """The same for launches that ask for the same."""
-        asked = (self.program.id, self.program.version, self.arguments, self.limits)
-        return hashlib.sha256(msgspec.json.encode(asked)).hexdigest()
-
-
-@dataclass
-class _Held:
-    """A run that a worker holds. ``verdict``: the error that it was told to end with, at the latest at ``kill_at``."""
-
-    run: Run
-    worker: str
-    overdue_at: float
-    verdict: ErrorInfo | None = None
-    kill_at: float = math.inf
-    events: int = 0
-    size: int = 0
-    receipt_events: int = 0
-    receipt_bytes: int = 0
-
-    def count(self, size: int) -> bool:
-        """Count a reported event of ``size`` bytes. False if the run's limits allow no such thing."""
-        self.events += 1
-        self.size += size
-        self.receipt_events += 1
-        self.receipt_bytes += size
-        limits = self.run.limits
-        most = (
-            2 * limits.output_bytes + FRAME_BYTES * limits.output_events
-        )  # JSON in msgpack is longer than in the guest
-        return self.events <= limits.output_events and self.size <= most
-
-    def receipt(self) -> int:
-        """Return how many events the worker is to be told about now."""
-        if self.receipt_events < RECEIPT_EVENTS and self.receipt_bytes < RECEIPT_BYTES:
-            return 0
-        events, self.receipt_events, self.receipt_bytes = self.receipt_events, 0, 0
-        return events
 
 
 @dataclass(frozen=True)
@@ -177,7 +124,7 @@ class Runtime:
         self.totals = RunTotals()
         self.tenant_totals = TenantTotals()
         self._wiring = wiring
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, HeldRun] = {}
         self._undelivered: dict[str, list[str]] = {}
         self._closing = False
         control, engine = wiring.endpoint("control"), wiring.endpoint("engine")
@@ -231,7 +178,8 @@ class Runtime:
         self.use.admit_launch(tenant)
         run = Run(
             asked.program, asked.arguments, tenant, asked.limits, EventBuffer(self.settings.run_event_bytes),
-            on_cancel=self._end, on_message=self._deliver,
+            on_cancel=self._end, on_message=self._deliver, retry_safe=asked.retry_safe,
+            seed=secrets.randbits(SEED_BITS) if asked.seed is None else asked.seed,
         )  # fmt: skip
         self.fleet.pool.submit(run.id, tenant)
         self.runs.add(run)
@@ -259,11 +207,19 @@ class Runtime:
         await self.fleet.wait_ready()
         await self.engine.wait_up()
 
+    async def drain(self, seconds: float) -> None:
+        """Refuse new runs from now on, and wait until the active ones are over, at most ``seconds``."""
+        self._closing = True
+        log.info("draining: %d runs have %g s to end", len(self.runs.active), seconds)
+        with anyio.move_on_after(seconds):
+            for run in self.runs.active:
+                await run.wait()
+
     async def shutdown(self) -> None:
-        """Refuse new runs, end the active ones with Cancelled, and wait up to DRAIN_SECONDS for them."""
+        """Refuse new runs, end the active ones with Cancelled, and wait up to STOP_SECONDS for them."""
         self._closing = True
         error = Cancelled("the runtime is shutting down").to_wire()
-        with anyio.move_on_after(DRAIN_SECONDS):
+        with anyio.move_on_after(STOP_SECONDS):
             for run in self.runs.active:
                 self._end(run, error)
             for run in self.runs.active:
@@ -277,12 +233,15 @@ class Runtime:
         """Launch a run on the worker that has room for it."""
         run = self.runs.find(run_id)
         assert run is not None
-        self._held[run_id] = _Held(run, worker, time.monotonic() + run.limits.wall_s + GRACE_SECONDS)
-        grant = self.engine.grants.issue(RUN_SESSION + run_id, run.tenant)
-        self.fleet.send(worker, LaunchRun(run.id, grant, run.program.bundle, run.arguments, run.limits))
+        self._held[run_id] = HeldRun(run, worker, time.monotonic() + run.limits.wall_s + GRACE_SECONDS)
+        grant = self.engine.grants.issue(session_of(run), run.tenant)
+        seed = run.seed if run.retry_safe else None
+        self.fleet.send(worker, LaunchRun(run.id, grant, run.program.bundle, run.arguments, run.limits, seed))
         for message in self._undelivered.pop(run_id, []):
             self.fleet.send(worker, Deliver(run_id, message))
-        run.arguments, run.waiting_bytes = "", 0  # the worker has them
+        run.waiting_bytes = 0
+        if not run.retry_safe:
+            run.arguments = ""  # the worker has them
 
     def worker_reported(self, worker: str, message: Started | Output | Sent | RunFinished, size: int) -> None:
         """Apply a worker's report about one of its own runs, which came in ``size`` bytes; one about any other run is ignored."""
@@ -295,20 +254,55 @@ class Runtime:
             case Output() | Sent():
                 self._event_reported(held, message, size)
             case RunFinished():
-                self._over(held.run, held.run.finish_from(message))
+                self._finished(held, message)
 
-    def _event_reported(self, held: _Held, message: Output | Sent, size: int) -> None:
+    def _event_reported(self, held: HeldRun, message: Output | Sent, size: int) -> None:
         if not held.count(size):
             log.error("worker %s reports more of %s than its limits allow: killing it", held.worker, held.run.id)
             self.fleet.kill(held.worker)
             return
-        if isinstance(message, Output):
-            held.run.wrote(message)
-        else:
-            held.run.sent(message)
+        try:
+            held.run.wrote(message) if isinstance(message, Output) else held.run.sent(message)
+        except ReplayDiffers as error:
+            self._end(held.run, error.to_wire())
         taken = held.receipt()
         if taken:
             self.fleet.send(held.worker, Taken(held.run.id, taken))
+
+    def _finished(self, held: HeldRun, message: RunFinished) -> None:
+        """End a run as its worker reports, or start it again."""
+        if message.error is not None and self._retried(held.run, message.error):
+            return
+        try:
+            ended = held.run.finish_from(message)
+        except ReplayDiffers as error:
+            failed = message.error if held.verdict is not None else error.to_wire()
+            ended = held.run.finish(Ending(message.usage, error=failed))
+        self._over(held.run, ended)
+
+    def _retried(self, run: Run, error: ErrorInfo) -> bool:
+        """Start a retry-safe run again that what it ran on has left. False if it is to end."""
+        if not run.retry_safe or error.code != Unavailable.code or run.attempts >= MAX_ATTEMPTS or run.ending:
+            return False
+        log.warning("starting %s again: %s", run.id, error.message)
+        self._leave_worker(run)
+        run.again()
+        self._undelivered[run.id] = list(run.inputs)
+        self._wiring.tasks.start_soon(self._queue_again, run, error)
+        return True
+
+    async def _queue_again(self, run: Run, error: ErrorInfo) -> None:
+        """Queue a run once an engine answers; end it with ``error`` if none does, or if there is no room."""
+        await self.engine.wait_answers(ENGINE_BACK_SECONDS)
+        if run.ending is not None:
+            return
+        run.queued = time.monotonic()
+        try:
+            _ = self.engine.current
+            self.fleet.pool.submit(run.id, run.tenant)
+        except (Unavailable, LimitExceeded) as refused:
+            self._over(run, run.fail(refused.to_wire() if isinstance(refused, LimitExceeded) else error))
+        self.fleet.apply()
 
     def worker_lost(self, worker: str, runs: Sequence[str], error: Unavailable) -> None:
         """End the runs of a worker that has ended."""
@@ -316,8 +310,9 @@ class Runtime:
             run, held = self.runs.find(run_id), self._held.get(run_id)
             if run is None:
                 continue
-            verdict = held.verdict if held is not None else None
-            self._over(run, run.fail(verdict or error.to_wire()))
+            verdict = (held.verdict if held is not None else None) or error.to_wire()
+            if held is None or not self._retried(run, verdict):
+                self._over(run, run.fail(verdict))
 
     def _engine_lost(self, error: Unavailable) -> None:
         for held in list(self._held.values()):
@@ -338,7 +333,7 @@ class Runtime:
         held = self._held.get(run.id)
         if held is None:
             queue = self._undelivered.setdefault(run.id, [])
-            _check_room(run, queue, message)
+            check_undelivered(run, queue, message)
             self.runs.check_room(run.tenant, len(message))
             queue.append(message)
             run.waiting_bytes += len(message)
@@ -355,13 +350,17 @@ class Runtime:
         self.totals.add(run.ending)
         self.tenant_totals.add(run.tenant, run.ending)
         self.use.charge_tokens(run.tenant, run.ending.usage.tokens)
-        if self._held.pop(run.id, None) is not None:
-            self._wiring.tasks.start_soon(self.engine.close_session, RUN_SESSION + run.id)
+        self._leave_worker(run)
         self._undelivered.pop(run.id, None)
         self.runs.retire(run)
         self.keeper.ended(run)
-        self.fleet.pool.finished(run.id)
         self.fleet.apply()
+
+    def _leave_worker(self, run: Run) -> None:
+        """Forget that a worker has a run, and close its session at the engine if the worker has not."""
+        if self._held.pop(run.id, None) is not None:
+            self._wiring.tasks.start_soon(self.engine.close_session, session_of(run))
+        self.fleet.pool.finished(run.id)
 
     async def _watch_clock(self) -> None:
         """End runs that outlast the workers' own limits, and kill the worker that does not end one."""
@@ -383,17 +382,8 @@ class Runtime:
                 self._end(held.run, _too_long(held.run.limits))
         for run_id in self.fleet.pool.waiting:
             run = self.runs.find(run_id)
-            if run is not None and now - run.created > QUEUE_SECONDS:
+            if run is not None and now - run.queued > QUEUE_SECONDS:
                 self._end(run, Unavailable(f"no sandbox worker had room within {QUEUE_SECONDS:g} s").to_wire())
-
-
-def _check_room(run: Run, queue: Sequence[str], message: str) -> None:
-    """Raise LimitExceeded if one more message may not wait for a run that has not started."""
-    waits = f"{run.id} has not started, and messages wait for it already"
-    if len(queue) >= MAX_UNDELIVERED:
-        raise LimitExceeded(f"{waits}: {len(queue)}", limit="waiting_messages", value=MAX_UNDELIVERED)
-    if sum(map(len, queue)) + len(message) > MAX_UNDELIVERED_BYTES:
-        raise LimitExceeded(waits, limit="waiting_message_bytes", value=MAX_UNDELIVERED_BYTES)
 
 
 def _too_long(limits: Limits) -> ErrorInfo:

@@ -29,8 +29,11 @@ class Host(AnsweringHost):
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    def run(files: dict[str, str] | str, arguments: Any = None, entry: str = "main.py") -> dict[str, Any]:
-        bundle = {"name": "test", "files": {"main.py": files} if isinstance(files, str) else files, "entry": entry}
+    def run(
+        files: dict[str, str] | str, arguments: Any = None, entry: str = "main.py", seed: int | None = None
+    ) -> dict[str, Any]:
+        sources = {"main.py": files} if isinstance(files, str) else files
+        bundle = {"name": "test", "files": sources, "entry": entry, "seed": seed}
         text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
         outcome = Runner(Host()).run(json.dumps(bundle), text)
         decoded = json.loads(outcome.text)
@@ -178,3 +181,25 @@ def test_a_deadlock_is_an_error(run: Run) -> None:
     error = run("import asyncio\nasync def main(): await asyncio.Future()")
     assert error["detail"]["exception"].endswith("Deadlock")
     assert "wait for ever" in error["message"]
+
+
+SEEDED = """
+import random
+from inferd import Sampler
+from inferd.protocol import SendMessage, StartGenerate
+from inferd.transport import current_transport
+
+async def main():
+    transport = current_transport()
+    requests = [transport._seeded(StartGenerate(1)) for _ in range(2)]
+    given = transport._seeded(StartGenerate(1, sampling=Sampler.multinomial(seed=5).sampling))
+    other = transport._seeded(SendMessage(1))
+    return [random.random(), *[one.sampling.seed for one in requests], given.sampling.seed, other.message]
+"""
+
+
+def test_a_seed_decides_every_draw_of_a_program(run: Run) -> None:
+    first, same, other = (run(SEEDED, seed=seed)["value"] for seed in (7, 7, 8))
+    assert first == same
+    assert first[-2:] == other[-2:] == [5, 1]
+    assert len({*first[:3], *other[:3]}) == 6

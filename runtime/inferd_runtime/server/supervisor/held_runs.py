@@ -1,0 +1,94 @@
+"""What the supervisor knows of a run that is to start, or that a worker holds. Pure state."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from inferd.protocol import ErrorInfo, LimitExceeded
+from inferd_runtime.sandbox.messages import Limits
+from inferd_runtime.server.programs.bundles import Program
+from inferd_runtime.server.supervisor.runs import Run
+from inferd_runtime.session.wire import RUN_SESSION
+
+MAX_UNDELIVERED = 256
+MAX_UNDELIVERED_BYTES = 4 << 20
+"""Messages, and bytes of them, that may wait for a run to start."""
+RECEIPT_EVENTS = 32
+RECEIPT_BYTES = 32 << 10
+"""A worker hears after so many events, or bytes of them, what the gateway has taken: long before it would have to wait."""
+FRAME_BYTES = 256
+"""What an event's frame may have beside the program's own text."""
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What a run is to do: a program with arguments (a JSON object's text), its limits, and the key of its launch, if any.
+
+    ``retry_safe``: it may be started again after a crash. ``seed``: of its random numbers; None: any.
+    """
+
+    program: Program
+    arguments: str
+    limits: Limits
+    key: str = ""
+    retry_safe: bool = False
+    seed: int | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for launches that ask for the same."""
+        asked = (self.program.id, self.program.version, self.arguments, self.limits, self.retry_safe, self.seed)
+        return hashlib.sha256(msgspec.json.encode(asked)).hexdigest()
+
+
+@dataclass
+class HeldRun:
+    """A run that a worker holds. ``verdict``: the error that it was told to end with, at the latest at ``kill_at``."""
+
+    run: Run
+    worker: str
+    overdue_at: float
+    verdict: ErrorInfo | None = None
+    kill_at: float = math.inf
+    events: int = 0
+    size: int = 0
+    receipt_events: int = 0
+    receipt_bytes: int = 0
+
+    def count(self, size: int) -> bool:
+        """Count a reported event of ``size`` bytes. False if the run's limits allow no such thing."""
+        self.events += 1
+        self.size += size
+        self.receipt_events += 1
+        self.receipt_bytes += size
+        limits = self.run.limits
+        most = (
+            2 * limits.output_bytes + FRAME_BYTES * limits.output_events
+        )  # JSON in msgpack is longer than in the guest
+        return self.events <= limits.output_events and self.size <= most
+
+    def receipt(self) -> int:
+        """Return how many events the worker is to be told about now."""
+        if self.receipt_events < RECEIPT_EVENTS and self.receipt_bytes < RECEIPT_BYTES:
+            return 0
+        events, self.receipt_events, self.receipt_bytes = self.receipt_events, 0, 0
+        return events
+
+
+def session_of(run: Run) -> str:
+    """Return the name of a run's session at the engine: each attempt has its own."""
+    return RUN_SESSION + run.id + (f"/{run.attempts}" if run.attempts > 1 else "")
+
+
+def check_undelivered(run: Run, queue: Sequence[str], message: str) -> None:
+    """Raise LimitExceeded if one more message may not wait for a run that has not started."""
+    waits = f"{run.id} has not started, and messages wait for it already"
+    if len(queue) >= MAX_UNDELIVERED:
+        raise LimitExceeded(f"{waits}: {len(queue)}", limit="waiting_messages", value=MAX_UNDELIVERED)
+    if sum(map(len, queue)) + len(message) > MAX_UNDELIVERED_BYTES:
+        raise LimitExceeded(waits, limit="waiting_message_bytes", value=MAX_UNDELIVERED_BYTES)

@@ -1,0 +1,201 @@
+"""Runs outlive what they ran on: restarts of the server, its end, launches that are sent twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from .conftest import CommandLine, Serve, until
+
+pytestmark = pytest.mark.anyio
+TALK = "async def main(n: int = 3):\n    for i in range(n): print(i)\n    return {'n': n}\n"
+SLEEP = (
+    "import asyncio\nasync def main(seconds: float = 600.0):\n    print('asleep')\n    await asyncio.sleep(seconds)\n"
+)
+KEY = {"Idempotency-Key": "order-66"}
+
+
+async def test_runs_with_their_events_and_results_survive_a_restart(serve: Serve) -> None:
+    async with serve() as served:
+        over = await served.finished(await served.launch(TALK))
+        large = await served.finished(await served.launch("async def main(): return 'x' * 700_000"))
+        failed = await served.finished(await served.launch("async def main(): raise ValueError('no')"))
+        paths = [f"/v1/runs/{over['id']}/events", f"/v1/runs/{over['id']}/events?from=2"]
+        events = [(await served.client.get(path)).text for path in paths]
+    async with serve() as served:
+        for run in (over, large, failed):
+            assert (await served.client.get(f"/v1/runs/{run['id']}")).json() == run
+        assert [(await served.client.get(path)).text for path in paths] == events
+        listed = (await served.client.get("/v1/runs")).json()["runs"]
+        assert [run["id"] for run in listed] == [failed["id"], large["id"], over["id"]]
+        stream = await served.client.get(paths[0], headers={"Accept": "text/event-stream"})
+        assert stream.text.count("event: finished") == 1
+        assert '"result":{"n":3}' in stream.text.replace(" ", "")
+        assert (await served.client.post(f"/v1/runs/{over['id']}/cancel")).json()["state"] == "succeeded"
+        refused = await served.client.post(f"/v1/runs/{over['id']}/messages", json={"message": 1})
+        assert refused.json()["error"]["code"] == "client.invalid"
+        other = await served.client.get(f"/v1/runs/{over['id']}", headers={"Authorization": "Bearer token-of-bob"})
+        assert other.status_code == 404
+
+
+async def test_the_same_key_launches_once_also_across_a_restart(serve: Serve) -> None:
+    async def post(client: httpx.AsyncClient, **body: Any) -> httpx.Response:
+        return await client.post("/v1/runs", json={"program": "p", **body}, headers=KEY)
+
+    async with serve() as served:
+        await served.upload(TALK)
+        answers: list[httpx.Response] = []
+
+        async def launch() -> None:
+            answers.append(await post(served.client))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(launch)
+        assert sorted(answer.status_code for answer in answers) == [200] * 7 + [201]
+        [run] = {answer.json()["id"] for answer in answers}
+        await served.finished({"id": run})
+        other = await post(served.client, arguments={"n": 5})
+        assert (other.status_code, other.json()["error"]["code"]) == (422, "client.idempotency_key")
+        unkeyed = await served.client.post("/v1/runs", json={"program": "p"}, headers={"Idempotency-Key": "x" * 300})
+        assert unkeyed.status_code == 400
+    async with serve() as served:
+        again = await post(served.client)
+        assert (again.status_code, again.json()["id"], again.json()["result"]) == (200, run, {"n": 3})
+        assert (await post(served.client, arguments={"n": 5})).status_code == 422
+        assert len((await served.client.get("/v1/runs")).json()["runs"]) == 1
+
+
+async def test_draining_refuses_launches_and_lets_runs_end(serve: Serve) -> None:
+    async with serve() as served:
+        run = await served.launch("import worker\nasync def main(): return await worker.receive()")
+        drained = anyio.Event()
+
+        async def drain() -> None:
+            await served.gateway.runtime.drain(20)
+            drained.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(drain)
+            await until(lambda: served.gateway.runtime.closing)
+            refused = await served.client.post("/v1/runs", json={"program": "p"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+            ready = await served.client.get("/readyz")
+            assert (ready.status_code, ready.json()["draining"]) == (503, True)
+            assert not drained.is_set()
+            await served.client.post(f"/v1/runs/{run['id']}/messages", json={"message": "done"})
+            assert (await served.finished(run))["result"] == "done"
+
+
+async def test_draining_ends_when_its_time_is_up(serve: Serve) -> None:
+    async with serve() as served:
+        await served.launch(SLEEP)
+        with anyio.fail_after(10):
+            await served.gateway.runtime.drain(0.2)
+        assert len(served.gateway.runtime.runs.active) == 1
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    path = tmp_path / "sleeper.py"
+    path.write_text(SLEEP)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "signals", [[signal.SIGTERM, signal.SIGTERM], [signal.SIGTERM, signal.SIGINT], [signal.SIGINT]]
+)
+def test_a_second_signal_ends_a_server_at_once(inferd: CommandLine, program: str, signals: list[int]) -> None:
+    with inferd.start("serve", "--port", "0", "--json", "--drain-seconds", "600") as server:
+        assert server.stdout is not None
+        assert server.stderr is not None
+        json.loads(server.stdout.readline())
+        assert inferd("upload", program).returncode == 0
+        launched = inferd("launch", "--detach", "sleeper")
+        assert launched.returncode == 0, launched.stderr
+        run = launched.stdout.strip()
+        server.send_signal(signal.SIGTERM)
+        assert any("draining" in line for line in iter(server.stderr.readline, ""))
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) in (0, 130)
+    with inferd.start("serve", "--port", "0", "--json") as server:
+        assert server.stdout is not None
+        json.loads(server.stdout.readline())
+        shown = json.loads(inferd("ps", "--json").stdout)["runs"]
+        assert [(one["id"], one["state"], one["error"]["code"]) for one in shown] == [(run, "cancelled", "cancelled")]
+        assert "asleep" in inferd("logs", run).stdout
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+
+
+COUNT = """
+import os, worker
+async def main(until: int, path: str):
+    for n in range(until):
+        print(n)
+        worker.send({'n': n})
+        got = await worker.receive()
+        if n == 2 and not os.path.exists(path):
+            open(path, 'w').close()
+            {end}
+    return n
+"""
+ENDS = {"worker": "worker.die()", "engine": "await worker.call('model.tokenize', text='die')"}
+
+
+async def _retry_safe(served: Any, source: str, **arguments: Any) -> dict[str, Any]:
+    program = await served.upload(source)
+    body = {"program": program["id"], "arguments": arguments, "retry_safe": True}
+    run: dict[str, Any] = (await served.client.post("/v1/runs", json=body)).json()
+    return run
+
+
+@pytest.mark.parametrize("ends", ENDS)
+async def test_a_retry_safe_run_goes_on_after_a_crash_without_repeating_itself(
+    serve: Serve, tmp_path: Path, ends: str
+) -> None:
+    async with serve() as served:
+        source = COUNT.replace("{end}", ENDS[ends])
+        run = await _retry_safe(served, source, until=5, path=str(tmp_path / "crashed"))
+        for n in range(5):
+            await served.client.post(f"/v1/runs/{run['id']}/messages", json={"message": n})
+        over = await served.finished(run)
+        assert (over["state"], over["result"]) == ("succeeded", 4), over
+        lines = (await served.client.get(f"/v1/runs/{run['id']}/events")).text.splitlines()
+        events = [json.loads(line) for line in lines]
+        assert [event["index"] for event in events] == list(range(len(events)))
+        assert [event["message"]["n"] for event in events if event["type"] == "message"] == [0, 1, 2, 3, 4]
+        text = "".join(event["text"] for event in events if event["type"] == "stdout")
+        assert [line for line in text.split() if line.isdigit()] == list("01234")
+        assert (tmp_path / "crashed").exists()
+
+
+async def test_a_run_that_says_something_else_after_a_crash_ends_with_that(serve: Serve, tmp_path: Path) -> None:
+    source = """
+import os, worker
+async def main(path: str):
+    crashed = os.path.exists(path)
+    open(path, 'w').close()
+    print('after the crash' if crashed else 'before the crash')
+    worker.send(await worker.receive())
+    if not crashed: await worker.call('model.tokenize', text='die')
+"""
+    async with serve() as served:
+        run = await _retry_safe(served, source, path=str(tmp_path / "x"))
+        await served.client.post(f"/v1/runs/{run['id']}/messages", json={"message": 1})
+        over = await served.finished(run)
+        assert over["error"]["code"] == "program.replay_differs"
+        assert "after the crash" not in (await served.client.get(f"/v1/runs/{run['id']}/events")).text
+
+
+async def test_a_retry_safe_run_is_not_started_for_ever(serve: Serve) -> None:
+    async with serve() as served:
+        over = await served.finished(await _retry_safe(served, "import worker\nasync def main(): worker.die()\n"))
+        assert over["error"]["code"] == "unavailable"
+        assert served.gateway.runtime.fleet.restarts == 3
