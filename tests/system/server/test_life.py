@@ -11,7 +11,7 @@ import anyio
 import httpx
 import pytest
 
-from .conftest import CommandLine, Serve, until
+from .conftest import BOB, CommandLine, Serve, until
 
 pytestmark = pytest.mark.anyio
 TALK = "async def main(n: int = 3):\n    for i in range(n): print(i)\n    return {'n': n}\n"
@@ -40,7 +40,7 @@ async def test_runs_with_their_events_and_results_survive_a_restart(serve: Serve
         assert (await served.client.post(f"/v1/runs/{over['id']}/cancel")).json()["state"] == "succeeded"
         refused = await served.client.post(f"/v1/runs/{over['id']}/messages", json={"message": 1})
         assert refused.json()["error"]["code"] == "client.invalid"
-        other = await served.client.get(f"/v1/runs/{over['id']}", headers={"Authorization": "Bearer token-of-bob"})
+        other = await served.client.get(f"/v1/runs/{over['id']}", headers={"Authorization": f"Bearer {BOB}"})
         assert other.status_code == 404
 
 
