@@ -1,5 +1,5 @@
 """The command line: ``inferd run``, ``serve``, ``upload``, ``launch``, ``ps``, ``logs``, ``stop``, ``pull``, ``models``,
-``token``, ``tenants``, ``build-runner``.
+``token``, ``tenants``, ``doctor``, ``build-runner``.
 
 This file says which verbs there are; each is imported only when it is used, so that the command line starts fast.
 """
@@ -24,6 +24,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "models": ("models", "list what is here; models rm | served | fit"),
     "token": ("token", "make, list, rotate and revoke access tokens"),
     "tenants": ("tenants", "show what tenants may have, and have"),
+    "doctor": ("doctor", "look at this machine, the settings and the server: what is missing, what is dangerous"),
     "build-runner": ("build", "build the sandbox's Python component now, not at the first run"),
 }
 """Each verb's module in this package and its line in the overview."""

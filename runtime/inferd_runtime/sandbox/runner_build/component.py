@@ -88,6 +88,12 @@ def ensure_runner(on_progress: OnProgress = lambda progress: None) -> Path:
     return compiled.path
 
 
+def runner_is_built() -> bool:
+    """Return True if :func:`ensure_runner` would find the runner built."""
+    name = f"{_source_key(guest_sources())}-{_machine_key()}.cwasm"
+    return CacheEntry(cache_folder() / "runner" / name).is_whole()
+
+
 def guest_sources() -> dict[str, bytes]:
     """Return every file that goes into the component, by its path there: the SDK, the guest's modules, and the WIT world."""
     sdk, runner = Path(inferd.__file__).parent, Path(__file__).parents[1] / "runner"

@@ -1,0 +1,166 @@
+"""What `inferd doctor` looks at: each check returns findings, and raises nothing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from inferd.protocol import InferdError
+from inferd_runtime.cli.client import Server
+from inferd_runtime.isolation.report import report
+from inferd_runtime.models.fitting.memory import available_host_bytes
+from inferd_runtime.models.store.store import ModelStore
+from inferd_runtime.sandbox.runner_build.component import runner_is_built
+from inferd_runtime.server.gateway.listening import is_loopback
+from inferd_runtime.settings.settings import Settings
+
+NEEDED = ("msgspec", "pyzmq", "starlette", "uvicorn", "wasmtime", "torch", "transformers", "tokenizers", "llguidance")
+OPTIONAL = ("triton", "outlines_core", "xgrammar", "opentelemetry-sdk")
+USEFUL_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
+EMBEDDED = ("tiny", "tiny-draft")
+LOW_MEMORY = 2 << 30
+LOW_DISK = 1 << 30
+OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: ``ok``, ``note`` (nothing to do), ``warning``, or ``missing`` (inferd does not work as asked without)."""
+
+    area: str
+    state: Literal["ok", "note", "warning", "missing"]
+    text: str
+
+
+Findings = Iterator[Finding]
+
+
+def versions(settings: Settings) -> Findings:
+    """Look at Python and at the packages that are needed, or used where they are there."""
+    yield Finding("versions", "ok", f"Python {platform.python_version()} on {platform.platform()}")
+    for name in ("inferd", *NEEDED):
+        found = _version(name)
+        yield Finding("versions", "ok" if found else "missing", f"{name} {found or 'is not installed'}")
+    for name in OPTIONAL:
+        yield Finding("versions", "note", f"{name} {_version(name) or 'is not installed (optional)'}")
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def processor(settings: Settings) -> Findings:
+    """Look at cores and at the instructions that matter for speed."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    state: Literal["ok", "warning"] = "ok" if cores > 1 else "warning"
+    yield Finding("processor", state, f"{cores} cores, {platform.machine()}")
+    words = set(CPUINFO.read_text().split()) if CPUINFO.exists() else set()
+    found = [name for name in USEFUL_FEATURES if name in words]
+    yield Finding("processor", "ok" if found else "note", f"features: {' '.join(found) or 'not known'}")
+
+
+def memory(settings: Settings) -> Findings:
+    """Look at the memory that is free, for this process's control group."""
+    free = available_host_bytes()
+    yield Finding("memory", "warning" if free < LOW_MEMORY else "ok", f"{free / 1e9:.1f} GB are available")
+
+
+def disk(settings: Settings) -> Findings:
+    """Look at the folders that a server writes to."""
+    for name in ("data_dir", "state_dir"):
+        folder = getattr(settings, name)
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            yield Finding("disk", "missing", f"{name} {folder} cannot be written: set --{name.replace('_', '-')}")
+            continue
+        free = shutil.disk_usage(there).free
+        yield Finding("disk", "warning" if free < LOW_DISK else "ok", f"{name} {folder}: {free / 1e9:.1f} GB are free")
+
+
+def sandbox(settings: Settings) -> Findings:
+    """Look whether the sandbox is built, and which layers stand between it and the machine."""
+    if runner_is_built():
+        yield Finding("sandbox", "ok", "the runner is built")
+    else:
+        yield Finding(
+            "sandbox", "note", "the runner is built at the first start, in about a minute; now: inferd build-runner"
+        )
+    wanted: Literal["missing", "warning"] = "missing" if settings.require_isolation else "warning"
+    for kind, layers in report().items():
+        for layer in layers:
+            text = f"{kind}: {layer.name}"
+            yield (
+                Finding("isolation", "ok", text)
+                if layer.active
+                else Finding("isolation", wanted, f"{text}: {layer.reason}")
+            )
+
+
+def models(settings: Settings) -> Findings:
+    """Look whether the models of the settings are here."""
+    store = ModelStore()
+    for model in settings.engine.models:
+        path = Path(model.name).expanduser()
+        if model.name in EMBEDDED or store.find(model.name) is not None:
+            yield Finding("models", "ok", f"{model.name} is here")
+        elif path.exists():
+            whole = path.suffix == ".gguf" or (path / "config.json").is_file()
+            yield Finding("models", "ok" if whole else "missing", f"{path}" + ("" if whole else " has no config.json"))
+        elif path.is_absolute():
+            yield Finding("models", "missing", f"there is no {path}")
+        else:
+            yield Finding(
+                "models", "note", f"{model.name} is not here: `inferd pull {model.name}`, or the hub at the start"
+            )
+
+
+def server(settings: Settings) -> Findings:
+    """Look whether this user's server answers."""
+    target = Server.of(settings)
+    try:
+        version = target.get("/version")["version"]
+    except InferdError:
+        yield Finding("server", "note", f"none answers at {target.url}")
+        return
+    try:
+        ready = target.get("/readyz")["ready"]
+        yield Finding("server", "ok" if ready else "warning", f"{target.url} serves, version {version}")
+    except InferdError as error:
+        yield Finding("server", "warning", f"{target.url} (version {version}): {error.message}")
+
+
+def dangers(settings: Settings) -> Findings:
+    """Look for settings that let in others than intended."""
+    if not is_loopback(settings.host) and settings.tls_cert is None:
+        yield Finding(
+            "settings", "warning", f"host {settings.host} without TLS: tokens and texts can be read on the way"
+        )
+    if not is_loopback(settings.host) and not settings.require_isolation:
+        yield Finding(
+            "settings", "warning", f"host {settings.host} without --require-isolation: a layer may be missing"
+        )
+    if settings.metrics_for == "all":
+        yield Finding("settings", "warning", "metrics_for=all: every tenant sees the sums over all tenants")
+    for name in ("tokens_file", "tls_key", "state_dir"):
+        path = getattr(settings, name)
+        if path is not None and path.exists() and path.stat().st_mode & OPEN_TO_OTHERS:
+            yield Finding("settings", "warning", f"{name} {path} is open to other users: chmod go= {path}")
+    if settings.token is not None and "--token" in " ".join(sys.argv):
+        yield Finding("settings", "warning", "a token on the command line is seen by every user: INFERD_TOKEN is not")
+
+
+CHECKS: tuple[Callable[[Settings], Findings], ...] = (
+    versions, processor, memory, disk, sandbox, models, server, dangers,
+)  # fmt: skip

@@ -1,0 +1,93 @@
+"""`inferd doctor`: what is missing, what is dangerous, and its exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inferd_runtime.cli import doctor_checks
+from inferd_runtime.cli.doctor import doctor, examine
+from inferd_runtime.cli.doctor_checks import Finding
+from inferd_runtime.isolation.kinds import ChildKind
+from inferd_runtime.isolation.layers import Layer
+from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.settings.settings import EngineSettings, Settings
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for kind in ("STATE", "DATA", "CONFIG", "CACHE"):
+        monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind.lower()))
+    layers = [Layer("seccomp", True, ""), Layer("landlock", False, "the kernel has none")]
+    monkeypatch.setattr(doctor_checks, "report", lambda: {ChildKind.WORKER: layers})
+    return tmp_path
+
+
+def settings(home: Path, **changes: object) -> Settings:
+    values = {"data_dir": home / "data", "state_dir": home / "state", "port": 1, **changes}
+    return Settings(**values)  # type: ignore[arg-type]
+
+
+def found(settings: Settings, area: str) -> list[Finding]:
+    return [finding for finding in examine(settings) if finding.area == area]
+
+
+def test_every_area_is_looked_at(home: Path) -> None:
+    areas = {finding.area for finding in examine(settings(home))}
+    assert areas == {"versions", "processor", "memory", "disk", "sandbox", "isolation", "models", "server"}
+
+
+def test_a_package_that_is_needed_is_missed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_checks, "NEEDED", ("no-such-package",))
+    assert Finding("versions", "missing", "no-such-package is not installed") in found(settings(home), "versions")
+
+
+def test_a_folder_that_cannot_be_written_is_missed(home: Path) -> None:
+    (home / "file").touch()
+    missing = [one for one in found(settings(home, data_dir=home / "file" / "data"), "disk") if one.state == "missing"]
+    assert len(missing) == 1
+    assert "--data-dir" in missing[0].text
+
+
+def test_a_missing_layer_counts_as_missing_where_it_is_required(home: Path) -> None:
+    text = "worker: landlock: the kernel has none"
+    assert Finding("isolation", "warning", text) in found(settings(home), "isolation")
+    assert Finding("isolation", "missing", text) in found(settings(home, require_isolation=True), "isolation")
+
+
+@pytest.mark.parametrize(("name", "state"), [("tiny", "ok"), ("/no/such/folder", "missing"), ("org/model", "note")])
+def test_models_are_looked_for(home: Path, name: str, state: str) -> None:
+    engine = EngineSettings(model=(ModelOptions(name),))
+    assert [one.state for one in found(settings(home, engine=engine), "models")] == [state]
+
+
+def test_dangerous_settings_are_told(home: Path) -> None:
+    tokens = home / "tokens"
+    tokens.touch(mode=0o644)
+    tokens.chmod(0o644)
+    words = " ".join(
+        one.text for one in found(settings(home, host="0.0.0.0", tokens_file=tokens, metrics_for="all"), "settings")
+    )
+    for part in ("without TLS", "--require-isolation", "chmod go=", "metrics_for"):
+        assert part in words
+    assert not found(settings(home), "settings")
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_the_exit_code_says_whether_something_is_missing(
+    home: Path, missing: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor_checks, "NEEDED", ("no-such-package",) if missing else ("msgspec",))
+    monkeypatch.setattr(doctor_checks, "_version", lambda name: "" if name == "no-such-package" else "1")
+    options = ["--data-dir", str(home / "data"), "--state-dir", str(home / "state"), "--port", "1"]
+    assert doctor([*options, "--json"]) == int(missing)
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"] is not missing
+    assert doctor(options) == int(missing)
+    assert "landlock" in capsys.readouterr().out
+
+
+def test_a_server_that_does_not_answer_is_no_fault(home: Path) -> None:
+    assert [one.state for one in found(settings(home), "server")] == ["note"]
