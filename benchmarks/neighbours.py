@@ -262,6 +262,8 @@ def snapshots(served: Served) -> list[Script]:
         yield p.FlushContext(root)
         while True:
             exported = yield p.ExportContext(root)
+            if not isinstance(exported, p.Exported):
+                raise SystemExit(exported)
             opened = yield p.ImportContext(exported.data)
             if isinstance(opened, p.Opened):
                 yield p.ReleaseContext(opened.context)

@@ -18,6 +18,15 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", str, int)
 
+NARROW = 2
+"""Tokens of a step whose time tells the fixed part of all."""
+LEARNING = 0.1
+"""The weight of each narrow step in what is learnt."""
+QUANTUM_SECONDS = 0.025
+"""Where several tenants are there, steps are to be no longer: the one that does not take part waits for their end."""
+SHRINK, GROW, FILLED = 0.4, 1.2, 0.8
+FIRST_BUDGET, LEAST_BUDGET = 1 / 4, 1 / 32
+"""Parts of the tokens that a step may have."""
 LINGER_LEADS = 16
 """For so many leads of service to others a tenant that wants nothing counts as there: it may be about to ask again."""
 
@@ -38,20 +47,45 @@ class StepCost:
         """Service by which a clock may be ahead and still take part: two steps of one row."""
         return 2 * (self.fixed + 1) * self.row
 
-    def shares(self, tokens: Mapping[K, int], seconds: float | None = None) -> dict[K, float]:
-        """Return what each key pays of a step in which it fed so many tokens and which took ``seconds`` (None: as modelled).
-
-        The fixed part is shared evenly, and what the step took longer than the model says by the tokens.
-        """
+    def shares(self, tokens: Mapping[K, int]) -> dict[K, float]:
+        """Return what each key pays of a step in which it fed so many tokens: those, and an even part of the fixed cost."""
         each = self.fixed / len(tokens)
-        modelled = {key: (count + each) * self.row for key, count in tokens.items()}
-        if seconds is None or not self.timed:
-            return modelled
-        whole = sum(modelled.values())
-        if seconds <= whole:
-            return {key: share * seconds / whole for key, share in modelled.items()}
-        for_each_token = (seconds - whole) / sum(tokens.values())
-        return {key: share + tokens[key] * for_each_token for key, share in modelled.items()}
+        return {key: (count + each) * self.row for key, count in tokens.items()}
+
+
+class StepMeter:
+    """Divides the time that steps took among their participants, and says how many tokens the next one may have.
+
+    What a narrow step takes is learnt, as the fixed part of every step, which is shared evenly; the rest is paid by tokens.
+    """
+
+    def __init__(self, cost: StepCost) -> None:
+        self._cost = cost
+        self._fixed = cost.fixed * cost.row
+        self._budget = FIRST_BUDGET
+
+    def shares(self, tokens: Mapping[K, int], seconds: float | None = None) -> dict[K, float]:
+        """Return what each key pays of a step in which it fed so many tokens and which took ``seconds`` (None: as modelled)."""
+        if seconds is None or not self._cost.timed:
+            return self._cost.shares(tokens)
+        count = sum(tokens.values())
+        if count <= NARROW:
+            self._fixed += LEARNING * (seconds - self._fixed)
+        fixed = min(self._fixed, seconds)
+        each, row = fixed / len(tokens), (seconds - fixed) / count
+        return {key: each + row * own for key, own in tokens.items()}
+
+    def budget(self, most: int) -> int:
+        """Return how many of ``most`` tokens a step may have, so that it takes no longer than ``QUANTUM_SECONDS``."""
+        return max(1, round(most * self._budget)) if self._cost.timed else most
+
+    def learn_budget(self, tokens: int, seconds: float, most: int) -> None:
+        """Adapt the budget to what a step took: at once where that was too long, slowly where it filled the budget in less."""
+        if seconds > QUANTUM_SECONDS and tokens > NARROW:
+            change = max(SHRINK, QUANTUM_SECONDS / seconds)
+        else:
+            change = GROW if seconds < QUANTUM_SECONDS / 2 and tokens >= FILLED * self.budget(most) else 1.0
+        self._budget = min(1.0, max(LEAST_BUDGET, self._budget * change))
 
 
 class FairClock(Generic[K]):
@@ -90,6 +124,11 @@ class FairClock(Generic[K]):
         behind = min((clocks[key] for key in active), default=0.0)
         fair = [key for key in keys if (clocks[key] - behind) * self._weight(key) <= self.lead]
         return sorted(fair, key=lambda key: (clocks[key], key))
+
+    @property
+    def contended(self) -> bool:
+        """True if more than one key wants something, or did a moment ago."""
+        return len(self._seen) > 1
 
     def charge(self, key: K, service: float) -> None:
         """Advance a clock by the service that its key received, unless nobody else is there."""

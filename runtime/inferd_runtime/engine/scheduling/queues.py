@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from inferd_runtime.engine.job import Job, Planned
-from inferd_runtime.engine.scheduling.fairness import LINGER_LEADS, FairClock, StepCost, priority_weight
+from inferd_runtime.engine.scheduling.fairness import LINGER_LEADS, FairClock, StepCost, StepMeter, priority_weight
 from inferd_runtime.engine.scheduling.tenants import Accounts
 
 
@@ -95,9 +95,13 @@ class TenantQueue:
 class Queues:
     """The queues of all tenants."""
 
-    def __init__(self, accounts: Accounts, cost: StepCost, clock: FairClock[str] | None = None) -> None:
+    def __init__(
+        self, accounts: Accounts, cost: StepCost, clock: FairClock[str] | None = None, *, token_budget: int
+    ) -> None:
         """``clock``: of all that the process serves; without one, these queues have their own."""
+        self._most = token_budget
         self._cost = cost
+        self._meter = StepMeter(cost)
         self._tenants: dict[str, TenantQueue] = {}
         self._clock = clock or FairClock(accounts.weight, linger=LINGER_LEADS)
         self._clock.allow(cost.lead)
@@ -147,5 +151,11 @@ class Queues:
         for planned in plan:
             shares.setdefault(planned.job.context.tenant, []).append(planned)
         tokens = {tenant: self._tenants[tenant].charge(share) for tenant, share in shares.items()}
-        for tenant, share in self._cost.shares(tokens, seconds).items():
+        for tenant, share in self._meter.shares(tokens, seconds).items():
             self._clock.charge(tenant, share)
+        if seconds is not None:
+            self._meter.learn_budget(sum(tokens.values()), seconds, self._most)
+
+    def budget(self) -> int:
+        """Return how many tokens the next step may have: fewer where other tenants may wait for its end."""
+        return self._meter.budget(self._most) if self._clock.contended else self._most

@@ -51,7 +51,7 @@ class Scheduler:
         self._drafts: dict[Job, Draft] = {}
         self._ready: list[Job] = []
         self._demand: Counter[str] | None = None
-        self._queues = Queues(accounts, cost, clock)
+        self._queues = Queues(accounts, cost, clock, token_budget=token_budget)
         self.deferred = False
         """True if the last plan is empty because other tenants, who wait for something else, come first."""
         self._waiting: dict[Job, int] = {}
@@ -78,6 +78,7 @@ class Scheduler:
             if not fair:
                 return []
             self._no_idle_left = False
+            self._budget = self._queues.budget()
             plan = self._fill(self._overdue(), fair)
             if plan:
                 return plan
