@@ -59,7 +59,14 @@ class Served:
         beside = Beside(CompileQueue(trials, charge=clock.charge), Lanes(1, "text", clock.charge))
         hub = SessionHub({self.model.info.name: self.model}, send, self.grants, None, beside.compiles, beside.texts)
         self.loop = EngineLoop(socket, hub, models, Mailbox(hub, clock), beside)
+        self._socket = socket
         self.seconds = 0.0
+
+    def close(self) -> None:
+        """End the loop and what works beside it."""
+        self.loop.close()
+        self._socket.close()
+        self.context.term()
 
     def turn(self) -> None:
         """One turn of the loop, never waiting."""

@@ -14,9 +14,16 @@ from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
 from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.prepare import prepare
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
-from inferd_runtime.engine.scheduling.fairness import StepCost
+from inferd_runtime.engine.scheduling.fairness import (
+    LINGER_LEADS,
+    QUANTUM_SECONDS,
+    FairClock,
+    StepCost,
+    StepMeter,
+)
 from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+from inferd_runtime.models.batch import Batch, Outputs
 from inferd_runtime.testing.null_driver import NullDriver
 
 GREEDY = RowSampler.resolve(Sampling(), seed=0, lineage=0)
@@ -215,3 +222,113 @@ def test_a_step_is_not_for_some_jobs_alone_while_another_tenants_could_run() -> 
     plan = scheduler.plan()
     assert not scheduler.begin_round_of([item for item in plan if item.job is mine])
     assert scheduler.begin_round_of(plan)
+
+
+class Timed:
+    """Engines of one thread whose steps take ``fixed`` and so much for each token, and share one clock of tenants."""
+
+    def __init__(self, models: int, fixed: float, row: float) -> None:
+        self.now = 0.0
+        self.fixed, self.row = fixed, row
+        self.clock: FairClock[str] = FairClock(lambda tenant: 1.0, linger=LINGER_LEADS)
+        cost = StepCost(fixed / row, row, timed=True)
+        self.engines = [
+            Engine(TimedDriver(self), EngineOptions(512, cost=cost, fairness=self.clock, clock=lambda: self.now))
+            for _ in range(models)
+        ]
+
+    def start(self, engine: int, tenant: str, prompt: int = 1) -> Generation:
+        """A greedy generation that goes on for as long as its context allows."""
+        context = self.engines[engine].create_context(tenant)
+        context.append([1 + context.max_length % 3] * prompt)
+        generation = Generation(context, GenerationSpec(GREEDY, 3000, frozenset()), TextAssembler(str, ()))
+        self.engines[engine].submit(generation)
+        return generation
+
+    def run(self, seconds: float, generations: list[Generation]) -> None:
+        """Step the engines in turn."""
+        end = self.now + seconds
+        while self.now < end:
+            progressed = [engine.step() for engine in self.engines]
+            assert any(progressed)
+            for generation in generations:
+                generation.take()
+
+
+class TimedDriver(NullDriver):
+    """Takes its time."""
+
+    def __init__(self, machine: Timed) -> None:
+        super().__init__(vocab_size=16, pages=4096, max_context=4000)
+        self._machine = machine
+
+    def forward(self, batch: Batch) -> Outputs:
+        self._machine.now += self._machine.fixed + self._machine.row * len(batch.tokens)
+        return super().forward(batch)
+
+
+def made(generation: Generation, machine: Timed, seconds: float, others: list[Generation]) -> int:
+    """The tokens that a generation makes meanwhile."""
+    before = len(generation.context.tokens)
+    machine.run(seconds, [generation, *others])
+    return len(generation.context.tokens) - before
+
+
+def test_a_stream_keeps_half_of_the_time_beside_prompts_of_another_model() -> None:
+    """Models of one process are stepped in turn, so that taking turns by steps would leave it a tenth."""
+    machine = Timed(2, fixed=2e-3, row=1e-4)
+    alone = made(machine.start(0, "one"), machine, 1.0, [])
+    machine = Timed(2, fixed=2e-3, row=1e-4)
+    stream, prompts = machine.start(0, "one"), [machine.start(1, "many", prompt=3900) for _ in range(40)]
+    assert made(stream, machine, 1.0, prompts) >= 0.9 * alone / 2
+
+
+def test_steps_are_short_while_another_tenant_may_wait_for_their_end() -> None:
+    machine = Timed(1, fixed=2e-3, row=1e-3)
+    stream, prompts = machine.start(0, "one"), [machine.start(0, "many", prompt=3000) for _ in range(4)]
+    machine.run(1.0, [stream, *prompts])
+    longest = 0.0
+    for _ in range(200):
+        before = machine.now
+        machine.engines[0].step()
+        stream.take()
+        longest = max(longest, machine.now - before)
+    assert longest <= 1.5 * QUANTUM_SECONDS
+
+
+def test_a_long_prompt_that_is_alone_has_whole_steps() -> None:
+    machine = Timed(1, fixed=2e-3, row=1e-3)
+    prompt = machine.start(0, "one", prompt=2049)
+    for _ in range(4):
+        machine.engines[0].step()
+    assert prompt.context.pending == 1
+
+
+def test_what_a_narrow_step_takes_is_learnt_and_shared_evenly() -> None:
+    meter = StepMeter(StepCost(1000.0, 1e-3, timed=True))
+    for _ in range(100):
+        meter.shares({"a": 1}, 4e-3)
+    shares = meter.shares({"a": 1, "b": 49}, 24e-3)
+    assert shares["a"] == pytest.approx(2e-3 + 20e-3 / 50, rel=0.01)
+    assert sum(shares.values()) == pytest.approx(24e-3)
+
+
+def test_who_is_away_for_a_moment_keeps_its_place_and_who_is_away_for_long_does_not() -> None:
+    clock: FairClock[str] = FairClock(lambda tenant: 1.0, 1.0, linger=10)
+    clock.next_round(["a", "b"])
+    clock.charge("a", 5.0)
+    clock.next_round(["a"])
+    clock.charge("a", 2.0)
+    assert clock.next_round(["a", "b"]) == ["b"], "seven behind"
+    for _ in range(20):
+        clock.next_round(["a"])
+        clock.charge("a", 1.0)
+    assert clock.next_round(["a", "b"]) == ["a", "b"], "it starts where the other is"
+
+
+def test_what_is_paid_while_away_is_owed_when_one_is_back() -> None:
+    """A compile of four seconds ends after its tenant has gone: the next thing that it asks waits."""
+    clock: FairClock[str] = FairClock(lambda tenant: 1.0, 0.01)
+    clock.next_round(["here"])
+    clock.charge("gone", 4.0)
+    assert clock.next_round(["here", "gone"]) == ["here"]

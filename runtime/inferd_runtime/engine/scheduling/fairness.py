@@ -27,8 +27,9 @@ QUANTUM_SECONDS = 0.025
 SHRINK, GROW, FILLED = 0.4, 1.2, 0.8
 FIRST_BUDGET, LEAST_BUDGET = 1 / 4, 1 / 32
 """Parts of the tokens that a step may have."""
-LINGER_LEADS = 16
-"""For so many leads of service to others a tenant that wants nothing counts as there: it may be about to ask again."""
+LINGER_LEADS = 2
+"""For so many leads of service to others a tenant that wants nothing counts as there: it may be about to ask again. It is also
+how far it can be behind when it does, for as long as which the others then wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class StepCost:
     @property
     def lead(self) -> float:
         """Service by which a clock may be ahead and still take part: two steps of one row."""
-        return 2 * (self.fixed + 1) * self.row
+        lead = 2 * (self.fixed + 1) * self.row
+        return min(lead, QUANTUM_SECONDS) if self.timed else lead
 
     def shares(self, tokens: Mapping[K, int]) -> dict[K, float]:
         """Return what each key pays of a step in which it fed so many tokens: those, and an even part of the fixed cost."""

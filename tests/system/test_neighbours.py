@@ -1,0 +1,39 @@
+"""One tenant's stream beside a hostile one, over the engine's own loop: its share of the time, and its longest pause.
+
+The figures are of processor time of the loop; ``benchmarks/neighbours.py`` measures all kinds, and for longer.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import neighbours
+
+SECONDS = 0.8
+LEAST_SHARE = 0.75
+"""Of the fair share: less than the aim of 0.9, because so short a measurement is a rough one."""
+LONGEST_PAUSE = 0.25
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[neighbours.Served]:
+    served = neighbours.Served()
+    yield served
+    served.close()
+
+
+@pytest.mark.parametrize(
+    "kind", ["streams", "prompts", "compiles", "cancels", "texts", "small_texts", "forks", "snapshots"]
+)
+def test_a_stream_keeps_its_share_of_the_time_beside(served: neighbours.Served, kind: str) -> None:
+    alone = neighbours.measure(served, SECONDS / 2)
+    beside = neighbours.measure(served, SECONDS, neighbours.KINDS[kind])
+    assert beside.answered
+    assert beside.speed >= LEAST_SHARE * alone.speed / 2
+    assert beside.gap <= LONGEST_PAUSE
