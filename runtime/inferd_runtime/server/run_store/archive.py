@@ -27,6 +27,8 @@ READ_SECONDS = 10.0
 REOPEN_SECONDS = 1.0
 """How long a file that could not be opened is left alone."""
 CLOSE_SECONDS = 10.0
+STILL_OPEN = frozenset({"disk_full", "locked", "read_only"})
+"""Reasons of a failure that leave the file as it is: what it holds can be read."""
 log = logging.getLogger("inferd.runs")
 Job = Callable[[RunFile], Any]
 Done = Callable[[Any, InferdError | None], None]
@@ -112,7 +114,8 @@ class RunArchive:
         value, error = None, None
         try:
             value = task.job(self._opened())
-            self.failure = None
+            if task.size:  # a read that works does not say that writing does
+                self.failure = None
         except InferdError as failed:
             error = failed
             self._failed(failed)
@@ -131,14 +134,15 @@ class RunArchive:
         return self._file
 
     def _failed(self, error: InferdError) -> None:
-        """Note why the file does not work, and open it again for a later job."""
+        """Note why the file does not work, and open it again for a later job where that could help."""
         if self.failure is None:
             log.error("%s", error.message)
         self.failure = error.message
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        self._retry_at = time.monotonic() + REOPEN_SECONDS
+        if error.detail.get("reason") not in STILL_OPEN:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+            self._retry_at = time.monotonic() + REOPEN_SECONDS
 
 
 @asynccontextmanager

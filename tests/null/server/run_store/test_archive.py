@@ -122,6 +122,8 @@ def test_while_the_store_fails_runs_go_on_in_memory_and_are_stored_later(
             assert keeper.failure is not None
             assert "disk is full" in keeper.failure
             assert await keeper.find(run.id, "ann") is run
+            assert [record.id for record in await keeper.records("ann")] == [run.id]  # what is there can be read
+            assert keeper.failure is not None
         keeper.progressed()
         await settle(archive)
         assert keeper.failure is None
