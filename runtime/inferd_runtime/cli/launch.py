@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 from urllib.parse import quote
 
 from inferd.protocol import Unavailable
@@ -38,7 +39,9 @@ def launch(argv: list[str]) -> int:
 
     command = parse(CommandSyntax("launch", DESCRIPTION, _add_options_before, _add_options_after, find), argv)
     server, program = asked[0]
-    body = {"program": program, "arguments": command.arguments, "limits": command.limits}
+    body: dict[str, Any] = {"program": program, "arguments": command.arguments, "limits": command.limits}
+    if command.retry_safe:
+        body["retry_safe"] = True
     run = server.post("/v1/runs", body)
     if not command.detach:
         return follow(server, run["id"], RunScreen(command.as_json))
@@ -60,6 +63,9 @@ def _add_options_after(parser: Parser, taken: frozenset[str]) -> None:
         add_json(parser, JSON_HELP)
     if "detach" not in taken:
         parser.add_argument("--detach", dest="detach", action="store_true", help="print the run's id and do not wait")
+    if "retry_safe" not in taken:
+        text = "start it again if what it runs on crashes: it says the same each time with the same seed"
+        parser.add_argument("--retry-safe", dest="retry_safe", action="store_true", help=text)
 
 
 def follow(server: Server, run: str, screen: RunScreen) -> int:

@@ -30,6 +30,7 @@ class ProgramCommand:
     limits: dict[str, float]
     as_json: bool
     detach: bool
+    retry_safe: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def parse(grammar: CommandSyntax, argv: list[str]) -> ProgramCommand:
     return ProgramCommand(
         arguments_of(second, interface), settings, limits,
         _given(first, second, "as_json"), _given(first, second, "detach"),
+        _given(first, second, "retry_safe"),
     )  # fmt: skip
 
 
