@@ -81,7 +81,8 @@ def hostile_worker(links: WorkerLinks) -> Launch:
 async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
     folder = tmp_path_factory.mktemp("scene")
     tokens = folder / "tokens"
-    tokens.write_text("secret-of-bob bob\n")
+    tokens.write_text("secret-of-bob-that-is-long-enough bob\n")
+    tokens.chmod(0o600)
     settings = Settings(
         engine=EngineSettings(threads=1, check=True), tokens_file=tokens, data_dir=folder / "data", max_workers=4,
     )  # fmt: skip
