@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -68,10 +69,12 @@ async def _load(served: Served, runs: int, kills: int, seed: int) -> dict[int, d
 
 async def _kill(served: Served, kills: int, draw: random.Random, killed: anyio.Event) -> None:
     runtime = served.gateway.runtime
-    for _ in range(kills):
+    while kills:
         await until(lambda: bool(runtime.runs.active and runtime.fleet.pids), 60)
         pids = [*runtime.fleet.pids.values(), *([runtime.engine.pid] if runtime.engine.pid else [])]
-        os.kill(draw.choice(pids), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended already, and is about to be noticed
+            os.kill(draw.choice(pids), signal.SIGKILL)
+            kills -= 1
         await until(served.ready, 60)
     killed.set()
 

@@ -91,6 +91,8 @@ class EngineSession:
         try:
             await self._channel.send(ticket, request.op, msgspec.msgpack.encode(request))
             reply = await future
+        except zmq.ZMQError:  # the engine has ended, its channel is closed, and that is about to be noticed
+            raise Unavailable("the engine process ended", process="engine") from None
         finally:
             self._waiting.pop(ticket, None)
         if not reply.ok:
