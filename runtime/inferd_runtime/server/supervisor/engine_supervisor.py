@@ -116,7 +116,7 @@ class EngineSupervisor:
 
     async def close_session(self, name: str) -> None:
         """Close the session of this name if it is still open: what holds it may have died, or kept it back."""
-        with contextlib.suppress(InferdError):  # an engine that is gone holds nothing; one that refuses ends no other run
+        with contextlib.suppress(InferdError):  # an engine that is gone holds nothing; a refusal ends no other run
             await self.call(CloseNamedSession(name), Usage)
 
     async def _run_engine(self) -> float:
