@@ -17,6 +17,7 @@ from inferd_runtime.settings.settings import Settings
 
 SERVER_FILE = "server.json"
 TOKEN_FILE = "token"
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 TIMEOUT_SECONDS = 30.0
 STREAM_TIMEOUT_SECONDS = 60.0
 """A stream that says nothing sends an empty line every 15 s."""
@@ -33,10 +34,14 @@ class Server:
 
     @classmethod
     def of(cls, settings: Settings) -> Server:
-        """Return the server that the settings name: ``url``, else this user's own one, else ``host`` and ``port``."""
-        url = settings.url or _announced_url(settings) or f"http://{settings.host}:{settings.port}"
-        token = settings.token or _read(settings, TOKEN_FILE)
-        return cls(url.rstrip("/"), token, settings.ca)
+        """Return the server that the settings name: ``url``, else this user's own one, else ``host`` and ``port``.
+
+        The token in the state directory is this machine's server's: it is not sent to another one.
+        """
+        announced = _announced_url(settings)
+        url = (settings.url or announced or f"http://{settings.host}:{settings.port}").rstrip("/")
+        own = url == announced or _hostname(url) in LOOPBACK
+        return cls(url, settings.token or (_read(settings, TOKEN_FILE) if own else None), settings.ca)
 
     def get(self, path: str) -> Any:
         """Return the JSON that the server answers. Raises the error that it sends, and Unavailable."""
@@ -113,6 +118,13 @@ def _error_of(url: str, response: http.client.HTTPResponse) -> Exception:
         return ErrorInfo(error["code"], error["message"], error["detail"]).to_exception()
     except (ValueError, KeyError, TypeError):
         return InternalError(f"{url} answered {response.status} with something that is no inferd error")
+
+
+def _hostname(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
 
 
 def _announced_url(settings: Settings) -> str | None:

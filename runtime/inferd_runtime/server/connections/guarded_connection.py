@@ -65,7 +65,7 @@ class GuardedConnection(asyncio.Protocol):
         self._make_inner = make_inner
         self._keeper = keeper
         self._transport: asyncio.Transport | None = None
-        self._pending = b""
+        self._pending = bytearray()
         self._feeder: asyncio.TimerHandle | None = None
         self._paused: set[str] = set()
 
@@ -84,7 +84,7 @@ class GuardedConnection(asyncio.Protocol):
         """Tell the HTTP server and the keeper."""
         if self._feeder is not None:
             self._feeder.cancel()
-        self._pending = b""
+        self._pending.clear()
         self._keeper.ended(self)
         self.inner.connection_lost(exc)
 
@@ -151,10 +151,11 @@ class GuardedConnection(asyncio.Protocol):
         self._feeder = None
         started = time.monotonic()
         while self._pending and not self._paused - {PARSING} and time.monotonic() - started < FEED_SECONDS:
-            piece, self._pending = self._pending[:PIECE_BYTES], self._pending[PIECE_BYTES:]
+            piece = bytes(self._pending[:PIECE_BYTES])
+            del self._pending[:PIECE_BYTES]
             self.inner.data_received(piece)
             if self._transport is None or self._transport.is_closing():
-                self._pending = b""  # as with asyncio's own transports: what is closed hears nothing more
+                self._pending.clear()  # as with asyncio's own transports: what is closed hears nothing more
         wait = self._keeper.parsed(self, time.monotonic() - started)
         if self._pending or wait:
             self.pause(PARSING)

@@ -1,0 +1,156 @@
+"""What the system runs out of: a connection is late then, or refused by name, and nothing ends."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from inferd.protocol import Unavailable
+from inferd_runtime.cli.client import Server
+from inferd_runtime.server.connections.acceptor import Acceptor, Listener
+from inferd_runtime.server.connections.connection_table import ConnectionTable, close_frame
+from inferd_runtime.server.connections.guarded_connection import PIECE_BYTES, GuardedConnection
+from inferd_runtime.server.gateway.listening import listen
+from inferd_runtime.server.supervisor.engine_session import EngineChannel
+from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
+from inferd_runtime.server.tenancy.tenant_use import SharedSizes, TenantUse
+from inferd_runtime.settings.settings import Settings
+
+
+class Echo(asyncio.Protocol):
+    """Stands for the HTTP server."""
+
+    def __init__(self) -> None:
+        self.pieces: list[int] = []
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        assert self.transport is not None
+        self.pieces.append(len(data))
+        self.transport.write(data)
+
+
+def new_table(sizes: SharedSizes | None = None) -> ConnectionTable:
+    return ConnectionTable(TenantUse(same_for_all(Quotas()), sizes))
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED])
+def test_a_system_without_files_makes_connections_wait_and_ends_nothing(
+    number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+
+    async def connect() -> bytes:
+        loop = asyncio.get_running_loop()
+        accept, failures = loop.sock_accept, [OSError(number, "none left")] * 3
+
+        async def failing(listener: socket.socket) -> Any:
+            if failures:
+                raise failures.pop()
+            return await accept(listener)
+
+        monkeypatch.setattr(loop, "sock_accept", failing)
+        with listen("127.0.0.1", 0) as listener:
+            acceptor = Acceptor(Listener(listener), new_table(), Echo)
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(b"hello")
+            answer = await asyncio.wait_for(reader.readexactly(5), 20)
+            writer.close()
+            acceptor.close()
+            await acceptor.wait_closed()
+        assert not failures
+        return answer
+
+    assert asyncio.run(connect()) == b"hello"
+
+
+def test_what_is_accepted_sends_at_once_and_is_parsed_in_pieces() -> None:
+    async def connect() -> tuple[int, list[int]]:
+        made: list[Echo] = []
+
+        def protocol() -> Echo:
+            made.append(Echo())
+            return made[-1]
+
+        with listen("127.0.0.1", 0) as listener:
+            acceptor = Acceptor(Listener(listener), new_table(), protocol)
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            sent = bytes(range(256)) * 1000
+            writer.write(sent)
+            assert await asyncio.wait_for(reader.readexactly(len(sent)), 20) == sent
+            transport = made[0].transport
+            assert transport is not None
+            no_delay = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            writer.close()
+            acceptor.close()
+            await acceptor.wait_closed()
+        return no_delay, made[0].pieces
+
+    no_delay, pieces = asyncio.run(connect())
+    assert no_delay
+    assert max(pieces) <= PIECE_BYTES
+
+
+def test_messages_of_websockets_that_are_never_complete_are_counted_and_end_with_a_reason() -> None:
+    table = new_table(SharedSizes(body_bytes=1 << 20, one_body=256 << 10))
+    connection = table.arrived(("127.0.0.1", 1), Echo)
+    other = table.arrived(("127.0.0.1", 2), Echo)
+    farewells: list[bytes] = []
+    connection.close_with = farewells.append  # type: ignore[method-assign]
+    for one, tenant in ((connection, "eve"), (other, "ann")):
+        table.belongs_to(one, tenant)
+    for _ in range(20):
+        table.received(connection, 64 << 10)
+    assert farewells
+    assert farewells[0][2:4] == (1013).to_bytes(2, "big")
+    table.received(other, 200 << 10)
+    assert other.held_bytes >= 200 << 10
+    table.message_came(other)
+    table.ended(connection)
+    table.ended(other)
+    assert table._use.bodies.used == table._use.connections.used == 0
+
+
+def test_a_closing_frame_has_room_for_its_reason() -> None:
+    frame = close_frame(1013, "é" * 500)
+    assert frame[0] == 0x88
+    assert len(frame) == 2 + frame[1] <= 2 + 125
+    frame[4:].decode()
+
+
+def test_no_socket_for_the_engine_is_unavailable_and_says_when_to_come_again() -> None:
+    class Exhausted:
+        def socket(self, kind: int) -> None:
+            raise zmq.ZMQError(errno.EMFILE)
+
+    with pytest.raises(Unavailable, match="no socket is left") as caught:
+        EngineChannel(cast(zmq.asyncio.Context, Exhausted()), "ipc://x")
+    assert caught.value.detail["retry_after_s"] > 0
+
+
+def test_a_connection_that_was_never_made_can_be_given_up() -> None:
+    table = new_table()
+    connection = table.arrived(("127.0.0.1", 1), Echo)
+    refused: list[GuardedConnection] = []
+    connection.refuse = lambda: refused.append(connection)
+    connection.abort()
+    assert refused == [connection]
+
+
+def test_the_token_of_this_machines_server_is_sent_to_no_other_one(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    assert Server.of(Settings(state_dir=tmp_path)).token == "secret"
+    assert Server.of(Settings(state_dir=tmp_path, url="http://127.0.0.1:1")).token == "secret"
+    assert Server.of(Settings(state_dir=tmp_path, url="https://elsewhere.example")).token is None
+    assert Server.of(Settings(state_dir=tmp_path, url="https://elsewhere.example", token="theirs")).token == "theirs"
