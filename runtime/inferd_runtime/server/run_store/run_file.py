@@ -24,7 +24,7 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, over INTEGER NOT NULL, size INTEGER NOT NULL,
-    record BLOB NOT NULL, result BLOB
+    record BLOB NOT NULL, listed BLOB NOT NULL, result BLOB
 ) STRICT;
 CREATE INDEX IF NOT EXISTS runs_of_tenant ON runs (tenant, over, number);
 CREATE TABLE IF NOT EXISTS events (
@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS keys (
 ) STRICT;
 """
 CHECK = """
-SELECT number, id, tenant, over, size, record, result FROM runs LIMIT 0;
+SELECT number, id, tenant, over, size, record, listed, result FROM runs LIMIT 0;
 SELECT run, first, last, events FROM events LIMIT 0;
 SELECT tenant, key, fingerprint, run, created_at FROM keys LIMIT 0;
 """
@@ -69,8 +69,10 @@ class RunFile:
     def begin(self, tenant: str, record: RunRecord, key: KeptKey | None = None) -> None:
         """Keep a run that has been launched, and the key of its launch."""
         with self._transaction() as db:
-            row = (record.id, tenant, RECORD_BYTES, msgspec.msgpack.encode(record))
-            db.execute("INSERT OR IGNORE INTO runs (id, tenant, over, size, record) VALUES (?, ?, 0, ?, ?)", row)
+            row = (record.id, tenant, RECORD_BYTES, *_packed(record))
+            db.execute(
+                "INSERT OR IGNORE INTO runs (id, tenant, over, size, record, listed) VALUES (?, ?, 0, ?, ?, ?)", row
+            )
             if key is not None:
                 self._keep_key(db, tenant, key)
 
@@ -84,10 +86,10 @@ class RunFile:
     ) -> None:
         """Keep how a run ended, with its last events. Events before index ``first`` are dropped."""
         with self._transaction() as db:
-            row = (record.id, tenant, msgspec.msgpack.encode(record), None if result is None else result.encode())
+            row = (record.id, tenant, *_packed(record), None if result is None else result.encode())
             db.execute(
-                "INSERT INTO runs (id, tenant, over, size, record, result) VALUES (?1, ?2, 1, 0, ?3, ?4) "
-                "ON CONFLICT (id) DO UPDATE SET over = 1, record = ?3, result = ?4",
+                "INSERT INTO runs (id, tenant, over, size, record, listed, result) VALUES (?1, ?2, 1, 0, ?3, ?4, ?5) "
+                "ON CONFLICT (id) DO UPDATE SET over = 1, record = ?3, listed = ?4, result = ?5",
                 row,
             )
             db.execute("DELETE FROM events WHERE run = ? AND last < ?", (record.id, first))
@@ -126,7 +128,7 @@ class RunFile:
                     record, state="failed", finished_at=now, error=error, next_event=next_index + 1
                 )
                 self._append(db, run, [StoredEvent(next_index, "finished", now)])
-                db.execute("UPDATE runs SET over = 1, record = ? WHERE id = ?", (msgspec.msgpack.encode(ended), run))
+                db.execute("UPDATE runs SET over = 1, record = ?, listed = ? WHERE id = ?", (*_packed(ended), run))
         return len(rows)
 
     # Reading --------------------------------------------------------------------------------------------------------
@@ -141,9 +143,9 @@ class RunFile:
     def records(self, tenant: str) -> list[RunRecord]:
         """Return the tenant's runs that are over, newest first, as a list shows them."""
         with storage_errors(self._path, FORMAT.what):
-            query = "SELECT record FROM runs WHERE tenant = ? AND over = 1 ORDER BY number DESC"
+            query = "SELECT listed FROM runs WHERE tenant = ? AND over = 1 ORDER BY number DESC"
             rows = self._db.execute(query, (tenant,)).fetchall()
-        return [_record.decode(row[0]).in_list() for row in rows]
+        return [_record.decode(row[0]) for row in rows]
 
     def result_slice(self, run: str, offset: int, size: int) -> bytes:
         """Return ``size`` bytes of a run's result from ``offset`` on; nothing behind its end or without a result."""
@@ -193,3 +195,8 @@ class RunFile:
         oldest = db.execute(query, (tenant, MAX_KEYS)).fetchone()
         if oldest is not None:
             db.execute("DELETE FROM keys WHERE tenant = ? AND created_at <= ?", (tenant, oldest[0]))
+
+
+def _packed(record: RunRecord) -> tuple[bytes, bytes]:
+    """Return a record as it is kept, and as lists show it."""
+    return msgspec.msgpack.encode(record), msgspec.msgpack.encode(record.in_list())

@@ -190,6 +190,8 @@ def _append(run: str, events: list[StoredEvent], file: RunFile) -> None:
 
 
 def _unstored(run: Run) -> list[RunEvent]:
+    if run.stored_index == run.buffer.next_index:
+        return []
     fresh = (event for event in run.buffer.since(run.stored_index) if event.kind not in ("dropped", "finished"))
     return list(islice(fresh, STORE_EVENTS))
 

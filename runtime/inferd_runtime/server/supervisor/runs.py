@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -168,6 +168,7 @@ class Run:
     queued: float = field(default_factory=time.monotonic, repr=False)
     """When it began to wait for a worker, by the monotonic clock."""
     inputs: list[str] = field(default_factory=list, repr=False)
+    input_bytes: int = field(default=0, repr=False)
     transcript: Transcript = field(default_factory=Transcript, repr=False)
     replay: Replay | None = field(default=None, repr=False)
     waiting_bytes: int = field(default=0, repr=False)
@@ -205,7 +206,7 @@ class Run:
     @property
     def held_bytes(self) -> int:
         """The bytes that are kept of the run in this process."""
-        return len(self.arguments) + self.buffer.size + self.waiting_bytes + sum(map(len, self.inputs))
+        return len(self.arguments) + self.buffer.size + self.waiting_bytes + self.input_bytes
 
     def record(self) -> RunRecord:
         """Return the run as it is shown."""
@@ -303,9 +304,11 @@ class Run:
         self.on_message(self, text)
         if self.retry_safe:
             self.inputs.append(text)
-            if sum(map(len, self.inputs)) > MAX_INPUT_BYTES:
+            self.input_bytes += len(text) + EVENT_OVERHEAD
+            if self.input_bytes > MAX_INPUT_BYTES:
                 self.retry_safe = False
                 self.inputs.clear()
+                self.input_bytes = 0
 
     async def next_batch(self, index: int, seconds: float = math.inf) -> list[RunEvent]:
         """Wait for events from ``index`` on. Empty when the time is up, and after the run's last event."""
@@ -384,6 +387,7 @@ class RunStore:
     def __init__(self, quotas: QuotasOf) -> None:
         self._quotas = quotas
         self._active: dict[str, Run] = {}
+        self._active_of: defaultdict[str, dict[str, Run]] = defaultdict(dict)
         self._finished: dict[str, Run] = {}
 
     def __len__(self) -> int:
@@ -402,19 +406,22 @@ class RunStore:
     def check_room(self, tenant: str, size: int) -> None:
         """Raise LimitExceeded if a run of ``size`` bytes of arguments is more than is kept of the tenant's active runs."""
         most = self._quotas(tenant).kept_bytes
-        held = sum(run.held_bytes for run in self._active.values() if run.tenant == tenant)
+        held = sum(run.held_bytes for run in self._active_of.get(tenant, {}).values())
         if most and held + size > most:
             message = f"the tenant's runs that are not over hold {held} bytes already"
             raise quota_exceeded("kept_bytes", most, message, RETRY_SECONDS)
 
     def add(self, run: Run) -> None:
         """Keep a new run."""
-        self._active[run.id] = run
+        self._active[run.id] = self._active_of[run.tenant][run.id] = run
 
     def retire(self, run: Run) -> None:
         """Move a run that is over to the finished ones, and forget the oldest of its tenant's beyond its quotas."""
         if self._active.pop(run.id, None) is None:
             return
+        del self._active_of[run.tenant][run.id]
+        if not self._active_of[run.tenant]:
+            del self._active_of[run.tenant]
         run.arguments = ""
         run.inputs.clear()
         self._finished[run.id] = run
