@@ -64,6 +64,11 @@ def current_request() -> str:
     return CURRENT.get().get("request", "")
 
 
+def current_traceparent() -> str:
+    """Return the W3C trace context of the request that is being answered, as it was sent; "" without one."""
+    return CURRENT.get().get("traceparent", "")
+
+
 @contextmanager
 def log_fields(**fields: str) -> Iterator[None]:
     """Give all lines of this task, and of what it starts, these fields where they say nothing else."""

@@ -23,6 +23,7 @@ from inferd_runtime.session.wire import (
     CLOSE_NAMED,
     ERROR,
     GATEWAY_OPERATIONS,
+    GENERATIONS,
     JSON,
     MSGPACK,
     OK,
@@ -30,8 +31,10 @@ from inferd_runtime.session.wire import (
     STATS,
     TICKET,
     CloseNamedSession,
+    EndedGenerations,
     EngineStats,
     GetCycles,
+    GetGenerations,
     ModelStats,
     OpenSession,
 )
@@ -131,6 +134,14 @@ class SessionHub:
             models=models,
         )
 
+    def _generations(self, asked: GetGenerations) -> EndedGenerations:
+        return EndedGenerations(
+            {
+                name: [one for one in model.generations.ended if one.index > asked.after.get(name, -1)]
+                for name, model in self._models.items()
+            }
+        )
+
     def _dispatch(
         self, identity: bytes, ticket: int, op: str, form: bytes, payload: bytes, respond: Callable[[Any], None]
     ) -> None:
@@ -184,6 +195,8 @@ class SessionHub:
             raise p.Unauthorized(f"{op} is the gateway's own")
         if op == STATS:
             return self.stats()
+        if op == GENERATIONS:
+            return self._generations(msgspec.msgpack.decode(payload, type=GetGenerations))
         if op == CLOSE_NAMED:
             return self._close_named(msgspec.msgpack.decode(payload, type=CloseNamedSession).session)
         asked = msgspec.msgpack.decode(payload, type=GetCycles)

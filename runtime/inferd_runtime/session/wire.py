@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import msgspec
 import zmq
 
-from inferd_runtime.engine.jobs.timeline import GenerationFigures
+from inferd_runtime.engine.jobs.timeline import EndedGeneration, GenerationFigures
 from inferd_runtime.speculation.counters import DraftModelCounters, SpeculationCounters
 
 JSON = b"j"
@@ -36,7 +36,8 @@ CYCLES = "engine.cycles"
 CLOSE_NAMED = "engine.close_session"
 RUN_SESSION = "run/"
 """Prefix of the name of a run's session, before the run's id. Its worker opens it; the gateway sees to its end."""
-GATEWAY_OPERATIONS = frozenset({STATS, CYCLES, CLOSE_NAMED})
+GENERATIONS = "engine.generations"
+GATEWAY_OPERATIONS = frozenset({STATS, CYCLES, CLOSE_NAMED, GENERATIONS})
 PRIVATE_OPERATIONS = frozenset({OPEN, CLOSE, CANCEL}) | GATEWAY_OPERATIONS
 
 
@@ -98,6 +99,21 @@ class EngineStats:
     pages: int
     pages_free: int
     models: list[ModelStats] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class GetGenerations:
+    """Ask for the generations that ended since index ``after`` of each model (none: all that are kept)."""
+
+    after: dict[str, int] = field(default_factory=dict)
+    op: ClassVar[str] = GENERATIONS
+
+
+@dataclass(frozen=True)
+class EndedGenerations:
+    """The answer: by model, oldest first."""
+
+    models: dict[str, list[EndedGeneration]]
 
 
 @dataclass(frozen=True)

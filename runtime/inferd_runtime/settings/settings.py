@@ -182,6 +182,9 @@ class Settings:
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "debug, info, warning or error: the least that is logged; debug has a line for each request"
     )
+    otel_endpoint: str | None = setting(
+        None, "where traces of runs are sent by OTLP over HTTP: http://HOST:4318/v1/traces; needs inferd[otel]"
+    )
     max_body_bytes: int = setting(4 << 20, "bytes of a request's body")
     run_event_bytes: int = setting(1 << 20, "bytes of events that are kept of one run")
 

@@ -35,7 +35,7 @@ class Histogram:
 class EndedGeneration:
     """How long a generation that has ended took. Seconds from ``submitted`` (since the epoch), None for what did not come.
 
-    ``finish``: stop | length | closed | error.
+    ``finish``: stop | length | closed | error. ``compiling``: seconds before ``submitted`` in which its constraint was compiled.
     """
 
     index: int
@@ -47,6 +47,7 @@ class EndedGeneration:
     prompt_tokens: int
     tokens: int
     finish: str
+    compiling: float = 0.0
 
 
 @dataclass
@@ -74,23 +75,26 @@ class GenerationClock:
         self.ended: deque[EndedGeneration] = deque(maxlen=MAX_ENDED)
         self.clock = clock
 
-    def begin(self, session: str, prompt_tokens: int) -> Timeline:
-        """Return the timeline of a generation that is submitted now. ``prompt_tokens``: those to compute, or to find."""
+    def begin(self, session: str, prompt_tokens: int, asked: float | None = None) -> Timeline:
+        """Return the timeline of a generation that is submitted now. ``prompt_tokens``: those to compute, or to find. ``asked``:
+        when it was asked for, by the clock, if its constraint was compiled since.
+        """
         self.figures.waiting += 1
         self.figures.prompt_tokens += prompt_tokens
-        return Timeline(self, session, prompt_tokens)
+        return Timeline(self, session, prompt_tokens, asked)
 
 
 class Timeline:
     """One generation's times, in seconds of its clock."""
 
-    def __init__(self, clock: GenerationClock, session: str, prompt_tokens: int) -> None:
+    def __init__(self, clock: GenerationClock, session: str, prompt_tokens: int, asked: float | None = None) -> None:
         self._of = clock
         self._session = session
         self._prompt_tokens = prompt_tokens
         self._tokens = 0
         self._submitted = clock.clock()
         self._since_epoch = time.time()
+        self._compiling = 0.0 if asked is None else self._submitted - asked
         self._planned: float | None = None
         self._first: float | None = None
         self._last = 0.0
@@ -136,7 +140,7 @@ class Timeline:
             EndedGeneration(
                 ended[-1].index + 1 if ended else 0, self._session, self._since_epoch,
                 self._after(self._planned), self._after(self._first), now - self._submitted,
-                self._prompt_tokens, self._tokens, finish,
+                self._prompt_tokens, self._tokens, finish, self._compiling,
             )
         )  # fmt: skip
 

@@ -40,6 +40,7 @@ from inferd_runtime.server.programs.library import open_library
 from inferd_runtime.server.run_store.archive import open_archive
 from inferd_runtime.server.supervisor.runtime import Commands, Runtime, open_runtime
 from inferd_runtime.server.telemetry.request_ids import RequestIds
+from inferd_runtime.server.telemetry.traces import otlp_provider, traced
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
 from inferd_runtime.server.tenancy.token_store import TOKENS_FILE, TokenStore
 from inferd_runtime.settings.settings import Settings
@@ -156,6 +157,8 @@ async def open_gateway(settings: Settings, commands: Commands | None = None) -> 
         runtime = await stack.enter_async_context(
             open_runtime(settings, commands, wait=False, use=use, archive=archive)
         )
+        provider = None if settings.otel_endpoint is None else otlp_provider(settings.otel_endpoint)
+        await stack.enter_async_context(traced(runtime, provider))
         app = make_app(Api(runtime, programs, tokens), tokens, Front(table, audit))
         server = _Server(_uvicorn_config(app, settings), Listener(listener, tls, settings.header_s), table)
         url = url_of(settings.host, listener.getsockname()[1], tls is not None)

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import anyio
 import anyio.abc
@@ -97,6 +98,16 @@ def default_commands(settings: Settings) -> Commands:
     return Commands(engine, worker)
 
 
+class RunObserver(Protocol):
+    """Who hears of runs that begin and end. Neither call may raise or wait."""
+
+    def launched(self, run: Run) -> None:
+        """A run was launched, in the request that asked for it."""
+
+    def ended(self, run: Run) -> None:
+        """A run is over."""
+
+
 @dataclass(frozen=True)
 class Wiring:
     """The ZeroMQ context, private directory, task group, and store of runs (None: they are kept in memory) of a runtime."""
@@ -123,6 +134,8 @@ class Runtime:
         self.keeper = RunKeeper(self.runs, self.use.quotas, wiring.archive)
         self.totals = RunTotals()
         self.tenant_totals = TenantTotals()
+        self.traces: RunObserver | None = None
+        """Hears of runs that begin and end."""
         self._wiring = wiring
         self._held: dict[str, HeldRun] = {}
         self._undelivered: dict[str, list[str]] = {}
@@ -186,6 +199,8 @@ class Runtime:
         self.keeper.begun(run, KeptKey(asked.key, asked.fingerprint, run.id, run.created_at) if asked.key else None)
         self.fleet.apply()
         run.request = current_request()
+        if self.traces is not None:
+            self.traces.launched(run)
         log.info(
             "launched %s@%s", asked.program.name, asked.program.version, extra=run_fields(run.id, tenant, run.request)
         )
@@ -349,6 +364,8 @@ class Runtime:
         )
         self.totals.add(run.ending)
         self.tenant_totals.add(run.tenant, run.ending)
+        if self.traces is not None:
+            self.traces.ended(run)
         self.use.charge_tokens(run.tenant, run.ending.usage.tokens)
         self._leave_worker(run)
         self._undelivered.pop(run.id, None)

@@ -16,6 +16,7 @@ from inferd_runtime.log_lines import log_fields
 HEADER = "x-request-id"
 REQUEST_KEY = "inferd.request"
 MAX_ID = 64
+MAX_TRACEPARENT = 128
 PLAIN = frozenset(string.ascii_letters + string.digits + "._-")
 STARTS = {"http.response.start", "websocket.accept", "websocket.http.response.start"}
 log = logging.getLogger("inferd.gateway")
@@ -35,7 +36,7 @@ class RequestIds:
         request = scope[REQUEST_KEY] = request_id(Headers(scope=scope).get(HEADER, ""))
         answer = _Answer(send, request)
         began = time.monotonic()
-        with log_fields(request=request):
+        with log_fields(request=request, traceparent=Headers(scope=scope).get("traceparent", "")[:MAX_TRACEPARENT]):
             try:
                 await self._app(scope, receive, answer)
             finally:

@@ -46,10 +46,10 @@ def _start(state: SessionState, call: Call, request: p.StartGenerate) -> None:
     healing = Healing.of(entry.context, entry.model) if request.heal else None
     if healing is not None:
         request = healing.constrain(request)
-    submit = partial(_submit, state, request, entry, healing)
     if request.constraint is None:
-        call.respond(submit(None))
+        call.respond(_submit(state, request, entry, healing, None, None))
     else:
+        submit = partial(_submit, state, request, entry, healing, entry.model.generations.clock())
         when_compiled(state, call, entry.model, request.constraint, submit, hold=entry.context)
 
 
@@ -58,9 +58,10 @@ def _submit(
     request: p.StartGenerate,
     entry: OpenContext,
     healing: Healing | None,
+    asked: float | None,
     compiled: Compiled | None,
 ) -> p.GenerationStarted:
-    """Build the generation, put it into the batch and give it a handle."""
+    """Build the generation, put it into the batch and give it a handle. ``asked``: when its constraint began to be compiled."""
     state.check_room()
     model, context, closing = entry.model, entry.context, ExitStack()
     if healing is not None:
@@ -79,7 +80,7 @@ def _submit(
                 undo.callback(sources.drop)
             spec = _spec(request, model, sampler, masks, sources)
             generation = Generation(context, spec, _text(request, model, healing))
-            generation.timeline = model.generations.begin(state.name, context.pending)
+            generation.timeline = model.generations.begin(state.name, context.pending, asked)
         model.engine.submit(generation)
     closing.callback(lease.release)  # from here on closing the generation gives it back; before, `leased` did
     if healing is not None:
