@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -68,13 +69,12 @@ class AccessTokens:
         return grant
 
     def is_valid(self, grant: Grant) -> bool:
-        """Return True while a grant that was given has neither expired nor been revoked."""
-        if self._now() >= grant.expires_at:
-            return False
-        try:
-            return grant in self._known.values() or grant in self._refresh().values()
-        except Unavailable:
-            return True  # a file that cannot be read has revoked nothing
+        """Return True while a grant that was given has neither expired nor been revoked; a rotation may have shortened it."""
+        with contextlib.suppress(Unavailable):  # a file that cannot be read has revoked nothing
+            self._refresh()
+        every = (*self._known.values(), *(self._seen or {}).values())
+        current = next((one for one in every if one.token_id == grant.token_id), None)
+        return current is not None and self._now() < current.expires_at
 
     def role_of(self, tenant: str) -> Role:
         """Return the highest role of a tenant's tokens, as of the last request."""

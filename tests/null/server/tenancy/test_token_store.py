@@ -70,11 +70,14 @@ def test_a_rotated_token_has_the_same_rights_and_the_old_one_ends(path: Path) ->
     tokens = AccessTokens({}, store, calendar)
     old = store.create("ann", Role.ADMIN, lifetime_s=100, note="n")
     calendar.now += 50
+    before = tokens.grant_of(f"Bearer {old.token}")
     new = store.rotate(old.entry.id, overlap_s=10)
+    assert tokens.is_valid(before), "what was opened with it stays open for that long"
     assert (new.entry.tenant, new.entry.role, new.entry.note) == ("ann", "admin", "n")
     assert new.entry.expires_at == calendar.now + 100
     assert tokens.grant_of(f"Bearer {old.token}").tenant == tokens.grant_of(f"Bearer {new.token}").tenant
     calendar.now += 10
+    assert not tokens.is_valid(before)
     with pytest.raises(Unauthorized):
         tokens.grant_of(f"Bearer {old.token}")
     with pytest.raises(InvalidRequest, match="revoked or expired"):
