@@ -354,6 +354,11 @@ def from_two_tenants(arena: Arena) -> str:
         return answered(streams(20)(generating))
 
 
+@attacks(*TEXTS)
+def test_a_text_is_bounded_before_it_costs_anything(arena: Arena, attack: Attack) -> None:
+    withstood(arena, attack)
+
+
 @attacks(*ODD)
 def test_an_odd_argument_is_refused_or_harmless(arena: Arena, attack: Attack) -> None:
     withstood(arena, attack)
