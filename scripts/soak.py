@@ -233,7 +233,8 @@ def serving() -> Iterator[tuple[str, psutil.Process, Path]]:
     with tempfile.TemporaryDirectory() as folder:
         tokens, log = Path(folder) / "tokens", Path(folder) / "log"
         tokens.touch(0o600)
-        tokens.write_text("".join(f"{token} {name}\n" for name, token in TOKENS.items()))
+        roles = {"ann": "admin"}  # who may see figures of all
+        tokens.write_text("".join(f"{t} {name} role={roles.get(name, 'user')}\n" for name, t in TOKENS.items()))
         command = [
             sys.executable, "-m", "inferd_runtime.cli", "serve", "--json", "--port", "0", "--tokens-file", str(tokens),
             "--data-dir", f"{folder}/data", "--state-dir", f"{folder}/state", "--threads", "1",

@@ -27,6 +27,7 @@ START_SECONDS = 120.0
 TOKENS = {
     "mallory": "token-of-mallory-0123456789abcdef",
     "trudy": "token-of-trudy-0123456789abcdef",
+    "operator": "token-of-operator-0123456789abcdef",
     "neighbour": "token-of-neighbour-0123456789abcdef",
 }
 
@@ -214,6 +215,7 @@ class Arena:
     url: str
     log: Path
     watcher: Watcher
+    operator: Hostile
     hostile: dict[str, Hostile]
     alone: Report = field(default_factory=Report)
     reports: dict[str, Report] = field(default_factory=dict)
@@ -268,7 +270,7 @@ class Arena:
     def restarts(self) -> tuple[int, int]:
         """Return how often engine and workers were replaced. Raises AssertionError if the server does not live."""
         assert self.server.poll() is None, f"the server ended: {self.log.read_text()[-3000:]}"
-        ready = self.mallory.http.get("/readyz").json()
+        ready = self.operator.http.get("/readyz").json()
         return ready["engine"]["restarts"], ready["workers"]["restarts"]
 
     def memory(self) -> dict[str, float]:
@@ -313,7 +315,8 @@ def open_arena(folder: Path, *options: str) -> Iterator[Arena]:
     """A server with all its tenants, which ends with the block."""
     tokens = folder / "tokens"
     tokens.touch(0o600)
-    tokens.write_text("".join(f"{token} {tenant}\n" for tenant, token in TOKENS.items()))
+    roles = {"operator": "admin"}
+    tokens.write_text("".join(f"{t} {name} role={roles.get(name, 'user')}\n" for name, t in TOKENS.items()))
     command = [
         sys.executable, "-m", "inferd_runtime.cli", "serve", "--port", "0", "--json", "--tokens-file", str(tokens),
         "--data-dir", str(folder / "data"), "--state-dir", str(folder / "state"), "--threads", "1",
@@ -329,13 +332,13 @@ def open_arena(folder: Path, *options: str) -> Iterator[Arena]:
         assert url, log.read_text()
         watcher = Watcher(url)
         hostile = {tenant: Hostile(url, tenant) for tenant in ("mallory", "trudy")}
-        arena = Arena(server, url, log, watcher, hostile)
+        arena = Arena(server, url, log, watcher, Hostile(url, "operator"), hostile)
         try:
             arena.warm()
             yield arena
         finally:
             watcher.close()
-            for client in hostile.values():
+            for client in (arena.operator, *hostile.values()):
                 client.close()
     finally:
         server.terminate()

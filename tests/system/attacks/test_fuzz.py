@@ -51,7 +51,7 @@ class Held:
 def held(arena: Arena) -> Held:
     """Count it."""
     processes = [psutil.Process(arena.server.pid), *psutil.Process(arena.server.pid).children()]
-    figures = arena.mallory.http.get("/metrics").text
+    figures = arena.operator.http.get("/metrics").text
     descriptors = threads = 0
     for process in processes:
         with contextlib.suppress(psutil.Error):
@@ -162,6 +162,11 @@ def fuzzed(take: Callable[[list[object]], object], make: Callable[[Random], obje
 def test_odd_frames_over_a_websocket_leave_nothing(arena: Arena) -> None:
     with nothing_left(arena):
         fuzzed(lambda frames: send_frames(arena, frames), script_frame, 20, 100)  # type: ignore[arg-type]
+
+
+def test_odd_requests_over_http_leave_nothing(arena: Arena) -> None:
+    with nothing_left(arena):
+        fuzzed(lambda frames: send_requests(arena, frames), request_of_mallory, 10, 30)  # type: ignore[arg-type]
 
 
 def test_odd_frames_at_the_engine_leave_nothing(caplog: pytest.LogCaptureFixture) -> None:
