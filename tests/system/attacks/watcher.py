@@ -124,20 +124,30 @@ class Neighbour:
 
 def probe(url: str, watch: Watch) -> None:
     """Ask ``/livez`` for ever, over one connection while that stays open."""
-    address = urlsplit(url).netloc
-    connection = http.client.HTTPConnection(address, timeout=PATIENCE_SECONDS)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_SECONDS)
     due = time.perf_counter()
     while True:
         started = time.perf_counter()
         try:
-            connection.request("GET", "/livez")
-            connection.getresponse().read()
+            ask(connection)
         except OSError as error:
             watch.failed(f"livez: {error!r}")
-            connection.close()
         watch.probed(time.perf_counter() - started)
         due = max(due + PROBE_SECONDS, time.perf_counter())
         time.sleep(max(0.0, due - time.perf_counter()))
+
+
+def ask(connection: http.client.HTTPConnection) -> None:
+    """Ask once; over a new connection if the server has closed the kept one, as it may. Raises OSError."""
+    kept = connection.sock is not None
+    try:
+        connection.request("GET", "/livez")
+        connection.getresponse().read()
+    except OSError:
+        connection.close()
+        if not kept:
+            raise
+        ask(connection)
 
 
 def generate_for_ever(neighbour: Neighbour, watch: Watch) -> None:
