@@ -153,9 +153,9 @@ CONNECTIONS: list[Attack] = [
         OK,
     ),
     Conduct(
-        "100 held bodies of 4 MB",
+        "24 held bodies of 4 MB",
         half_sent(
-            100,
+            24,
             lambda h: request_head(h, "POST", "/v1/programs", f"Content-Length: {4 << 20}") + b" " * ((4 << 20) - 9),
         ),
         OK,
