@@ -83,6 +83,11 @@ class ConnectionTable:
         """Return the open connection of a client's address and port."""
         return None if peer is None else self._open.get((peer[0], peer[1]))
 
+    def head_came(self, connection: GuardedConnection, has_body: bool) -> None:
+        """Note that a request's head is complete."""
+        connection.deadlines.head_came(time.monotonic(), has_body)
+        self._newcomers.heard(connection.address, connection)
+
     def belongs_to(self, connection: GuardedConnection, tenant: str) -> None:
         """Note that a connection has shown a tenant's token. Raises LimitExceeded if the tenant has too many already."""
         if connection.tenant == tenant or self._open.get(connection.peer) is not connection:

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 
 class Newcomers:
-    """Who has connected and not said who it is, by address, oldest first.
+    """Who has connected and not said who it is, by address, the one first that has said nothing whole for longest.
 
     When there are ``most``, or ``per_address`` of one address, a new one takes the place of an old one: of its own address if
     that has too many, else of the address that has most. An honest client shows its token in its first bytes, so it goes
@@ -38,6 +38,13 @@ class Newcomers:
         self._waiting[address][connection] = None
         self._count += 1
         return gone
+
+    def heard(self, address: str, connection: Hashable) -> None:
+        """Note that a connection has sent a whole head: it is the youngest now. One that only asks ``/livez`` needs no token."""
+        waiting = self._waiting.get(address)
+        if waiting is not None and connection in waiting:
+            del waiting[connection]
+            waiting[connection] = None
 
     def leave(self, address: str, connection: Hashable) -> None:
         """Forget a connection that has shown its token, has ended, or has had to go; nothing happens the second time."""

@@ -26,7 +26,7 @@ class RequestWatch:
             await self._app(scope, receive, send)
             return
         connection.is_websocket = scope["type"] == "websocket"
-        connection.deadlines.head_came(time.monotonic(), _has_body(scope))
+        self._table.head_came(connection, _has_body(scope))
 
         async def watched() -> Message:
             message = await receive()

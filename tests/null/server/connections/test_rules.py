@@ -114,3 +114,14 @@ def test_what_an_ordinary_request_takes_costs_no_wait_and_even_accounts_are_drop
     assert shares.wait("eve", 10.1) > 0
     shares.forget_old(20.0)
     assert not shares._paid_at
+
+
+@given(st.integers(1, 7))
+def test_who_asks_without_a_token_now_and_then_stays_while_others_say_nothing(pause: int) -> None:
+    """As what watches ``/livez`` does, on a connection that it keeps."""
+    newcomers = Newcomers(8, 8)
+    newcomers.arrive("one", "watcher")
+    for number in range(100):
+        if number % pause == 0:
+            newcomers.heard("one", "watcher")
+        assert "watcher" not in newcomers.arrive("one", number)
