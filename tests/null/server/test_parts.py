@@ -7,7 +7,13 @@ import pytest
 
 from inferd.protocol import ERRORS, Done, InvalidRequest, LimitExceeded, NotFound, Unavailable
 from inferd_runtime.server.gateway.replies import status_of
-from inferd_runtime.server.gateway.script_session import OutstandingCalls, ScriptCall, encode_error, encode_reply
+from inferd_runtime.server.gateway.script_session import (
+    MAX_OUTSTANDING_BYTES,
+    OutstandingCalls,
+    ScriptCall,
+    encode_error,
+    encode_reply,
+)
 from inferd_runtime.server.processes.backoff import Backoff
 from inferd_runtime.server.processes.child_process import describe_exit
 
@@ -72,3 +78,16 @@ def test_replies_are_maps_around_payloads_that_are_not_decoded() -> None:
 def test_tickets_are_positive_and_of_32_bits(ticket: object) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(msgspec.msgpack.encode({"t": ticket, "op": "x"}), type=ScriptCall)
+
+
+def test_a_script_may_not_have_bytes_outstanding_without_end() -> None:
+    state = OutstandingCalls()
+    half = msgspec.Raw(bytes(MAX_OUTSTANDING_BYTES // 2))
+    state.admit(ScriptCall(1, "context.import", half))
+    state.admit(ScriptCall(2, "model.list"))
+    state.admit(ScriptCall(3, "context.export"))
+    with pytest.raises(LimitExceeded) as refused:
+        state.admit(ScriptCall(4, "context.import", half))
+    assert refused.value.detail["limit"] == "outstanding_bytes"
+    assert state.answered(1)
+    state.admit(ScriptCall(4, "context.import", half))

@@ -22,7 +22,7 @@ NARROW = 2
 """Tokens of a step whose time tells the fixed part of all."""
 LEARNING = 0.1
 """The weight of each narrow step in what is learnt."""
-QUANTUM_SECONDS = 0.025
+QUANTUM_SECONDS = 0.02
 """Where several tenants are there, steps are to be no longer: the one that does not take part waits for their end."""
 SHRINK, GROW, FILLED = 0.4, 1.2, 0.8
 FIRST_BUDGET, LEAST_BUDGET = 1 / 4, 1 / 32

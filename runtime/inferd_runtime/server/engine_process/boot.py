@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ TEXT_LANES = 1
 def serve(start: EngineStart, stop: StopRequest) -> None:
     """Bind, load, and serve until ``stop`` is received. Raises InferdError while loading."""
     settings = start.settings
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a text is tokenized by the thread whose time its tenant pays
     context: zmq.Context[Any] = zmq.Context()
     socket = bind(context, start.endpoint)
     trials = TrialPool(partial(start_compiler, start.require_isolation))

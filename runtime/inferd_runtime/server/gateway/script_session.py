@@ -15,7 +15,17 @@ import anyio
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from inferd.protocol import OPERATIONS, ErrorInfo, InferdError, InvalidRequest, LimitExceeded, Unavailable, shown
+from inferd.protocol import (
+    MAX_EXPORT_BYTES,
+    OPERATIONS,
+    ErrorInfo,
+    ExportContext,
+    InferdError,
+    InvalidRequest,
+    LimitExceeded,
+    Unavailable,
+    shown,
+)
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.replies import deny
 from inferd_runtime.server.supervisor.engine_session import EngineChannel, engine_channel
@@ -28,6 +38,11 @@ SUBPROTOCOL = "inferd.v1"
 PROGRAM_OPERATIONS = frozenset({"session.send", "session.receive"})
 MAX_OUTSTANDING = 1000
 """No more than a ZeroMQ socket queues: the engine's end drops what a script that does not read leaves no room for."""
+MAX_OUTSTANDING_BYTES = 128 << 20
+"""Bytes of outstanding calls and of the largest replies: both may wait in sockets for a script, or an engine, that does not read."""
+SMALL_BYTES = 16 << 10
+"""Calls of less are bounded by their number."""
+REPLY_BYTES = {ExportContext.op: MAX_EXPORT_BYTES}  # type: ignore[attr-defined]
 SERVICE_RESTART = 1012
 INVALID_DATA = 1007
 MAX_REASON = 123
@@ -53,6 +68,7 @@ class OutstandingCalls:
     def __init__(self, most: int = MAX_OUTSTANDING) -> None:
         self.outstanding: set[int] = set()
         self._most = most
+        self._bytes: dict[int, int] = {}
 
     def admit(self, call: ScriptCall) -> None:
         """Note a call that goes to the engine. Raises InvalidRequest or LimitExceeded for one that does not."""
@@ -67,13 +83,22 @@ class OutstandingCalls:
         if len(self.outstanding) >= self._most:
             message = f"{self._most} calls are outstanding on this connection"
             raise LimitExceeded(message, limit="outstanding_calls", value=self._most, raise_with="another connection")
+        size = len(call.a) + REPLY_BYTES.get(call.op, 0)
+        if self._bytes and sum(self._bytes.values()) + size > MAX_OUTSTANDING_BYTES:
+            message = f"what is outstanding on this connection takes {MAX_OUTSTANDING_BYTES} bytes"
+            raise LimitExceeded(
+                message, limit="outstanding_bytes", value=MAX_OUTSTANDING_BYTES, raise_with="waiting for some of it"
+            )
         self.outstanding.add(call.t)
+        if size > SMALL_BYTES:
+            self._bytes[call.t] = size
 
     def answered(self, ticket: int) -> bool:
         """Note a reply. Returns False if no call waits for it."""
         if ticket not in self.outstanding:
             return False
         self.outstanding.discard(ticket)
+        self._bytes.pop(ticket, None)
         return True
 
 
