@@ -39,7 +39,7 @@ PROGRAM_OPERATIONS = frozenset({"session.send", "session.receive"})
 MAX_OUTSTANDING = 1000
 """No more than a ZeroMQ socket queues: the engine's end drops what a script that does not read leaves no room for."""
 MAX_OUTSTANDING_BYTES = 128 << 20
-"""Bytes of outstanding calls and of the largest replies: both may wait in sockets for a script, or an engine, that does not read."""
+"""Bytes of outstanding calls and of the largest replies: both may wait in sockets for who does not read."""
 SMALL_BYTES = 16 << 10
 """Calls of less are bounded by their number."""
 REPLY_BYTES = {ExportContext.op: MAX_EXPORT_BYTES}  # type: ignore[attr-defined]
