@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from .arena import Arena, Hostile, Wire
 
 OK = "ok"
-SECONDS = 30.0
+SECONDS = 60.0
 QUICK = {"wall_s": 10.0, "cpu_s": 1.0}
 """Limits of programs that would go on for ever."""
 

@@ -215,7 +215,7 @@ TEXTS: list[Attack] = [
     Calls("a part of no kind", appended(lambda: [{"kind": "\0", "text": "x"}]), "client.invalid"),
     Calls("a role of a megabyte", appended(lambda: [{"kind": "message", "role": "{{" * 500_000, "text": "x"}]), TYPED),
     Calls("detokenize a million tokens", lambda wire: wire.call("model.detokenize", tokens=[5] * 1_000_000), TYPED),
-    Calls("embed 1,000 texts", lambda wire: wire.call("model.embed", texts=["some words " * 20] * 1000), BUSY),
+    Calls("embed 100 texts", lambda wire: wire.call("model.embed", texts=["some words " * 20] * 100), BUSY),
     Calls("embed 2 MB", lambda wire: wire.call("model.embed", texts=["ab c" * (MEGABYTE // 2)]), BUSY),
     Calls(
         "score 100,000 tokens",

@@ -60,7 +60,7 @@ def messages_to_the_waiting(arena: Arena) -> str:
         if response.status_code >= 300:
             break
         runs.append(response.json()["id"])
-    for _ in range(60):
+    for _ in range(12):
         end = ending(hostile.http.post(f"/v1/runs/{runs[-1]}/messages", json={"message": "x" * (2 * MEGABYTE)}))
     hostile.cancel(*runs)
     return end
@@ -99,10 +99,10 @@ def followers(arena: Arena) -> str:
 
 
 def launches(arena: Arena) -> str:
-    """Launch and cancel, 150 times."""
+    """Launch and cancel, 60 times."""
     program = checked(arena.mallory.upload(SLEEP))["id"]
     end = OK
-    for _ in range(150):
+    for _ in range(60):
         response = arena.mallory.launch(program)
         end = ending(response)
         if end != OK:
@@ -112,55 +112,55 @@ def launches(arena: Arena) -> str:
 
 
 HOARDS: list[Attack] = [
-    Conduct("400 sleeping programs", hoard(400), REFUSED, seconds=60),
+    Conduct("400 sleeping programs", hoard(400), REFUSED, seconds=120),
     Conduct(
         "300 programs that wait for a message",
         hoard(300, "import inferd\nasync def main(): await inferd.session.receive()"),
         REFUSED,
-        seconds=60,
+        seconds=120,
     ),
     Conduct(
         "60 programs that spin",
         hoard(60, "async def main():\n    while True: pass", limits={"wall_s": 20.0, "cpu_s": 3.0}),
         REFUSED,
-        seconds=60,
+        seconds=120,
     ),
     Conduct(
         "30 programs of 200 MB",
         hoard(30, "import asyncio\nasync def main():\n    kept = bytearray(150 << 20)\n    await asyncio.sleep(600)"),
         REFUSED,
-        seconds=60,
+        seconds=120,
     ),
-    Conduct("40 programs with 3 MB of arguments", hoard(40, arguments={"x": "x" * (3 << 20)}), REFUSED, seconds=60),
-    Conduct("1,100 messages to one that does not read", messages_nobody_reads(100, 1100), REFUSED),
-    Conduct("60 messages of 3 MB to one that does not read", messages_nobody_reads(3 << 20, 60), REFUSED, seconds=60),
-    Conduct("60 messages of 2 MB to one that waits", messages_to_the_waiting, REFUSED, seconds=60),
+    Conduct("12 programs with 3 MB of arguments", hoard(12, arguments={"x": "x" * (3 << 20)}), REFUSED, seconds=120),
+    Conduct("300 messages to one that does not read", messages_nobody_reads(100, 300), REFUSED, seconds=120),
+    Conduct("12 messages of 3 MB to one that does not read", messages_nobody_reads(3 << 20, 12), REFUSED, seconds=120),
+    Conduct("12 messages of 2 MB to one that waits", messages_to_the_waiting, REFUSED, seconds=120),
     Conduct(
-        "60 ends with 3 MB of arguments",
-        kept("async def main(x: str): pass", 60, {}, x="x" * (3 << 20)),
+        "12 ends with 3 MB of arguments",
+        kept("async def main(x: str): pass", 12, {}, x="x" * (3 << 20)),
         REFUSED,
-        seconds=60,
-    ),
-    Conduct(
-        "18 errors of 20 MB",
-        kept("async def main(): raise ValueError('x' * (20 << 20))", 18, {"output_bytes": 64 << 20}),
-        REFUSED,
-        seconds=60,
+        seconds=120,
     ),
     Conduct(
-        "5 results of 60 MB",
-        kept("async def main(): return 'x' * (60 << 20)", 5, {"output_bytes": 64 << 20, "memory_mb": 1024}),
+        "6 errors of 20 MB",
+        kept("async def main(): raise ValueError('x' * (20 << 20))", 6, {"output_bytes": 64 << 20}),
         REFUSED,
-        seconds=60,
+        seconds=120,
     ),
     Conduct(
-        "12 outputs of 20 MB",
-        kept("async def main():\n    for _ in range(20): print('x' * (1 << 20))", 12, {"output_bytes": 64 << 20}),
+        "3 results of 60 MB",
+        kept("async def main(): return 'x' * (60 << 20)", 3, {"output_bytes": 64 << 20, "memory_mb": 1024}),
         REFUSED,
-        seconds=60,
+        seconds=120,
     ),
-    Conduct("50 streams that nobody reads", followers, REFUSED),
-    Conduct("150 launches", launches, REFUSED),
+    Conduct(
+        "4 outputs of 20 MB",
+        kept("async def main():\n    for _ in range(20): print('x' * (1 << 20))", 4, {"output_bytes": 64 << 20}),
+        REFUSED,
+        seconds=120,
+    ),
+    Conduct("50 streams that nobody reads", followers, REFUSED, seconds=120),
+    Conduct("60 launches", launches, REFUSED, seconds=120),
 ]
 
 

@@ -110,13 +110,13 @@ def upload_together(arena: Arena) -> str:
 
 def upload_versions(arena: Arena) -> str:
     """Upload program after program."""
-    ends = [ending(arena.mallory.upload(f"x = {n}\n{MAIN}", name="many")) for n in range(150)]
+    ends = [ending(arena.mallory.upload(f"x = {n}\n{MAIN}", name="many")) for n in range(60)]
     return ends[-1]
 
 
 def upload_large(arena: Arena) -> str:
     """Upload large programs until they are refused."""
-    for n in range(40):
+    for n in range(15):
         end = ending(arena.mallory.upload(f"x = {n}\n" + f"# {'x' * 990}\n" * 240 + MAIN, name="large"))
         if end != OK:
             return end
@@ -126,8 +126,8 @@ def upload_large(arena: Arena) -> str:
 UPLOADS: list[Attack] = [
     *(Conduct(name, upload(name), PARSED) for name in SOURCES),
     Conduct("20 slow sources at once", upload_together, f"{PARSED} unavailable", seconds=90),
-    Conduct("150 versions", upload_versions, PARSED),
-    Conduct("40 programs of 240 KB", upload_large, PARSED),
+    Conduct("60 versions", upload_versions, PARSED),
+    Conduct("15 programs of 240 KB", upload_large, PARSED),
     Request(
         "a body of 5 MB",
         "POST",
