@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class _Address:
+    """The connections of one address, oldest first: those that have sent no whole head, and those that have."""
+
+    silent: dict[Hashable, None] = field(default_factory=dict)
+    heard: dict[Hashable, None] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.silent) + len(self.heard)
 
 
 class Newcomers:
-    """Who has connected and not said who it is, by address, the one first that has said nothing whole for longest.
+    """Who has connected and not said who it is.
 
     When there are ``most``, or ``per_address`` of one address, a new one takes the place of an old one: of its own address if
-    that has too many, else of the address that has most. An honest client shows its token in its first bytes, so it goes
-    only if ``per_address`` others connect from its address before these arrive; one that dawdles goes first.
+    that has too many, else of the address that has most. Of those the oldest that never sent a whole head goes, and one that
+    did (as what watches ``/livez``) only if there is no other.
     """
 
     def __init__(self, most: int, per_address: int) -> None:
@@ -19,14 +30,14 @@ class Newcomers:
         self._most = most
         self._per_address = per_address
         self._count = 0
-        self._waiting: defaultdict[str, dict[Hashable, None]] = defaultdict(dict)
+        self._addresses: dict[str, _Address] = {}
 
     def __len__(self) -> int:
         return self._count
 
     def of(self, address: str) -> int:
         """Return how many an address has."""
-        return len(self._waiting.get(address, ()))
+        return len(self._addresses.get(address, ()))
 
     def arrive(self, address: str, connection: Hashable) -> list[Hashable]:
         """Add a connection; returns those that have to go for it, which are forgotten."""
@@ -34,33 +45,35 @@ class Newcomers:
         if self.of(address) >= self._per_address:
             gone.append(self._dismiss(address))
         elif self._count >= self._most:
-            gone.append(self._dismiss(max(self._waiting, key=self.of)))
-        self._waiting[address][connection] = None
+            gone.append(self._dismiss(max(self._addresses, key=self.of)))
+        self._addresses.setdefault(address, _Address()).silent[connection] = None
         self._count += 1
         return gone
 
     def heard(self, address: str, connection: Hashable) -> None:
-        """Note that a connection has sent a whole head: it is the youngest now. One that only asks ``/livez`` needs no token."""
-        waiting = self._waiting.get(address)
-        if waiting is not None and connection in waiting:
-            del waiting[connection]
-            waiting[connection] = None
+        """Note that a connection has sent a whole head: it is the youngest of those now."""
+        here = self._addresses.get(address, _Address())
+        if connection in here.silent or connection in here.heard:
+            here.silent.pop(connection, None)
+            here.heard.pop(connection, None)
+            here.heard[connection] = None
 
     def leave(self, address: str, connection: Hashable) -> None:
         """Forget a connection that has shown its token, has ended, or has had to go; nothing happens the second time."""
-        waiting = self._waiting.get(address)
-        if waiting is None or connection not in waiting:
-            return
-        del waiting[connection]
-        self._count -= 1
-        if not waiting:
-            del self._waiting[address]
+        here = self._addresses.get(address, _Address())
+        for kind in (here.silent, here.heard):
+            if connection in kind:
+                del kind[connection]
+                self._count -= 1
+        if not here:
+            self._addresses.pop(address, None)
 
     def dismiss_one(self) -> Hashable | None:
-        """Forget the oldest connection of the address that has most, and return it; None if there is none."""
-        return self._dismiss(max(self._waiting, key=self.of)) if self._waiting else None
+        """Forget one connection of the address that has most, and return it; None if there is none."""
+        return self._dismiss(max(self._addresses, key=self.of)) if self._addresses else None
 
     def _dismiss(self, address: str) -> Hashable:
-        oldest = next(iter(self._waiting[address]))
+        here = self._addresses[address]
+        oldest = next(iter(here.silent or here.heard))
         self.leave(address, oldest)
         return oldest

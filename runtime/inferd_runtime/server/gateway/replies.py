@@ -73,8 +73,9 @@ def error_reply(error: InferdError) -> Response:
 
 
 async def deny(error: InferdError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request, or a WebSocket's handshake, with an error."""
+    """Answer a request, or a WebSocket's handshake, with an error, and close the connection."""
     response = error_reply(error)
+    response.headers["Connection"] = "close"
     if scope["type"] == "websocket":
         await WebSocket(scope, receive, send).send_denial_response(response)
     else:

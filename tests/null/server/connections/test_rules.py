@@ -116,12 +116,14 @@ def test_what_an_ordinary_request_takes_costs_no_wait_and_even_accounts_are_drop
     assert not shares._paid_at
 
 
-@given(st.integers(1, 7))
-def test_who_asks_without_a_token_now_and_then_stays_while_others_say_nothing(pause: int) -> None:
+@given(st.integers(1, 300))
+def test_what_asks_without_a_token_stays_while_others_say_nothing(flood: int) -> None:
     """As what watches ``/livez`` does, on a connection that it keeps."""
     newcomers = Newcomers(8, 8)
     newcomers.arrive("one", "watcher")
-    for number in range(100):
-        if number % pause == 0:
-            newcomers.heard("one", "watcher")
-        assert "watcher" not in newcomers.arrive("one", number)
+    newcomers.heard("one", "watcher")
+    assert not [gone for number in range(flood) if "watcher" in (gone := newcomers.arrive("one", number))]
+    for number in range(flood, flood + 8):
+        newcomers.arrive("one", number)
+        newcomers.heard("one", number)
+    assert len(newcomers) == newcomers.of("one") == 8
