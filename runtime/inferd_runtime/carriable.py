@@ -7,6 +7,7 @@ sent anywhere without an error.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -16,6 +17,9 @@ from inferd.protocol import InvalidRequest, cut
 SPARE_DEPTH = 200
 """Levels that a value may lie deeper when it is packed or read later: in messages, and below other frames of the stack."""
 MAX_REASON = 200
+MAX_CONTAINERS = 100_000
+"""Lists and objects in one JSON text: each is an allocation that the garbage collector walks, while everybody waits."""
+JSON_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 
 def check_carriable(value: Any, what: str) -> None:
@@ -31,7 +35,13 @@ def check_carriable(value: Any, what: str) -> None:
 
 
 def read_json(data: bytes | str, what: str, kind: Any = Any) -> Any:
-    """Return the value that a stranger's JSON holds, as ``kind``. Raises InvalidRequest that begins with ``what``."""
+    """Return the value that a stranger's JSON holds, as ``kind``. Raises InvalidRequest that begins with ``what``.
+
+    A text with more than MAX_CONTAINERS lists and objects is refused before it is read.
+    """
+    text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    if _containers(text) > MAX_CONTAINERS and _containers(JSON_STRING.sub(b"", text)) > MAX_CONTAINERS:
+        raise InvalidRequest(f"{what}: more than {MAX_CONTAINERS} lists and objects")
     return _read(msgspec.json.decode, data, what, kind)
 
 
@@ -49,6 +59,11 @@ def _read(decode: Any, data: bytes | str, what: str, kind: Any) -> Any:
         raise InvalidRequest(f"{what}: {cut(str(error), MAX_REASON)}") from None
     check_carriable(value, what)
     return value
+
+
+def _containers(text: bytes) -> int:
+    """Return how many lists and objects a JSON text opens at most: brackets in its strings are counted, too."""
+    return text.count(b"[") + text.count(b"{")
 
 
 def _deeper(value: Any) -> Any:

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 from inferd import protocol as p
 from inferd.protocol.carrying import MAX_ERROR_TEXT, MAX_ERROR_VALUES
-from inferd_runtime.carriable import check_carriable, read_json, read_msgpack
+from inferd_runtime.carriable import MAX_CONTAINERS, check_carriable, read_json, read_msgpack
 from inferd_runtime.sandbox.host.guest_calls import GuestCalls
 from inferd_runtime.sandbox.host.inbox import Inbox
 from inferd_runtime.sandbox.host.run import check_result, read_error
@@ -240,6 +240,19 @@ def test_strangers_bytes_are_a_value_or_a_typed_error(data: bytes) -> None:
     for read in (read_json, read_msgpack):
         with contextlib.suppress(p.InvalidRequest):
             msgspec.msgpack.encode([read(data, "it")])
+
+
+@pytest.mark.parametrize(("opened", "closed"), [("[", "]"), ('{"a":', "}")])
+def test_a_body_of_empty_lists_does_not_hold_the_gateway_up(opened: str, closed: str) -> None:
+    part = opened + ("" if closed == "]" else "1") + closed
+    assert len(read_json(f"[{','.join([part] * 1000)}]", "the body")) == 1000
+    with pytest.raises(p.InvalidRequest, match="100000 lists and objects"):
+        read_json(f"[{','.join([part] * MAX_CONTAINERS)}]", "the body")
+
+
+@pytest.mark.parametrize("text", ["[{" * MAX_CONTAINERS, '[\\"[' * MAX_CONTAINERS, '"[\\' * MAX_CONTAINERS])
+def test_brackets_in_a_string_are_no_lists(text: str) -> None:
+    assert read_json(json.dumps([text]), "the body") == [text]
 
 
 def test_a_report_that_cannot_be_packed_ends_its_run_and_not_the_worker() -> None:
