@@ -255,6 +255,11 @@ def test_brackets_in_a_string_are_no_lists(text: str) -> None:
     assert read_json(json.dumps([text]), "the body") == [text]
 
 
+def test_a_string_that_never_ends_is_refused_in_one_pass() -> None:
+    with pytest.raises(p.InvalidRequest):
+        read_json("[" * MAX_CONTAINERS + '["' + '\\"' * 1_000_000, "the body")
+
+
 def test_a_report_that_cannot_be_packed_ends_its_run_and_not_the_worker() -> None:
     there = arrives(packed(Sent("run-1", 2**70)), FromWorker)
     assert isinstance(there, RunFinished)
