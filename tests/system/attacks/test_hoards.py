@@ -148,8 +148,8 @@ HOARDS: list[Attack] = [
         seconds=120,
     ),
     Conduct(
-        "3 results of 60 MB",
-        kept("async def main(): return 'x' * (60 << 20)", 3, {"output_bytes": 64 << 20, "memory_mb": 1024}),
+        "3 results of 20 MB",
+        kept("async def main(): return 'x' * (20 << 20)", 3, {"output_bytes": 64 << 20, "memory_mb": 1024}),
         REFUSED,
         seconds=120,
     ),

@@ -17,7 +17,7 @@ SETTLE_GENERATIONS = 6
 SLACK_MB = 24.0
 HEAVY = (
     "12 ends with 3 MB of arguments", "6 errors of 20 MB", "12 messages of 3 MB to one that does not read",
-    "12 programs with 3 MB of arguments", "3 results of 60 MB", "4 outputs of 20 MB",
+    "12 programs with 3 MB of arguments", "3 results of 20 MB", "4 outputs of 20 MB",
 )  # fmt: skip
 MOST = (
     *FLOODS, *HOARDS, *HOST_CALLS, *PRINTING,
