@@ -225,3 +225,15 @@ CONNECTIONS: list[Attack] = [
 @attacks(*CONNECTIONS)
 def test_a_connection_that_misbehaves_holds_up_nobody(arena: Arena, attack: Attack) -> None:
     withstood(arena, attack)
+
+
+def test_what_is_no_frame_leaves_no_traceback_in_the_log(arena: Arena) -> None:
+    before = len(arena.tracebacks())
+    for data in (
+        frame(11, b"x"),
+        frame(2, b"x", masked=False),
+        frame(8, b"\xff"),
+        b"\x89\xfe\xff\xff" + bytes(4 + 65535),
+    ):
+        raw_bytes(websocket_then(data))(arena)
+    assert arena.tracebacks()[before:] == []

@@ -151,9 +151,7 @@ class GuardedConnection(asyncio.Protocol):
         self._feeder = None
         started = time.monotonic()
         while self._pending and not self._paused - {PARSING} and time.monotonic() - started < FEED_SECONDS:
-            piece = bytes(self._pending[:PIECE_BYTES])
-            del self._pending[:PIECE_BYTES]
-            self.inner.data_received(piece)
+            self._parse_piece()
             if self._transport is None or self._transport.is_closing():
                 self._pending.clear()  # as with asyncio's own transports: what is closed hears nothing more
         wait = self._keeper.parsed(self, time.monotonic() - started)
@@ -164,6 +162,14 @@ class GuardedConnection(asyncio.Protocol):
         else:
             self._paused.discard(PARSING)
             self._read_if_possible()
+
+    def _parse_piece(self) -> None:
+        piece = bytes(self._pending[:PIECE_BYTES])
+        del self._pending[:PIECE_BYTES]
+        try:
+            self.inner.data_received(piece)
+        except AssertionError:  # uvicorn's, for what is no WebSocket frame: asyncio would log a traceback for each
+            self.abort()
 
     def _read_if_possible(self) -> None:
         if not self._paused and self._transport is not None and not self._transport.is_closing():
