@@ -9,6 +9,7 @@ import contextlib
 import logging
 import re
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,10 @@ SLACK = 12
 """Descriptors and threads that a server may hold more of, for connections that are being closed."""
 
 
+SETTLE_SECONDS = 20.0
+"""How long it may take until they are closed."""
+
+
 @dataclass(frozen=True)
 class Held:
     """What the server's processes hold."""
@@ -46,6 +51,11 @@ class Held:
     threads: int
     sessions: float
     pages: float
+
+    def within(self, other: Held) -> bool:
+        """True if it is no more than another, but for connections that are being closed."""
+        descriptors, threads = other.descriptors + SLACK, other.threads + SLACK
+        return self.sessions <= other.sessions and self.descriptors <= descriptors and self.threads <= threads
 
 
 def held(arena: Arena) -> Held:
@@ -75,10 +85,11 @@ def nothing_left(arena: Arena) -> Iterator[None]:
     yield
     arena.restarts()
     arena.watcher.after(2)
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while not held(arena).within(before) and time.monotonic() < deadline:
+        time.sleep(0.2)
     after = held(arena)
-    assert after.sessions <= before.sessions
-    assert after.descriptors <= before.descriptors + SLACK
-    assert after.threads <= before.threads + SLACK
+    assert after.within(before), (before, after)
     assert arena.tracebacks()[tracebacks:] == []
 
 
