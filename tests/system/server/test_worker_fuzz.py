@@ -11,7 +11,7 @@ import pytest
 from fuzzing import worker_frame
 
 from inferd_runtime.sandbox.messages import RunFinished, RunUsage
-from inferd_runtime.server.gateway.replies import event_json, run_json
+from inferd_runtime.server.gateway.replies import event_json, run_summary
 from inferd_runtime.server.supervisor.runtime import open_runtime
 
 from .conftest import fake_commands, settings_in
@@ -38,7 +38,7 @@ async def fuzz_gateway(folder: Path, patch: pytest.MonkeyPatch, rounds: int, eac
             for run in runs:
                 handle(holder, msgspec.msgpack.encode(RunFinished(run.id, RunUsage(), result="1")))
                 assert (await run.wait()).usage is not None
-                msgspec.json.encode([run_json(run), [event_json(event) for event in run.buffer.since(0)]])
+                msgspec.json.encode([run_summary(run.record()), [event_json(event) for event in run.buffer.since(0)]])
     return len(killed)
 
 
