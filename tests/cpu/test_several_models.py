@@ -15,6 +15,7 @@ from inferd_runtime.server.engine_process.loop import step
 from inferd_runtime.server.engine_process.serving import serve_models
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
+from inferd_runtime.session.step_profile import StepProfile
 from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession
 
@@ -55,7 +56,7 @@ def test_two_models_generate_at_the_same_time_in_one_session(served: list[Served
         session.handle(ticket, p.StartGenerate(context, max_tokens=12), answers.append)
         generations.append(answers[-1].generation)
     before = [model.engine.steps for model in served]
-    while step(served):
+    while step(served, StepProfile()):
         pass
     assert all(model.engine.steps > steps for model, steps in zip(served, before, strict=True))
     steps: list[Any] = []

@@ -17,6 +17,7 @@ from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
 from inferd_runtime.session.state import guarded
+from inferd_runtime.session.step_profile import StepProfile
 from inferd_runtime.session.wire import (
     CANCEL,
     CLOSE,
@@ -28,13 +29,16 @@ from inferd_runtime.session.wire import (
     MSGPACK,
     OK,
     OPEN,
+    SLOW_STEP,
     STATS,
     TICKET,
     CloseNamedSession,
     EndedGenerations,
     EngineStats,
+    FoundSlowStep,
     GetCycles,
     GetGenerations,
+    GetSlowStep,
     ModelStats,
     OpenSession,
 )
@@ -75,6 +79,7 @@ class SessionHub:
         self._compiles = compiles
         self._texts = texts
         self._cycles = CycleFeed()
+        self.profile = StepProfile()
         self._sessions: dict[bytes, Session] = {}
         self._granted: dict[bytes, Grant] = {}
         self._identities: dict[str, bytes] = {}
@@ -199,6 +204,8 @@ class SessionHub:
             return self._generations(msgspec.msgpack.decode(payload, type=GetGenerations))
         if op == CLOSE_NAMED:
             return self._close_named(msgspec.msgpack.decode(payload, type=CloseNamedSession).session)
+        if op == SLOW_STEP:
+            return FoundSlowStep(self.profile.read(msgspec.msgpack.decode(payload, type=GetSlowStep).over_ms))
         asked = msgspec.msgpack.decode(payload, type=GetCycles)
         return self._cycles.read(asked.tenant, asked.after)
 

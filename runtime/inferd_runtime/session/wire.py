@@ -37,7 +37,8 @@ CLOSE_NAMED = "engine.close_session"
 RUN_SESSION = "run/"
 """Prefix of the name of a run's session, before the run's id. Its worker opens it; the gateway sees to its end."""
 GENERATIONS = "engine.generations"
-GATEWAY_OPERATIONS = frozenset({STATS, CYCLES, CLOSE_NAMED, GENERATIONS})
+SLOW_STEP = "engine.slow_step"
+GATEWAY_OPERATIONS = frozenset({STATS, CYCLES, CLOSE_NAMED, GENERATIONS, SLOW_STEP})
 PRIVATE_OPERATIONS = frozenset({OPEN, CLOSE, CANCEL}) | GATEWAY_OPERATIONS
 
 
@@ -148,6 +149,42 @@ class CyclePage:
     cycles: list[WatchedCycle]
     next: int
     missed: int = 0
+
+
+@dataclass(frozen=True)
+class GetSlowStep:
+    """Ask for the last step that took more than ``over_ms`` while somebody asked. Steps are profiled for a few seconds more."""
+
+    over_ms: float
+    op: ClassVar[str] = SLOW_STEP
+
+
+@dataclass(frozen=True)
+class ProfiledFunction:
+    """One function's part of a step: its place, how often it was called, milliseconds in it without and with what it called."""
+
+    function: str
+    calls: int
+    own_ms: float
+    total_ms: float
+
+
+@dataclass(frozen=True)
+class SlowStep:
+    """A step as a profile: which model, with how many jobs, how long, in which part of the step, in which functions."""
+
+    model: str
+    jobs: int
+    ms: float
+    parts: dict[str, float]
+    functions: list[ProfiledFunction]
+
+
+@dataclass(frozen=True)
+class FoundSlowStep:
+    """The answer: None while no step was slow enough."""
+
+    step: SlowStep | None = None
 
 
 @dataclass(frozen=True)

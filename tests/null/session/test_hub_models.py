@@ -11,6 +11,7 @@ from inferd import protocol as p
 from inferd_runtime.server.engine_process.loop import step
 from inferd_runtime.session import wire as link
 from inferd_runtime.session.hub import SessionHub
+from inferd_runtime.session.step_profile import StepProfile
 from inferd_runtime.testing.served import null_model
 
 NAMES = ("large", "small")
@@ -39,13 +40,28 @@ class Wire:
         self.ask(p.StartGenerate(context, max_tokens=4))
 
 
+def test_a_slow_step_tells_which_part_of_it_took_how_long() -> None:
+    wire = Wire()
+    asked = link.GetSlowStep(0.0)
+    assert wire.ask(asked, link.FoundSlowStep).step is None
+    wire.generate("large")
+    step(list(wire.models.values()), wire.hub.profile)
+    slow = wire.ask(asked, link.FoundSlowStep).step
+    while slow is None or slow.model != "large":
+        step([wire.models["large"]], wire.hub.profile)
+        slow = wire.ask(asked, link.FoundSlowStep).step
+    assert set(slow.parts) >= {"plan", "prepare", "forward", "verify", "commit"}
+    assert sum(slow.parts.values()) <= slow.ms
+    assert any("verification.py" in one.function for one in slow.functions)
+
+
 def test_one_step_steps_every_model() -> None:
     wire = Wire()
     served = list(wire.models.values())
-    assert not step(served)
+    assert not step(served, StepProfile())
     for name in NAMES:
         wire.generate(name)
-    assert step(served)
+    assert step(served, StepProfile())
     assert [model.engine.steps for model in served] == [1, 1]
 
 
@@ -53,14 +69,14 @@ def test_it_goes_on_while_any_model_has_work() -> None:
     wire = Wire()
     served = list(wire.models.values())
     wire.generate("small")
-    assert step(served)
+    assert step(served, StepProfile())
     assert [model.engine.steps for model in served] == [0, 1]
 
 
 def test_figures_and_pages_are_each_models_own() -> None:
     wire = Wire()
     wire.generate("small")
-    while step(list(wire.models.values())):
+    while step(list(wire.models.values()), StepProfile()):
         pass
     stats = wire.ask(link.GetEngineStats(), link.EngineStats)
     large, small = stats.models

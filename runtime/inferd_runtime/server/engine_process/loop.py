@@ -17,6 +17,7 @@ from inferd_runtime.session.hub import SessionHub
 from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.mailbox import Mailbox
 from inferd_runtime.session.served_model import ServedModel
+from inferd_runtime.session.step_profile import StepProfile
 
 RECEIVE_SHARE = 0.1
 """Of the processor time of all else that goes into receiving: who has sent cannot be told before."""
@@ -89,7 +90,7 @@ class EngineLoop:
         started = time.thread_time()
         self._poll()
         self._mailbox.work(REQUEST_SECONDS)
-        progressed = step(self._models)
+        progressed = step(self._models, self._hub.profile)
         self._last = time.thread_time() - started
         return progressed or self._mailbox.ready
 
@@ -127,9 +128,9 @@ class EngineLoop:
             model.engine.check_integrity()
 
 
-def step(models: Sequence[ServedModel]) -> bool:
+def step(models: Sequence[ServedModel], profile: StepProfile) -> bool:
     """Run one step of every model's engine; False if none of them had work."""
-    progressed = [model.engine.step() for model in models]
+    progressed = [profile.run(one.info.name, one.engine.scheduler.jobs, one.engine.step) for one in models]
     return any(progressed)
 
 

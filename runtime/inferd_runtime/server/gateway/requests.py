@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -82,6 +83,18 @@ def launch_key(request: Request) -> str:
     if not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable()):
         raise InvalidRequest(f"an Idempotency-Key has 1 to {MAX_KEY} printable ASCII characters")
     return key
+
+
+def number_of(request: Request, name: str, default: float, most: float) -> float:
+    """Return a number of the query, in 0 .. ``most``. Raises InvalidRequest that names it."""
+    text = request.query_params.get(name, str(default))
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= most:
+        raise InvalidRequest(f"{name} must be a number in 0 .. {most:g}, not {shown(text)}")
+    return number
 
 
 def check_arguments(program: Program, arguments: dict[str, Any]) -> str:

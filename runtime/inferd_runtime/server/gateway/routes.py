@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
@@ -24,6 +25,7 @@ from inferd_runtime.server.gateway.requests import (
     check_arguments,
     check_limits,
     launch_key,
+    number_of,
     read_body,
     read_bytes,
 )
@@ -34,7 +36,10 @@ from inferd_runtime.server.supervisor.held_runs import RunRequest
 from inferd_runtime.server.supervisor.run_keeper import AnyRun
 from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.server.tenancy.quotas import Role
-from inferd_runtime.session.wire import CyclePage, GetCycles
+from inferd_runtime.session.wire import CyclePage, FoundSlowStep, GetCycles, GetSlowStep
+
+MOST_PROFILED_SECONDS = 60.0
+PROFILE_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class Api:
             Route("/version", self.version),
             Route("/metrics", self.metrics),
             Route("/v1/tenants", self.tenants),
+            Route("/v1/slow-step", self.slow_step),
             Route("/v1/models", self.models),
             Route("/v1/speculation/cycles", self.cycles),
             Route("/v1/programs", self.list_programs, methods=["GET"]),
@@ -107,6 +113,19 @@ class Api:
             require_admin(request.scope)
         is_admin = request.scope.get(ROLE_KEY) is Role.ADMIN
         return await metrics_response(self.runtime, None if is_admin else request.scope[TENANT_KEY])
+
+    async def slow_step(self, request: Request) -> Response:
+        """Wait for a step of the engine that takes more than ``over_ms``, for ``seconds`` at most, and answer where its time
+        went: to admins alone. Steps are slower meanwhile.
+        """
+        require_admin(request.scope)
+        over_ms = number_of(request, "over_ms", 50.0, 1e6)
+        found = FoundSlowStep()
+        with anyio.move_on_after(number_of(request, "seconds", 10.0, MOST_PROFILED_SECONDS)):
+            while found.step is None:
+                found = await self.runtime.engine.call(GetSlowStep(over_ms), FoundSlowStep)
+                await anyio.sleep(PROFILE_POLL_SECONDS)
+        return reply(found)
 
     async def models(self, request: Request) -> Response:
         """Answer the models that are served; the first is the default."""
