@@ -12,6 +12,7 @@ from inferd.calls.generate_arguments import GenerateArguments
 from inferd.calls.generation_stream import GenerationStream
 from inferd.partial import Partial, PartialJson
 from inferd.protocol import (
+    MOST_STEPS,
     CheckedKeyword,
     ConstraintError,
     ContextTokens,
@@ -160,6 +161,8 @@ class Generator(Generic[T]):
         yield replace(reader.snapshot(), complete=True, result=value)
 
     async def _collect(self) -> list[Step]:
+        if self._stream.arguments.on_cycle is None:
+            self._stream.least = MOST_STEPS
         return [step async for step in self]
 
     async def _read_json(self) -> T:

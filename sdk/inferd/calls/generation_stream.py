@@ -90,14 +90,17 @@ class RunningGeneration:
         """Return the request that ends it and keeps ``keep`` tokens."""
         return CloseGenerate(self._generation, keep)
 
-    async def fetch(self, delivered: int) -> Steps:
-        """Ask for more steps behind ``delivered`` tokens. Raises what the runtime answers or the program's constraint raises."""
+    async def fetch(self, delivered: int, least: int = 1) -> Steps:
+        """Ask for more steps behind ``delivered`` tokens, ``least`` at a time where the program takes no part in them.
+
+        Raises what the runtime answers or the program's constraint raises.
+        """
         if self._constraint is not None:
             return await self._fetch_masked(self._constraint)
         if self._speculator is not None:
             # The model always adds one token of its own, so a longer draft could not be delivered.
             return await self._fetch_drafted(self._speculator, max(self._max_tokens - delivered - 1, 0))
-        return await self._fetch()
+        return await self._fetch(least=least)
 
     async def close(self, keep: int) -> ContextState | None:
         """End it, and keep ``keep`` tokens. Returns None if a request had failed and the runtime had closed it then."""
@@ -110,8 +113,9 @@ class RunningGeneration:
             raise
         return state
 
-    async def _fetch(self, draft: CheckedDraft = NO_DRAFT) -> Steps:
-        sent = NextSteps(self._generation, list(draft.tokens), list(draft.positions), list(draft.parents))
+    async def _fetch(self, draft: CheckedDraft = NO_DRAFT, least: int = 1) -> Steps:
+        drafted = list(draft.tokens), list(draft.positions), list(draft.parents)
+        sent = NextSteps(self._generation, *drafted, least=least)
         check_next_steps(sent)
         reply: Steps = await self._call(sent)
         return reply
@@ -153,6 +157,8 @@ class GenerationStream:
 
     def __init__(self, arguments: GenerateArguments) -> None:
         self.arguments = arguments
+        self.least = 1
+        """How many steps to ask for at a time: more than one where nobody looks at them before the end."""
         self._lifecycle = Lifecycle()
         self._buffer = StepBuffer()
         self._starting: asyncio.Task[RunningGeneration] | None = None
@@ -236,7 +242,7 @@ class GenerationStream:
             if step is not None or self._buffer.finish:
                 return step
             self._lifecycle.on(GenerationEvent.SEND)
-            reply = await running.fetch(self._buffer.delivered)
+            reply = await running.fetch(self._buffer.delivered, self.least)
             self._lifecycle.on(GenerationEvent.ANSWER)
             self._buffer.receive(reply)
 

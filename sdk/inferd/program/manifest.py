@@ -12,12 +12,13 @@ from typing import Any
 from inferd.protocol import InvalidRequest
 
 DEFAULT_VERSION = "0.0.0"
-# What `[tool.inferd.limits]` may set: seconds, seconds, MiB, bytes.
+# What `[tool.inferd.limits]` may set: seconds, seconds, MiB, bytes, pieces.
 LIMITS: dict[str, type[int] | type[float]] = {
     "wall_s": float,
     "cpu_s": float,
     "memory_mb": int,
     "output_bytes": int,
+    "output_events": int,
 }
 TOOL_KEYS = {"name", "version", "limits"}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

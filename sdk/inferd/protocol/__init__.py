@@ -61,6 +61,7 @@ from inferd.protocol.errors import (
     Unavailable as Unavailable,
 )
 from inferd.protocol.generation import (
+    MOST_STEPS as MOST_STEPS,
     CloseGenerate as CloseGenerate,
     GenerationStarted as GenerationStarted,
     NextSteps as NextSteps,

@@ -158,10 +158,15 @@ def _check_needs(request: StartGenerate, settings: SpeculationSettings) -> None:
         raise InvalidRequest('sources: a prediction (predict=) and "predicted" among the sources go together')
 
 
+MOST_STEPS = 8
+"""The largest ``least`` of a ``generate.next``: half of the steps that a generation may be ahead of its reader."""
+
+
 @operation("generate.next", Steps)
 @dataclass(frozen=True)
 class NextSteps:
-    """Wait for the next finished steps. ``draft`` only with ``program_speculation``, a mask (allowed token ids, or bits as
+    """Wait for the next finished steps. ``least``: for so many of them, or the end; for one where the program takes part in every
+    step. ``draft`` only with ``program_speculation``, a mask (allowed token ids, or bits as
     in ``forward``; neither: all) only with ``program_constraint``. ``parents``: per draft token, which one it follows (-1:
     the context; a smaller index than its own); empty means a chain. ``positions`` are absolute.
     """
@@ -172,12 +177,14 @@ class NextSteps:
     parents: list[int] = field(default_factory=list)
     mask: list[int] | None = None
     mask_bits: str = ""
+    least: int = 1
 
 
 def check_next_steps(request: NextSteps) -> None:
-    """Raises InvalidRequest, which names the field, for a draft that no model could verify, and ConstraintError for a mask
-    that allows nothing.
+    """Raises InvalidRequest, which names the field, for a draft that no model could verify or a ``least`` that is out of range,
+    and ConstraintError for a mask that allows nothing.
     """
+    check_whole("least", request.least, 1, MOST_STEPS)
     if request.draft or request.parents:
         check_ids("draft", request.draft)
         check_tree(request.draft, request.parents or None)

@@ -416,3 +416,23 @@ def test_handles_are_bounded(caller: DirectSession, monkeypatch: pytest.MonkeyPa
         caller.call(p.StartGenerate(context, max_tokens=1))
     caller.call(p.CloseGenerate(generation))
     caller.call(p.StartGenerate(context, max_tokens=1))
+
+
+@pytest.mark.parametrize("least", [1, 3, p.MOST_STEPS])
+def test_steps_come_as_many_at_a_time_as_were_asked_for(caller: DirectSession, least: int) -> None:
+    generation = caller.call(p.StartGenerate(caller.text("abc"), max_tokens=20)).generation
+    counts, tokens = [], []
+    reply = p.Steps([], "")
+    while not reply.finish:
+        reply = caller.call(p.NextSteps(generation, least=least))
+        counts.append(len(reply.steps))
+        tokens += [token for step in reply.steps for token in step.tokens]
+    assert all(count >= least for count in counts[:-1])
+    assert tokens == caller.generate(caller.text("abc"), max_tokens=20).tokens
+
+
+def test_what_a_program_takes_part_in_comes_step_by_step(caller: DirectSession) -> None:
+    generation = caller.call(p.StartGenerate(caller.text("abc"), max_tokens=4, program_speculation=True)).generation
+    assert len(caller.call(p.NextSteps(generation, least=p.MOST_STEPS)).steps) == 1
+    with pytest.raises(p.InvalidRequest, match="least must be"):
+        caller.call(p.NextSteps(generation, least=p.MOST_STEPS + 1))

@@ -78,12 +78,13 @@ class OpenGeneration:
         if not self.generation.finished() and self._inputs.take(request, self.generation.context):
             self.generation.allow()
 
-    def finished_steps(self) -> p.Steps | p.InferdError | None:
-        """Return the steps that are ready, then the error that ended it if one did; None when there is nothing yet."""
+    def finished_steps(self, least: int = 1) -> p.Steps | p.InferdError | None:
+        """Return the steps that are ready, then the error that ended it if one did; None while there are fewer than ``least``."""
         generation = self.generation
         if generation.error is not None and not generation.outbox:
             return generation.error
-        if not generation.outbox and not generation.finish:
+        wanted = 1 if generation.spec.paced else least
+        if len(generation.outbox) < wanted and not generation.finished():
             return None
         steps = generation.take()
         self.delivered_steps += len(steps)

@@ -8,7 +8,7 @@ from inferd_runtime.session.state import Call, SessionState
 
 
 def next_steps(state: SessionState, call: Call) -> None:
-    """Answer with all finished steps, as soon as there is one."""
+    """Answer with all finished steps, as soon as there are as many as were asked for."""
     request: p.NextSteps = call.request
     p.check_next_steps(request)
     opened = state.generation(request.generation)
@@ -16,7 +16,7 @@ def next_steps(state: SessionState, call: Call) -> None:
 
     def deliver() -> None:
         first = opened.delivered_steps + 1
-        reply = opened.finished_steps()
+        reply = opened.finished_steps(request.least)
         if reply is not None:
             state.waiting.pop(call.ticket, None)
             opened.generation.listener = None

@@ -36,6 +36,8 @@ def lines() -> Iterator[Lines]:
 
     def start(kind: str, least: str = "info") -> io.StringIO:
         stream = io.StringIO()
+        for handler in set(root.handlers) - set(handlers):  # pytest's, whose report cannot carry lone surrogates
+            root.removeHandler(handler)
         handlers.append(configure_logging(kind, least, stream))
         return stream
 
