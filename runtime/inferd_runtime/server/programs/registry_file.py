@@ -63,8 +63,9 @@ def open_database(path: Path, wanted: DatabaseFormat) -> sqlite3.Connection:
 
 
 def _opened(path: Path, wanted: DatabaseFormat) -> sqlite3.Connection:
-    db = sqlite3.connect(path, timeout=BUSY_SECONDS, check_same_thread=False, isolation_level=None)
-    try:
+    with contextlib.ExitStack() as opened:
+        db = sqlite3.connect(path, timeout=BUSY_SECONDS, check_same_thread=False, isolation_level=None)
+        opened.callback(db.close)
         found = db.execute("PRAGMA user_version").fetchone()[0]
         if found not in (0, wanted.number):
             raise InvalidRequest(f"{path} has format {found}; this version of inferd reads format {wanted.number}")
@@ -76,10 +77,7 @@ def _opened(path: Path, wanted: DatabaseFormat) -> sqlite3.Connection:
         db.executescript(wanted.check)
         if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
             raise _damaged()
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):
-            db.close()
-        raise
+        opened.pop_all()
     return db
 
 

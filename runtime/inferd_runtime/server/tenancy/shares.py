@@ -24,7 +24,7 @@ class ShareRule:
     share: int = 1
 
     def __post_init__(self) -> None:
-        assert 0 <= self.guarded * self.share <= self.capacity
+        assert self.guarded == 0 or 0 < (self.guarded + 1) * self.share <= self.capacity
 
     def allows(self, held: int, used: int, amount: int = 1) -> bool:
         """Return True if a tenant that holds ``held`` of the ``used`` places may take ``amount`` more."""

@@ -15,7 +15,7 @@ Deed = tuple[int, int]
 @st.composite
 def rules(draw: st.DrawFn) -> ShareRule:
     share, guarded = draw(st.integers(1, 4)), draw(st.integers(1, 4))
-    return ShareRule(draw(st.integers((guarded + 0) * share, 40)), guarded, share)
+    return ShareRule(draw(st.integers((guarded + 1) * share, 40)), guarded, share)
 
 
 @given(rules(), st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 8)), max_size=80), st.data())
@@ -52,4 +52,4 @@ def test_one_tenant_alone_gets_all_but_what_is_kept() -> None:
 
 def test_a_rule_cannot_keep_more_than_there_is() -> None:
     with pytest.raises(AssertionError):
-        ShareRule(3, 2, 2)
+        ShareRule(5, 2, 2)
