@@ -167,9 +167,10 @@ def test_a_program_chooses_an_adapter(url: str, home: Path, environment: dict[st
 
 def test_a_server_does_not_start_with_a_bad_adapter(home: Path, environment: dict[str, str]) -> None:
     bad = write_adapter(home / "bad", 3, use_dora=True)
+    own = ("--state-dir", str(home / "own-state"), "--data-dir", str(home / "own-data"))
     for argument, reason in ((f"x={bad}", "adapter 'x': adapter_config.json: use_dora"), ("x", "expected NAME=FOLDER")):
         done = subprocess.run(
-            [sys.executable, "-m", "inferd_runtime.cli", "serve", "--port", "0", "--threads", "1", "--adapter", argument],
+            [sys.executable, "-m", "inferd_runtime.cli", "serve", "--port", "0", "--threads", "1", *own, "--adapter", argument],
             env=environment, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert done.returncode != 0

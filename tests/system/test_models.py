@@ -139,7 +139,8 @@ def test_what_cannot_be_served_is_refused_by_name(
 ) -> None:
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
-    rest = [str(path), "--prompt", "x"] if verb == "run" else ["--port", "0"]
+    own = ["--port", "0", "--state-dir", str(tmp_path / "state"), "--data-dir", str(tmp_path / "data")]
+    rest = [str(path), "--prompt", "x"] if verb == "run" else own
     done = command(verb, *rest, *arguments, "--json")
     assert done.returncode == code, done.stdout + done.stderr
     told = json.loads(done.stdout)["error"]

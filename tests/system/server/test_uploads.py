@@ -37,11 +37,11 @@ async def test_hostile_uploads_neither_stop_the_gateway_nor_a_neighbours_upload(
         async def neighbour() -> None:
             headers = {"Authorization": f"Bearer {BOB}"}
             while len(answers) < len(COSTLY):
-                source = f"{HELLO}#{len(lags)}"
+                source = f"{HELLO}#{len(lags) % 100}"  # below the quota of programs, however fast they go
                 answer = await other.post(
                     "/v1/programs", json={"files": {"main.py": source}}, headers=headers, timeout=60
                 )
-                assert answer.status_code == 201
+                assert answer.status_code in (200, 201)
                 began = time.monotonic()
                 assert (await other.get("/livez")).status_code == 200
                 lags.append(time.monotonic() - began)
