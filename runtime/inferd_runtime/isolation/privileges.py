@@ -17,7 +17,7 @@ NOBODY = 65534
 STATUS = Path("/proc/self/status")
 
 
-class _Header(ctypes.Structure):
+class _CapabilityHeader(ctypes.Structure):
     """``struct __user_cap_header_struct``."""
 
     _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
@@ -38,7 +38,7 @@ def drop_capabilities(kernel: Kernel) -> None:
     """Give up all capabilities, those that could come back included."""
     if effective_capabilities():  # else there is nothing to give up, and no right to say so
         drop_bounding_set(kernel)
-    kernel.capset(_Header(CAPABILITY_VERSION, 0), (_Sets * 2)())
+    kernel.capset(_CapabilityHeader(CAPABILITY_VERSION, 0), (_Sets * 2)())
 
 
 def drop_bounding_set(kernel: Kernel) -> None:

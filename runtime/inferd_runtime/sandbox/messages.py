@@ -70,7 +70,7 @@ class Deliver(msgspec.Struct, frozen=True, tag=True):
     json: str
 
 
-class Taken(msgspec.Struct, frozen=True, tag=True):
+class EventsTaken(msgspec.Struct, frozen=True, tag=True):
     """The gateway has handled that many more of a run's ``Output`` and ``Sent``: there is room for new ones."""
 
     run: str
@@ -117,5 +117,5 @@ class RunFinished(msgspec.Struct, frozen=True, tag=True):
     error: ErrorInfo | None = None
 
 
-ToWorker = LaunchRun | Cancel | Deliver | Taken | Shutdown
+ToWorker = LaunchRun | Cancel | Deliver | EventsTaken | Shutdown
 FromWorker = WorkerReady | Started | Output | Sent | RunFinished

@@ -28,12 +28,12 @@ from inferd_runtime.sandbox.host.run import EngineAddress, SandboxRun
 from inferd_runtime.sandbox.messages import (
     Cancel,
     Deliver,
+    EventsTaken,
     FromWorker,
     LaunchRun,
     RunFinished,
     RunUsage,
     Shutdown,
-    Taken,
     ToWorker,
     WorkerReady,
 )
@@ -99,7 +99,7 @@ class Worker:
             case Deliver():
                 if message.run in self._runs:
                     self._runs[message.run].inbox.deliver(message.json.encode())
-            case Taken():
+            case EventsTaken():
                 if message.run in self._runs:
                     self._runs[message.run].inbox.note_taken(message.events)
             case Shutdown():

@@ -22,7 +22,7 @@ Frames = Sequence[bytes]
 """A request: ticket, operation, format, payload."""
 
 
-class Handler(Protocol):
+class RequestHandler(Protocol):
     """What requests are for: :class:`~inferd_runtime.session.hub.SessionHub`. Nothing here raises."""
 
     def receive(self, identity: bytes, frames: Frames) -> None:
@@ -87,7 +87,7 @@ class Mailbox:
     """
 
     def __init__(
-        self, handler: Handler, clock: FairClock[str], seconds: Callable[[], float] = time.thread_time
+        self, handler: RequestHandler, clock: FairClock[str], seconds: Callable[[], float] = time.thread_time
     ) -> None:
         self._handler = handler
         self._clock = clock

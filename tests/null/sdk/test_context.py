@@ -311,12 +311,16 @@ OPERATIONS = st.one_of(
 
 
 @example([("user", ""), ("fork", None), ("append", b""), ("truncate", 1.0), ("generate", ("", 0))], [1], 1)
+@example([("user", ""), ("fork", None), ("user", "00"), ("truncate", 0.25), ("generate", ("", 0))], [1], 1)
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(OPERATIONS, max_size=12), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(1, 3))
 def test_any_run_of_operations_leaves_the_tokens_that_the_program_saw(
     operations: list[tuple[str, Any]], steps: list[int], replies: int
 ) -> None:
-    """A plain list of tokens is the model of a context; every operation is done to both."""
+    """A plain list of tokens is the model of a context; every operation is done to both.
+
+    A cut back to a length that the program saw leaves the last turn as open as it was there.
+    """
     outputs: deque[str] = deque()
     with FakeRuntime(lambda _: outputs.popleft(), steps=steps, replies=[replies]):
         asyncio.run(_compare_with_a_list(operations, outputs))
@@ -324,6 +328,7 @@ def test_any_run_of_operations_leaves_the_tokens_that_the_program_saw(
 
 async def _compare_with_a_list(operations: list[tuple[str, Any]], outputs: deque[str]) -> None:
     ctx, model, open_turn = Context(), list[int](), False
+    sent: dict[int, bool] = {}  # the lengths that the program saw, and whether a turn was open there
     for name, value in operations:
         if name == "user":
             ctx.user(value)
@@ -341,14 +346,15 @@ async def _compare_with_a_list(operations: list[tuple[str, Any]], outputs: deque
         elif name == "truncate":
             await ctx.flush()
             assert ctx.length == len(model)
+            sent[len(model)] = open_turn
             length = round(value * len(model))
-            open_turn = open_turn and length == len(model)
             await ctx.truncate(length)
             del model[length:]
-        elif name == "fork":
-            ctx = await ctx.fork()
+            sent = {at: was_open for at, was_open in sent.items() if at <= length}
+            open_turn = sent.get(length, False)
         else:
-            await ctx.flush()
+            ctx = await (ctx.fork() if name == "fork" else ctx.flush())
+            sent[len(model)] = open_turn
     assert await ctx.tokens() == model
     assert ctx.length == len(model)
 

@@ -12,15 +12,15 @@ from inferd.protocol import InvalidRequest, Unauthorized
 from inferd_runtime.engine.scheduling.tenants import TenantLimits
 from inferd_runtime.server.gateway.auth import OWN, TENANT_KEY, AccessTokens, BearerAuth, kept_token, load_tokens
 from inferd_runtime.server.tenancy.quotas import Role
-from inferd_runtime.server.tenancy.tokens import Grant
+from inferd_runtime.server.tenancy.tokens import TokenRights
 from inferd_runtime.server.tokens_file import load_tenancy, read_token_lines
 from inferd_runtime.settings.settings import Settings
 
 
 def test_a_token_means_its_tenant() -> None:
-    tokens = AccessTokens({"a" * 20: Grant("ann"), "b" * 20: Grant("bob", Role.ADMIN)})
-    assert tokens.grant_of(f"Bearer {'a' * 20}") == Grant("ann", Role.USER)
-    assert tokens.grant_of(f"bearer {'b' * 20}") == Grant("bob", Role.ADMIN)
+    tokens = AccessTokens({"a" * 20: TokenRights("ann"), "b" * 20: TokenRights("bob", Role.ADMIN)})
+    assert tokens.rights_of(f"Bearer {'a' * 20}") == TokenRights("ann", Role.USER)
+    assert tokens.rights_of(f"bearer {'b' * 20}") == TokenRights("bob", Role.ADMIN)
     assert tokens.tenants == {"ann": Role.USER, "bob": Role.ADMIN}
 
 
@@ -42,12 +42,12 @@ def test_a_token_means_its_tenant() -> None:
 )
 def test_anything_else_is_unauthorized(header: str | None) -> None:
     with pytest.raises(Unauthorized):
-        AccessTokens.of_tenants({"aaa": "ann"}).grant_of(header)
+        AccessTokens.of_tenants({"aaa": "ann"}).rights_of(header)
 
 
 def test_an_empty_token_is_nobodys() -> None:
     with pytest.raises(Unauthorized, match="send the header"):
-        AccessTokens.of_tenants({"": "ann"}).grant_of("Bearer ")
+        AccessTokens.of_tenants({"": "ann"}).rights_of("Bearer ")
 
 
 async def seen_by_the_app(kind: str, path: str, *headers: tuple[bytes, bytes]) -> tuple[list[Scope], list[Message]]:
@@ -96,7 +96,7 @@ def test_a_token_is_generated_once_and_is_private(tmp_path: Path) -> None:
     assert kept_token(state) == token
     assert (state / "token").stat().st_mode & 0o777 == 0o600
     assert state.stat().st_mode & 0o777 == 0o700
-    assert load_tokens(Settings(state_dir=state)).grant_of(f"Bearer {token}") == OWN
+    assert load_tokens(Settings(state_dir=state)).rights_of(f"Bearer {token}") == OWN
 
 
 def test_an_empty_token_file_is_refused(tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_named_tokens_make_no_generated_one(tmp_path: Path) -> None:
     one, two, mine = STRONG
     file = private(tmp_path / "tokens", f"{one} ann\n# note\n\n {two}   bob role=admin\n")
     tokens = load_tokens(Settings(token=mine, tokens_file=file, state_dir=tmp_path / "state"))
-    assert tokens.grant_of(f"Bearer {one}") == Grant("ann", Role.USER, "file-1")
-    assert tokens.grant_of(f"Bearer {two}") == Grant("bob", Role.ADMIN, "file-2")
-    assert tokens.grant_of(f"Bearer {mine}") == OWN
+    assert tokens.rights_of(f"Bearer {one}") == TokenRights("ann", Role.USER, "file-1")
+    assert tokens.rights_of(f"Bearer {two}") == TokenRights("bob", Role.ADMIN, "file-2")
+    assert tokens.rights_of(f"Bearer {mine}") == OWN
     assert not (tmp_path / "state").exists()
 
 

@@ -26,12 +26,12 @@ def test_a_token_is_shown_once_rotated_and_revoked(tmp_path: Path, capsys: pytes
     text, token_id = str(made["token"]), str(made["id"])
     store = TokenStore(tmp_path / TOKENS_FILE)
     tokens = AccessTokens({}, store)
-    assert tokens.grant_of(f"Bearer {text}").tenant == "ann"
+    assert tokens.rights_of(f"Bearer {text}").tenant == "ann"
     listed = printed(capsys, tmp_path, "list")
     assert text not in json.dumps(listed)
     assert token_id in json.dumps(listed)
     rotated = printed(capsys, tmp_path, "rotate", token_id)
-    assert tokens.grant_of(f"Bearer {rotated['token']}").role == "admin"
+    assert tokens.rights_of(f"Bearer {rotated['token']}").role == "admin"
     printed(capsys, tmp_path, "revoke", str(rotated["id"]))
     assert token(["list", "--data-dir", str(tmp_path)]) == 0
     table = capsys.readouterr().out

@@ -22,6 +22,7 @@ from inferd_runtime.sandbox.messages import (
     Bundle,
     Cancel,
     Deliver,
+    EventsTaken,
     FromWorker,
     LaunchRun,
     Limits,
@@ -30,7 +31,6 @@ from inferd_runtime.sandbox.messages import (
     Sent,
     Shutdown,
     Started,
-    Taken,
     ToWorker,
     WorkerReady,
 )
@@ -151,7 +151,7 @@ class Gateway:
             return
         assert isinstance(message, (Started, Output, Sent, RunFinished))
         if isinstance(message, (Output, Sent)) and self.takes:
-            self.send(Taken(message.run, 1))
+            self.send(EventsTaken(message.run, 1))
         self.messages[message.run].append(message)
 
 

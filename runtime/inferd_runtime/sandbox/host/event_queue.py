@@ -18,7 +18,7 @@ BURST = 500.0
 """Events that a run may send at once after a silence: messages, and texts of alternating streams, are not merged."""
 WINDOW_EVENTS = 256
 WINDOW_BYTES = 256 << 10
-"""What may be on the way to the gateway. It says what it has taken long before half of this (``Taken``)."""
+"""What may be on the way to the gateway. It says what it has taken long before half of this (``EventsTaken``)."""
 
 
 class EventQueue:

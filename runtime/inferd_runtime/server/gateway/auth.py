@@ -19,7 +19,7 @@ from inferd_runtime.server.gateway.replies import deny
 from inferd_runtime.server.gateway.request_watch import CONNECTION_KEY
 from inferd_runtime.server.tenancy.quotas import Quotas, QuotaTable, Role, read_quotas
 from inferd_runtime.server.tenancy.token_store import TokenStore
-from inferd_runtime.server.tenancy.tokens import Grant, check_strength, find_grant, new_token, token_digest
+from inferd_runtime.server.tenancy.tokens import TokenRights, check_strength, new_token, token_digest
 from inferd_runtime.server.tokens_file import read_private, read_token_lines, tenant_options
 from inferd_runtime.settings.settings import Settings
 
@@ -28,7 +28,7 @@ PUBLIC_PATHS = frozenset({"/livez", "/version"})
 TENANT_KEY = "inferd.tenant"
 ROLE_KEY = "inferd.role"
 TOKEN_KEY = "inferd.token"
-OWN = Grant(DEFAULT_TENANT, Role.ADMIN, "own")
+OWN = TokenRights(DEFAULT_TENANT, Role.ADMIN, "own")
 """What the server's own token allows: the generated one, or the one that ``--token`` names."""
 
 
@@ -36,18 +36,18 @@ class AccessTokens:
     """The tokens that are accepted: those of the settings, and those of the store, which may change at any time."""
 
     def __init__(
-        self, known: Mapping[str, Grant], store: TokenStore | None = None, now: Callable[[], float] = time.time
+        self, known: Mapping[str, TokenRights], store: TokenStore | None = None, now: Callable[[], float] = time.time
     ) -> None:
-        self._known = {token_digest(token): grant for token, grant in known.items() if token}
+        self._known = {token_digest(token): rights for token, rights in known.items() if token}
         self._store = store
         self._now = now
-        self._seen: Mapping[bytes, Grant] | None = None
+        self._seen: Mapping[bytes, TokenRights] | None = None
         self._roles: dict[str, Role] = {}
 
     @classmethod
     def of_tenants(cls, tenants: Mapping[str, str]) -> AccessTokens:
         """Return tokens of users, by token."""
-        return cls({token: Grant(tenant) for token, tenant in tenants.items()})
+        return cls({token: TokenRights(tenant) for token, tenant in tenants.items()})
 
     @property
     def tenants(self) -> Mapping[str, Role]:
@@ -55,38 +55,39 @@ class AccessTokens:
         self._refresh()
         return self._roles
 
-    def grant_of(self, authorization: str | None) -> Grant:
+    def rights_of(self, authorization: str | None) -> TokenRights:
         """Return what an ``Authorization`` header allows. Raises Unauthorized, and Unavailable if the store cannot be read."""
         kind, _, given = (authorization or "").partition(" ")
         if kind.lower() != "bearer" or not given:
             raise Unauthorized("send the header `Authorization: Bearer TOKEN`")
         digest = token_digest(given.strip())
-        grant = find_grant(self._known, digest) or find_grant(self._refresh(), digest)
-        if grant is None:
+        # How long the look takes may tell how a digest resembles a kept one; nobody can choose the digest of what they send.
+        rights = self._known.get(digest) or self._refresh().get(digest)
+        if rights is None:
             raise Unauthorized("the token is wrong")
-        if self._now() >= grant.expires_at:
+        if self._now() >= rights.expires_at:
             raise Unauthorized("the token has expired")
-        return grant
+        return rights
 
-    def is_valid(self, grant: Grant) -> bool:
-        """Return True while a grant that was given has neither expired nor been revoked; a rotation may have shortened it."""
+    def is_valid(self, rights: TokenRights) -> bool:
+        """Return True while rights that were given have neither expired nor been revoked; a rotation may have shortened them."""
         with contextlib.suppress(Unavailable):  # a file that cannot be read has revoked nothing
             self._refresh()
         every = (*self._known.values(), *(self._seen or {}).values())
-        current = next((one for one in every if one.token_id == grant.token_id), None)
+        current = next((one for one in every if one.token_id == rights.token_id), None)
         return current is not None and self._now() < current.expires_at
 
     def role_of(self, tenant: str) -> Role:
         """Return the highest role of a tenant's tokens, as of the last request."""
         return self._roles.get(tenant, Role.USER)
 
-    def _refresh(self) -> Mapping[bytes, Grant]:
-        stored: Mapping[bytes, Grant] = {} if self._store is None else self._store.grants()
+    def _refresh(self) -> Mapping[bytes, TokenRights]:
+        stored: Mapping[bytes, TokenRights] = {} if self._store is None else self._store.rights()
         if stored is not self._seen:
             self._seen = stored
             every = [*self._known.values(), *stored.values()]
-            admins = {grant.tenant for grant in every if grant.role is Role.ADMIN}
-            self._roles = {grant.tenant: Role.ADMIN if grant.tenant in admins else Role.USER for grant in every}
+            admins = {rights.tenant for rights in every if rights.role is Role.ADMIN}
+            self._roles = {rights.tenant: Role.ADMIN if rights.tenant in admins else Role.USER for rights in every}
         return stored
 
 
@@ -110,11 +111,11 @@ class BearerAuth:
             await self._app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> None:
-        grant = self._tokens.grant_of(Headers(scope=scope).get("authorization"))
-        scope[TENANT_KEY], scope[ROLE_KEY], scope[TOKEN_KEY] = grant.tenant, grant.role, grant.token_id
+        rights = self._tokens.rights_of(Headers(scope=scope).get("authorization"))
+        scope[TENANT_KEY], scope[ROLE_KEY], scope[TOKEN_KEY] = rights.tenant, rights.role, rights.token_id
         if self._table is not None and CONNECTION_KEY in scope:
-            self._table.belongs_to(scope[CONNECTION_KEY], grant.tenant)
-            scope[CONNECTION_KEY].allowed = partial(self._tokens.is_valid, grant)
+            self._table.belongs_to(scope[CONNECTION_KEY], rights.tenant)
+            scope[CONNECTION_KEY].allowed = partial(self._tokens.is_valid, rights)
 
 
 def require_admin(scope: Scope) -> None:
@@ -128,10 +129,10 @@ def load_tokens(settings: Settings, store: TokenStore | None = None) -> AccessTo
 
     Raises InvalidRequest for a tokens file that is wrong or readable by others, and for a token that is easy to guess.
     """
-    known: dict[str, Grant] = {}
+    known: dict[str, TokenRights] = {}
     for number, line in enumerate(read_token_lines(settings.tokens_file) if settings.tokens_file else (), 1):
         check_strength(line.token, f"{settings.tokens_file}, token {number} (of {line.tenant})")
-        known[line.token] = Grant(line.tenant, line.role, f"file-{number}")
+        known[line.token] = TokenRights(line.tenant, line.role, f"file-{number}")
     if settings.token is not None:
         check_strength(settings.token, "the token of --token or INFERD_TOKEN")
         known[settings.token] = OWN

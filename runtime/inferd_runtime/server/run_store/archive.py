@@ -30,15 +30,15 @@ CLOSE_SECONDS = 10.0
 STILL_OPEN = frozenset({"disk_full", "locked", "read_only"})
 """Reasons of a failure that leave the file as it is: what it holds can be read."""
 log = logging.getLogger("inferd.runs")
-Job = Callable[[RunFile], Any]
-Done = Callable[[Any, InferdError | None], None]
+StoreJob = Callable[[RunFile], Any]
+OnDone = Callable[[Any, InferdError | None], None]
 
 
 @dataclass(frozen=True)
 class _Task:
-    job: Job
+    job: StoreJob
     size: int
-    done: Done | None
+    done: OnDone | None
 
 
 class RunArchive:
@@ -58,7 +58,7 @@ class RunArchive:
         self._thread = threading.Thread(target=self._work, name="run-archive", daemon=True)
         self._thread.start()
 
-    def save(self, job: Job, size: int, done: Done | None = None) -> bool:
+    def save(self, job: StoreJob, size: int, done: OnDone | None = None) -> bool:
         """Queue a job that writes about ``size`` bytes; ``done`` hears in the event loop how it went. False: there is no room."""
         with self._changed:
             if self._closing or len(self._tasks) >= MAX_QUEUED or self._bytes + size > MAX_QUEUED_BYTES:

@@ -23,7 +23,7 @@ from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, LimitExceeded,
 from inferd_runtime.sandbox.messages import Limits, Output, RunFinished, RunUsage, Sent
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.records import ProgramName, RunRecord
-from inferd_runtime.server.supervisor.transcript import MESSAGE, Replay, Transcript
+from inferd_runtime.server.supervisor.transcript import MESSAGE, RunReplay, Transcript
 from inferd_runtime.server.tenancy.quotas import QuotasOf, quota_exceeded
 
 EVENT_OVERHEAD = 256
@@ -170,7 +170,7 @@ class Run:
     inputs: list[str] = field(default_factory=list, repr=False)
     input_bytes: int = field(default=0, repr=False)
     transcript: Transcript = field(default_factory=Transcript, repr=False)
-    replay: Replay | None = field(default=None, repr=False)
+    replay: RunReplay | None = field(default=None, repr=False)
     waiting_bytes: int = field(default=0, repr=False)
     """Bytes of messages that wait for the run to start."""
     stored_index: int = field(default=0, repr=False)
@@ -243,7 +243,7 @@ class Run:
         """Begin anew after a crash. What it has said already is left out when it says it again."""
         self.attempts += 1
         self.queued = time.monotonic()
-        self.replay = Replay(self.transcript.said if self.replay is None else self.replay.said)
+        self.replay = RunReplay(self.transcript.said if self.replay is None else self.replay.said)
 
     def _new(self, kind: str, text: str) -> str:
         """Return what of a text is new. Raises ReplayDiffers."""

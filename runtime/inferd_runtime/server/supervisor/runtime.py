@@ -29,13 +29,13 @@ from inferd_runtime.log_lines import current_request, run_fields
 from inferd_runtime.sandbox.messages import (
     Cancel,
     Deliver,
+    EventsTaken,
     LaunchRun,
     Limits,
     Output,
     RunFinished,
     Sent,
     Started,
-    Taken,
 )
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
 from inferd_runtime.sandbox.worker_start import WorkerBounds, WorkerLinks, WorkerStart, worker_launch
@@ -282,7 +282,7 @@ class Runtime:
             self._end(held.run, error.to_wire())
         taken = held.receipt()
         if taken:
-            self.fleet.send(held.worker, Taken(held.run.id, taken))
+            self.fleet.send(held.worker, EventsTaken(held.run.id, taken))
 
     def _finished(self, held: HeldRun, message: RunFinished) -> None:
         """End a run as its worker reports, or start it again."""

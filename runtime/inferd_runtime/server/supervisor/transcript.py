@@ -57,7 +57,7 @@ class Transcript:
         self.position += len(data)
 
 
-class Replay:
+class RunReplay:
     """Takes what a run says when it is started again, and leaves out what it had said before."""
 
     def __init__(self, said: Said) -> None:

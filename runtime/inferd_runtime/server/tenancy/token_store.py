@@ -14,7 +14,7 @@ from pathlib import Path
 
 from inferd.protocol import InvalidRequest, NotFound, Unavailable
 from inferd_runtime.server.tenancy.quotas import Role
-from inferd_runtime.server.tenancy.tokens import Grant, new_token, token_digest
+from inferd_runtime.server.tenancy.tokens import TokenRights, new_token, token_digest
 
 TOKENS_FILE = "tokens.sqlite3"
 SCHEMA = """
@@ -60,7 +60,7 @@ class TokenStore:
         self._path = path
         self._now = now
         self._version = -1
-        self._grants: Mapping[bytes, Grant] = {}
+        self._rights: Mapping[bytes, TokenRights] = {}
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._typed():
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
@@ -79,7 +79,7 @@ class TokenStore:
         """Close the file."""
         self._db.close()
 
-    def grants(self) -> Mapping[bytes, Grant]:
+    def rights(self) -> Mapping[bytes, TokenRights]:
         """Return what the tokens that are not revoked allow, by digest: the same object until somebody changes the file.
 
         Some may have expired. Raises Unavailable if the file cannot be read.
@@ -90,12 +90,12 @@ class TokenStore:
                 rows = self._db.execute(
                     "SELECT digest, id, tenant, role, expires_at FROM tokens WHERE revoked_at IS NULL"
                 )
-                self._grants = {
-                    digest: Grant(tenant, Role(role), token_id, math.inf if expires is None else expires)
+                self._rights = {
+                    digest: TokenRights(tenant, Role(role), token_id, math.inf if expires is None else expires)
                     for digest, token_id, tenant, role, expires in rows
                 }
                 self._version = version
-        return self._grants
+        return self._rights
 
     def create(self, tenant: str, role: Role, lifetime_s: float | None = None, note: str = "") -> NewToken:
         """Make a token."""

@@ -1,11 +1,10 @@
-"""Access tokens: what one grants, how strong it has to be, and how it is recognized without being kept."""
+"""Access tokens: what one allows, how strong it has to be, and how it is recognized without being kept."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inferd.protocol import InvalidRequest
@@ -20,7 +19,7 @@ FEWEST_KINDS = 8
 
 
 @dataclass(frozen=True)
-class Grant:
+class TokenRights:
     """What a token allows. ``token_id`` names it in lists and logs; ``expires_at`` is in seconds since the epoch."""
 
     tenant: str
@@ -41,15 +40,6 @@ def token_digest(token: str) -> bytes:
     guesses 256 random bits. A token that an operator chose stands in the operator's own file, and is hashed in memory only.
     """
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
-
-
-def find_grant(grants: Mapping[bytes, Grant], digest: bytes) -> Grant | None:
-    """Return the grant of a digest.
-
-    How long this takes may tell how a digest resembles a kept one, and nothing about tokens: nobody can choose the digest of
-    what they send.
-    """
-    return grants.get(digest)
 
 
 def check_strength(token: str, where: str) -> None:

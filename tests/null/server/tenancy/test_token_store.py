@@ -11,7 +11,7 @@ from inferd.protocol import InvalidRequest, NotFound, Unauthorized, Unavailable
 from inferd_runtime.server.gateway.auth import AccessTokens, TenantQuotas
 from inferd_runtime.server.tenancy.quotas import ADMIN_QUOTAS, Quotas, QuotaTable, Role
 from inferd_runtime.server.tenancy.token_store import TokenStore
-from inferd_runtime.server.tenancy.tokens import Grant, check_strength, new_token
+from inferd_runtime.server.tenancy.tokens import TokenRights, check_strength, new_token
 
 
 class Calendar:
@@ -30,13 +30,13 @@ def test_what_one_process_makes_and_revokes_another_one_sees_at_once(path: Path)
     server, command = TokenStore(path), TokenStore(path)
     tokens = AccessTokens({}, server)
     made = command.create("ann", Role.ADMIN, note="for the dashboard")
-    grant = tokens.grant_of(f"Bearer {made.token}")
-    assert grant == Grant("ann", Role.ADMIN, made.entry.id, math.inf)
-    assert tokens.is_valid(grant)
+    rights = tokens.rights_of(f"Bearer {made.token}")
+    assert rights == TokenRights("ann", Role.ADMIN, made.entry.id, math.inf)
+    assert tokens.is_valid(rights)
     command.revoke(made.entry.id)
     with pytest.raises(Unauthorized, match="wrong"):
-        tokens.grant_of(f"Bearer {made.token}")
-    assert not tokens.is_valid(grant)
+        tokens.rights_of(f"Bearer {made.token}")
+    assert not tokens.is_valid(rights)
     server.close()
     command.close()
 
@@ -56,11 +56,11 @@ def test_a_token_expires(path: Path) -> None:
     store = TokenStore(path, calendar)
     tokens = AccessTokens({}, store, calendar)
     made = store.create("ann", Role.USER, lifetime_s=60)
-    grant = tokens.grant_of(f"Bearer {made.token}")
+    rights = tokens.rights_of(f"Bearer {made.token}")
     calendar.now += 60
     with pytest.raises(Unauthorized, match="expired"):
-        tokens.grant_of(f"Bearer {made.token}")
-    assert not tokens.is_valid(grant)
+        tokens.rights_of(f"Bearer {made.token}")
+    assert not tokens.is_valid(rights)
     store.close()
 
 
@@ -70,16 +70,16 @@ def test_a_rotated_token_has_the_same_rights_and_the_old_one_ends(path: Path) ->
     tokens = AccessTokens({}, store, calendar)
     old = store.create("ann", Role.ADMIN, lifetime_s=100, note="n")
     calendar.now += 50
-    before = tokens.grant_of(f"Bearer {old.token}")
+    before = tokens.rights_of(f"Bearer {old.token}")
     new = store.rotate(old.entry.id, overlap_s=10)
     assert tokens.is_valid(before), "what was opened with it stays open for that long"
     assert (new.entry.tenant, new.entry.role, new.entry.note) == ("ann", "admin", "n")
     assert new.entry.expires_at == calendar.now + 100
-    assert tokens.grant_of(f"Bearer {old.token}").tenant == tokens.grant_of(f"Bearer {new.token}").tenant
+    assert tokens.rights_of(f"Bearer {old.token}").tenant == tokens.rights_of(f"Bearer {new.token}").tenant
     calendar.now += 10
     assert not tokens.is_valid(before)
     with pytest.raises(Unauthorized):
-        tokens.grant_of(f"Bearer {old.token}")
+        tokens.rights_of(f"Bearer {old.token}")
     with pytest.raises(InvalidRequest, match="revoked or expired"):
         store.rotate(old.entry.id)
     assert [entry.is_valid(calendar.now) for entry in store.entries()] == [True, False]
@@ -106,7 +106,7 @@ def test_a_tenant_has_the_quotas_of_its_highest_role(path: Path) -> None:
     quotas = TenantQuotas(tokens, QuotaTable(tenants={"ann": {"runs": 3}}))
     assert quotas("bob") == Quotas()
     made = store.create("bob", Role.ADMIN)
-    tokens.grant_of(f"Bearer {made.token}")
+    tokens.rights_of(f"Bearer {made.token}")
     assert quotas("bob") == ADMIN_QUOTAS
     assert quotas("ann").runs == 3
     assert tokens.tenants == {"bob": Role.ADMIN}
