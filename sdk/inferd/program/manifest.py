@@ -20,7 +20,7 @@ LIMITS: dict[str, type[int] | type[float]] = {
     "output_bytes": int,
     "output_events": int,
 }
-TOOL_KEYS = {"name", "version", "limits"}
+TOOL_KEYS = {"name", "version", "limits", "retry_safe"}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!-]{0,63}")
 BLOCK_START = "# /// "
@@ -33,13 +33,17 @@ MOST = 2.0**63
 
 @dataclass(frozen=True)
 class Manifest:
-    """A program's own description. ``limits`` holds only what it sets (keys of ``LIMITS``)."""
+    """A program's own description. ``limits`` holds only what it sets (keys of ``LIMITS``).
+
+    ``retry_safe``: its runs may be started again after a crash, unless a launch says otherwise.
+    """
 
     name: str
     version: str = DEFAULT_VERSION
     limits: dict[str, int | float] = field(default_factory=dict)
     dependencies: list[str] = field(default_factory=list)
     requires_python: str = ""
+    retry_safe: bool = False
 
 
 def script_manifest(source: str, filename: str) -> Manifest:
@@ -87,7 +91,15 @@ def _manifest(
         limits=_limits(_table(tool, "limits", filename), filename),
         dependencies=list(dependencies),
         requires_python=requires_python,
+        retry_safe=_retry_safe(tool, filename),
     )
+
+
+def _retry_safe(tool: dict[str, Any], filename: str) -> bool:
+    value = tool.get("retry_safe", False)
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{filename}: retry_safe must be true or false, not {_shown(value)}")
+    return value
 
 
 def _limits(table: dict[str, Any], filename: str) -> dict[str, int | float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -199,3 +200,101 @@ async def test_a_retry_safe_run_is_not_started_for_ever(serve: Serve) -> None:
         over = await served.finished(await _retry_safe(served, "import worker\nasync def main(): worker.die()\n"))
         assert over["error"]["code"] == "unavailable"
         assert served.gateway.runtime.fleet.restarts == 3
+
+
+async def test_what_a_manifest_says_of_retries_holds_unless_a_launch_says_otherwise(serve: Serve) -> None:
+    source = (
+        "# /// script\n# [tool.inferd]\n# retry_safe = true\n# ///\nimport worker\nasync def main(): worker.die()\n"
+    )
+    async with serve() as served:
+        program = await served.upload(source)
+        assert program["retry_safe"] is True
+        for asked, attempts in (({}, 3), ({"retry_safe": False}, 1)):
+            before = served.gateway.runtime.fleet.restarts
+            run = (await served.client.post("/v1/runs", json={"program": program["id"], **asked})).json()
+            await served.finished(run)
+            assert served.gateway.runtime.fleet.restarts - before == attempts
+
+
+WAITS = """
+import random, worker
+async def main(until: int):
+    for n in range(until):
+        print(n, end=' ')
+        worker.send({'n': n, 'got': await worker.receive()})
+    return n
+"""
+
+
+async def _events(served: Any, run: dict[str, Any], start: int = 0) -> list[dict[str, Any]]:
+    text = (await served.client.get(f"/v1/runs/{run['id']}/events?follow=false&from={start}")).text
+    return [json.loads(line) for line in text.splitlines() if line]
+
+
+async def test_a_retry_safe_run_goes_on_in_the_next_server_without_repeating_itself(serve: Serve) -> None:
+    heard: list[dict[str, Any]] = []
+    run: dict[str, Any] = {}
+
+    async def send(served: Any, n: int) -> None:
+        assert (await served.client.post(f"/v1/runs/{run['id']}/messages", json={"message": n})).status_code == 202
+
+    async def hear(served: Any, n: int) -> None:
+        """Read on from where the last server was heard, until the program has said its nth message."""
+        while not any(event["type"] == "message" and event["message"]["n"] == n for event in heard):
+            heard.extend(await _events(served, run, heard[-1]["index"] + 1 if heard else 0))
+
+    for server in range(3):
+        async with serve() as served:
+            if not run:
+                run = await _retry_safe(served, WAITS, until=4)
+            assert (await served.client.get(f"/v1/runs/{run['id']}")).json()["state"] in ("queued", "running")
+            await send(served, 10 + server)
+            await hear(served, server)
+    async with serve() as served:
+        await send(served, 13)
+        over = await served.finished(run)
+        assert (over["state"], over["result"]) == ("succeeded", 3), over
+        heard.extend(await _events(served, run, heard[-1]["index"] + 1))
+        assert heard == await _events(served, run)
+    assert [event["index"] for event in heard] == list(range(len(heard)))
+    assert [event["message"] for event in heard if event["type"] == "message"] == [
+        {"n": n, "got": 10 + n} for n in range(4)
+    ]
+    assert "".join(event["text"] for event in heard if event["type"] == "stdout").split() == list("0123")
+
+
+HALTS = """
+import asyncio, os, worker
+async def main():
+    worker.send(1)
+    worker.send(2)
+    os.path.exists(PATH) or await asyncio.sleep(600)
+"""
+
+
+def test_a_killed_server_leaves_its_retry_safe_runs_to_the_next_one(inferd: CommandLine, tmp_path: Path) -> None:
+    program = tmp_path / "counter.py"
+    program.write_text(HALTS.replace("PATH", repr(str(tmp_path / "go"))))
+    with inferd.start("serve", "--port", "0", "--json") as server:
+        assert server.stdout is not None
+        json.loads(server.stdout.readline())
+        assert inferd("upload", str(program)).returncode == 0
+        run = inferd("launch", "--detach", "--retry-safe", "counter").stdout.strip()
+        lost = inferd("launch", "--detach", "counter").stdout.strip()
+        with inferd.start("logs", "-f", "--json", run) as logs:
+            assert logs.stdout is not None
+            seen = [json.loads(logs.stdout.readline()) for _ in range(3)]
+            os.kill(server.pid, signal.SIGKILL)
+    assert [event["type"] for event in seen] == ["started", "message", "message"]
+    (tmp_path / "go").touch()
+    with inferd.start("serve", "--port", "0", "--json") as server:
+        assert server.stdout is not None
+        json.loads(server.stdout.readline())
+        events = [json.loads(line) for line in inferd("logs", "-f", "--json", run).stdout.splitlines()]
+        assert events[:3] == seen
+        assert [event["type"] for event in events[3:]] == ["finished"]
+        assert events[3]["state"] == "succeeded"
+        [shown] = [one for one in json.loads(inferd("ps", "--json").stdout)["runs"] if one["id"] == lost]
+        assert (shown["state"], shown["error"]["code"]) == ("failed", "unavailable")
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0

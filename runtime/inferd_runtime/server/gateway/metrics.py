@@ -12,7 +12,7 @@ from inferd_runtime.server.gateway.metric_families import family
 from inferd_runtime.server.gateway.speculation_metrics import speculation_families
 from inferd_runtime.server.gateway.tenant_metrics import tenant_families
 from inferd_runtime.server.gateway.vllm_metrics import vllm_families
-from inferd_runtime.server.supervisor.runs import RunTotals
+from inferd_runtime.server.supervisor.run_totals import RunTotals
 from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.session.wire import EngineStats, GetEngineStats, ModelStats
 

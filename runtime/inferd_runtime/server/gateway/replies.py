@@ -90,6 +90,7 @@ def program_json(program: Program, created_at: float | None = None) -> dict[str,
         "name": program.name,
         "version": program.version,
         "limits": program.limits,
+        "retry_safe": program.retry_safe,
         "interface": {
             "doc": interface.doc,
             "parameters": interface.parameters,

@@ -24,13 +24,14 @@ MAX_KEY = 255
 class LaunchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``POST /v1/runs``. ``program`` is a name, ``name@version`` or a hash; ``limits`` holds only what to change.
 
-    ``retry_safe``: the run may be started again after a crash, and is deterministic for a ``seed`` (None: one is drawn).
+    ``retry_safe``: the run may be started again after a crash (None: as the program says), and is deterministic for a ``seed``
+    (None: one is drawn).
     """
 
     program: str
     arguments: dict[str, Any] = {}
     limits: dict[str, Any] = {}
-    retry_safe: bool = False
+    retry_safe: bool | None = None
     seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)] | None = None
 
 

@@ -176,13 +176,15 @@ class Api:
         arguments = check_arguments(program, body.arguments)
         limits = check_limits(program, body.limits, self.runtime.settings)
         self.runtime.use.check_limits(tenant, limits.cpu_s, limits.memory_mb)
-        asked = RunRequest(program, arguments, limits, key, body.retry_safe, body.seed)
+        retry_safe = program.retry_safe if body.retry_safe is None else body.retry_safe
+        asked = RunRequest(program, arguments, limits, key, retry_safe, body.seed)
         earlier = await self.runtime.keeper.launched(tenant, key, asked.fingerprint) if key else None
         if earlier is not None:
             request.scope[SUBJECT_KEY] = earlier.id
             return await run_reply(earlier)
         run = self.runtime.launch_request(asked, tenant)
         request.scope[SUBJECT_KEY] = run.id
+        await self.runtime.keeper.settled(run)
         return await run_reply(run, 201)
 
     async def list_runs(self, request: Request) -> Response:
@@ -209,6 +211,7 @@ class Api:
         run = await self._run(request)
         body = await read_body(request, MessageBody, self.runtime.settings.max_body_bytes, self.runtime.use.bodies)
         run.deliver(body.message)
+        await self.runtime.keeper.settled(run)
         return reply({"delivered": True}, 202)
 
     async def session(self, websocket: WebSocket) -> None:

@@ -66,6 +66,11 @@ class Program:
     interface: Interface
     limits: dict[str, int | float]
 
+    @property
+    def retry_safe(self) -> bool:
+        """Whether the program says that its runs may be started again after a crash."""
+        return self.interface.manifest.retry_safe
+
     def limits_over(self, default: Limits) -> Limits:
         """Return ``default`` with the limits that the program sets itself."""
         return with_limits(default, self.limits)

@@ -33,7 +33,8 @@ log = logging.getLogger("inferd.registry")
 
 @dataclass(frozen=True)
 class DatabaseFormat:
-    """A format's number (``user_version``), the script that makes its tables, and one that fails where they are others.
+    """A format's number (``user_version``), the script that makes its tables, beside those of earlier formats, and one that fails
+    where they are others.
 
     ``what`` names the file in errors, ``lost`` says what damage to it means.
     """
@@ -67,11 +68,11 @@ def _opened(path: Path, wanted: DatabaseFormat) -> sqlite3.Connection:
         db = sqlite3.connect(path, timeout=BUSY_SECONDS, check_same_thread=False, isolation_level=None)
         opened.callback(db.close)
         found = db.execute("PRAGMA user_version").fetchone()[0]
-        if found not in (0, wanted.number):
+        if not 0 <= found <= wanted.number:
             raise InvalidRequest(f"{path} has format {found}; this version of inferd reads format {wanted.number}")
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA foreign_keys=ON")
-        if found == 0:  # written only once: a disk that is full later still gives what it has
+        if found < wanted.number:  # written only once: a disk that is full later still gives what it has
             db.executescript(wanted.schema)
             db.execute(f"PRAGMA user_version={wanted.number}")
         db.executescript(wanted.check)

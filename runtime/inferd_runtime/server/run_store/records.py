@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from inferd.protocol import ErrorInfo
-from inferd_runtime.sandbox.messages import Limits, RunUsage
+from inferd_runtime.sandbox.messages import Bundle, Limits, RunUsage
 from inferd_runtime.server.programs.bundles import Program
 
 SHOWN_MESSAGE = 500
@@ -62,12 +62,36 @@ class StoredEvent(msgspec.Struct, frozen=True, array_like=True):
     text: str | None = None
 
 
-class Relaunch(msgspec.Struct, frozen=True):
-    """What starting a retry-safe run again takes. ``position`` and ``digest``: its transcript so far."""
+class Said(msgspec.Struct, frozen=True):
+    """The length of a transcript, and its digest: equal for transcripts that say the same."""
 
+    position: int
+    digest: bytes
+
+
+class Relaunch(msgspec.Struct, frozen=True):
+    """What starting a retry-safe run again takes, beside the messages that it was sent."""
+
+    bundle: Bundle
     arguments: str
     seed: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of it, roughly."""
+        return len(self.arguments) + sum(map(len, self.bundle.files.values()))
+
+
+class UnfinishedRun(msgspec.Struct, frozen=True):
+    """A retry-safe run that the last server left: how often it was started, what it was sent, what is stored of what it said."""
+
+    record: RunRecord
+    tenant: str
+    relaunch: Relaunch
     attempts: int
+    said: Said
+    inputs: list[str]
+    events: list[StoredEvent]
 
 
 class KeptKey(msgspec.Struct, frozen=True):

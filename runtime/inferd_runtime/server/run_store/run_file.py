@@ -17,7 +17,15 @@ import msgspec
 
 from inferd.protocol import ErrorInfo
 from inferd_runtime.server.programs.registry_file import DatabaseFormat, open_database, storage_errors
-from inferd_runtime.server.run_store.records import RECORD_BYTES, KeptKey, RunRecord, StoredEvent
+from inferd_runtime.server.run_store.records import (
+    RECORD_BYTES,
+    KeptKey,
+    Relaunch,
+    RunRecord,
+    Said,
+    StoredEvent,
+    UnfinishedRun,
+)
 from inferd_runtime.server.tenancy.quotas import Quotas
 
 SCHEMA = """
@@ -36,19 +44,30 @@ CREATE TABLE IF NOT EXISTS keys (
     tenant TEXT NOT NULL, key TEXT NOT NULL, fingerprint TEXT NOT NULL, run TEXT NOT NULL, created_at REAL NOT NULL,
     PRIMARY KEY (tenant, key)
 ) STRICT;
+CREATE TABLE IF NOT EXISTS relaunches (
+    run TEXT PRIMARY KEY REFERENCES runs(id) ON DELETE CASCADE,
+    relaunch BLOB NOT NULL, attempts INTEGER NOT NULL, position INTEGER NOT NULL, digest BLOB NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS inputs (
+    run TEXT NOT NULL REFERENCES relaunches(run) ON DELETE CASCADE, number INTEGER NOT NULL, message TEXT NOT NULL,
+    PRIMARY KEY (run, number)
+) STRICT;
 """
 CHECK = """
 SELECT number, id, tenant, over, size, record, listed, result FROM runs LIMIT 0;
 SELECT run, first, last, events FROM events LIMIT 0;
 SELECT tenant, key, fingerprint, run, created_at FROM keys LIMIT 0;
+SELECT run, relaunch, attempts, position, digest FROM relaunches LIMIT 0;
+SELECT run, number, message FROM inputs LIMIT 0;
 """
-FORMAT = DatabaseFormat(1, SCHEMA, CHECK, "the store of runs", "its runs are forgotten")
+FORMAT = DatabaseFormat(2, SCHEMA, CHECK, "the store of runs", "its runs are forgotten")
 KEY_SECONDS = 24 * 3600.0
 """How long a key stands for its launch."""
 MAX_KEYS = 10_000
 """Keys of one tenant; the oldest ones go first."""
 _events = msgspec.msgpack.Decoder(list[StoredEvent])
 _record = msgspec.msgpack.Decoder(RunRecord)
+_relaunch = msgspec.msgpack.Decoder(Relaunch)
 
 
 class RunFile:
@@ -76,10 +95,40 @@ class RunFile:
             if key is not None:
                 self._keep_key(db, tenant, key)
 
-    def append(self, run: str, events: Sequence[StoredEvent]) -> None:
-        """Keep further events of a run."""
+    def keep_relaunch(self, run: str, relaunch: Relaunch, said: Said) -> None:
+        """Keep what starting a run again takes, until it is over. It has said nothing yet: ``said``."""
+        with self._transaction() as db:
+            row = (run, msgspec.msgpack.encode(relaunch), said.position, said.digest)
+            db.execute(
+                "INSERT OR IGNORE INTO relaunches SELECT ?1, ?2, 1, ?3, ?4 WHERE EXISTS (SELECT 1 FROM runs WHERE id = ?1)",
+                row,
+            )
+
+    def forget_relaunch(self, run: str) -> None:
+        """Do not start a run again."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM relaunches WHERE run = ?", (run,))
+
+    def set_attempts(self, run: str, attempts: int) -> None:
+        """Keep how often a run was started."""
+        with self._transaction() as db:
+            db.execute("UPDATE relaunches SET attempts = ? WHERE run = ?", (attempts, run))
+
+    def add_input(self, run: str, number: int, message: str) -> None:
+        """Keep a message that was sent to a run, its ``number``-th."""
+        with self._transaction() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO inputs SELECT ?1, ?2, ?3 WHERE EXISTS (SELECT 1 FROM relaunches WHERE run = ?1)",
+                (run, number, message),
+            )
+
+    def append(self, run: str, events: Sequence[StoredEvent], said: Said | None = None) -> None:
+        """Keep further events of a run; ``said``: what it has said with them, if it may be started again."""
         with self._transaction() as db:
             self._append(db, run, events)
+            if said is not None:
+                row = (said.position, said.digest, run)
+                db.execute("UPDATE relaunches SET position = ?, digest = ? WHERE run = ?", row)
 
     def finish(
         self, tenant: str, record: RunRecord, result: str | None, events: Sequence[StoredEvent], first: int
@@ -92,6 +141,7 @@ class RunFile:
                 "ON CONFLICT (id) DO UPDATE SET over = 1, record = ?3, listed = ?4, result = ?5",
                 row,
             )
+            db.execute("DELETE FROM relaunches WHERE run = ?", (record.id,))
             db.execute("DELETE FROM events WHERE run = ? AND last < ?", (record.id, first))
             self._append(db, record.id, events)
             db.execute(
@@ -115,9 +165,11 @@ class RunFile:
             db.executemany("DELETE FROM runs WHERE id = ?", gone)
 
     def end_active(self, error: ErrorInfo) -> int:
-        """End the runs that were active when the last server ended. Returns how many there were."""
+        """End the runs that were active when the last server ended, but for those to start again. Returns how many."""
         with self._transaction() as db:
-            rows = db.execute("SELECT id, record FROM runs WHERE over = 0").fetchall()
+            rows = db.execute(
+                "SELECT id, record FROM runs WHERE over = 0 AND id NOT IN (SELECT run FROM relaunches)"
+            ).fetchall()
             for run, packed in rows:
                 record = _record.decode(packed)
                 next_index = db.execute("SELECT ifnull(max(last) + 1, 0) FROM events WHERE run = ?", (run,)).fetchone()[
@@ -132,6 +184,24 @@ class RunFile:
         return len(rows)
 
     # Reading --------------------------------------------------------------------------------------------------------
+
+    def unfinished(self) -> list[str]:
+        """Return the ids of the runs to start again, oldest first."""
+        with storage_errors(self._path, FORMAT.what):
+            query = "SELECT id FROM runs WHERE over = 0 AND id IN (SELECT run FROM relaunches) ORDER BY number"
+            return [run for (run,) in self._db.execute(query)]
+
+    def unfinished_run(self, run: str) -> UnfinishedRun:
+        """Return a run to start again."""
+        with storage_errors(self._path, FORMAT.what):
+            query = "SELECT record, tenant, relaunch, attempts, position, digest FROM runs, relaunches WHERE id = ? AND run = id"
+            record, tenant, relaunch, attempts, position, digest = self._db.execute(query, (run,)).fetchone()
+            inputs = self._db.execute("SELECT message FROM inputs WHERE run = ? ORDER BY number", (run,))
+            events = self._db.execute("SELECT events FROM events WHERE run = ? ORDER BY first", (run,))
+            return UnfinishedRun(
+                _record.decode(record), tenant, _relaunch.decode(relaunch), attempts, Said(position, digest),
+                [message for (message,) in inputs], [event for (packed,) in events for event in _events.decode(packed)],
+            )  # fmt: skip
 
     def find(self, tenant: str, run: str) -> RunRecord | None:
         """Return a tenant's run that is over; None if there is none of that id."""

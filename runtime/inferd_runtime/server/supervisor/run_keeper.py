@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
 
+import anyio
+import msgspec
+
 from inferd.protocol import IdempotencyKeyReused, InferdError, InvalidRequest, Unavailable
 from inferd_runtime.server.run_store.archive import RunArchive
-from inferd_runtime.server.run_store.records import RECORD_BYTES, KeptKey, RunRecord, StoredEvent
+from inferd_runtime.server.run_store.records import (
+    RECORD_BYTES,
+    KeptKey,
+    Relaunch,
+    RunRecord,
+    Said,
+    StoredEvent,
+    UnfinishedRun,
+)
 from inferd_runtime.server.run_store.run_file import KEY_SECONDS, RunFile
 from inferd_runtime.server.supervisor.runs import SLICE_BYTES, Ending, Run, RunEvent, RunStore, unknown_run
 from inferd_runtime.server.tenancy.quotas import QuotasOf
@@ -21,6 +33,7 @@ STORE_EVENTS = 512
 """Events of one run that are handed to the store at a time while it goes on."""
 MAX_RECENT_KEYS = 10_000
 """Newest keys of all tenants, here because what is read from the store may be older than the launch that wrote it."""
+SERVER_ENDED = Unavailable("the server ended while this run went on")
 log = logging.getLogger("inferd.runs")
 
 
@@ -85,6 +98,9 @@ class RunKeeper:
         self._runs = runs
         self._quotas = quotas
         self._recent: dict[tuple[str, str], KeptKey] = {}
+        self._recovered = anyio.Event()
+        if archive is None:
+            self._recovered.set()
 
     @property
     def failure(self) -> str | None:
@@ -99,32 +115,104 @@ class RunKeeper:
                 del self._recent[next(iter(self._recent))]
         if self.archive is not None:
             record, tenant = run.record(), run.tenant
-            self.archive.save(lambda file: file.begin(tenant, record, key), RECORD_BYTES)
+            taken = self.archive.save(lambda file: file.begin(tenant, record, key), RECORD_BYTES)
+            if taken and run.retry_safe:
+                self._begun_to_survive(run, self.archive)
+
+    def _begun_to_survive(self, run: Run, archive: RunArchive) -> None:
+        relaunch = Relaunch(run.program.bundle, run.arguments, run.seed)
+        job = partial(_keep_relaunch, run.id, relaunch, run.said)
+        if archive.save(job, relaunch.size):
+            self.watch(run)
+
+    def watch(self, run: Run) -> None:
+        """Store what a run that survives says as soon as it says it, and show it then."""
+        run.survives, run.on_said = True, self._said
+        run.shown_index = run.stored_index
+
+    def _said(self, run: Run) -> None:
+        if self.archive is None or run.appending or run.ending is not None or not run.survives:
+            return
+        events = [_stored(event) for event in run.buffer.since(run.stored_index) if event.kind != "dropped"]
+        if not events:
+            return
+
+        def done(_: Any, error: InferdError | None) -> None:
+            run.appending = False
+            if error is None:
+                run.stored_index = max(run.stored_index, events[-1].index + 1)
+            # While the store fails, what is said is shown at once.
+            run.show(run.stored_index if error is None else run.buffer.next_index)
+            if error is None:
+                self._said(run)
+
+        size = run.buffer.size
+        run.appending = self.archive.save(partial(_append, run.id, events, run.said), size, done)
+        if not run.appending:
+            run.show(run.buffer.next_index)
+
+    def received(self, run: Run, message: str) -> None:
+        """Keep a message that was sent to a run that survives."""
+        if self.archive is not None and run.survives:
+            number, name = len(run.inputs), run.id
+            self.archive.save(lambda file: file.add_input(name, number, message), len(message))
+
+    def attempted(self, run: Run, attempts: int) -> None:
+        """Keep how often a run that survives was started."""
+        if self.archive is not None and run.survives:
+            name = run.id
+            self.archive.save(lambda file: file.set_attempts(name, attempts), RECORD_BYTES)
+
+    def left(self, run: Run) -> None:
+        """Note that a run is left to the next server, which does not count as an attempt."""
+        self._said(run)
+        self.attempted(run, run.attempts - 1)
+        run.leave()
+        self._runs.forget(run)
+
+    async def settled(self, run: AnyRun) -> None:
+        """Wait until what happened to a run that survives is on disk, as far as the store works."""
+        if self.archive is not None and isinstance(run, Run) and run.survives:
+            with contextlib.suppress(Unavailable):
+                await self.archive.read(lambda file: None)
 
     def progressed(self) -> None:
         """Store what active runs have said since the last call, and what ended while the store had no room or failed."""
         if self.archive is None:
             return
         for run in self._runs.active:
+            if run.survives:
+                self._progressed_surviving(run, self.archive)
+                continue
             events = _unstored(run)
             size = sum(event.size for event in events)
             stored = [_stored(event) for event in events]
-            if stored and self.archive.save(partial(_append, run.id, stored), size):
+            if stored and self.archive.save(partial(_append, run.id, stored, None), size):
                 run.stored_index = stored[-1].index + 1
         for run in self._runs.finished:
             if not run.storing:
                 self.ended(run)
+
+    def _progressed_surviving(self, run: Run, archive: RunArchive) -> None:
+        if run.retry_safe:
+            self._said(run)
+            return
+        name = run.id  # it was sent more than is kept
+        run.survives = not archive.save(lambda file: file.forget_relaunch(name), RECORD_BYTES)
+        run.wake()
 
     def ended(self, run: Run) -> None:
         """Store a run that is over; it leaves the memory once that has worked."""
         if self.archive is None or run.ending is None:
             return
         events = [_stored(event) for event in run.buffer.since(run.stored_index) if event.kind != "dropped"]
-        record, result, first = run.record(), run.ending.result, run.buffer.first_index
+        record = msgspec.structs.replace(run.record(), next_event=run.buffer.next_index)
+        result, first = run.ending.result, run.buffer.first_index
         quotas, tenant = self._quotas(run.tenant), run.tenant
 
         def done(_: Any, error: InferdError | None) -> None:
-            run.storing = False
+            run.storing = run.survives = False
+            run.wake()
             if error is None:
                 self._runs.forget(run)
 
@@ -133,9 +221,12 @@ class RunKeeper:
             file.prune(tenant, quotas)
 
         run.storing = self.archive.save(finish, run.buffer.size, done)
+        run.survives = run.survives and run.storing
+        run.wake()
 
     async def find(self, run_id: str, tenant: str) -> AnyRun:
         """Return a tenant's run, wherever it is. Raises NotFound, and Unavailable."""
+        await self._recovered.wait()
         run = self._runs.find(run_id)
         if run is not None and run.tenant == tenant:
             return run
@@ -149,6 +240,7 @@ class RunKeeper:
 
     async def records(self, tenant: str) -> list[RunRecord]:
         """Return a tenant's runs as a list shows them, newest first. Raises Unavailable."""
+        await self._recovered.wait()
         stored = [] if self.archive is None else await self.archive.read(lambda file: file.records(tenant))
         here = [run.record().in_list() for run in self._runs.of(tenant)]
         ids = {record.id for record in here}
@@ -171,22 +263,37 @@ class RunKeeper:
             raise IdempotencyKeyReused("this Idempotency-Key was used for another launch", run=kept.run)
         return await self.find(kept.run, tenant)
 
-    async def recover(self) -> None:
-        """End the runs that were active when the last server ended. A store that fails is reported, and nothing else."""
-        if self.archive is None:
-            return
-        error = Unavailable("the server ended while this run went on").to_wire()
+    async def recover(self, resume: Callable[[UnfinishedRun], None] = lambda unfinished: None) -> None:
+        """End the runs that were active when the last server ended, and have those that survive resumed.
+
+        A store that fails is reported, and nothing else. Until this is over, nobody gets an answer about runs.
+        """
         try:
-            ended = await self.archive.read(lambda file: file.end_active(error))
+            if self.archive is not None:
+                await self._recover(self.archive, resume)
         except Unavailable as failed:
             log.error("%s: runs are kept in memory only", failed.message)
-            return
+        finally:
+            self._recovered.set()
+
+    async def _recover(self, archive: RunArchive, resume: Callable[[UnfinishedRun], None]) -> None:
+        ended = await archive.read(lambda file: file.end_active(SERVER_ENDED.to_wire()))
         if ended:
             log.warning("%d runs were active when the last server ended", ended)
+        for name in await archive.read(lambda file: file.unfinished()):
+            resume(await archive.read(partial(_unfinished_run, name)))
 
 
-def _append(run: str, events: list[StoredEvent], file: RunFile) -> None:
-    file.append(run, events)
+def _append(run: str, events: list[StoredEvent], said: Said | None, file: RunFile) -> None:
+    file.append(run, events, said)
+
+
+def _keep_relaunch(run: str, relaunch: Relaunch, said: Said, file: RunFile) -> None:
+    file.keep_relaunch(run, relaunch, said)
+
+
+def _unfinished_run(run: str, file: RunFile) -> UnfinishedRun:
+    return file.unfinished_run(run)
 
 
 def _unstored(run: Run) -> list[RunEvent]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -22,7 +22,7 @@ import msgspec
 from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, LimitExceeded, NotFound, cut, shown
 from inferd_runtime.sandbox.messages import Limits, Output, RunFinished, RunUsage, Sent
 from inferd_runtime.server.programs.bundles import Program
-from inferd_runtime.server.run_store.records import ProgramName, RunRecord
+from inferd_runtime.server.run_store.records import ProgramName, RunRecord, Said, StoredEvent
 from inferd_runtime.server.supervisor.transcript import MESSAGE, RunReplay, Transcript
 from inferd_runtime.server.tenancy.quotas import QuotasOf, quota_exceeded
 
@@ -89,22 +89,6 @@ class Ending:
         return RunState.CANCELLED if self.error.code == Cancelled.code else RunState.FAILED
 
 
-class RunTotals:
-    """Sums over all runs that have ended since the start, forgotten ones included."""
-
-    def __init__(self) -> None:
-        self.ended: Counter[tuple[str, str]] = Counter()
-        """Runs by final state and error code ("" without an error)."""
-        self.used: Counter[str] = Counter()
-        """Sums of fields of :class:`RunUsage`, by name."""
-
-    def add(self, ending: Ending) -> None:
-        """Count a run that is over."""
-        self.ended[ending.state, "" if ending.error is None else ending.error.code] += 1
-        for field_name in ("tokens", "steps", "drafted", "accepted"):
-            self.used[field_name] += getattr(ending.usage, field_name)
-
-
 class EventBuffer:
     """The newest events of a run, at most ``capacity`` bytes of them but always the last one."""
 
@@ -119,15 +103,22 @@ class EventBuffer:
         """Index of the oldest event that is still here."""
         return self._events[0].index if self._events else self.next_index
 
-    def append(self, kind: str, payload: Any, payload_size: int) -> RunEvent:
-        """Add an event and drop the oldest ones that no longer fit."""
-        event = RunEvent(self.next_index, kind, time.time(), payload, payload_size + EVENT_OVERHEAD)
+    def append(self, kind: str, payload: Any, payload_size: int, at: float | None = None) -> RunEvent:
+        """Add an event, of now or ``at`` a time, and drop the oldest ones that no longer fit."""
+        time_of = time.time() if at is None else at
+        event = RunEvent(self.next_index, kind, time_of, payload, payload_size + EVENT_OVERHEAD)
         self._events.append(event)
         self.next_index += 1
         self.size += event.size
         while self.size > self.capacity and len(self._events) > 1:
             self.size -= self._events.popleft().size
         return event
+
+    def restore(self, events: Iterable[StoredEvent]) -> None:
+        """Take back what was stored of a run that goes on."""
+        for event in events:
+            self.next_index = event.index
+            self.append(event.kind, event.text, len((event.text or "").encode()), event.time)
 
     def since(self, start: int) -> Iterator[RunEvent]:
         """Yield the events from index ``start``; what has left the buffer is reported first, as one ``dropped`` event."""
@@ -177,6 +168,15 @@ class Run:
     """Index of the first event that the store has not got."""
     storing: bool = field(default=False, repr=False)
     """True while the store has its end in hand."""
+    survives: bool = False
+    """Whether the next server starts it again. What it says is shown once it is stored, so that nobody hears it twice."""
+    appending: bool = False
+    """True while the store has a part of what it said in hand."""
+    shown_index: int = field(default=0, repr=False)
+    """Index of the first event that is not shown yet, of a run that survives."""
+    on_said: Callable[[Run], None] = field(default=lambda run: None, repr=False)
+    left: bool = False
+    """True once this server has left it to the next one."""
     _followers: int = field(default=0, repr=False)
 
     @property
@@ -204,6 +204,21 @@ class Run:
         return RunUsage() if self.ending is None else self.ending.usage
 
     @property
+    def said(self) -> Said:
+        """What it has said in all of its attempts."""
+        return self.transcript.said if self.replay is None else self.replay.said
+
+    @property
+    def shown_end(self) -> int:
+        """Index behind the last event that may be shown."""
+        return self.shown_index if self.survives else self.buffer.next_index
+
+    @property
+    def complete(self) -> bool:
+        """True if no more events will be shown."""
+        return self.left or (self.ending is not None and self.shown_end == self.buffer.next_index)
+
+    @property
     def held_bytes(self) -> int:
         """The bytes that are kept of the run in this process."""
         return len(self.arguments) + self.buffer.size + self.waiting_bytes + self.input_bytes
@@ -212,7 +227,7 @@ class Run:
         """Return the run as it is shown."""
         return RunRecord(
             self.id, ProgramName.of(self.program), self.state, self.created_at, self.started_at, self.finished_at,
-            self.limits, self.error, self.usage, self.buffer.next_index,
+            self.limits, self.error, self.usage, self.shown_end,
         )  # fmt: skip
 
     async def result_slices(self) -> AsyncGenerator[bytes]:
@@ -222,11 +237,11 @@ class Run:
             yield text[start : start + SLICE_BYTES].encode()
 
     async def batches(self, start: int, idle_seconds: float) -> AsyncGenerator[list[RunEvent]]:
-        """Yield events from index ``start`` on, past and to come, until the run's last one; an empty list after each silence of
-        ``idle_seconds``.
+        """Yield events from index ``start`` on, past and to come, until the run's last one, or until it is left to the next
+        server; an empty list after each silence of ``idle_seconds``.
         """
         index = start
-        while self.ending is None or index < self.buffer.next_index:
+        while not self.complete or index < self.shown_end:
             batch = await self.next_batch(index, idle_seconds)
             yield batch
             if batch:
@@ -243,7 +258,7 @@ class Run:
         """Begin anew after a crash. What it has said already is left out when it says it again."""
         self.attempts += 1
         self.queued = time.monotonic()
-        self.replay = RunReplay(self.transcript.said if self.replay is None else self.replay.said)
+        self.replay = RunReplay(self.said)
 
     def _new(self, kind: str, text: str) -> str:
         """Return what of a text is new. Raises ReplayDiffers."""
@@ -313,7 +328,7 @@ class Run:
     async def next_batch(self, index: int, seconds: float = math.inf) -> list[RunEvent]:
         """Wait for events from ``index`` on. Empty when the time is up, and after the run's last event."""
         with anyio.move_on_after(seconds):
-            while index >= self.buffer.next_index and self.ending is None:
+            while index >= self.shown_end and not self.complete:
                 await self._change()
         return self._batch(index)
 
@@ -322,7 +337,7 @@ class Run:
         size = 0
         for event in islice(self.buffer.since(index), BATCH_EVENTS):
             size += event.size
-            if batch and size > BATCH_BYTES:
+            if event.index >= self.shown_end or (batch and size > BATCH_BYTES):
                 break
             batch.append(event)
         return batch
@@ -360,6 +375,21 @@ class Run:
 
     def _record(self, kind: str, payload: Any, size: int) -> None:
         self.buffer.append(kind, payload, size)
+        self.on_said(self)
+        self.wake()
+
+    def show(self, index: int) -> None:
+        """Let followers see the events before ``index``."""
+        self.shown_index = index
+        self.wake()
+
+    def leave(self) -> None:
+        """Leave it to the next server: streams of its events end."""
+        self.left = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Have those that wait for a change look again."""
         changed, self._changed = self._changed, None
         if changed is not None:
             changed.set()
@@ -417,11 +447,8 @@ class RunStore:
 
     def retire(self, run: Run) -> None:
         """Move a run that is over to the finished ones, and forget the oldest of its tenant's beyond its quotas."""
-        if self._active.pop(run.id, None) is None:
+        if not self._drop_active(run):
             return
-        del self._active_of[run.tenant][run.id]
-        if not self._active_of[run.tenant]:
-            del self._active_of[run.tenant]
         run.arguments = ""
         run.inputs.clear()
         self._finished[run.id] = run
@@ -436,8 +463,17 @@ class RunStore:
             self.forget(oldest)
 
     def forget(self, run: Run) -> None:
-        """Drop a run that is over."""
+        """Drop a run that is over, or was left to the next server."""
         self._finished.pop(run.id, None)
+        self._drop_active(run)
+
+    def _drop_active(self, run: Run) -> bool:
+        if self._active.pop(run.id, None) is None:
+            return False
+        del self._active_of[run.tenant][run.id]
+        if not self._active_of[run.tenant]:
+            del self._active_of[run.tenant]
+        return True
 
     def find(self, run_id: str) -> Run | None:
         """Return the run of that id, or None."""

@@ -44,12 +44,13 @@ from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.processes.rundir import SOCKETS, let_children_connect, make_sockets_folder, run_directory
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.archive import RunArchive
-from inferd_runtime.server.run_store.records import KeptKey
+from inferd_runtime.server.run_store.records import KeptKey, UnfinishedRun
 from inferd_runtime.server.supervisor.engine_supervisor import EngineSupervisor
 from inferd_runtime.server.supervisor.held_runs import HeldRun, RunRequest, check_undelivered, session_of
-from inferd_runtime.server.supervisor.run_keeper import RunKeeper
-from inferd_runtime.server.supervisor.runs import Ending, EventBuffer, Run, RunStore, RunTotals
-from inferd_runtime.server.supervisor.tenant_totals import TenantTotals
+from inferd_runtime.server.supervisor.resumed_runs import resumed_run
+from inferd_runtime.server.supervisor.run_keeper import SERVER_ENDED, RunKeeper
+from inferd_runtime.server.supervisor.run_totals import RunTotals, TenantTotals
+from inferd_runtime.server.supervisor.runs import Ending, EventBuffer, Run, RunStore
 from inferd_runtime.server.supervisor.transcript import ReplayDiffers
 from inferd_runtime.server.supervisor.worker_fleet import FleetLaunch, WorkerFleet
 from inferd_runtime.server.supervisor.worker_pool import PoolSettings, WorkerPool
@@ -212,7 +213,7 @@ class Runtime:
         tasks.start_soon(self.engine.supervise)
         tasks.start_soon(self.fleet.run)
         tasks.start_soon(self._watch_clock)
-        tasks.start_soon(self.keeper.recover)
+        tasks.start_soon(self.keeper.recover, self._resume)
         self.fleet.apply()
 
     async def wait_ready(self) -> None:
@@ -231,15 +232,42 @@ class Runtime:
                 await run.wait()
 
     async def shutdown(self) -> None:
-        """Refuse new runs, end the active ones with Cancelled, and wait up to STOP_SECONDS for them."""
+        """Refuse new runs, leave those that survive to the next server, end the others with Cancelled, and wait up to
+        STOP_SECONDS for them.
+        """
         self._closing = True
         error = Cancelled("the runtime is shutting down").to_wire()
         with anyio.move_on_after(STOP_SECONDS):
             for run in self.runs.active:
-                self._end(run, error)
+                if run.survives:
+                    self._leave(run, error)
+                else:
+                    self._end(run, error)
             for run in self.runs.active:
                 await run.wait()
         for run in self.runs.active:
+            self._over(run, run.fail(error))
+
+    def _leave(self, run: Run, error: ErrorInfo) -> None:
+        """Leave a run to the next server. What its worker still says of it is not heard."""
+        self._end_attempt(run, error)
+        self._undelivered.pop(run.id, None)
+        self.keeper.left(run)
+
+    def _end_attempt(self, run: Run, error: ErrorInfo) -> None:
+        held = self._held.get(run.id)
+        if held is not None:
+            self.fleet.send(held.worker, Cancel(run.id, error))
+        self._leave_worker(run)
+
+    def _resume(self, unfinished: UnfinishedRun) -> None:
+        """Start a run again that the last server left, or end it if it was started too often."""
+        run = resumed_run(unfinished, self.settings.run_event_bytes)
+        run.on_cancel, run.on_message = self._end, self._deliver
+        self.runs.add(run)
+        self.keeper.watch(run)
+        error = SERVER_ENDED.to_wire()
+        if not self._retried(run, error):
             self._over(run, run.fail(error))
 
     # Reports of the workers and the engine -------------------------------------------------------------------------
@@ -302,21 +330,26 @@ class Runtime:
         log.warning("starting %s again: %s", run.id, error.message)
         self._leave_worker(run)
         run.again()
+        self.keeper.attempted(run, run.attempts)
         self._undelivered[run.id] = list(run.inputs)
         self._wiring.tasks.start_soon(self._queue_again, run, error)
         return True
 
     async def _queue_again(self, run: Run, error: ErrorInfo) -> None:
-        """Queue a run once an engine answers; end it with ``error`` if none does, or if there is no room."""
-        await self.engine.wait_answers(ENGINE_BACK_SECONDS)
-        if run.ending is not None:
-            return
+        """Queue a run once an engine answers and there is room; end it with ``error`` if none does, or if that takes too long."""
+        await self.engine.wait_answers(max(ENGINE_BACK_SECONDS, self.settings.engine_start_s))
         run.queued = time.monotonic()
-        try:
-            _ = self.engine.current
-            self.fleet.pool.submit(run.id, run.tenant)
-        except (Unavailable, LimitExceeded) as refused:
-            self._over(run, run.fail(refused.to_wire() if isinstance(refused, LimitExceeded) else error))
+        while run.ending is None and not run.left:
+            try:
+                _ = self.engine.current
+                self.fleet.pool.submit(run.id, run.tenant)
+                break
+            except LimitExceeded as refused:  # many runs of a tenant begin anew at once
+                if time.monotonic() - run.queued > QUEUE_SECONDS:
+                    self._over(run, run.fail(refused.to_wire()))
+            except Unavailable:
+                self._over(run, run.fail(error))
+            await anyio.sleep(TICK_SECONDS)
         self.fleet.apply()
 
     def worker_lost(self, worker: str, runs: Sequence[str], error: Unavailable) -> None:
@@ -354,6 +387,7 @@ class Runtime:
             run.waiting_bytes += len(message)
         else:
             self.fleet.send(held.worker, Deliver(run.id, message))
+        self.keeper.received(run, message)
 
     def _over(self, run: Run, ended: bool) -> None:
         """Forget a run that has ended, wherever it was, and close its session at the engine if its worker has not."""

@@ -6,9 +6,9 @@ How text was cut into events does not count, because that depends on time; its o
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 from inferd.protocol import ProgramError
+from inferd_runtime.server.run_store.records import Said
 
 MESSAGE = "message"
 
@@ -22,14 +22,6 @@ class ReplayDiffers(ProgramError):
         super().__init__(
             "the run was started again after a crash, and did not say again what it had said: it is not safe to retry"
         )
-
-
-@dataclass(frozen=True)
-class Said:
-    """The length of a transcript, and its digest: equal for transcripts that say the same."""
-
-    position: int
-    digest: bytes
 
 
 class Transcript:

@@ -40,7 +40,9 @@ def new_run(tenant: str = "ann") -> Run:
 
 
 def kept_by(archive: RunArchive | None) -> RunKeeper:
-    return RunKeeper(RunStore(QUOTAS), QUOTAS, archive)
+    keeper = RunKeeper(RunStore(QUOTAS), QUOTAS, archive)
+    keeper._recovered.set()  # nothing is left of a server before
+    return keeper
 
 
 def go_through(keeper: RunKeeper, run: Run, result: str | None = "1", error: ErrorInfo | None = None) -> None:
@@ -189,3 +191,70 @@ def test_without_a_store_runs_and_keys_stay_in_memory() -> None:
         await keeper.recover()
 
     anyio.run(body)
+
+
+def surviving(archive: RunArchive) -> tuple[RunKeeper, Run]:
+    keeper = kept_by(archive)
+    run = Run(PROGRAM, "{}", "ann", Limits(), EventBuffer(1 << 16), retry_safe=True)
+    keeper._runs.add(run)
+    keeper.begun(run)
+    return keeper, run
+
+
+def test_what_a_surviving_run_says_is_shown_once_it_is_stored(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    async def body(archive: RunArchive) -> None:
+        _, run = surviving(archive)
+        archive.save(lambda file: gate.wait(10), 0)
+        run.wrote(Output(run.id, "stdout", "one\n"))
+        assert await run.next_batch(0, 0) == []
+        assert run.record().next_event == 0
+        gate.set()
+        [event] = await run.next_batch(0)
+        assert event.payload == "one\n"
+        run.finish_from(RunFinished(run.id, RunUsage(), "1", None))
+        assert await run.next_batch(1, 0) == []
+        assert not run.complete
+
+    scenario(tmp_path / "runs", body)
+
+
+def test_while_the_store_fails_what_a_surviving_run_says_is_shown_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise Unavailable("the disk is full", reason="disk_full")
+
+    async def body(archive: RunArchive) -> None:
+        keeper, run = surviving(archive)
+        with monkeypatch.context() as broken:
+            broken.setattr(RunFile, "append", full)
+            run.wrote(Output(run.id, "stdout", "one\n"))
+            assert len(await run.next_batch(0)) == 1
+        run.wrote(Output(run.id, "stdout", "two\n"))
+        assert len(await run.next_batch(1)) == 1
+        await settle(archive)
+        unfinished = await archive.read(lambda file: file.unfinished_run(run.id))
+        assert [event.text for event in unfinished.events] == ["one\n", "two\n"]
+        assert unfinished.said == run.said
+        keeper.left(run)
+        assert [len(batch) async for batch in run.batches(0, 0)] == [2]
+
+    scenario(tmp_path / "runs", body)
+
+
+def test_a_run_that_was_sent_more_than_is_kept_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferd_runtime.server.supervisor.runs.MAX_INPUT_BYTES", 300)
+
+    async def body(archive: RunArchive) -> None:
+        keeper, run = surviving(archive)
+        run.on_message = keeper.received
+        run.deliver("x" * 100)
+        keeper.progressed()
+        assert (run.retry_safe, run.survives) == (False, False)
+        assert await archive.read(lambda file: file.unfinished()) == []
+
+    scenario(tmp_path / "runs", body)

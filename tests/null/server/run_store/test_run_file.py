@@ -10,8 +10,16 @@ from pathlib import Path
 import pytest
 
 from inferd.protocol import Cancelled, Unavailable
-from inferd_runtime.sandbox.messages import Limits, RunUsage
-from inferd_runtime.server.run_store.records import KeptKey, ProgramName, RunRecord, StoredEvent
+from inferd_runtime.sandbox.messages import Bundle, Limits, RunUsage
+from inferd_runtime.server.run_store.records import (
+    KeptKey,
+    ProgramName,
+    Relaunch,
+    RunRecord,
+    Said,
+    StoredEvent,
+    UnfinishedRun,
+)
 from inferd_runtime.server.run_store.run_file import KEY_SECONDS, MAX_KEYS, RunFile
 from inferd_runtime.server.tenancy.quotas import Quotas
 
@@ -162,3 +170,39 @@ def test_a_file_that_is_damaged_while_it_is_open_gives_typed_errors(tmp_path: Pa
     with pytest.raises(Unavailable):
         file.events("a", 0)
     file.close()
+
+
+def test_what_starting_a_run_again_takes_is_kept_until_it_is_over(tmp_path: Path) -> None:
+    first = RunFile(tmp_path / "r")
+    relaunch = Relaunch(Bundle("p", {"main.py": "x"}), "{}", 7)
+    for run in ("a", "b", "plain"):
+        first.begin("ann", record(run, "running", 0))
+    for run in ("a", "b", "nobody"):
+        first.keep_relaunch(run, relaunch, Said(0, b""))
+        first.add_input(run, 0, '"hello"')
+    first.add_input("a", 1, "2")
+    first.append("a", events(0, 1), Said(14, b"d"))
+    first.set_attempts("a", 2)
+    first.finish("ann", record("b"), None, [], 0)
+    first.close()
+    second = RunFile(tmp_path / "r")
+    assert second.end_active(LOST) == 1  # the plain one
+    assert second.unfinished() == ["a"]
+    assert second.unfinished_run("a") == UnfinishedRun(
+        record("a", "running", 0), "ann", relaunch, 2, Said(14, b"d"), ['"hello"', "2"], events(0, 1)
+    )
+    second.forget_relaunch("a")
+    assert second.end_active(LOST) == 1
+    assert second._db.execute("SELECT count(*) FROM inputs").fetchone() == (0,)
+    second.close()
+
+
+def test_a_file_of_the_format_before_is_read(tmp_path: Path) -> None:
+    file = RunFile(tmp_path / "r")
+    keep(file, "a")
+    file._db.executescript("DROP TABLE inputs; DROP TABLE relaunches; PRAGMA user_version=1")
+    file.close()
+    again = RunFile(tmp_path / "r")
+    assert again.find("ann", "a") == record("a")
+    assert again.unfinished() == []
+    again.close()

@@ -1,4 +1,4 @@
-"""What the runs of each tenant used, for a bounded number of tenants."""
+"""What runs used: all of them, and those of each of a bounded number of tenants."""
 
 from __future__ import annotations
 
@@ -10,6 +10,22 @@ from inferd_runtime.server.supervisor.runs import Ending
 MAX_TENANTS = 50
 OTHERS = "(others)"
 """No tenant can be called so."""
+
+
+class RunTotals:
+    """Sums over all runs that have ended since the start, forgotten ones included."""
+
+    def __init__(self) -> None:
+        self.ended: Counter[tuple[str, str]] = Counter()
+        """Runs by final state and error code ("" without an error)."""
+        self.used: Counter[str] = Counter()
+        """Sums of fields of :class:`RunUsage`, by name."""
+
+    def add(self, ending: Ending) -> None:
+        """Count a run that is over."""
+        self.ended[ending.state, "" if ending.error is None else ending.error.code] += 1
+        for field_name in ("tokens", "steps", "drafted", "accepted"):
+            self.used[field_name] += getattr(ending.usage, field_name)
 
 
 @dataclass

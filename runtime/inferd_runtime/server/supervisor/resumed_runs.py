@@ -1,0 +1,31 @@
+"""Makes the run again that the last server left, from what is stored of it. Pure state."""
+
+from __future__ import annotations
+
+import time
+
+from inferd.program.interface import Interface
+from inferd.program.manifest import Manifest
+from inferd_runtime.server.programs.bundles import Program
+from inferd_runtime.server.run_store.records import UnfinishedRun
+from inferd_runtime.server.supervisor.runs import EVENT_OVERHEAD, EventBuffer, Run
+from inferd_runtime.server.supervisor.transcript import RunReplay
+
+
+def resumed_run(unfinished: UnfinishedRun, capacity: int) -> Run:
+    """Return the run as it was, with at most ``capacity`` bytes of its events; it has to be started again."""
+    record, relaunch = unfinished.record, unfinished.relaunch
+    name = record.program
+    # The interface is for launches, which check arguments: these have been checked.
+    program = Program(name.id, name.name, name.version, relaunch.bundle, Interface(Manifest(name.name), []), {})
+    buffer = EventBuffer(capacity)
+    buffer.restore(unfinished.events)
+    started = next((event.time for event in unfinished.events if event.kind == "started"), None)
+    return Run(
+        program, relaunch.arguments, unfinished.tenant, record.limits, buffer,
+        id=record.id, created_at=record.created_at, started_at=started,
+        started_mono=None if started is None else time.monotonic(),
+        retry_safe=True, seed=relaunch.seed, attempts=unfinished.attempts,
+        inputs=list(unfinished.inputs), input_bytes=sum(len(text) + EVENT_OVERHEAD for text in unfinished.inputs),
+        replay=RunReplay(unfinished.said), stored_index=buffer.next_index,
+    )  # fmt: skip
