@@ -274,12 +274,15 @@ class Arena:
         return ready["engine"]["restarts"], ready["workers"]["restarts"]
 
     def memory(self) -> dict[str, float]:
-        """Return the memory of gateway, engine, workers and other children, in MiB."""
+        """Return the memory of the gateway, and of the largest engine, worker and other child, in MiB.
+
+        Not of all workers together: how many there are follows the runs of the moment.
+        """
         server = psutil.Process(self.server.pid)
         found = {"gateway": mebibytes(server)}
         for child in server.children(recursive=True):
             kind = kind_of(child)
-            found[kind] = found.get(kind, 0.0) + mebibytes(child)
+            found[kind] = max(found.get(kind, 0.0), mebibytes(child))
         return found
 
     def tracebacks(self) -> list[str]:

@@ -121,9 +121,14 @@ def test_a_second_signal_ends_a_server_at_once(inferd: CommandLine, program: str
         launched = inferd("launch", "--detach", "sleeper")
         assert launched.returncode == 0, launched.stderr
         run = launched.stdout.strip()
-        server.send_signal(signal.SIGTERM)
-        assert any("draining" in line for line in iter(server.stderr.readline, ""))
-        server.send_signal(signal.SIGTERM)
+        with inferd.start("logs", "--follow", run) as logs:
+            assert logs.stdout is not None
+            assert "asleep" in logs.stdout.readline()
+        first, *second = signals
+        server.send_signal(first)
+        if second:
+            assert any("draining" in line for line in iter(server.stderr.readline, ""))
+            server.send_signal(second[0])
         assert server.wait(30) in (0, 130)
     with inferd.start("serve", "--port", "0", "--json") as server:
         assert server.stdout is not None
