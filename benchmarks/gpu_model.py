@@ -25,7 +25,7 @@ from inferd_runtime.engine.sampling.device_sampling import greedy_inputs
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.models.batch import Batch, Span
 from inferd_runtime.models.checks.probe import Probed, attach
-from inferd_runtime.models.loading import LoadedModel
+from inferd_runtime.models.loaded import LoadedModel
 from inferd_runtime.models.passes.fused import FusedPass, _fuse_layer, fuse
 from inferd_runtime.models.passes.plain import ModelPass
 from inferd_runtime.models.passes.products import DenseProduct

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
+import platform
+import re
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +43,17 @@ def private_folder(path: Path) -> Path:
             "change that or set INFERD_CACHE_DIR"
         )
     return path
+
+
+@functools.cache
+def processor() -> str:
+    """Return what tells one kind of processor from another: the system's name and the first processor's list of features.
+
+    Where there is no /proc/cpuinfo, the processor's name stands for its features.
+    """
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", info.read_text(), re.MULTILINE) if info.exists() else None
+    return f"{sys.platform} {platform.machine()} {found[1] if found else platform.processor()}"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from inferd.protocol import InferdError
 from inferd_runtime.engine.drivers.parallel import LeadingDriver, build_part, lead
 from inferd_runtime.engine.drivers.parallel_commands import Loaded, decode_reply
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
-from inferd_runtime.models.loading import LoadedModel, load
+from inferd_runtime.models.loaded import LoadedModel
+from inferd_runtime.models.loading import load
 from inferd_runtime.models.parallel import join, leave
 
 RANK = Path(__file__).with_name("parallel_rank.py")

@@ -26,7 +26,7 @@ from inferd_runtime.kernels.triton import elementwise as triton_elementwise, pro
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models.batch import Batch
-from inferd_runtime.models.loading import attach
+from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.passes import fused, products
 from inferd_runtime.models.passes.device import device_pass
 from inferd_runtime.models.passes.fused import FusedPass, fuse

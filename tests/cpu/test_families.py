@@ -23,7 +23,8 @@ from inferd.protocol import InvalidRequest
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.models.batch import Batch, Span
 from inferd_runtime.models.checks.probe import attach
-from inferd_runtime.models.loading import LoadedModel, load
+from inferd_runtime.models.loaded import LoadedModel
+from inferd_runtime.models.loading import load
 from inferd_runtime.models.passes.plain import RULE, PlainPass
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,8 @@ from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.cli.models import models
 from inferd_runtime.models import options as model_options
 from inferd_runtime.models.checks.probe import attach
-from inferd_runtime.models.fitting.inspection import available_bytes, check_device, kv_shape, measure, tensor_bytes
+from inferd_runtime.models.devices import available_bytes, check_device
+from inferd_runtime.models.fitting.inspection import kv_shape, measure, tensor_bytes
 from inferd_runtime.models.fitting.memory import available_host_bytes
 from inferd_runtime.models.loading import DTYPES, load, resolve
 from inferd_runtime.models.options import ModelOptions

@@ -21,7 +21,7 @@ from inferd.calls.forward_arguments import attention_runs
 from inferd.protocol.floats import unpack_floats
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.models.loading import attach
+from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.passes.fused import fuse
 from inferd_runtime.models.passes.plain import PlainPass
 from inferd_runtime.testing.direct import DirectSession

@@ -6,7 +6,7 @@ import pytest
 import torch
 from families import make
 
-from inferd_runtime.models.loading import attach
+from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.passes import products
 from inferd_runtime.models.passes.fused import FusedPass, fuse
 from inferd_runtime.models.passes.products import DenseProduct, PackedProduct, can_pack, pack

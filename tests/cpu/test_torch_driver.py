@@ -18,7 +18,7 @@ from inferd_runtime.engine.sequences.positions import tree_placement
 from inferd_runtime.engine.stages import Work
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
-from inferd_runtime.models.loading import attach
+from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.passes import fused, products
 from inferd_runtime.models.passes.fused import fuse
 from inferd_runtime.models.passes.plain import PlainPass

@@ -115,8 +115,9 @@ def _estimate(options: ModelOptions, parsed: argparse.Namespace) -> Fit:
     if options.pages and (parsed.context or parsed.streams):
         raise InvalidRequest("give --pages, or --context and --streams, not both")
     # Torch is imported here, because no other command of this process needs it.
+    from inferd_runtime.models.devices import available_bytes, check_device
     from inferd_runtime.models.fitting.fit import CacheRequest, Fit
-    from inferd_runtime.models.fitting.inspection import available_bytes, check_device, measure
+    from inferd_runtime.models.fitting.inspection import measure
 
     size = measure(options)
     if parsed.context > size.max_context:

@@ -1,21 +1,22 @@
-"""Loading a model from a local transformers folder or a hub id, up to the point where it is known to be served exactly."""
+"""Loading a model by its name: from what was proved before where that still counts, else through transformers.
+
+transformers takes seconds to import and its modules gigabytes to build; a start that finds a proof needs neither.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
-from transformers import GenerationConfig
 
 from inferd.protocol import InvalidRequest, NotFound
-from inferd_runtime.models.checkpoint import check_vocabulary, read_config, read_tokenizer, read_weights
-from inferd_runtime.models.checks.probe import Probed, attach
-from inferd_runtime.models.parallel import check_plan, first_numbers
+from inferd_runtime.models.fitting.fit import ModelSize
+from inferd_runtime.models.loaded import LoadedModel
+from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.models.proved.decoder import ProvedDecoder, read_weights
+from inferd_runtime.models.proved.store import KeptProof, ProofStore
+from inferd_runtime.models.shape import Probed
 from inferd_runtime.models.store.catalog import KNOWN
 from inferd_runtime.models.store.pull import GGUF, Pull
 from inferd_runtime.models.store.store import ModelStore
@@ -23,19 +24,6 @@ from inferd_runtime.models.tokenizer import HubTokenizer
 
 EMBEDDED = {"tiny": "tiny/target", "tiny-draft": "tiny/draft"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model that is ready to be driven, with its tokenizer."""
-
-    name: str
-    module: nn.Module
-    tokenizer: HubTokenizer
-    probe: Probed
-    vocab_size: int
-    max_context: int
-    fingerprint: str
 
 
 def resolve(name: str, store: ModelStore | None = None) -> str:
@@ -57,32 +45,57 @@ def resolve(name: str, store: ModelStore | None = None) -> str:
     return str(path) if name.startswith("~") else name
 
 
-def load(name: str, *, device: str = "cpu", dtype: str = "", ranks: int = 1) -> LoadedModel:
+def size_of(options: ModelOptions, proofs: ProofStore | None = None) -> ModelSize:
+    """Return the sizes of a model. Raises what :func:`~inferd_runtime.models.fitting.inspection.measure` raises."""
+    proof = _proof(options.name, options.device, options.dtype, 1, proofs)
+    if proof is not None:
+        return replace(proof.size, name=options.name)
+    from inferd_runtime.models.fitting.inspection import measure  # imports transformers
+
+    return measure(options)
+
+
+def load(
+    name: str, *, device: str = "cpu", dtype: str = "", ranks: int = 1, proofs: ProofStore | None = None
+) -> LoadedModel:
     """Load weights and tokenizer. ``dtype`` "" is float32 on the CPU and the checkpoint's own elsewhere.
 
-    With ``ranks`` above 1, every rank of the group that was joined (:func:`~inferd_runtime.models.parallel.join`) calls this, and
-    gets its part of the weights; ``device`` is the kind.
+    ``proofs``: where to look for a proof of the model, and to keep it; None loads through transformers, whose modules then
+    run by themselves. With ``ranks`` above 1, every rank of the group that was joined
+    (:func:`~inferd_runtime.models.parallel.join`) calls this, and gets its part of the weights; ``device`` is the kind.
     Raises NotFound when there is no such folder or hub model or a part of it is not there, InvalidRequest naming the reason
     when it cannot be served.
     """
     source, number = resolve(name), _dtype(dtype, device)
-    config = read_config(name, source)
-    tokenizer = read_tokenizer(name, source)
-    if ranks > 1:
-        check_plan(name, config, ranks)
-    module: Any = read_weights(name, source, config, number, ranks).eval()
-    if ranks == 1:
-        module.to(device)
-    vocab_size = check_vocabulary(name, tokenizer, module)
-    probed = attach(module, name)
+    proof = _proof(name, device, dtype, ranks, proofs)
+    if proof is not None:
+        return _load_proved(name, source, proof)
+    from inferd_runtime.models.first_load import load_first, proof_of  # imports transformers
+
+    loaded = load_first(name, source, device, number, ranks)
+    made = proof_of(loaded, source, dtype) if proofs is not None and device == "cpu" and ranks == 1 else None
+    if made is None or proofs is None:
+        return loaded
+    return replace(loaded, keep_proof=lambda: proofs.keep(source, dtype, made))
+
+
+def _proof(name: str, device: str, dtype: str, ranks: int, proofs: ProofStore | None) -> KeptProof | None:
+    if proofs is None or device not in ("", "cpu") or ranks > 1:
+        return None
+    return proofs.find(resolve(name), dtype)
+
+
+def _load_proved(name: str, source: str, proof: KeptProof) -> LoadedModel:
+    weights = read_weights(Path(source), DTYPES[proof.size.dtype])
+    kept = proof.tokenizer
     return LoadedModel(
         name=name,
-        module=module,
-        tokenizer=HubTokenizer(tokenizer, eos_tokens(module.generation_config, tokenizer)),
-        probe=probed,
-        vocab_size=vocab_size,
-        max_context=probed.context,
-        fingerprint=fingerprint(config.to_dict(), module),
+        module=ProvedDecoder(proof.decoder, weights).eval(),
+        tokenizer=HubTokenizer(kept.json, proof.eos_tokens, kept.chat_template, kept.special),
+        probe=Probed(proof.kv, tuple(rule.rule() for rule in proof.rules), proof.context),
+        vocab_size=proof.vocab_size,
+        max_context=proof.context,
+        fingerprint=proof.fingerprint,
     )
 
 
@@ -92,25 +105,3 @@ def _dtype(name: str, device: str) -> torch.dtype | str:
     if name not in DTYPES:
         raise InvalidRequest(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
     return DTYPES[name]
-
-
-def eos_tokens(generation: GenerationConfig | None, tokenizer: Any) -> tuple[int, ...]:
-    """Return the ids that end a text, from the generation config, else from the tokenizer."""
-    found = generation.eos_token_id if generation is not None else None
-    if found is None:
-        found = tokenizer.eos_token_id
-    ids = found if isinstance(found, list) else [found]
-    return tuple(sorted(int(token) for token in ids if token is not None))
-
-
-def fingerprint(config: dict[str, Any], module: nn.Module) -> str:
-    """Return a short hash of the configuration and of a sample of the weights.
-
-    Rank 0 of a divided model gives the whole model's fingerprint.
-    """
-    own = {key: value for key, value in config.items() if key != "distributed_config"}
-    digest = hashlib.sha256(json.dumps(own, sort_keys=True, default=str).encode())
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(first_numbers(tensor, 16).float().cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]

@@ -11,17 +11,17 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
+import sys
 from collections.abc import Iterable
 from datetime import timedelta
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import transformers
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.models.fitting.fit import ModelSize
@@ -58,7 +58,7 @@ def check_plan(name: str, config: Any, ranks: int) -> None:
     plan: dict[str, str] = getattr(text, "base_model_tp_plan", None) or {}
     if not plan:
         raise InvalidRequest(
-            f"model {name!r} cannot be divided between ranks: transformers {transformers.__version__} has no "
+            f"model {name!r} cannot be divided between ranks: transformers {version('transformers')} has no "
             f"tensor-parallel plan for {text.model_type!r}"
         )
     if getattr(config, "quantization_config", None):
@@ -119,14 +119,22 @@ def first_numbers(tensor: Tensor, count: int) -> Tensor:
     Where a part may be narrower than ``count``, that is, of small weights, all ranks put theirs together.
     """
     small = tensor.numel() <= SMALL
-    part: Tensor = tensor.full_tensor() if small and isinstance(tensor, DTensor) else own_part(tensor)
+    divided: Any = tensor
+    part: Tensor = divided.full_tensor() if small and is_part(tensor) else own_part(tensor)
     return part.reshape(-1)[:count]
 
 
 def own_part(tensor: Tensor) -> Tensor:
     """Return the part of a weight that this rank holds."""
-    part: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    divided: Any = tensor
+    part: Tensor = divided.to_local() if is_part(tensor) else tensor
     return part
+
+
+def is_part(tensor: Tensor) -> bool:
+    """True for a ``DTensor``. Its module takes seconds to import, and is there already if there is one."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def share(size: ModelSize, ranks: int) -> ModelSize:

@@ -1,9 +1,11 @@
-"""How much KV a model keeps per token, layer by layer."""
+"""What the probe learns of a model: how much KV it keeps per token, layer by layer, and how every layer attends."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+
+from inferd_runtime.kernels.attention_rule import AttentionRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +22,12 @@ class KvShape:
     def digest(self) -> str:
         """Return a short name of the shape, for telling whose pages fit whose."""
         return hashlib.sha256(repr((self.keys, self.values)).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What the probe learned: the KV shape, how each layer attends, and how many positions can be served."""
+
+    kv: KvShape
+    rules: tuple[AttentionRule, ...]
+    context: int

@@ -1,45 +1,60 @@
-"""A transformers tokenizer behind the few calls that the runtime makes."""
+"""A model's tokenizer behind the few calls that the runtime makes. Of transformers only the chat templates are needed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from inferd.protocol import InvalidRequest
 
 
 class HubTokenizer:
-    """Encodes, decodes and streams with the tokenizer's own Rust backend. Raises InvalidRequest for a slow tokenizer."""
+    """Encodes, decodes and streams with a tokenizer's own Rust backend, and renders its chat template.
 
-    def __init__(self, tokenizer: Any, eos_tokens: Sequence[int]) -> None:
-        if not getattr(tokenizer, "is_fast", False):
-            raise InvalidRequest("this model has no fast tokenizer (tokenizer.json)")
+    ``json``: its tokenizer.json. ``chat_template`` "" is none; ``special``: the tokens that the template can name.
+    """
+
+    def __init__(self, json: str, eos_tokens: Sequence[int], chat_template: str, special: Mapping[str, str]) -> None:
+        self.json = json
         self.eos_tokens = tuple(eos_tokens)
-        self.json = tokenizer.backend_tokenizer.to_str()
-        self._hub = tokenizer
-        self._special = Tokenizer.from_str(self.json)
+        self.chat_template = chat_template
+        self.special = dict(special)
+        self._special = Tokenizer.from_str(json)
         self._special.no_truncation()
         self._special.no_padding()
         self._plain = Tokenizer.from_str(self._special.to_str())
         self._plain.encode_special_tokens = True
 
+    @classmethod
+    def of(cls, tokenizer: Any, eos_tokens: Sequence[int]) -> HubTokenizer:
+        """Return the tokenizer behind transformers'. Raises InvalidRequest for a slow one."""
+        if not getattr(tokenizer, "is_fast", False):
+            raise InvalidRequest("this model has no fast tokenizer (tokenizer.json)")
+        template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
+        return cls(tokenizer.backend_tokenizer.to_str(), eos_tokens, template, tokenizer.special_tokens_map)
+
     @property
     def template(self) -> bool:
         """True if the model has a chat template."""
-        return bool(self._hub.chat_template)
+        return bool(self.chat_template)
 
     def render(self, messages: Sequence[dict[str, str]], *, cue: bool) -> str:
         """Return the chat template's text for the messages, with the assistant's cue if asked for."""
         if not self.template:
             raise InvalidRequest("this model has no chat template: use append() with text or tokens")
+        render: Any = render_jinja_template
         try:
-            return str(self._hub.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=cue))
+            texts, _ = render(
+                [list(messages)], chat_template=self.chat_template, add_generation_prompt=cue, **self.special
+            )
         except TemplateError as error:
             raise InvalidRequest(f"this model's chat template refuses the messages: {error}") from error
+        return str(texts[0])
 
     def encode(self, text: str, *, special: bool = False, start: bool = False) -> list[int]:
         """Return the ids of a text. ``special``: read special tokens as such. ``start``: add the tokens that begin a text."""

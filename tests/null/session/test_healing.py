@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -75,7 +74,7 @@ def spaced(driver: NullDriver) -> ServedModel:
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first")
     backend.decoder = decoders.Sequence([decoders.Metaspace("▁", "never"), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     backend.add_special_tokens(["</s>"])
-    tokenizer = HubTokenizer(SimpleNamespace(is_fast=True, backend_tokenizer=backend, chat_template=None), [0])
+    tokenizer = HubTokenizer(backend.to_str(), [0], "", {})
     table = TokenTable.from_tokenizer_json(tokenizer.json, vocab_size=len(PIECES), eos_ids=[0])
     info = p.ModelInfo("null", len(PIECES), driver.max_context, driver.page_size, [0], "null")
     engine = Engine(driver, EngineOptions(token_budget=64))

@@ -19,7 +19,7 @@ from inferd_runtime.kernels.attention import choose_splits
 from inferd_runtime.kernels.cache import FP8, CacheBlock
 from inferd_runtime.kernels.suite import KernelSuite, triton_kernels
 from inferd_runtime.models.batch import Batch, FloatRows, Ids, Span
-from inferd_runtime.models.loading import LoadedModel
+from inferd_runtime.models.loaded import LoadedModel
 from inferd_runtime.models.lora.bank import LoraBank
 from inferd_runtime.models.passes.device import dense_products, device_pass
 from inferd_runtime.models.passes.fused import FusedPass, fuse
@@ -85,7 +85,12 @@ def step_bytes(loaded: LoadedModel, options: DriverOptions) -> int:
 
 def fused_pass(loaded: LoadedModel, options: DriverOptions) -> ModelPass | None:
     """Return the fused pass, or None where the model has none or ``options`` want the plain one."""
-    return None if options.plain else fuse(loaded.module, loaded.probe.kv, loaded.probe.rules)
+    if options.plain:
+        return None
+    fused = fuse(loaded.module, loaded.probe.kv, loaded.probe.rules)
+    if fused is not None:
+        loaded.keep_proof()
+    return fused
 
 
 def measured_step_bytes(

@@ -48,7 +48,7 @@ from inferd_runtime.engine.drivers.parallel_commands import (
 from inferd_runtime.engine.drivers.torch_driver import TorchDriver
 from inferd_runtime.kv.table import PageCopy
 from inferd_runtime.models.batch import Batch, Outputs, PageData
-from inferd_runtime.models.loading import LoadedModel
+from inferd_runtime.models.loaded import LoadedModel
 from inferd_runtime.models.lora.files import AdapterFiles, AdapterSize
 from inferd_runtime.models.parallel import TIMEOUT_S, WatchedPass
 from inferd_runtime.models.passes.plain import PlainPass

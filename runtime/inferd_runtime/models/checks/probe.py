@@ -21,7 +21,7 @@ from inferd_runtime.models.checks.reach import MaskFunction, Reach, UnsupportedA
 from inferd_runtime.models.checks.selfcheck import LogitCheck
 from inferd_runtime.models.parallel_whole import is_divided, whole_twin
 from inferd_runtime.models.passes.plain import LAYOUT, NAME, RULE, layout_attention
-from inferd_runtime.models.shape import KvShape
+from inferd_runtime.models.shape import KvShape, Probed
 
 PROBE = NAME + "_probe"
 APPLIED = frozenset(("scaling", "softcap", "s_aux"))
@@ -30,15 +30,6 @@ OUTPUTS = ("output_attentions", "output_router_logits", "logits_to_keep")
 HARMLESS = frozenset(
     ("sliding_window", "dropout", "is_causal", "position_ids", "use_cache", "cache_position", *OUTPUTS)
 )
-
-
-@dataclass(frozen=True)
-class Probed:
-    """What the probe learned: the KV shape, how each layer attends, and how many positions can be served."""
-
-    kv: KvShape
-    rules: tuple[AttentionRule, ...]
-    context: int
 
 
 @dataclass(frozen=True, slots=True)

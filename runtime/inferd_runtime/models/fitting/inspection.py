@@ -15,8 +15,8 @@ from inferd.protocol import InvalidRequest
 from inferd_runtime.models.checkpoint import read_config
 from inferd_runtime.models.checks.probe import context_length
 from inferd_runtime.models.checks.reach import UnsupportedAttention
+from inferd_runtime.models.devices import check_device
 from inferd_runtime.models.fitting.fit import ModelSize
-from inferd_runtime.models.fitting.memory import available_host_bytes
 from inferd_runtime.models.fitting.sizing import STREAMS
 from inferd_runtime.models.loading import DTYPES, resolve
 from inferd_runtime.models.options import ModelOptions
@@ -135,18 +135,3 @@ class _ShapeRecorder:
         self.keys[layer] = (int(key.shape[1]), int(key.shape[3]))
         self.values[layer] = (int(value.shape[1]), int(value.shape[3]))
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
-
-
-def check_device(name: str) -> str:
-    """Return the device's full name (``cuda`` is ``cuda:0``). Raises InvalidRequest, which names what there is, without it."""
-    full = "cuda:0" if ModelOptions("", device=name).checked().device == "cuda" else name
-    cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    there = ["cpu", *(f"cuda:{index}" for index in range(cuda))]
-    if full not in there:
-        raise InvalidRequest(f"device {name!r} is not there: torch sees {', '.join(there)}")
-    return full
-
-
-def available_bytes(device: str) -> int:
-    """Return bytes of memory that a process can still take on a device."""
-    return available_host_bytes() if device == "cpu" else int(torch.cuda.mem_get_info(device)[0])

@@ -26,6 +26,7 @@ from inferd_runtime.models.passes.attention import lay_out
 from inferd_runtime.models.passes.plain import ModelPass, PlainPass
 from inferd_runtime.models.passes.products import DenseProduct, PackedProduct, Product, pack
 from inferd_runtime.models.passes.step_layout import Angles, ProjectedHeads, StepLayout
+from inferd_runtime.models.proved.decoder import ProvedDecoder
 from inferd_runtime.models.shape import KvShape
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -112,13 +113,16 @@ class FusedPass:
 
 
 def fuse(module: nn.Module, kv: KvShape, rules: Sequence[AttentionRule]) -> ModelPass | None:
-    """Return the fused pass of a model that is known here and gives the same logits; None otherwise."""
+    """Return the fused pass of a model that is known here and gives the same logits; None otherwise.
+
+    Of one that was proved before, that is known.
+    """
     model: Any = module
-    if not _is_known(model, rules):
+    if not is_known(model, rules):
         return None
     layers = [_fuse_layer(layer, rule) for layer, rule in zip(model.model.layers, rules, strict=True)]
     fused = FusedPass(module, layers, DenseProduct(model.lm_head.weight))
-    if not agree(fused, PlainPass(module), kv, model.lm_head.weight):
+    if not isinstance(module, ProvedDecoder) and not agree(fused, PlainPass(module), kv, model.lm_head.weight):
         return None
     packed = [_pack_layer(fused, layer) for fused, layer in zip(layers, model.model.layers, strict=True)]
     head = _pack_head(model)
@@ -128,7 +132,7 @@ def fuse(module: nn.Module, kv: KvShape, rules: Sequence[AttentionRule]) -> Mode
     return FusedPass(module, packed, head)
 
 
-def _is_known(model: Any, rules: Sequence[AttentionRule]) -> bool:
+def is_known(model: Any, rules: Sequence[AttentionRule]) -> bool:
     """True if the fused pass has all that the model's configuration and its first layer ask for."""
     if model.config.model_type not in FAMILIES or model.config.hidden_act != "silu":
         return False

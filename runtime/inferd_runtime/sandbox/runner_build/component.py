@@ -7,13 +7,9 @@ does not fit is made again. Both steps run in child processes of low priority.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib.metadata
-import platform
-import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,6 +25,7 @@ from inferd_runtime.file_cache import (
     drop_oldest,
     locked,
     private_folder,
+    processor,
 )
 from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.order import Launch
@@ -114,16 +111,8 @@ def _source_key(sources: dict[str, bytes]) -> str:
 def _machine_key() -> str:
     """Return a hash of what machine code depends on: the compiler, its settings, and the processor's features."""
     wasmtime = importlib.metadata.version("wasmtime")
-    text = "\0".join([wasmtime, COMPILED_WITH, sys.platform, platform.machine(), _processor_features()])
+    text = "\0".join([wasmtime, COMPILED_WITH, processor()])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-@functools.cache
-def _processor_features() -> str:
-    """Return the first processor's feature list on Linux; elsewhere its name."""
-    info = Path("/proc/cpuinfo")
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", info.read_text(), re.MULTILINE) if info.exists() else None
-    return found[1] if found else platform.processor()
 
 
 def _build(sources: dict[str, bytes], component: CacheEntry, compiled: CacheEntry, on_progress: OnProgress) -> None:

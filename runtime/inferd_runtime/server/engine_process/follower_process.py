@@ -33,14 +33,11 @@ class FollowerSettings:
 
 def serve(settings: FollowerSettings) -> None:
     """Join, load, and follow until rank 0 sends the end or has ended. Raises InferdError."""
-    from transformers.utils.logging import disable_progress_bar
-
     from inferd_runtime.engine.drivers.parallel import follow_with
-    from inferd_runtime.models.fitting.inspection import available_bytes
+    from inferd_runtime.models.devices import available_bytes
     from inferd_runtime.models.loading import load
     from inferd_runtime.models.parallel import join, leave, rank_device, use_threads
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]
     model, ranks = settings.model, settings.ranks
     with Connection(settings.channel) as channel:
         use_threads(settings.threads)

@@ -16,11 +16,13 @@ from inferd_runtime.engine.drivers.parallel import LeadingDriver, lead
 from inferd_runtime.engine.drivers.parallel_commands import Loaded, decode_reply
 from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.order import Launch
+from inferd_runtime.models.devices import available_bytes
 from inferd_runtime.models.fitting.fit import Placed
-from inferd_runtime.models.fitting.inspection import available_bytes
-from inferd_runtime.models.loading import LoadedModel, load
+from inferd_runtime.models.loaded import LoadedModel
+from inferd_runtime.models.loading import load
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.parallel import check_devices, join, share
+from inferd_runtime.models.proved.store import ProofStore
 from inferd_runtime.server.engine_process.follower_process import FollowerSettings
 from inferd_runtime.server.processes.blocking_child import BlockingChild
 from inferd_runtime.server.processes.child_protocol import FAILED, print_error
@@ -104,14 +106,14 @@ class Followers:
         others = self._free if device.startswith(self._kind) else ()
         return min([available_bytes(device), *others])
 
-    def load(self, model: ModelOptions, threads: int) -> LoadedModel:
+    def load(self, model: ModelOptions, threads: int, proofs: ProofStore | None) -> LoadedModel:
         """Start the ranks and load the model in all of them, with ``threads`` threads each (0: as the runtime chooses).
 
         Raises InferdError, a follower's own if it has ended.
         """
         self._kind = model.device
         if self.ranks == 1:
-            return load(model.name, device=model.device, dtype=model.dtype)
+            return load(model.name, device=model.device, dtype=model.dtype, proofs=proofs)
         with run_directory() as folder:
             store = folder / STORE
             self._start(model, threads, store)

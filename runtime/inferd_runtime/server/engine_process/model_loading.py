@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from transformers.utils.logging import disable_progress_bar
-
 from inferd.protocol import InvalidRequest
 from inferd_runtime.draft_models.options import DraftOptions, choices_of
 from inferd_runtime.engine.drivers.build import DeviceDriver, DriverOptions, build_driver, element_size, step_bytes
 from inferd_runtime.engine.drivers.parallel import LeadingDriver
 from inferd_runtime.engine.scheduling.costs import MEASURED_ROWS
+from inferd_runtime.models.devices import available_bytes, check_device
 from inferd_runtime.models.fitting.fit import Placed, check_fit, divide_with_drafts
-from inferd_runtime.models.fitting.inspection import available_bytes, check_device, measure
 from inferd_runtime.models.fitting.sizing import default_threads
-from inferd_runtime.models.loading import LoadedModel, load
+from inferd_runtime.models.loaded import LoadedModel
+from inferd_runtime.models.loading import load, size_of
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.parallel import use_threads
+from inferd_runtime.models.proved.store import ProofStore
 from inferd_runtime.server.engine_process.draft_models import draft_engine_settings
 from inferd_runtime.server.engine_process.followers import Followers
 from inferd_runtime.settings.settings import EngineSettings
@@ -66,13 +66,13 @@ def load_drivers(settings: EngineSettings, plan: ModelPlan, followers: Followers
 
     Raises InferdError; LimitExceeded before any weight is read when the models do not fit together.
     """
-    disable_progress_bar()  # type: ignore[no-untyped-call]
     threads = settings.threads or 0
     use_threads(threads)
-    placed = _place(settings, plan, followers)
+    proofs = None if settings.plain else ProofStore()
+    placed = _place(settings, plan, followers, proofs)
     first, *rest = plan.all
-    loaded = [followers.load(first, threads)]
-    loaded += [load(model.name, device=model.device, dtype=model.dtype) for model in rest]
+    loaded = [followers.load(first, threads, proofs)]
+    loaded += [load(model.name, device=model.device, dtype=model.dtype, proofs=proofs) for model in rest]
     use_threads(threads, max((model.module for model in loaded), key=default_threads), followers.ranks)
     pages = _divide_pages(settings, plan, placed, loaded, followers)
     each = [settings] * len(plan.served) + [draft_engine_settings(settings)] * len(plan.drafts)
@@ -94,7 +94,7 @@ def driver_options(settings: EngineSettings, pages: int) -> DriverOptions:
     )
 
 
-def _place(settings: EngineSettings, plan: ModelPlan, followers: Followers) -> list[Placed]:
+def _place(settings: EngineSettings, plan: ModelPlan, followers: Followers, proofs: ProofStore | None) -> list[Placed]:
     """Return what each model takes, and where, as far as that is known before it is loaded.
 
     Raises InvalidRequest for settings that contradict each other, LimitExceeded for models that do not fit together.
@@ -103,7 +103,7 @@ def _place(settings: EngineSettings, plan: ModelPlan, followers: Followers) -> l
     if settings.products == "kernel" and (settings.tensor_parallel > 1 or on_cpu):
         raise InvalidRequest("--products kernel is for models on a GPU, each in one process")
     followers.check(settings)
-    placed = [Placed(measure(model), check_device(model.device), model.pages) for model in plan.all]
+    placed = [Placed(size_of(model, proofs), check_device(model.device), model.pages) for model in plan.all]
     if settings.kv_dtype == "fp8":
         placed = [model.with_kv(model.size.kv_token_bytes // BYTES[model.size.dtype]) for model in placed]
     placed[0] = followers.placed(placed[0])

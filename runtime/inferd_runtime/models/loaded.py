@@ -1,0 +1,46 @@
+"""A model that is ready to be driven, with its tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from inferd_runtime.models.parallel import first_numbers
+from inferd_runtime.models.shape import Probed
+from inferd_runtime.models.tokenizer import HubTokenizer
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """``module``: transformers' own, or for a model that was proved before its weights alone, which only the fused pass can run.
+
+    ``keep_proof`` is to be called once the fused pass has given the module's logits: the next start then goes without
+    transformers.
+    """
+
+    name: str
+    module: nn.Module
+    tokenizer: HubTokenizer
+    probe: Probed
+    vocab_size: int
+    max_context: int
+    fingerprint: str
+    keep_proof: Callable[[], None] = lambda: None
+
+
+def fingerprint(config: dict[str, Any], module: nn.Module) -> str:
+    """Return a short hash of the configuration and of a sample of the weights.
+
+    Rank 0 of a divided model gives the whole model's fingerprint.
+    """
+    own = {key: value for key, value in config.items() if key != "distributed_config"}
+    digest = hashlib.sha256(json.dumps(own, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(first_numbers(tensor, 16).float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Models that were proved before: what the proof found is kept, and the next start goes without transformers."""
