@@ -8,7 +8,7 @@ import pytest
 
 from inferd import protocol as p
 from inferd.protocol import InvalidRequest, LimitExceeded
-from inferd_runtime.models.fitting import inspection
+from inferd_runtime.models import devices
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.server.engine_process import followers, model_loading
 from inferd_runtime.server.engine_process.loop import step
@@ -69,14 +69,14 @@ def test_two_models_generate_at_the_same_time_in_one_session(served: list[Served
 
 
 def test_pages_are_divided_between_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "available_host_bytes", lambda: 64 * MIB)
+    monkeypatch.setattr(devices, "available_host_bytes", lambda: 64 * MIB)
     alone = serve(ModelOptions("tiny"))[0].engine.pool.size
     shared = [model.engine.pool.size for model in serve(ModelOptions("tiny"), ModelOptions("tiny-draft"))]
     assert (alone, shared) == (512, [256, 1024])
 
 
 def test_what_does_not_fit_is_refused_before_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "available_host_bytes", lambda: 12 * MIB)
+    monkeypatch.setattr(devices, "available_host_bytes", lambda: 12 * MIB)
     monkeypatch.setattr(model_loading, "load", lambda *args, **kwargs: pytest.fail("weights are read"))
     monkeypatch.setattr(followers, "load", lambda *args, **kwargs: pytest.fail("weights are read"))
     with pytest.raises(LimitExceeded, match=r"model 'tiny' in float32 does not fit cpu: it needs 16\.8 MiB") as caught:
