@@ -34,6 +34,7 @@ ESCAPES = {code: f"\\u{code:04x}" for code in (*UNSEEN, *range(0xD800, 0xE000))}
     code: f"\\x{code:02x}" for code in UNSEEN if code < 0x100
 }
 LINE_ENDS = {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"}
+ON_A_LINE = ESCAPES | LINE_ENDS
 CURRENT: ContextVar[Mapping[str, str]] = ContextVar("inferd_log_fields", default={})  # noqa: B039 - never changed in place
 
 
@@ -50,7 +51,9 @@ class ChildLine(msgspec.Struct, frozen=True):
 
 def printable(text: str) -> str:
     """Return a text that stays on its line and changes no terminal: at most MAX_TEXT characters, controls as escapes."""
-    shown = text[:MAX_TEXT].translate(ESCAPES | LINE_ENDS)
+    if text.isascii() and text.isprintable() and len(text) <= MAX_TEXT:
+        return text  # almost every line, in a fraction of the time
+    shown = text[:MAX_TEXT].translate(ON_A_LINE)
     return shown if len(text) <= MAX_TEXT else f"{shown}... ({len(text)} characters)"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from queue import Empty, SimpleQueue
 
-from inferd_runtime.sandbox.messages import FromWorker
+from inferd_runtime.sandbox.messages import FromWorker, Started
 from inferd_runtime.waker import Waker
 
 
@@ -16,9 +16,10 @@ class Outbox:
         self._queue: SimpleQueue[FromWorker] = SimpleQueue()
 
     def put(self, message: FromWorker) -> None:
-        """Queue a message, from any thread."""
+        """Queue a message, from any thread. That a run has started goes out with what it says first, or when it is taken."""
         self._queue.put(message)
-        self.waker.wake()
+        if not isinstance(message, Started):
+            self.waker.wake()
 
     def take(self) -> list[FromWorker]:
         """Return all that is queued."""

@@ -34,6 +34,7 @@ from inferd_runtime.sandbox.messages import (
     RunFinished,
     RunUsage,
     Shutdown,
+    Started,
     ToWorker,
     WorkerReady,
 )
@@ -49,6 +50,7 @@ MAX_SOCKETS = 16384
 OPEN_MAX = 10240
 """What macOS certainly grants, whose hard limit is infinite and refused as a soft one (its ``sys/syslimits.h``)."""
 SHUTDOWN_SECONDS = 2.0
+STARTED_MS = 5
 LINGER_MS = 1000
 
 
@@ -64,6 +66,8 @@ class Worker:
         self._decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
         self._busy = threading.Event()
         self._threads = ThreadPool()
+        self._starting: set[str] = set()
+        """Runs that have not been reported as started: their reports wait for the first thing that they say, for a moment."""
         self._closing = False
 
     def serve(self) -> None:
@@ -75,7 +79,7 @@ class Worker:
         poller.register(self._outbox.waker.fileno(), zmq.POLLIN)
         self._send(WorkerReady(os.getpid()))
         while not self._closing:
-            poller.poll()
+            poller.poll(STARTED_MS if self._starting else None)
             self._receive()
             self._report()
         self._shut_down()
@@ -112,12 +116,15 @@ class Worker:
             return
         run = SandboxRun(launch, self._runner, self._engine, self._outbox.put)
         self._runs[launch.run] = run
+        self._starting.add(launch.run)
         self._busy.set()
         run.start(self._threads)
 
     def _report(self) -> None:
         for message in self._outbox.take():
             self._send(message)
+            if isinstance(message, Started | RunFinished):
+                self._starting.discard(message.run)
             if isinstance(message, RunFinished):
                 del self._runs[message.run]
         if not self._runs:

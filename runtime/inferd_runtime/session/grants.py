@@ -64,9 +64,14 @@ class SessionGrants:
             raise Unauthorized(f"the grant of session {grant.session} is older than {VALID_SECONDS:g} s")
         if signature in self._used:
             raise Unauthorized(f"the grant of session {grant.session} has been used already")
-        self._used = {used: expires for used, expires in self._used.items() if expires >= now}
         self._used[signature] = grant.expires
+        self._forget_expired(now)
         return grant
+
+    def _forget_expired(self, now: float) -> None:
+        """Forget the grants that were redeemed first, as far as none of them is valid any more."""
+        while (oldest := next(iter(self._used))) and self._used[oldest] < now:
+            del self._used[oldest]
 
     def _signature(self, body: bytes) -> bytes:
         return hmac.digest(self._key, body, "sha256")

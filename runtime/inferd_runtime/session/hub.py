@@ -32,7 +32,7 @@ from inferd_runtime.session.wire import (
     SLOW_STEP,
     STATS,
     TICKET,
-    CloseNamedSession,
+    CloseNamedSessions,
     EndedGenerations,
     EngineStats,
     FoundSlowStep,
@@ -190,9 +190,9 @@ class SessionHub:
         del self._identities[self._granted.pop(identity).session]
         return session.close()
 
-    def _close_named(self, name: str) -> p.Usage:
-        identity = self._identities.get(name)
-        return p.Usage() if identity is None else self._close(identity)
+    def _close_named(self, name: str) -> None:
+        if name in self._identities:
+            self._close(self._identities[name])
 
     def _answer_gateway(self, identity: bytes, op: str, payload: bytes) -> Any:
         """Return the reply to what the gateway alone may ask. Raises Unauthorized for any other session."""
@@ -203,7 +203,9 @@ class SessionHub:
         if op == GENERATIONS:
             return self._generations(msgspec.msgpack.decode(payload, type=GetGenerations))
         if op == CLOSE_NAMED:
-            return self._close_named(msgspec.msgpack.decode(payload, type=CloseNamedSession).session)
+            for name in msgspec.msgpack.decode(payload, type=CloseNamedSessions).sessions:
+                self._close_named(name)
+            return p.Done()
         if op == SLOW_STEP:
             return FoundSlowStep(self.profile.read(msgspec.msgpack.decode(payload, type=GetSlowStep).over_ms))
         asked = msgspec.msgpack.decode(payload, type=GetCycles)

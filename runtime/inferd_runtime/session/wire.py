@@ -33,7 +33,7 @@ CLOSE = "session.close"
 CANCEL = "cancel"
 STATS = "engine.stats"
 CYCLES = "engine.cycles"
-CLOSE_NAMED = "engine.close_session"
+CLOSE_NAMED = "engine.close_sessions"
 RUN_SESSION = "run/"
 """Prefix of the name of a run's session, before the run's id. Its worker opens it; the gateway sees to its end."""
 GENERATIONS = "engine.generations"
@@ -51,10 +51,10 @@ class OpenSession:
 
 
 @dataclass(frozen=True)
-class CloseNamedSession:
-    """Close the session of this name, whoever opened it, if it is open."""
+class CloseNamedSessions:
+    """Close the sessions of these names, whoever opened them, as far as they are open."""
 
-    session: str
+    sessions: list[str]
     op: ClassVar[str] = CLOSE_NAMED
 
 

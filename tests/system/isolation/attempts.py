@@ -246,7 +246,7 @@ def identity(worker: Any, launch: LaunchRun, victim: str, others: list[str]) -> 
         "the same grant again": opened(worker, launch.grant),
         "figures of all": asked(own, wire.STATS, {}),
         "what others do": asked(own, wire.CYCLES, {"tenant": "bob", "after": -1}),
-        "the end of another's session": asked(own, wire.CLOSE_NAMED, {"session": f"run/{victim}"}),
+        "the end of another's session": asked(own, wire.CLOSE_NAMED, {"sessions": [f"run/{victim}"]}),
     }
     for name in (f"run/{victim}", victim, "gateway", "gateway/1", "gateway/2"):
         made[f"the socket of {name}"] = spoken_as(worker, name)

@@ -42,7 +42,7 @@ from inferd_runtime.session.wire import (
     OPEN,
     STATS,
     TICKET,
-    CloseNamedSession,
+    CloseNamedSessions,
     CyclePage,
     EngineStats,
     GetCycles,
@@ -92,9 +92,9 @@ class Engine:
             cycle = WatchedCycle(max(0, asked.after), asked.tenant, 1, 1, "ngram", 4, 2, 3)
             self.reply(session, ticket, form, CyclePage([cycle], cycle.index + 1))
         elif op == CLOSE_NAMED:
-            name = msgspec.msgpack.decode(payload, type=CloseNamedSession).session
-            self.sessions = {key: held for key, held in self.sessions.items() if held != name}
-            self.reply(session, ticket, form, Usage())
+            names = msgspec.msgpack.decode(payload, type=CloseNamedSessions).sessions
+            self.sessions = {key: held for key, held in self.sessions.items() if held not in names}
+            self.reply(session, ticket, form, Done())
         elif op == "context.create":
             self.reply(session, ticket, form, ContextState(1, len(self.sessions), 0))
         elif op == "model.tokenize":

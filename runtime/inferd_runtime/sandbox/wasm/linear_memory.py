@@ -29,6 +29,8 @@ PRESENT, FILE_BACKED = 63, 61
 """Bits of an entry of the page map (Linux: Documentation/admin-guide/mm/pagemap.rst)."""
 MADV_POPULATE_WRITE = 23
 WASM_PAGE = 64 << 10
+NEAR_BYTES = 4096
+"""Of the memory map before and behind an instance's memory: several times the lines that it can have."""
 _LINE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) (....) [0-9a-f]+ \S+ \d+ *(.*)$", re.MULTILINE)
 
 
@@ -56,22 +58,38 @@ def regions(text: bytes) -> Iterator[Region]:
 def data_addresses(text: bytes, file: Path) -> set[int]:
     """Return where the runner's initial data is mapped for writing: one address for each live instance."""
     wanted = str(file).encode()
-    if wanted not in text:
-        return set()
     paths = (wanted, wanted + b" (deleted)")  # an entry of the cache may have been replaced since
-    return {region.start for region in regions(text) if region.writable and region.path in paths}
+    lines = b"\n".join(_lines_with(text, wanted))  # few of many
+    return {region.start for region in regions(lines) if region.writable and region.path in paths}
+
+
+def _lines_with(text: bytes, word: bytes) -> Iterator[bytes]:
+    place = text.find(word)
+    while place >= 0:
+        end = text.find(b"\n", place)
+        end = len(text) if end < 0 else end
+        yield text[text.rfind(b"\n", 0, place) + 1 : end]
+        place = text.find(word, end)
 
 
 def writable_region(text: bytes, address: int) -> range:
     """Return the run of adjoining writable regions that holds ``address``; empty if there is none."""
     start = end = -1
-    for region in regions(text):
+    for region in regions(_around(text, address)):
         if not region.writable or region.start != end:
             if start <= address < end:
                 break
             start = region.start
         end = region.end if region.writable else -1
     return range(start, end) if start <= address < end else range(0)
+
+
+def _around(text: bytes, address: int) -> bytes:
+    """Return the lines near that of the region that begins at ``address``; all of them if there is none."""
+    place = text.find(b"\n%08x-" % address)
+    if place < 0:
+        return text
+    return text[text.rfind(b"\n", 0, max(0, place - NEAR_BYTES)) + 1 : place + NEAR_BYTES]
 
 
 def written_pages(region: range) -> list[range]:
@@ -100,14 +118,16 @@ class MemoryAccess:
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+        if self._libc is not None:
+            self._libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         self._pid = os.getpid()
 
     def populate(self, base: int, stretches: list[range]) -> None:
         """Give these offsets from ``base`` pages of their own. Where that fails (Linux before 5.14), the first write does it."""
         if self._libc is not None:
+            madvise = self._libc.madvise
             for stretch in stretches:
-                start, length = ctypes.c_void_p(base + stretch.start), ctypes.c_size_t(len(stretch))
-                self._libc.madvise(start, length, MADV_POPULATE_WRITE)
+                madvise(base + stretch.start, len(stretch), MADV_POPULATE_WRITE)
 
     def size(self, memory: range, limit: int) -> int:
         """Return how many bytes can be read from the start of ``memory`` on, which has grown at its end: ``limit`` at most."""

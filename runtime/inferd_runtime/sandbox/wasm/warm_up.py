@@ -8,7 +8,7 @@ import traceback
 from inferd_runtime.sandbox.runner.rehearsal import ASYNCIO, AnsweringHost
 from inferd_runtime.sandbox.wasm.loaded_runner import LoadedRunner
 
-SPARES = 2
+SPARES = 4
 
 
 class RehearsalCalls:

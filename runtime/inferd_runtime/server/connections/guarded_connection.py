@@ -21,6 +21,8 @@ PIECE_BYTES = 4096
 """What is parsed at a time: a few milliseconds' worth of the smallest WebSocket frames."""
 FEED_SECONDS = 0.002
 """How long pieces are parsed in a row before others have their turn."""
+JOINED_BYTES = 16 << 10
+"""Of an answer's head and body that are sent together; more is sent at once, so that what the client does not read is seen."""
 
 
 Peer = tuple[str, int]
@@ -183,6 +185,7 @@ class GuardedTransport(asyncio.Transport):
         super().__init__()
         self._connection = connection
         self._transport = transport
+        self._joined = bytearray()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Return what the transport knows."""
@@ -202,10 +205,12 @@ class GuardedTransport(asyncio.Transport):
 
     def close(self) -> None:
         """Close when all is sent."""
+        self._flush()
         self._transport.close()
 
     def abort(self) -> None:
         """Close now."""
+        self._joined.clear()
         self._transport.abort()
 
     def is_reading(self) -> bool:
@@ -221,12 +226,21 @@ class GuardedTransport(asyncio.Transport):
         self._connection.resume(SERVER)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send."""
-        self._transport.write(data)
+        """Send together what is written in one turn of the event loop: each piece alone would cost system calls on both sides."""
+        if data and not self._joined:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._joined += data
+        if len(self._joined) >= JOINED_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        data, self._joined = bytes(self._joined), bytearray()
+        if data:
+            self._transport.write(data)
 
     def get_write_buffer_size(self) -> int:
         """Return the bytes that are not sent yet."""
-        return self._transport.get_write_buffer_size()
+        return len(self._joined) + self._transport.get_write_buffer_size()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Set when the HTTP server is told to stop writing."""
@@ -238,4 +252,5 @@ class GuardedTransport(asyncio.Transport):
 
     def write_eof(self) -> None:
         """Close the sending side."""
+        self._flush()
         self._transport.write_eof()

@@ -24,6 +24,8 @@ from inferd_runtime.server.tenancy.quotas import QuotasOf
 
 CACHED_BYTES = 32 << 20
 """Source and interfaces of programs that can be launched without being parsed again."""
+MAX_RESOLVED = 4096
+"""References of tenants that are remembered."""
 T = TypeVar("T")
 Key = tuple[str, str, str]
 
@@ -54,6 +56,32 @@ class ProgramCache:
             self.bytes -= self._programs.pop(next(iter(self._programs)))[1]
 
 
+class ResolvedReferences:
+    """What references stood for when they were looked up, until the programs change."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        """How often the programs have changed: what was looked up before the last time is not kept."""
+        self._keys: dict[tuple[str, str], Key] = {}
+
+    def get(self, reference: str, tenant: str) -> Key | None:
+        """Return what a tenant's reference stands for, None if that has to be looked up."""
+        return self._keys.get((tenant, reference))
+
+    def put(self, reference: str, tenant: str, key: Key, changes: int) -> None:
+        """Keep what was looked up when ``changes`` was the number of changes."""
+        if changes != self.changes:
+            return
+        if len(self._keys) >= MAX_RESOLVED:
+            self._keys.clear()
+        self._keys[tenant, reference] = key
+
+    def forget(self) -> None:
+        """Note that the programs have changed, or may have."""
+        self.changes += 1
+        self._keys.clear()
+
+
 class ProgramLibrary:
     """Made by :func:`open_library`; belongs to one event loop."""
 
@@ -63,6 +91,7 @@ class ProgramLibrary:
         self._quotas = quotas
         self._thread = anyio.CapacityLimiter(1)
         self._cache = ProgramCache()
+        self._resolved = ResolvedReferences()
 
     async def upload(self, read: Callable[[], Awaitable[bytes]], tenant: str) -> Uploaded:
         """Parse and keep the program that ``read`` returns as JSON; see :class:`UploadBody`.
@@ -74,11 +103,11 @@ class ProgramLibrary:
             upload = await read()
             async with self._parsers.turn(tenant):
                 parsed = await self._parsers.parse(upload)
-            return await self._in_thread(lambda: self._keep(parsed, tenant))
+            return await self._change(lambda: self._keep(parsed, tenant))
 
     async def find(self, reference: str, tenant: str) -> Program:
         """Return a program, parsed again if need be. Raises what :meth:`Registry.resolve` raises."""
-        key = await self._in_thread(lambda: self._registry.resolve(reference, tenant))
+        key = self._resolved.get(reference, tenant) or await self._resolve(reference, tenant)
         found = self._cache.get(key)
         if found is not None:
             return found
@@ -91,7 +120,19 @@ class ProgramLibrary:
 
     async def remove(self, reference: str, tenant: str) -> int:
         """Remove programs; see :meth:`Registry.remove`."""
-        return await self._in_thread(lambda: self._registry.remove(reference, tenant))
+        return await self._change(lambda: self._registry.remove(reference, tenant))
+
+    async def _resolve(self, reference: str, tenant: str) -> Key:
+        changes = self._resolved.changes
+        key = await self._in_thread(lambda: self._registry.resolve(reference, tenant))
+        self._resolved.put(reference, tenant, key, changes)
+        return key
+
+    async def _change(self, work: Callable[[], T]) -> T:
+        try:
+            return await self._in_thread(work)
+        finally:
+            self._resolved.forget()
 
     def _keep(self, parsed: ParsedUpload, tenant: str) -> Uploaded:
         program = assemble_program(parsed.bundle, parsed.interface, parsed.name, parsed.version)

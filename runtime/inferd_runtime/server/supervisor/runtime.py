@@ -63,6 +63,8 @@ GRACE_SECONDS = 5.0
 """How long a worker may take to end a run before the worker itself is killed."""
 QUEUE_SECONDS = 60.0
 TICK_SECONDS = 0.25
+CLOSE_SESSIONS_SECONDS = 0.05
+"""How long sessions of runs that have ended are gathered before the engine is told to close them: most are closed already."""
 SEED_BITS = 53
 """Of a run's seed, so that every reader of JSON has it exactly."""
 MAX_ATTEMPTS = 3
@@ -140,6 +142,7 @@ class Runtime:
         self._wiring = wiring
         self._held: dict[str, HeldRun] = {}
         self._undelivered: dict[str, list[str]] = {}
+        self._left_sessions: list[str] = []
         self._closing = False
         control, engine = wiring.endpoint("control"), wiring.endpoint("engine")
         self.engine = EngineSupervisor(
@@ -408,10 +411,17 @@ class Runtime:
         self.fleet.apply()
 
     def _leave_worker(self, run: Run) -> None:
-        """Forget that a worker has a run, and close its session at the engine if the worker has not."""
+        """Forget that a worker has a run, and have its session at the engine closed if the worker has not."""
         if self._held.pop(run.id, None) is not None:
-            self._wiring.tasks.start_soon(self.engine.close_session, session_of(run))
+            if not self._left_sessions:
+                self._wiring.tasks.start_soon(self._close_left_sessions)
+            self._left_sessions.append(session_of(run))
         self.fleet.pool.finished(run.id)
+
+    async def _close_left_sessions(self) -> None:
+        await anyio.sleep(CLOSE_SESSIONS_SECONDS)
+        names, self._left_sessions = self._left_sessions, []
+        await self.engine.close_sessions(names)
 
     async def _watch_clock(self) -> None:
         """End runs that outlast the workers' own limits, and kill the worker that does not end one."""

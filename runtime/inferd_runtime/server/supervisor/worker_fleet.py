@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 import time
 from collections.abc import Callable
@@ -91,7 +90,7 @@ class _WorkerExit:
 
 
 class WorkerFleet:
-    """Owns the workers' processes; ``socket`` is a bound ROUTER, read and written only by :meth:`run`."""
+    """Owns the workers' processes; ``socket`` is a bound ROUTER without limits, which :meth:`run` reads."""
 
     def __init__(self, socket: zmq.asyncio.Socket, pool: WorkerPool, owner: FleetOwner, launch: FleetLaunch) -> None:
         self.pool = pool
@@ -105,7 +104,6 @@ class WorkerFleet:
         self._names: dict[bytes, str] = {}
         self._failure: Unavailable | None = None
         self._changed = anyio.Event()
-        self._outbox, self._out = anyio.create_memory_object_stream[tuple[str, bytes]](math.inf)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -125,11 +123,13 @@ class WorkerFleet:
                     self._launch.tasks.start_soon(self._members[name].child.stop, STOP_SECONDS)
 
     def send(self, worker: str, message: ToWorker) -> None:
-        """Queue a message for a worker; one that is gone never gets it, and its runs end as :meth:`FleetOwner` says.
+        """Send a message to a worker; one that is gone never gets it, and its runs end as :meth:`FleetOwner` says.
 
-        It is packed here, so that one that cannot be fails its sender and not the loop that sends.
+        Raises what packing raises, for a message that cannot be packed.
         """
-        self._outbox.send_nowait((worker, msgspec.msgpack.encode(message)))
+        packed = msgspec.msgpack.encode(message)
+        if worker in self._members and not self._socket.closed:
+            self._socket.send_multipart([self._members[worker].secret, packed])  # at once: its queue has no limit
 
     def kill(self, worker: str) -> None:
         """End a worker at once; what it held is reported as lost."""
@@ -144,16 +144,9 @@ class WorkerFleet:
             await self._changed.wait()
 
     async def run(self) -> None:
-        """Carry messages both ways, until cancelled."""
-        with self._socket, self._outbox, self._out:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._write)
-                tasks.start_soon(self._read)
-
-    async def _write(self) -> None:
-        async for worker, packed in self._out:
-            if worker in self._members:
-                await self._socket.send_multipart([self._members[worker].secret, packed])
+        """Read what workers send, until cancelled."""
+        with self._socket:
+            await self._read()
 
     async def _read(self) -> None:
         """Read what workers send, in slices: where a report is there already, receiving it does not give way to anything else. A
