@@ -102,7 +102,9 @@ def launch_rate(rounds: int, count: int) -> tuple[float, list[float]]:
 def _launched(client: Client, program: str, count: int) -> float:
     start = time.time()
     runs = [client.ask("POST", "/v1/runs", {"program": program})["id"] for _ in range(count)]
-    ends = [float(client.over(run)["finished_at"]) for run in reversed(runs)]  # mostly one question each: the last ends last
+    ends = [
+        float(client.over(run)["finished_at"]) for run in reversed(runs)
+    ]  # mostly one question each: the last ends last
     return count / (max(ends) - start)
 
 

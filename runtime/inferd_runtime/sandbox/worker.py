@@ -9,6 +9,7 @@ not end a run.
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import sys
@@ -181,6 +182,7 @@ def child_main(child: Child) -> int:
     control = control_socket(context, start)
     runner = LoadedRunner(Path(start.runner))
     warm_up(runner)
+    gc.freeze()  # what is loaded stays: collections do not look at it
     child.seal()
     control.connect(start.links.control)
     Worker(control, EngineAddress(context, start.links.engine), runner).serve()

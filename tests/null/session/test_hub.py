@@ -145,3 +145,16 @@ def test_stats_count_what_is_held(wire: Wire) -> None:
     stats = wire.hub.stats()
     assert stats.sessions == 1
     assert stats.pages_free == stats.pages
+
+
+def test_the_gateway_closes_sessions_by_name_and_names_that_are_gone_do_no_harm(wire: Wire) -> None:
+    grants = new_grants()
+    wire.send(b"g", link.open_frames(grants.issue("gateway/1", "inferd", gateway=True), ""))
+    wire.send(b"r", link.open_frames(grants.issue("run/1", "tenant"), ""))
+    assert wire.hub.open_sessions == 3
+    closing = link.CloseNamedSessions(["run/gone", "run/1"])
+    assert wire.ask(b"g", 1, closing, link.MSGPACK).ok
+    assert wire.hub.open_sessions == 2
+    assert error(wire.ask(b"r", 1, p.ListModels())).code == "unavailable"
+    refused = wire.ask(b"a", 1, closing, link.MSGPACK)
+    assert msgspec.msgpack.decode(refused.payload, type=p.ErrorInfo).code == "client.unauthorized"

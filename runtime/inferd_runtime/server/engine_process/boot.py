@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from functools import partial
 from typing import Any
@@ -45,6 +46,7 @@ def serve(start: EngineStart, stop: StopRequest) -> None:
     grants = SessionGrants(bytes.fromhex(start.key))
     hub = SessionHub({model.info.name: model for model in models}, send, grants, store, beside.compiles, beside.texts)
     loop = EngineLoop(socket, hub, models, Mailbox(hub, clock), beside)
+    gc.freeze()  # what is loaded stays: collections, which the step loop waits for, do not look at it
     loop.run(stop, check=settings.check)
     loop.close()
     followers.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -233,6 +234,7 @@ async def serve(settings: Settings, ready: Callable[[Gateway], None], commands: 
     async with open_gateway(settings, commands) as gateway:
         with announced(settings.state_dir, gateway.url):
             await gateway.runtime.wait_ready()
+            gc.freeze()  # what is loaded stays: collections, which all requests wait for, do not look at it
             ready(gateway)
             await gateway.stopping.wait()
             await gateway.runtime.drain(settings.drain_seconds)

@@ -1,6 +1,6 @@
 """The process that parses uploads; :mod:`inferd_runtime.server.programs.parser_process` starts it.
 
-It never reads an upload itself: it forks for each one, so that nothing of one upload is left when the next one comes. The
+It never reads an upload itself: a fork waits for each one, so that nothing of one upload is left when the next one comes. The
 fork parses under limits that the kernel keeps, writes its answer into a pipe, and ends.
 """
 
@@ -39,6 +39,7 @@ from inferd_runtime.server.programs.parser_messages import (
 MAX_REQUEST = 1 << 30
 """The gateway bounds what it takes from clients; this only keeps a frame a frame."""
 QUICK_SECONDS = 0.1
+REHEARSAL = b'{"files": {"main.py": "async def main(x: int = 1) -> str: ..."}}'
 NICENESS = 5
 PAGE = resource.getpagesize()
 CLOCKS: dict[int, bytes] = {signal.SIGPROF: TOO_SLOW, signal.SIGXCPU: TOO_SLOW, signal.SIGALRM: TOO_LATE}
@@ -48,55 +49,72 @@ def child_main(child: Child) -> int:
     """Answer until the gateway closes its end of the socket that is this process's standard input. Returns the exit code."""
     limits = child.settings(ParseLimits)
     link = socket.socket(fileno=os.dup(0))
+    _parsed(REHEARSAL, limits)
     gc.freeze()  # what is loaded stays shared with the forks
     child.seal()
     while True:
-        try:
-            upload = read_frame(sys.stdin.buffer.read, MAX_REQUEST)
-        except EOFError:
-            return 0
-        write_frame(link.sendall, _in_fork(upload, limits, link))
+        with contextlib.closing(Fork(limits, link)) as parser:
+            try:
+                upload = read_frame(sys.stdin.buffer.read, MAX_REQUEST)
+            except EOFError:
+                return 0
+            write_frame(link.sendall, parser.answer(upload))
 
 
-def _in_fork(upload: bytes, limits: ParseLimits, link: socket.socket) -> bytes:
-    """Return the answer of a fork, or how it ended without one."""
-    source, sink = os.pipe()
-    parser = os.fork()
-    if parser == 0:
-        for handle in (source, link.fileno(), 0):
-            os.close(handle)
-        _parse_and_exit(upload, limits, sink)
-    os.close(sink)
-    with contextlib.closing(os.fdopen(source, "rb", 0)):
-        answer = _answer_of(source, parser)
-    status = os.waitpid(parser, 0)[1]
-    if os.WIFSIGNALED(status):
-        return CLOCKS.get(os.WTERMSIG(status), CRASHED)
-    return answer or CRASHED
+class Fork:
+    """A fork that waits for one upload, so that the upload does not wait for it."""
+
+    def __init__(self, limits: ParseLimits, link: socket.socket) -> None:
+        """Fork. ``link`` is the gateway's, which the fork closes."""
+        theirs, self._sink = os.pipe()
+        self._source, answers = os.pipe()
+        parent = os.getpid()
+        self._ended_by: int | None = None
+        self._pid = os.fork()
+        if self._pid == 0:
+            for handle in (self._sink, self._source, link.fileno(), 0):
+                os.close(handle)
+            _parse_and_exit(limits, theirs, answers, parent)
+        os.close(theirs)
+        os.close(answers)
+
+    def answer(self, upload: bytes) -> bytes:
+        """Return what the fork answers to an upload, or how it ended without an answer."""
+        with contextlib.suppress(OSError), open(self._sink, "wb", closefd=False) as sink:  # it may have ended already
+            write_frame(sink.write, upload)
+        if not select.select([self._source], [], [], QUICK_SECONDS)[0]:
+            with contextlib.suppress(ProcessLookupError):
+                os.setpriority(
+                    os.PRIO_PROCESS, self._pid, NICENESS
+                )  # slow ones get what others leave of the processors
+        with contextlib.suppress(EOFError):
+            return read_frame(lambda count: os.read(self._source, count), MAX_ANSWER)
+        return CLOCKS.get(self._end(), CRASHED)
+
+    def close(self) -> None:
+        """End the fork."""
+        self._end()
+        os.close(self._source)
+        os.close(self._sink)
+
+    def _end(self) -> int:
+        """Kill the fork if it goes on, and return the number of the signal that ended it, 0 if none did."""
+        if self._ended_by is None:
+            os.kill(self._pid, signal.SIGKILL)
+            status = os.waitpid(self._pid, 0)[1]
+            self._ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        return self._ended_by
 
 
-def _answer_of(source: int, parser: int) -> bytes:
-    """Read what a fork writes. One that is slow gets what others leave of the processors; one that writes too much, nothing."""
-    if not select.select([source], [], [], QUICK_SECONDS)[0]:
-        with contextlib.suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, parser, NICENESS)
-    parts: list[bytes] = []
-    while part := os.read(source, 1 << 20):
-        parts.append(part)
-        if sum(map(len, parts)) > MAX_ANSWER:
-            os.kill(parser, signal.SIGKILL)
-            break
-    return b"".join(parts)
-
-
-def _parse_and_exit(upload: bytes, limits: ParseLimits, sink: int) -> NoReturn:
-    """Be the fork: parse, write the answer, end."""
+def _parse_and_exit(limits: ParseLimits, upload: int, sink: int, parent: int) -> NoReturn:
+    """Be the fork: wait for the upload, parse, write the answer, end."""
     try:
-        die_with(os.getppid())
+        die_with(parent)
+        _parsed(REHEARSAL, limits)  # the pages that parsing writes to are copied now
+        body = read_frame(lambda count: os.read(upload, count), MAX_REQUEST)
         _limit(limits)
-        answer = _parsed(upload, limits)
         with open(sink, "wb") as pipe:
-            pipe.write(answer)
+            write_frame(pipe.write, _parsed(body, limits))
     finally:
         os._exit(0)  # without what the parent would do at its own end
 

@@ -80,7 +80,7 @@ class Registry:
     def __init__(self, path: Path) -> None:
         """Open the file. One that is damaged is moved aside first; raises Unavailable where there can be none."""
         self._path = path
-        self._open: sqlite3.Connection | None = open_database(path, DATABASE)
+        self._open: sqlite3.Connection | None = _opened(path)
 
     def close(self) -> None:
         """Close the file."""
@@ -155,7 +155,7 @@ class Registry:
         try:
             with storage_errors(self._path):
                 if self._open is None:
-                    self._open = open_database(self._path, DATABASE)
+                    self._open = _opened(self._path)
                 yield self._open
         except Unavailable as error:
             if error.detail.get("reason") == "damaged":
@@ -219,3 +219,11 @@ class Registry:
         if len({row[0] for row in rows}) > 1:
             raise InvalidRequest(f"{reference!r} fits more than one program: give more digits")
         return rows[0][0], rows[0][1], rows[0][2]
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """Open the file. An upload does not wait for the disk: the last ones may be lost with the machine's power, never the file."""
+    db = open_database(path, DATABASE)
+    with storage_errors(path):
+        db.execute("PRAGMA synchronous=NORMAL")
+    return db

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import anyio
 import zmq.asyncio
 
-from inferd.protocol import InferdError, Done, ListModels, Models, Unavailable
+from inferd.protocol import Done, InferdError, ListModels, Models, Unavailable
 from inferd_runtime.isolation.order import Launch
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.processes.backoff import Backoff

@@ -17,7 +17,12 @@ from inferd.protocol import Unavailable
 from inferd_runtime.cli.client import Server
 from inferd_runtime.server.connections.acceptor import Acceptor, Listener
 from inferd_runtime.server.connections.connection_table import ConnectionTable, close_frame
-from inferd_runtime.server.connections.guarded_connection import PIECE_BYTES, GuardedConnection
+from inferd_runtime.server.connections.guarded_connection import (
+    JOINED_BYTES,
+    PIECE_BYTES,
+    GuardedConnection,
+    GuardedTransport,
+)
 from inferd_runtime.server.gateway.listening import listen
 from inferd_runtime.server.supervisor.engine_session import EngineChannel
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
@@ -154,3 +159,34 @@ def test_the_token_of_this_machines_server_is_sent_to_no_other_one(tmp_path: Pat
     assert Server.of(Settings(state_dir=tmp_path, url="http://127.0.0.1:1")).token == "secret"
     assert Server.of(Settings(state_dir=tmp_path, url="https://elsewhere.example")).token is None
     assert Server.of(Settings(state_dir=tmp_path, url="https://elsewhere.example", token="theirs")).token == "theirs"
+
+
+class Sink(asyncio.Transport):
+    """Records what is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent.append(bytes(data))
+
+    def close(self) -> None:
+        self.sent.append(b"closed")
+
+
+def test_head_and_body_go_out_together_and_what_is_long_goes_out_at_once() -> None:
+    async def write() -> list[bytes]:
+        sink = Sink()
+        transport = GuardedTransport(cast(GuardedConnection, None), sink)
+        for piece in (b"head", b"body", b""):
+            transport.write(piece)
+        assert sink.sent == []
+        await asyncio.sleep(0)
+        transport.write(b"x" * JOINED_BYTES)
+        transport.write(b"last")
+        transport.close()
+        await asyncio.sleep(0)
+        return sink.sent
+
+    assert asyncio.run(write()) == [b"headbody", b"x" * JOINED_BYTES, b"last", b"closed"]

@@ -1,0 +1,51 @@
+"""The library: what is remembered of references is never older than the programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inferd.protocol import NotFound
+from inferd_runtime.server.programs.library import ProgramLibrary, ResolvedReferences, open_library
+from inferd_runtime.server.tenancy.quotas import ADMIN_QUOTAS, same_for_all
+
+SOURCE = "async def main() -> int:\n    return {n}\n"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def upload(library: ProgramLibrary, number: int) -> str:
+    async def body() -> bytes:
+        return json.dumps({"files": {"main.py": SOURCE.format(n=number)}, "name": "p"}).encode()
+
+    return (await library.upload(body, "a")).program.id
+
+
+@pytest.mark.anyio
+async def test_a_name_stands_for_the_newest_upload_and_for_nothing_once_removed(tmp_path: Path) -> None:
+    async with open_library(tmp_path / "programs.sqlite3", same_for_all(ADMIN_QUOTAS)) as library:
+        first = await upload(library, 1)
+        assert [(await library.find("p", "a")).id for _ in range(2)] == [first, first]
+        second = await upload(library, 2)
+        assert (await library.find("p", "a")).id == second
+        with pytest.raises(NotFound):
+            await library.find("p", "b")
+        await library.remove("p", "a")
+        with pytest.raises(NotFound):
+            await library.find("p", "a")
+
+
+def test_what_was_looked_up_before_a_change_is_not_kept_after_it() -> None:
+    resolved = ResolvedReferences()
+    before = resolved.changes
+    resolved.forget()
+    resolved.put("p", "a", ("old", "p", "1"), before)
+    assert resolved.get("p", "a") is None
+    resolved.put("p", "a", ("new", "p", "2"), resolved.changes)
+    assert resolved.get("p", "a") == ("new", "p", "2")
+    assert resolved.get("p", "b") is None
