@@ -22,12 +22,12 @@ import torch
 import transformers
 from generation_arms import EngineArm, TransformersArm
 from measure import figure, interleaved, percentile, ratios, read_bandwidth
-from program_latency import measure
 from prompts import Prompt, prompts
+from sandbox_latency import latencies
 
 from inferd_runtime.models.options import read_models
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
-from inferd_runtime.settings.settings import EngineSettings, Settings
+from inferd_runtime.settings.settings import EngineSettings
 
 ROUNDS = 5
 
@@ -112,19 +112,18 @@ def check_same_tokens(engine: EngineArm, plain: TransformersArm, prompt: Prompt)
 
 
 def latency(model: str, quick: bool) -> dict[str, float]:
-    """Start of a new program and round trip of a guest's call."""
+    """Start of a program and round trip of a guest's call."""
     ensure_runner()
-    starts, trips = asyncio.run(
-        measure(Settings(engine=EngineSettings(model=read_models(model))), 60 if quick else 300, 300 if quick else 2000)
-    )
+    known, trips = (60, 300) if quick else (300, 2000)
+    starts, _, trips_us = asyncio.run(latencies(known, 0, trips, EngineSettings(model=read_models(model))))
     figures = {
         "start_p50_ms": round(percentile(starts, 0.5), 2),
         "start_p99_ms": round(percentile(starts, 0.99), 2),
-        "round_trip_p50_us": round(percentile(trips, 0.5), 1),
+        "round_trip_p50_us": round(percentile(trips_us, 0.5), 1),
     }
     print(f"\nprogram start, launch to first line: p50 {figures['start_p50_ms']} ms, p99 {figures['start_p99_ms']} ms")
     print(
-        f"guest await to reply, no model work: p50 {figures['round_trip_p50_us']} us, p99 {percentile(trips, 0.99):.0f} us"
+        f"guest await to reply, no model work: p50 {figures['round_trip_p50_us']} us, p99 {percentile(trips_us, 0.99):.0f} us"
     )
     return figures
 

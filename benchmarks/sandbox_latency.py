@@ -18,7 +18,7 @@ from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.programs.library import ProgramLibrary, open_library
 from inferd_runtime.server.supervisor.runtime import Runtime, open_runtime
 from inferd_runtime.server.tenancy.quotas import ADMIN_QUOTAS, same_for_all
-from inferd_runtime.settings.settings import Settings
+from inferd_runtime.settings.settings import EngineSettings, Settings
 
 TENANT = "default"
 FIRST_LINE = 'print("first line {n}")\n\n\nasync def main() -> int:\n    return {n}\n'
@@ -40,10 +40,13 @@ ECHOES = 2000
 INSTANCES = 50
 
 
-async def latencies(known: int, fresh: int, trips: int) -> tuple[list[float], list[float], list[float]]:
+async def latencies(
+    known: int, fresh: int, trips: int, engine: EngineSettings | None = None
+) -> tuple[list[float], list[float], list[float]]:
     """Milliseconds of known and of fresh programs to their first lines, and microseconds of round trips."""
     with tempfile.TemporaryDirectory() as folder:
         settings = replace(Settings(data_dir=Path(folder), state_dir=Path(folder)), workers=1, max_workers=1)
+        settings = replace(settings, engine=engine or settings.engine)
         file = settings.data_dir / "programs.sqlite3"
         async with (
             open_runtime(settings, spare=0) as runtime,
