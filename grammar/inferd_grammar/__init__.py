@@ -8,6 +8,7 @@ Importable alone: numpy and one grammar library, no model, no torch.
 """
 
 from inferd_grammar.compiler import Compiled, GrammarCompiler
+from inferd_grammar.completion.plan import EndPlanner
 from inferd_grammar.constraints import (
     AllOfGrammar,
     AnyJsonGrammar,
@@ -24,7 +25,7 @@ from inferd_grammar.constraints import (
 )
 from inferd_grammar.errors import GrammarError, GrammarFailure
 from inferd_grammar.limits import CompileLimits
-from inferd_grammar.matchers.matcher import GrammarMatcher, walk
+from inferd_grammar.matchers.matcher import GrammarMatcher, GuardedMatcher, walk
 from inferd_grammar.tokens import TokenTable
 from inferd_grammar.validation import Checked, Problem
 
@@ -36,6 +37,7 @@ __all__ = [
     "CompileLimits",
     "Compiled",
     "Constraint",
+    "EndPlanner",
     "ExactGrammar",
     "GbnfGrammar",
     "GrammarCompiler",
@@ -44,6 +46,7 @@ __all__ = [
     "JsonSchemaGrammar",
     "LarkGrammar",
     "GrammarMatcher",
+    "GuardedMatcher",
     "PrefixedGrammar",
     "Problem",
     "RegexGrammar",

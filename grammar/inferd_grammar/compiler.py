@@ -14,6 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from inferd_grammar.cache import CacheKey, OutcomeCache
+from inferd_grammar.completion.outline import NOTHING_KNOWN, Outline, outline
+from inferd_grammar.completion.plan import EndPlanner, first_end
 from inferd_grammar.constraints import AnyJsonGrammar, ChoiceGrammar, Constraint, ExactGrammar, JsonSchemaGrammar
 from inferd_grammar.errors import GrammarError, GrammarFailure, GrammarLimit
 from inferd_grammar.keys import constraint_key
@@ -54,6 +56,7 @@ class Compiled:
         backend: str,
         validator: SchemaValidator | None = None,
         grown: int = 0,
+        outline: Outline = NOTHING_KNOWN,
     ) -> None:
         self.backend = backend
         self.cost = max(_COMPILED_BYTES, grown)  # bytes, as far as they are known
@@ -67,6 +70,9 @@ class Compiled:
         first = GuardedMatcher(core.copy(), table)
         first.fill(self._first)
         self._first_ends = first.may_end()
+        self._outline = outline
+        self._end: bytes | None = None
+        self._searched = False
 
     @property
     def recipe(self) -> str | None:
@@ -87,6 +93,20 @@ class Compiled:
         with self._lock:
             self._learnt += 1
             self._core = core
+
+    def shortest(self) -> bytes | None:
+        """Return the shortest whole text that the search finds (`inferd_grammar.completion`); None if it finds none."""
+        if not self._searched:
+            self._end = first_end(self.matcher(), self._table.splitter, self._outline)
+            self._searched = True
+        return self._end
+
+    def planner(self) -> EndPlanner | None:
+        """Return what steers a text to its end in time; None where `shortest` is. Raises GrammarFailure."""
+        end = self.shortest()
+        if end is None:
+            return None
+        return EndPlanner(self.matcher(), self._table, self._table.splitter, self._outline, end)
 
     def validate(self, text: str) -> Problem | None:
         """Return what is wrong with a finished text; None if nothing is. Only `best_effort` leaves anything to find."""
@@ -177,7 +197,8 @@ class GrammarCompiler:
     def _outcome(self, constraint: Constraint) -> Compiled | GrammarError:
         try:
             core, grown = self._core(constraint)
-            return Compiled(core, self.table, self._backend.name, _validator(constraint, self.limits), grown)
+            known = outline(constraint, self.limits)
+            return Compiled(core, self.table, self._backend.name, _validator(constraint, self.limits), grown, known)
         except GrammarFailure as failure:
             return GrammarError(f"the grammar has no first token: {failure.reason}")
         except GrammarError as error:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from inferd_grammar.completion.split import Splitter
 from inferd_grammar.errors import GrammarError
 
 # llguidance panics (a BaseException) on a token of about 2 kB; 1 kB is known to be fine.
@@ -59,6 +60,11 @@ class TokenTable:
     def words(self) -> int:
         """int32 words in one mask row: ceil(vocab_size / 32)."""
         return words_for(self.vocab_size)
+
+    @cached_property
+    def splitter(self) -> Splitter:
+        """What spells bytes in the fewest tokens."""
+        return Splitter(self.tokens)
 
     @cached_property
     def no_mask(self) -> bytes:

@@ -36,6 +36,7 @@ from inferd.protocol import (
     SnapshotForeign,
     Step,
     TokenLogprob,
+    Truncated,
     Unauthorized,
     Unavailable,
 )
@@ -101,6 +102,7 @@ __all__ = [
     "TokenLogprob",
     "TokenMask",
     "Tokenizer",
+    "Truncated",
     "Unauthorized",
     "Unavailable",
     "Verification",

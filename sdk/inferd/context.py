@@ -12,6 +12,7 @@ from inferd.calls.arguments import (
     CycleCallback,
     checked_cycle,
     checked_flag,
+    checked_on_length,
     checked_sampler,
     checked_speculator,
     checked_stop,
@@ -27,7 +28,7 @@ from inferd.calls.forward_arguments import (
     wire_mask,
     wire_probes,
 )
-from inferd.calls.generate_arguments import GenerateArguments
+from inferd.calls.generate_arguments import GenerateArguments, OnLength
 from inferd.constraints import StepConstraint, checked_constraint
 from inferd.generation import Generator
 from inferd.model import Model
@@ -362,6 +363,7 @@ class Context:
         on_cycle: CycleCallback | None = ...,
         heal: bool = ...,
         logprobs: int | None = ...,
+        on_length: OnLength | None = ...,
         adapter: str | Adapter | None = ...,
         priority: int = ...,
     ) -> Generator[T]: ...
@@ -380,6 +382,7 @@ class Context:
         on_cycle: CycleCallback | None = ...,
         heal: bool = ...,
         logprobs: int | None = ...,
+        on_length: OnLength | None = ...,
         adapter: str | Adapter | None = ...,
         priority: int = ...,
     ) -> Generator[Any]: ...
@@ -397,6 +400,7 @@ class Context:
         on_cycle: CycleCallback | None = None,
         heal: bool = False,
         logprobs: int | None = None,
+        on_length: OnLength | None = None,
         adapter: str | Adapter | None = None,
         priority: int = 0,
     ) -> Generator[Any]:
@@ -428,6 +432,12 @@ class Context:
         ``logprobs``: each step's ``logprobs`` hold one :class:`~inferd.TokenLogprob` per token, with so many (0 to 20) of the
         most likely tokens at its place. They are the model's own, before penalties, bias, constraint and temperature.
 
+        ``on_length`` says what happens when ``max_tokens`` (or the context) is used up. "complete": tokens are kept back for
+        the nearest end that ``constrain`` allows, and the text is steered there in time; refused at the start where the
+        shortest text needs more tokens than there are (:class:`~inferd.Truncated`), or no end is found (ConstraintError).
+        "error": Truncated is raised behind the last step. "cut": the text just ends, with ``finish`` "length". None is
+        "complete" for ``collect_json`` and ``stream_json`` where an end is found, else "cut".
+
         Raises InvalidRequest, which names the argument, for one that is out of range, and ValueError for both kinds of
         speculation at once.
         """
@@ -447,6 +457,7 @@ class Context:
             on_cycle=checked_cycle(on_cycle),
             heal=checked_flag("heal", heal),
             logprobs=logprobs,
+            on_length=checked_on_length(on_length),
         )
         check_start_generate(arguments.request(0))
         return Generator(self._handle, arguments)

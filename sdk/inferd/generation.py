@@ -18,9 +18,9 @@ from inferd.protocol import (
     ContextTokens,
     InferdError,
     InvalidRequest,
-    LimitExceeded,
     Part,
     Step,
+    Truncated,
     Usage,
 )
 from inferd.schema import AnyJson, OutputConstraint, is_complete_json
@@ -56,8 +56,8 @@ class Generator(Generic[T]):
 
     @property
     def finish(self) -> str:
-        """The reason of its end: ``stop`` (end-of-text, a stop string, or a complete constraint), ``length`` (``max_tokens`` or a
-        full context), ``closed`` (left early, or refused); "" while it goes on.
+        """The reason of its end: ``stop`` (end-of-text, a stop string, or a complete constraint, to which ``on_length`` may have
+        steered), ``length`` (``max_tokens`` or a full context), ``closed`` (left early, or refused); "" while it goes on.
         """
         return self._stream.finish
 
@@ -94,6 +94,8 @@ class Generator(Generic[T]):
             step = await self._next()
         if step is None:
             await self.aclose()
+            if self.finish == "length" and self._stream.arguments.on_length == "error":
+                raise self._cut_short("the text")
             raise StopAsyncIteration
         return step
 
@@ -123,14 +125,17 @@ class Generator(Generic[T]):
     async def collect_json(self) -> T:
         """Return all text, parsed as JSON into the type of ``constrain=JsonSchema(...)``; plain values without such a type.
 
-        Raises LimitExceeded, which names ``max_tokens``, when the generation ended before the JSON was complete, and
-        ConstraintError when the text is not JSON of that type or repeats a key (possible only without a constraint that
-        demands it). Never returns part of an object.
+        With a constraint whose end is found, the JSON is complete within ``max_tokens`` (see ``on_length`` of
+        :meth:`~inferd.Context.generate`): near them it is steered to the nearest end that the constraint allows. Raises
+        Truncated, a LimitExceeded which names ``max_tokens``, at the start when the shortest JSON needs more, and otherwise
+        when the generation ended before the JSON was complete; ConstraintError when the text is not JSON of that type or
+        repeats a key (possible only without a constraint that demands it). Never returns part of an object.
 
         With ``mode="best_effort"`` a text that fails is tried again once: in a fork of the context the model is told the
         error and answers again, and that answer takes the place of the failed one, as if it had come first. If it
         fails, too, ConstraintViolated is raised, and the context holds neither answer.
         """
+        self._expect_json()
         try:
             return await self._read_json()
         except ConstraintError as error:
@@ -150,6 +155,7 @@ class Generator(Generic[T]):
         Raises what :meth:`collect_json` raises, as soon as a part fails. There is no second attempt: parts of the first
         were handed out.
         """
+        self._expect_json()
         parser, text = self._json_parser(), list[str]()
         reader = PartialJson(parser.expected)
         async for step in self:
@@ -159,6 +165,10 @@ class Generator(Generic[T]):
         value: T = self._parsed("".join(text), parser)
         reader.end()
         yield replace(reader.snapshot(), complete=True, result=value)
+
+    def _expect_json(self) -> None:
+        if not self._claimed:
+            self._stream.arguments = replace(self._stream.arguments, reads_json=True)
 
     async def _collect(self) -> list[Step]:
         if self._stream.arguments.on_cycle is None:
@@ -171,7 +181,7 @@ class Generator(Generic[T]):
 
     def _parsed(self, text: str, parser: OutputConstraint) -> Any:
         if self.finish == "length" and not is_complete_json(text):
-            raise self._cut_short()
+            raise self._cut_short("the JSON")
         return parser.parse(text)
 
     def _json_parser(self) -> OutputConstraint:
@@ -221,14 +231,14 @@ class Generator(Generic[T]):
             self._handle.detach(self._stream, None)
             raise
 
-    def _cut_short(self) -> LimitExceeded:
+    def _cut_short(self, what: str) -> Truncated:
         made, allowed = self._stream.delivered, self._stream.arguments.max_tokens
         if made < allowed:
-            message = f"the context was full after {made} tokens, before the JSON was complete"
+            message = f"the context was full after {made} tokens, before {what} was complete"
             advice = "a model with a longer context, or a shorter prompt"
-            return LimitExceeded(message, limit="max_context", raise_with=advice)
-        message = f"max_tokens={allowed} ended the generation before the JSON was complete"
-        return LimitExceeded(message, limit="max_tokens", value=allowed, raise_with="generate(max_tokens=...)")
+            return Truncated(message, limit="max_context", raise_with=advice)
+        message = f"max_tokens={allowed} ended the generation before {what} was complete"
+        return Truncated(message, limit="max_tokens", value=allowed, raise_with="generate(max_tokens=...)")
 
 
 def _feedback(error: ConstraintError, *, chat: bool) -> Part:

@@ -201,6 +201,14 @@ class LlguidanceCore:
             raise GrammarFailure(f"llguidance refused token {token} that its mask allows")
         self._taken.append(token)
 
+    def consume(self, tokens: Sequence[int]) -> int:
+        """Take tokens in any split, up to the first one that the grammar refuses."""
+        taken = self._inner.try_consume_tokens(list(tokens))
+        if taken < len(tokens):
+            self._check()
+        self._taken += tokens[:taken]
+        return taken
+
     def pop(self, count: int) -> None:
         del self._taken[-count:]
         if self._dead:

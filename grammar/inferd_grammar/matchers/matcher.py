@@ -8,7 +8,8 @@ silent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from itertools import takewhile
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,6 +104,14 @@ class Core(Protocol):
     def copy(self) -> Core: ...
 
 
+@runtime_checkable
+class AnySplit(Protocol):
+    """A `Core` that also takes tokens which its masks leave out because they split forced text unusually."""
+
+    def consume(self, tokens: Sequence[int]) -> int:
+        """Take tokens up to the first one that no text of the constraint goes on with; returns how many were taken."""
+
+
 class MaskRing:
     """Masks of the last few depths as the library wrote them: int32[8, words], slot = depth % 8.
 
@@ -135,10 +144,16 @@ class GuardedMatcher:
         self._eos_held = eos_held
         self._ring: MaskRing | None = None  # a matcher that only waits holds no masks
         self._text = table.text_mask.data
+        self._any_split = core if isinstance(core, AnySplit) else None
 
     @property
     def depth(self) -> int:
         return self._held + self._eos_held
+
+    @property
+    def words(self) -> int:
+        """int32 words of a mask row."""
+        return self._table.words
 
     def fill(self, row: NDArray[np.int32]) -> None:
         table = self._table
@@ -157,6 +172,26 @@ class GuardedMatcher:
             if not self._accept_one(int(token)):
                 return count
         return len(tokens)
+
+    def take(self, tokens: Sequence[int]) -> int:
+        """Accept tokens of text in any split: as `accept`, and tokens that masks leave out beside the usual split of forced
+        text. Never EOS.
+        """
+        core = self._any_split
+        if core is None or self._eos_held:
+            return self.accept(tokens)
+        special = self._table.special_ids
+        text = list(takewhile(lambda token: token not in special or token in self._core.named, tokens))
+        taken = core.consume(text) if text else 0
+        self._held += taken
+        return taken
+
+    def ends_with(self, tokens: Sequence[int]) -> bool:
+        """Return True if the text may end behind `tokens`, in any split. Leaves the matcher where it is."""
+        taken = self.take(tokens)
+        ends = taken == len(tokens) and self.may_end()
+        self.rollback(taken)
+        return ends
 
     def rollback(self, count: int) -> None:
         if not 0 <= count <= self.depth:

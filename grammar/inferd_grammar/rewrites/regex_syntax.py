@@ -49,6 +49,22 @@ def literal_prefix(pattern: str) -> str:
     return text
 
 
+def shortest_match(pattern: str) -> str:
+    """Return a shortest text in which the pattern is found. Raises NotUnderstood."""
+    return _shortest(parse(pattern)[0])
+
+
+def _shortest(node: RegexNode) -> str:
+    kind, parts = node
+    if kind == "chars":
+        return next(
+            (char for char in "0aA_ -.:/" if any(low <= ord(char) <= high for low, high in parts)), chr(parts[0][0])
+        )
+    if kind == "then":
+        return "".join(map(_shortest, parts))
+    return min(map(_shortest, parts), key=len) if kind == "either" else ""
+
+
 def union(sets: list[Chars]) -> Chars:
     """Return all characters of several sets."""
     merged: list[tuple[int, int]] = []

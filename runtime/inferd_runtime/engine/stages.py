@@ -6,7 +6,7 @@ Between them stand ``Planned`` (``job.py``), ``Batch`` (``models/batch.py``), ``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from inferd_runtime.engine.sampling.host_sampling import LogitRows, Masks, RowSampler
@@ -22,7 +22,8 @@ class Work(NamedTuple):
     ``masks`` (int32[rows, words]) are the grammar's, one per sampled row, and ``adjustments`` the penalties' (None: the sampler
     has none). ``scored``: the job also reads the sampled rows' logits as the model gave them. ``hidden``: the job also reads
     the final hidden states of so many last tokens. ``placement`` is set where positions or visibility are not those of plain
-    text; the scheduler fills in the context's own, and that of a draft tree.
+    text; the scheduler fills in the context's own, and that of a draft tree. ``admit`` returns the tokens that the job writes
+    where the sampled ones would overdraw its budget: the same up to some place, and another one there.
     """
 
     tokens: Sequence[int]
@@ -35,6 +36,7 @@ class Work(NamedTuple):
     filtered: Sequence[str] = ()
     adjustments: Sequence[Entries] | None = None
     scored: bool = False
+    admit: Callable[[Sequence[int]], Sequence[int]] | None = None
 
 
 class Verified(NamedTuple):

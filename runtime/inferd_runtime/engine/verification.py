@@ -81,6 +81,9 @@ def verify_job(result: JobResult) -> Verified:
     """Return a job's outcome: read from the device if it sampled, else sampled here."""
     item, logits, hidden, sampled, index = result
     verified = verify_rows(item, logits) if sampled is None else read_sampled(item.work, sampled, index)
+    if item.work.admit is not None:
+        tokens = item.work.admit(verified.tokens)
+        verified = verified._replace(tokens=tokens, path=verified.path[: max(len(tokens) - 1, 0)])
     return verified if hidden is None else verified._replace(hidden=hidden)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
+from inferd.calls.generate_arguments import OnLength
 from inferd.model import Model
 from inferd.protocol import InvalidRequest
 from inferd.sampling import Sampler
@@ -59,6 +60,13 @@ def checked_speculator(speculator: Speculator | None) -> Speculator | None:
     if speculator is not None and not isinstance(speculator, Speculator):
         raise InvalidRequest(f"speculator must be an instance of a Speculator subclass, not {speculator!r}")
     return speculator
+
+
+def checked_on_length(on_length: OnLength | None) -> OnLength | None:
+    """Return the name of a way to deal with the end of the budget, or None."""
+    if on_length is not None and on_length not in get_args(OnLength):
+        raise InvalidRequest(f"on_length must be one of {', '.join(get_args(OnLength))} or None, not {on_length!r}")
+    return on_length
 
 
 def checked_cycle(on_cycle: CycleCallback | None) -> CycleCallback | None:

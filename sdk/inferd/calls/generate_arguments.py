@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from inferd.constraints import StepConstraint
 from inferd.protocol import Sampling, StartGenerate
@@ -11,6 +12,8 @@ from inferd.schema import OutputConstraint
 from inferd.spec_config import RuntimeDrafts
 from inferd.speculation import Speculator
 from inferd.speculation_stats import SpeculationCycle
+
+OnLength = Literal["complete", "error", "cut"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class GenerateArguments:
     heal: bool = False
     on_cycle: Callable[[SpeculationCycle], object] | None = None
     logprobs: int | None = None
+    on_length: OnLength | None = None
+    reads_json: bool = False
 
     @property
     def constraint(self) -> OutputConstraint | None:
@@ -43,6 +48,13 @@ class GenerateArguments:
     def best_effort(self) -> bool:
         """True if the runtime checks the finished text, which may fail."""
         return self.constraint is not None and self.constraint.constraint.best_effort
+
+    @property
+    def wire_on_length(self) -> str:
+        """What the runtime does when the tokens are used up. Whoever reads JSON wants a whole one, if that can be had."""
+        if self.on_length == "complete":
+            return "complete"
+        return "try_complete" if self.on_length is None and self.reads_json and self.constraint is not None else "cut"
 
     def request(self, context: int) -> StartGenerate:
         """Return the request that starts the generation on the context of that id."""
@@ -62,4 +74,5 @@ class GenerateArguments:
             predicted_text=self.drafts.predicted_text,
             heal=self.heal,
             logprobs=self.logprobs,
+            on_length=self.wire_on_length,
         )

@@ -57,6 +57,7 @@ from inferd.protocol.errors import (
     ProgramSyntaxError as ProgramSyntaxError,
     SnapshotDamaged as SnapshotDamaged,
     SnapshotForeign as SnapshotForeign,
+    Truncated as Truncated,
     Unauthorized as Unauthorized,
     Unavailable as Unavailable,
 )

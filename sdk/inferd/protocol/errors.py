@@ -106,6 +106,12 @@ class LimitExceeded(InferdError):
         super().__init__(message, limit=limit, value=value, raise_with=raise_with)
 
 
+class Truncated(LimitExceeded):
+    """The text was not complete when its tokens were used up, or cannot be within them."""
+
+    code = "limit.truncated"
+
+
 class Cancelled(InferdError):
     """Somebody stopped the run."""
 
@@ -128,8 +134,8 @@ ERRORS: dict[str, type[InferdError]] = {
     cls.code: cls
     for cls in (
         ProgramError, ProgramSyntaxError, ClientError, InvalidRequest, NotFound, IdempotencyKeyReused, Unauthorized, Forbidden,
-        ConstraintError, ConstraintViolated, SnapshotDamaged, SnapshotForeign, LimitExceeded, Cancelled, Unavailable,
-        InternalError,
+        ConstraintError, ConstraintViolated, SnapshotDamaged, SnapshotForeign, LimitExceeded, Truncated, Cancelled,
+        Unavailable, InternalError,
     )
 }  # fmt: skip
 

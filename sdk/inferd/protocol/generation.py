@@ -17,6 +17,7 @@ from inferd.protocol.tokens import check_ids
 MAX_PRIORITY = 3
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 16_384
+ON_LENGTH = ("cut", "complete", "try_complete")
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ class StartGenerate:
     ``system_speculation``. ``predicted`` or ``predicted_text``: what the output will probably be, used as a draft. ``heal``:
     cut the context back where it ends inside a token, and write its end again; the steps' text begins behind it.
     ``logprobs``: tell each token's log-probability, and so many (at most MAX_LOGPROBS) of the most likely at its place.
+    ``on_length``: "cut" ends the text wherever its tokens are used up; "complete" keeps tokens back for the nearest end that the
+    constraint allows, and refuses a constraint for which no end is found; "try_complete" cuts that one's text.
     """
 
     context: int
@@ -90,6 +93,7 @@ class StartGenerate:
     predicted_text: str = ""
     heal: bool = False
     logprobs: int | None = None
+    on_length: str = "cut"
 
 
 def check_start_generate(request: StartGenerate) -> None:
@@ -109,6 +113,10 @@ def check_start_generate(request: StartGenerate) -> None:
     if request.logprobs is not None:
         check_whole("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     check_ids("predict", request.predicted)
+    if request.on_length not in ON_LENGTH:
+        raise InvalidRequest(f"on_length must be {' or '.join(map(repr, ON_LENGTH))}, not {request.on_length!r}")
+    if request.on_length == "complete" and request.constraint is None:
+        raise InvalidRequest('on_length="complete" needs a constraint (constrain=) that the runtime applies')
     if request.constraint is not None:
         check_constraint(request.constraint)
     _check_exclusions(request)

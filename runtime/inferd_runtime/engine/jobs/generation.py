@@ -133,6 +133,7 @@ class Generation:
             filtered=filtered_sources(draft, legal),
             adjustments=None if self._history is None else self._history.rows(legal),
             scored=self.spec.logprobs is not None,
+            admit=self._admit if self.spec.grammar is not None and self.spec.grammar.keeps_budget else None,
         )  # fmt: skip
 
     def commit(self, done: Verified) -> None:
@@ -227,6 +228,11 @@ class Generation:
 
     # -- Inside ---------------------------------------------------------------------------------------------------
 
+    def _admit(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Return the tokens to write instead of sampled ones, so that the text is complete when the room is used up."""
+        assert self.spec.grammar is not None
+        return self.spec.grammar.admit(tokens, self._room())
+
     def _room(self) -> int:
         """Return how many tokens may still be emitted."""
         return self._end - len(self.context.tokens)
@@ -287,7 +293,7 @@ class Generation:
             if self._text.stopped:
                 self.finish = "stop"
             elif kept == room:
-                self.finish = "length"
+                self.finish = "length" if self.spec.grammar is None or not self.spec.grammar.keeps_budget else "stop"
             if self.finish:
                 return kept, text
         return len(tokens), text

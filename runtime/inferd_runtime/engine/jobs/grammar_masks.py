@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from inferd.protocol import ConstraintError, check_step_mask
-from inferd_grammar import GrammarMatcher, walk
+from inferd_grammar import EndPlanner, GuardedMatcher, walk
 from inferd_grammar.errors import DeadEnd
 from inferd_grammar.tokens import bit_mask
 from inferd_runtime.engine.sampling.host_sampling import Masks
@@ -39,6 +39,17 @@ class OutputMasks(Protocol):
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Commit tokens after verification. All but the last are the draft's."""
+        ...
+
+    @property
+    def keeps_budget(self) -> bool:
+        """True if :meth:`admit` has to be asked."""
+        ...
+
+    def admit(self, tokens: Sequence[int], room: int) -> list[int]:
+        """Return the tokens to commit instead of sampled ones, so that the text ends within ``room`` tokens: the same up to some
+        place, where another one steers to the end.
+        """
         ...
 
     def must_end(self) -> bool:
@@ -76,6 +87,12 @@ class OfferedMask:
         """Return no draft, and the program's mask, int32[1, words]."""
         return NO_DRAFT, self._row
 
+    keeps_budget = False
+
+    def admit(self, tokens: Sequence[int], room: int) -> list[int]:
+        """Return the tokens: a program steers its text itself."""
+        return list(tokens)
+
     def advance(self, tokens: Sequence[int]) -> None:
         """Do nothing: the program advances its own constraint when it gets the step."""
 
@@ -87,11 +104,15 @@ class OfferedMask:
 class GrammarCursor:
     """A grammar matcher at the end of the committed tokens, or further on while a draft is being verified.
 
-    Its methods raise what the matcher raises: DeadEnd where the grammar leaves no token, GrammarFailure for a broken matcher.
+    With a ``planner`` the text ends within its budget. Its methods raise what the matcher raises: DeadEnd where the grammar
+    leaves no token, GrammarFailure for a broken matcher.
     """
 
-    def __init__(self, matcher: GrammarMatcher, words: int, eos_tokens: Sequence[int]) -> None:
+    def __init__(
+        self, matcher: GuardedMatcher, words: int, eos_tokens: Sequence[int], planner: EndPlanner | None = None
+    ) -> None:
         self._matcher = matcher
+        self._planner = planner
         self._walked: list[int] = []
         self._rest: Masks = ~bit_mask(eos_tokens, words * 32)
 
@@ -156,6 +177,22 @@ class GrammarCursor:
         self._walked.append(token)
         return True
 
+    @property
+    def keeps_budget(self) -> bool:
+        """True with a planner."""
+        return self._planner is not None
+
+    def admit(self, tokens: Sequence[int], room: int) -> list[int]:
+        """Return the tokens up to the first one behind which no end would fit, and there the first one of an end that does."""
+        if self._planner is None:
+            return list(tokens)
+        admitted: list[int] = []
+        for token in tokens:
+            admitted.append(self._planner.admit(token, room - len(admitted)))
+            if admitted[-1] != token:
+                break
+        return admitted
+
     def advance(self, tokens: Sequence[int]) -> None:
         """Roll back to where the tokens leave the walked draft, and accept the rest of them."""
         common = 0
@@ -164,7 +201,9 @@ class GrammarCursor:
         self._matcher.rollback(len(self._walked) - common)
         self._walked.clear()
         rest = list(tokens[common:])
-        if self._matcher.accept(rest) != len(rest):
+        taken = self._matcher.accept(rest)
+        # A planned end is split into the fewest tokens, which masks may leave out.
+        if taken + self._matcher.take(rest[taken:] if self._planner is not None else ()) != len(rest):
             raise ConstraintError("the constraint leaves no token to go on with")
 
     def must_end(self) -> bool:

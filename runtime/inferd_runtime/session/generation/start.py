@@ -15,6 +15,7 @@ from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.session.constraints.compile_call import when_compiled
+from inferd_runtime.session.generation.ending import end_planner
 from inferd_runtime.session.generation.finished_text import BestEffortCheck, at_once
 from inferd_runtime.session.generation.healing import Healing
 from inferd_runtime.session.generation.open_generation import OpenGeneration, ProgramInputs
@@ -72,7 +73,8 @@ def _submit(
         masks: OutputMasks | None = inputs.mask
         if compiled is not None:
             matcher = compiled.matcher()
-            masks = GrammarCursor(matcher, -(-model.info.vocab_size // 32), model.tokenizer.eos_tokens)
+            planner = end_planner(request, compiled, context)
+            masks = GrammarCursor(matcher, -(-model.info.vocab_size // 32), model.tokenizer.eos_tokens, planner)
             closing.callback(compiled.learn, matcher)
         with _undone_on_error(context, healing) as undo:
             sources = build_sources(request, model, context, sampler, inputs.draft)

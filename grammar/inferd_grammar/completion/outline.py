@@ -1,0 +1,78 @@
+"""What the search for an end is told about a constraint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from inferd_grammar.constraints import (
+    AllOfGrammar,
+    AnyJsonGrammar,
+    Constraint,
+    ExactGrammar,
+    JsonSchemaGrammar,
+    PrefixedGrammar,
+)
+from inferd_grammar.limits import CompileLimits
+from inferd_grammar.rewrites.regex_syntax import NotUnderstood, shortest_match
+from inferd_grammar.schema import iter_schemas, read_schema, schema_text
+
+_MAX_SAMPLES = 32
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What is known about the texts of a constraint.
+
+    Fields:
+        json: they are one JSON value each, behind `prefix` bytes of something else.
+        ranks: the names of properties by their place in the schema.
+        samples: the insides of strings that patterns ask for, as JSON writes them.
+    """
+
+    json: bool = False
+    prefix: int = 0
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    samples: tuple[bytes, ...] = ()
+
+
+NOTHING_KNOWN = Outline()
+
+
+def outline(constraint: Constraint, limits: CompileLimits) -> Outline:
+    """Return the outline of a constraint that has compiled."""
+    match constraint:
+        case AnyJsonGrammar():
+            return Outline(json=True)
+        case JsonSchemaGrammar(schema):
+            places = list(iter_schemas(read_schema(schema_text(schema), limits)))
+            return Outline(json=True, ranks=_ranks(places), samples=tuple(_samples(places)))
+        case ExactGrammar(inner):
+            return outline(inner, limits)
+        case PrefixedGrammar(prefix, inner) if inner is not None:
+            return replace(outline(inner, limits), prefix=len(prefix.encode()))
+        case AllOfGrammar(members):
+            return next((known for known in (outline(m, limits) for m in members) if known.json), NOTHING_KNOWN)
+    return NOTHING_KNOWN
+
+
+def _ranks(places: list[tuple[str, Any]]) -> dict[str, int]:
+    names: dict[str, int] = {}
+    for _, schema in places:
+        for name in schema.get("properties", ()) if isinstance(schema, dict) else ():
+            names.setdefault(name, len(names))
+    return names
+
+
+def _samples(places: list[tuple[str, Any]]) -> list[bytes]:
+    """Return a shortest match of each pattern, of the first few."""
+    found: dict[bytes, None] = {}
+    for _, schema in places:
+        pattern = schema.get("pattern") if isinstance(schema, dict) else None
+        if isinstance(pattern, str) and len(found) < _MAX_SAMPLES:
+            with suppress(NotUnderstood):
+                found[json.dumps(shortest_match(pattern), ensure_ascii=False)[1:-1].encode()] = None
+    return list(found)

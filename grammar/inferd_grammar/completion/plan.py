@@ -1,0 +1,136 @@
+"""A text's way to its end, kept while the text goes on, so that a budget of tokens is never overdrawn.
+
+:class:`EndPlanner` holds an end that the matcher is known to take. A token is admitted if the text has an end behind it
+that fits into what is left; else the first token of the held end comes in its place. So a text that had a fitting end at
+its start ends in time, whatever a model writes, and however poor the search is.
+"""
+
+from __future__ import annotations
+
+from inferd_grammar.completion.json_place import START, JsonPlace
+from inferd_grammar.completion.outline import Outline
+from inferd_grammar.completion.search import EndSearch
+from inferd_grammar.completion.split import Split, Splitter
+from inferd_grammar.errors import GrammarFailure
+from inferd_grammar.matchers.matcher import GuardedMatcher
+from inferd_grammar.tokens import TokenTable
+
+FIRST_LOOKS = 4_000
+"""States that the search from the start of a text may look at."""
+LOOKS = 400
+"""States that a search in the middle of a text may look at."""
+_CREDIT = 20_000
+_CREDIT_PER_TOKEN = 20
+
+
+class EndPlanner:
+    """The end of one text. Made at its start; `admit` takes its tokens one after the other, and there is no way back.
+
+    Deterministic: what it does depends on the tokens so far and their budgets alone.
+    """
+
+    def __init__(
+        self, matcher: GuardedMatcher, table: TokenTable, splitter: Splitter, outline: Outline, end: bytes
+    ) -> None:
+        """`matcher` belongs to the planner from now on; `end` is a whole text that it takes."""
+        self._matcher = matcher
+        self._table = table
+        self._splitter = splitter
+        self._outline = outline
+        self._end: Split = splitter.split(end)
+        self._at = 0
+        self._skip = outline.prefix
+        self._place = START
+        self._credit = _CREDIT
+
+    @property
+    def needed(self) -> int:
+        """How many tokens the held end has."""
+        return self._end.count(self._at)
+
+    def admit(self, token: int, room: int) -> int:
+        """Return the token to write, of which `room` may still be written: `token`, or the first one of the held end (EOS behind
+        the last).
+
+        `token` is legal. Raises GrammarFailure if the matcher breaks.
+        """
+        if token in self._table.eos_ids:
+            return token
+        self._credit += _CREDIT_PER_TOKEN
+        if not self._follow(token, room - 1):
+            if self._at == len(self._end.text):
+                return self._table.eos_ids[0]
+            token = self._end.first(self._at)
+            self._take(token)
+            self._at += len(self._table.tokens[token])
+        return token
+
+    def _follow(self, token: int, left: int) -> bool:
+        """Take the token, and find an end of at most `left` tokens behind it; take it back if there is none."""
+        if self._matcher.take([token]) != 1:
+            return False
+        written = self._table.tokens[token]
+        place = self._place_behind(written)
+        if self._keeps_end(written, left) or self._finds_end(place, left):
+            self._place = place
+            self._skip = max(0, self._skip - len(written))
+            return True
+        self._matcher.rollback(1)
+        return False
+
+    def _keeps_end(self, written: bytes, left: int) -> bool:
+        """Keep what the held end leaves behind `written`, or all of it where the token only adds to what is being written."""
+        text = self._end.text
+        if written and text.startswith(written, self._at):
+            fits = self._fits(self._at + len(written), left)
+            self._at += len(written) * fits
+            return fits
+        for overlap in range(min(len(written), len(text) - self._at), -1, -1):
+            start = self._at + overlap
+            if written.endswith(text[self._at : start]) and self._fits(start, left) and self._holds(start):
+                self._at = start
+                return True
+        return False
+
+    def _fits(self, start: int, left: int) -> bool:
+        return self._end.count(start) <= left
+
+    def _holds(self, start: int) -> bool:
+        """Return True if the matcher takes the held end from `start` on."""
+        return self._matcher.ends_with(self._end.tokens(start))
+
+    def _finds_end(self, place: JsonPlace, left: int) -> bool:
+        looks = min(LOOKS, self._credit)
+        search = EndSearch(self._matcher, self._splitter, self._outline, looks)
+        text = search.run(place)
+        self._credit -= looks - search.looks
+        if text is None:
+            return False
+        end = self._splitter.split(text)
+        if end.count(0) > left or not self._matcher.ends_with(end.tokens(0)):
+            return False
+        self._end, self._at = end, 0
+        return True
+
+    def _take(self, token: int) -> None:
+        if self._matcher.take([token]) != 1:
+            raise GrammarFailure("the matcher refuses an end that it had taken")
+        written = self._table.tokens[token]
+        self._place = self._place_behind(written)
+        self._skip = max(0, self._skip - len(written))
+
+    def _place_behind(self, written: bytes) -> JsonPlace:
+        return self._place.behind(written[self._skip :]) if self._outline.json else self._place
+
+
+def first_end(matcher: GuardedMatcher, splitter: Splitter, outline: Outline) -> bytes | None:
+    """Return the shortest whole text of a matcher at its start; None if the search finds none."""
+    search = EndSearch(matcher, splitter, outline, FIRST_LOOKS, detours=1)
+    prefix = matcher.forced()[: outline.prefix]
+    begun = splitter.split(prefix).tokens(0)
+    taken = matcher.take(begun)
+    text = search.run(START) if taken == len(begun) else None
+    matcher.rollback(taken)
+    if text is None or not matcher.ends_with(splitter.split(prefix + text).tokens(0)):
+        return None
+    return prefix + text

@@ -1,0 +1,291 @@
+"""Searches the shortest end of a text: bytes that a matcher takes, behind which the text may end.
+
+The matcher is a black box here, so this is a search and not a calculation: what it finds is legal, always, and the
+shortest in common cases (objects with their required keys, the shortest value of a union, the shortest string of a
+pattern), not in all. It knows JSON well enough to close what is open first. Other texts are searched breadth first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from inferd_grammar.completion.json_place import JsonPlace
+from inferd_grammar.completion.outline import Outline
+from inferd_grammar.completion.split import Splitter
+from inferd_grammar.errors import GrammarFailure
+from inferd_grammar.matchers.matcher import GuardedMatcher
+
+_LIMITS = (32, 256, 4_000, 30_000)  # bytes of an end: each pass looks farther
+_BEAM = 24  # texts of one length that are followed at once
+_MAX_LAYERS = 2_000
+_PATIENCE = 24  # longer than numbers are
+_MAX_DEPTH = 64
+_FEW = 16  # so many next bytes are all tried; of more, some of each kind
+_NAMES = 64
+_KINDS = (b"0123456789", b"abcdefghijklmnopqrstuvwxyz", b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_MARKS = b"-.@:/_ +,#=$%&()*!?<>;'"
+_FILLERS = (b" ", b"-", b"=")  # of which most vocabularies have long tokens
+_ENDS = frozenset(b",]}")
+_QUOTE = ord('"')
+_PROMISING = b'"tfn-[{'  # first bytes of values, by how short such values tend to be
+
+_Seen = tuple[int, ...]  # the bytes that may follow, and what must
+
+
+class Exhausted(Exception):
+    """Raised where the search has taken all the looks that it may, or nests too deep."""
+
+
+class EndSearch:
+    """One search from the state of a matcher, which is back in that state afterwards.
+
+    `looks` is how many states may be looked at (a mask each). Of the names that an object may go on with, the last one in
+    the schema comes first, because it skips no required one; `detours` is how many others may be tried on one way.
+    """
+
+    def __init__(
+        self, matcher: GuardedMatcher, splitter: Splitter, outline: Outline, looks: int, *, detours: int = 0
+    ) -> None:
+        self.looks = looks
+        self._matcher = matcher
+        self._splitter = splitter
+        self._outline = outline
+        self._detours = detours
+        self._row = np.empty(matcher.words, np.int32)
+        self._words, self._shifts = splitter.byte_ids >> 5, (splitter.byte_ids & 31).astype(np.int32)
+
+    def run(self, place: JsonPlace) -> bytes | None:
+        """Return the end of the text; None if none was found. `place` is where a JSON text stands, and unused for others."""
+        with self._back():
+            try:
+                if not self._outline.json:
+                    return self._breadth_first(lambda following: self._matcher.may_end())
+                return next((end for limit in _LIMITS if (end := self._value(place, -1, limit)) is not None), None)
+            except (Exhausted, GrammarFailure):
+                return None
+
+    # -- JSON -------------------------------------------------------------------------------------------------------
+
+    def _value(self, place: JsonPlace, outer: int, limit: int) -> bytes | None:
+        """Return what leads to the end of the text, or, for `outer` of 0 or more, of a value at that depth: at most `limit`
+        bytes. Leaves the matcher behind it, or where it was.
+        """
+        text = b""
+        while not self._is_done(place, outer):
+            if place.depth > _MAX_DEPTH:
+                raise Exhausted
+            piece = self._piece(place, outer, limit - len(text))
+            if piece is None or len(text) + len(piece) + place.depth - max(outer, 0) > limit + 1:
+                self._matcher.rollback(len(text) + (0 if piece is None else len(piece)))
+                return None
+            text += piece
+            place = place.behind(piece)
+        return text
+
+    def _is_done(self, place: JsonPlace, outer: int) -> bool:
+        if outer < 0:
+            return self._matcher.may_end()
+        if place.depth != outer:
+            return place.depth < outer
+        return place.mode == "done" or (place.mode in ("number", "word") and self._is_closable())
+
+    def _is_closable(self) -> bool:
+        """Return True if what follows a number or word may come next."""
+        forced = self._matcher.forced()
+        following = forced[:1] if forced else self._following()
+        return self._matcher.may_end() or not _ENDS.isdisjoint(following)
+
+    def _piece(self, place: JsonPlace, outer: int, limit: int) -> bytes | None:
+        """Write the next bytes. Returns them; None, with the matcher as it was, if there are none."""
+        forced = self._matcher.forced()
+        if forced:
+            forced = _up_to_end(place, forced, outer)
+            return forced if self._push(forced) else None
+        following = self._following()
+        quoted = place.mode in ("name", "string")
+        closer = next((closer for closer in b"}]" if closer in following and not quoted), None)
+        if closer is None and len(following) == 1:
+            closer = following[0]
+        if closer is not None:
+            return bytes([closer]) if self._push(bytes([closer])) else None
+        return self._choice(place, following, limit)
+
+    def _choice(self, place: JsonPlace, following: Sequence[int], limit: int) -> bytes | None:
+        if place.mode == "string":
+            return self._string()
+        if place.mode == "name":
+            return self._name(place, limit)
+        if place.mode == "value":
+            return self._shortest_of(place, self._values(following), place.depth, limit)
+        if ord(",") in following:
+            return b"," if self._push(b",") else None
+        return self._until(lambda allowed: not _ENDS.isdisjoint(allowed) or self._matcher.may_end(), b"")
+
+    def _values(self, following: Sequence[int]) -> list[bytes]:
+        """Return the ways to begin a value: one whole number, and the first bytes of others."""
+        digits = [bytes([byte]) for byte in following if byte in b"0123456789"]
+        number = self._breadth_first(lambda allowed: self._is_closable(), digits) if digits else None
+        others = [byte for byte in following if bytes([byte]) not in digits]
+        begun = [bytes([byte]) for byte in sorted(others, key=_PROMISING.find)]
+        return begun if number is None else [number, *begun]
+
+    def _string(self) -> bytes | None:
+        """Write the rest of a string value."""
+        if _QUOTE in self._following():
+            return b'"' if self._push(b'"') else None
+        for sample in self._outline.samples:
+            if self._push(sample + b'"'):
+                return sample + b'"'
+        text = self._breadth_first(lambda allowed: _QUOTE in allowed)
+        if text is None:
+            return None
+        ways = [text, *(filler * len(text) for filler in _FILLERS if len(text) > 1)]
+        ways.sort(key=lambda way: self._splitter.split(way).count(0))
+        return next((way + b'"' for way in ways if self._push(way + b'"')), None)
+
+    def _until(self, reached: Callable[[Sequence[int]], bool], last: bytes) -> bytes | None:
+        text = self._breadth_first(reached)
+        return None if text is None or not self._push(text + last) else text + last
+
+    def _name(self, place: JsonPlace, limit: int) -> bytes | None:
+        """Write the rest of a name, and the rest of its object."""
+        names = [name for name, _ in zip(self._names(b""), range(_NAMES), strict=False)]
+        if not names:
+            return self._until(lambda allowed: _QUOTE in allowed, b'"')
+        ranks = self._outline.ranks
+        written = {name: (place.name + name[:-1]).decode("utf-8", "replace") for name in names}
+        names.sort(key=lambda name: (-ranks.get(written[name], len(ranks)), len(name)))
+        return self._shortest_of(place, names[: 1 + 3 * (self._detours > 0)], place.depth - 1, limit)
+
+    def _names(self, begun: bytes) -> Iterator[bytes]:
+        """Yield the rests of listed names, their quote included; nothing where any name may stand."""
+        forced = self._matcher.forced().partition(b'"')
+        ways = [forced[0] + forced[1]] if forced[0] else [bytes([byte]) for byte in self._following()]
+        for way in ways if len(ways) <= 3 * _FEW else ():
+            if way.endswith(b'"'):
+                yield begun + way
+            elif self._push(way):
+                more = list(self._names(begun + way))
+                self._matcher.rollback(len(way))
+                yield from more
+
+    def _shortest_of(self, place: JsonPlace, options: Sequence[bytes], outer: int, limit: int) -> bytes | None:
+        """Write the option with which the value at depth `outer` ends soonest, to that end."""
+        best: tuple[int, int, bytes] | None = None
+        for option in options:
+            if best is not None and (best[0] <= 1 or (outer < place.depth and self._detours <= 0)):
+                break
+            self._detours -= best is not None and outer < place.depth
+            with self._back():
+                found = self._option(place, option, outer, limit if best is None else min(limit, 8 * best[0]))
+            self._detours += best is not None and outer < place.depth
+            if found is not None:
+                cost = self._splitter.split(found).count(0)
+                best = min(best or (cost, len(found), found), (cost, len(found), found))
+        return None if best is None or not self._push(best[2]) else best[2]
+
+    def _option(self, place: JsonPlace, option: bytes, outer: int, limit: int) -> bytes | None:
+        if len(option) > limit or not self._push(option):
+            return None
+        try:
+            rest = self._value(place.behind(option), outer, limit - len(option))
+        except GrammarFailure:
+            return None
+        return None if rest is None else option + rest
+
+    # -- Any text ---------------------------------------------------------------------------------------------------
+
+    def _breadth_first(self, reached: Callable[[Sequence[int]], bool], first: Sequence[bytes] = (b"",)) -> bytes | None:
+        """Return the shortest text behind which `reached` holds of the bytes that may follow. The matcher stays where it is.
+
+        Of texts of one length with the same bytes to follow, the first and the last are followed: the smallest number and
+        the largest. Behind what is longer than numbers are, one of them; and where that byte changes nothing about what may
+        follow, such as a letter in a string that is too short, it is repeated without a look at others.
+        """
+        base, layer, before = b"", list(first), None
+        with self._back():
+            for size in range(_MAX_LAYERS):
+                states: dict[_Seen, list[bytes]] = {}
+                for text in layer:
+                    with self._back():
+                        if self._push(text) and self._is_over(text, reached, states):
+                            return base + text
+                kept = [text for like in states.values() for text in (like if size <= _PATIENCE else like[:1])][:_BEAM]
+                if len(kept) != 1:
+                    layer = [text + way for text in kept for way in self._ways_on(text)]
+                    continue
+                base += kept[0]
+                self._push(kept[0])
+                (seen,) = states
+                layer = [kept[0][-1:]] if size > _PATIENCE and seen == before else self._ways_on(b"")
+                before = seen
+        return None
+
+    def _is_over(self, text: bytes, reached: Callable[[Sequence[int]], bool], states: dict[_Seen, list[bytes]]) -> bool:
+        """Return True if the search is over; else note the state behind `text`, in place of others that are like it."""
+        following = self._following()
+        if reached(following):
+            return True
+        like = states.setdefault((*following, *self._matcher.forced()[:8]), [])
+        like[1:] = [text]
+        return False
+
+    def _ways_on(self, text: bytes) -> list[bytes]:
+        with self._back():
+            if not self._push(text):
+                return []
+            forced = self._matcher.forced()[:1]
+            return [forced] if forced else [bytes([byte]) for byte in _sample(self._following())]
+
+    # -- The matcher ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _back(self) -> Iterator[None]:
+        """Put the matcher back behind the block."""
+        depth = self._matcher.depth
+        try:
+            yield
+        finally:
+            self._matcher.rollback(self._matcher.depth - depth)
+
+    def _push(self, text: bytes) -> bool:
+        """Take bytes one token each, or nothing."""
+        single = self._splitter.single
+        if any(byte not in single for byte in text):
+            return False
+        taken = self._matcher.take([single[byte] for byte in text])
+        if taken < len(text):
+            self._matcher.rollback(taken)
+        return taken == len(text)
+
+    def _following(self) -> list[int]:
+        """Return the bytes that may come next, in order. Raises Exhausted, and GrammarFailure where nothing may."""
+        self.looks -= 1
+        if self.looks < 0:
+            raise Exhausted
+        self._matcher.fill(self._row)
+        legal = (self._row[self._words] >> self._shifts) & 1
+        found: list[int] = self._splitter.bytes[legal.astype(bool)].tolist()
+        return found
+
+
+def _up_to_end(place: JsonPlace, text: bytes, outer: int) -> bytes:
+    """Return the text up to where a value at depth `outer` is complete."""
+    for size, byte in enumerate(text):
+        whole = place.mode == "done" or (place.mode in ("number", "word") and byte in _ENDS)
+        if size and whole and place.depth <= outer:
+            return text[:size]
+        place = place.behind(text[size : size + 1])
+    return text
+
+
+def _sample(following: Sequence[int]) -> Sequence[int]:
+    """Return some of many bytes: of letters and digits the first two of each kind, and marks."""
+    if len(following) <= _FEW:
+        return following
+    plain = [byte for kind in _KINDS for byte in [b for b in following if b in kind][:2]]
+    marks = [byte for byte in _MARKS if byte in following]
+    return (plain + marks)[:_FEW] or following[:_FEW]

@@ -1,0 +1,28 @@
+"""Ending in time: what keeps a generation's text within its tokens, where that is asked for."""
+
+from __future__ import annotations
+
+from inferd import protocol as p
+from inferd_grammar import Compiled, EndPlanner
+from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+
+
+def end_planner(request: p.StartGenerate, compiled: Compiled, context: CachedSequence) -> EndPlanner | None:
+    """Return what steers the text to its nearest end in time; None where the text may be cut.
+
+    Raises ConstraintError if no end of the constraint is found, Truncated if the shortest one that was found does not fit.
+    """
+    planner = None if request.on_length == "cut" else compiled.planner()
+    if planner is None:
+        if request.on_length == "complete":
+            raise p.ConstraintError('no end of this constraint was found, so on_length="complete" cannot be kept')
+        return None
+    needed, room = planner.needed, context.max_length - len(context.tokens)
+    if needed > room:
+        message = f"the context has room for {room} tokens, and the shortest text under the constraint has {needed}"
+        advice = "a model with a longer context, or a shorter prompt"
+        raise p.Truncated(message, limit="max_context", raise_with=advice)
+    if needed > request.max_tokens:
+        message = f"max_tokens={request.max_tokens} is less than the {needed} of the shortest text under the constraint"
+        raise p.Truncated(message, limit="max_tokens", value=request.max_tokens, raise_with="generate(max_tokens=...)")
+    return planner

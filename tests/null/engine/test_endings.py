@@ -1,0 +1,158 @@
+"""Texts that end in time: any budget from the shortest text on ends with a valid one, with and without drafts the same."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings, strategies as st
+from tiers import examples
+
+from inferd.protocol import Sampling
+from inferd_grammar import Compiled, Constraint, GrammarCompiler, JsonSchemaGrammar, RegexGrammar, TokenTable
+from inferd_runtime.engine.engine import Engine, EngineOptions
+from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
+from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor
+from inferd_runtime.engine.jobs.text import TextAssembler
+from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.speculation.drafter import Drafter
+from inferd_runtime.speculation.drafts import Proposal
+from inferd_runtime.speculation.ngram import NgramDrafter
+from inferd_runtime.testing.null_driver import NullDriver
+
+TOKENIZER = (
+    Path(__file__).resolve().parents[3] / "runtime" / "inferd_runtime" / "models" / "tiny" / "target" / "tokenizer.json"
+)
+VOCAB, END = 4096, 0
+TABLE = TokenTable.from_tokenizer_json(TOKENIZER.read_text(), vocab_size=VOCAB, eos_ids=[END])
+COMPILER = GrammarCompiler(TABLE)
+DRAFTERS: list[Callable[[int], Drafter | None]] = [
+    lambda seed: None,
+    lambda seed: NgramDrafter(),
+    lambda seed: RandomTrees(seed),
+]
+
+
+class RandomTrees(Drafter):
+    """Trees of random tokens, and repetitions of what was written."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._seen: list[int] = []
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self._seen += tokens
+
+    def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
+        if self._random.random() < 0.5:
+            tokens = self._random.choices(range(VOCAB), k=min(limit, 6))
+            parents = [self._random.randint(-1, node - 1) for node in range(len(tokens))]
+            return Proposal(tokens, parents, 0, [1.0] * len(tokens))
+        return Proposal(self._seen[-min(limit, 6) :])
+
+
+def generate(
+    compiled: Compiled, budget: int, seed: int, drafter: Drafter | None, temperature: float = 1.0
+) -> tuple[bytes, str]:
+    engine = Engine(NullDriver(vocab_size=VOCAB, pages=400, seed=seed, scale=4.0), EngineOptions(64))
+    context = engine.create_context()
+    context.append([1 + seed % 100, 7])
+    sampler = RowSampler.resolve(Sampling(temperature=temperature), seed=seed, lineage=0)
+    cursor = GrammarCursor(compiled.matcher(), TABLE.words, [END], compiled.planner())
+    sources = None if drafter is None else engine.draft_budget.sources([drafter])
+    spec = GenerationSpec(sampler, budget, frozenset([END]), cursor, sources)
+    generation = Generation(context, spec, TextAssembler(str, ()))
+    engine.submit(generation)
+    tokens: list[int] = []
+    while not generation.finished() or generation.outbox:
+        tokens += [token for step in generation.take() for token in step.tokens]
+        engine.step()
+    assert generation.error is None
+    generation.close()
+    context.release()
+    engine.check_integrity()
+    assert len(tokens) <= budget
+    return b"".join(TABLE.tokens[token] for token in tokens), generation.finish
+
+
+def values() -> st.SearchStrategy[dict[str, Any]]:
+    flat = st.one_of(
+        st.builds(lambda n: {"type": "string", "minLength": n}, st.integers(0, 12)),
+        st.sampled_from(
+            [
+                {"type": "string"},
+                {"type": "number"},
+                {"type": "integer", "minimum": 1000},
+                {"type": "string", "format": "date"},
+                {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{4}$"},
+                {"enum": ["red", "crimson", "blue"]},
+                {"type": ["boolean", "null"]},
+                {"type": "object"},
+            ]
+        ),
+    )
+
+    def deeper(inner: Any) -> Any:
+        named = st.dictionaries(st.sampled_from(["name", "age", "n", "tags", "address"]), inner, max_size=4)
+        return st.one_of(
+            named.flatmap(
+                lambda members: st.sets(st.sampled_from(sorted(members)) if members else st.nothing()).map(
+                    lambda needed: {
+                        "type": "object",
+                        "properties": members,
+                        "required": sorted(needed),
+                        "additionalProperties": False,
+                    }
+                )
+            ),
+            st.builds(lambda item, n: {"type": "array", "items": item, "minItems": n}, inner, st.integers(0, 3)),
+            st.builds(lambda *parts: {"anyOf": list(parts)}, inner, inner),
+        )
+
+    return st.recursive(flat, deeper, max_leaves=8)
+
+
+@given(values(), st.integers(0, 40), st.integers(0, 1000), st.sampled_from([0.0, 1.0]))
+@settings(max_examples=examples(80), deadline=None)
+def test_any_budget_from_the_shortest_text_on_ends_valid_with_any_drafts(
+    schema: dict[str, Any], more: int, seed: int, temperature: float
+) -> None:
+    compiled = COMPILER.compile(JsonSchemaGrammar(schema))
+    planner = compiled.planner()
+    assert planner is not None
+    budget = max(1, planner.needed + more)
+    texts = {generate(compiled, budget, seed, make(seed), temperature) for make in DRAFTERS}
+    assert len(texts) == 1, texts
+    ((text, finish),) = texts
+    assert finish == "stop"
+    jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize("constraint", [RegexGrammar("(ab|cde)+x"), RegexGrammar("[0-9]{4}-[0-9]{2}(T.*Z)?")])
+def test_other_constraints_end_in_time_too(constraint: Constraint) -> None:
+    compiled = COMPILER.compile(constraint)
+    planner = compiled.planner()
+    assert planner is not None
+    for seed in range(20):
+        text, finish = generate(compiled, planner.needed + seed, seed, None)
+        matcher = compiled.matcher()
+        assert finish == "stop"
+        assert matcher.ends_with(TABLE.splitter.split(text).tokens(0)), text
+
+
+def test_a_budget_that_is_far_away_changes_no_text() -> None:
+    """With room to spare the planner admits what the model writes."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "yy"]}, "b": {"type": "boolean"}},
+        "required": ["a", "b"],
+    }
+    compiled = COMPILER.compile(JsonSchemaGrammar({**schema, "additionalProperties": False}))
+    assert {generate(compiled, 300, seed, None) for seed in range(8)} == {
+        generate(compiled, 30, seed, None) for seed in range(8)
+    }

@@ -1,0 +1,154 @@
+"""The shortest end of a text: what the search finds is legal, and the shortest in the cases that schemas are made of."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings, strategies as st
+from tiers import examples
+
+from inferd_grammar import (
+    AllOfGrammar,
+    AnyJsonGrammar,
+    ChoiceGrammar,
+    Constraint,
+    ExactGrammar,
+    GrammarCompiler,
+    JsonSchemaGrammar,
+    LarkGrammar,
+    PrefixedGrammar,
+    RegexGrammar,
+    TaggedGrammar,
+    TagGrammar,
+    TokenTable,
+)
+from inferd_grammar.completion.json_place import JsonPlace
+from inferd_grammar.completion.split import Splitter
+
+BYTES = GrammarCompiler(TokenTable.of_bytes())
+NAMES = ("a", "ab", "b", "long name")
+
+
+def closed(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def schemas() -> st.SearchStrategy[tuple[dict[str, Any], int]]:
+    """Schemas with the bytes of their shortest JSON."""
+    flat = st.one_of(
+        st.integers(0, 6).map(lambda n: ({"type": "string", "minLength": n}, n + 2)),
+        st.integers(0, 5000).map(lambda n: ({"type": "integer", "minimum": n}, len(str(n)))),
+        st.just(({"type": "boolean"}, 4)),
+        st.lists(st.text("xyz", max_size=5), min_size=1, max_size=4).map(
+            lambda words: ({"enum": words}, min(map(len, words)) + 2)
+        ),
+    )
+    return st.recursive(flat, lambda inner: st.one_of(objects(inner), arrays(inner), unions(inner)), max_leaves=8)
+
+
+def objects(inner: Any) -> st.SearchStrategy[tuple[dict[str, Any], int]]:
+    def made(members: list[tuple[tuple[dict[str, Any], int], bool]]) -> tuple[dict[str, Any], int]:
+        named = dict(zip(NAMES, members, strict=False))
+        needed = {name: part[1] for name, (part, required) in named.items() if required}
+        size = 2 + sum(len(name) + 3 + part for name, part in needed.items()) + max(0, len(needed) - 1)
+        return closed({name: part[0] for name, (part, _) in named.items()}, list(needed)), size
+
+    return st.lists(st.tuples(inner, st.booleans()), max_size=4).map(made)
+
+
+def arrays(inner: Any) -> st.SearchStrategy[tuple[dict[str, Any], int]]:
+    def made(item: tuple[dict[str, Any], int], least: int) -> tuple[dict[str, Any], int]:
+        size = 2 + least * item[1] + max(0, least - 1)
+        return {"type": "array", "items": item[0], "minItems": least}, size
+
+    return st.builds(made, inner, st.integers(0, 2))
+
+
+def kind(case: tuple[dict[str, Any], int]) -> str:
+    return str(case[0].get("type", "string" if "enum" in case[0] else "union"))
+
+
+def unions(inner: Any) -> st.SearchStrategy[tuple[dict[str, Any], int]]:
+    """Of different kinds: branches of one kind share beginnings, and there the search may miss the shortest."""
+    return st.lists(inner.filter(lambda case: kind(case) != "union"), min_size=1, max_size=3, unique_by=kind).map(
+        lambda parts: ({"anyOf": [part for part, _ in parts]}, min(size for _, size in parts))
+    )
+
+
+@given(schemas())
+@settings(max_examples=examples(300), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+def test_the_shortest_json_of_a_schema_is_found(case: tuple[dict[str, Any], int]) -> None:
+    schema, size = case
+    end = BYTES.compile(JsonSchemaGrammar(schema)).shortest()
+    assert end is not None
+    json.loads(end)
+    assert len(end) == size, (schema, end)
+
+
+TREE = {
+    "$ref": "#/$defs/tree",
+    "$defs": {
+        "tree": {
+            "anyOf": [
+                closed({"left": {"$ref": "#/$defs/tree"}, "right": {"$ref": "#/$defs/tree"}}, ["left", "right"]),
+                closed({"leaf": {"type": "integer"}}, ["leaf"]),
+            ]
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("constraint", "shortest"),
+    [
+        (AnyJsonGrammar(), b"0"),
+        (JsonSchemaGrammar(TREE), b'{"leaf":0}'),
+        (JsonSchemaGrammar({"type": "string", "pattern": r"^.+\.(png|json)$"}), b'"0.png"'),
+        (JsonSchemaGrammar({"type": "string", "format": "date"}), b'"0000-01-01"'),
+        (JsonSchemaGrammar({"type": "string", "format": "email"}), b'"0@0"'),
+        (JsonSchemaGrammar(closed({f"k{n}": {} for n in range(30)}, ["k29"])), b'{"k29":0}'),
+        (ExactGrammar(JsonSchemaGrammar({"type": "array", "minItems": 2})), b"[0,0]"),
+        (PrefixedGrammar("So: ", JsonSchemaGrammar({"type": "null"})), b"So: null"),
+        (ChoiceGrammar(("perhaps", "no", "yes")), b"no"),
+        (RegexGrammar("[a-c]{3}x|hello"), b"aaax"),
+        (LarkGrammar('start: "(" (start | /[a-z]+/) ")"'), b"(a)"),
+        (AllOfGrammar((RegexGrammar("[ab]*"), RegexGrammar(".*b.*"), RegexGrammar(".{3}"))), b"aab"),
+        (TaggedGrammar((TagGrammar("<a>", AnyJsonGrammar(), "</a>"),)), b""),
+    ],
+)
+def test_what_is_found_for_each_kind_of_constraint(constraint: Constraint, shortest: bytes) -> None:
+    assert BYTES.compile(constraint).shortest() == shortest
+
+
+def test_strings_that_must_be_long_are_written_in_few_tokens(compiler: GrammarCompiler) -> None:
+    compiled = compiler.compile(JsonSchemaGrammar({"type": "string", "minLength": 500}))
+    assert compiled.shortest() is not None
+
+
+@given(st.binary(max_size=12), st.sets(st.binary(min_size=2, max_size=4), max_size=8))
+@settings(max_examples=examples(200), deadline=None)
+def test_a_split_has_the_fewest_tokens(text: bytes, more: set[bytes]) -> None:
+    tokens = [bytes([n]) for n in range(255)] + sorted(more)
+    split = Splitter(tokens).split(text.replace(b"\xff", b"x"))
+    assert b"".join(tokens[token] for token in split.tokens(0)) == split.text
+
+    def fewest(at: int) -> int:
+        ways = [fewest(at + len(piece)) for piece in more if split.text.startswith(piece, at) and b"\xff" not in piece]
+        return 0 if at == len(split.text) else 1 + min([fewest(at + 1), *ways])
+
+    assert split.count(0) == len(split.tokens(0)) == fewest(0)
+
+
+@given(st.recursive(st.one_of(st.text(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.none()),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8))  # fmt: skip
+@settings(max_examples=examples(200), deadline=None)
+def test_a_place_counts_the_open_brackets(value: Any) -> None:
+    text = json.dumps([value], separators=(",", ":")).encode()
+    place, depths = JsonPlace(), list[int]()
+    for byte in text:
+        place = place.behind(bytes([byte]))
+        depths.append(place.depth)
+    assert place == JsonPlace("", "done")
+    assert min(depths[:-1]) >= 1
