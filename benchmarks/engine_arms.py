@@ -30,7 +30,8 @@ from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.huge_pages import use_huge_pages
 from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.passes.fused import fuse
-from inferd_runtime.models.passes.plain import PlainPass
+from inferd_runtime.models.passes.plain import ModelPass, PlainPass
+from inferd_runtime.models.weights.held import hold, plan_holding
 
 Prompts = Sequence[Sequence[int]]
 GREEDY = RowSampler(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, key=0)
@@ -101,7 +102,8 @@ class EngineArm:
         """A copy of a model behind the reference driver, with pages for ``streams`` contexts of ``length`` tokens."""
         module = copy.deepcopy(model)
         probed = attach(module, "benchmark")
-        run = fuse(module, probed.kv, probed.rules) or PlainPass(module)
+        dense = fuse(module, probed.kv, probed.rules)
+        run: ModelPass = PlainPass(module) if dense is None else hold(dense, module, plan_holding(dense))
         return cls(
             TorchDriver(
                 run, next(module.parameters()), probed.kv, vocab_size=model.config.vocab_size,

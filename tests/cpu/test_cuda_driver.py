@@ -38,7 +38,6 @@ from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models.batch import Placement
 from inferd_runtime.models.loading import load
-from inferd_runtime.models.passes import products
 from inferd_runtime.models.passes.fused import fuse
 from inferd_runtime.speculation.drafts import Proposal
 from inferd_runtime.speculation.times import StepShape
@@ -227,9 +226,8 @@ def test_what_has_no_bucket(counts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", ["", "fp8"])
-def test_the_embedded_model_through_the_fast_driver(kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_embedded_model_through_the_fast_driver(kv_dtype: str) -> None:
     """The fused decoder over kernels, as it is built for a device, beside the reference on the same cache."""
-    monkeypatch.setattr(products, "can_pack", lambda weight: False)
     loaded = load("tiny")
     fused = fuse(loaded.module, loaded.probe.kv, loaded.probe.rules)
     options = DriverOptions(pages=64, page_size=16, most_rows=64, kv_dtype=kv_dtype)

@@ -14,7 +14,6 @@ from inferd_runtime.engine.drivers import build
 from inferd_runtime.engine.drivers.cuda_driver import CudaDriver
 from inferd_runtime.engine.scheduling.fairness import StepCost
 from inferd_runtime.kernels.suite import reference_kernels
-from inferd_runtime.models.passes import products
 from inferd_runtime.models.passes.fused import fuse
 from inferd_runtime.server.engine_process import model_loading, serving
 from inferd_runtime.server.engine_process.serving import serve_model
@@ -39,8 +38,7 @@ def fast(loaded: Any, options: Any) -> CudaDriver:
 def models() -> tuple[Any, Any]:
     """Behind the reference, and behind the fast driver."""
     with pytest.MonkeyPatch.context() as patch:
-        # On a device weights are dense, and what a step of the twins in torch costs is of no interest.
-        patch.setattr(products, "can_pack", lambda weight: False)
+        # What a step of the twins in torch costs is of no interest.
         patch.setattr(serving, "measure_cost", lambda driver: StepCost())
         patch.setattr(serving, "measure_times", lambda driver: StepTimes.linear(1.0, 1e-3))
         settings = EngineSettings(threads=1, pages=64)

@@ -32,6 +32,8 @@ from inferd_runtime.models.passes.device import device_pass
 from inferd_runtime.models.passes.fused import FusedPass, fuse
 from inferd_runtime.models.passes.kernel_layout import KernelLayout
 from inferd_runtime.models.passes.products import DenseProduct, FewRows, FewRowsProduct
+from inferd_runtime.models.weights.held import HoldingPlan, hold
+from inferd_runtime.models.weights.host_products import Way
 from inferd_runtime.testing.recorded_host import RecordedHost
 
 TOLERANCE = 1e-4
@@ -246,10 +248,9 @@ def test_a_rotation_that_depends_on_the_step_is_refused(kind: str) -> None:
         device_pass(fused_pass)
 
 
-def test_packed_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(products, "PACKED_FROM", 0)
-        fused_pass, _, _ = fused_of("llama")
+def test_packed_weights_are_refused() -> None:
+    dense, _, model = fused_of("llama")
+    fused_pass = hold(dense, model, HoldingPlan.uniform(dense, Way("packed")))
     with pytest.raises(InvalidRequest, match="layer 0: qkv is a PackedProduct"):
         device_pass(fused_pass)
 

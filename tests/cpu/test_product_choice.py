@@ -18,7 +18,6 @@ from inferd_runtime.kernels.product import few_rows_product
 from inferd_runtime.kernels.suite import reference_kernels
 from inferd_runtime.models.loading import load
 from inferd_runtime.models.options import ModelOptions
-from inferd_runtime.models.passes import products
 from inferd_runtime.models.passes.fused import FusedPass, fuse
 from inferd_runtime.models.passes.products import DenseProduct, FewRowsProduct
 from inferd_runtime.server.engine_process.command import EngineStart
@@ -157,9 +156,8 @@ def test_a_kernel_that_cannot_be_recorded_is_not_taken(caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_driver_is_built_with_what_is_set(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_is_built_with_what_is_set(way: str) -> None:
     """And gives the reference's logits, recorded."""
-    monkeypatch.setattr(products, "can_pack", lambda weight: False)
     loaded = load("tiny")
     fused = fuse(loaded.module, loaded.probe.kv, loaded.probe.rules)
     calls: list[int] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,9 +18,11 @@ from inferd_runtime.engine.stages import Work
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models.checks.probe import attach
-from inferd_runtime.models.passes import fused, products
+from inferd_runtime.models.passes import fused
 from inferd_runtime.models.passes.fused import fuse
-from inferd_runtime.models.passes.plain import PlainPass
+from inferd_runtime.models.passes.plain import ModelPass, PlainPass
+from inferd_runtime.models.weights.held import HoldingPlan, hold
+from inferd_runtime.models.weights.host_products import LEAST_ROWS, Way
 
 TOLERANCE = 1e-4
 
@@ -33,8 +34,12 @@ class Bench:
         self.plain = make(family)
         served = copy.deepcopy(self.plain)
         probed = attach(served, family)
-        run = PlainPass(served) if way == "plain" else fuse(served, probed.kv, probed.rules)
-        assert run is not None, f"{family} has no fused pass"
+        run: ModelPass | None = PlainPass(served)
+        if way != "plain":
+            run = fuse(served, probed.kv, probed.rules)
+            assert run is not None, f"{family} has no fused pass"
+        if way == "packed":
+            run = hold(run, served, HoldingPlan.uniform(run, Way("packed", LEAST_ROWS[-1])))
         like = next(served.parameters())
         self.driver = TorchDriver(run, like, probed.kv, vocab_size=VOCAB, max_context=256, pages=128, page_size=4)
         self.pool = PagePool(self.driver.pages, self.driver.page_size)
@@ -60,12 +65,9 @@ WAYS = [(family, "plain") for family in FAMILIES] + [(family, way) for family in
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=[f"{family}-{way}" for family, way in WAYS])
-def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+def bench(request: pytest.FixtureRequest) -> Bench:
     """``packed``: every product of the fused pass is packed, small as it is."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param[1] == "packed":
-            patch.setattr(products, "PACKED_FROM", 0)
-        yield Bench(*request.param)
+    return Bench(*request.param)
 
 
 def random_tokens(count: int, seed: int) -> list[int]:

@@ -24,6 +24,7 @@ from inferd_runtime.models.lora.bank import LoraBank
 from inferd_runtime.models.passes.device import dense_products, device_pass
 from inferd_runtime.models.passes.fused import FusedPass, fuse
 from inferd_runtime.models.passes.plain import ModelPass, PlainPass
+from inferd_runtime.models.weights.held import hold, plan_holding
 
 logger = logging.getLogger(__name__)
 KEY_MULTIPLE = 512
@@ -39,7 +40,8 @@ class DriverOptions:
     """``most_rows``: rows of a step, at most. ``plain``: transformers' own modules instead of the fused pass. ``fixed_rows``:
     see :class:`~inferd_runtime.engine.engine.EngineOptions`. ``kv_dtype`` "" is the model's own, or fp8. ``graphs``: whether
     steps are recorded as CUDA graphs. ``products``: how few rows are multiplied, see
-    :func:`~inferd_runtime.engine.drivers.product_choice.choose_products`.
+    :func:`~inferd_runtime.engine.drivers.product_choice.choose_products`. ``weights``: how they are held on the CPU, see
+    :func:`~inferd_runtime.models.weights.held.plan_holding`.
     """
 
     pages: int
@@ -50,6 +52,7 @@ class DriverOptions:
     kv_dtype: str = ""
     graphs: bool = True
     products: str = "auto"
+    weights: str = ""
 
 
 DeviceDriver = TorchDriver | CudaDriver
@@ -84,13 +87,18 @@ def step_bytes(loaded: LoadedModel, options: DriverOptions) -> int:
 
 
 def fused_pass(loaded: LoadedModel, options: DriverOptions) -> ModelPass | None:
-    """Return the fused pass, or None where the model has none or ``options`` want the plain one."""
-    if options.plain:
-        return None
-    fused = fuse(loaded.module, loaded.probe.kv, loaded.probe.rules)
+    """Return the fused pass, or None where the model has none or ``options`` want the plain one.
+
+    Raises InvalidRequest for weights that this model or its device cannot hold as ``options`` say.
+    """
+    fused = None if options.plain else fuse(loaded.module, loaded.probe.kv, loaded.probe.rules)
+    on_cpu = next(loaded.module.parameters()).device.type == "cpu"
+    if options.weights and (fused is None or not on_cpu):
+        where = "the fused pass, which this model has not" if on_cpu else "the CPU"
+        raise InvalidRequest(f"model {loaded.name!r}: weights can be held as {options.weights} only on {where}")
     if fused is not None:
         loaded.keep_proof()
-    return fused
+    return hold(fused, loaded.module, plan_holding(fused, options.weights)) if fused and on_cpu else fused
 
 
 def measured_step_bytes(

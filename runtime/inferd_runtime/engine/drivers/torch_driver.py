@@ -21,7 +21,7 @@ from inferd_runtime.models.shape import KvShape
 class TorchDriver:
     """Holds the model and its KV tensors, one pair per layer: [pages, page_size, kv heads, width].
 
-    ``run`` is the plain or the fused pass. ``adapters``
+    ``run`` is the plain or the fused pass through the model. ``adapters``
     (None: there are never any) belong to the same one. ``key_multiple``: attention reads a multiple of that many keys, the rest
     masked; together with steps of a fixed width, a row's logits then do not depend on what else is computed. ``caches``: the
     K and V of another driver, to work on. ``kv_dtype`` None is the model's own; float8_e4m3fn halves the cache and rounds.
@@ -48,7 +48,7 @@ class TorchDriver:
         self.max_context = max_context
         self.pages = pages
         self.page_size = page_size
-        self._run = run
+        self.run = run
         self._adapters = adapters
         self._key_multiple = key_multiple
         self._device = like.device
@@ -140,7 +140,7 @@ class TorchDriver:
         layout = lay_out(batch, self._keys, self._values, self.page_size, self._scratch, self._key_multiple)
         run = self._adapters.select(batch.spans) if self._adapters is not None else None
         layout.bounded = run is not None
-        logits = (run or self._run)(
+        logits = (run or self.run)(
             torch.from_numpy(batch.tokens).to(self._device),
             torch.from_numpy(batch.positions).to(self._device),
             layout,

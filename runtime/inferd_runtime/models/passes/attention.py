@@ -23,6 +23,10 @@ from inferd_runtime.models.passes.step_layout import Angles, ProjectedHeads
 
 SHORT = 64
 FEW = 8
+# On the CPU the last bit of a row's attention depends on how its keys and queries are tiled, unless the keys are filled up so
+# and the queries are so many (measured, docs/exactness.md).
+FINE_KEYS, FINE_UP_TO, COARSE_KEYS = 64, 256, 256
+LEAST_QUERIES, QUERY_MULTIPLE = 8, 4
 # Masked reads see what a page held before: zero times infinity would carry it into the sequence that holds the page next.
 # No trained model comes near, and it fits float16.
 BOUND = 3e4
@@ -153,13 +157,17 @@ def lay_out(
     scratch: Scratch | None = None,
     key_multiple: int = 0,
 ) -> GroupedLayout:
-    """Group the batch's sequences and index their pages. ``key_multiple``: see :func:`filled_up`; 0 leaves it."""
+    """Group the batch's sequences and index their pages. Keys are filled up to ``key_multiple``; 0: as the device needs it."""
     device = keys[0].device
     positions = torch.from_numpy(batch.positions)
     groups = [_group(spans, positions, page_size, device) for spans in _grouped(batch)]
-    if key_multiple:
+    if key_multiple or device.type == "cpu":
+        room = keys[0].shape[0] * page_size
         groups = [
-            group if group.first in batch.placements else filled_up(group, key_multiple, page_size) for group in groups
+            group
+            if group.first in batch.placements
+            else filled_up(group, key_multiple or steady_multiple(group.length), page_size, room)
+            for group in groups
         ]
     for group in groups:
         if group.first in batch.placements:
@@ -170,15 +178,28 @@ def lay_out(
     return GroupedLayout(keys, values, slots, groups, order, scratch or Scratch(), hidden_rows)
 
 
-def filled_up(group: Group, multiple: int, page_size: int) -> Group:
-    """Return the group with masked keys behind its own up to a multiple.
+def steady_multiple(length: int) -> int:
+    """Return the multiple to which keys are filled up, so that no bit of a row depends on how many others see."""
+    return FINE_KEYS if length <= FINE_UP_TO else COARSE_KEYS
+
+
+def filled_up(group: Group, multiple: int, page_size: int, slots: int) -> Group:
+    """Return the group with masked keys behind its own up to a multiple; the cache has ``slots`` of them in all.
 
     Sums over them are then added up in the same order whatever their number.
     """
     length = -(-group.length // multiple) * multiple
-    more = group.pages.new_zeros(len(group.pages), length // page_size - group.pages.shape[1])
+    if length == group.length:
+        return group
+    start = group.inplace[0] if group.inplace is not None else slots
+    more = group.pages.new_zeros(len(group.pages), -(-length // page_size) - group.pages.shape[1])
     return replace(
-        group, pages=torch.cat([group.pages, more], 1), length=length, causal_only=False, inplace=None, masks={}
+        group,
+        pages=torch.cat([group.pages, more], 1),
+        length=length,
+        causal_only=False,
+        inplace=(start, start + length) if start + length <= slots else None,
+        masks={},
     )
 
 
@@ -319,10 +340,12 @@ def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rul
 
 
 def _fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
-    """Attend by PyTorch's own. On the CPU its small products take four rows faster than three (measured: by a third)."""
+    """Attend by PyTorch's own, on the CPU with as many queries as its results need to be the same for one row and for many."""
     rows = q.shape[2]
-    if rows % 4 == 3 and q.device.type == "cpu" and (mask is None or mask.shape[2] == 1):
-        q = pad(q, (0, 0, 0, 1))
+    more = -(-max(rows, LEAST_QUERIES) // QUERY_MULTIPLE) * QUERY_MULTIPLE - rows
+    if more and q.device.type == "cpu":
+        q = pad(q, (0, 0, 0, more))
+        mask = pad(mask, (0, 0, 0, more)) if mask is not None and mask.shape[2] > 1 else mask
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)[:, :, :rows]
 
 

@@ -3,9 +3,8 @@
 At small batch sizes a forward pass in eager PyTorch is bound by the number of operations it issues, not by arithmetic. Here
 q, k, v and gate, up are one matrix product each, residuals ride on the products, and what stands between the products is a few
 operations of the step's layout, or one kernel each. The reference is :class:`~inferd_runtime.models.passes.plain.PlainPass`:
-:func:`fuse` compares the two on random tokens, and returns None for every model that it does not know. On the CPU, large float32
-weights are packed then (:mod:`~inferd_runtime.models.passes.products`), and the modules let go of them: they cannot run by
-themselves any more.
+:func:`fuse` compares the two on random tokens, and returns None for every model that it does not know. How the weights are
+held on the CPU is decided behind it (:mod:`~inferd_runtime.models.weights.held`).
 """
 
 from __future__ import annotations
@@ -21,10 +20,9 @@ from torch.nn.functional import rms_norm
 
 from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.models.batch import Batch, Span
-from inferd_runtime.models.huge_pages import use_huge_pages
 from inferd_runtime.models.passes.attention import lay_out
 from inferd_runtime.models.passes.plain import ModelPass, PlainPass
-from inferd_runtime.models.passes.products import DenseProduct, PackedProduct, Product, pack
+from inferd_runtime.models.passes.products import DenseProduct, Product
 from inferd_runtime.models.passes.step_layout import Angles, ProjectedHeads, StepLayout
 from inferd_runtime.models.proved.decoder import ProvedDecoder
 from inferd_runtime.models.shape import KvShape
@@ -33,7 +31,6 @@ FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 PROBE_TOKENS = 12
 TOLERANCE = 2e-4
 ROUNDED = 0.2
-HUGE_PAGES_FROM = 64 << 20
 PRODUCTS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "out": ("self_attn.o_proj",),
@@ -75,14 +72,17 @@ class FusedLayer:
 
 
 class FusedPass:
-    """A whole decoder. Weights are shared with the module; ``head`` [V, E] gives the logits."""
+    """A whole decoder. Weights are shared with the module; ``head`` [V, E] gives the logits.
+
+    ``embedding`` [V, E] may be of a narrower type than the rest.
+    """
 
     def __init__(self, module: nn.Module, layers: Sequence[FusedLayer], head: Product) -> None:
         model: Any = module
         self.rotary: nn.Module = model.model.rotary_emb
         self.layers = layers
         self.head = head
-        self._embedding: Tensor = model.model.embed_tokens.weight
+        self.embedding: Tensor = model.model.embed_tokens.weight
         self._norm: Tensor = model.model.norm.weight
         self._eps = layers[0].eps
 
@@ -94,7 +94,7 @@ class FusedPass:
 
     def __call__(self, tokens: Tensor, positions: Tensor, layout: StepLayout, rows: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.plain.ModelPass`."""
-        hidden = self._embedding[tokens]
+        hidden = self.embedding[tokens].to(self._norm.dtype)
         angles = self._angles(hidden, positions)
         for index, layer in enumerate(self.layers):
             hidden = layer.run(index, hidden, angles, layout)
@@ -112,7 +112,7 @@ class FusedPass:
         return rms_norm(hidden, self._norm.shape, self._norm, self._eps)
 
 
-def fuse(module: nn.Module, kv: KvShape, rules: Sequence[AttentionRule]) -> ModelPass | None:
+def fuse(module: nn.Module, kv: KvShape, rules: Sequence[AttentionRule]) -> FusedPass | None:
     """Return the fused pass of a model that is known here and gives the same logits; None otherwise.
 
     Of one that was proved before, that is known.
@@ -122,14 +122,9 @@ def fuse(module: nn.Module, kv: KvShape, rules: Sequence[AttentionRule]) -> Mode
         return None
     layers = [_fuse_layer(layer, rule) for layer, rule in zip(model.model.layers, rules, strict=True)]
     fused = FusedPass(module, layers, DenseProduct(model.lm_head.weight))
-    if not isinstance(module, ProvedDecoder) and not agree(fused, PlainPass(module), kv, model.lm_head.weight):
-        return None
-    packed = [_pack_layer(fused, layer) for fused, layer in zip(layers, model.model.layers, strict=True)]
-    head = _pack_head(model)
-    products = [product for layer in packed for product in layer.products().values()]
-    if sum(product.bytes for product in products if isinstance(product, PackedProduct)) >= HUGE_PAGES_FROM:
-        use_huge_pages()
-    return FusedPass(module, packed, head)
+    if isinstance(module, ProvedDecoder) or agree(fused, PlainPass(module), kv, model.lm_head.weight):
+        return fused
+    return None
 
 
 def is_known(model: Any, rules: Sequence[AttentionRule]) -> bool:
@@ -159,27 +154,6 @@ def _fuse_layer(layer: Any, rule: AttentionRule) -> FusedLayer:
         gate_up=DenseProduct(_joined((layer.mlp.gate_proj, layer.mlp.up_proj))),
         down=DenseProduct(layer.mlp.down_proj.weight),
     )
-
-
-def _pack_layer(fused: FusedLayer, layer: Any) -> FusedLayer:
-    owners = {name: [layer.get_submodule(end) for end in ends] for name, ends in PRODUCTS.items()}
-    return fused.with_products({name: _packed(product, owners[name]) for name, product in fused.products().items()})
-
-
-def _packed(product: Product, owners: Sequence[Any]) -> Product:
-    """Return the product with its weight packed where that helps; its owners then let go of theirs, so that it is held once."""
-    packed = pack(product.weight, product.bias) if isinstance(product, DenseProduct) else None
-    if packed is None:
-        return product
-    for owner in owners:
-        owner.weight.data = owner.weight.data.new_empty(0)
-    return packed
-
-
-def _pack_head(model: Any) -> Product:
-    """Return the head. One that is tied to the embedding is held twice, because the embedding is read row by row."""
-    tied = model.lm_head.weight is model.model.embed_tokens.weight
-    return _packed(DenseProduct(model.lm_head.weight), () if tied else (model.lm_head,))
 
 
 def _joined(projections: Sequence[Any]) -> Tensor:
