@@ -24,9 +24,9 @@ from inferd_runtime.models.passes.step_layout import Angles, ProjectedHeads
 SHORT = 64
 FEW = 8
 # On the CPU the last bit of a row's attention depends on how its keys and queries are tiled, unless the keys are filled up so
-# and the queries are so many (measured, docs/exactness.md).
+# and the queries are a multiple of four, of heads wider than these at least eight (measured, docs/exactness.md).
 FINE_KEYS, FINE_UP_TO, COARSE_KEYS = 64, 256, 256
-LEAST_QUERIES, QUERY_MULTIPLE = 8, 4
+NARROW_HEAD, QUERY_MULTIPLE = 80, 4
 # Masked reads see what a page held before: zero times infinity would carry it into the sequence that holds the page next.
 # No trained model comes near, and it fits float16.
 BOUND = 3e4
@@ -342,7 +342,8 @@ def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rul
 def _fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
     """Attend by PyTorch's own, on the CPU with as many queries as its results need to be the same for one row and for many."""
     rows = q.shape[2]
-    more = -(-max(rows, LEAST_QUERIES) // QUERY_MULTIPLE) * QUERY_MULTIPLE - rows
+    least = QUERY_MULTIPLE if q.shape[3] <= NARROW_HEAD else 2 * QUERY_MULTIPLE
+    more = -(-max(rows, least) // QUERY_MULTIPLE) * QUERY_MULTIPLE - rows
     if more and q.device.type == "cpu":
         q = pad(q, (0, 0, 0, more))
         mask = pad(mask, (0, 0, 0, more)) if mask is not None and mask.shape[2] > 1 else mask
