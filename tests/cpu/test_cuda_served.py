@@ -39,8 +39,7 @@ def models() -> tuple[Any, Any]:
     """Behind the reference, and behind the fast driver."""
     with pytest.MonkeyPatch.context() as patch:
         # What a step of the twins in torch costs is of no interest.
-        patch.setattr(serving, "measure_cost", lambda driver: StepCost())
-        patch.setattr(serving, "measure_times", lambda driver: StepTimes.linear(1.0, 1e-3))
+        patch.setattr(serving, "step_costs", lambda model: (StepCost(), StepTimes.linear(1.0, 1e-3)))
         settings = EngineSettings(threads=1, pages=64)
         reference = serve_model(settings)
         patch.setattr(model_loading, "build_driver", fast)

@@ -15,6 +15,7 @@ import torch
 from families import make
 from safetensors.torch import load_file, save_file
 
+from inferd_runtime import kept_results
 from inferd_runtime.engine.drivers.build import DriverOptions, build_driver, trial_batch
 from inferd_runtime.models.batch import FloatRows
 from inferd_runtime.models.first_load import load_first, proof_of
@@ -129,7 +130,7 @@ def test_changed_code_and_another_package_are_proved_again(
     monkeypatch.setattr(proof_store, "ROOMS", ("models",))
     assert ProofStore(folder.parent / "proofs").find(str(folder), "") is None
     monkeypatch.undo()
-    monkeypatch.setattr(proof_store, "PACKAGES", ("torch",))
+    monkeypatch.setattr(kept_results, "PACKAGES", ("torch",))
     assert ProofStore(folder.parent / "proofs").find(str(folder), "") is None
 
 

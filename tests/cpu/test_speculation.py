@@ -18,6 +18,7 @@ from inferd_runtime.engine.engine import Engine
 from inferd_runtime.engine.job import Planned
 from inferd_runtime.engine.prepare import prepare
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.engine.scheduling.fairness import StepCost
 from inferd_runtime.engine.sequences.positions import tree_placement
 from inferd_runtime.engine.stages import Work
 from inferd_runtime.kv.table import PageTable
@@ -50,7 +51,7 @@ SAMPLERS = {"argmax": Sampling(), "warm": Sampling(1.0), "filtered": Sampling(0.
 def model() -> Any:
     """Rows cost next to nothing: whether drafts are worth it on a busy machine is not asked here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serving, "measure_times", lambda driver: StepTimes.linear(1.0, 1e-3))
+        patch.setattr(serving, "step_costs", lambda model: (StepCost(), StepTimes.linear(1.0, 1e-3)))
         return serve_model(EngineSettings(threads=1))
 
 

@@ -73,6 +73,11 @@ class StepTimes:
         return cls(Profile((1, 2), (1, 2), rows, tree=tree), learns=False)
 
     @property
+    def profile(self) -> Profile:
+        """The measured times, without what was learnt since."""
+        return self._profile
+
+    @property
     def tree(self) -> float:
         """The additional seconds of a sequence with a mask of its own."""
         return self._profile.tree

@@ -11,6 +11,7 @@ from torch import Tensor
 from inferd.protocol import InvalidRequest
 from inferd_runtime.kv.table import PageCopy
 from inferd_runtime.models.batch import Batch, FloatRows, Outputs, PageData
+from inferd_runtime.models.host_memory import populate_later, zeros
 from inferd_runtime.models.lora.bank import LoraBank
 from inferd_runtime.models.lora.files import AdapterFiles, AdapterSize
 from inferd_runtime.models.passes.attention import BOUND, Scratch, lay_out
@@ -58,6 +59,8 @@ class TorchDriver:
             [self._cache(heads, width, dtype) for heads, width in shape.keys],
             [self._cache(heads, width, dtype) for heads, width in shape.values],
         )
+        if caches is None and self._device.type == "cpu":
+            populate_later(list(self._caches()))
         self.token_bytes: Sequence[int] = [cache[0, 0].numel() * cache.element_size() for cache in self._caches()]
         self.page_bytes = sum(self.token_bytes) * page_size
         self.kv_layout = f"{str(self._keys[0].dtype).removeprefix('torch.')}/{page_size}/{shape.digest()}"
@@ -126,7 +129,10 @@ class TorchDriver:
             yield from pair
 
     def _cache(self, heads: int, width: int, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(self.pages, self.page_size, heads, width, dtype=dtype, device=self._device)
+        shape = (self.pages, self.page_size, heads, width)
+        return (
+            zeros(shape, dtype) if self._device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=self._device)
+        )
 
     def forward(self, batch: Batch) -> Outputs:
         """Run one ragged batch. Logits are float32[R, V] on the host, R the number of wanted rows (it may be 0)."""

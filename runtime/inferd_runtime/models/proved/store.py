@@ -7,26 +7,19 @@ all of them, and a start that finds it builds the model from the files: see :mod
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import msgspec
-
-from inferd.protocol import Unavailable
-from inferd_runtime.file_cache import CacheEntry, cache_folder, drop_oldest, private_folder, processor
+from inferd_runtime.file_cache import cache_folder
+from inferd_runtime.kept_results import KeptResults, key_of
 from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.models.fitting.fit import ModelSize
 from inferd_runtime.models.shape import KvShape
 
 CHECKPOINT = ("*.json", "*.safetensors", "*.jinja", "*.model")
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
 ROOMS = ("models", "kernels")
-"""Folders of this package whose code a proof depends on."""
-MOST_KEPT = 32
+"""Whose code a proof depends on."""
 
 
 @dataclass(frozen=True)
@@ -81,46 +74,24 @@ class KeptProof:
 
 
 class ProofStore:
-    """The proofs that this user's cache folder holds; a file each."""
+    """The proofs that this user's cache folder holds."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder or cache_folder() / "proved"
+        self._kept = KeptResults(folder or cache_folder() / "proved", KeptProof)
         self._found: dict[str, KeptProof | None] = {}
 
     def find(self, source: str, dtype: str) -> KeptProof | None:
         """Return what was proved of the checkpoint in a folder, as it is now, with weights in ``dtype``."""
         key = _key(Path(source), dtype)
         if key not in self._found:
-            self._found[key] = _read(self._entry(key))
+            self._found[key] = self._kept.find(key)
         return self._found[key]
 
     def keep(self, source: str, dtype: str, proof: KeptProof) -> None:
-        """Write a proof. A folder that cannot be written to keeps none: the next start proves again."""
+        """Keep a proof."""
         key = _key(Path(source), dtype)
         self._found[key] = proof
-        try:
-            private_folder(self._folder)
-            self._entry(key).put(partial(_write, proof))
-            drop_oldest(self._folder, "*.json", MOST_KEPT)
-        except (OSError, Unavailable):
-            return
-
-    def _entry(self, key: str) -> CacheEntry:
-        return CacheEntry(self._folder / f"{key}.json")
-
-
-def _write(proof: KeptProof, path: Path) -> None:
-    path.write_bytes(msgspec.json.encode(proof))
-
-
-def _read(entry: CacheEntry) -> KeptProof | None:
-    try:
-        proof = msgspec.json.decode(entry.path.read_bytes(), type=KeptProof) if entry.is_whole() else None
-        if proof is not None:
-            entry.touch()
-    except (OSError, msgspec.MsgspecError):
-        return None
-    return proof
+        self._kept.keep(key, proof)
 
 
 def _key(folder: Path, dtype: str) -> str:
@@ -128,19 +99,9 @@ def _key(folder: Path, dtype: str) -> str:
 
     A checkpoint's files count by name, size and time of change: reading gigabytes would cost what is to be saved.
     """
-    digest = hashlib.sha256(repr((str(folder.resolve()), dtype, processor(), _versions())).encode())
-    for path in _files(folder, CHECKPOINT):
-        about = path.stat()
-        digest.update(repr((path.name, about.st_size, about.st_mtime_ns)).encode())
-    package = Path(__file__).parents[2]
-    for path in (file for room in ROOMS for file in sorted((package / room).rglob("*.py"))):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:32]
+    about = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in _files(folder)]
+    return key_of((str(folder.resolve()), dtype, about), ROOMS)
 
 
-def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
-    yield from sorted(path for pattern in patterns for path in folder.glob(pattern))
-
-
-def _versions() -> list[str]:
-    return [importlib.metadata.version(name) for name in PACKAGES]
+def _files(folder: Path) -> Iterator[Path]:
+    yield from sorted(path for pattern in CHECKPOINT for path in folder.glob(pattern))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from inferd.protocol import InvalidRequest
-from inferd_runtime.models.huge_pages import use_huge_pages
+from inferd_runtime.models.host_memory import LARGE, huge_pages_later
 from inferd_runtime.models.passes.device import dense_products
 from inferd_runtime.models.passes.fused import PRODUCTS, FusedLayer, FusedPass
 from inferd_runtime.models.passes.products import DenseProduct, Product
@@ -19,7 +19,6 @@ from inferd_runtime.models.weights.choice import Shape, ways_of
 from inferd_runtime.models.weights.host_products import DENSE, HeldProduct, Way, can_hold, held
 
 logger = logging.getLogger(__name__)
-HUGE_PAGES_FROM = 64 << 20
 SMALLEST = 2.0**-25
 """Half of the step between float16's smallest numbers: what an exact weight may be off by there, far below its row's sums."""
 HEAD_WAYS = {"half": "half", "int8": "int8", "int4": "int8"}
@@ -68,8 +67,8 @@ def hold(fused: FusedPass, module: nn.Module, plan: HoldingPlan) -> FusedPass:
         result.embedding = fused.embedding.to(NARROW_EMBEDDING)
         model.model.embed_tokens.weight.data = fused.embedding.new_empty(0)
     made = [product for layer in layers for product in layer.products().values() if isinstance(product, HeldProduct)]
-    if sum(product.bytes for product in made) >= HUGE_PAGES_FROM:
-        use_huge_pages()
+    if sum(product.bytes for product in made) >= LARGE:
+        huge_pages_later()
     return result
 
 

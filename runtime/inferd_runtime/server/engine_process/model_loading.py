@@ -7,11 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import torch
+
 from inferd.protocol import InvalidRequest
 from inferd_runtime.draft_models.options import DraftOptions, choices_of
 from inferd_runtime.engine.drivers.build import DeviceDriver, DriverOptions, build_driver, element_size, step_bytes
 from inferd_runtime.engine.drivers.parallel import LeadingDriver
-from inferd_runtime.engine.scheduling.costs import MEASURED_ROWS
+from inferd_runtime.engine.drivers.torch_driver import TorchDriver
+from inferd_runtime.engine.scheduling.costs import MEASURED_ROWS, measure_cost, measure_times
+from inferd_runtime.engine.scheduling.fairness import StepCost
+from inferd_runtime.engine.scheduling.kept_costs import KeptCosts, known_costs
+from inferd_runtime.kept_results import KeptResults
 from inferd_runtime.models.devices import available_bytes, check_device
 from inferd_runtime.models.fitting.fit import Placed, check_fit, divide_with_drafts
 from inferd_runtime.models.fitting.sizing import default_threads
@@ -23,6 +29,7 @@ from inferd_runtime.models.proved.store import ProofStore
 from inferd_runtime.server.engine_process.draft_models import draft_engine_settings
 from inferd_runtime.server.engine_process.followers import Followers
 from inferd_runtime.settings.settings import EngineSettings
+from inferd_runtime.speculation.times import StepTimes
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ServingDriver: TypeAlias = DeviceDriver | LeadingDriver
@@ -78,6 +85,15 @@ def load_drivers(settings: EngineSettings, plan: ModelPlan, followers: Followers
     each = [settings] * len(plan.served) + [draft_engine_settings(settings)] * len(plan.drafts)
     drivers = [_build_driver(*one, followers) for one in zip(each, loaded, pages, strict=True)]
     return [DrivenModel(*one) for one in zip(each, loaded, drivers, strict=True)]
+
+
+def step_costs(model: DrivenModel) -> tuple[StepCost, StepTimes]:
+    """Return what steps of a model cost: measured now, on the CPU once for all starts. The driver's pages must be unused."""
+    driver = model.driver
+    if not isinstance(driver, TorchDriver):
+        return measure_cost(driver), measure_times(driver)
+    depends = (model.loaded.fingerprint, driver_options(model.settings, driver.pages), torch.get_num_threads())
+    return known_costs(driver, depends, KeptResults.named("costs", KeptCosts))
 
 
 def driver_options(settings: EngineSettings, pages: int) -> DriverOptions:

@@ -12,7 +12,6 @@ from inferd_grammar import GrammarCompiler, TokenTable
 from inferd_grammar.trials.pool import TrialPool
 from inferd_runtime.engine.adapters import AdapterLimits, AdapterSet
 from inferd_runtime.engine.engine import Engine, EngineOptions
-from inferd_runtime.engine.scheduling.costs import measure_cost, measure_times
 from inferd_runtime.engine.scheduling.fairness import LINGER_LEADS, FairClock
 from inferd_runtime.engine.scheduling.tenants import Accounts, Tenancy
 from inferd_runtime.models.adapter_options import AdapterOptions
@@ -26,7 +25,7 @@ from inferd_runtime.server.engine_process.draft_models import (
     in_thread,
 )
 from inferd_runtime.server.engine_process.followers import Followers
-from inferd_runtime.server.engine_process.model_loading import DrivenModel, ModelPlan, load_drivers
+from inferd_runtime.server.engine_process.model_loading import DrivenModel, ModelPlan, load_drivers, step_costs
 from inferd_runtime.session.served_model import Lookups, ServedModel
 from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.speculation.corpus import Corpora
@@ -105,9 +104,9 @@ def _build_served(
 
 
 def _engine_options(model: DrivenModel) -> EngineOptions:
-    """Return the engine's options; what steps cost is measured now."""
+    """Return the engine's options. What steps cost is measured, on a CPU once for all starts."""
     settings = model.settings
-    cost, times = measure_cost(model.driver), measure_times(model.driver)
+    cost, times = step_costs(model)
     return EngineOptions(
         settings.token_budget, settings.swap_mb << 20, settings.tenancy, cost, settings.fixed_rows, times
     )
