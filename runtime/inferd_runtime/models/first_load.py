@@ -101,6 +101,7 @@ def _decoder(module: Any) -> KeptDecoder | None:
     return KeptDecoder(
         model_type=str(module.config.model_type),
         eps=float(layer.input_layernorm.variance_epsilon),
+        heads=int(module.config.num_attention_heads),
         head_dim=int(layer.self_attn.head_dim),
         frequencies=tuple(frequencies.float().tolist()),
         rope_scaling=float(scaling),

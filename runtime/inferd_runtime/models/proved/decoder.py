@@ -30,7 +30,7 @@ class ProvedDecoder(nn.Module):
 
     def __init__(self, facts: KeptDecoder, weights: dict[str, Tensor]) -> None:
         super().__init__()
-        self.config = SimpleNamespace(model_type=facts.model_type, hidden_act="silu")
+        self.config = SimpleNamespace(model_type=facts.model_type, hidden_act="silu", num_attention_heads=facts.heads)
         for name in sorted(weights, key=_order):
             path, _, kind = name.rpartition(".")
             leaf = self._leaf(path, weights[name], facts.eps)

@@ -44,6 +44,7 @@ class KeptDecoder:
 
     model_type: str
     eps: float
+    heads: int
     head_dim: int
     frequencies: tuple[float, ...]
     rope_scaling: float
