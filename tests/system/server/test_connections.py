@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import anyio
 import httpx
+import msgspec
 import pytest
 import trustme
 from websockets.asyncio.client import connect as open_websocket
@@ -100,10 +101,38 @@ async def test_a_client_that_does_not_read_is_closed(serve: Serve) -> None:
             assert len(await anyio.to_thread.run_sync(rest_of, client)) < 3_600_000, "not all of it came"
 
 
-async def test_a_head_that_is_too_long_is_refused(serve: Serve) -> None:
-    async with serve() as served:
-        with raw(served, request("GET /livez") + b"X: " + b"y" * 40_000) as client:
-            assert b"400 Bad Request" in await anyio.to_thread.run_sync(rest_of, client)
+UPGRADE = request("GET /v1/session") + b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+KEYED = UPGRADE + b"Sec-WebSocket-Key: " + b"A" * 22 + b"==\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (request("GET /livez") + b"X: " + b"y" * 40_000, 431, "limit"),
+        (request("GET /livez") + b"X: y\r\n" * 10_000, 431, "limit"),
+        (b"G" * 40_000, 431, "limit"),
+        (request("GET /livez" + "?" + "y" * 40_000), 431, "limit"),
+        (b"\x16\x03\x01\x02\x00\x01" + bytes(100) + b"\r\n\r\n", 400, "client.invalid"),
+        (b"GET /livez HTTP/1.1\r\n\r\n", 400, "client.invalid"),
+        (request("GET /livez") + b"a b: c\r\n\r\n", 400, "client.invalid"),
+        (request("POST /v1/runs") + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", 400, "client.invalid"),
+        (UPGRADE + b"\r\n", 400, "client.invalid"),
+        (UPGRADE + b"Sec-WebSocket-Key: x\r\n\r\n", 400, "client.invalid"),
+        (UPGRADE.replace(b"13", b"12") + b"\r\n", 400, "client.invalid"),
+        (KEYED.replace(b"GET", b"POST") + b"\r\n", 400, "client.invalid"),
+        (KEYED + b"X: " + b"y" * 9_000 + b"\r\n\r\n", 400, "client.invalid"),
+        (KEYED + b"X: y\r\n" * 200 + b"\r\n", 400, "client.invalid"),
+    ],
+    ids=lambda value: repr(value[:12]) if isinstance(value, bytes) else str(value),
+)
+async def test_what_never_becomes_a_request_is_refused_with_a_typed_error(
+    serve: Serve, sent: bytes, status: int, code: str
+) -> None:
+    async with serve(wait=False) as served:
+        with raw(served, sent) as client:
+            head, _, body = (await anyio.to_thread.run_sync(rest_of, client)).partition(b"\r\n\r\n")
+            assert head.split()[1] == str(status).encode(), head
+            assert msgspec.json.decode(body)["error"]["code"] == code
 
 
 async def test_no_tenant_takes_the_sessions_or_connections_of_others(serve: Serve) -> None:

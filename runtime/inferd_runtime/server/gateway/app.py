@@ -22,13 +22,13 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from inferd.protocol import MAX_EXPORT_BYTES, InferdError, InternalError, InvalidRequest, NotFound
 from inferd_runtime.server.connections.acceptor import Acceptor, Listener
 from inferd_runtime.server.connections.connection_table import ConnectionTable
 from inferd_runtime.server.gateway.audit import Audited, AuditLog
 from inferd_runtime.server.gateway.auth import AccessTokens, BearerAuth, TenantQuotas, load_quotas, load_tokens
+from inferd_runtime.server.gateway.http_protocol import MAX_HEAD_BYTES, TypedHttp
 from inferd_runtime.server.gateway.listening import check_exposure, listen, tls_context, url_of
 from inferd_runtime.server.gateway.replies import error_reply
 from inferd_runtime.server.gateway.request_watch import RequestWatch
@@ -50,8 +50,6 @@ REGISTRY_FILE = "programs.sqlite3"
 RUNS_FILE = "runs.sqlite3"
 SERVER_FILE = "server.json"
 CLOSE_SECONDS = 5
-MAX_HEAD_BYTES = 32 << 10
-"""Of a request's line and headers together."""
 KEEP_ALIVE_OF_UVICORN = 3600
 """Longer than ours, which says when a connection has been idle for too long."""
 MAX_SCRIPT_MESSAGE = MAX_EXPORT_BYTES + (64 << 10)
@@ -95,8 +93,7 @@ class _Server(uvicorn.Server):
         self.started = True
 
     def _protocol(self) -> asyncio.Protocol:
-        protocol: asyncio.Protocol = H11Protocol(self.config, self.server_state, self.lifespan.state)
-        return protocol
+        return TypedHttp(self.config, self.server_state, self.lifespan.state)
 
 
 def make_app(api: Api, tokens: AccessTokens, front: Front | None = None) -> ASGIApp:

@@ -31,6 +31,7 @@ STATUS = {
     "internal": 500,
 }
 TOO_LARGE = 413
+HEAD_TOO_LARGE = 431
 JSON_TYPE = "application/json"
 RESULT = b'"result":'
 NO_RESULT = b'"result":null'
@@ -46,6 +47,8 @@ ROOM_LIMITS = frozenset({"programs", "stored_bytes"})
 
 def status_of(error: InferdError) -> int:
     """Return the HTTP status of an error: its code's, else the nearest parent's."""
+    if error.detail.get("limit") == "head_bytes":
+        return HEAD_TOO_LARGE
     if error.detail.get("limit") in SIZE_LIMITS:
         return TOO_LARGE
     if error.detail.get("limit") in ROOM_LIMITS or error.detail.get("reason") == "disk_full":

@@ -1,0 +1,81 @@
+"""uvicorn's HTTP protocol with typed errors for what never becomes a request: heads that are too long, or none at all."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from inferd.protocol import InferdError, InvalidRequest, LimitExceeded
+from inferd_runtime.server.gateway.replies import error_reply
+
+MAX_HEAD_BYTES = 32 << 10
+"""Of a request's line and headers together."""
+MAX_HANDSHAKE_LINE = 8000
+MAX_HANDSHAKE_HEADERS = 120
+"""A little less than the library for WebSockets takes: what it refuses it refuses without a type."""
+KEY_BYTES = 16
+ANSWERABLE = (h11.IDLE, h11.SEND_RESPONSE)
+Headers = list[tuple[bytes, bytes]]
+
+
+class TypedHttp(H11Protocol):
+    """Answers what is no request with an error in the one shape of errors, and closes the connection."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what the parser does not take."""
+        if len(self.conn.trailing_data[0]) > MAX_HEAD_BYTES:
+            text = f"a request's line and headers may have {MAX_HEAD_BYTES} bytes together"
+            self._refuse(LimitExceeded(text, limit="head_bytes", value=MAX_HEAD_BYTES, raise_with="fewer headers"))
+        else:
+            self._refuse(InvalidRequest("this is no HTTP/1.1 request"))
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Begin a WebSocket, if its handshake is one."""
+        problem = handshake_problem(event.method, self.headers)
+        if problem:
+            self._refuse(InvalidRequest(f"this is no handshake of a WebSocket: {problem}"))
+        else:
+            super().handle_websocket_upgrade(event)
+
+    def _refuse(self, error: InferdError) -> None:
+        if (
+            self.conn.our_state not in ANSWERABLE
+        ):  # an answer to an earlier request is on its way: it cannot be taken back
+            self.transport.abort()
+            return
+        answer = error_reply(error)
+        headers = [*answer.raw_headers, (b"connection", b"close")]
+        for part in (
+            h11.Response(status_code=answer.status_code, headers=headers),
+            h11.Data(data=bytes(answer.body)),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(part) or b"")
+        self.transport.close()
+
+
+def handshake_problem(method: bytes, headers: Headers) -> str:
+    """Return what is wrong with a WebSocket's handshake (RFC 6455, 4.2.1), "" for nothing. Names of headers are in lower case."""
+    found = dict(headers)
+    if method != b"GET":
+        return "its method must be GET"
+    if found.get(b"sec-websocket-version") != b"13":
+        return "Sec-WebSocket-Version must be 13"
+    names = [name for name, _ in headers]
+    if names.count(b"sec-websocket-key") != 1 or not _is_key(found[b"sec-websocket-key"]):
+        return f"there must be one Sec-WebSocket-Key: {KEY_BYTES} bytes in base64"
+    if len(headers) > MAX_HANDSHAKE_HEADERS:
+        return f"it has more than {MAX_HANDSHAKE_HEADERS} headers"
+    if any(len(name) + len(value) > MAX_HANDSHAKE_LINE for name, value in headers):
+        return f"a header has more than {MAX_HANDSHAKE_LINE} bytes"
+    return ""
+
+
+def _is_key(value: bytes) -> bool:
+    try:
+        return len(base64.b64decode(value, validate=True)) == KEY_BYTES
+    except binascii.Error:
+        return False
