@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 from urllib.parse import quote
 
-from inferd.protocol import Unavailable
+from inferd.protocol import InvalidRequest, NotFound, Unavailable
 from inferd_runtime.cli.boundary import EXIT_INTERRUPTED
 from inferd_runtime.cli.client import Server
 from inferd_runtime.cli.output import print_json, say
@@ -21,6 +21,7 @@ from inferd_runtime.cli.parsing import (
 from inferd_runtime.cli.program_command import CommandSyntax, parse
 from inferd_runtime.cli.program_options import ProgramInterface
 from inferd_runtime.cli.run_screen import RunScreen
+from inferd_runtime.settings.settings import FIELDS
 
 DESCRIPTION = """Run an uploaded program: NAME, NAME@VERSION or sha256:HASH. Ctrl+C cancels the run; losing the connection
 does not."""
@@ -34,8 +35,16 @@ def launch(argv: list[str]) -> int:
     def find(parsed: argparse.Namespace) -> ProgramInterface:
         server = Server.of(settings_of(parsed))
         asked.append((server, parsed.program))
-        described = server.get(f"/v1/programs/{quote(parsed.program, safe='')}")
-        return ProgramInterface.from_json(described["interface"])
+        misplaced = misplaced_options(parsed.rest)
+        try:
+            described = server.get(f"/v1/programs/{quote(parsed.program, safe='')}")
+        except (NotFound, Unavailable) as error:
+            raise _misplaced(misplaced, error.message) if misplaced else error from None
+        interface = ProgramInterface.from_json(described["interface"])
+        ours = [flag for flag in misplaced if flag.removeprefix("--").replace("-", "_") not in interface.names]
+        if ours:
+            raise _misplaced(ours, f"{parsed.program} has no such parameter")
+        return interface
 
     command = parse(CommandSyntax("launch", DESCRIPTION, _add_options_before, _add_options_after, find), argv)
     server, program = asked[0]
@@ -50,6 +59,23 @@ def launch(argv: list[str]) -> int:
     else:
         say(run["id"])
     return 0
+
+
+def misplaced_options(rest: list[str]) -> list[str]:
+    """Return the options behind PROGRAM that would say which server to ask for it, if they are not the program's own.
+
+    They are not heeded there: what a program's parameter of that name is given must not become a server that gets a token.
+    """
+    flags = [FIELDS[name].flag for name in CLIENT_SETTINGS]
+    given = {word.partition("=")[0] for word in rest}
+    return [flag for flag in flags if flag in given]
+
+
+def _misplaced(flags: list[str], why: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{why}; {', '.join(flags)} behind PROGRAM can only be its own: what says which server to ask stands before it, "
+        f"as in `inferd launch {flags[0]} ... PROGRAM`"
+    )
 
 
 def _add_options_before(parser: Parser) -> None:

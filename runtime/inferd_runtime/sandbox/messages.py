@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from inferd.protocol import ErrorInfo
+
+PART_CHARS = 256 << 10
+"""Characters of a result that go to the gateway at a time."""
 
 
 class Bundle(msgspec.Struct, frozen=True):
@@ -108,8 +113,15 @@ class Sent(msgspec.Struct, frozen=True, tag=True):
     json: str
 
 
+class ResultPart(msgspec.Struct, frozen=True, tag=True):
+    """The next part of a long result. The last one is in ``RunFinished``."""
+
+    run: str
+    text: str
+
+
 class RunFinished(msgspec.Struct, frozen=True, tag=True):
-    """A run is over: exactly one of ``result`` (JSON text) and ``error``."""
+    """A run is over: exactly one of ``result`` (JSON text, or the last part of it) and ``error``."""
 
     run: str
     usage: RunUsage
@@ -118,4 +130,15 @@ class RunFinished(msgspec.Struct, frozen=True, tag=True):
 
 
 ToWorker = LaunchRun | Cancel | Deliver | EventsTaken | Shutdown
-FromWorker = WorkerReady | Started | Output | Sent | RunFinished
+FromWorker = WorkerReady | Started | Output | Sent | ResultPart | RunFinished
+
+
+def in_parts(message: FromWorker) -> Iterator[FromWorker]:
+    """Yield a message, one with a long result in parts: what takes them does other things between any two."""
+    if not isinstance(message, RunFinished) or message.result is None or len(message.result) <= PART_CHARS:
+        yield message
+        return
+    starts = range(0, len(message.result), PART_CHARS)
+    for start in starts[:-1]:
+        yield ResultPart(message.run, message.result[start : start + PART_CHARS])
+    yield msgspec.structs.replace(message, result=message.result[starts[-1] :])

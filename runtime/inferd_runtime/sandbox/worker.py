@@ -38,6 +38,7 @@ from inferd_runtime.sandbox.messages import (
     Started,
     ToWorker,
     WorkerReady,
+    in_parts,
 )
 from inferd_runtime.sandbox.outbox import Outbox
 from inferd_runtime.sandbox.threads import ThreadPool
@@ -132,7 +133,8 @@ class Worker:
             self._busy.clear()
 
     def _send(self, message: FromWorker) -> None:
-        self._control.send(packed(message))
+        for part in in_parts(message):
+            self._control.send(packed(part))
 
     def _shut_down(self) -> None:
         for run in self._runs.values():

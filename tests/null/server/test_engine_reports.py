@@ -66,7 +66,7 @@ def test_every_family_has_its_help_and_type_and_nothing_is_told_twice() -> None:
     models = [ModelStats("tiny", 5, 1, 64, 60, draft_models=draft), ModelStats("b", 0, 0, 4, 4)]
     totals = RunTotals()
     totals.add(Ending(RunUsage(tokens=7), error=Cancelled("stopped").to_wire()))
-    totals.add(Ending(RunUsage(tokens=5), "1"))
+    totals.add(Ending(RunUsage(tokens=5), ("1",)))
     text = MetricsPage(totals, dict.fromkeys(FIGURES, 3), models).text()
     families = parsed(text)
     assert all(family.documentation and family.type in ("counter", "gauge", "histogram") for family in families)

@@ -24,7 +24,7 @@ PROGRAM = make_program(Bundle("p", {"main.py": "async def main(): pass"}))
 METRIC = re.compile(r"\b(?:vllm:|inferd_)\w+")
 GROUPED = re.compile(r"by \(([^)]*)\)")
 LABEL = re.compile(r"\{\{(\w+)\}\}")
-ENDED = Ending(RunUsage(tokens=5, cpu_ms=40.0), result="1")
+ENDED = Ending(RunUsage(tokens=5, cpu_ms=40.0), ("1",))
 
 
 class Clock:

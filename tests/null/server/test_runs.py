@@ -10,8 +10,19 @@ import pytest
 from hypothesis import given, strategies as st
 
 from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, LimitExceeded, NotFound, Unavailable
-from inferd_runtime.sandbox.messages import Bundle, Limits, Output, RunFinished, RunUsage, Sent
+from inferd_runtime.sandbox.messages import (
+    PART_CHARS,
+    Bundle,
+    Limits,
+    Output,
+    ResultPart,
+    RunFinished,
+    RunUsage,
+    Sent,
+    in_parts,
+)
 from inferd_runtime.server.programs.bundles import make_program
+from inferd_runtime.server.supervisor.held_runs import FRAME_BYTES, HeldRun
 from inferd_runtime.server.supervisor.runs import (
     BATCH_BYTES,
     BATCH_EVENTS,
@@ -238,3 +249,26 @@ def test_a_jump_of_the_systems_clock_does_not_change_how_long_a_run_took(monkeyp
     monkeypatch.setattr(time, "time", lambda: 4e9)
     run.fail(Unavailable("x").to_wire())
     assert run.usage.wall_ms < 60_000
+
+
+def test_a_long_result_goes_in_parts_and_is_the_same_at_the_end() -> None:
+    text = '"' + "ä" * (2 * PART_CHARS) + '"'
+    run = make_run()
+    held = HeldRun(run, "worker", 1.0)
+    *parts, last = in_parts(RunFinished(run.id, RunUsage(), text))
+    assert [type(part) for part in (*parts, last)] == [ResultPart, ResultPart, RunFinished]
+    for part in parts:
+        assert isinstance(part, ResultPart)
+        assert held.add_part(part.text, 4)
+    assert isinstance(last, RunFinished)
+    assert run.finish_from(last, held.parts)
+    assert run.ending is not None
+    assert run.ending.result == text
+    assert run.ending.size == len(text)
+    short = RunFinished(run.id, RunUsage(), "1")
+    assert list(in_parts(short)) == [short]
+
+
+def test_parts_of_a_result_beyond_the_runs_limit_are_not_taken() -> None:
+    held = HeldRun(make_run(), "worker", 1.0)
+    assert not held.add_part("x", 2 * Limits().output_bytes + FRAME_BYTES * Limits().output_events + 1)

@@ -27,6 +27,7 @@ from inferd_runtime.sandbox.messages import (
     LaunchRun,
     Limits,
     Output,
+    ResultPart,
     RunFinished,
     Sent,
     Shutdown,
@@ -86,7 +87,8 @@ class Gateway:
 
     def wait(self, run: str) -> RunFinished:
         finished: RunFinished = self.wait_for(run, RunFinished)
-        return finished
+        parts = [message.text for message in self.messages[run] if isinstance(message, ResultPart)]
+        return msgspec.structs.replace(finished, result="".join([*parts, finished.result or ""])) if parts else finished
 
     def run(self, program: str | dict[str, str], limits: Limits | None = None, /, **arguments: Any) -> RunFinished:
         return self.wait(self.launch(program, limits, **arguments))

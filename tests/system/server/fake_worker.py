@@ -38,6 +38,7 @@ from inferd_runtime.sandbox.messages import (
     Started,
     ToWorker,
     WorkerReady,
+    in_parts,
 )
 from inferd_runtime.session.wire import JSON, new_identity, open_frames, parse_reply, request_frames
 
@@ -120,7 +121,8 @@ class Worker:
 
     async def speak(self) -> None:
         while True:
-            await self.control.send(msgspec.msgpack.encode(await self.outbox.get()))
+            for part in in_parts(await self.outbox.get()):
+                await self.control.send(msgspec.msgpack.encode(part))
 
     async def listen(self) -> None:
         self.say(WorkerReady(os.getpid()))

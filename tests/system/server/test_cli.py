@@ -222,6 +222,23 @@ def test_stop_ends_a_run_that_was_detached(inferd: CommandLine, sleeper: str) ->
         assert inferd("logs", run).returncode == 0
 
 
+def test_a_server_that_stands_behind_the_program_is_not_ignored(
+    inferd: CommandLine, tmp_path: Path, hello: str
+) -> None:
+    fetch = tmp_path / "fetch.py"
+    fetch.write_text("async def main(url: str) -> str: return url\n")
+    behind = ("launch", "hello", "--name", "Bob", "--url", "http://127.0.0.1:9")
+    refused = inferd(*behind)
+    assert (refused.returncode, "stands before it" in refused.stderr) == (2, True)
+    with server(inferd):
+        assert inferd("upload", hello).returncode == inferd("upload", str(fetch)).returncode == 0
+        refused = inferd(*behind)
+        assert (refused.returncode, "hello has no such parameter" in refused.stderr) == (2, True)
+        assert inferd("launch", "hello", "--token=x", "--name", "Bob").returncode == 2
+        assert "--token" in inferd("launch", "hello", "--token=x", "--name", "Bob").stderr
+        assert inferd("launch", "fetch", "--url", "http://127.0.0.1:9").stdout == '"http://127.0.0.1:9"\n'
+
+
 def test_interrupting_a_launch_cancels_the_run_on_the_server(inferd: CommandLine, sleeper: str) -> None:
     with server(inferd):
         inferd("upload", sleeper)

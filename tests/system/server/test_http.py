@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import time
+from collections.abc import Iterator
 
 import anyio
+import anyio.lowlevel
 import httpx
 import pytest
 
-from .conftest import ANN, BOB, ROOT, Serve, Served
+from .conftest import ANN, BOB, ROOT, Serve, Served, until
 
 pytestmark = pytest.mark.anyio
 HELLO = "async def main(name: str, times: int = 1) -> str:\n    print('hello', name)\n    return name * times\n"
@@ -277,3 +281,39 @@ async def test_metrics_count_what_ran(serve: Serve) -> None:
             "# TYPE inferd_kv_pages_free gauge",
         ):
             assert line in lines
+
+
+HUGE = "async def main(): return 'x' * 60_000_000"
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """Python's collector takes tens of milliseconds of a turn in a process that has loaded all tests."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collections")
+async def test_a_huge_result_does_not_hold_the_gateways_loop(serve: Serve) -> None:
+    turns: list[float] = []
+
+    async def turn() -> None:
+        """Note the processor time of each turn of the loop, which is the gateway's, too."""
+        while True:
+            started = time.thread_time()
+            await anyio.lowlevel.checkpoint()
+            turns.append(time.thread_time() - started)
+
+    async with serve(output_bytes=64 << 20, run_event_bytes=64 << 20) as served:
+        run = await served.launch(HUGE)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(turn)
+            await until(lambda: served.gateway.runtime.runs.find(run["id"]) is None, 60)
+            tasks.cancel_scope.cancel()
+        assert max(turns) < 0.03, "in one message it takes 0.05 s and more"
+        size = 0
+        async with served.client.stream("GET", f"/v1/runs/{run['id']}") as answer:
+            async for chunk in answer.aiter_bytes():
+                size += len(chunk)
+        assert size > 60_000_000

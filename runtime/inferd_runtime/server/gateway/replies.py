@@ -15,7 +15,7 @@ from inferd.protocol import InferdError
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.records import RunRecord
 from inferd_runtime.server.supervisor.run_keeper import AnyRun
-from inferd_runtime.server.supervisor.runs import SLICE_BYTES, Ending, RunEvent
+from inferd_runtime.server.supervisor.runs import Ending, RunEvent
 from inferd_runtime.server.supervisor.runtime import Runtime
 
 STATUS = {
@@ -112,14 +112,15 @@ def run_summary(record: RunRecord) -> dict[str, Any]:
 async def run_reply(run: AnyRun, status: int = 200) -> Response:
     """Return a run as it is now, with its result (null without one)."""
     slices = run.result_slices()
-    first = await anext(slices, b"")
+    first, second = await anext(slices, b""), await anext(slices, b"")
     empty = msgspec.json.encode({**run_summary(run.record()), "result": None})
-    if len(first) < SLICE_BYTES:
+    if not second:
         return Response(with_result(empty, first), status, media_type=JSON_TYPE)
     head, _, tail = empty.rpartition(NO_RESULT)
 
     async def parts() -> AsyncIterator[bytes]:
         yield head + RESULT + first
+        yield second
         async for part in slices:
             yield part
         yield tail

@@ -131,24 +131,27 @@ class RunFile:
                 db.execute("UPDATE relaunches SET position = ?, digest = ? WHERE run = ?", row)
 
     def finish(
-        self, tenant: str, record: RunRecord, result: str | None, events: Sequence[StoredEvent], first: int
+        self, tenant: str, record: RunRecord, result: Sequence[str] | None, events: Sequence[StoredEvent], first: int
     ) -> None:
-        """Keep how a run ended, with its last events. Events before index ``first`` are dropped."""
+        """Keep how a run ended, with the parts of its result and its last events. Events before index ``first`` are dropped."""
         with self._transaction() as db:
-            row = (record.id, tenant, *_packed(record), None if result is None else result.encode())
+            row = (record.id, tenant, *_packed(record))
             db.execute(
-                "INSERT INTO runs (id, tenant, over, size, record, listed, result) VALUES (?1, ?2, 1, 0, ?3, ?4, ?5) "
-                "ON CONFLICT (id) DO UPDATE SET over = 1, record = ?3, listed = ?4, result = ?5",
+                "INSERT INTO runs (id, tenant, over, size, record, listed) VALUES (?1, ?2, 1, 0, ?3, ?4) "
+                "ON CONFLICT (id) DO UPDATE SET over = 1, record = ?3, listed = ?4, result = NULL",
                 row,
             )
             db.execute("DELETE FROM relaunches WHERE run = ?", (record.id,))
             db.execute("DELETE FROM events WHERE run = ? AND last < ?", (record.id, first))
             self._append(db, record.id, events)
+            parts = [part.encode() for part in result or ()]
             db.execute(
-                "UPDATE runs SET size = ?2 + length(record) + ifnull(length(result), 0) + "
+                "UPDATE runs SET size = ?2 + length(record) + "
                 "ifnull((SELECT sum(length(events)) FROM events WHERE run = ?1), 0) WHERE id = ?1",
-                (record.id, RECORD_BYTES),
+                (record.id, RECORD_BYTES + sum(map(len, parts))),
             )
+            if result is not None:
+                self._keep_result(db, record.id, parts)
 
     def prune(self, tenant: str, quotas: Quotas) -> None:
         """Forget the tenant's oldest finished runs beyond its quotas, but never its newest one."""
@@ -248,6 +251,15 @@ class RunFile:
         with storage_errors(self._path, FORMAT.what), self._db:
             self._db.execute("BEGIN IMMEDIATE")
             yield self._db
+
+    def _keep_result(self, db: sqlite3.Connection, run: str, parts: Sequence[bytes]) -> None:
+        """Write a result part by part: one call that copies all of it would hold up every other thread."""
+        size = sum(map(len, parts))
+        db.execute("UPDATE runs SET result = zeroblob(?) WHERE id = ?", (size, run))
+        (number,) = db.execute("SELECT number FROM runs WHERE id = ?", (run,)).fetchone()
+        with db.blobopen("runs", "result", number) as blob:
+            for part in parts:
+                blob.write(part)
 
     def _append(self, db: sqlite3.Connection, run: str, events: Sequence[StoredEvent]) -> None:
         if events:

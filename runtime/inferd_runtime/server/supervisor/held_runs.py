@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from inferd.protocol import ErrorInfo, LimitExceeded
 from inferd_runtime.sandbox.messages import Limits
 from inferd_runtime.server.programs.bundles import Program
-from inferd_runtime.server.supervisor.runs import Run
+from inferd_runtime.server.supervisor.runs import Run, one_line
 from inferd_runtime.session.wire import RUN_SESSION
 
 MAX_UNDELIVERED = 256
@@ -59,6 +59,8 @@ class HeldRun:
     size: int = 0
     receipt_events: int = 0
     receipt_bytes: int = 0
+    parts: list[str] = field(default_factory=list)
+    """The beginning of a long result."""
 
     def count(self, size: int) -> bool:
         """Count a reported event of ``size`` bytes. False if the run's limits allow no such thing."""
@@ -66,11 +68,18 @@ class HeldRun:
         self.size += size
         self.receipt_events += 1
         self.receipt_bytes += size
+        return self.events <= self.run.limits.output_events and self._fits()
+
+    def add_part(self, text: str, size: int) -> bool:
+        """Take a part of the result, which came in ``size`` bytes. False if the run's limits allow no such thing."""
+        self.size += size
+        self.parts.append(one_line(text))
+        return self._fits()
+
+    def _fits(self) -> bool:
         limits = self.run.limits
-        most = (
-            2 * limits.output_bytes + FRAME_BYTES * limits.output_events
-        )  # JSON in msgpack is longer than in the guest
-        return self.events <= limits.output_events and self.size <= most
+        # JSON in msgpack is longer than in the guest.
+        return self.size <= 2 * limits.output_bytes + FRAME_BYTES * limits.output_events
 
     def receipt(self) -> int:
         """Return how many events the worker is to be told about now."""

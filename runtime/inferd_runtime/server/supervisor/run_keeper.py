@@ -207,7 +207,7 @@ class RunKeeper:
             return
         events = [_stored(event) for event in run.buffer.since(run.stored_index) if event.kind != "dropped"]
         record = msgspec.structs.replace(run.record(), next_event=run.buffer.next_index)
-        result, first = run.ending.result, run.buffer.first_index
+        result, first = run.ending.parts, run.buffer.first_index
         quotas, tenant = self._quotas(run.tenant), run.tenant
 
         def done(_: Any, error: InferdError | None) -> None:

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 from typing import Any
@@ -69,17 +69,22 @@ class RunEvent:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended: exactly one of ``result`` (JSON text) and ``error``."""
+    """How a run ended: exactly one of ``parts``, which are its result (JSON text), and ``error``."""
 
     usage: RunUsage
-    result: str | None = None
+    parts: tuple[str, ...] | None = None
     error: ErrorInfo | None = None
+
+    @property
+    def result(self) -> str | None:
+        """The result as JSON text, joined anew each time; None if the run failed."""
+        return None if self.parts is None else "".join(self.parts)
 
     @property
     def size(self) -> int:
         """The bytes that it takes, roughly."""
         error = 0 if self.error is None else len(msgspec.json.encode(self.error))
-        return len(self.result or "") + error
+        return sum(map(len, self.parts or ())) + error
 
     @property
     def state(self) -> RunState:
@@ -189,9 +194,8 @@ class Run:
     @property
     def result(self) -> Any:
         """The JSON value that ``main`` returned; None while it runs and when it failed."""
-        if self.ending is None or self.ending.result is None:
-            return None
-        return msgspec.json.decode(self.ending.result)
+        text = None if self.ending is None else self.ending.result
+        return None if text is None else msgspec.json.decode(text)
 
     @property
     def error(self) -> ErrorInfo | None:
@@ -232,9 +236,9 @@ class Run:
 
     async def result_slices(self) -> AsyncGenerator[bytes]:
         """Yield the result's JSON in slices; nothing without a result."""
-        text = "" if self.ending is None or self.ending.result is None else self.ending.result
-        for start in range(0, len(text), SLICE_BYTES):
-            yield text[start : start + SLICE_BYTES].encode()
+        for part in (self.ending.parts if self.ending is not None else None) or ():
+            for start in range(0, len(part), SLICE_BYTES):
+                yield part[start : start + SLICE_BYTES].encode()
 
     async def batches(self, start: int, idle_seconds: float) -> AsyncGenerator[list[RunEvent]]:
         """Yield events from index ``start`` on, past and to come, until the run's last one, or until it is left to the next
@@ -285,18 +289,17 @@ class Run:
         """End the run; False (and nothing changes) if it has ended before."""
         if self.ending is not None:
             return False
-        if ending.result is not None:
-            ending = replace(ending, result=one_line(ending.result))
         self.ending = ending
         self.finished_at = time.time()
         self._record("finished", ending, ending.size)
         return True
 
-    def finish_from(self, message: RunFinished) -> bool:
-        """End the run as its worker reports. Raises ReplayDiffers."""
+    def finish_from(self, message: RunFinished, parts: Iterable[str] = ()) -> bool:
+        """End the run as its worker reports; ``parts`` of its result came before. Raises ReplayDiffers."""
         if self.replay is not None and self.ending is None:
             self.replay.finish()
-        return self.finish(Ending(message.usage, message.result, message.error))
+        whole = None if message.result is None else (*parts, one_line(message.result))
+        return self.finish(Ending(message.usage, whole, message.error))
 
     def fail(self, error: ErrorInfo) -> bool:
         """End the run from outside, with the wall time that it has taken and no other figure."""

@@ -33,6 +33,7 @@ from inferd_runtime.sandbox.messages import (
     LaunchRun,
     Limits,
     Output,
+    ResultPart,
     RunFinished,
     Sent,
     Started,
@@ -52,7 +53,7 @@ from inferd_runtime.server.supervisor.run_keeper import SERVER_ENDED, RunKeeper
 from inferd_runtime.server.supervisor.run_totals import RunTotals, TenantTotals
 from inferd_runtime.server.supervisor.runs import Ending, EventBuffer, Run, RunStore
 from inferd_runtime.server.supervisor.transcript import ReplayDiffers
-from inferd_runtime.server.supervisor.worker_fleet import FleetLaunch, WorkerFleet
+from inferd_runtime.server.supervisor.worker_fleet import FleetLaunch, RunReport, WorkerFleet
 from inferd_runtime.server.supervisor.worker_pool import PoolSettings, WorkerPool
 from inferd_runtime.server.tenancy.quotas import ADMIN_QUOTAS, same_for_all
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
@@ -289,7 +290,7 @@ class Runtime:
         if not run.retry_safe:
             run.arguments = ""  # the worker has them
 
-    def worker_reported(self, worker: str, message: Started | Output | Sent | RunFinished, size: int) -> None:
+    def worker_reported(self, worker: str, message: RunReport, size: int) -> None:
         """Apply a worker's report about one of its own runs, which came in ``size`` bytes; one about any other run is ignored."""
         held = self._held.get(message.run)
         if held is None or held.worker != worker:
@@ -299,13 +300,15 @@ class Runtime:
                 held.run.started()
             case Output() | Sent():
                 self._event_reported(held, message, size)
+            case ResultPart():
+                if not held.add_part(message.text, size):
+                    self._kill_for_excess(held)
             case RunFinished():
                 self._finished(held, message)
 
     def _event_reported(self, held: HeldRun, message: Output | Sent, size: int) -> None:
         if not held.count(size):
-            log.error("worker %s reports more of %s than its limits allow: killing it", held.worker, held.run.id)
-            self.fleet.kill(held.worker)
+            self._kill_for_excess(held)
             return
         try:
             held.run.wrote(message) if isinstance(message, Output) else held.run.sent(message)
@@ -315,12 +318,16 @@ class Runtime:
         if taken:
             self.fleet.send(held.worker, EventsTaken(held.run.id, taken))
 
+    def _kill_for_excess(self, held: HeldRun) -> None:
+        log.error("worker %s reports more of %s than its limits allow: killing it", held.worker, held.run.id)
+        self.fleet.kill(held.worker)
+
     def _finished(self, held: HeldRun, message: RunFinished) -> None:
         """End a run as its worker reports, or start it again."""
         if message.error is not None and self._retried(held.run, message.error):
             return
         try:
-            ended = held.run.finish_from(message)
+            ended = held.run.finish_from(message, held.parts)
         except ReplayDiffers as error:
             failed = message.error if held.verdict is not None else error.to_wire()
             ended = held.run.finish(Ending(message.usage, error=failed))

@@ -20,6 +20,7 @@ from inferd_runtime.isolation.order import Launch
 from inferd_runtime.sandbox.messages import (
     FromWorker,
     Output,
+    ResultPart,
     RunFinished,
     Sent,
     Shutdown,
@@ -52,6 +53,8 @@ class FleetLaunch:
     start_seconds: float
 
 
+RunReport = Started | Output | Sent | ResultPart | RunFinished
+"""What a worker reports about one of its runs."""
 _decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 
 
@@ -62,7 +65,7 @@ class FleetOwner(Protocol):
         """Launch a run: send its messages to this worker."""
         ...
 
-    def worker_reported(self, worker: str, message: Started | Output | Sent | RunFinished, size: int) -> None:
+    def worker_reported(self, worker: str, message: RunReport, size: int) -> None:
         """Take a worker's report about a run, which came in ``size`` bytes."""
         ...
 

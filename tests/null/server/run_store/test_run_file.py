@@ -39,7 +39,7 @@ def events(*indices: int) -> list[StoredEvent]:
 
 def keep(file: RunFile, run: str, tenant: str = "ann", result: str | None = "1") -> None:
     file.begin(tenant, record(run, "running", 0))
-    file.finish(tenant, record(run), result, events(0, 1, 2), 0)
+    file.finish(tenant, record(run), None if result is None else [result], events(0, 1, 2), 0)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_run_survives_with_its_events_and_its_result(tmp_path: Path) -> None:
     first.begin("ann", record("a", "running", 0))
     first.append("a", events(0, 1))
     first.append("a", events(2))
-    first.finish("ann", record("a", events=5), '{"x":1}', events(3, 4), 0)
+    first.finish("ann", record("a", events=5), ['{"x', '":1}'], events(3, 4), 0)
     first.close()
     second = RunFile(tmp_path / "r")
     assert second.end_active(LOST) == 0

@@ -75,7 +75,7 @@ def test_a_run_is_a_child_of_its_launchs_trace_with_spans_for_each_phase(
     traces, run = RunTraces(provider), run_of()
     with log_fields(traceparent=f"00-{TRACE}-{PARENT}-01"):
         traces.launched(run)
-    run.ending, run.finished_at = Ending(RunUsage(tokens=7, cpu_ms=5.0), result="1"), 104.0
+    run.ending, run.finished_at = Ending(RunUsage(tokens=7, cpu_ms=5.0), ("1",)), 104.0
     traces.ended(run)
     traces.generated({"tiny": [generation(run)]})
     found = spans(exporter)
@@ -120,7 +120,7 @@ def test_a_traceparent_that_is_none_begins_a_new_trace(
     traces, run = RunTraces(provider), run_of()
     with log_fields(traceparent=nonsense):
         traces.launched(run)
-    run.ending = Ending(RunUsage(), result="1")
+    run.ending = Ending(RunUsage(), ("1",))
     traces.ended(run)
     assert spans(exporter)["run"][0].parent is None
 
