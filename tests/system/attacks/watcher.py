@@ -123,7 +123,7 @@ class Neighbour:
 
 
 def probe(url: str, watch: Watch) -> None:
-    """Ask ``/livez`` for ever, over one connection while that stays open."""
+    """Ask ``/livez`` for ever, over one connection."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_SECONDS)
     due = time.perf_counter()
     while True:
@@ -138,16 +138,13 @@ def probe(url: str, watch: Watch) -> None:
 
 
 def ask(connection: http.client.HTTPConnection) -> None:
-    """Ask once; over a new connection if the server has closed the kept one, as it may. Raises OSError."""
-    kept = connection.sock is not None
+    """Ask once, over the connection that is kept: it is the server's promise that it stays. Raises OSError."""
     try:
         connection.request("GET", "/livez")
         connection.getresponse().read()
     except OSError:
         connection.close()
-        if not kept:
-            raise
-        ask(connection)
+        raise
 
 
 def generate_for_ever(neighbour: Neighbour, watch: Watch) -> None:

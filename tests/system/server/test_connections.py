@@ -101,6 +101,26 @@ async def test_a_client_that_does_not_read_is_closed(serve: Serve) -> None:
             assert len(await anyio.to_thread.run_sync(rest_of, client)) < 3_600_000, "not all of it came"
 
 
+@pytest.mark.parametrize("flood", [b"GET /v1/runs HTTP/1.1\r\nHost: x\r\n", b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"])
+async def test_a_health_checks_connection_outlives_a_flood_of_connections_without_a_token(
+    serve: Serve, flood: bytes
+) -> None:
+    async with serve(max_connections=64) as served:  # 16 without a token, 8 of one address
+        with raw(served, b"") as probe, ExitStack() as held:
+
+            def ask() -> bytes:
+                probe.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+                answer = probe.recv(4096)
+                while not answer.endswith(b"}"):
+                    answer += probe.recv(4096)
+                return answer
+
+            for _ in range(10):
+                assert b"200 OK" in await anyio.to_thread.run_sync(ask)
+                for _ in range(20):
+                    held.enter_context(raw(served, flood))
+
+
 UPGRADE = request("GET /v1/session") + b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
 KEYED = UPGRADE + b"Sec-WebSocket-Key: " + b"A" * 22 + b"==\r\n"
 

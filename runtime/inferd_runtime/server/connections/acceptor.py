@@ -19,6 +19,8 @@ EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 PAUSE_SECONDS = 0.1
 """How long to leave new connections waiting after the system had no room for one."""
 SWEEP_SECONDS = 0.5
+ACCEPTED_IN_A_ROW = 8
+"""Connections that are accepted before others have their turn: a full backlog would take a tenth of a second and more."""
 log = logging.getLogger("inferd.gateway")
 
 
@@ -55,22 +57,26 @@ class Acceptor:
         await asyncio.gather(self._accepting, self._sweeping, *self._connecting, return_exceptions=True)
 
     async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            try:
-                accepted, address = await loop.sock_accept(self._listener.socket)
-            except OSError as error:
-                if error.errno in EXHAUSTED:
-                    log.warning("a connection cannot be accepted: %s", error.strerror)
-                    self._table.make_room()
-                    await asyncio.sleep(PAUSE_SECONDS)
-                continue
-            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            connection = self._table.arrived((str(address[0]), int(address[1])), self._inner)
-            connection.refuse = partial(_shut, accepted)
-            task = asyncio.create_task(self._connect(accepted, connection))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            for _ in range(ACCEPTED_IN_A_ROW):
+                await self._accept_one()
+            await asyncio.sleep(0)
+
+    async def _accept_one(self) -> None:
+        try:
+            accepted, address = await asyncio.get_running_loop().sock_accept(self._listener.socket)
+        except OSError as error:
+            if error.errno in EXHAUSTED:
+                log.warning("a connection cannot be accepted: %s", error.strerror)
+                self._table.make_room()
+                await asyncio.sleep(PAUSE_SECONDS)
+            return
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection = self._table.arrived((str(address[0]), int(address[1])), self._inner)
+        connection.refuse = partial(_shut, accepted)
+        task = asyncio.create_task(self._connect(accepted, connection))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
 
     async def _connect(self, accepted: socket.socket, connection: GuardedConnection) -> None:
         """Make the connection's transport, with TLS where it is spoken; a handshake that fails ends this connection alone."""

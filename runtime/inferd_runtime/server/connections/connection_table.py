@@ -13,7 +13,7 @@ import msgspec
 from inferd.protocol import LimitExceeded, Unavailable
 from inferd_runtime.server.connections.deadlines import Deadlines, Patience
 from inferd_runtime.server.connections.guarded_connection import GuardedConnection, Peer
-from inferd_runtime.server.connections.loop_shares import LoopShares
+from inferd_runtime.server.connections.loop_shares import REGULAR_SHARE, LoopShares
 from inferd_runtime.server.connections.newcomers import Newcomers
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
 
@@ -115,8 +115,11 @@ class ConnectionTable:
 
     def parsed(self, connection: GuardedConnection, seconds: float) -> float:
         """Charge the time that parsing took; returns the seconds to wait before the next piece."""
+        now = time.monotonic()
+        if self._newcomers.is_regular(connection.address, connection):
+            return self._shares.charge(f"connection {connection.peer}", seconds, now, REGULAR_SHARE)
         owner = connection.tenant or f"address {connection.address}"
-        return self._shares.charge(owner, seconds, time.monotonic())
+        return self._shares.charge(owner, seconds, now)
 
     def ended(self, connection: GuardedConnection) -> None:
         """Forget a connection that was lost."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
@@ -15,7 +16,7 @@ import zmq.asyncio
 
 from inferd.protocol import Unavailable
 from inferd_runtime.cli.client import Server
-from inferd_runtime.server.connections.acceptor import Acceptor, Listener
+from inferd_runtime.server.connections.acceptor import ACCEPTED_IN_A_ROW, Acceptor, Listener
 from inferd_runtime.server.connections.connection_table import ConnectionTable, close_frame
 from inferd_runtime.server.connections.guarded_connection import (
     JOINED_BYTES,
@@ -78,6 +79,29 @@ def test_a_system_without_files_makes_connections_wait_and_ends_nothing(
         return answer
 
     assert asyncio.run(connect()) == b"hello"
+
+
+def test_a_full_backlog_does_not_hold_the_loop() -> None:
+    async def accepted() -> list[int]:
+        table = new_table()
+        grown: list[int] = []
+        with listen("127.0.0.1", 0) as listener, contextlib.ExitStack() as held:
+            for _ in range(100):
+                held.enter_context(socket.create_connection(listener.getsockname()))
+            acceptor = Acceptor(Listener(listener), table, Echo)
+            while sum(grown) < 100 and len(grown) < 1000:
+                before = len(table._open)
+                await asyncio.sleep(0)
+                grown.append(len(table._open) - before)
+            await asyncio.gather(*acceptor._connecting)
+            for connection in list(table._open.values()):
+                connection.abort()
+            acceptor.close()
+            await acceptor.wait_closed()
+        assert sum(grown) == 100
+        return grown
+
+    assert max(asyncio.run(accepted())) <= ACCEPTED_IN_A_ROW
 
 
 def test_what_is_accepted_sends_at_once_and_is_parsed_in_pieces() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from inferd_runtime.server.connections.deadlines import Deadlines, Patience
 from inferd_runtime.server.connections.loop_shares import ALLOWED_DEBT, SHARE, LoopShares
-from inferd_runtime.server.connections.newcomers import Newcomers
+from inferd_runtime.server.connections.newcomers import REGULARS_PER_ADDRESS, Newcomers
 
 PATIENCE = Patience(head=10, body=60, idle=15, unread=30)
 
@@ -127,3 +127,25 @@ def test_what_asks_without_a_token_stays_while_others_say_nothing(flood: int) ->
         newcomers.arrive("one", number)
         newcomers.heard("one", number)
     assert len(newcomers) == newcomers.of("one") == 8
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2)), max_size=120))
+def test_what_goes_on_asking_without_a_token_is_never_replaced_and_there_are_few_of_it(
+    flood: list[tuple[str, int]],
+) -> None:
+    newcomers = Newcomers(40, 20)
+    newcomers.arrive("a", "watcher")
+    for _ in range(2):
+        newcomers.heard("a", "watcher")
+    for number, (address, requests) in enumerate(flood):
+        assert "watcher" not in newcomers.arrive(address, number)
+        for _ in range(requests):
+            newcomers.heard(address, number)
+    for address in "ab":
+        regular = [name for name in ["watcher", *range(len(flood))] if newcomers.is_regular(address, name)]
+        assert len(regular) <= REGULARS_PER_ADDRESS
+    assert newcomers.is_regular("a", "watcher")
+    while len(newcomers) > 2 * REGULARS_PER_ADDRESS:
+        assert newcomers.dismiss_one() != "watcher"
+    newcomers.leave("a", "watcher")
+    assert not newcomers.is_regular("a", "watcher")
