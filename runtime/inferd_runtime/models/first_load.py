@@ -17,6 +17,7 @@ from inferd_runtime.models.fitting.inspection import measure
 from inferd_runtime.models.loaded import LoadedModel, fingerprint
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.parallel import check_plan
+from inferd_runtime.models.passes.device import FIXED_ROPE
 from inferd_runtime.models.passes.fused import is_known
 from inferd_runtime.models.proved.decoder import ProvedDecoder, RotaryEmbedding, read_weights as read_tensors
 from inferd_runtime.models.proved.store import KeptDecoder, KeptProof, KeptRule, KeptTokenizer
@@ -83,15 +84,10 @@ def proof_of(loaded: LoadedModel, source: str, dtype: str) -> KeptProof | None:
 def _decoder(module: Any) -> KeptDecoder | None:
     """Return what the decoder computes with; None where its rotary embedding is not one of fixed frequencies."""
     rotary = module.model.rotary_emb
-    frequencies = getattr(rotary, "inv_freq", None)
-    scaling = getattr(rotary, "attention_scaling", None)
-    if (
-        frequencies is None
-        or not isinstance(scaling, float | int)
-        or "dynamic" in str(getattr(rotary, "rope_type", ""))
-    ):
+    if rotary.rope_type not in FIXED_ROPE:
         return None
-    own = RotaryEmbedding(frequencies.float(), float(scaling))
+    frequencies, scaling = rotary.inv_freq.float(), float(rotary.attention_scaling)
+    own = RotaryEmbedding(rotary.rope_type, frequencies, scaling)
     at = torch.arange(TRIED_POSITIONS)[None]
     with torch.inference_mode():
         pairs = zip(own(module.lm_head.weight, at), rotary(module.lm_head.weight, at), strict=True)
@@ -103,8 +99,9 @@ def _decoder(module: Any) -> KeptDecoder | None:
         eps=float(layer.input_layernorm.variance_epsilon),
         heads=int(module.config.num_attention_heads),
         head_dim=int(layer.self_attn.head_dim),
-        frequencies=tuple(frequencies.float().tolist()),
-        rope_scaling=float(scaling),
+        rope_type=rotary.rope_type,
+        frequencies=tuple(frequencies.tolist()),
+        rope_scaling=scaling,
     )
 
 

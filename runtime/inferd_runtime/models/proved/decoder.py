@@ -40,7 +40,7 @@ class ProvedDecoder(nn.Module):
             self._leaf(HEAD, shared, facts.eps).weight = shared  # type: ignore[arg-type]
         for layer in self.get_submodule("model.layers").children():
             layer.get_submodule("self_attn").head_dim = facts.head_dim  # type: ignore[assignment]
-        rotary = RotaryEmbedding(torch.tensor(facts.frequencies), facts.rope_scaling)
+        rotary = RotaryEmbedding(facts.rope_type, torch.tensor(facts.frequencies), facts.rope_scaling)
         self.get_submodule("model").add_module("rotary_emb", rotary)
 
     def _leaf(self, path: str, weight: Tensor, eps: float) -> nn.Module:
@@ -57,10 +57,11 @@ class ProvedDecoder(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotary positions with fixed frequencies float32[D / 2], as transformers' modules compute them."""
+    """Rotary positions of a type whose frequencies float32[D / 2] never change, as transformers' modules compute them."""
 
-    def __init__(self, frequencies: Tensor, scaling: float) -> None:
+    def __init__(self, rope_type: str, frequencies: Tensor, scaling: float) -> None:
         super().__init__()
+        self.rope_type = rope_type
         self._frequencies = frequencies
         self._scaling = scaling
 

@@ -46,6 +46,7 @@ class KeptDecoder:
     eps: float
     heads: int
     head_dim: int
+    rope_type: str
     frequencies: tuple[float, ...]
     rope_scaling: float
 
