@@ -151,7 +151,7 @@ class Gateway:
         if isinstance(message, WorkerReady):
             self.ready = message
             return
-        assert isinstance(message, (Started, Output, Sent, RunFinished))
+        assert isinstance(message, (Started, Output, Sent, ResultPart, RunFinished))
         if isinstance(message, (Output, Sent)) and self.takes:
             self.send(EventsTaken(message.run, 1))
         self.messages[message.run].append(message)
