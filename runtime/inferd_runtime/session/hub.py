@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from inferd import protocol as p
-from inferd_runtime.carriable import check_carriable
+from inferd_runtime.carriable import check_carriable, is_plain
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.cycles import CycleFeed
@@ -221,7 +221,7 @@ class SessionHub:
             raise p.InvalidRequest(f"{op}: {error}") from error
         except RecursionError:
             raise p.InvalidRequest(f"{op}: nested too deeply") from None
-        if form == JSON:  # the only form that has integers beyond 64 bits
+        if form == JSON and not is_plain(payload):  # the only form that has integers beyond 64 bits
             check_carriable(request, op)
         return request
 

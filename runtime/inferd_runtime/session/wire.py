@@ -25,6 +25,8 @@ from inferd_runtime.speculation.counters import DraftModelCounters, SpeculationC
 
 JSON = b"j"
 MSGPACK = b"m"
+SEND_MORE, DO_NOT_WAIT = int(zmq.SNDMORE), int(zmq.NOBLOCK)
+"""As plain numbers: pyzmq would combine the enumeration's members for each frame, which takes longer than sending it."""
 OK = b"+"
 ERROR = b"-"
 TICKET = struct.Struct("<I")
@@ -201,6 +203,23 @@ def request_frames(ticket: int, op: str, form: bytes, payload: bytes) -> list[by
     return [TICKET.pack(ticket), op.encode(), form, payload]
 
 
+def send_frames(socket: zmq.Socket[bytes], frames: Sequence[bytes]) -> None:
+    """Send frames as one message. Raises zmq.Again where the socket may not wait."""
+    for frame in frames[:-1]:
+        socket.send(frame, SEND_MORE)
+    socket.send(frames[-1], 0)
+
+
+def receive_frames(socket: zmq.Socket[bytes]) -> list[bytes]:
+    """Return the frames of the next message that has arrived. Raises zmq.Again if there is none."""
+    frame = socket.recv(DO_NOT_WAIT, copy=False)
+    frames = [frame.bytes]
+    while frame.more:
+        frame = socket.recv(DO_NOT_WAIT, copy=False)
+        frames.append(frame.bytes)
+    return frames
+
+
 def parse_reply(frames: Sequence[bytes]) -> LinkReply:
     """Read the frames of one reply."""
     ticket, status, payload = frames
@@ -237,7 +256,7 @@ class EngineLink:
 
     def send(self, ticket: int, op: str, payload: bytes, form: bytes = JSON) -> None:
         """Send one request; its reply carries the same ticket."""
-        self.socket.send_multipart(request_frames(ticket, op, form, payload))
+        send_frames(self.socket, request_frames(ticket, op, form, payload))
 
     def cancel(self, ticket: int) -> None:
         """Ask the engine to drop a request, which is then answered with Cancelled."""
@@ -246,7 +265,7 @@ class EngineLink:
     def receive(self) -> LinkReply | None:
         """Return the next reply that has arrived, or None."""
         try:
-            return parse_reply(self.socket.recv_multipart(zmq.NOBLOCK))
+            return parse_reply(receive_frames(self.socket))
         except zmq.Again:
             return None
 

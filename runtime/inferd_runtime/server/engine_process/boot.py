@@ -22,6 +22,7 @@ from inferd_runtime.session.grants import SessionGrants
 from inferd_runtime.session.hub import SessionHub
 from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.mailbox import Mailbox
+from inferd_runtime.session.wire import send_frames
 
 TEXT_LANES = 1
 """Threads that tokenize long texts."""
@@ -40,7 +41,7 @@ def serve(start: EngineStart, stop: StopRequest) -> None:
     store = SnapshotStore(settings.snapshots, settings.snapshot_bytes) if settings.snapshots else None
 
     def send(identity: bytes, frames: list[bytes]) -> None:
-        socket.send_multipart([identity, *frames])
+        send_frames(socket, [identity, *frames])
 
     beside = Beside(CompileQueue(trials, charge=clock.charge), Lanes(TEXT_LANES, "text", clock.charge), store)
     grants = SessionGrants(bytes.fromhex(start.key))

@@ -18,6 +18,7 @@ from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.mailbox import Mailbox
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.step_profile import StepProfile
+from inferd_runtime.session.wire import receive_frames
 
 RECEIVE_SHARE = 0.1
 """Of the processor time of all else that goes into receiving: who has sent cannot be told before."""
@@ -139,7 +140,7 @@ def receive(socket: zmq.Socket[bytes], mailbox: Mailbox, seconds: float) -> None
     started = now = time.thread_time()
     while now - started < seconds:
         try:
-            identity, *frames = socket.recv_multipart(zmq.NOBLOCK)
+            identity, *frames = receive_frames(socket)
         except zmq.Again:
             return
         mailbox.put(identity, frames)
