@@ -28,6 +28,8 @@ from inferd_runtime.settings.settings import EngineSettings, Settings
 STREAMS = (1, 8, 32)
 TOKENS = {1: 512, 8: 256, 32: 128}
 PROMPT = 24
+"""Tokens of the shortest prompt; each of the others has one more than the last. Lengths are alike in no real batch, and programs that
+begin one after the other never have the same: an engine whose sequences are all of one length needs no mask, and is 10 % faster."""
 GENERATE = """
 from inferd import Context, Sampler, session
 
@@ -150,7 +152,8 @@ async def _compared(arm: EngineArm, sandbox: SandboxArm, rounds: int, share: flo
         tokens = int(TOKENS[streams] * share)
         for round_ in range(rounds + 1):
             prompts = [
-                [(round_ * 101 + stream * 7 + at) % arm.vocabulary for at in range(PROMPT)] for stream in range(streams)
+                [(round_ * 101 + stream * 7 + at) % arm.vocabulary for at in range(PROMPT + stream)]
+                for stream in range(streams)
             ]
             ours, rate = await sandbox.run(prompts, tokens)
             plain, plain_rate = arm.run(prompts, tokens)

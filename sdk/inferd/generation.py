@@ -171,9 +171,25 @@ class Generator(Generic[T]):
             self._stream.arguments = replace(self._stream.arguments, reads_json=True)
 
     async def _collect(self) -> list[Step]:
-        if self._stream.arguments.on_cycle is None:
-            self._stream.least = MOST_STEPS
-        return [step async for step in self]
+        """Return all steps, to the end: many at a time where nobody looks at each of them."""
+        if self._stream.arguments.on_cycle is not None:
+            return [step async for step in self]
+        aiter(self)
+        self._stream.least = MOST_STEPS
+        steps: list[Step] = []
+        while some := await self._several():
+            steps += some
+        await self.aclose()
+        return steps
+
+    async def _several(self) -> list[Step]:
+        with self._stream.asking():
+            if self._stream.starts:
+                await self._start()
+            steps = await self._stream.steps()
+            if steps:
+                self._handle.learn_length(self._stream.length)
+        return steps
 
     async def _read_json(self) -> T:
         value: T = self._parsed(await self.collect_text(), self._json_parser())

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 from inferd import protocol as p
 from inferd.protocol.carrying import MAX_ERROR_TEXT, MAX_ERROR_VALUES
-from inferd_runtime.carriable import MAX_CONTAINERS, check_carriable, read_json, read_msgpack
+from inferd_runtime.carriable import MAX_CONTAINERS, check_carriable, is_plain, read_json, read_msgpack
 from inferd_runtime.sandbox.host.guest_calls import GuestCalls
 from inferd_runtime.sandbox.host.inbox import Inbox
 from inferd_runtime.sandbox.host.run import check_result, read_error
@@ -240,6 +240,23 @@ def test_strangers_bytes_are_a_value_or_a_typed_error(data: bytes) -> None:
     for read in (read_json, read_msgpack):
         with contextlib.suppress(p.InvalidRequest):
             msgspec.msgpack.encode([read(data, "it")])
+
+
+NUMBERS = st.integers(-(10**40), 10**40) | st.integers(2**63 - 2, 2**64 + 2)
+VALUES = st.recursive(NUMBERS | st.text(max_size=9), lambda part: st.lists(part) | st.dictionaries(st.text(), part))
+
+
+@given(VALUES)
+def test_what_looks_plain_can_be_carried(value: Any) -> None:
+    text = json.dumps({"detail": value}).encode()
+    if is_plain(text):
+        check_carriable(json.loads(text), "it")
+
+
+def test_what_could_not_be_carried_does_not_look_plain() -> None:
+    deep = b"[" * 150 + b"]" * 150
+    assert not any(map(is_plain, (deep, str(2**64).encode(), str(-(2**63) - 1).encode(), b"1" * 5000)))
+    assert is_plain(b'{"generation": 1, "least": 32}')
 
 
 @pytest.mark.parametrize(("opened", "closed"), [("[", "]"), ('{"a":', "}")])

@@ -16,6 +16,7 @@ from inferd_runtime.session.grants import Grant, SessionGrants
 from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
+from inferd_runtime.session.short_replies import shortened
 from inferd_runtime.session.state import guarded
 from inferd_runtime.session.step_profile import StepProfile
 from inferd_runtime.session.wire import (
@@ -239,6 +240,6 @@ def _encoded(encode: Callable[[Any], bytes], reply: Any) -> tuple[bool, bytes]:
     """Return whether a reply is no error, and its payload; an InternalError for one that cannot be encoded."""
     try:
         failed = isinstance(reply, p.InferdError)
-        return not failed, encode(reply.to_wire() if failed else reply)
+        return not failed, encode(reply.to_wire() if failed else shortened(reply))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         return False, encode(p.InternalError(f"the reply cannot be sent: {error}").to_wire())

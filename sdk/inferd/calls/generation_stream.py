@@ -67,6 +67,22 @@ class StepBuffer:
         self.stats = self.stats.plus(step)
         return step
 
+    def deliver_all(self) -> list[Step]:
+        """Remove and return all steps; an empty list if there is none, which counts as reading past the end."""
+        steps = list(self._waiting)
+        if not steps:
+            self.deliver()
+            return steps
+        self._waiting.clear()
+        self.delivered = self.keep = self.delivered + sum(len(step.tokens) for step in steps)
+        self.stats = self.stats.plus_all(steps)
+        return steps
+
+    @property
+    def is_empty(self) -> bool:
+        """True while there is neither a step nor the end."""
+        return not self._waiting and not self._ended
+
     @property
     def finish(self) -> str:
         """The reason of the generation's end, once every step is delivered; "" before."""
@@ -234,17 +250,23 @@ class GenerationStream:
 
     async def step(self) -> Step | None:
         """Return the next step; None at the end. Call it while :meth:`asking`."""
+        return self._buffer.deliver() if await self._filled() else None
+
+    async def steps(self) -> list[Step]:
+        """Return the next steps, as many as there are; none at the end. Call it while :meth:`asking`."""
+        return self._buffer.deliver_all() if await self._filled() else []
+
+    async def _filled(self) -> bool:
+        """Ask for steps until there is one, or the end. False if the generation was closed, or never started."""
         running = self._running
         if running is None or self._lifecycle.state is GenerationState.CLOSED:
-            return None
-        while True:
-            step = self._buffer.deliver()
-            if step is not None or self._buffer.finish:
-                return step
+            return False
+        while self._buffer.is_empty:
             self._lifecycle.on(GenerationEvent.SEND)
             reply = await running.fetch(self._buffer.delivered, self.least)
             self._lifecycle.on(GenerationEvent.ANSWER)
             self._buffer.receive(reply)
+        return True
 
     def leave(self) -> None:
         """Deliver no more steps, because the context is about to change."""

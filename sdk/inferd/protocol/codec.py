@@ -19,7 +19,6 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-@cache
 def _item_types(cls: type[Any]) -> dict[str, Any]:
     """Return, by field name, what the lists of a reply hold where these are dataclasses, and ``bytes`` for a field of bytes."""
     found: dict[str, Any] = {}
@@ -30,13 +29,46 @@ def _item_types(cls: type[Any]) -> dict[str, Any]:
     return found
 
 
+class _Shape:
+    """What is the same for all instances of a reply's dataclass."""
+
+    def __init__(self, cls: type[Any]) -> None:
+        fields = dataclasses.fields(cls)
+        self.known = frozenset(field.name for field in fields)
+        self.items = _item_types(cls)
+        self.values = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+        self.fresh = {
+            field.name: field.default_factory for field in fields if field.default_factory is not dataclasses.MISSING
+        }
+        self.required = self.known - self.values.keys() - self.fresh.keys()
+
+
+@cache
+def _shape(cls: type[Any]) -> _Shape:
+    return _Shape(cls)
+
+
 def reply_from_plain(cls: type[Any], data: dict[str, Any]) -> Any:
     """Return the reply dataclass that plain values stand for. Unknown keys of a newer runtime are left out."""
-    known = cls.__dataclass_fields__
-    values = {key: value for key, value in data.items() if key in known}
-    for key, item in _item_types(cls).items():  # type: ignore[arg-type]  # a class is hashable
+    shape = _shape(cls)  # type: ignore[arg-type]  # a class is hashable
+    values = {key: value for key, value in data.items() if key in shape.known}
+    for key, item in shape.items.items():
         if item is bytes and isinstance(values.get(key), str):
             values[key] = base64.b64decode(values[key])  # as JSON carries bytes
         elif item is not bytes and values.get(key):
             values[key] = [reply_from_plain(item, entry) for entry in values[key]]
-    return cls(**values)
+    return _made(cls, shape, values)
+
+
+def _made(cls: type[Any], shape: _Shape, values: dict[str, Any]) -> Any:
+    """Return ``cls(**values)``. A frozen dataclass sets each field by a call; for thousands of steps that is most of the time."""
+    if not shape.required <= values.keys():
+        return cls(**values)  # raises, and names what is missing
+    made = object.__new__(cls)
+    state = vars(made)
+    state.update(shape.values)
+    for name, new in shape.fresh.items():
+        if name not in values:
+            state[name] = new()
+    state.update(values)
+    return made

@@ -166,8 +166,8 @@ def _check_needs(request: StartGenerate, settings: SpeculationSettings) -> None:
         raise InvalidRequest('sources: a prediction (predict=) and "predicted" among the sources go together')
 
 
-MOST_STEPS = 8
-"""The largest ``least`` of a ``generate.next``: half of the steps that a generation may be ahead of its reader."""
+MOST_STEPS = 32
+"""The largest ``least`` of a ``generate.next``. A generation may be ahead of its reader by twice as many steps as it asks for."""
 
 
 @operation("generate.next", Steps)

@@ -437,7 +437,7 @@ SOURCE_STEPS = st.builds(
     ),
     st.sampled_from(["ngram", "predicted"]),
     st.integers(0, 5), st.integers(0, 5), st.integers(0, 3), st.integers(0, 5),
-)  # fmt: skip
+) | st.just(Step([1]))  # fmt: skip
 
 
 @given(steps=st.lists(SOURCE_STEPS, max_size=12), split=st.integers(0, 12))
@@ -447,6 +447,7 @@ def test_counts_add_up(steps: list[Step], split: int) -> None:
 
     stats = total(steps)
     assert total(steps[:split]) + total(steps[split:]) == stats
+    assert total(steps[:split]).plus_all(steps[split:]) == stats
     assert stats.emitted == stats.steps + stats.accepted - stats.truncated
     assert stats.truncated == sum(step.truncated for step in steps)
     assert stats.drafts == sum(step.drafted > 0 for step in steps)

@@ -21,7 +21,7 @@ from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 from inferd_runtime.speculation.sources import SourceSet
 
 MAX_UNDELIVERED_STEPS = 16
-"""A generation pauses while so many of its steps have not been taken."""
+"""A generation pauses while so many of its steps have not been taken, or twice as many as its reader asks for at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class GenerationSpec:
 class Generation:
     """One ``generate`` call at the end of a context, which it owns until it is closed.
 
-    Finished steps queue up in ``outbox``; it pauses while MAX_UNDELIVERED_STEPS of them are there. A ``paced`` generation (a
+    Finished steps queue up in ``outbox``; it pauses while :attr:`most_undelivered` of them are there. A ``paced`` generation (a
     program's own speculator or constraint) runs one step per :meth:`allow`. ``finish`` is "" while it goes on, else stop |
     length | closed.
     """
@@ -58,6 +58,7 @@ class Generation:
         self.speculates = spec.sources is not None
         self.spec = spec
         self.outbox: deque[Step] = deque()
+        self.most_undelivered = MAX_UNDELIVERED_STEPS
         self.finish = ""
         self.error: InferdError | None = None
         self.counters = SpeculationCounters()
@@ -84,7 +85,7 @@ class Generation:
 
     def ready(self) -> bool:
         """True if it asks for a step now."""
-        if self.finish or self.error is not None or not self._allowed or len(self.outbox) >= MAX_UNDELIVERED_STEPS:
+        if self.finish or self.error is not None or not self._allowed or len(self.outbox) >= self.most_undelivered:
             return False
         return self.spec.sources is None or self.spec.sources.ready()
 
@@ -154,7 +155,7 @@ class Generation:
         """See :class:`~inferd_runtime.engine.job.Job`. Unknown if it depends on a program, a grammar or a draft."""
         if self.finished() or self._room() <= 1:
             return NextWork.NOTHING
-        waits = self.spec.paced or len(self.outbox) + 1 >= MAX_UNDELIVERED_STEPS
+        waits = self.spec.paced or len(self.outbox) + 1 >= self.most_undelivered
         return NextWork.ROW if not waits and (self._plain or self._plain_for_now()) else NextWork.UNKNOWN
 
     def _plain_for_now(self) -> bool:

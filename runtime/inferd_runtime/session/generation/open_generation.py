@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from inferd import protocol as p
 from inferd_runtime.engine.jobs.draft_verification import check_draft
-from inferd_runtime.engine.jobs.generation import Generation
+from inferd_runtime.engine.jobs.generation import MAX_UNDELIVERED_STEPS, Generation
 from inferd_runtime.engine.jobs.grammar_masks import OfferedMask
 from inferd_runtime.engine.sampling.probes import read_mask
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
@@ -75,6 +75,7 @@ class OpenGeneration:
         """Check and hand over what ``generate.next`` brings. Raises InvalidRequest or ConstraintError."""
         if self.generation.listener is not None:
             raise p.InvalidRequest("another generate.next is waiting on this generation")
+        self.generation.most_undelivered = max(MAX_UNDELIVERED_STEPS, 2 * request.least)
         if not self.generation.finished() and self._inputs.take(request, self.generation.context):
             self.generation.allow()
 
