@@ -28,8 +28,8 @@ from inferd_runtime.settings.settings import EngineSettings, Settings
 STREAMS = (1, 8, 32)
 TOKENS = {1: 512, 8: 256, 32: 128}
 PROMPT = 24
-"""Tokens of the shortest prompt; each of the others has one more than the last. Lengths are alike in no real batch, and programs that
-begin one after the other never have the same: an engine whose sequences are all of one length needs no mask, and is 10 % faster."""
+"""Tokens of the shortest prompt; each of the others has one more than the last. Programs that begin one after the other never
+have the same length; an engine whose sequences all have needs no mask, and is up to 10 % faster for no merit of its own."""
 GENERATE = """
 from inferd import Context, Sampler, session
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,11 +96,14 @@ class SandboxRun:
             link.socket.setsockopt(zmq.SNDTIMEO, 0)  # an engine that takes nothing must not block this thread
             link.open(self._launch.grant, self._launch.bundle.name)
             calls = GuestCalls(self._launch, self.inbox, link, self._report)
-            end = self._execute(calls)
-            calls.finish()
+            with ExitStack() as closing:
+                end = self._execute(calls, closing)
+                calls.finish()
+                asked = _ask_to_close(link)  # the engine does it while the guest's memory is given back
             if self.inbox.error is not None and end.error is None:
                 end = GuestEnd(None, self.inbox.error, end.memory_bytes)
-            return self._finished(end, calls, _close_session(link, calls.session_replies, self.inbox.error))
+            used = _closed_session(link, calls.session_replies, self.inbox.error) if asked else Usage()
+            return self._finished(end, calls, used)
         finally:
             link.close()
 
@@ -117,18 +121,17 @@ class SandboxRun:
         error = None if end.error is None else end.error.carriable()
         return RunFinished(self._launch.run, usage, end.result, error)
 
-    def _execute(self, calls: GuestCalls) -> GuestEnd:
+    def _execute(self, calls: GuestCalls, closing: ExitStack) -> GuestEnd:
+        """Run the program; its guest is given back with ``closing``."""
         limits = self._launch.limits
         try:
             guest = self._runner.start(limits.memory_mb * MIB)
         except DoesNotFit as error:
             too_little = f"the sandbox itself needs more than {limits.memory_mb} MiB: {error}"
             return GuestEnd(None, exceeded("memory_mb", too_little, limits.memory_mb).to_wire(), 0)
-        try:
-            self._report(Started(self._launch.run))
-            return self._run_guest(guest, calls)
-        finally:
-            guest.close()
+        closing.callback(guest.close)
+        self._report(Started(self._launch.run))
+        return self._run_guest(guest, calls)
 
     def _run_guest(self, guest: Guest, calls: GuestCalls) -> GuestEnd:
         limits = self._launch.limits
@@ -200,12 +203,19 @@ def out_of_memory(limits: Limits) -> LimitExceeded:
     return exceeded("memory_mb", f"the program needs more than {limits.memory_mb} MiB of memory", limits.memory_mb)
 
 
-def _close_session(link: EngineLink, session_replies: int, error: ErrorInfo | None) -> Usage:
-    """Close the engine's session. Returns what the run used there, zeros if the engine does not say within ``CLOSE_SECONDS``."""
+def _ask_to_close(link: EngineLink) -> bool:
+    """Ask the engine to close the session. False if it takes no requests."""
     try:
         link.request_close()
     except zmq.Again:
-        return Usage()
+        return False
+    return True
+
+
+def _closed_session(link: EngineLink, session_replies: int, error: ErrorInfo | None) -> Usage:
+    """Wait until the session is closed. Returns what the run used there, zeros if the engine does not say within
+    ``CLOSE_SECONDS``.
+    """
     patience = 0.0 if error is not None and error.code == Unavailable.code else CLOSE_SECONDS
     end = time.monotonic() + patience
     while link.socket.poll(max(int((end - time.monotonic()) * 1e3), 0)):
