@@ -35,7 +35,9 @@ from inferd_grammar.gbnf import gbnf_to_lark
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.matchers.matcher import Core
 from inferd_grammar.matchers.product import ProductCore, product_members
-from inferd_grammar.rewrites import KEYWORDS, rewrite
+from inferd_grammar.rewrites import KEYWORDS, Rewritten, rewrite
+from inferd_grammar.rules.core import JsonRules, RuledCore, RuleMasks
+from inferd_grammar.rules.make import rules_for, rules_from
 from inferd_grammar.schema import (
     escape,
     find_keyword,
@@ -94,6 +96,7 @@ class LlguidanceBackend:
             raise GrammarError(f"llguidance refuses the tokenizer: {one_line(str(error))}") from error
         _require_same_tokens(self._tokenizer, table)
         self._table = table
+        self._rule_masks: RuleMasks | None = None
 
     def compile(self, constraint: Constraint, limits: CompileLimits) -> Core:
         """Return the recogniser at its start, first mask computed. Raises GrammarError."""
@@ -105,35 +108,64 @@ class LlguidanceBackend:
             inner = inner.inner
         if isinstance(inner, JsonSchemaGrammar) and inner.mode == "best_effort":
             return self._compile_best_effort(inner, limits, exact)
+        if isinstance(inner, JsonSchemaGrammar | AnyJsonGrammar):
+            return self._compile_json(inner, limits, exact)
         if isinstance(inner, TaggedGrammar | AllOfGrammar | PrefixedGrammar):
             return self._compile_composed(inner, limits, exact or isinstance(inner, PrefixedGrammar))
-        grammar, schema = _grammar(inner, limits)
-        return self._start(_unforced(grammar) if exact else grammar, schema)
+        grammar = _grammar(inner, limits)
+        return self._start(_unforced(grammar) if exact else grammar, None)
 
-    def rebuild(self, recipe: str) -> LlguidanceCore:
+    def rebuild(self, recipe: str) -> Core:
         """Return the core that another process compiled, from its `recipe`. Raises GrammarError."""
-        grammar, checked, named = json.loads(recipe)
+        parts = json.loads(recipe)
+        if isinstance(parts, dict):
+            return self._ruled(self.rebuild(parts["inner"]), rules_from(parts["rules"]))
+        grammar, checked, named = parts
         places = [Checked(*place) for place in checked]
         return self._start(grammar, None, lenient=True, checked=places, named=frozenset(named))
 
-    def _compile_composed(self, constraint: Constraint, limits: CompileLimits, exact: bool) -> LlguidanceCore:
-        composer = Composer(lambda leaf: _grammar(leaf, limits)[0], self._table, limits, exact=exact)
-        grammar = composer.grammar(constraint)
-        return self._start(grammar, None, named=frozenset(composer.named))
+    def _compile_json(
+        self, constraint: JsonSchemaGrammar | AnyJsonGrammar, limits: CompileLimits, exact: bool
+    ) -> RuledCore:
+        schema, changed = _rewritten(constraint, limits)
+        grammar = _schema_grammar(schema, changed)
+        core = self._start(_unforced(grammar) if exact else grammar, schema)
+        return self._ruled(core, rules_for(schema, unique=changed.unique))
 
-    def _compile_best_effort(self, constraint: JsonSchemaGrammar, limits: CompileLimits, exact: bool) -> LlguidanceCore:
+    def _ruled(self, core: Core, rules: JsonRules) -> RuledCore:
+        if self._rule_masks is None:
+            self._rule_masks = RuleMasks(self._table)
+        return RuledCore(core, self._table, rules, self._rule_masks)
+
+    def _compile_composed(self, constraint: Constraint, limits: CompileLimits, exact: bool) -> Core:
+        value = _json_behind_prefix(constraint)
+        changed = None if value is None else _rewritten(value, limits)
+
+        def leaf(part: Constraint) -> str:
+            return _grammar(part, limits) if changed is None else _schema_grammar(*changed)
+
+        composer = Composer(leaf, self._table, limits, exact=exact)
+        core = self._start(composer.grammar(constraint), None, named=frozenset(composer.named))
+        if changed is None or not isinstance(constraint, PrefixedGrammar):
+            return core
+        rules = rules_for(changed[0], unique=changed[1].unique, skip=len(constraint.prefix.encode()))
+        return self._ruled(core, rules)
+
+    def _compile_best_effort(self, constraint: JsonSchemaGrammar, limits: CompileLimits, exact: bool) -> RuledCore:
         """Return a grammar as tight as the library takes: rewritten with holes, else as it leaves things out, else any JSON."""
         schema = read_schema(schema_text(constraint.schema), limits)
+        rules = rules_for(schema, unique=False)
         for attempt in (_tight, _loose):
             try:
                 grammar, checked = attempt(schema)
                 grammar = _unforced(grammar) if exact else grammar
-                return self._start(grammar, schema, lenient=attempt is _loose, checked=checked)
+                return self._ruled(self._start(grammar, schema, lenient=attempt is _loose, checked=checked), rules)
             except GrammarError as error:
                 if "nsatisfiable" in error.reason or schema is False:
                     raise  # these grammars are never narrower than the schema
         anything = _json_grammar("{}", {})
-        return self._start(_unforced(anything) if exact else anything, schema, checked=_assertions(schema, KEYWORDS))
+        checked = _assertions(schema, KEYWORDS)
+        return self._ruled(self._start(_unforced(anything) if exact else anything, schema, checked=checked), rules)
 
     def _start(
         self,
@@ -265,28 +297,45 @@ def _parser_limits() -> llguidance.LLParserLimits:
     return llguidance.LLParserLimits(max_items_in_row=_MAX_ITEMS_IN_ROW, verbose_errors=False)
 
 
-def _grammar(constraint: Constraint, limits: CompileLimits) -> tuple[str, Any]:
-    """Return llguidance's grammar text, and the schema's JSON value for a JSON schema (None otherwise)."""
-    if isinstance(constraint, JsonSchemaGrammar):
-        text = schema_text(constraint.schema)
-        schema = read_schema(text, limits)
-        changed = rewrite(schema).schema
-        return _json_grammar(text if changed is schema else schema_text(changed), changed), schema
-    if isinstance(constraint, AnyJsonGrammar):
-        return _json_grammar("{}", {}), None
+def _grammar(constraint: Constraint, limits: CompileLimits) -> str:
+    """Return llguidance's grammar text of a constraint that stands alone."""
+    if isinstance(constraint, JsonSchemaGrammar | AnyJsonGrammar):
+        return _schema_grammar(*_rewritten(constraint, limits, hold_unique=False))
     if isinstance(constraint, RegexGrammar):
         require_regex(constraint.pattern, limits)
-        return llguidance.LLMatcher.grammar_from_regex(constraint.pattern), None
+        return llguidance.LLMatcher.grammar_from_regex(constraint.pattern)
     if isinstance(constraint, ChoiceGrammar):
-        return llguidance.LLMatcher.grammar_from_regex(choice_pattern(constraint, limits)), None
+        return llguidance.LLMatcher.grammar_from_regex(choice_pattern(constraint, limits))
     if isinstance(constraint, LarkGrammar):
         require_size(constraint.text, "Lark grammar", limits)
         _require_plain_lark(constraint.text, limits)
-        return llguidance.LLMatcher.grammar_from_lark(constraint.text), None
+        return llguidance.LLMatcher.grammar_from_lark(constraint.text)
     if isinstance(constraint, GbnfGrammar):
         require_size(constraint.text, "GBNF grammar", limits)
-        return gbnf_to_lark(constraint.text, max_regex=limits.max_regex, max_rules=limits.max_rules), None
+        return gbnf_to_lark(constraint.text, max_regex=limits.max_regex, max_rules=limits.max_rules)
     raise GrammarError(f"{type(constraint).__name__} is no constraint of this backend")
+
+
+def _rewritten(
+    constraint: JsonSchemaGrammar | AnyJsonGrammar, limits: CompileLimits, *, hold_unique: bool = True
+) -> tuple[Any, Rewritten]:
+    """Return the schema's JSON value, and what is left of it for the library."""
+    if isinstance(constraint, AnyJsonGrammar):
+        return {}, Rewritten({}, [])
+    schema = read_schema(schema_text(constraint.schema), limits)
+    return schema, rewrite(schema, hold_unique=hold_unique)
+
+
+def _schema_grammar(schema: Any, changed: Rewritten) -> str:
+    return _json_grammar(schema_text(changed.schema), changed.schema)
+
+
+def _json_behind_prefix(constraint: Constraint) -> JsonSchemaGrammar | AnyJsonGrammar | None:
+    """Return the JSON that follows a prefix; None for other constraints."""
+    inner = constraint.inner if isinstance(constraint, PrefixedGrammar) else None
+    while isinstance(inner, ExactGrammar):
+        inner = inner.inner
+    return inner if isinstance(inner, JsonSchemaGrammar | AnyJsonGrammar) else None
 
 
 def _unforced(grammar: str) -> str:
@@ -310,7 +359,7 @@ def _json_grammar(text: str, schema: Any) -> str:
 
 def _tight(schema: Any) -> tuple[str, list[Checked]]:
     """Return the rewritten schema less what has no rewrite."""
-    changed, dropped = rewrite(schema, lenient=True)
+    changed, dropped, _ = rewrite(schema, lenient=True)
     return _json_grammar(schema_text(changed), changed), [Checked(*place) for place in dropped]
 
 

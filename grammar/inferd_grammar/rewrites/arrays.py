@@ -65,6 +65,13 @@ def positive_unique(view: View, to: Translator) -> list[Schema]:
     return [any_of([*_not_arrays(), *orders])]
 
 
+def at_most_all(view: View, to: Translator) -> list[Schema]:
+    """Return that an array of different items of listed values has at most as many as there are."""
+    items = view.words.get("items", True)
+    values = None if "prefixItems" in view.words else _values(items, view.at("items"), to)
+    return [] if values is None else [any_of([*_not_arrays(), {"type": "array", "maxItems": len(values)}])]
+
+
 def _values(schema: Any, pointer: str, to: Translator) -> list[Any] | None:
     """Return all values that a schema may accept if they are listed, each once; None if they are not."""
     for _ in range(8):

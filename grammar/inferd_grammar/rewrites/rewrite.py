@@ -25,18 +25,22 @@ _BASES = ("$dynamicRef", "$recursiveRef")
 
 
 class Rewritten(NamedTuple):
-    """A schema as the backend gets it, and (keyword, JSON pointer) of what it no longer says."""
+    """A schema as the backend gets it, (keyword, JSON pointer) of what it no longer says, and whether a matcher has to hold
+    `uniqueItems`.
+    """
 
     schema: Schema
     dropped: list[tuple[str, str]]
+    unique: bool = False
 
 
-def rewrite(root: Any, *, lenient: bool = False) -> Rewritten:
+def rewrite(root: Any, *, lenient: bool = False, hold_unique: bool = False) -> Rewritten:
     """Return the rewritten document; the document itself if it holds nothing to rewrite.
 
     `root` has passed `read_schema`. References other than `#` and `#/...`, and `$id` below the root, change what
     references mean: such documents are returned as they are. With `lenient` what has no rewrite is left out instead of
-    refused. Raises GrammarError with the keyword's pointer.
+    refused. With `hold_unique` the caller holds `uniqueItems` where that has no rewrite. Raises GrammarError with the keyword's
+    pointer.
     """
     places = list(iter_schemas(root))
     fractions = has_fractions(root)
@@ -48,13 +52,14 @@ def rewrite(root: Any, *, lenient: bool = False) -> Rewritten:
     names = list(dict.fromkeys(name for _, schema in places for name in _names(schema)))
     steps = _STEPS + _STEPS_EACH * len(places)
     translator = SchemaTranslator(root, lambda reference: resolve(root, reference), names, steps, lenient=lenient)
+    translator.holds_unique = hold_unique
     try:
         result = translator.document()
     except RecursionError as error:
         raise GrammarError("the schema nests too deep to rewrite") from error
     if fractions:
         close(result)
-    return Rewritten(result, translator.dropped)
+    return Rewritten(result, translator.dropped, translator.left_unique)
 
 
 def _names(schema: Any) -> Iterator[str]:

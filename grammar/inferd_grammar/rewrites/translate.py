@@ -46,6 +46,8 @@ class SchemaTranslator:
     ) -> None:
         self.resolve = resolve
         self.dropped: list[tuple[str, str]] = []
+        self.holds_unique = False
+        self.left_unique = False
         self._dialect = Dialect(root)
         self._root = root
         self._lenient = lenient
@@ -138,6 +140,16 @@ class SchemaTranslator:
             self._drop(refusal, view.at(key))
             if key == "oneOf":  # some branch must hold; that it is the only one is left to the check
                 parts.append(any_of(_in_place(self, key, view, kinds)))
+
+    def _unique(self, view: View) -> list[Schema]:
+        """Return `uniqueItems` as schemas; without a rewrite, as much of it as schemas can say, if a matcher holds the rest."""
+        try:
+            return arrays.positive_unique(view, self)
+        except CannotRewrite:
+            if not self.holds_unique:
+                raise
+            self.left_unique = True
+            return arrays.at_most_all(view, self)
 
     def _drop(self, refusal: CannotRewrite, *pointers: str) -> None:
         if not self._lenient:
@@ -247,7 +259,7 @@ _POSITIVE: dict[str, _Rule] = {
     "not": lambda to, key, view, kinds: [to.negative(view.words["not"], view.at("not"), kinds)],
     "oneOf": lambda to, key, view, kinds: combine.positive_one_of(view, kinds, to),
     "propertyNames": lambda to, key, view, kinds: objects.positive_names(view, to),
-    "uniqueItems": lambda to, key, view, kinds: arrays.positive_unique(view, to) if ARRAY & kinds else [],
+    "uniqueItems": lambda to, key, view, kinds: to._unique(view) if ARRAY & kinds else [],
     **dict.fromkeys(combine.DEPENDENCIES, lambda to, key, view, kinds: combine.positive_dependencies(key, view, to)),
 }
 # Keywords that have a complement: schemas of which one must hold.

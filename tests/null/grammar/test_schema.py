@@ -44,9 +44,9 @@ Make = Callable[[Constraint], GrammarMatcher]
         ('{"const": "\ud800"}', "not Unicode", None),
         ({"not": {"uniqueItems": True}}, "complement of uniqueItems", "/not/uniqueItems"),
         (
-            {"properties": {"a/b": {"items": {"uniqueItems": True}}}},
-            "uniqueItems",
-            "/properties/a~1b/items/uniqueItems",
+            {"properties": {"a/b": {"anyOf": [{"type": "array", "uniqueItems": True}, {"type": "array"}]}}},
+            "uniqueItems holds in some branches only",
+            "/properties/a~1b/anyOf/0/uniqueItems",
         ),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$dynamicRef": "#x"}}}, "$dynamicRef", "/$defs/a/$dynamicRef"),
         ({"oneOf": [{"format": "date"}, {"type": "string"}], "type": "string"}, "format 'date'", "/oneOf/0/format"),

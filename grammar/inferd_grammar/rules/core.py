@@ -1,0 +1,193 @@
+"""`RuledCore`: a library's core, with masks narrowed by rules about the JSON that is written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferd_grammar.completion.json_place import Mode
+from inferd_grammar.errors import GrammarFailure
+from inferd_grammar.matchers.matcher import AnySplit, Core
+from inferd_grammar.rules.items import ItemsPlace, Repeated, UniqueItems, Written
+from inferd_grammar.rules.numbers import DigitMasks, NumberPlace, behind
+from inferd_grammar.tokens import TokenTable, bit_mask
+from inferd_grammar.validation import Checked
+
+# Two quotes, what follows an item, or the beginning of a word.
+_ENDS_ITEM = re.compile(rb'".*"|[,\]}]|[tfn]', re.DOTALL)
+
+
+@dataclass(frozen=True)
+class JsonRules:
+    """The rules of one constraint.
+
+    Fields:
+        digits: the most digits of a number.
+        skip: bytes of text before the JSON.
+        unique: holds arrays whose items have to differ; None where there are none.
+        source: JSON from which `inferd_grammar.rules.make` makes the same rules.
+    """
+
+    digits: int
+    skip: int
+    unique: UniqueItems | None
+    source: Any
+
+
+class TextPlace(NamedTuple):
+    """Where a text stands, for each rule. `size`: bytes so far, the prefix included."""
+
+    number: NumberPlace = NumberPlace()
+    items: ItemsPlace = ItemsPlace()
+    size: int = 0
+
+
+class RuleMasks:
+    """Masks that the rules need, for one vocabulary. Immutable, shared."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self.digits = DigitMasks(table)
+        in_quotes = [i for i, token in enumerate(table.tokens) if b'"' in token]
+        ends_item = [i for i, token in enumerate(table.tokens) if _ENDS_ITEM.search(token)]
+        quoted, plain = bit_mask(in_quotes, table.vocab_size), bit_mask(ends_item, table.vocab_size)
+        self._ending: dict[Mode, NDArray[np.int32]] = {"name": quoted, "string": quoted}
+        self._plain = plain
+
+    def ending(self, mode: Mode) -> NDArray[np.int32]:
+        """Return the tokens that may complete an item where JSON is in that mode."""
+        return self._ending.get(mode, self._plain)
+
+
+class RuledCore:
+    """`Core` around another one, which knows nothing of the rules. `AnySplit` if that one is."""
+
+    def __init__(
+        self,
+        inner: Core,
+        table: TokenTable,
+        rules: JsonRules,
+        masks: RuleMasks,
+        places: Sequence[TextPlace] = (TextPlace(),),
+    ) -> None:
+        self._inner = inner
+        self._table = table
+        self._rules = rules
+        self._masks = masks
+        self._places = list(places)
+        self._text = bytearray()
+        self.checked: tuple[Checked, ...] = inner.checked
+        self.named = inner.named
+
+    @cached_property
+    def recipe(self) -> str | None:
+        """The inner core's, and the rules'."""
+        return (
+            None
+            if self._inner.recipe is None
+            else json.dumps({"inner": self._inner.recipe, "rules": self._rules.source})
+        )
+
+    @property
+    def may_meet_dead_ends(self) -> bool:
+        """True if masks may lead to where nothing can follow: all items of an array may be used up."""
+        return self._rules.unique is not None
+
+    def fill(self, row: NDArray[np.int32], address: int) -> None:
+        self._inner.fill(row, address)
+        place = self._places[-1]
+        if place.number.in_number:
+            self._end_number(row, place.number)
+        if place.items.watched:
+            self._forbid_repeated(row, place)
+
+    def push(self, token: int) -> None:
+        place = self._behind(token)
+        if place is None:
+            raise GrammarFailure(f"token {token} repeats an item")
+        self._inner.push(token)
+        self._enter(place, token)
+
+    def consume(self, tokens: Sequence[int]) -> int:
+        """Take tokens in any split, up to the first one that the grammar or a rule refuses."""
+        assert isinstance(self._inner, AnySplit)
+        taken = self._inner.consume(tokens)
+        for count, token in enumerate(tokens[:taken]):
+            place = self._behind(token)
+            if place is None:
+                self._inner.pop(taken - count)
+                return count
+            self._enter(place, token)
+        return taken
+
+    def pop(self, count: int) -> None:
+        self._inner.pop(count)
+        del self._places[-count:]
+        del self._text[max(0, self._places[-1].size - self._rules.skip) :]
+
+    def may_end(self) -> bool:
+        return self._inner.may_end()
+
+    def forced(self) -> bytes:
+        """Return what the grammar forces, up to where a rule forbids it."""
+        forced, place = self._inner.forced(), self._places[-1]
+        if self._rules.unique is None or not place.items.watched:
+            return forced
+        for size in range(1, len(forced) + 1):
+            try:
+                self._rules.unique.behind(place.items, Written(self._text, forced[:size]))
+            except Repeated:
+                return forced[: size - 1]
+        return forced
+
+    def forced_tokens(self) -> list[int]:
+        """Return the grammar's; none inside arrays that rules watch."""
+        return [] if self._places[-1].items.watched else self._inner.forced_tokens()
+
+    def copy(self) -> RuledCore:
+        copy = RuledCore(self._inner.copy(), self._table, self._rules, self._masks, self._places)
+        copy._text = bytearray(self._text)
+        return copy
+
+    def _enter(self, place: TextPlace, token: int) -> None:
+        self._places.append(place)
+        if self._rules.unique is not None:
+            self._text += self._json_of(self._places[-2], token)
+
+    def _behind(self, token: int) -> TextPlace | None:
+        """Return the place behind a token; None if a rule forbids it."""
+        place = self._places[-1]
+        text = self._json_of(place, token)
+        items = place.items
+        if self._rules.unique is not None:
+            try:
+                items = self._rules.unique.behind(items, Written(self._text, text))
+            except Repeated:
+                return None
+        return TextPlace(behind(place.number, text), items, place.size + len(self._table.tokens[token]))
+
+    def _json_of(self, place: TextPlace, token: int) -> bytes:
+        """Return what a token adds to the JSON, which begins behind a prefix."""
+        return self._table.tokens[token][max(0, self._rules.skip - place.size) :]
+
+    def _end_number(self, row: NDArray[np.int32], number: NumberPlace) -> None:
+        """Keep a number within its digits, where it may end."""
+        masks = self._masks.digits
+        within = masks.within(number, self._rules.digits)
+        if within is not None and (self._inner.may_end() or np.bitwise_and(row, masks.ends).any()):
+            np.bitwise_and(row, within, out=row)
+
+    def _forbid_repeated(self, row: NDArray[np.int32], place: TextPlace) -> None:
+        """Take out the tokens that complete an item which is there already."""
+        closing = np.bitwise_and(row, self._masks.ending(place.items.json.mode))
+        words = np.flatnonzero(closing)
+        bits = np.unpackbits(closing[words].view(np.uint8), bitorder="little").reshape(len(words), 32)
+        for word, bit in zip(*np.nonzero(bits), strict=True):
+            if self._behind(int(words[word]) * 32 + int(bit)) is None:
+                row.view(np.uint32)[words[word]] &= ~np.uint32(1 << int(bit))

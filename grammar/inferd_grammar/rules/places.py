@@ -1,0 +1,193 @@
+"""Which arrays of a document have to be unique: a walk over schema and value side by side.
+
+A place in a value is known by the ways in which its schemas may hold there: of `anyOf` and `oneOf`, `then` and `else` some
+branch does, and a matcher does not know which. Where the ways agree about an array, `uniqueItems` is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+from inferd_grammar.errors import GrammarError
+from inferd_grammar.rewrites.base import CannotRewrite, View
+from inferd_grammar.rewrites.dialect import Dialect
+from inferd_grammar.rewrites.kinds import of_types, of_value
+from inferd_grammar.rewrites.patterns import finds
+from inferd_grammar.rewrites.regex_syntax import NotUnderstood
+from inferd_grammar.schema import iter_schemas, resolve
+
+_MAX_WAYS = 32
+_MAX_PLACES = 2_000
+_MAX_CHAIN = 32
+_MAX_KNOWN = 10_000
+
+Way = frozenset[str]
+"""Pointers of the schemas that hold for one value together."""
+SchemaPlace = frozenset[Way]
+"""The ways in which a value may be valid."""
+OTHER = object()
+"""Stands for a name that no schema lists."""
+
+
+class UniquePlaces:
+    """Places of one document. `find` is for matchers; the rest decides at compile time whether they can be exact."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._dialect = Dialect(root)
+        self._at = dict(iter_schemas(root))
+        self._visited: set[str] = set()
+        self._known: dict[tuple[SchemaPlace, str | int | object], SchemaPlace] = {}
+        self.start = self._place([("", root)])
+
+    def require_exact(self) -> None:
+        """Raises CannotRewrite with the keyword's pointer where it cannot be said which arrays have to be unique."""
+        seen, stack = {self.start}, [self.start]
+        while stack:
+            place = stack.pop()
+            for following in self._children(place):
+                if following not in seen:
+                    seen.add(following)
+                    stack.append(following)
+            self._require_agreement(place)
+            if len(seen) > _MAX_PLACES:
+                raise GrammarError(f"uniqueItems: the schema has more than {_MAX_PLACES} places to look at")
+        for pointer, schema in self._at.items():
+            if _is_unique(schema) and pointer not in self._visited:
+                raise CannotRewrite("uniqueItems is not supported here", f"{pointer}/uniqueItems")
+
+    def is_unique(self, place: SchemaPlace) -> bool:
+        """Return True if an array there has to be unique, in any way that takes arrays."""
+        return any(self._verdicts(place))
+
+    def child(self, place: SchemaPlace, key: str | int | object) -> SchemaPlace:
+        """Return the place of a member: of a name, an index, or OTHER."""
+        known = self._known.get((place, key))
+        if known is None:
+            known = self._child(place, key)
+            if len(self._known) < _MAX_KNOWN:
+                self._known[place, key] = known
+        return known
+
+    # -- Inside ---------------------------------------------------------------------------------------------------
+
+    def _verdicts(self, place: SchemaPlace) -> set[bool]:
+        arrays = [way for way in place if all(self._takes_arrays(pointer) for pointer in way)]
+        return {any(_is_unique(self._at.get(pointer)) for pointer in way) for way in arrays}
+
+    def _require_agreement(self, place: SchemaPlace) -> None:
+        if len(self._verdicts(place)) > 1:
+            where = next(p for way in place for p in sorted(way) if _is_unique(self._at.get(p)))
+            raise CannotRewrite("uniqueItems holds in some branches only", f"{where}/uniqueItems")
+
+    def _takes_arrays(self, pointer: str) -> bool:
+        schema = self._at.get(pointer)
+        if not isinstance(schema, dict):
+            return schema is not False
+        words = self._dialect.view(schema, pointer).words
+        listed = words.get("enum", [words["const"]] if "const" in words else None)
+        return ("type" not in words or "array" in of_types(words["type"])) and (
+            listed is None or any(of_value(value) == "array" for value in listed)
+        )
+
+    def _place(self, schemas: list[tuple[str, Any]]) -> SchemaPlace:
+        ways = [self._ways(pointer, schema, 0) for pointer, schema in schemas]
+        return frozenset(_together(ways))
+
+    def _ways(self, pointer: str, schema: Any, depth: int) -> list[Way]:
+        """Return the ways in which a schema and what applies to the same value may hold."""
+        self._visited.add(pointer)
+        if not isinstance(schema, dict) or depth > _MAX_CHAIN:
+            return [Way({pointer})]
+        view = self._dialect.view(schema, pointer)
+        parts: list[list[Way]] = [[Way({pointer})]]
+        for key in ("anyOf", "oneOf"):
+            if key in view.words:
+                branches = [(view.at(key, n), part) for n, part in enumerate(view.words[key])]
+                parts.append([way for at, part in branches for way in self._ways(at, part, depth + 1)])
+        for at, part in self._always(view):
+            parts.append(self._ways(at, part, depth + 1))
+        if {"then", "else"} & view.words.keys() and "if" in view.words:
+            either = [(view.at(key), view.words.get(key, True)) for key in ("then", "else")]
+            parts.append([way for at, part in either for way in self._ways(at, part, depth + 1)])
+        return _together(parts)
+
+    def _always(self, view: View) -> Iterator[tuple[str, Any]]:
+        reference = view.words.get("$ref")
+        target = resolve(self._root, reference) if isinstance(reference, str) else None
+        if target is not None:
+            yield target
+        yield from ((view.at("allOf", n), part) for n, part in enumerate(view.words.get("allOf", ())))
+
+    def _child(self, place: SchemaPlace, key: str | int | object) -> SchemaPlace:
+        return frozenset(
+            way
+            for whole in place
+            for way in self._place([member for p in sorted(whole) for member in self._members(p, key)])
+        )
+
+    def _members(self, pointer: str, key: str | int | object) -> list[tuple[str, Any]]:
+        schema = self._at.get(pointer)
+        if not isinstance(schema, dict):
+            return []
+        view = self._dialect.view(schema, pointer)
+        if isinstance(key, int):
+            return _items(view, key)
+        return _properties(view, key)
+
+    def _children(self, place: SchemaPlace) -> Iterator[SchemaPlace]:
+        """Yield the places of all members that schemas tell apart; of several patterns, each alone."""
+        views = [self._dialect.view(self._at[p], p) for way in place for p in way if isinstance(self._at.get(p), dict)]
+        names = {name for view in views for name in view.words.get("properties", ())}
+        sizes = [len(view.words.get("prefixItems", ())) for view in views]
+        yield from (self.child(place, key) for key in (*sorted(names), OTHER, *range(max(sizes, default=0) + 1)))
+        for view in views:
+            for pattern, schema in view.words.get("patternProperties", {}).items():
+                yield self._place([(view.at("patternProperties", pattern), schema)])
+
+
+def _together(parts: list[list[Way]]) -> list[Way]:
+    count = 1
+    for part in parts:
+        count *= len(part)
+    if count > _MAX_WAYS:
+        raise GrammarError(f"uniqueItems: more than {_MAX_WAYS} ways in which branches may hold together")
+    return list({Way().union(*ways): None for ways in product(*parts)})
+
+
+def _items(view: View, index: int) -> list[tuple[str, Any]]:
+    prefix = view.words.get("prefixItems", ())
+    if index < len(prefix):
+        return [(view.at("prefixItems", index), prefix[index])]
+    return [(view.at("items"), view.words["items"])] if "items" in view.words else []
+
+
+def _properties(view: View, key: str | object) -> list[tuple[str, Any]]:
+    found = []
+    if isinstance(key, str):
+        if key in view.words.get("properties", {}):
+            found.append((view.at("properties", key), view.words["properties"][key]))
+        for pattern, schema in view.words.get("patternProperties", {}).items():
+            if _may_find(pattern, key):
+                found.append((view.at("patternProperties", pattern), schema))
+    if not found and "additionalProperties" in view.words:
+        found.append((view.at("additionalProperties"), view.words["additionalProperties"]))
+    return found
+
+
+def _may_find(pattern: str, key: str) -> bool:
+    try:
+        return finds(pattern, key)
+    except NotUnderstood:
+        return True
+
+
+def _is_unique(schema: Any) -> bool:
+    return isinstance(schema, dict) and schema.get("uniqueItems") is True
+
+
+def holds_unique(root: Any) -> bool:
+    """Return True if some array of a document has to be unique."""
+    return any(_is_unique(schema) for _, schema in iter_schemas(root))

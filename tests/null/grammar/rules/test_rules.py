@@ -1,0 +1,216 @@
+"""Rules about JSON beside the grammar: numbers that end, and arrays whose items differ."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from tiers import examples
+
+from inferd_grammar import (
+    AnyJsonGrammar,
+    Constraint,
+    ExactGrammar,
+    GrammarCompiler,
+    GrammarError,
+    GrammarFailure,
+    GrammarMatcher,
+    JsonSchemaGrammar,
+    PrefixedGrammar,
+    TokenTable,
+)
+from inferd_grammar.rules.items import canonical
+
+BYTES = GrammarCompiler(TokenTable.of_bytes())
+UNIQUE = {"type": "array", "uniqueItems": True}
+TAGS = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+
+
+def takes(constraint: Any, text: str) -> bool:
+    """Return True if masks allow the text byte by byte, to a place where it may end."""
+    grammar = constraint if not isinstance(constraint, (dict, bool)) else JsonSchemaGrammar(constraint)
+    matcher, ids = BYTES.compile(grammar).matcher(), [byte + 1 for byte in text.encode()]
+    try:
+        return matcher.accept(ids) == len(ids) and matcher.may_end()
+    except GrammarFailure:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ("[1,2]", True), ("[1,1]", False), ("[1,1.0]", False), ("[1,true]", True), ("[1,10e-1]", False), ("[0,-0]", False),
+        ("[0.5,0.50]", False), ("[1,12,1e1,10.0]", False), ("[100,1e2]", False), ("[100,1e3]", True),
+        ('[{"a":1,"b":2},{"b":2,"a":1}]', False), ('[{"a":1},{"a":true}]', True), ('["a","a"]', False), ('["a","b"]', True),
+        (r'["\n","\u000a"]', False), ("[[1],[1]]", False), ("[[1,1],[1]]", True), ("[null,null]", False), ("[[],[]]", False),
+        ("[[],{}]", True), ("[]", True), ('["a,b","a"]', True), ('["a]","a"]', True), (r'["\"","\\"]', True),
+    ],
+)  # fmt: skip
+def test_equal_items_cannot_be_closed(text: str, valid: bool) -> None:
+    assert takes(UNIQUE, text) == valid
+    assert takes(ExactGrammar(JsonSchemaGrammar(UNIQUE)), text) == valid
+    assert takes(PrefixedGrammar('so ["a", ', JsonSchemaGrammar(UNIQUE)), f'so ["a", {text}') == valid
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "valid"),
+    [
+        ({"type": "object", "properties": {"t": TAGS, "o": {"type": "array"}}}, '{"t":["a"],"o":[1,1]}', True),
+        ({"type": "object", "properties": {"t": TAGS, "o": {"type": "array"}}}, '{"t":["a","a"]}', False),
+        ({"items": UNIQUE, "type": "array"}, "[[1],[1]]", True),
+        ({"items": UNIQUE, "type": "array"}, "[[1],[1,1]]", False),
+        ({"prefixItems": [UNIQUE, True], "type": "array"}, "[[1],[1,1]]", True),
+        ({"patternProperties": {"^x": UNIQUE}, "type": "object"}, '{"x":[1,1]}', False),
+        ({"patternProperties": {"^x": UNIQUE}, "type": "object"}, '{"y":[1,1]}', True),
+        ({"additionalProperties": UNIQUE, "properties": {"a": {}}}, '{"a":[1,1]}', True),
+        ({"additionalProperties": UNIQUE, "properties": {"a": {}}}, '{"b":[1,1]}', False),
+        ({"anyOf": [UNIQUE, {"type": "string"}]}, "[1,1]", False),
+        ({"oneOf": [UNIQUE, {"type": "string"}]}, "[1,2]", True),
+        ({"allOf": [UNIQUE, {"maxItems": 9}]}, "[1,1]", False),
+        ({"$ref": "#/$defs/u", "$defs": {"u": UNIQUE}}, "[1,1]", False),
+    ],
+)
+def test_only_those_arrays_are_held_that_the_schema_means(schema: Any, text: str, valid: bool) -> None:
+    assert takes(schema, text) == valid
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [UNIQUE, {"type": "array"}]},
+        {"properties": {"a": {"anyOf": [{"items": UNIQUE}, {"items": {"type": "array"}}]}}},
+    ],
+)
+def test_where_it_depends_on_a_branch_it_is_refused_by_name(schema: Any) -> None:
+    with pytest.raises(GrammarError, match="uniqueItems holds in some branches only") as caught:
+        BYTES.compile(JsonSchemaGrammar(schema))
+    assert str(caught.value.pointer).endswith("/uniqueItems")
+
+
+def walked(matcher: GrammarMatcher, table: TokenTable, rng: random.Random, steps: int) -> list[int]:
+    row = np.empty(table.words, np.int32)
+    taken: list[int] = []
+    for _ in range(steps):
+        try:
+            matcher.fill(row)
+        except GrammarFailure:
+            break
+        bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+        legal = [int(token) for token in np.flatnonzero(bits) if token not in table.eos_ids]
+        if not legal:
+            break
+        taken.append(rng.choice(legal))
+        assert matcher.accept(taken[-1:]) == 1
+    return taken
+
+
+@pytest.mark.parametrize("schema", [TAGS, {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, UNIQUE])
+def test_masks_after_a_rollback_are_those_of_a_fresh_matcher(compiler: GrammarCompiler, schema: Any) -> None:
+    table, rng = compiler.table, random.Random(3)
+    compiled = compiler.compile(JsonSchemaGrammar(schema))
+    rows = np.empty((2, table.words), np.int32)
+    for _ in range(examples(40)):
+        matcher, fresh = compiled.matcher(), compiled.matcher()
+        taken = walked(matcher, table, rng, 30)
+        keep = rng.randint(0, len(taken))
+        matcher.rollback(len(taken) - keep)
+        assert fresh.accept(taken[:keep]) == keep
+        matcher.fill(rows[0])
+        fresh.fill(rows[1])
+        assert (rows[0] == rows[1]).all()
+        assert matcher.fork().may_end() == fresh.may_end()
+
+
+@pytest.mark.parametrize("schema", [TAGS, {"type": "array", "items": {"enum": list("abcdef")}, "uniqueItems": True}])
+def test_every_legal_token_of_a_vocabulary_keeps_items_apart(compiler: GrammarCompiler, schema: Any) -> None:
+    """The plain twin: JSON's own reader over what was written, against what the masks let through."""
+    table, rng = compiler.table, random.Random(5)
+    for _ in range(examples(60)):
+        matcher = compiler.compile(JsonSchemaGrammar(schema)).matcher()
+        text = b"".join(table.tokens[token] for token in walked(matcher, table, rng, 40))
+        complete = text[: text.rfind(b",")] + b"]" if b"," in text else b"[]"
+        try:
+            items = json.loads(complete)
+        except ValueError:
+            continue  # the last comma stands inside a string
+        assert len(items) == len(set(items)), complete
+
+
+def values() -> st.SearchStrategy[Any]:
+    flat = st.one_of(st.integers(-3, 3), st.floats(-2, 2), st.booleans(), st.none(), st.text("ab", max_size=2))
+
+    def deeper(inner: Any) -> Any:
+        return st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2)
+
+    return st.recursive(flat, deeper, max_leaves=5)
+
+
+@given(values(), values())
+@settings(max_examples=examples(400), deadline=None)
+def test_equality_is_that_of_json_schema(left: Any, right: Any) -> None:
+    equal = jsonschema.Draft202012Validator({"const": left}).is_valid(right)
+    assert (canonical(json.dumps(left).encode()) == canonical(json.dumps(right).encode())) == equal
+
+
+NUMBER = {"type": "number"}
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text", "taken"),
+    [
+        (NUMBER, "12345678901234567", True),
+        (NUMBER, "123456789012345678", False),
+        (NUMBER, "1.2345678901234567", True),
+        (NUMBER, "1.23456789012345678", False),
+        (NUMBER, "0.00000000000000001", False),
+        (NUMBER, "1e308", True),
+        (NUMBER, "1e-308", True),
+        (NUMBER, "1e1000", False),
+        (NUMBER, "-12345678901234567", True),
+        (AnyJsonGrammar(), '["123456789012345678901",1234567]', True),
+        (AnyJsonGrammar(), "[123456789012345678]", False),
+        (AnyJsonGrammar(), '{"12345678901234567890":1}', True),
+        ({"const": 1234567890123456789}, "1234567890123456789", True),
+        ({"enum": [0.1234567890123456789, 3]}, "0.12345678901234568", True),
+        ({"type": "integer", "minimum": 10**17}, "100000000000000000", True),
+        ({"type": "integer", "maximum": 10**18, "minimum": 0}, "1000000000000000000", True),
+        ({"type": "number", "multipleOf": 1e-9}, "12345678.123456789", True),
+    ],
+)
+def test_numbers_have_at_most_17_digits_but_those_that_a_schema_asks_for(
+    constraint: Any, text: str, taken: bool
+) -> None:
+    assert takes(constraint, text) == taken
+
+
+@pytest.mark.parametrize("limit", ["12345678901234567", "1.2345678901234567", "1e308"])
+def test_a_number_that_is_full_can_only_end(compiler: GrammarCompiler, limit: str) -> None:
+    matcher = compiler.compile(AnyJsonGrammar()).matcher()
+    assert matcher.take(compiler.table.splitter.split(f"[{limit}".encode()).tokens(0))
+    row = np.empty(compiler.table.words, np.int32)
+    matcher.fill(row)
+    legal = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+    assert len(legal)
+    first = {compiler.table.tokens[token][:1] for token in legal}
+    assert first <= {b",", b"]", b"e", b"E"}, first
+
+
+@pytest.mark.parametrize("constraint", [JsonSchemaGrammar(TAGS), AnyJsonGrammar()])
+def test_rules_come_back_from_a_recipe(constraint: Constraint) -> None:
+    """What a child has compiled is made again here, with its rules."""
+    from inferd_grammar.backends.llguidance import LlguidanceBackend
+    from inferd_grammar.limits import DEFAULT_LIMITS
+    from inferd_grammar.matchers.matcher import GuardedMatcher
+
+    table = TokenTable.of_bytes()
+    backend = LlguidanceBackend(table)
+    recipe = backend.compile(constraint, DEFAULT_LIMITS).recipe
+    assert recipe is not None
+    matcher = GuardedMatcher(backend.rebuild(recipe), table)
+    text = '["a","a"]' if isinstance(constraint, JsonSchemaGrammar) else "[123456789012345678]"
+    assert matcher.accept([byte + 1 for byte in text.encode()]) < len(text)
