@@ -37,6 +37,7 @@ from inferd_grammar.matchers.matcher import Core
 from inferd_grammar.matchers.product import ProductCore, product_members
 from inferd_grammar.rewrites import KEYWORDS, Rewritten, rewrite
 from inferd_grammar.rules.core import JsonRules, RuledCore, RuleMasks
+from inferd_grammar.rules.exact_numbers import require_exact_numbers
 from inferd_grammar.rules.make import rules_for, rules_from
 from inferd_grammar.schema import (
     escape,
@@ -323,6 +324,7 @@ def _rewritten(
     if isinstance(constraint, AnyJsonGrammar):
         return {}, Rewritten({}, [])
     schema = read_schema(schema_text(constraint.schema), limits)
+    require_exact_numbers(schema)
     return schema, rewrite(schema, hold_unique=hold_unique)
 
 

@@ -101,14 +101,14 @@ def digits_for(root: Any) -> int:
     for _, schema in iter_schemas(root):
         if isinstance(schema, dict):
             words = [schema[key] for key in _WITH_NUMBERS if key in schema]
-            most = max([most, *(_digits(number) for word in words for number in _numbers(word))])
+            most = max([most, *(_digits(number) for word in words for number in numbers_in(word))])
     return most
 
 
 _WITH_NUMBERS = ("const", "enum", "exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf")
 
 
-def _numbers(value: Any) -> list[int | float]:
+def numbers_in(value: Any) -> list[int | float]:
     """Return the numbers inside a JSON value."""
     found, stack = list[int | float](), [value]
     while stack:

@@ -175,7 +175,7 @@ NUMBER = {"type": "number"}
         (AnyJsonGrammar(), '["123456789012345678901",1234567]', True),
         (AnyJsonGrammar(), "[123456789012345678]", False),
         (AnyJsonGrammar(), '{"12345678901234567890":1}', True),
-        ({"const": 1234567890123456789}, "1234567890123456789", True),
+        ({"const": 1234567890123456768}, "1234567890123456768", True),
         ({"enum": [0.1234567890123456789, 3]}, "0.12345678901234568", True),
         ({"type": "integer", "minimum": 10**17}, "100000000000000000", True),
         ({"type": "integer", "maximum": 10**18, "minimum": 0}, "1000000000000000000", True),
@@ -214,3 +214,15 @@ def test_rules_come_back_from_a_recipe(constraint: Constraint) -> None:
     matcher = GuardedMatcher(backend.rebuild(recipe), table)
     text = '["a","a"]' if isinstance(constraint, JsonSchemaGrammar) else "[123456789012345678]"
     assert matcher.accept([byte + 1 for byte in text.encode()]) < len(text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [({"const": 2**53 + 1}, "/const"), ({"enum": [[2**53 + 1]]}, "/enum"), ({"minimum": 2**53 + 1}, "/minimum")],
+)
+def test_a_whole_number_that_would_be_rounded_is_refused(schema: Any, pointer: str) -> None:
+    """The library reads 2**53 + 1 as 2**53, and let that through."""
+    with pytest.raises(GrammarError, match="beyond") as caught:
+        BYTES.compile(JsonSchemaGrammar({"type": "integer", **schema} if "minimum" in schema else schema))
+    assert caught.value.pointer == pointer
+    assert takes({"type": "integer", "maximum": 2**63 - 1}, "12345678")
