@@ -94,6 +94,11 @@ class Compiled:
             self._learnt += 1
             self._core = core
 
+    @property
+    def may_meet_dead_ends(self) -> bool:
+        """True if masks may lead to where nothing can follow, so that a text needs a planner to be sure of an end."""
+        return bool(getattr(self._core, "may_meet_dead_ends", False))
+
     def shortest(self) -> bytes | None:
         """Return the shortest whole text that the search finds (`inferd_grammar.completion`); None if it finds none."""
         if not self._searched:

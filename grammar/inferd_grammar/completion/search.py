@@ -15,7 +15,7 @@ import numpy as np
 from inferd_grammar.completion.json_place import JsonPlace
 from inferd_grammar.completion.outline import Outline
 from inferd_grammar.completion.split import Splitter
-from inferd_grammar.errors import GrammarFailure
+from inferd_grammar.errors import DeadEnd, GrammarFailure
 from inferd_grammar.matchers.matcher import GuardedMatcher
 
 _LIMITS = (32, 256, 4_000, 30_000)  # bytes of an end: each pass looks farther
@@ -262,11 +262,14 @@ class EndSearch:
         return taken == len(text)
 
     def _following(self) -> list[int]:
-        """Return the bytes that may come next, in order. Raises Exhausted, and GrammarFailure where nothing may."""
+        """Return the bytes that may come next, in order; none at a dead end. Raises Exhausted."""
         self.looks -= 1
         if self.looks < 0:
             raise Exhausted
-        self._matcher.fill(self._row)
+        try:
+            self._matcher.fill(self._row)
+        except DeadEnd:
+            return []
         legal = (self._row[self._words] >> self._shifts) & 1
         found: list[int] = self._splitter.bytes[legal.astype(bool)].tolist()
         return found

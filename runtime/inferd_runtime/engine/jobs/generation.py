@@ -134,7 +134,7 @@ class Generation:
             filtered=filtered_sources(draft, legal),
             adjustments=None if self._history is None else self._history.rows(legal),
             scored=self.spec.logprobs is not None,
-            admit=self._admit if self.spec.grammar is not None and self.spec.grammar.keeps_budget else None,
+            admit=self._admit if self.spec.grammar is not None and self.spec.grammar.steers else None,
         )  # fmt: skip
 
     def commit(self, done: Verified) -> None:

@@ -15,6 +15,7 @@ from inferd_runtime.engine.sampling.host_sampling import Masks
 from inferd_runtime.models.batch import Seen
 from inferd_runtime.speculation.drafts import NO_DRAFT, ROOT, Draft
 
+UNBOUNDED = 1 << 30
 FORCED = "grammar"
 """The source of tokens that the grammar forces."""
 
@@ -42,8 +43,13 @@ class OutputMasks(Protocol):
         ...
 
     @property
-    def keeps_budget(self) -> bool:
+    def steers(self) -> bool:
         """True if :meth:`admit` has to be asked."""
+        ...
+
+    @property
+    def keeps_budget(self) -> bool:
+        """True if the text is complete when its tokens are used up."""
         ...
 
     def admit(self, tokens: Sequence[int], room: int) -> list[int]:
@@ -87,6 +93,7 @@ class OfferedMask:
         """Return no draft, and the program's mask, int32[1, words]."""
         return NO_DRAFT, self._row
 
+    steers = False
     keeps_budget = False
 
     def admit(self, tokens: Sequence[int], room: int) -> list[int]:
@@ -104,15 +111,24 @@ class OfferedMask:
 class GrammarCursor:
     """A grammar matcher at the end of the committed tokens, or further on while a draft is being verified.
 
-    With a ``planner`` the text ends within its budget. Its methods raise what the matcher raises: DeadEnd where the grammar
+    A ``planner`` keeps the text from where it could not end any more, and, if it is ``bounded``, within its budget.
+
+    The methods raise what the matcher raises: DeadEnd where the grammar
     leaves no token, GrammarFailure for a broken matcher.
     """
 
     def __init__(
-        self, matcher: GuardedMatcher, words: int, eos_tokens: Sequence[int], planner: EndPlanner | None = None
+        self,
+        matcher: GuardedMatcher,
+        words: int,
+        eos_tokens: Sequence[int],
+        planner: EndPlanner | None = None,
+        *,
+        bounded: bool = True,
     ) -> None:
         self._matcher = matcher
         self._planner = planner
+        self._bounded = bounded
         self._walked: list[int] = []
         self._rest: Masks = ~bit_mask(eos_tokens, words * 32)
 
@@ -178,9 +194,14 @@ class GrammarCursor:
         return True
 
     @property
-    def keeps_budget(self) -> bool:
+    def steers(self) -> bool:
         """True with a planner."""
         return self._planner is not None
+
+    @property
+    def keeps_budget(self) -> bool:
+        """True with a planner that counts tokens."""
+        return self._planner is not None and self._bounded
 
     def admit(self, tokens: Sequence[int], room: int) -> list[int]:
         """Return the tokens up to the first one behind which no end would fit, and there the first one of an end that does."""
@@ -188,7 +209,8 @@ class GrammarCursor:
             return list(tokens)
         admitted: list[int] = []
         for token in tokens:
-            admitted.append(self._planner.admit(token, room - len(admitted)))
+            left = room - len(admitted) if self._bounded else UNBOUNDED
+            admitted.append(self._planner.admit(token, left))
             if admitted[-1] != token:
                 break
         return admitted

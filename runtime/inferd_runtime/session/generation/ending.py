@@ -10,13 +10,15 @@ from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 def end_planner(request: p.StartGenerate, compiled: Compiled, context: CachedSequence) -> EndPlanner | None:
     """Return what steers the text to its nearest end in time; None where the text may be cut.
 
+    Where masks may lead to a place behind which nothing is legal, a text that may be cut is kept from such places, too.
     Raises ConstraintError if no end of the constraint is found, Truncated if the shortest one that was found does not fit.
     """
-    planner = None if request.on_length == "cut" else compiled.planner()
-    if planner is None:
+    may_be_cut = request.on_length == "cut"
+    planner = compiled.planner() if not may_be_cut or compiled.may_meet_dead_ends else None
+    if planner is None or may_be_cut:
         if request.on_length == "complete":
             raise p.ConstraintError('no end of this constraint was found, so on_length="complete" cannot be kept')
-        return None
+        return planner
     needed, room = planner.needed, context.max_length - len(context.tokens)
     if needed > room:
         message = f"the context has room for {room} tokens, and the shortest text under the constraint has {needed}"

@@ -74,7 +74,13 @@ def _submit(
         if compiled is not None:
             matcher = compiled.matcher()
             planner = end_planner(request, compiled, context)
-            masks = GrammarCursor(matcher, -(-model.info.vocab_size // 32), model.tokenizer.eos_tokens, planner)
+            masks = GrammarCursor(
+                matcher,
+                -(-model.info.vocab_size // 32),
+                model.tokenizer.eos_tokens,
+                planner,
+                bounded=request.on_length != "cut",
+            )
             closing.callback(compiled.learn, matcher)
         with _undone_on_error(context, healing) as undo:
             sources = build_sources(request, model, context, sampler, inputs.draft)

@@ -114,7 +114,7 @@ def test_masks_after_a_rollback_are_those_of_a_fresh_matcher(compiler: GrammarCo
     table, rng = compiler.table, random.Random(3)
     compiled = compiler.compile(JsonSchemaGrammar(schema))
     rows = np.empty((2, table.words), np.int32)
-    for _ in range(examples(40)):
+    for _ in range(examples(15)):
         matcher, fresh = compiled.matcher(), compiled.matcher()
         taken = walked(matcher, table, rng, 30)
         keep = rng.randint(0, len(taken))
@@ -130,7 +130,7 @@ def test_masks_after_a_rollback_are_those_of_a_fresh_matcher(compiler: GrammarCo
 def test_every_legal_token_of_a_vocabulary_keeps_items_apart(compiler: GrammarCompiler, schema: Any) -> None:
     """The plain twin: JSON's own reader over what was written, against what the masks let through."""
     table, rng = compiler.table, random.Random(5)
-    for _ in range(examples(60)):
+    for _ in range(examples(30)):
         matcher = compiler.compile(JsonSchemaGrammar(schema)).matcher()
         text = b"".join(table.tokens[token] for token in walked(matcher, table, rng, 40))
         complete = text[: text.rfind(b",")] + b"]" if b"," in text else b"[]"
