@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from inferd.protocol import Unavailable
 from inferd_runtime.cli.client import Server
 from inferd_runtime.cli.output import print_json, print_table, say
 from inferd_runtime.cli.parsing import CLIENT_SETTINGS, Parser, add_json, add_settings, settings_of
 from inferd_runtime.cli.run_screen import RunScreen
+from inferd_runtime.cli.warm import warm_servers
 from inferd_runtime.server.programs.bundles import make_program, read_sources
 
 
@@ -38,14 +40,24 @@ def upload(argv: list[str]) -> int:
 
 def ps(argv: list[str]) -> int:
     """List runs, newest first."""
-    parser = _parser("ps", "List runs, newest first.", "print {runs: [...]}")
+    parser = _parser("ps", "List runs, newest first, and models that `inferd run` keeps warm.", "print {runs, warm}")
     parsed = parser.parse_args(argv)
-    answer = Server.of(settings_of(parsed)).get("/v1/runs")
+    settings = settings_of(parsed)
+    warm = list(warm_servers(settings))
+    try:
+        runs = Server.of(settings).get("/v1/runs")["runs"]
+    except Unavailable:
+        if not warm:
+            raise
+        runs = []
     if parsed.as_json:
-        print_json(answer)
+        print_json({"runs": runs, "warm": warm})
         return 0
-    rows = [_row(run) for run in answer["runs"]]
-    print_table(("RUN", "PROGRAM", "STATE", "AGE", "TOOK", "TOKENS"), rows)
+    print_table(("RUN", "PROGRAM", "STATE", "AGE", "TOOK", "TOKENS"), [_row(run) for run in runs])
+    for one in warm:
+        say(
+            f"warm: {', '.join(one['models'])} on {one['url']}, pid {one['pid']}; ends after {one['idle_minutes']:g} idle minutes"
+        )
     return 0
 
 

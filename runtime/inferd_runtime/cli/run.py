@@ -1,4 +1,4 @@
-"""``inferd run``: one program, once, with a runtime of its own in this process's children. No server."""
+"""``inferd run``: one program, once, with a runtime of its own in this process's children, or on a server that is warm."""
 
 from __future__ import annotations
 
@@ -12,16 +12,31 @@ from pathlib import Path
 
 import msgspec
 
+from inferd_runtime.cli.client import Server
 from inferd_runtime.cli.interrupts import run_async
+from inferd_runtime.cli.launch import follow
 from inferd_runtime.cli.parsing import LIMIT_SETTINGS, Parser, add_json, add_settings
 from inferd_runtime.cli.program_command import CommandSyntax, ProgramCommand, parse
 from inferd_runtime.cli.program_options import ProgramInterface
 from inferd_runtime.cli.progress import notice, prepare_runner
 from inferd_runtime.cli.run_screen import RunScreen
+from inferd_runtime.cli.warm import find_server, start_server
 from inferd_runtime.server.programs.bundles import Program, make_program, read_sources, with_limits
-from inferd_runtime.server.supervisor.runtime import open_runtime
+from inferd_runtime.settings.settings import Settings
 
-SETTINGS = ("model", "adapter", "draft", "device", "dtype", "threads", "pages", *LIMIT_SETTINGS)
+SETTINGS = (
+    "model",
+    "server",
+    "keep_warm",
+    "state_dir",
+    "adapter",
+    "draft",
+    "device",
+    "dtype",
+    "threads",
+    "pages",
+    *LIMIT_SETTINGS,
+)
 JSON_HELP = "print one JSON object {result, usage} and nothing else; what the program prints goes to stderr"
 
 
@@ -29,8 +44,28 @@ def run(argv: list[str]) -> int:
     """Run a program; returns the exit code of how it ended."""
     command, program = read_command(argv)
     logging.basicConfig(level=logging.ERROR, format="inferd: %(message)s", stream=sys.stderr)
-    prepare_runner()
-    return run_async(_execute, command, program)
+    server = find_server(command.settings)
+    if server is None:
+        prepare_runner()
+        if not command.settings.keep_warm:
+            return run_async(_execute, command, program)
+        with notice(_loading(command.settings)):
+            server = start_server(command.settings)
+    return _execute_on(server, command, program)
+
+
+def _execute_on(server: Server, command: ProgramCommand, program: Program) -> int:
+    """Run the program on a server that is up, and show what it does. Ctrl+C cancels the run."""
+    asked = {
+        "files": program.bundle.files, "entry": program.bundle.entry, "name": program.name, "version": program.version,
+    }  # fmt: skip
+    uploaded = server.post("/v1/programs", asked)
+    body = {"program": uploaded["id"], "arguments": command.arguments, "limits": command.limits}
+    return follow(server, server.post("/v1/runs", body)["id"], RunScreen(command.as_json))
+
+
+def _loading(settings: Settings) -> str:
+    return f"Loading {', '.join(model.name for model in settings.engine.model)}"
 
 
 def read_command(argv: list[str]) -> tuple[ProgramCommand, Program]:
@@ -54,12 +89,16 @@ def _add_options(parser: Parser, taken: frozenset[str]) -> None:
 
 async def _execute(command: ProgramCommand, program: Program) -> int:
     """Start a runtime with one worker, run the program, show what it does. A cancelled task cancels the run."""
+    from inferd_runtime.server.supervisor.runtime import (
+        open_runtime,  # a run on a warm server does not wait for its import
+    )
+
     limits = with_limits(program.limits_over(command.settings.limits), command.limits)
     arguments = msgspec.json.encode(command.arguments).decode()
     screen = RunScreen(command.as_json)
     settings = replace(command.settings, workers=1, max_workers=1)
     async with AsyncExitStack() as stack:
-        with notice(f"Loading {', '.join(model.name for model in settings.engine.model)}"):
+        with notice(_loading(settings)):
             runtime = await stack.enter_async_context(open_runtime(settings, spare=0))
         run = runtime.launch(program, arguments, limits=limits)
         async for event in run.follow():

@@ -18,7 +18,7 @@ from inferd_runtime.server.gateway.auth import token_path
 from inferd_runtime.settings.settings import FIELDS, Settings
 
 log = logging.getLogger("inferd.serve")
-NOT_FOR_SERVERS = ("url",)
+NOT_FOR_SERVERS = ("url", "server", "keep_warm")
 DESCRIPTION = """Serve a runtime on this machine until Ctrl+C or SIGTERM.
 
 After SIGTERM nothing is launched any more, and runs have --drain-seconds to end; a second one, or Ctrl+C, ends them at once.

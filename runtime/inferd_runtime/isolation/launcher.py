@@ -28,7 +28,10 @@ def main() -> None:
     os.environ.update(order["environment"])
     from inferd_runtime.isolation.child import run_child
 
-    sys.exit(run_child(order))
+    code = run_child(order)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # the child has closed what it had; taking torch's modules apart would take half a second
 
 
 if __name__ == "__main__":

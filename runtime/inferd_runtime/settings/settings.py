@@ -161,6 +161,18 @@ class Settings:
     unread_s: float = setting(30.0, "seconds that a client may leave an answer unread")
     engine_start_s: float = setting(600.0, "seconds that the engine may take to start")
     worker_start_s: float = setting(120.0, "seconds that a worker may take to start")
+    idle_minutes: float = setting(
+        0.0, "minutes without a connection or a run after which a server ends by itself; 0: it never does", NOT_NEGATIVE
+    )
+    server: Literal["own", "auto"] = setting(
+        "own",
+        "own or auto: whether `inferd run` starts a runtime of its own although a server of this user has the model",
+    )
+    keep_warm: float = setting(
+        0.0,
+        "minutes that the model stays loaded after `inferd run`, for the next one with the same settings",
+        NOT_NEGATIVE,
+    )
     drain_seconds: float = setting(
         30.0, "seconds that runs have to end once a server is to stop; then they are cancelled", NOT_NEGATIVE
     )

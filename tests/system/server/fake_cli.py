@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from inferd_runtime.cli import main, progress
+from inferd_runtime.cli import main, progress, warm, warm_server
 from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.order import Launch
 from inferd_runtime.sandbox.runner_build.component import OnProgress
@@ -18,6 +18,7 @@ from inferd_runtime.server.supervisor import runtime
 from inferd_runtime.settings.settings import Settings
 
 HERE = Path(__file__).parent
+WARM = "--warm"
 
 
 def fake_commands(settings: Settings) -> runtime.Commands:
@@ -41,4 +42,5 @@ def no_runner(on_progress: OnProgress) -> Path:
 if __name__ == "__main__":
     vars(runtime)["default_commands"] = fake_commands
     vars(progress)["ensure_runner"] = no_runner
-    sys.exit(main())
+    vars(warm)["CHILD"] = [sys.executable, __file__, WARM]
+    sys.exit(warm_server.main() if sys.argv[1:] == [WARM] else main())

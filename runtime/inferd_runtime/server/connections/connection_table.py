@@ -63,6 +63,11 @@ class ConnectionTable:
         self._recheck_at = 0.0
         self._open: dict[Peer, GuardedConnection] = {}
 
+    @property
+    def count(self) -> int:
+        """How many connections are open."""
+        return len(self._open)
+
     def arrived(self, peer: Peer, make_inner: Callable[[], asyncio.Protocol]) -> GuardedConnection:
         """Return the protocol of a new connection; another one that has shown no token may have to go for it."""
         deadlines = Deadlines(self.limits.patience, time.monotonic())

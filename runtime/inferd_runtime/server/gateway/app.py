@@ -71,6 +71,7 @@ class Gateway:
     url: str
     runtime: Runtime
     tokens: AccessTokens
+    connections: ConnectionTable
     stopping: anyio.Event = field(default_factory=anyio.Event)
 
 
@@ -162,7 +163,7 @@ async def open_gateway(settings: Settings, commands: Commands | None = None) -> 
         url = url_of(settings.host, listener.getsockname()[1], tls is not None)
         async with _serving(server):
             try:
-                yield Gateway(url, runtime, tokens)
+                yield Gateway(url, runtime, tokens, table)
             finally:
                 # Runs end first: only then do the streams that follow them, which the server waits for.
                 with anyio.CancelScope(shield=True):
@@ -233,5 +234,19 @@ async def serve(settings: Settings, ready: Callable[[Gateway], None], commands: 
             await gateway.runtime.wait_ready()
             gc.freeze()  # what is loaded stays: collections, which all requests wait for, do not look at it
             ready(gateway)
-            await gateway.stopping.wait()
+            async with background_tasks() as tasks:
+                if settings.idle_minutes:
+                    tasks.start_soon(_stop_when_idle, gateway, 60 * settings.idle_minutes)
+                await gateway.stopping.wait()
             await gateway.runtime.drain(settings.drain_seconds)
+
+
+async def _stop_when_idle(gateway: Gateway, seconds: float) -> None:
+    """Stop a gateway that has had no connection and no run for so long."""
+    idle_since = anyio.current_time()
+    while anyio.current_time() < idle_since + seconds:
+        await anyio.sleep(min(1.0, seconds / 4))
+        if gateway.connections.count or gateway.runtime.runs.active:
+            idle_since = anyio.current_time()
+    log.info("idle for %g s: the server ends", seconds)
+    gateway.stopping.set()

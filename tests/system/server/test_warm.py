@@ -1,0 +1,116 @@
+"""Servers that end by themselves when nobody needs them, and that `inferd run` finds or leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from .conftest import CommandLine
+
+HELLO = "def main(name: str = 'you') -> str:\n    print('greeting')\n    return f'hello {name}'\n"
+
+
+@pytest.fixture
+def hello(tmp_path: Path) -> str:
+    path = tmp_path / "hello.py"
+    path.write_text(HELLO.replace("def main", "async def main"))
+    return str(path)
+
+
+def warm(inferd: CommandLine) -> list[dict[str, Any]]:
+    shown = inferd("ps", "--json")
+    found: list[dict[str, Any]] = json.loads(shown.stdout)["warm"] if shown.returncode == 0 else []
+    return found
+
+
+@contextmanager
+def ended_at_last(inferd: CommandLine) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for server in warm(inferd):
+            process = psutil.Process(server["pid"])
+            process.send_signal(signal.SIGTERM)
+            process.wait(30)
+
+
+def test_a_second_run_finds_the_model_that_the_first_kept_warm(inferd: CommandLine, hello: str) -> None:
+    with ended_at_last(inferd):
+        first = inferd("run", "--keep-warm", "5", hello, "--name", "ann")
+        assert (first.returncode, first.stdout) == (0, 'greeting\n"hello ann"\n'), first.stderr
+        [server] = warm(inferd)
+        assert (server["models"], server["idle_minutes"]) == (["tiny"], 5)
+        assert "warm: tiny" in inferd("ps").stdout
+        second = inferd("run", "--keep-warm", "5", "--json", hello)
+        assert json.loads(second.stdout)["result"] == "hello you"
+        assert warm(inferd) == [server]
+        third = inferd("run", hello)
+        assert third.stdout == 'greeting\n"hello you"\n'
+        assert [os.path.basename(str(path)) for path in psutil.Process(server["pid"]).cmdline()[-1:]] == ["--warm"]
+        other = inferd("run", "--pages", "99", "--keep-warm", "5", hello)
+        assert other.returncode == 0, other.stderr
+        assert len(warm(inferd)) == 2
+    assert warm(inferd) == []
+
+
+def test_a_program_that_fails_on_a_warm_server_says_so_as_it_does_alone(inferd: CommandLine, tmp_path: Path) -> None:
+    program = tmp_path / "fails.py"
+    program.write_text("async def main():\n    raise ValueError('no')\n")
+    alone = inferd("run", str(program))
+    with ended_at_last(inferd):
+        on_server = inferd("run", "--keep-warm", "5", str(program))
+    assert alone.returncode == on_server.returncode == 1
+    assert "ValueError: no" in alone.stderr
+    assert "ValueError: no" in on_server.stderr
+
+
+def test_a_server_that_does_not_start_is_unavailable_with_its_last_words(inferd: CommandLine, hello: str) -> None:
+    ended = inferd.but(INFERD_FAKE_ENGINE="--fail")("run", "--keep-warm", "5", hello)
+    assert ended.returncode == 5
+    assert "did not start" in ended.stderr
+    assert warm(inferd) == []
+
+
+@pytest.mark.parametrize(("asked", "found"), [("auto", True), ("own", False)])
+def test_a_server_that_is_up_is_used_where_that_is_asked(
+    inferd: CommandLine, hello: str, asked: str, found: bool
+) -> None:
+    with inferd.start("serve", "--port", "0", "--json") as server:
+        assert server.stdout is not None
+        models = json.loads(server.stdout.readline())["models"]
+        ran = inferd("run", "--server", asked, "--model", models[0], hello)
+        assert (ran.returncode, ran.stdout) == (0, 'greeting\n"hello you"\n'), ran.stderr
+        assert len(json.loads(inferd("ps", "--json").stdout)["runs"]) == found
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+
+
+def test_a_server_of_another_model_is_not_used(inferd: CommandLine, hello: str) -> None:
+    with inferd.start("serve", "--port", "0", "--json") as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        assert inferd("run", "--server", "auto", "--model", "another", hello).returncode == 0
+        assert json.loads(inferd("ps", "--json").stdout)["runs"] == []
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+
+
+def test_an_idle_server_ends_by_itself_but_not_under_a_run(inferd: CommandLine, tmp_path: Path) -> None:
+    program = tmp_path / "waits.py"
+    program.write_text("import worker\nasync def main():\n    return await worker.receive()\n")
+    with inferd.start("serve", "--port", "0", "--json", "--idle-minutes", "0.02") as server:
+        assert server.stdout is not None
+        json.loads(server.stdout.readline())
+        with inferd.start("launch", str(inferd("upload", str(program), "--json") and "waits")) as launched:
+            assert server.poll() is None
+            launched.send_signal(signal.SIGINT)
+            launched.wait(30)
+        assert server.wait(30) == 0
