@@ -30,6 +30,18 @@ SCHED_OTHER = 0
 FIONREAD, FIONBIO, FIOCLEX, TCGETS = 0x541B, 0x5421, 0x5451, 0x5401
 DUPFD, GETFD, SETFD, GETFL, SETFL, DUPFD_CLOEXEC = 0, 1, 2, 3, 4, 1030
 SET_PARENT_DEATH_SIGNAL, SET_NAME, GET_NAME, SET_MEMORY_NAME = 1, 15, 16, 0x53564D41
+REFUSED_TO_MODELS = (
+    # other processes: their memory, files and objects
+    "ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "kcmp", "pidfd_getfd", "setns",
+    # the parts of the kernel in which most faults were
+    "bpf", "perf_event_open", "userfaultfd", "io_uring_setup", "io_uring_enter", "io_uring_register", "keyctl", "add_key",
+    "request_key", "fanotify_init", "modify_ldt", "uselib", "vmsplice",
+    # the machine
+    "init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load", "reboot", "swapon", "swapoff", "acct",
+    "quotactl", "quotactl_fd", "iopl", "ioperm", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "sethostname",
+    "setdomainname", "open_by_handle_at", "name_to_handle_at", "lookup_dcookie", "syslog", "vhangup", "chroot", "nfsservctl",
+)  # fmt: skip
+"""What no library for models needs. All else is allowed: devices need more than a list could say."""
 MISSING = ("clone3",)
 """Its flags are behind a pointer, where no filter sees them: the C library uses ``clone`` then."""
 

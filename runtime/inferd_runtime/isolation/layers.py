@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from inferd_runtime.isolation.call_rules import MISSING, rules_of
+from inferd_runtime.isolation.call_rules import MISSING, REFUSED_TO_MODELS, rules_of
 from inferd_runtime.isolation.kernel import Kernel, NotSupported
 from inferd_runtime.isolation.kinds import ChildKind
-from inferd_runtime.isolation.landlock import restrict_files
+from inferd_runtime.isolation.landlock import Allowed, restrict_files
+from inferd_runtime.isolation.model_files import runnable, writable
 from inferd_runtime.isolation.namespaces import (
     OWN_PROCESS,
     enter_own_root,
@@ -30,7 +31,7 @@ from inferd_runtime.isolation.privileges import (
     effective_capabilities,
     forbid_new_privileges,
 )
-from inferd_runtime.isolation.seccomp import install_filter
+from inferd_runtime.isolation.seccomp import install_filter, install_refusals
 
 NO_NEW_PRIVILEGES = "no_new_privs"
 NAMESPACES = "namespaces"
@@ -45,12 +46,15 @@ OOM_SCORE, FIRST_TO_END = Path("/proc/self/oom_score_adj"), 800
 LAYERS_OF = {
     ChildKind.WORKER: CONFINED,
     ChildKind.PARSER: CONFINED,
-    ChildKind.COMPILER: CONFINED,
-    ChildKind.MODEL: (NO_NEW_PRIVILEGES, CAPABILITIES, LIMITS),
+    ChildKind.COMPILER: (NO_NEW_PRIVILEGES, CAPABILITIES, LANDLOCK, SECCOMP, LIMITS),
+    ChildKind.MODEL: (NO_NEW_PRIVILEGES, CAPABILITIES, LANDLOCK, SECCOMP, LIMITS),
     ChildKind.BUILDER: (NO_NEW_PRIVILEGES, CAPABILITIES, LIMITS),
 }
 """``namespaces``: no network and no System V objects of others. ``root``: a file system of what is needed alone. ``user``: a
 user, or a user namespace, that no other process has."""
+TRIED = {ChildKind.COMPILER: (NAMESPACES, OWN_ROOT, OWN_USER)}
+"""Layers that a kind has where it can. A compiler is started by an engine, whose children may mount nothing under Landlock, and
+be root in no user namespace once its capabilities are gone."""
 
 
 @dataclass(frozen=True)
@@ -80,19 +84,19 @@ class Confinement:
     def start(self) -> None:
         """Put up all but what :meth:`seal` does."""
         wanted = LAYERS_OF[self._kind]
-        if OWN_ROOT in wanted:
+        readable = needed_folders(self._access.read)
+        if self._is_for_strangers:
             end_first_without_memory()
-        readable = needed_folders(self._access.read) if OWN_ROOT in wanted else []
         steps: dict[str, Callable[[Kernel], object]] = {
             NO_NEW_PRIVILEGES: forbid_new_privileges,
             NAMESPACES: lambda kernel: self._separate(kernel, readable),
             OWN_ROOT: lambda kernel: self._enter_root(kernel, readable),
             OWN_USER: self._leave_user,
             CAPABILITIES: drop_capabilities,
-            LANDLOCK: lambda kernel: restrict_files(kernel, existing([*readable, OWN_PROCESS])),
+            LANDLOCK: lambda kernel: restrict_files(kernel, self._allowed(readable)),
         }
         for name, step in steps.items():
-            if name in wanted:
+            if name in wanted or name in TRIED.get(self._kind, ()):
                 self._put_up(name, step)
         self._limit_start()
 
@@ -101,7 +105,25 @@ class Confinement:
         self._limit_memory()
         self._layers[LIMITS] = Layer(LIMITS, True)
         if SECCOMP in LAYERS_OF[self._kind]:
-            self._put_up(SECCOMP, lambda kernel: install_filter(kernel, rules_of(self._kind), MISSING))
+            self._put_up(SECCOMP, self._filter_calls)
+
+    @property
+    def _is_for_strangers(self) -> bool:
+        return self._kind in (ChildKind.WORKER, ChildKind.PARSER, ChildKind.COMPILER)
+
+    def _filter_calls(self, kernel: Kernel) -> None:
+        if self._is_for_strangers:
+            install_filter(kernel, rules_of(self._kind), MISSING)
+        else:
+            install_refusals(kernel, REFUSED_TO_MODELS)
+
+    def _allowed(self, readable: list[str]) -> Allowed:
+        if self._is_for_strangers:
+            return Allowed(readable=existing([*readable, OWN_PROCESS]))
+        return Allowed(
+            runnable=runnable(self._access, readable), writable=writable(self._access), network=True,
+            changeable=["/proc"] if os.geteuid() else [],  # root could change the kernel there; others need it for namespaces
+        )  # fmt: skip
 
     def _put_up(self, name: str, step: Callable[[Kernel], object]) -> None:
         try:
@@ -152,7 +174,7 @@ class Confinement:
             lower(resource.RLIMIT_CPU, self._limits.cpu_seconds)
 
     def _limit_memory(self) -> None:
-        if OWN_ROOT in LAYERS_OF[self._kind]:
+        if self._is_for_strangers:
             lower(resource.RLIMIT_FSIZE, 0)
         if self._limits.memory_bytes:
             lower(resource.RLIMIT_DATA, self._limits.memory_bytes)

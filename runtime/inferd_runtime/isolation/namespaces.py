@@ -92,7 +92,9 @@ def outermost(paths: Iterable[str]) -> list[str]:
 
 def _folders_of_libraries() -> list[str]:
     """Return the folders of all libraries that are loaded."""
-    mapped = (line.split(maxsplit=5)[5:] for line in Path("/proc/self/maps").read_text().splitlines())
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text().splitlines() if maps.exists() else []
+    mapped = (line.split(maxsplit=5)[5:] for line in lines)
     return list({os.path.dirname(path[0]) for path in mapped if path and ".so" in path[0]})
 
 

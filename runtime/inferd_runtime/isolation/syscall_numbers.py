@@ -41,3 +41,24 @@ AARCH64: Mapping[str, int] = {
     "clone3": 435, "getcpu": 168, "futex_waitv": 449, "kill": 129, "wait4": 260, "setpriority": 140, "waitid": 95,
     "getpriority": 141,
 }  # fmt: skip
+X86_64_REFUSED: Mapping[str, int] = {
+    "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "process_madvise": 440, "kcmp": 312,
+    "pidfd_getfd": 438, "setns": 308, "bpf": 321, "perf_event_open": 298, "userfaultfd": 323, "io_uring_setup": 425,
+    "io_uring_enter": 426, "io_uring_register": 427, "keyctl": 250, "add_key": 248, "request_key": 249,
+    "fanotify_init": 300, "modify_ldt": 154, "uselib": 134, "vmsplice": 278, "init_module": 175, "finit_module": 313,
+    "delete_module": 176, "kexec_load": 246, "kexec_file_load": 320, "reboot": 169, "swapon": 167, "swapoff": 168,
+    "acct": 163, "quotactl": 179, "quotactl_fd": 443, "iopl": 172, "ioperm": 173, "settimeofday": 164,
+    "clock_settime": 227, "clock_adjtime": 305, "adjtimex": 159, "sethostname": 170, "setdomainname": 171,
+    "open_by_handle_at": 304, "name_to_handle_at": 303, "lookup_dcookie": 212, "syslog": 103, "vhangup": 153,
+    "chroot": 161, "nfsservctl": 180,
+}  # fmt: skip
+AARCH64_REFUSED: Mapping[str, int] = {
+    "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "process_madvise": 440, "kcmp": 272,
+    "pidfd_getfd": 438, "setns": 268, "bpf": 280, "perf_event_open": 241, "userfaultfd": 282, "io_uring_setup": 425,
+    "io_uring_enter": 426, "io_uring_register": 427, "keyctl": 219, "add_key": 217, "request_key": 218,
+    "fanotify_init": 262, "vmsplice": 75, "init_module": 105, "finit_module": 273, "delete_module": 106,
+    "kexec_load": 104, "kexec_file_load": 294, "reboot": 142, "swapon": 224, "swapoff": 225, "acct": 89, "quotactl": 60,
+    "quotactl_fd": 443, "settimeofday": 170, "clock_settime": 112, "clock_adjtime": 266, "adjtimex": 171,
+    "sethostname": 161, "setdomainname": 162, "open_by_handle_at": 265, "name_to_handle_at": 264, "lookup_dcookie": 18,
+    "syslog": 116, "vhangup": 58, "chroot": 51, "nfsservctl": 42,
+}  # fmt: skip

@@ -81,6 +81,18 @@ class EngineSettings:
     max_adapter_bytes: int = setting(256 << 20, "bytes of the files of one adapter that a tenant loads")
     max_adapter_rank: int = setting(256, "the largest rank of an adapter that a tenant loads")
     snapshot_bytes: int = setting(10 << 30, "bytes that a tenant's saved contexts may take on disk")
+    engine_read: tuple[str, ...] = setting(
+        (),
+        "a folder or file that engine processes may read, beside models, adapters, caches, Python and the system's "
+        "libraries; may be given several times",
+        read=read_texts,
+    )
+    engine_write: tuple[str, ...] = setting(
+        (),
+        "a folder, file or device that engine processes may write to, beside caches, temporary files and the usual "
+        "devices; / lets them write anywhere; may be given several times",
+        read=read_texts,
+    )
     tenancy: Tenancy = field(default_factory=Tenancy)
     snapshots: Path | None = None
     plain: bool = False

@@ -7,9 +7,18 @@ import struct
 
 import pytest
 
-from inferd_runtime.isolation.call_rules import MISSING, rules_of
+from inferd_runtime.isolation.call_rules import MISSING, REFUSED_TO_MODELS, rules_of
 from inferd_runtime.isolation.kinds import ChildKind
-from inferd_runtime.isolation.seccomp import ALLOW, INSTRUCTION, KILL, MACHINES, REFUSE, Machine, filter_code
+from inferd_runtime.isolation.seccomp import (
+    ALLOW,
+    INSTRUCTION,
+    KILL,
+    MACHINES,
+    REFUSE,
+    Machine,
+    filter_code,
+    refusing_code,
+)
 
 DENIED = REFUSE | errno.EPERM
 CALL = struct.Struct("<iIQ6Q")
@@ -29,8 +38,8 @@ def verdict(code: bytes, machine: int, number: int, *arguments: int) -> int:
         if kind == 0x20:
             held = int.from_bytes(data[value : value + 4], "little")
         else:
-            assert kind in (0x15, 0x45)
-            at += true if (held == value if kind == 0x15 else held & value) else false
+            tests = {0x15: held == value, 0x35: held >= value, 0x45: held & value}
+            at += true if tests[kind] else false
 
 
 @pytest.fixture(params=sorted(MACHINES))
@@ -82,3 +91,14 @@ def test_calls_of_another_processor_end_the_process(machine: Machine) -> None:
 def test_arguments_are_checked(machine: Machine, name: str, arguments: tuple[int, ...], allowed: bool) -> None:
     code = filter_code(machine, rules_of(ChildKind.WORKER))
     assert verdict(code, machine.name, machine.numbers[name], *arguments) == (ALLOW if allowed else DENIED)
+
+
+def test_a_list_of_refusals_lets_all_else_pass(machine: Machine) -> None:
+    code = refusing_code(machine, REFUSED_TO_MODELS)
+    refused = set(machine.refused.values())
+    assert len(refused) > 30
+    assert not refused & {machine.numbers[name] for name in machine.numbers if name != "process_vm_readv"}
+    for number in range(1024):
+        assert verdict(code, machine.name, number) == (DENIED if number in refused else ALLOW)
+    assert verdict(code, 0x40000003, machine.numbers["read"]) == KILL
+    assert verdict(code, machine.name, 0x40000000 | machine.refused["ptrace"]) == DENIED, "the x32 way of the same call"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from inferd_runtime.file_cache import cache_folder
 from inferd_runtime.isolation.child import Child
 from inferd_runtime.isolation.kinds import ChildKind
-from inferd_runtime.isolation.order import Launch
+from inferd_runtime.isolation.model_files import model_access
+from inferd_runtime.isolation.order import Access, Launch
 from inferd_runtime.server.processes.child_protocol import exit_code
 from inferd_runtime.settings.settings import EngineSettings
 
@@ -31,12 +34,26 @@ class EngineStart:
 
 def engine_launch(start: EngineStart) -> Launch:
     """Return how to start an engine process."""
-    return Launch(ENGINE_MODULE, ChildKind.MODEL, settings=start, require_all=start.require_isolation)
+    return _launch(ENGINE_MODULE, start)
 
 
 def draft_launch(start: EngineStart) -> Launch:
     """Return how to start a draft model's process."""
-    return Launch(DRAFT_MODULE, ChildKind.MODEL, settings=start, require_all=start.require_isolation)
+    return _launch(DRAFT_MODULE, start)
+
+
+def _launch(module: str, start: EngineStart) -> Launch:
+    access = engine_access(start.settings, Path(start.endpoint.removeprefix("ipc://")).parent)
+    return Launch(module, ChildKind.MODEL, settings=start, access=access, require_all=start.require_isolation)
+
+
+def engine_access(settings: EngineSettings, sockets: Path) -> Access:
+    """Return the files of a process that serves models: theirs, adapters, caches, saved contexts, its sockets' folder."""
+    named = [Path(model.name).expanduser() for model in (*settings.model, *(draft.model for draft in settings.draft))]
+    adapters = [adapter.folder for adapter in settings.adapter]
+    own = [folder for folder in (cache_folder(), settings.snapshots, sockets) if folder is not None]
+    own += map(Path, settings.engine_write)
+    return model_access([*named, *adapters, *map(Path, settings.engine_read)], own)
 
 
 def run_engine(child: Child, serve: Callable[[EngineStart], None]) -> int:

@@ -14,7 +14,9 @@ from typing import NoReturn
 from inferd.protocol import InferdError, InvalidRequest, Unavailable
 from inferd_runtime.engine.drivers.parallel import LeadingDriver, lead
 from inferd_runtime.engine.drivers.parallel_commands import Loaded, decode_reply
+from inferd_runtime.file_cache import cache_folder
 from inferd_runtime.isolation.kinds import ChildKind
+from inferd_runtime.isolation.model_files import model_access
 from inferd_runtime.isolation.order import Launch
 from inferd_runtime.models.devices import available_bytes
 from inferd_runtime.models.fitting.fit import Placed
@@ -50,7 +52,8 @@ class Follower:
         self.channel = Connection(ours.detach())
         with theirs:
             own = replace(settings, channel=theirs.fileno())
-            launch = Launch(FOLLOWER_MODULE, ChildKind.MODEL, settings=own)
+            access = model_access([Path(settings.model.name).expanduser()], [cache_folder(), settings.store.parent])
+            launch = Launch(FOLLOWER_MODULE, ChildKind.MODEL, settings=own, access=access)
             self.child = BlockingChild(launch, pass_fds=[theirs.fileno()])
 
     def error(self) -> InferdError:
