@@ -81,7 +81,8 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(monkeypatch: pytes
     monkeypatch.setattr(followers, "load", lambda *args, **kwargs: pytest.fail("weights are read"))
     with pytest.raises(LimitExceeded, match=r"model 'tiny' in float32 does not fit cpu: it needs 16\.8 MiB") as caught:
         serve(ModelOptions("tiny"))
-    assert caught.value.detail == {"limit": "memory", "value": 12 * MIB, "raise_with": "--dtype bfloat16"}
+    others = "--weights int8 or --weights int4"
+    assert caught.value.detail == {"limit": "memory", "value": 12 * MIB, "raise_with": f"--dtype bfloat16 or {others}"}
     with pytest.raises(LimitExceeded, match="'tiny' in bfloat16 does not fit cpu beside tiny-draft"):
         serve(ModelOptions("tiny-draft"), ModelOptions("tiny", dtype="bfloat16"))
 

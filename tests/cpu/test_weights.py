@@ -19,10 +19,12 @@ from inferd_runtime.engine.stages import Work
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models.checks.probe import attach
+from inferd_runtime.models.fitting.inspection import measure
 from inferd_runtime.models.loading import load
+from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.passes.fused import FusedPass, fuse
 from inferd_runtime.models.passes.products import DenseProduct
-from inferd_runtime.models.weights.held import HoldingPlan, fits_half, hold, plan_holding
+from inferd_runtime.models.weights.held import HoldingPlan, fits_half, held_bytes, hold, plan_holding
 from inferd_runtime.models.weights.host_products import MAKERS, Way, held, kept_of, steady_least
 from inferd_runtime.models.weights.quantize import Blocks, channels_of
 
@@ -60,9 +62,9 @@ def test_a_residual_rides_on_every_product(name: str) -> None:
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("shape", [SHAPE, (576, 576), (576, 1536), (64, 64)], ids=str)
 def test_a_row_has_the_same_bits_in_any_company(name: str, shape: tuple[int, int]) -> None:
-    weight = random(*shape)
-    least = steady_least(name, weight)
+    least = steady_least(name, shape, torch.float32)
     assert least is not None
+    weight = random(*shape)
     product, rows = MAKERS[name](weight, None, least), random(150, shape[1])
     with torch.inference_mode():
         whole = product(rows)
@@ -196,6 +198,22 @@ def test_no_bit_of_a_logit_depends_on_the_rows_of_its_step(weights: str, dtype: 
     for counts in ([17, 1, 5, 9, 17, 3, 17, 16, 2, 13, 17, 17, 16], [30, 20, 12, 1, 7, 30, 33, 17]):
         assert sum(counts) == 150
         assert (steps.logits(tokens, counts) == alone).all()
+
+
+@pytest.mark.parametrize(
+    ("weights", "dtype"),
+    [("half", "float32"), ("int8", "float32"), ("int4", "float32"), ("int8", "bfloat16"), ("int4", "bfloat16")],
+)
+def test_the_memory_is_what_was_estimated(weights: str, dtype: str) -> None:
+    loaded = load("tiny", dtype=dtype)
+    matrices = sum(one.nbytes for one in {id(one): one for one in loaded.module.parameters()}.values() if one.ndim == 2)
+    driver = build_driver(loaded, DriverOptions(pages=16, page_size=16, most_rows=64, weights=weights))
+    assert isinstance(driver, TorchDriver)
+    assert isinstance(driver.run, FusedPass)
+    full = measure(ModelOptions("tiny", dtype)).weight_bytes
+    size = measure(ModelOptions("tiny", dtype, weights=weights)).weight_bytes
+    assert size == full - matrices + held_bytes(driver.run)
+    assert size < full
 
 
 def test_a_driver_on_the_cpu_holds_weights_as_is_fastest_here() -> None:

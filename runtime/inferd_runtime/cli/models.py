@@ -96,7 +96,7 @@ def fit(argv: list[str]) -> int:
 def _fit_parser() -> Parser:
     parser = Parser("models fit", FIT)
     parser.add_argument("name", metavar="NAME", help="as for --model")
-    add_settings(parser, ("device", "dtype", "pages"))
+    add_settings(parser, ("device", "dtype", "weights", "pages"))
     parser.add_argument("--context", type=_positive, default=0, metavar="N", help="tokens that each stream must hold")
     parser.add_argument("--streams", type=_positive, default=0, metavar="N", help="streams that must fit at once")
     parser.add_argument("--page-size", type=_positive, default=16, metavar="N", help="tokens of a KV page")

@@ -33,6 +33,7 @@ SETTINGS = (
     "draft",
     "device",
     "dtype",
+    "weights",
     "threads",
     "pages",
     *LIMIT_SETTINGS,

@@ -15,13 +15,14 @@ from inferd_runtime.models.checkpoint import check_vocabulary, read_config, read
 from inferd_runtime.models.checks.probe import attach
 from inferd_runtime.models.fitting.inspection import measure
 from inferd_runtime.models.loaded import LoadedModel, fingerprint
-from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.models.options import AUTO, ModelOptions
 from inferd_runtime.models.parallel import check_plan
 from inferd_runtime.models.passes.device import FIXED_ROPE
 from inferd_runtime.models.passes.fused import is_known
 from inferd_runtime.models.proved.decoder import ProvedDecoder, RotaryEmbedding, read_weights as read_tensors
 from inferd_runtime.models.proved.store import KeptDecoder, KeptProof, KeptRule, KeptTokenizer
 from inferd_runtime.models.tokenizer import HubTokenizer
+from inferd_runtime.models.weights.auto_dtype import cpu_dtype
 
 TRIED_POSITIONS = 4096
 
@@ -33,6 +34,8 @@ def load_first(name: str, source: str, device: str, dtype: torch.dtype | str, ra
     tokenizer = read_tokenizer(name, source)
     if ranks > 1:
         check_plan(name, config, ranks)
+    if dtype == AUTO and device == "cpu":
+        dtype = cpu_dtype(config)
     module: Any = read_weights(name, source, config, dtype, ranks).eval()
     if ranks == 1:
         module.to(device)

@@ -13,7 +13,7 @@ import torch
 from inferd.protocol import InvalidRequest, NotFound
 from inferd_runtime.models.fitting.fit import ModelSize
 from inferd_runtime.models.loaded import LoadedModel
-from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.models.options import AUTO, ModelOptions
 from inferd_runtime.models.proved.decoder import ProvedDecoder, read_weights
 from inferd_runtime.models.proved.store import KeptProof, ProofStore
 from inferd_runtime.models.shape import Probed
@@ -49,7 +49,7 @@ def size_of(options: ModelOptions, proofs: ProofStore | None = None) -> ModelSiz
     """Return the sizes of a model. Raises what :func:`~inferd_runtime.models.fitting.inspection.measure` raises."""
     proof = _proof(options.name, options.device, options.dtype, 1, proofs)
     if proof is not None:
-        return replace(proof.size, name=options.name)
+        return replace(proof.size, name=options.name).held(options.weights)
     from inferd_runtime.models.fitting.inspection import measure  # imports transformers
 
     return measure(options)
@@ -58,7 +58,8 @@ def size_of(options: ModelOptions, proofs: ProofStore | None = None) -> ModelSiz
 def load(
     name: str, *, device: str = "cpu", dtype: str = "", ranks: int = 1, proofs: ProofStore | None = None
 ) -> LoadedModel:
-    """Load weights and tokenizer. ``dtype`` "" is float32 on the CPU and the checkpoint's own elsewhere.
+    """Load weights and tokenizer. ``dtype`` "" is float32 on the CPU and the checkpoint's own elsewhere; "auto" is the latter, or
+    what was measured to be faster on the CPU (:func:`~inferd_runtime.models.weights.choice.choose_dtype`).
 
     ``proofs``: where to look for a proof of the model, and to keep it; None loads through transformers, whose modules then
     run by themselves. With ``ranks`` above 1, every rank of the group that was joined
@@ -101,7 +102,9 @@ def _load_proved(name: str, source: str, proof: KeptProof) -> LoadedModel:
 
 def _dtype(name: str, device: str) -> torch.dtype | str:
     if not name:
-        return torch.float32 if device == "cpu" else "auto"
+        return torch.float32 if device == "cpu" else AUTO
+    if name == AUTO:
+        return AUTO
     if name not in DTYPES:
         raise InvalidRequest(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
     return DTYPES[name]

@@ -1,4 +1,4 @@
-"""The options of one model: ``NAME[,dtype=...][,device=...][,pages=...]``. No torch here."""
+"""The options of one model: ``NAME[,dtype=...][,device=...][,pages=...][,weights=...]``. No torch here."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from inferd.protocol import InvalidRequest
 from inferd_runtime.models.option_lists import check_once, read_entries, read_entry, split_options
 
 DTYPES = ("float32", "bfloat16", "float16")
+AUTO = "auto"
+"""The dtype that was measured to be faster, where the checkpoint leaves a choice."""
+WEIGHTS = ("half", "int8", "int4")
+"""How weights can be held in less than the model's dtype, see :mod:`inferd_runtime.models.weights`."""
 DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
@@ -23,6 +27,7 @@ class ModelOptions:
     dtype: str = ""
     device: str = ""
     pages: int = 0
+    weights: str = ""
 
     @classmethod
     def parse(cls, text: str) -> ModelOptions:
@@ -40,18 +45,24 @@ class ModelOptions:
         if unknown:
             raise InvalidRequest(f"model {name!r} has no option {unknown[0]!r}; there are {', '.join(names[1:])}")
         pages = _positive(name, values["pages"]) if "pages" in values else 0
-        return cls(name, str(values.get("dtype", "")), str(values.get("device", "")), pages).checked()
+        texts = {key: str(values[key]) for key in ("dtype", "device", "weights") if key in values}
+        return cls(name, pages=pages, **texts).checked()
 
     def over(self, defaults: ModelOptions) -> ModelOptions:
         """Return the same options, with those that are not set taken from ``defaults``."""
         return ModelOptions(
-            self.name, self.dtype or defaults.dtype, self.device or defaults.device, self.pages or defaults.pages
-        )
+            self.name, self.dtype or defaults.dtype, self.device or defaults.device, self.pages or defaults.pages,
+            self.weights or defaults.weights,
+        )  # fmt: skip
 
     def checked(self) -> ModelOptions:
-        """Return itself. Raises InvalidRequest for a dtype or device that does not exist anywhere."""
-        if self.dtype and self.dtype not in DTYPES:
-            raise InvalidRequest(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        """Return itself. Raises InvalidRequest for a dtype, device or way to hold weights that does not exist anywhere."""
+        if self.dtype and self.dtype not in (*DTYPES, AUTO):
+            raise InvalidRequest(f"dtype {self.dtype!r} is not one of {', '.join((*DTYPES, AUTO))}")
+        if self.weights and self.weights not in WEIGHTS:
+            raise InvalidRequest(f"weights {self.weights!r} is not one of {', '.join(WEIGHTS)}")
+        if self.weights and self.device.startswith("cuda"):
+            raise InvalidRequest(f"weights {self.weights!r}: on a GPU weights are held in the model's dtype")
         if self.device and not DEVICE.fullmatch(self.device):
             raise InvalidRequest(f"device {self.device!r} is not one of cpu, cuda, cuda:N")
         return self

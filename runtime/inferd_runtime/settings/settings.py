@@ -39,7 +39,14 @@ class EngineSettings:
         read=read_models,
     )
     device: str = setting("cpu", "cpu, cuda or cuda:N, for models that say nothing else")
-    dtype: str = setting("", "float32, bfloat16 or float16; default: float32 on the CPU, else the checkpoint's own")
+    dtype: str = setting(
+        "",
+        "float32, bfloat16, float16 or auto; default: float32 on the CPU, else the checkpoint's own; auto: on the CPU "
+        "bfloat16 where the checkpoint is in it and that was measured to be faster",
+    )
+    weights: Literal["", "half", "int8", "int4"] = setting(
+        "", "half, int8 or int4: how weights are held on the CPU; default: exactly, in the form measured to be fastest"
+    )
     threads: int | None = setting(None, "threads of the engine; default: by the models' sizes")
     pages: int | None = setting(None, "pages of the KV cache; default: by the memory that is free")
     page_size: int = setting(16, "tokens per page")
@@ -100,7 +107,7 @@ class EngineSettings:
     @property
     def defaults(self) -> ModelOptions:
         """Return the options of models that say nothing else."""
-        return ModelOptions("", self.dtype, self.device, self.pages or 0)
+        return ModelOptions("", self.dtype, self.device, self.pages or 0, self.weights)
 
     @property
     def models(self) -> tuple[ModelOptions, ...]:

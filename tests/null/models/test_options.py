@@ -13,15 +13,16 @@ from hypothesis import given, strategies as st
 from inferd.protocol import InvalidRequest
 from inferd_runtime.cli import VERBS
 from inferd_runtime.isolation.settings_json import decode_settings, encode_settings
-from inferd_runtime.models.options import DTYPES, ModelOptions, read_models
+from inferd_runtime.models.options import AUTO, DTYPES, WEIGHTS, ModelOptions, read_models
 from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.settings.sources import Sources, resolve
 
 OPTIONS = st.builds(
     ModelOptions,
     name=st.text(st.characters(exclude_characters=",;", codec="ascii", categories=["L", "N", "P"]), min_size=1),
-    dtype=st.sampled_from(["", *DTYPES]),
-    device=st.sampled_from(["", "cpu", "cuda", "cuda:3"]),
+    dtype=st.sampled_from(["", *DTYPES, AUTO]),
+    device=st.sampled_from(["", "cpu"]),
+    weights=st.sampled_from(["", *WEIGHTS]),
     pages=st.integers(0, 10**6),
 )
 
@@ -29,7 +30,7 @@ OPTIONS = st.builds(
 @given(OPTIONS)
 def test_what_is_written_is_read_back(options: ModelOptions) -> None:
     text = f"{options.name}" + "".join(
-        f",{key}={getattr(options, key)}" for key in ("dtype", "device", "pages") if getattr(options, key)
+        f",{key}={getattr(options, key)}" for key in ("dtype", "device", "pages", "weights") if getattr(options, key)
     )
     assert ModelOptions.parse(text) == options
     assert decode_settings(encode_settings(options), ModelOptions) == options
@@ -44,7 +45,9 @@ def test_what_is_written_is_read_back(options: ModelOptions) -> None:
         ("tiny,bfloat16", "'bfloat16'"),
         ("tiny,dtyp=bfloat16", "no option 'dtyp'"),
         ("tiny,name=other", "name is given twice"),
-        ("tiny,dtype=float12", "'float12' is not one of float32, bfloat16, float16"),
+        ("tiny,dtype=float12", "'float12' is not one of float32, bfloat16, float16, auto"),
+        ("tiny,weights=int3", "'int3' is not one of half, int8, int4"),
+        ("tiny,weights=int4,device=cuda", "on a GPU weights are held in the model's dtype"),
         ("tiny,device=tpu", "'tpu' is not one of cpu, cuda, cuda:N"),
         ("tiny,device=cuda:x", "cuda:x"),
         ("tiny,pages=0", "pages must be a positive whole number, got '0'"),

@@ -11,8 +11,40 @@ from dataclasses import dataclass
 
 from inferd.protocol import LimitExceeded
 from inferd_runtime.models.fitting.sizing import LEAST_PAGES, default_pages, kv_budget
+from inferd_runtime.models.options import WEIGHTS
 
 HALF = "bfloat16"
+ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+GROUP = 32
+"""Numbers that share a scale and an offset, of two bytes each, in 4 bits."""
+
+
+@dataclass(frozen=True)
+class MatrixSizes:
+    """Numbers in the weights that products and the embedding read, and the outputs of those in the layers and of the head.
+
+    ``tied``: the head's are the embedding's.
+    """
+
+    layers: int
+    layer_outputs: int
+    head: int
+    head_outputs: int
+    tied: bool
+
+    def full(self, item_size: int) -> int:
+        """Return the bytes as a checkpoint holds them."""
+        return (self.layers + self.head * (1 if self.tied else 2)) * item_size
+
+    def held(self, weights: str) -> int:
+        """Return the bytes in a form of :data:`~inferd_runtime.models.options.WEIGHTS`; the embedding is beside the head."""
+        embedding = 2 * self.head
+        if weights == "half":
+            return 2 * (self.layers + self.head) + embedding
+        head = self.head + 2 * self.head_outputs
+        if weights == "int8":
+            return self.layers + 2 * self.layer_outputs + head + embedding
+        return self.layers // 2 + 4 * (self.layers // GROUP) + head + embedding
 
 
 @dataclass(frozen=True)
@@ -21,7 +53,8 @@ class ModelSize:
 
     ``kv_token_bytes``: one token's keys and values in all layers. ``kv_source``: "layers" when every layer's own shapes were
     seen, "config" when they are the configuration's heads and width. ``step_bytes``: activations of the widest step.
-    ``quantized``: the method of a quantized checkpoint, whose weights are counted as if they were not.
+    ``quantized``: the method of a quantized checkpoint, whose weights are counted as if they were not. ``matrices``: of a model
+    whose weights can be held otherwise, and are not yet.
     """
 
     name: str
@@ -33,6 +66,14 @@ class ModelSize:
     step_bytes: int
     max_context: int
     quantized: str = ""
+    matrices: MatrixSizes | None = None
+
+    def held(self, weights: str) -> ModelSize:
+        """Return the size with weights held in a form of :data:`~inferd_runtime.models.options.WEIGHTS`; "": as it is."""
+        if not weights or self.matrices is None:
+            return self
+        saved = self.matrices.full(ITEM_SIZES[self.dtype]) - self.matrices.held(weights)
+        return dataclasses.replace(self, weight_bytes=self.weight_bytes - saved, matrices=None)
 
 
 @dataclass(frozen=True)
@@ -100,6 +141,7 @@ class Fit:
             return ()
         half = self._in_half()
         alone = [*(["--dtype " + HALF] if half is not None and half.fits else []), *self._smaller_caches()]
+        alone += [f"--weights {way}" for way in WEIGHTS if self._held(way).fits]
         if alone or half is None:
             return tuple(alone)
         return tuple(f"--dtype {HALF} {option}" for option in half._smaller_caches())
@@ -107,6 +149,10 @@ class Fit:
     @property
     def _fixed(self) -> int:
         return self.model.weight_bytes + self.model.step_bytes
+
+    def _held(self, weights: str) -> Fit:
+        """Return the estimate with weights held otherwise; itself where they cannot be, or are already."""
+        return dataclasses.replace(self, model=self.model.held(weights)) if self.device == "cpu" else self
 
     def _in_half(self) -> Fit | None:
         """Return the estimate in half precision; None where it is that already."""

@@ -16,11 +16,13 @@ from inferd_runtime.models.checkpoint import read_config
 from inferd_runtime.models.checks.probe import context_length
 from inferd_runtime.models.checks.reach import UnsupportedAttention
 from inferd_runtime.models.devices import check_device
-from inferd_runtime.models.fitting.fit import ModelSize
+from inferd_runtime.models.fitting.fit import MatrixSizes, ModelSize
 from inferd_runtime.models.fitting.sizing import STREAMS
 from inferd_runtime.models.loading import DTYPES, resolve
-from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.models.options import AUTO, ModelOptions
+from inferd_runtime.models.passes.fused import FAMILIES
 from inferd_runtime.models.shape import KvShape
+from inferd_runtime.models.weights.auto_dtype import cpu_dtype
 
 RECORDER = "inferd_recorder"
 STEP_TOKENS = 512
@@ -55,6 +57,22 @@ def measure(options: ModelOptions) -> ModelSize:
         step_bytes=_step_bytes(module, dtype.itemsize),
         max_context=max_context,
         quantized=_quantized(config),
+        matrices=matrix_sizes(module),
+    ).held(options.weights)
+
+
+def matrix_sizes(module: Any) -> MatrixSizes | None:
+    """Return what the weights are of a model that may have a fused pass; None of any other."""
+    if module.config.model_type not in FAMILIES:
+        return None
+    head = module.get_output_embeddings().weight
+    layers = [weight for name, weight in module.named_parameters() if weight.dim() == 2 and ".layers." in name]
+    return MatrixSizes(
+        layers=sum(weight.numel() for weight in layers),
+        layer_outputs=sum(len(weight) for weight in layers),
+        head=head.numel(),
+        head_outputs=len(head),
+        tied=head is module.get_input_embeddings().weight,
     )
 
 
@@ -66,7 +84,9 @@ def _quantized(config: Any) -> str:
 
 def _dtype(name: str, device: str, config: Any) -> torch.dtype:
     """As :func:`~inferd_runtime.models.loading.load` chooses it; a checkpoint that does not say counts as float32."""
-    if name:
+    if name == AUTO and device == "cpu":
+        return cpu_dtype(config)
+    if name and name != AUTO:
         return DTYPES[name]
     own = getattr(config.get_text_config(), "dtype", None)
     return own if device != "cpu" and isinstance(own, torch.dtype) else torch.float32

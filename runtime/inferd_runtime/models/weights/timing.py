@@ -6,32 +6,28 @@ for every model with such weights.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-import msgspec
 import torch
 from torch import Tensor
 
-from inferd.protocol import Unavailable
-from inferd_runtime.file_cache import CacheEntry, cache_folder, private_folder, processor
+from inferd_runtime.file_cache import cache_folder
+from inferd_runtime.kept_results import KeptResults, key_of
 from inferd_runtime.models.passes.products import Product
 from inferd_runtime.models.weights.host_products import Way, can_hold, steady_least
 
 logger = logging.getLogger(__name__)
 ROW_COUNTS = (1, 8, 32)
-REPEATS = 3
+REPEATS = 5
 SPREAD = 32 << 20
 """Bytes of weights that are multiplied in turn."""
 MOST_COPIES = 32
-FORMAT = 1
-"""Raised when what is measured changes."""
+ROOMS = ("models/weights",)
+"""The code that multiplies and measures."""
 Clock = Callable[[], float]
 
 
@@ -74,38 +70,25 @@ class TimesWanted:
         pairs = {(shape[0], shape[1]) for shape in shapes}
         return cls(tuple(sorted(pairs)), str(dtype).removeprefix("torch."), tuple(names))
 
-    def digest(self) -> str:
+    def key(self) -> str:
         """Return a hash of what is measured, the machine, and the versions that multiply."""
-        where = [processor(), torch.get_num_threads(), torch.__version__, version("inferd"), FORMAT]
-        return hashlib.sha256(json.dumps([asdict(self), where]).encode()).hexdigest()
+        return key_of((self, torch.get_num_threads()), ROOMS)
 
 
 def times_of(wanted: TimesWanted, folder: Path | None = None, clock: Clock = perf_counter) -> list[WayTime]:
     """Return what was measured once on this machine, or is measured now. ``folder`` None: in the user's cache folder."""
-    try:
-        entry = CacheEntry(private_folder(folder or cache_folder() / "products") / f"{wanted.digest()}.json")
-        if entry.is_whole():
-            return msgspec.json.decode(entry.path.read_bytes(), type=list[WayTime])
+    kept = KeptResults(folder or cache_folder() / "products", list[WayTime])
+    key = wanted.key()
+    found = kept.find(key)
+    if found is None:
         found = _measured(wanted, clock)
-        entry.put(lambda path: _write(path, found))
-    except (OSError, Unavailable, msgspec.MsgspecError) as error:
-        logger.warning("times of products are not kept: %s", error)
-        return _measured(wanted, clock)
+        kept.keep(key, found)
     return found
-
-
-def _write(path: Path, found: list[WayTime]) -> None:
-    path.write_bytes(msgspec.json.encode(found))
 
 
 def _measured(wanted: TimesWanted, clock: Clock) -> list[WayTime]:
     dtype: torch.dtype = getattr(torch, wanted.dtype)
-    found = [
-        _measure(shape, name, dtype, clock)
-        for shape in wanted.shapes
-        for name in wanted.names
-        if can_hold(name, shape, dtype)
-    ]
+    found = [one for shape in wanted.shapes for one in _measure(shape, wanted.names, dtype, clock)]
     for one in found:
         milliseconds = ", ".join(f"{1e3 * each:.3f}" for each in one.seconds)
         logger.info("%s %s %s: %s ms for %s rows", wanted.dtype, one.shape, one.name, milliseconds, ROW_COUNTS)
@@ -113,22 +96,26 @@ def _measured(wanted: TimesWanted, clock: Clock) -> list[WayTime]:
 
 
 @torch.inference_mode()
-def _measure(shape: tuple[int, int], name: str, dtype: torch.dtype, clock: Clock) -> WayTime:
-    size = shape[0] * shape[1] * dtype.itemsize
+def _measure(shape: tuple[int, int], names: Sequence[str], dtype: torch.dtype, clock: Clock) -> list[WayTime]:
+    """Return the times of a shape in all ways, measured in turn, so that what else the machine does disturbs all alike."""
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-    least = steady_least(name, weight)
-    way = Way(name, least or 1)
-    products = [way.product(weight.clone()) for _ in range(min(MOST_COPIES, -(-SPREAD // size)))]
-    seconds = tuple(_seconds(products, weight.new_ones(count, shape[1]), clock) for count in ROW_COUNTS)
-    return WayTime(*shape, name, way.least, least is not None, seconds)
+    steady = {name: steady_least(name, shape, dtype) for name in names if can_hold(name, shape, dtype)}
+    copies = min(MOST_COPIES, -(-SPREAD // weight.nbytes))
+    arms = {
+        name: [Way(name, least or 1).product(weight.clone()) for _ in range(copies)] for name, least in steady.items()
+    }
+    best = {(name, count): float("inf") for name in arms for count in ROW_COUNTS}
+    for name, count in [*best] * REPEATS:
+        best[name, count] = min(best[name, count], _seconds(arms[name], weight.new_ones(count, shape[1]), clock))
+    return [
+        WayTime(*shape, name, least or 1, least is not None, tuple(best[name, count] for count in ROW_COUNTS))
+        for name, least in steady.items()
+    ]
 
 
 def _seconds(products: Sequence[Product], rows: Tensor, clock: Clock) -> float:
-    """Return the least disturbed time of one product, of a few rounds over all of them."""
-    best = float("inf")
-    for _ in range(REPEATS + 1):
-        start = clock()
-        for product in products:
-            product(rows)
-        best = min(best, clock() - start)
-    return best / len(products)
+    """Return the time of one product, over a round of all of them."""
+    start = clock()
+    for product in products:
+        product(rows)
+    return (clock() - start) / len(products)

@@ -1,0 +1,124 @@
+"""Served with weights in forms of their own, drafts change no bit: the embedded model, and the real one where it is pulled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from inferd import protocol as p
+from inferd.protocol import InvalidRequest
+from inferd_runtime.engine.scheduling.fairness import StepCost
+from inferd_runtime.models.batch import Batch, Outputs
+from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.models.store.store import ModelStore
+from inferd_runtime.server.engine_process import serving
+from inferd_runtime.server.engine_process.serving import serve_model
+from inferd_runtime.settings.settings import EngineSettings
+from inferd_runtime.speculation.times import StepTimes
+from inferd_runtime.testing.direct import DirectSession
+
+REAL = "smollm2-135m"
+HELD = ("tiny,dtype=bfloat16", "tiny,weights=half", "tiny,weights=int8", "tiny,weights=int4")
+REAL_HELD = ("dtype=float32", "dtype=bfloat16", "weights=half", "weights=int8", "weights=int4")
+TEXTS = (
+    "the ferry left the port at noon, the ferry came back",
+    "def total(values): return total",
+    "one, two, one, two, one",
+)
+SAMPLERS = (p.Sampling(), p.Sampling(temperature=0.8, seed=3), p.Sampling(temperature=1.2, top_p=0.9, seed=11))
+
+
+def opened(text: str) -> DirectSession:
+    return DirectSession(serve_model(EngineSettings(model=(ModelOptions.parse(text),), threads=1)))
+
+
+@pytest.fixture(scope="module", params=HELD)
+def session(request: pytest.FixtureRequest) -> Iterator[DirectSession]:
+    session = opened(request.param)
+    yield session
+    session.close()
+
+
+@pytest.fixture(scope="module", params=REAL_HELD)
+def real(request: pytest.FixtureRequest) -> Iterator[DirectSession]:
+    if ModelStore().find(REAL) is None:
+        pytest.skip(f"{REAL} is not here: `inferd pull {REAL}` brings it")
+    with pytest.MonkeyPatch.context() as patch:
+        # What a step costs is of no interest here, and takes longer to measure than the tests.
+        patch.setattr(serving, "step_costs", lambda model: (StepCost(), StepTimes.linear(1.0, 1e-3)))
+        session = opened(f"{REAL},{request.param}")
+    yield session
+    session.close()
+
+
+def check_drafts(
+    session: DirectSession, text: str, sampling: p.Sampling, monkeypatch: pytest.MonkeyPatch, count: int = 48
+) -> int:
+    """Return how many drafted tokens were accepted.
+
+    Each position's logits are compared, not only the tokens, which would rarely differ in so few texts.
+    """
+    driver, seen = session.engine.driver, dict[int, np.ndarray]()
+    forward = driver.forward
+
+    def recorded(batch: Batch) -> Outputs:
+        outputs = forward(batch)
+        seen.update(zip(batch.positions[batch.logit_rows].tolist(), outputs.logits, strict=True))
+        return outputs
+
+    monkeypatch.setattr(driver, "forward", recorded)
+    found, guess = [], list[int]()
+    for drafts in (False, True):
+        seen.clear()
+        made = session.generate(
+            session.text(text), max_tokens=count, predicted=guess if drafts else [], sampling=sampling
+        )
+        found.append((made, dict(seen)))
+        # Runs of right guesses of every length, a wrong one behind each.
+        guess = [token ^ 1 if at in (4, 5, 9, 15, 23, 40) else token for at, token in enumerate(made.tokens)]
+    (plain, alone), (drafted, beside) = found
+    assert plain.tokens == drafted.tokens
+    start = min(alone)
+    for position in range(start, start + len(plain.tokens)):
+        # Behind the text, rows of rejected drafts may have been computed last.
+        assert (alone[position] == beside[position]).all(), position
+    return drafted.accepted
+
+
+@pytest.mark.parametrize("sampling", SAMPLERS, ids=["greedy", "0.8", "1.2"])
+def test_a_draft_changes_no_bit(session: DirectSession, sampling: p.Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sum(check_drafts(session, text, sampling, monkeypatch) for text in TEXTS) > 10
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("sampling", SAMPLERS[:2], ids=["greedy", "0.8"])
+def test_a_draft_changes_no_bit_of_the_real_model(
+    real: DirectSession, sampling: p.Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sum(check_drafts(real, text, sampling, monkeypatch, 32) for text in TEXTS[:2]) > 10
+
+
+def test_no_token_depends_on_the_company(session: DirectSession) -> None:
+    """Alone, and in one batch with others whose drafts and lengths differ."""
+    alone = [session.generate(session.text(text), max_tokens=24).tokens for text in TEXTS]
+    together = session.together([session.text(text) for text in TEXTS], max_tokens=24)
+    assert together == alone
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("tiny,weights=half,dtype=bfloat16", "cannot be held as half here"),
+    ],
+)
+def test_weights_that_cannot_be_held_are_refused_by_name(text: str, named: str) -> None:
+    with pytest.raises(InvalidRequest, match=named):
+        opened(text)
+
+
+def test_a_model_without_a_fused_pass_is_refused() -> None:
+    settings = EngineSettings(model=(ModelOptions("tiny", weights="int8"),), threads=1, plain=True)
+    with pytest.raises(InvalidRequest, match="only on the fused pass"):
+        serve_model(settings)
