@@ -24,6 +24,7 @@ from generation_arms import EngineArm, TransformersArm
 from measure import figure, interleaved, percentile, ratios, read_bandwidth
 from prompts import Prompt, prompts
 from sandbox_latency import latencies
+from sandbox_runtime import open_place
 
 from inferd_runtime.models.options import read_models
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
@@ -111,11 +112,17 @@ def check_same_tokens(engine: EngineArm, plain: TransformersArm, prompt: Prompt)
         raise SystemExit(f"{prompt.kind}: the output is not that of transformers")
 
 
+async def _latencies(engine: EngineSettings, known: int, trips: int) -> tuple[list[float], list[float]]:
+    async with open_place(engine) as place:
+        starts, _, trips_us = await latencies(place, known, 0, trips)
+        return starts, trips_us
+
+
 def latency(model: str, quick: bool) -> dict[str, float]:
     """Start of a program and round trip of a guest's call."""
     ensure_runner()
     known, trips = (60, 300) if quick else (300, 2000)
-    starts, _, trips_us = asyncio.run(latencies(known, 0, trips, EngineSettings(model=read_models(model))))
+    starts, trips_us = asyncio.run(_latencies(EngineSettings(model=read_models(model)), known, trips))
     figures = {
         "start_p50_ms": round(percentile(starts, 0.5), 2),
         "start_p99_ms": round(percentile(starts, 0.99), 2),

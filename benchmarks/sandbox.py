@@ -20,13 +20,13 @@ import argparse
 import asyncio
 import json
 import statistics
-from collections.abc import Callable
 
 import torch
 from measure import figure, percentile
 from sandbox_fleet import idle_programs, launch_rate
 from sandbox_latency import bare_start_ms, echo_us, latencies
-from sandbox_throughput import STREAMS, throughput
+from sandbox_runtime import Place, open_place
+from sandbox_throughput import ENGINE, STREAMS, throughput
 
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
 
@@ -39,13 +39,21 @@ def main() -> None:
     options = parse()
     torch.set_num_threads(1)
     ensure_runner()
-    parts: dict[str, Callable[[argparse.Namespace], Figures]] = {
-        "start": starts, "launches": launches, "idle": idle, "throughput": generations,
-    }  # fmt: skip
-    figures: Figures = {}
-    for name in options.only.split(","):
-        figures |= parts[name](options)
+    wanted = options.only.split(",")
+    figures = launches(options) if "launches" in wanted else {}
+    figures |= asyncio.run(in_one_runtime([name for name in wanted if name != "launches"], options))
     print(json.dumps({"benchmark": "sandbox", **figures}))
+
+
+async def in_one_runtime(names: list[str], options: argparse.Namespace) -> Figures:
+    """The parts that need no server: one runtime serves them all."""
+    parts = {"start": starts, "idle": idle, "throughput": generations}
+    figures: Figures = {}
+    if names:
+        async with open_place(ENGINE) as place:
+            for name in names:
+                figures |= await parts[name](place, options)
+    return figures
 
 
 def parse() -> argparse.Namespace:
@@ -59,12 +67,12 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def starts(options: argparse.Namespace) -> Figures:
+async def starts(place: Place, options: argparse.Namespace) -> Figures:
     """Starting, and asking."""
     print(
         f"bounds: a bare instance {bare_start_ms():.2f} ms; a message there and back between processes {echo_us():.0f} us"
     )
-    known, fresh, trips = asyncio.run(latencies(*((60, 30, 300) if options.quick else (300, 100, 2000))))
+    known, fresh, trips = await latencies(place, *((60, 30, 300) if options.quick else (300, 100, 2000)))
     found = {
         "start_known_p50_ms": round(percentile(known, 0.5), 2),
         "start_known_p99_ms": round(percentile(known, 0.99), 2),
@@ -89,20 +97,20 @@ def launches(options: argparse.Namespace) -> Figures:
     return {"launches_per_s": round(statistics.median(rates), 1)}
 
 
-def idle(options: argparse.Namespace) -> Figures:
+async def idle(place: Place, options: argparse.Namespace) -> Figures:
     """Programs that wait."""
-    found = idle_programs(options.idle)
+    found = await idle_programs(place, options.idle)
     print(
         f"{found.alive} of {options.idle} idle programs answered, {found.each_mb:.1f} MiB each, {found.seconds:.0f} s to launch"
     )
     return {"idle_programs": found.alive, "idle_mb_each": round(found.each_mb, 2)}
 
 
-def generations(options: argparse.Namespace) -> Figures:
+async def generations(place: Place, options: argparse.Namespace) -> Figures:
     """Throughput with and without everything around the engine."""
     print("bound: 1.00, what the engine does with nothing around it")
     found: Figures = {}
-    for result in asyncio.run(throughput(ROUNDS, 0.25 if options.quick else 1.0)):
+    for result in await throughput(place, ROUNDS, 0.25 if options.quick else 1.0):
         print(f"{result.streams:3} programs {figure(result.sandbox)} tokens/s, engine {figure(result.engine)} tokens/s")
         print(f"             over the engine's {figure(result.ratios)}")
         found[f"sandbox_vs_engine_{result.streams}"] = round(statistics.median(result.ratios), 3)

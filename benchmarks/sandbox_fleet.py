@@ -1,4 +1,4 @@
-"""A real server with one client over HTTP: how many programs it starts in a second, and how many can wait at once."""
+"""How many programs a real server starts in a second for one client over HTTP, and how many can wait at once in a worker."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
+from sandbox_runtime import Place
+
+from inferd_runtime.server.supervisor.runs import Run
 
 TRIVIAL = "async def main() -> int:\n    return 1\n"
 WAITING = "from inferd import session\n\n\nasync def main() -> object:\n    return await session.receive()\n"
@@ -65,7 +68,7 @@ class Client:
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[tuple[Client, psutil.Process]]:
+def serving() -> Iterator[Client]:
     """A client of a server that ends with the block."""
     with tempfile.TemporaryDirectory() as folder:
         tokens = Path(folder) / "tokens"
@@ -73,7 +76,7 @@ def serving(*options: str) -> Iterator[tuple[Client, psutil.Process]]:
         tokens.write_text(f"{TOKEN} benchmark role=admin\n")
         command = [
             sys.executable, "-m", "inferd_runtime.cli", "serve", "--json", "--port", "0", "--tokens-file", str(tokens),
-            "--data-dir", folder, "--state-dir", folder, *options,
+            "--data-dir", folder, "--state-dir", folder,
         ]  # fmt: skip
         log = Path(folder) / "log"
         with log.open("wb") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as server:
@@ -82,14 +85,14 @@ def serving(*options: str) -> Iterator[tuple[Client, psutil.Process]]:
             if not line:
                 raise RuntimeError(log.read_text())
             try:
-                yield Client(json.loads(line)["url"]), psutil.Process(server.pid)
+                yield Client(json.loads(line)["url"])
             finally:
                 server.terminate()
 
 
 def launch_rate(rounds: int, count: int) -> tuple[float, list[float]]:
     """Answers of ``/livez`` per second, and in each round the programs per second from the first launch to the last end."""
-    with serving() as (client, _):
+    with serving() as client:
         program = client.upload(TRIVIAL)
         _launched(client, program, count)
         start = time.perf_counter()
@@ -108,34 +111,35 @@ def _launched(client: Client, program: str, count: int) -> float:
     return count / (max(ends) - start)
 
 
-def idle_programs(count: int) -> Idle:
+async def idle_programs(place: Place, count: int) -> Idle:
     """Launch programs that wait for a message, weigh them, then send each its message and look for it in the result."""
-    with serving(*ROOM) as (client, server):
-        program = client.upload(WAITING)
-        for number in range(3):
-            _answers(client, client.ask("POST", "/v1/runs", {"program": program})["id"], number)
-        before, start = private_mb(server), time.monotonic()
-        runs = [client.ask("POST", "/v1/runs", {"program": program})["id"] for _ in range(count)]
-        while any(run["state"] == "queued" for run in client.ask("GET", "/v1/runs")["runs"]):
-            time.sleep(0.5)
-        seconds = time.monotonic() - start
-        each = (private_mb(server) - before) / count
-        alive = sum(_answers(client, run, number) for number, run in enumerate(runs))
+    program = await place.upload("waiting", WAITING)
+    for number in range(3):
+        await _answers(place.launch(program), number)
+    before, start = private_mb(), time.monotonic()
+    runs = [place.launch(program) for _ in range(count)]
+    for run in runs:
+        await _begun(run)
+    seconds = time.monotonic() - start
+    each = (private_mb() - before) / count
+    alive = sum([await _answers(run, number) for number, run in enumerate(runs)])
     return Idle(alive, each, seconds)
 
 
-ROOM = ("--runs-per-worker", "2000", "--max-waiting", "2000", "--limit-wall", "3600")
-"""Settings that let one tenant have so many."""
+async def _begun(run: Run) -> None:
+    async for _ in run.follow():
+        return
 
 
-def _answers(client: Client, run: str, number: int) -> bool:
-    client.ask("POST", f"/v1/runs/{run}/messages", {"message": number})
-    return bool(client.over(run)["result"] == number)
+async def _answers(run: Run, number: int) -> bool:
+    run.deliver(number)
+    return bool((await run.wait()).result == str(number))
 
 
-def private_mb(server: psutil.Process) -> float:
-    """MiB that the server's processes have for themselves, except for the engine's."""
-    processes = [server, *server.children(recursive=True)]
+def private_mb() -> float:
+    """MiB that this process and its children have for themselves, except for the engine's."""
+    this = psutil.Process()
+    processes = [this, *this.children(recursive=True)]
     return sum(_private_kb(p.pid) for p in processes if "engine_process" not in " ".join(p.cmdline())) / 1024
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 from measure import ratios
+from sandbox_runtime import Place
 
 from inferd.protocol import Sampling
 from inferd_runtime.engine.engine import Engine
@@ -18,14 +17,14 @@ from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
 from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
-from inferd_runtime.sandbox.messages import Bundle
 from inferd_runtime.server.engine_process.serving import serve_model
-from inferd_runtime.server.programs.bundles import make_program
+from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.supervisor.runs import Run
-from inferd_runtime.server.supervisor.runtime import Runtime, open_runtime
-from inferd_runtime.settings.settings import EngineSettings, Settings
+from inferd_runtime.settings.settings import EngineSettings
 
 STREAMS = (1, 8, 32)
+ENGINE = EngineSettings(threads=1)
+"""Of both arms."""
 TOKENS = {1: 512, 8: 256, 32: 128}
 PROMPT = 24
 """Tokens of the shortest prompt; each of the others has one more than the last. Programs that begin one after the other never
@@ -105,14 +104,14 @@ class EngineArm:
 class SandboxArm:
     """Programs through the real processes."""
 
-    def __init__(self, runtime: Runtime, ends: list[int]) -> None:
-        self._runtime = runtime
+    def __init__(self, place: Place, program: Program, ends: list[int]) -> None:
+        self._place = place
+        self._program = program
         self._ends = ends
-        self._program = make_program(Bundle("generate", {"main.py": GENERATE}))
 
     async def run(self, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], float]:
         """The same of programs that are told to begin once all are ready; until the last one has ended."""
-        runs = [self._runtime.launch(self._program, self._arguments(prompt, tokens)) for prompt in prompts]
+        runs = [self._place.launch(self._program, prompt=one, tokens=tokens, ends=self._ends) for one in prompts]
         for run in runs:
             await _ready(run)
         start = time.perf_counter()
@@ -126,9 +125,6 @@ class SandboxArm:
         made = [json.loads(ending.result or "[]") for ending in endings]
         return made, sum(map(len, made)) / seconds
 
-    def _arguments(self, prompt: list[int], tokens: int) -> str:
-        return json.dumps({"prompt": prompt, "tokens": tokens, "ends": self._ends})
-
 
 async def _ready(run: Run) -> None:
     async for event in run.follow():
@@ -136,14 +132,11 @@ async def _ready(run: Run) -> None:
             return
 
 
-async def throughput(rounds: int, share: float) -> list[Throughput]:
+async def throughput(place: Place, rounds: int, share: float) -> list[Throughput]:
     """Both arms with each number of streams; ``share`` of the usual tokens. Raises RuntimeError if their tokens differ."""
-    settings = EngineSettings(threads=1)
-    arm = EngineArm(settings)
-    with tempfile.TemporaryDirectory() as folder:
-        of_server = replace(Settings(data_dir=Path(folder), state_dir=Path(folder)), engine=settings, max_workers=1)
-        async with open_runtime(of_server, spare=0) as runtime:
-            return [result async for result in _compared(arm, SandboxArm(runtime, arm.ends), rounds, share)]
+    arm = EngineArm(ENGINE)
+    sandbox = SandboxArm(place, await place.upload("generate", GENERATE), arm.ends)
+    return [result async for result in _compared(arm, sandbox, rounds, share)]
 
 
 async def _compared(arm: EngineArm, sandbox: SandboxArm, rounds: int, share: float) -> AsyncIterator[Throughput]:

@@ -100,7 +100,7 @@ class ParserPool:
         started it, and those that wait for answers come and go.
         """
         self._free = [process for process in self._free if process.alive]
-        process = self._free.pop() if self._free else self._start()
+        process = self._free.pop(0) if self._free else self._start()  # the one that has rested longest
         self._busy.add(process)
         if len(self._free) < SPARE and len(self._busy) < PROCESSES:
             self._free.append(self._start())
