@@ -31,7 +31,8 @@ class Spares(Generic[T]):
         return spare
 
     def keep(self, count: int, make: Callable[[], T]) -> None:
-        """Keep ``count`` spares from now on, made by ``make``: the first ones now, later ones by a thread. Call it once."""
+        """Make all spares with ``make`` from now on, and keep ``count``: the first ones now, later ones by a thread. Call it once."""
+        self._make = make
         self._fill(count, make)
         self._wanted.clear()
         threading.Thread(target=self._restock, args=(count, make), name="spares", daemon=True).start()

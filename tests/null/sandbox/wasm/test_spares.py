@@ -26,6 +26,7 @@ def test_spares_are_made_ahead_and_again() -> None:
     spares.keep(2, make_ahead)
     assert made.acquire(timeout=0)
     assert made.acquire(timeout=0)
-    assert [spares.take(), spares.take(), spares.take()] == [100, 101, -1]
+    assert [spares.take(), spares.take(), spares.take()] == [100, 101, 102]
+    assert made.acquire(timeout=20)
     assert made.acquire(timeout=20)
     assert made.acquire(timeout=20)
