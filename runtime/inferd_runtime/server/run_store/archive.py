@@ -23,6 +23,8 @@ T = TypeVar("T")
 MAX_QUEUED = 4096
 MAX_QUEUED_BYTES = 64 << 20
 """What may wait to be written. Beyond it nothing is taken, and runs stay in memory as far as their tenant's quotas let them."""
+GATHER_SECONDS = 0.05
+"""How long writes are gathered before they are carried out, unless somebody reads: each waking of the thread interrupts the loop."""
 READ_SECONDS = 10.0
 REOPEN_SECONDS = 1.0
 """How long a file that could not be opened is left alone."""
@@ -52,6 +54,9 @@ class RunArchive:
         self._tasks: deque[_Task] = deque()
         self._bytes = 0
         self._closing = False
+        self._urgent = False
+        """True while a job is queued that somebody waits for."""
+        self._gathering = False
         self._changed = threading.Condition()
         self._file: RunFile | None = None
         self._retry_at = 0.0
@@ -65,7 +70,9 @@ class RunArchive:
                 return False
             self._tasks.append(_Task(job, size, done))
             self._bytes += size
-            self._changed.notify()
+            self._urgent = self._urgent or not size  # a read
+            if self._urgent or not self._gathering:
+                self._changed.notify()
         return True
 
     async def read(self, job: Callable[[RunFile], T]) -> T:
@@ -98,17 +105,24 @@ class RunArchive:
             log.error("the store of runs did not take everything within %g s", CLOSE_SECONDS)
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not self._tasks and not self._closing:
-                    self._changed.wait()
-                if not self._tasks:
-                    break
-                task = self._tasks.popleft()
-                self._bytes -= task.size
-            self._carry_out(task)
+        while tasks := self._gathered():
+            for task in tasks:
+                self._carry_out(task)
+                with self._changed:
+                    self._bytes -= task.size
         if self._file is not None:
             self._file.close()
+
+    def _gathered(self) -> list[_Task]:
+        """Wait for jobs, and return all that are queued; none once there is none and the store is to be closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._tasks or self._closing)
+            self._gathering = True
+            self._changed.wait_for(lambda: self._urgent or self._closing, GATHER_SECONDS)
+            self._gathering = self._urgent = False
+            tasks = list(self._tasks)
+            self._tasks.clear()
+            return tasks
 
     def _carry_out(self, task: _Task) -> None:
         value, error = None, None
