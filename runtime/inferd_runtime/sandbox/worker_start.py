@@ -12,6 +12,8 @@ from inferd_runtime.sandbox.wasm.engine_settings import MIB
 WORKER_MODULE = "inferd_runtime.sandbox.worker"
 ADDRESS_BYTES = 16 << 30
 """Addresses that an instance reserves, with room to spare: 4 GiB for each of its linear memories, and guards."""
+IDLE_RUN_BYTES = 96 * MIB
+"""What a run that waits has mapped for writing, with room to spare: its instance's memory and its thread's stack, 66 MiB."""
 BASE_FILES, FILES_OF_RUN = 256, 16
 BASE_THREADS = 64
 SPARE_INSTANCES = 8
@@ -39,7 +41,8 @@ class WorkerStart:
 class WorkerBounds:
     """What all runs of a worker may take together: so many at a time, and so many MiB that they may write to.
 
-    An instance's whole memory counts, though it shares most of its pages with the others: hence twice what the machine has.
+    An instance's whole memory counts, though it shares most of its pages with the others: hence twice what the machine has, or
+    what so many idle runs need if that is more: a worker that may not have it would end with all of its runs.
     """
 
     runs: int = 64
@@ -48,7 +51,8 @@ class WorkerBounds:
     @property
     def limits(self) -> ResourceLimits:
         """What the kernel is to hold the worker's process to."""
-        memory = 2 * physical_bytes() if self.memory_mb is None else self.memory_mb * MIB
+        default = max(2 * physical_bytes(), self.runs * IDLE_RUN_BYTES)
+        memory = default if self.memory_mb is None else self.memory_mb * MIB
         return ResourceLimits(
             memory_bytes=memory,
             address_bytes=(self.runs + SPARE_INSTANCES) * ADDRESS_BYTES,

@@ -31,7 +31,7 @@ class Spares(Generic[T]):
         return spare
 
     def keep(self, count: int, make: Callable[[], T]) -> None:
-        """Make all spares with ``make`` from now on, and keep ``count``: the first ones now, later ones by a thread. Call it once."""
+        """Make all with ``make`` from now on, and keep ``count``: the first ones now, later ones by a thread. Call it once."""
         self._make = make
         self._fill(count, make)
         self._wanted.clear()

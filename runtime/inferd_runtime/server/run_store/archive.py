@@ -24,7 +24,7 @@ MAX_QUEUED = 4096
 MAX_QUEUED_BYTES = 64 << 20
 """What may wait to be written. Beyond it nothing is taken, and runs stay in memory as far as their tenant's quotas let them."""
 GATHER_SECONDS = 0.05
-"""How long writes are gathered before they are carried out, unless somebody reads: each waking of the thread interrupts the loop."""
+"""How long writes are gathered, unless somebody reads: each time that the thread wakes up it interrupts the event loop."""
 READ_SECONDS = 10.0
 REOPEN_SECONDS = 1.0
 """How long a file that could not be opened is left alone."""
