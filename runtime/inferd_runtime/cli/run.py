@@ -21,30 +21,23 @@ from inferd_runtime.cli.program_options import ProgramInterface
 from inferd_runtime.cli.progress import notice, prepare_runner
 from inferd_runtime.cli.run_screen import RunScreen
 from inferd_runtime.cli.warm import find_server, start_server
+from inferd_runtime.phases import Phases
 from inferd_runtime.server.programs.bundles import Program, make_program, read_sources, with_limits
 from inferd_runtime.settings.settings import Settings
 
 SETTINGS = (
-    "model",
-    "server",
-    "keep_warm",
-    "state_dir",
-    "adapter",
-    "draft",
-    "device",
-    "dtype",
-    "weights",
-    "threads",
-    "pages",
+    "model", "server", "keep_warm", "timings", "state_dir", "adapter", "draft", "device", "dtype", "weights", "threads", "pages",
     *LIMIT_SETTINGS,
-)
+)  # fmt: skip
+log = logging.getLogger("inferd.run")
 JSON_HELP = "print one JSON object {result, usage} and nothing else; what the program prints goes to stderr"
 
 
 def run(argv: list[str]) -> int:
     """Run a program; returns the exit code of how it ended."""
     command, program = read_command(argv)
-    logging.basicConfig(level=logging.ERROR, format="inferd: %(message)s", stream=sys.stderr)
+    level = logging.INFO if command.settings.engine.timings else logging.ERROR
+    logging.basicConfig(level=level, format="inferd: %(message)s", stream=sys.stderr)
     server = find_server(command.settings)
     if server is None:
         prepare_runner()
@@ -53,20 +46,6 @@ def run(argv: list[str]) -> int:
         with notice(_loading(command.settings)):
             server = start_server(command.settings)
     return _execute_on(server, command, program)
-
-
-def _execute_on(server: Server, command: ProgramCommand, program: Program) -> int:
-    """Run the program on a server that is up, and show what it does. Ctrl+C cancels the run."""
-    asked = {
-        "files": program.bundle.files, "entry": program.bundle.entry, "name": program.name, "version": program.version,
-    }  # fmt: skip
-    uploaded = server.post("/v1/programs", asked)
-    body = {"program": uploaded["id"], "arguments": command.arguments, "limits": command.limits}
-    return follow(server, server.post("/v1/runs", body)["id"], RunScreen(command.as_json))
-
-
-def _loading(settings: Settings) -> str:
-    return f"Loading {', '.join(model.name for model in settings.engine.model)}"
 
 
 def read_command(argv: list[str]) -> tuple[ProgramCommand, Program]:
@@ -90,19 +69,38 @@ def _add_options(parser: Parser, taken: frozenset[str]) -> None:
 
 async def _execute(command: ProgramCommand, program: Program) -> int:
     """Start a runtime with one worker, run the program, show what it does. A cancelled task cancels the run."""
-    from inferd_runtime.server.supervisor.runtime import (
-        open_runtime,  # a run on a warm server does not wait for its import
-    )
+    # A run on a warm server does not wait for this import.
+    from inferd_runtime.server.supervisor.runtime import open_runtime
 
     limits = with_limits(program.limits_over(command.settings.limits), command.limits)
     arguments = msgspec.json.encode(command.arguments).decode()
     screen = RunScreen(command.as_json)
     settings = replace(command.settings, workers=1, max_workers=1)
+    phases = Phases()
+    phases.end("command")
     async with AsyncExitStack() as stack:
         with notice(_loading(settings)):
             runtime = await stack.enter_async_context(open_runtime(settings, spare=0))
+        phases.end("start")
         run = runtime.launch(program, arguments, limits=limits)
         async for event in run.follow():
             screen.show(event.kind, json.loads(event.payload) if event.kind == "message" else event.payload)
         ending = await run.wait()
+        phases.end("run")
+    phases.end("stop")
+    log.info("%s", phases)
     return screen.finish(ending.result, ending.error, ending.usage)
+
+
+def _execute_on(server: Server, command: ProgramCommand, program: Program) -> int:
+    """Run the program on a server that is up, and show what it does. Ctrl+C cancels the run."""
+    asked = {
+        "files": program.bundle.files, "entry": program.bundle.entry, "name": program.name, "version": program.version,
+    }  # fmt: skip
+    uploaded = server.post("/v1/programs", asked)
+    body = {"program": uploaded["id"], "arguments": command.arguments, "limits": command.limits}
+    return follow(server, server.post("/v1/runs", body)["id"], RunScreen(command.as_json))
+
+
+def _loading(settings: Settings) -> str:
+    return f"Loading {', '.join(model.name for model in settings.engine.model)}"

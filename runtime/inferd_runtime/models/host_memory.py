@@ -25,9 +25,9 @@ HUGE = 2 << 20
 LEAST = 4 << 20
 LARGE = 64 << 20
 """Bytes that are worth a thread."""
-PART = 32 << 20
-"""Bytes that are advised at a time: a page fault of the step loop waits meanwhile."""
-DELAY_SECONDS = 3.0
+PART = 4 << 20
+"""Bytes that are advised at a time: page faults of the step loop, and the end of the process, wait meanwhile."""
+DELAY_SECONDS = 10.0
 # Linux 6.1 and 5.14; Python has no names for them yet. Both take effect at once, on memory that is there already too.
 MADV_COLLAPSE = 25
 MADV_POPULATE_WRITE = 23

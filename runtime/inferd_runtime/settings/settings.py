@@ -69,6 +69,7 @@ class EngineSettings:
     products: Literal["auto", "torch", "kernel"] = setting(
         "auto", "auto, torch or kernel: what multiplies up to 16 rows on a GPU; auto times both at load"
     )
+    timings: bool = setting(False, "true: log how long each phase of the start took")
     check: bool = setting(False, "true: look for leaked pages whenever the engine is idle")
     speculation: Literal["on", "off"] = setting(
         "on", "on or off: whether to draft for generations that leave it to the operator"

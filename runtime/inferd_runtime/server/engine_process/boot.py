@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ import zmq
 
 from inferd_grammar.trials.pool import TrialPool
 from inferd_runtime.kv.snapshots import SnapshotStore
+from inferd_runtime.phases import Phases
 from inferd_runtime.server.engine_process.command import EngineStart
 from inferd_runtime.server.engine_process.compile_process import start_compiler
 from inferd_runtime.server.engine_process.followers import Followers
@@ -24,11 +26,12 @@ from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.mailbox import Mailbox
 from inferd_runtime.session.wire import send_frames
 
+log = logging.getLogger("inferd.engine")
 TEXT_LANES = 1
 """Threads that tokenize long texts."""
 
 
-def serve(start: EngineStart, stop: StopRequest) -> None:
+def serve(start: EngineStart, stop: StopRequest, phases: Phases) -> None:
     """Bind, load, and serve until ``stop`` is received. Raises InferdError while loading."""
     settings = start.settings
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a text is tokenized by the thread whose time its tenant pays
@@ -37,7 +40,8 @@ def serve(start: EngineStart, stop: StopRequest) -> None:
     trials = TrialPool(partial(start_compiler, start.require_isolation))
     followers = Followers(settings.tensor_parallel)
     clock = tenants_clock(settings.tenancy)
-    models = serve_models(settings, trials, followers, clock)
+    models = serve_models(settings, trials, followers, clock, phases)
+    log.info("engine started: %s", phases)
     store = SnapshotStore(settings.snapshots, settings.snapshot_bytes) if settings.snapshots else None
 
     def send(identity: bytes, frames: list[bytes]) -> None:

@@ -26,6 +26,7 @@ from inferd_runtime.models.loading import load, size_of
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.parallel import use_threads
 from inferd_runtime.models.proved.store import ProofStore
+from inferd_runtime.phases import Phases
 from inferd_runtime.server.engine_process.draft_models import draft_engine_settings
 from inferd_runtime.server.engine_process.followers import Followers
 from inferd_runtime.settings.settings import EngineSettings
@@ -68,7 +69,7 @@ class DrivenModel:
     driver: ServingDriver
 
 
-def load_drivers(settings: EngineSettings, plan: ModelPlan, followers: Followers) -> list[DrivenModel]:
+def load_drivers(settings: EngineSettings, plan: ModelPlan, followers: Followers, phases: Phases) -> list[DrivenModel]:
     """Load all models of a plan and build their drivers, in its order.
 
     Raises InferdError; LimitExceeded before any weight is read when the models do not fit together.
@@ -80,11 +81,13 @@ def load_drivers(settings: EngineSettings, plan: ModelPlan, followers: Followers
     first, *rest = plan.all
     loaded = [followers.load(first, threads, proofs)]
     loaded += [load(model.name, device=model.device, dtype=model.dtype, proofs=proofs) for model in rest]
+    phases.end("models")
     loaded = [_with_weights(*one) for one in zip(plan.all, loaded, strict=True)]
     use_threads(threads, max((model.module for model in loaded), key=default_threads), followers.ranks)
     pages = _divide_pages(settings, plan, placed, loaded, followers)
     each = [settings] * len(plan.served) + [draft_engine_settings(settings)] * len(plan.drafts)
     drivers = [_build_driver(*one, followers) for one in zip(each, plan.all, loaded, pages, strict=True)]
+    phases.end("weights, cache")
     return [DrivenModel(*one) for one in zip(each, loaded, drivers, strict=True)]
 
 

@@ -17,6 +17,7 @@ from inferd_runtime.engine.scheduling.tenants import Accounts, Tenancy
 from inferd_runtime.models.adapter_options import AdapterOptions
 from inferd_runtime.models.lora.files import AdapterFiles
 from inferd_runtime.models.parallel import use_threads
+from inferd_runtime.phases import Phases
 from inferd_runtime.server.engine_process.draft_models import (
     ReadyDraft,
     attach,
@@ -41,26 +42,32 @@ def serve_models(
     trials: TrialPool | None = None,
     followers: Followers | None = None,
     clock: FairClock[str] | None = None,
+    phases: Phases | None = None,
 ) -> list[ServedModel]:
     """Load the models of ``settings`` and build their engines, with adapters and draft models.
 
     Constraints are compiled without a limit unless there are ``trials``. The ranks of a divided model end with this process;
     a caller that passes ``followers`` can end them earlier. All served models share the tenants' ``clock``.
+    ``phases`` hears how long each part took.
     Raises InferdError; LimitExceeded before any weight is read when the models do not fit together.
     """
     plan = ModelPlan.of(settings)
-    driven = load_drivers(settings, plan, followers or Followers(settings.tensor_parallel))
+    phases = phases or Phases()
+    driven = load_drivers(settings, plan, followers or Followers(settings.tensor_parallel), phases)
     builder = ThreadPoolExecutor(1, "index")
     count = len(plan.served)
     clock = clock or tenants_clock(settings.tenancy)
     clocks = [clock] * count + [None] * (len(driven) - count)  # draft models have threads of their own
     served = [_build_served(model, trials, builder, own) for model, own in zip(driven, clocks, strict=True)]
+    phases.end("costs of steps, constraints")
     load_adapters(settings.adapter, served[:count])
     threaded = [
         in_thread(draft, model, partial(use_threads, settings.threads or 0, one.loaded.module))
         for draft, model, one in zip(plan.drafts, served[count:], driven[count:], strict=True)
     ]
-    return attach(served[:count], threaded + _draft_processes(settings))
+    models = attach(served[:count], threaded + _draft_processes(settings))
+    phases.end("adapters, draft models")
+    return models
 
 
 def load_adapters(adapters: Sequence[AdapterOptions], models: Sequence[ServedModel]) -> None:
