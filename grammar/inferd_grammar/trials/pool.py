@@ -70,6 +70,7 @@ class TrialProcess:
         self._limits = limits
         self._child: subprocess.Popen[bytes] | None = None
         self._known: set[tuple[str, str]] = set()
+        self._over = False
         self.spent = 0.0
         """Processor seconds of all attempts: as the child tells, or as long as it can have been before it was ended."""
 
@@ -106,6 +107,11 @@ class TrialProcess:
         child = self._child
         if child is not None:
             child.kill()
+
+    def end(self) -> None:
+        """As :meth:`kill`, for good: a child that another thread starts at this moment is ended, too."""
+        self._over = True
+        self.kill()
 
     def close(self) -> int | None:
         """End the child and wait for that; its exit code, None if there was none. The next attempt starts another."""
@@ -151,6 +157,8 @@ class TrialProcess:
         if self._child is None or self._child.poll() is not None:
             self.close()
             self._child = self._start()
+            if self._over:
+                self.kill()
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         return self._child.stdin, self._child.stdout
@@ -202,7 +210,7 @@ class TrialPool:
         with self._lock:
             self._closed = True
             for process in self._all:
-                process.kill()
+                process.end()
             for process in self._free:
                 process.close()
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -31,7 +33,7 @@ from inferd_grammar.errors import GrammarLimit
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.trials import pool as trial_pool
 from inferd_grammar.trials.messages import Tried
-from inferd_grammar.trials.pool import TrialLimits, TrialPool
+from inferd_grammar.trials.pool import TrialLimits, TrialPool, start_child
 
 from .conftest import byte_level, table_of
 
@@ -237,3 +239,22 @@ def _gone(pid: int, seconds: float = 10) -> bool:
         return bool(select.select([process], [], [], seconds)[0])
     finally:
         os.close(process)
+
+
+def test_a_child_that_starts_while_the_pool_is_closed_is_ended_at_once(table: TokenTable) -> None:
+    """It would be told the whole vocabulary first, and whoever closes waits for that."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        children.append(start_child())
+        closing = threading.Thread(target=pool.close)
+        closing.start()
+        closing.join()
+        return children[0]
+
+    pool = TrialPool(start)
+    with pytest.raises(GrammarError, match="ended the compiler"):
+        pool.attempt(table, "llguidance", LIGHT, CompileLimits())
+    assert children[0].poll() == -signal.SIGKILL
+    with pytest.raises(GrammarError, match="closed"):
+        pool.attempt(table, "llguidance", LIGHT, CompileLimits())

@@ -79,6 +79,7 @@ class EngineLoop:
 
     def run(self, stop: StopRequest, *, check: bool) -> None:
         """Serve until ``stop``. ``check``: after each idle step, raise AssertionError where a page is leaked."""
+        self._poller.register(stop, zmq.POLLIN)
         busy = False
         while not stop.received:
             busy = self.turn(busy)

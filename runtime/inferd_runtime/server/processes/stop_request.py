@@ -12,8 +12,15 @@ class StopRequest:
     def __init__(self) -> None:
         self._parent = os.getppid()
         self._signals: list[int] = []
+        self._read, write = os.pipe()
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)  # else a poll would go on after the signal
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, _frame: self._signals.append(received))
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable from a signal on."""
+        return self._read
 
     @property
     def received(self) -> bool:
