@@ -27,7 +27,7 @@ from inferd_runtime.engine.prepare import prepare
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.verification import advance_table, compact, split_result, verify_job
 from inferd_runtime.models.checks.probe import attach
-from inferd_runtime.models.huge_pages import use_huge_pages
+from inferd_runtime.models.host_memory import huge_pages_later
 from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.passes.fused import fuse
 from inferd_runtime.models.passes.plain import ModelPass, PlainPass
@@ -192,7 +192,7 @@ class GenerateArm:
 
     def __init__(self, model: Any) -> None:
         self._model = copy.deepcopy(model)
-        use_huge_pages()
+        huge_pages_later()
 
     def run(self, prompts: Prompts, new_tokens: int) -> Run:
         """One prompt after the other."""
@@ -212,7 +212,7 @@ class GenerateBatchArm:
         logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
         self._model = copy.deepcopy(model)
         self._model.set_attn_implementation(attention)
-        use_huge_pages()
+        huge_pages_later()
         # As many blocks as all requests can need, the same token budget as ours.
         blocks = streams * (-(-length // block) + 1)
         self._config = ContinuousBatchingConfig(page_size=block, num_blocks=blocks, max_batch_tokens=TOKEN_BUDGET)

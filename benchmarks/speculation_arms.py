@@ -71,6 +71,11 @@ class Run:
         """Generated tokens per second."""
         return sum(map(len, self.tokens)) / self.seconds
 
+    @property
+    def processor_rate(self) -> float:
+        """Generated tokens per second of processor time, in which a busy machine counts for less."""
+        return sum(map(len, self.tokens)) / self.processor
+
 
 class RecordedDrafter(Drafter):
     """Proposes what is known to come, each token moved on by ``shift``: 0 is always right, anything else always wrong.
@@ -97,10 +102,11 @@ class RecordedDrafter(Drafter):
 class SpeculationArm:
     """Our engine in this process; nobody decodes text."""
 
-    def __init__(self, model: str, draft: str, threads: int) -> None:
-        both = (ModelOptions(model), ModelOptions(draft))
-        self.served, drafting = serve_models(EngineSettings(model=both, threads=threads))
-        self._with_draft = with_draft(self.served, drafting)
+    def __init__(self, model: str, draft: str, threads: int, **options: str) -> None:
+        """``draft``: "" for none. ``options``: what else :class:`ModelOptions` says of the model."""
+        names = [ModelOptions(model, **options), *([ModelOptions(draft)] if draft else [])]
+        self.served, *drafting = serve_models(EngineSettings(model=tuple(names), threads=threads))
+        self._with_draft = with_draft(self.served, drafting[0]) if drafting else self.served
         self._compiled: dict[str, Compiled] = {}
         self._rendered: dict[tuple[Prompt, int, bool], list[int]] = {}
         self._tenants = map(str, itertools.count())
@@ -109,7 +115,7 @@ class SpeculationArm:
         """All prompts, ``batch`` of them at a time: the next begins where one ends. ``cold``: none is in the prefix cache."""
         tenant = next(self._tenants) if cold else ""
         conversations = [Conversation(self, number, prompt, tenant) for number, prompt in enumerate(prompts)]
-        start, processor = time.perf_counter(), time.thread_time()
+        start, processor = time.perf_counter(), time.process_time()
         waiting = deque(conversations)
         running: list[Conversation] = []
         while running or waiting:
@@ -118,7 +124,7 @@ class SpeculationArm:
                 running[-1].begin(sources)
             self.served.engine.step()
             running = [one for one in running if one.go_on(sources)]
-        seconds, processor = time.perf_counter() - start, time.thread_time() - processor
+        seconds, processor = time.perf_counter() - start, time.process_time() - processor
         counters = [generation.counters for one in conversations for generation in one.generations]
         return Run(
             [output for one in conversations for output in one.outputs], seconds, processor,
@@ -263,7 +269,7 @@ class TransformersArm:
 
     def run(self, prompts: Sequence[Sequence[int]], max_tokens: int, how: Mapping[str, Any]) -> Run:
         """``how``: prompt_lookup_num_tokens, assistant_model, or nothing."""
-        start, processor = time.perf_counter(), time.thread_time()
+        start, processor = time.perf_counter(), time.process_time()
         tokens = []
         for prompt in prompts:
             ids = torch.tensor([prompt])
@@ -271,7 +277,7 @@ class TransformersArm:
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False, **how
             )
             tokens.append(out[0, len(prompt) :].tolist())
-        return Run(tokens, time.perf_counter() - start, time.thread_time() - processor)
+        return Run(tokens, time.perf_counter() - start, time.process_time() - processor)
 
 
 def pretrained(model: str) -> Any:
