@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import speculation_prompts
-from prompts import CODE_TEXT, COPY_TEXT, Prompt
+from prompts import COPY_TEXT, Prompt
+from speculation_prompts import FUNCTION, FUNCTIONS
 
 SYSTEM = "You are a helpful assistant."
 TOKENS = {"copy": 64, "json": 120, "code": 64, "agent": 40, "prose": 32}
@@ -17,14 +18,11 @@ SECOND_TEXT = (
     "The museum opens at nine on weekdays and at ten on Sundays. Tickets cost eight euros. Children under twelve enter "
     "for free. The garden behind the main hall is open to everyone until sunset."
 )
-SECOND_CODE = '''def normalise(rows, column):
-    """Scale a column to values between 0 and 1."""
-    low = min(row[column] for row in rows)
-    high = max(row[column] for row in rows)
-    for row in rows:
-        row[column] = (row[column] - low) / (high - low)
-    return rows
-'''
+CODE = tuple(
+    (first, FUNCTION.format(name=name, thing=thing, first=first, second=second))
+    for name, thing, first, second in FUNCTIONS[:2]
+)
+"""A name, and a function that has it in several places."""
 ORDERS = (
     "Ingrid Solberg of 12 Harbour Road, Varnes, ordered 3 oil lamps and 2 wool blankets on 4 May. She paid 118 euros.",
     "On 9 June Hugo Tanaka, 7 Mill Lane, Kestrel, bought 1 kettle and 6 blue cups. The total was 74 euros.",
@@ -63,8 +61,8 @@ def of_kind(kind: str) -> list[Prompt]:
         "copy": [_ask("copy", f"Repeat this text word for word:\n\n{text}") for text in (COPY_TEXT, SECOND_TEXT)],
         "json": [_ask("json", f"Extract the order as JSON.\n\n{text}", schema=json.dumps(ORDER)) for text in ORDERS],
         "code": [
-            _ask("code", f"Write this function again, but replace the name {old} by {new}:\n\n{code}")
-            for code, old, new in ((CODE_TEXT, "width", "size"), (SECOND_CODE, "column", "key"))
+            _ask("code", f"Write this function again, but replace the name {old} by length:\n\n{code}")
+            for old, code in CODE
         ],
         "agent": [_ask("agent", CALLS[0], schema=json.dumps(CALL), more=CALLS[1:])],
         "prose": openings(2),

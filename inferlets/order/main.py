@@ -34,11 +34,14 @@ class Order:
 
 
 LETTER = (
-    "Dear Sir or Madam, please send 3 oil lamps and 2 wool blankets to Ingrid Solberg, 12 Harbour Road, Varnes. "
-    "The total of 118 euros was paid on Monday. The parcel may be left with the neighbour at number 14."
+    "Please send three oil lamps and two wool blankets to Ingrid Solberg, 12 Harbour Road, Varnes. I paid 118 euros on "
+    "Monday. The parcel may be left with the neighbour."
 )
-TASK = "Extract the order from this letter as JSON."
-EDIT = "Repeat this letter word for word, but write Tuesday instead of Monday:"
+TASK = (
+    "Extract customer, address, items and total from this letter as JSON. The customer is the person who receives the "
+    "parcel."
+)
+EDIT = "Change the day in this letter from Monday to Tuesday:"
 
 
 class Measured:

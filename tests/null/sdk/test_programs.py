@@ -15,12 +15,13 @@ import pytest
 from session_runtime import SayingDriver, SessionRuntime
 
 from inferd.program.interface import coerce_arguments, to_result
-from inferd.protocol import CompileGrammar, ForkMatcher, OpenMatcher, ReleaseGrammar, StartGenerate
+from inferd.protocol import CompiledGrammar, CompileGrammar, ForkMatcher, OpenMatcher, ReleaseGrammar, StartGenerate
 from inferd.testing import FakeRuntime, decode
 from inferd_runtime.testing.byte_tokenizer import ByteTokenizer
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]
+COMPILES = {"grammar.compile": lambda _: CompiledGrammar(1, False), "grammar.release": lambda _: None}
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
 
@@ -76,7 +77,8 @@ async def test_order_says_what_speculation_brought(capsys: pytest.CaptureFixture
     }  # fmt: skip
     answers = [json.dumps(order)] * 2 + ["paid on Tuesday"] * 2
     with FakeRuntime(answers) as runtime:
-        assert await run("order", text="paid on Monday") == order
+        runtime.answers |= COMPILES
+        assert await run("order", text="paid on Monday", max_tokens=400) == order
     assert [request.system_speculation for request in runtime.of_kind(StartGenerate)] == [True, False] * 2
     assert [request.predicted_text for request in runtime.of_kind(StartGenerate)][2:] == ["paid on Monday", ""]
     _, record, edited, edit = capsys.readouterr().out.splitlines()
@@ -88,8 +90,10 @@ async def test_order_says_what_speculation_brought(capsys: pytest.CaptureFixture
 
 async def test_order_fails_if_an_answer_depends_on_speculation() -> None:
     order = '{"customer":"","address":{"street":"","city":""},"items":[],"total":1}'
-    with FakeRuntime([order, order, "Tuesday", "Monday"]), pytest.raises(RuntimeError, match="changed an answer"):
-        await run("order")
+    with FakeRuntime([order, order, "Tuesday", "Monday"]) as runtime:
+        runtime.answers |= COMPILES
+        with pytest.raises(RuntimeError, match="changed an answer"):
+            await run("order")
 
 
 async def test_custom_speculator_accepts_what_repeats(capsys: pytest.CaptureFixture[str]) -> None:
