@@ -18,7 +18,18 @@ from inferd_runtime.isolation.order import Launch
 from inferd_runtime.isolation.start import close_input, give_order
 from inferd_runtime.server.engine_process.command import EngineStart, engine_launch
 from inferd_runtime.session.grants import SessionGrants, new_key
-from inferd_runtime.session.wire import ERROR, MSGPACK, OPEN, STATS, TICKET, EngineStats, OpenSession, new_identity
+from inferd_runtime.session.wire import (
+    CLOSE_NAMED,
+    ERROR,
+    MSGPACK,
+    OPEN,
+    STATS,
+    TICKET,
+    CloseNamedSessions,
+    EngineStats,
+    OpenSession,
+    new_identity,
+)
 from inferd_runtime.settings.settings import EngineSettings
 
 SECONDS = 60.0
@@ -67,6 +78,10 @@ class Caller:
         """The engine's counters."""
         stats: EngineStats = self._result(self._send(STATS, b"\x80", EngineStats))
         return stats
+
+    def close_session(self, name: str) -> None:
+        """Close a session of this name, whoever opened it, as the gateway does."""
+        self._result(self._send(CLOSE_NAMED, msgspec.msgpack.encode(CloseNamedSessions([name])), p.Done))
 
     def prompt(self, text: str) -> int:
         """A context that holds a text."""
