@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from inferd_runtime.session.wire import (
     MSGPACK,
     OK,
     OPEN,
+    PRODUCED,
     SLOW_STEP,
     STATS,
     TICKET,
@@ -42,6 +44,7 @@ from inferd_runtime.session.wire import (
     GetSlowStep,
     ModelStats,
     OpenSession,
+    ProducedTokens,
 )
 
 Send = Callable[[bytes, list[bytes]], None]
@@ -84,6 +87,8 @@ class SessionHub:
         self._sessions: dict[bytes, Session] = {}
         self._granted: dict[bytes, Grant] = {}
         self._identities: dict[str, bytes] = {}
+        self._produced: Counter[str] = Counter()
+        self._counted: dict[bytes, int] = {}
         self._decode_as: dict[tuple[bytes, str], Callable[[bytes], Any]] = {
             **{(JSON, op): msgspec.json.Decoder(cls).decode for op, cls in p.OPERATIONS.items()},
             **{(MSGPACK, op): msgspec.msgpack.Decoder(cls).decode for op, cls in p.OPERATIONS.items()},
@@ -189,7 +194,21 @@ class SessionHub:
         if session is None:
             return p.Usage()
         del self._identities[self._granted.pop(identity).session]
-        return session.close()
+        used = session.close()
+        self._count_tokens(identity, session.tenant, used.tokens)
+        del self._counted[identity]
+        return used
+
+    def take_produced(self) -> dict[str, int]:
+        """Return the tokens that each tenant's sessions have generated since the last call; those that did are named."""
+        for identity, session in self._sessions.items():
+            self._count_tokens(identity, session.tenant, session.usage().tokens)
+        produced, self._produced = self._produced, Counter()
+        return {tenant: tokens for tenant, tokens in produced.items() if tokens}
+
+    def _count_tokens(self, identity: bytes, tenant: str, tokens: int) -> None:
+        self._produced[tenant] += tokens - self._counted.get(identity, 0)
+        self._counted[identity] = tokens
 
     def _close_named(self, name: str) -> None:
         if name in self._identities:
@@ -207,6 +226,8 @@ class SessionHub:
             for name in msgspec.msgpack.decode(payload, type=CloseNamedSessions).sessions:
                 self._close_named(name)
             return p.Done()
+        if op == PRODUCED:
+            return ProducedTokens(self.take_produced())
         if op == SLOW_STEP:
             return FoundSlowStep(self.profile.read(msgspec.msgpack.decode(payload, type=GetSlowStep).over_ms))
         asked = msgspec.msgpack.decode(payload, type=GetCycles)

@@ -86,6 +86,10 @@ class Session:
         if stop is not None:
             stop()
 
+    def usage(self) -> p.Usage:
+        """Return what it has used so far."""
+        return self._state.usage()
+
     def close(self) -> p.Usage:
         """Release everything and return the usage. Waiting requests are answered with Cancelled."""
         for ticket in list(self._state.waiting):

@@ -40,7 +40,8 @@ RUN_SESSION = "run/"
 """Prefix of the name of a run's session, before the run's id. Its worker opens it; the gateway sees to its end."""
 GENERATIONS = "engine.generations"
 SLOW_STEP = "engine.slow_step"
-GATEWAY_OPERATIONS = frozenset({STATS, CYCLES, CLOSE_NAMED, GENERATIONS, SLOW_STEP})
+PRODUCED = "engine.produced"
+GATEWAY_OPERATIONS = frozenset({STATS, CYCLES, CLOSE_NAMED, GENERATIONS, SLOW_STEP, PRODUCED})
 PRIVATE_OPERATIONS = frozenset({OPEN, CLOSE, CANCEL}) | GATEWAY_OPERATIONS
 
 
@@ -117,6 +118,20 @@ class EndedGenerations:
     """The answer: by model, oldest first."""
 
     models: dict[str, list[EndedGeneration]]
+
+
+@dataclass(frozen=True)
+class GetProduced:
+    """Ask how many tokens were generated since this was asked last."""
+
+    op: ClassVar[str] = PRODUCED
+
+
+@dataclass(frozen=True)
+class ProducedTokens:
+    """The answer: by tenant, of those that have generated any."""
+
+    tenants: dict[str, int]
 
 
 @dataclass(frozen=True)

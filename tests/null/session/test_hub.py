@@ -158,3 +158,37 @@ def test_the_gateway_closes_sessions_by_name_and_names_that_are_gone_do_no_harm(
     assert error(wire.ask(b"r", 1, p.ListModels())).code == "unavailable"
     refused = wire.ask(b"a", 1, closing, link.MSGPACK)
     assert msgspec.msgpack.decode(refused.payload, type=p.ErrorInfo).code == "client.unauthorized"
+
+
+def test_tokens_are_told_by_tenant_while_they_are_generated_and_once(wire: Wire) -> None:
+    wire.send(b"b", opening("other"))
+    told = []
+    for who in (b"a", b"b"):
+        wire.ask(who, 1, p.CreateContext())
+        wire.ask(who, 2, p.AppendContext(1, [p.Part("text", text="abc")]))
+        wire.ask(who, 3, p.StartGenerate(1, max_tokens=8))
+        wire.ask(who, 4, p.NextSteps(2))
+    told.append(wire.hub.take_produced())
+    assert set(told[0]) == {"tenant", "other"}
+    assert 0 < told[0]["tenant"] < 8, "it goes on"
+    while wire.model.engine.step():
+        pass
+    told.append(wire.hub.take_produced())
+    used = {who: wire.hub._sessions[who].usage().tokens for who in (b"a", b"b")}
+    wire.hub.close_all()
+    told.append(wire.hub.take_produced())
+    assert told[2] == {}
+    assert sum(one.get("tenant", 0) for one in told) == used[b"a"]
+    assert sum(one.get("other", 0) for one in told) == used[b"b"]
+
+
+def test_tokens_of_a_session_that_ended_between_two_looks_are_told(wire: Wire) -> None:
+    wire.ask(b"a", 1, p.CreateContext())
+    wire.ask(b"a", 2, p.AppendContext(1, [p.Part("text", text="abc")]))
+    wire.ask(b"a", 3, p.StartGenerate(1, max_tokens=8))
+    while wire.model.engine.step():
+        pass
+    wire.send(b"a", link.close_frames())
+    assert wire.hub.take_produced()["tenant"] > 0
+    assert wire.hub.take_produced() == {}
+    assert not wire.hub._counted

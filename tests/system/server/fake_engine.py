@@ -40,6 +40,7 @@ from inferd_runtime.session.wire import (
     JSON,
     OK,
     OPEN,
+    PRODUCED,
     STATS,
     TICKET,
     CloseNamedSessions,
@@ -47,6 +48,7 @@ from inferd_runtime.session.wire import (
     EngineStats,
     GetCycles,
     OpenSession,
+    ProducedTokens,
     WatchedCycle,
 )
 
@@ -54,8 +56,9 @@ MODELS = Models([ModelInfo("fake", 256, 1024, 16, [0], "sha256:fake")])
 
 
 class Engine:
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], produces: int = 0) -> None:
         self.socket = socket
+        self.produces = produces
         self.sessions: dict[bytes, str] = {}
         self.hanging: dict[tuple[bytes, bytes], bytes] = {}
 
@@ -87,6 +90,8 @@ class Engine:
             self.reply(session, ticket, form, MODELS)
         elif op == STATS:
             self.reply(session, ticket, form, EngineStats(7, 0, len(self.sessions), 64, 60))
+        elif op == PRODUCED:
+            self.reply(session, ticket, form, ProducedTokens({"ann": self.produces} if self.produces else {}))
         elif op == CYCLES:
             asked = msgspec.msgpack.decode(payload, type=GetCycles)
             cycle = WatchedCycle(max(0, asked.after), asked.tenant, 1, 1, "ngram", 4, 2, 3)
@@ -118,6 +123,7 @@ def main() -> None:
     parser.add_argument(
         "--after", default="", metavar="FIFO", help="answer once somebody has opened that pipe for writing"
     )
+    parser.add_argument("--produces", type=int, default=0, help="tokens that ann generates between any two looks")
     options = parser.parse_args()
     if options.fail:
         sys.exit("no such model: fake")
@@ -126,7 +132,7 @@ def main() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     socket.bind(options.endpoint)
-    engine = Engine(socket)
+    engine = Engine(socket, options.produces)
     while True:
         session, ticket, op, form, payload = socket.recv_multipart()
         assert len(ticket) == TICKET.size

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import httpx
 import pytest
 
-from .conftest import ANN, BOB, ROOT, Serve, Served, until
+from .conftest import ANN, BOB, ROOT, Serve, Served, fake_commands, until
 
 pytestmark = pytest.mark.anyio
 HELLO = "async def main(name: str, times: int = 1) -> str:\n    print('hello', name)\n    return name * times\n"
@@ -317,3 +317,18 @@ async def test_a_huge_result_does_not_hold_the_gateways_loop(serve: Serve) -> No
             async for chunk in answer.aiter_bytes():
                 size += len(chunk)
         assert size > 60_000_000
+
+
+async def test_tokens_are_charged_while_a_run_goes_on(serve: Serve) -> None:
+    limits = {"quota": ("user,tokens_per_minute=600",)}
+    async with serve(fake_commands(engine=["--produces", "900"]), **limits) as served:
+        run = await served.launch(SLEEP)
+
+        async def refused() -> bool:
+            answer = await served.client.post("/v1/runs", json={"program": "p"})
+            return answer.status_code == 429 and answer.json()["error"]["detail"]["limit"] == "tokens_per_minute"
+
+        await until(refused)
+        assert (await served.client.get(f"/v1/runs/{run['id']}")).json()["finished_at"] is None
+        other = await served.client.get("/v1/tenants", headers={"Authorization": f"Bearer {BOB}"})
+        assert other.json()["tenants"][0]["use"]["tokens_per_minute"] == 0

@@ -223,7 +223,6 @@ async def script_session(websocket: WebSocket, runtime: Runtime) -> None:
         except InferdError as error:
             await deny(error, websocket.scope, websocket.receive, websocket.send)
             return
-        channel.on_closed = lambda used: runtime.use.charge_tokens(tenant, used.tokens)
         offered = websocket.scope.get("subprotocols", [])
         await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
         await ScriptSession(websocket, channel).relay(engine)

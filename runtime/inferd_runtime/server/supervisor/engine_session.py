@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from inferd.protocol import ErrorInfo, InferdError, InternalError, Unavailable, Usage
+from inferd.protocol import ErrorInfo, InferdError, InternalError, Unavailable
 from inferd_runtime.session.wire import (
     CANCEL,
     MSGPACK,
@@ -35,8 +35,6 @@ class EngineChannel:
 
     def __init__(self, context: zmq.asyncio.Context, endpoint: str) -> None:
         """Connect. Raises Unavailable if the process has no socket or file left."""
-        self.on_closed: Callable[[Usage], None] = lambda used: None
-        """Is told what the session used, once the engine has closed it."""
         try:
             self._socket = context.socket(zmq.DEALER)
         except zmq.ZMQError as error:
@@ -159,7 +157,5 @@ async def _close(channel: EngineChannel) -> None:
     """Close the session and wait a moment for the reply, so that the request is not lost with the socket."""
     with anyio.move_on_after(CLOSE_SECONDS, shield=True):
         await channel.request_close()
-        while (reply := await channel.receive()).ticket != 0:
+        while (await channel.receive()).ticket != 0:
             pass
-        if reply.ok:
-            channel.on_closed(msgspec.msgpack.decode(reply.payload, type=Usage))

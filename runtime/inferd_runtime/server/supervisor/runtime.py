@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import anyio
 import anyio.abc
@@ -46,10 +45,12 @@ from inferd_runtime.server.processes.rundir import SOCKETS, let_children_connect
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.archive import RunArchive
 from inferd_runtime.server.run_store.records import KeptKey, UnfinishedRun
+from inferd_runtime.server.supervisor.charging import charge_produced_tokens
 from inferd_runtime.server.supervisor.engine_supervisor import EngineSupervisor
 from inferd_runtime.server.supervisor.held_runs import HeldRun, RunRequest, check_undelivered, session_of
 from inferd_runtime.server.supervisor.resumed_runs import resumed_run
 from inferd_runtime.server.supervisor.run_keeper import SERVER_ENDED, RunKeeper
+from inferd_runtime.server.supervisor.run_observer import RunObserver
 from inferd_runtime.server.supervisor.run_totals import RunTotals, TenantTotals
 from inferd_runtime.server.supervisor.runs import Ending, EventBuffer, Run, RunStore
 from inferd_runtime.server.supervisor.transcript import ReplayDiffers
@@ -100,16 +101,6 @@ def default_commands(settings: Settings) -> Commands:
         return worker_launch(WorkerStart(links, str(ensure_runner())), bounds, require_all=settings.require_isolation)
 
     return Commands(engine, worker)
-
-
-class RunObserver(Protocol):
-    """Who hears of runs that begin and end. Neither call may raise or wait."""
-
-    def launched(self, run: Run) -> None:
-        """A run was launched, in the request that asked for it."""
-
-    def ended(self, run: Run) -> None:
-        """A run is over."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +208,7 @@ class Runtime:
         tasks.start_soon(self.engine.supervise)
         tasks.start_soon(self.fleet.run)
         tasks.start_soon(self._watch_clock)
+        tasks.start_soon(charge_produced_tokens, self.engine, self.use)
         tasks.start_soon(self.keeper.recover, self._resume)
         self.fleet.apply()
 
@@ -410,7 +402,6 @@ class Runtime:
         self.tenant_totals.add(run.tenant, run.ending)
         if self.traces is not None:
             self.traces.ended(run)
-        self.use.charge_tokens(run.tenant, run.ending.usage.tokens)
         self._leave_worker(run)
         self._undelivered.pop(run.id, None)
         self.runs.retire(run)

@@ -71,7 +71,7 @@ class TenantUse:
             raise quota_exceeded("tokens_per_minute", most, f"the tenant may generate {most} tokens a minute", wait)
 
     def charge_tokens(self, tenant: str, tokens: int) -> None:
-        """Count tokens that a run or a session has generated, which is known when that ends: it may be more than was left."""
+        """Count tokens that a tenant's runs and sessions have generated: it may be more than was left."""
         most = self.quotas(tenant).tokens_per_minute
         if most:
             self._tokens[tenant].charge(most, self._clock(), tokens)
