@@ -14,8 +14,9 @@ from typing import Protocol
 import numpy as np
 
 from inferd_grammar.cache import CacheKey, OutcomeCache
+from inferd_grammar.completion.guesses import guess
 from inferd_grammar.completion.outline import NOTHING_KNOWN, Outline, outline
-from inferd_grammar.completion.plan import EndPlanner, first_end
+from inferd_grammar.completion.plan import FIRST_LOOKS, GUARDED_LOOKS, EndPlanner, first_end
 from inferd_grammar.constraints import AnyJsonGrammar, ChoiceGrammar, Constraint, ExactGrammar, JsonSchemaGrammar
 from inferd_grammar.errors import GrammarError, GrammarFailure, GrammarLimit
 from inferd_grammar.keys import constraint_key
@@ -99,12 +100,30 @@ class Compiled:
         """True if masks may lead to where nothing can follow, so that a text needs a planner to be sure of an end."""
         return bool(getattr(self._core, "may_meet_dead_ends", False))
 
+    @property
+    def refusal(self) -> GrammarError | None:
+        """Why masks alone do not hold the constraint; None where they do."""
+        refusal: GrammarError | None = getattr(self._core, "refusal", None)
+        return refusal
+
     def shortest(self) -> bytes | None:
         """Return the shortest whole text that the search finds (`inferd_grammar.completion`); None if it finds none."""
         if not self._searched:
-            self._end = first_end(self.matcher(), self._table.splitter, self._outline)
+            looks = FIRST_LOOKS if self.refusal is None else GUARDED_LOOKS
+            found = first_end(self.matcher(), self._table.splitter, self._outline, looks)
+            self._end = self._guessed() if found is None else found
             self._searched = True
         return self._end
+
+    def _guessed(self) -> bytes | None:
+        """Return a guess that is a whole text, for a constraint of which masks hold only a part."""
+        guarded = getattr(self._core, "guarded", None)
+        if guarded is None:
+            return None
+        schema, holds = guarded
+        matcher, splitter = self.matcher(), self._table.splitter
+        found = (text for text in guess(schema, holds) if matcher.ends_with(splitter.split(text).tokens(0)))
+        return next(found, None)
 
     def planner(self) -> EndPlanner | None:
         """Return what steers a text to its end in time; None where `shortest` is. Raises GrammarFailure."""
@@ -203,7 +222,11 @@ class GrammarCompiler:
         try:
             core, grown = self._core(constraint)
             known = outline(constraint, self.limits)
-            return Compiled(core, self.table, self._backend.name, _validator(constraint, self.limits), grown, known)
+            validator = _validator(constraint, self.limits)
+            compiled = Compiled(core, self.table, self._backend.name, validator, grown, known)
+            if compiled.refusal is not None and compiled.shortest() is None:
+                return compiled.refusal
+            return compiled
         except GrammarFailure as failure:
             return GrammarError(f"the grammar has no first token: {failure.reason}")
         except GrammarError as error:

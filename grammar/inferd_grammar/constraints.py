@@ -14,10 +14,14 @@ class JsonSchemaGrammar:
     The text is compact (no white space outside strings), keys come in schema order. With mode "strict" a keyword that
     cannot be enforced is refused at compile time. With "best_effort" it is left out of the masks, named in
     `Compiled.checked`, and the finished text must be given to `Compiled.validate`.
+
+    `soft_max_length` and `soft_max_items` end strings and arrays for which the schema says no end (0: it stays open).
     """
 
     schema: Mapping[str, Any] | bool | str
     mode: Literal["strict", "best_effort"] = "strict"
+    soft_max_length: int = 0
+    soft_max_items: int = 0
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ def constraint_key(constraint: Constraint, *, depth: int = 0) -> tuple[str, ...]
     if depth > _MAX_NESTING:
         raise GrammarError(f"constraints nest deeper than {_MAX_NESTING}")
     match constraint:
-        case JsonSchemaGrammar(schema, mode):
-            return ("json", mode, schema_text(schema))
+        case JsonSchemaGrammar(schema, mode, length, items):
+            return ("json", mode, str(length), str(items), schema_text(schema))
         case AnyJsonGrammar():
             return ("any_json",)
         case RegexGrammar(pattern):

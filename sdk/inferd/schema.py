@@ -47,26 +47,49 @@ class JsonSchema(OutputConstraint, Generic[T]):
     (ConstraintError). "best_effort": what cannot be enforced is left out, and the finished text is checked for it;
     ``Generator.checked`` names it, and a text that fails ends with ConstraintViolated.
 
+    ``soft_max_length`` and ``soft_max_items`` (0: none) end strings and arrays for which the schema says no end, so that a model
+    which repeats itself comes to one: so many characters, and so many items. With mode "strict" only.
+
     Raises InvalidRequest, which names the field, for a type that JSON cannot hold, for text that is not a JSON object, and
     for another mode.
     """
 
     @overload
-    def __init__(self: JsonSchema[Any], schema: dict[str, Any] | str, *, mode: ConstraintMode = ...) -> None: ...
+    def __init__(
+        self: JsonSchema[Any],
+        schema: dict[str, Any] | str,
+        *,
+        mode: ConstraintMode = ...,
+        soft_max_length: int = ...,
+        soft_max_items: int = ...,
+    ) -> None: ...
 
     @overload
-    def __init__(self, schema: type[T], *, mode: ConstraintMode = ...) -> None: ...
+    def __init__(
+        self, schema: type[T], *, mode: ConstraintMode = ..., soft_max_length: int = ..., soft_max_items: int = ...
+    ) -> None: ...
 
     @overload
-    def __init__(self: JsonSchema[Any], schema: object, *, mode: ConstraintMode = ...) -> None: ...
+    def __init__(
+        self: JsonSchema[Any],
+        schema: object,
+        *,
+        mode: ConstraintMode = ...,
+        soft_max_length: int = ...,
+        soft_max_items: int = ...,
+    ) -> None: ...
 
-    def __init__(self, schema: Any, *, mode: ConstraintMode = "strict") -> None:
+    def __init__(
+        self, schema: Any, *, mode: ConstraintMode = "strict", soft_max_length: int = 0, soft_max_items: int = 0
+    ) -> None:
         self._type: Any = Any if isinstance(schema, (dict, str)) else schema
         if isinstance(schema, str):
             text = _checked_schema_text(schema)
         else:
             text = _dumped(schema if isinstance(schema, dict) else schema_of(schema))
-        self.constraint = ConstraintSpec("json_schema", value=text, mode=mode)
+        self.constraint = ConstraintSpec(
+            "json_schema", value=text, mode=mode, soft_max_length=soft_max_length, soft_max_items=soft_max_items
+        )
         check_constraint_fields(self.constraint)
 
     @property

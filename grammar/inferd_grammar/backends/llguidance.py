@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import llguidance
@@ -36,6 +37,8 @@ from inferd_grammar.limits import CompileLimits
 from inferd_grammar.matchers.matcher import Core
 from inferd_grammar.matchers.product import ProductCore, product_members
 from inferd_grammar.rewrites import KEYWORDS, Rewritten, rewrite
+from inferd_grammar.rewrites.inline import Inliner, without_patterns
+from inferd_grammar.rewrites.soft_ends import SoftEnds, soften
 from inferd_grammar.rules.core import JsonRules, RuledCore, RuleMasks
 from inferd_grammar.rules.exact_numbers import require_exact_numbers
 from inferd_grammar.rules.make import rules_for, rules_from
@@ -128,10 +131,41 @@ class LlguidanceBackend:
     def _compile_json(
         self, constraint: JsonSchemaGrammar | AnyJsonGrammar, limits: CompileLimits, exact: bool
     ) -> RuledCore:
-        schema, changed = _rewritten(constraint, limits)
+        if isinstance(constraint, AnyJsonGrammar):
+            return self._compile_exactly({}, Rewritten({}, []), exact)
+        schema = read_schema(schema_text(constraint.schema), limits)
+        require_exact_numbers(schema)
+        try:
+            changed = _softened(rewrite(schema, hold_unique=True), constraint)
+            try:
+                return self._compile_exactly(schema, changed, exact)
+            except GrammarError as refusal:
+                if not isinstance(changed.schema, dict) or _CIRCULAR not in refusal.reason:
+                    raise
+            inlined = Inliner(changed.schema).document()
+            return self._compile_exactly(schema, changed._replace(schema=inlined), exact)
+        except GrammarError as refusal:
+            if schema is False or "nsatisfiable" in refusal.reason:
+                raise
+            return self._compile_guarded(schema, refusal)
+
+    def _compile_exactly(self, schema: Any, changed: Rewritten, exact: bool) -> RuledCore:
+        """Return a grammar that holds all of the schema."""
         grammar = _schema_grammar(schema, changed)
         core = self._start(_unforced(grammar) if exact else grammar, schema)
         return self._ruled(core, rules_for(schema, unique=changed.unique))
+
+    def _compile_guarded(self, schema: Any, refusal: GrammarError) -> RuledCore:
+        """Return a grammar that holds as much as it can, with a rule that only valid texts are closed. Raises `refusal`."""
+        try:
+            rules = rules_for(schema, refusal=refusal)
+        except GrammarError:
+            raise refusal from None
+        for attempt in (_tight, _tight_inlined, _tight_without_patterns, _loose):
+            with suppress(GrammarError):
+                grammar, _ = attempt(schema)
+                return self._ruled(self._start(_unforced(grammar), schema, lenient=attempt is _loose), rules)
+        raise refusal
 
     def _ruled(self, core: Core, rules: JsonRules) -> RuledCore:
         if self._rule_masks is None:
@@ -155,7 +189,7 @@ class LlguidanceBackend:
     def _compile_best_effort(self, constraint: JsonSchemaGrammar, limits: CompileLimits, exact: bool) -> RuledCore:
         """Return a grammar as tight as the library takes: rewritten with holes, else as it leaves things out, else any JSON."""
         schema = read_schema(schema_text(constraint.schema), limits)
-        rules = rules_for(schema, unique=False)
+        rules = rules_for(schema)
         for attempt in (_tight, _loose):
             try:
                 grammar, checked = attempt(schema)
@@ -190,6 +224,7 @@ class LlguidanceBackend:
         return LlguidanceCore(inner, tuple(checked), json.dumps([grammar, checked, sorted(named)]), named)
 
 
+_CIRCULAR = "circular references with sibling keys"
 _NO_WAY_ON = "NoExtensionBias"
 
 
@@ -325,7 +360,12 @@ def _rewritten(
         return {}, Rewritten({}, [])
     schema = read_schema(schema_text(constraint.schema), limits)
     require_exact_numbers(schema)
-    return schema, rewrite(schema, hold_unique=hold_unique)
+    return schema, _softened(rewrite(schema, hold_unique=hold_unique), constraint)
+
+
+def _softened(changed: Rewritten, constraint: JsonSchemaGrammar) -> Rewritten:
+    ends = SoftEnds(constraint.soft_max_length, constraint.soft_max_items)
+    return changed._replace(schema=soften(changed.schema, ends))
 
 
 def _schema_grammar(schema: Any, changed: Rewritten) -> str:
@@ -363,6 +403,20 @@ def _tight(schema: Any) -> tuple[str, list[Checked]]:
     """Return the rewritten schema less what has no rewrite."""
     changed, dropped, _ = rewrite(schema, lenient=True)
     return _json_grammar(schema_text(changed), changed), [Checked(*place) for place in dropped]
+
+
+def _tight_inlined(schema: Any) -> tuple[str, list[Checked]]:
+    """Return the same, with definitions in the place of references that stand beside something."""
+    changed, dropped, _ = rewrite(schema, lenient=True)
+    whole = Inliner(changed).document() if isinstance(changed, dict) else changed
+    return _json_grammar(schema_text(whole), whole), [Checked(*place) for place in dropped]
+
+
+def _tight_without_patterns(schema: Any) -> tuple[str, list[Checked]]:
+    """Return the same without patterns of names, which the library wants to be disjoint."""
+    changed, dropped, _ = rewrite(schema, lenient=True)
+    whole = without_patterns(Inliner(changed).document()) if isinstance(changed, dict) else changed
+    return _json_grammar(schema_text(whole), whole), [Checked(*place) for place in dropped]
 
 
 def _loose(schema: Any) -> tuple[str, list[Checked]]:

@@ -17,6 +17,8 @@ from inferd_grammar.tokens import TokenTable
 
 FIRST_LOOKS = 4_000
 """States that the search from the start of a text may look at."""
+GUARDED_LOOKS = 200
+"""The same where a validator is asked at every place that might be an end."""
 LOOKS = 400
 """States that a search in the middle of a text may look at."""
 _CREDIT = 20_000
@@ -123,9 +125,9 @@ class EndPlanner:
         return self._place.behind(written[self._skip :]) if self._outline.json else self._place
 
 
-def first_end(matcher: GuardedMatcher, splitter: Splitter, outline: Outline) -> bytes | None:
+def first_end(matcher: GuardedMatcher, splitter: Splitter, outline: Outline, looks: int = FIRST_LOOKS) -> bytes | None:
     """Return the shortest whole text of a matcher at its start; None if the search finds none."""
-    search = EndSearch(matcher, splitter, outline, FIRST_LOOKS, detours=1)
+    search = EndSearch(matcher, splitter, outline, looks, detours=1)
     prefix = matcher.forced()[: outline.prefix]
     begun = splitter.split(prefix).tokens(0)
     taken = matcher.take(begun)

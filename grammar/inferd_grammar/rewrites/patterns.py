@@ -26,8 +26,8 @@ from inferd_grammar.rewrites.regex_syntax import (
     write,
 )
 
-_MAX_STATES = 64
-_MAX_TEXT = 8_000
+_MAX_STATES = 96
+_MAX_TEXT = 12_000
 _MAX_PATTERNS = 4
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from inferd_grammar.completion.json_place import Mode
-from inferd_grammar.errors import GrammarFailure
+from inferd_grammar.completion.json_place import JsonPlace, Mode
+from inferd_grammar.errors import GrammarError, GrammarFailure
 from inferd_grammar.matchers.matcher import AnySplit, Core
 from inferd_grammar.rules.items import ItemsPlace, Repeated, UniqueItems, Written
 from inferd_grammar.rules.numbers import DigitMasks, NumberPlace, behind
 from inferd_grammar.tokens import TokenTable, bit_mask
-from inferd_grammar.validation import Checked
+from inferd_grammar.validation import Checked, SchemaValidator
 
 # Two quotes, what follows an item, or the beginning of a word.
+_CLOSERS = re.compile(rb"[\]}]")
 _ENDS_ITEM = re.compile(rb'".*"|[,\]}]|[tfn]', re.DOTALL)
 
 
@@ -32,6 +33,8 @@ class JsonRules:
         digits: the most digits of a number.
         skip: bytes of text before the JSON.
         unique: holds arrays whose items have to differ; None where there are none.
+        whole: what a whole text has to pass before it may be closed; None where masks hold everything.
+        refusal: why the grammar alone does not do; for a constraint of which no end is found.
         source: JSON from which `inferd_grammar.rules.make` makes the same rules.
     """
 
@@ -39,6 +42,8 @@ class JsonRules:
     skip: int
     unique: UniqueItems | None
     source: Any
+    whole: SchemaValidator | None = None
+    refusal: GrammarError | None = None
 
 
 class TextPlace(NamedTuple):
@@ -46,6 +51,7 @@ class TextPlace(NamedTuple):
 
     number: NumberPlace = NumberPlace()
     items: ItemsPlace = ItemsPlace()
+    json: JsonPlace = JsonPlace()
     size: int = 0
 
 
@@ -59,6 +65,8 @@ class RuleMasks:
         quoted, plain = bit_mask(in_quotes, table.vocab_size), bit_mask(ends_item, table.vocab_size)
         self._ending: dict[Mode, NDArray[np.int32]] = {"name": quoted, "string": quoted}
         self._plain = plain
+        self.most_closed = max((len(_CLOSERS.findall(token)) for token in table.tokens), default=1)
+        """How many brackets one token may close."""
 
     def ending(self, mode: Mode) -> NDArray[np.int32]:
         """Return the tokens that may complete an item where JSON is in that mode."""
@@ -97,7 +105,18 @@ class RuledCore:
     @property
     def may_meet_dead_ends(self) -> bool:
         """True if masks may lead to where nothing can follow: all items of an array may be used up."""
-        return self._rules.unique is not None
+        return self._rules.unique is not None or self._rules.whole is not None
+
+    @property
+    def guarded(self) -> tuple[Any, Callable[[Any], bool]] | None:
+        """The schema, and what says that a value is valid under it; None where masks hold everything."""
+        whole, schema = self._rules.whole, self._rules.source["schema"]
+        return None if whole is None else (schema, lambda value: whole.holds(schema, value))
+
+    @property
+    def refusal(self) -> GrammarError | None:
+        """Why the constraint is refused unless an end of it is found."""
+        return self._rules.refusal
 
     def fill(self, row: NDArray[np.int32], address: int) -> None:
         self._inner.fill(row, address)
@@ -105,12 +124,14 @@ class RuledCore:
         if place.number.in_number:
             self._end_number(row, place.number)
         if place.items.watched:
-            self._forbid_repeated(row, place)
+            self._forbid(row, place.items.json.mode)
+        if self._rules.whole is not None and place.json.depth <= self._masks.most_closed:
+            self._forbid(row, place.json.mode)
 
     def push(self, token: int) -> None:
         place = self._behind(token)
         if place is None:
-            raise GrammarFailure(f"token {token} repeats an item")
+            raise GrammarFailure(f"token {token} breaks a rule that its mask holds")
         self._inner.push(token)
         self._enter(place, token)
 
@@ -132,7 +153,9 @@ class RuledCore:
         del self._text[max(0, self._places[-1].size - self._rules.skip) :]
 
     def may_end(self) -> bool:
-        return self._inner.may_end()
+        if not self._inner.may_end():
+            return False
+        return self._rules.whole is None or self._rules.whole.problem(self._text.decode("utf-8", "replace")) is None
 
     def forced(self) -> bytes:
         """Return what the grammar forces, up to where a rule forbids it."""
@@ -157,7 +180,7 @@ class RuledCore:
 
     def _enter(self, place: TextPlace, token: int) -> None:
         self._places.append(place)
-        if self._rules.unique is not None:
+        if self._rules.unique is not None or self._rules.whole is not None:
             self._text += self._json_of(self._places[-2], token)
 
     def _behind(self, token: int) -> TextPlace | None:
@@ -170,7 +193,15 @@ class RuledCore:
                 items = self._rules.unique.behind(items, Written(self._text, text))
             except Repeated:
                 return None
-        return TextPlace(behind(place.number, text), items, place.size + len(self._table.tokens[token]))
+        json = place.json if self._rules.whole is None else place.json.behind(text)
+        if json.depth == 0 and json.mode == "done" and not self._may_close(text):
+            return None
+        return TextPlace(behind(place.number, text), items, json, place.size + len(self._table.tokens[token]))
+
+    def _may_close(self, text: bytes) -> bool:
+        """Return True if the whole text behind `text` is valid."""
+        whole = self._rules.whole
+        return whole is None or whole.problem((self._text + text).decode("utf-8", "replace")) is None
 
     def _json_of(self, place: TextPlace, token: int) -> bytes:
         """Return what a token adds to the JSON, which begins behind a prefix."""
@@ -183,9 +214,9 @@ class RuledCore:
         if within is not None and (self._inner.may_end() or np.bitwise_and(row, masks.ends).any()):
             np.bitwise_and(row, within, out=row)
 
-    def _forbid_repeated(self, row: NDArray[np.int32], place: TextPlace) -> None:
-        """Take out the tokens that complete an item which is there already."""
-        closing = np.bitwise_and(row, self._masks.ending(place.items.json.mode))
+    def _forbid(self, row: NDArray[np.int32], mode: Mode) -> None:
+        """Take out the tokens that complete an item which is there already, or a text that is not valid."""
+        closing = np.bitwise_and(row, self._masks.ending(mode))
         words = np.flatnonzero(closing)
         bits = np.unpackbits(closing[words].view(np.uint8), bitorder="little").reshape(len(words), 32)
         for word, bit in zip(*np.nonzero(bits), strict=True):

@@ -4,25 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
+from inferd_grammar.errors import GrammarError
 from inferd_grammar.rules.core import JsonRules
 from inferd_grammar.rules.items import UniqueItems
 from inferd_grammar.rules.numbers import digits_for
 from inferd_grammar.rules.places import UniquePlaces
+from inferd_grammar.validation import SchemaValidator
 
 
-def rules_for(root: Any, *, unique: bool, skip: int = 0) -> JsonRules:
-    """Return the rules of a schema's document; `unique` if `uniqueItems` is left to them, which raises CannotRewrite where that
-    cannot be exact. `skip`: bytes of text before the JSON.
+def rules_for(root: Any, *, unique: bool = False, skip: int = 0, refusal: GrammarError | None = None) -> JsonRules:
+    """Return the rules of a schema's document. `skip`: bytes of text before the JSON.
+
+    With `unique`, `uniqueItems` is left to them; raises CannotRewrite where that cannot be exact. With a `refusal`, the reason
+    why no grammar holds all of the schema, they let only those texts be closed that are valid under it.
     """
-    places = UniquePlaces(root) if unique else None
-    if places is not None:
-        places.require_exact()
-    digits = digits_for(root)
-    held = None if places is None else UniqueItems(places)
-    return JsonRules(digits, skip, held, {"schema": root if unique else None, "digits": digits, "skip": skip})
+    if unique:
+        UniquePlaces(root).require_exact()
+    source = {
+        "schema": root if unique or refusal is not None else None,
+        "digits": digits_for(root),
+        "skip": skip,
+        "unique": unique,
+        "refusal": None if refusal is None else [refusal.reason, refusal.pointer],
+    }
+    return rules_from(source)
 
 
 def rules_from(source: Any) -> JsonRules:
     """Return the rules from their `source`."""
-    held = None if source["schema"] is None else UniqueItems(UniquePlaces(source["schema"]))
-    return JsonRules(source["digits"], source["skip"], held, source)
+    refusal = None if source["refusal"] is None else GrammarError(*source["refusal"])
+    return JsonRules(
+        source["digits"],
+        source["skip"],
+        UniqueItems(UniquePlaces(source["schema"])) if source["unique"] else None,
+        source,
+        None if refusal is None else SchemaValidator(source["schema"]),
+        refusal,
+    )

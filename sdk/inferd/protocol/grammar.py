@@ -17,7 +17,7 @@ MAX_NESTING = 16
 """The deepest nesting of constraints."""
 MODES = ("strict", "best_effort")
 USED_FIELDS: Mapping[str, frozenset[str]] = {
-    "json_schema": frozenset({"value", "mode"}),
+    "json_schema": frozenset({"value", "mode", "soft_max_length", "soft_max_items"}),
     "any_json": frozenset(),
     "regex": frozenset({"value"}),
     "lark": frozenset({"value"}),
@@ -43,7 +43,8 @@ MEMBERS: Mapping[str, tuple[int, int]] = {"exact": (1, 1), "prefixed": (0, 1)}
 class ConstraintSpec:
     """A grammar for the output. ``kind`` says which, and what of the rest it uses:
 
-    json_schema (``value``: the schema's text; ``mode``: strict | best_effort), any_json, regex, lark and gbnf (``value``),
+    json_schema (``value``: the schema's text; ``mode``: strict | best_effort; ``soft_max_length`` and ``soft_max_items``: ends
+    of strings and arrays for which the schema says none, 0 is none), any_json, regex, lark and gbnf (``value``),
     choice (``options``), tagged (``tags``), all_of (``members``: all of them), exact (``members``: one, whose masks allow
     every split of the text into tokens), prefixed (``value``, then text of ``members``: at most one).
     """
@@ -54,6 +55,8 @@ class ConstraintSpec:
     mode: str = "strict"
     members: list[ConstraintSpec] = field(default_factory=list)
     tags: list[TagConstraint] = field(default_factory=list)
+    soft_max_length: int = 0
+    soft_max_items: int = 0
 
     @property
     def best_effort(self) -> bool:
@@ -99,6 +102,10 @@ def check_constraint_fields(constraint: ConstraintSpec) -> None:
     for unused in dataclasses.fields(ConstraintSpec):
         if unused.name not in {"kind", *uses} and getattr(constraint, unused.name) != getattr(EMPTY, unused.name):
             raise InvalidRequest(f"a constraint of kind {kind} has no {unused.name}")
+    check_whole("soft_max_length", constraint.soft_max_length, 0)
+    check_whole("soft_max_items", constraint.soft_max_items, 0)
+    if constraint.best_effort and (constraint.soft_max_length or constraint.soft_max_items):
+        raise InvalidRequest("soft_max_length and soft_max_items go with mode strict alone")
     needed, message = LISTS.get(kind, ("kind", ""))
     if not getattr(constraint, needed):
         raise InvalidRequest(message)

@@ -57,13 +57,19 @@ class RandomTrees(Drafter):
 
 
 def generate(
-    compiled: Compiled, budget: int, seed: int, drafter: Drafter | None, temperature: float = 1.0
+    compiled: Compiled,
+    budget: int,
+    seed: int,
+    drafter: Drafter | None,
+    temperature: float = 1.0,
+    *,
+    bounded: bool = True,
 ) -> tuple[bytes, str]:
     engine = Engine(NullDriver(vocab_size=VOCAB, pages=400, seed=seed, scale=4.0), EngineOptions(64))
     context = engine.create_context()
     context.append([1 + seed % 100, 7])
     sampler = RowSampler.resolve(Sampling(temperature=temperature), seed=seed, lineage=0)
-    cursor = GrammarCursor(compiled.matcher(), TABLE.words, [END], compiled.planner())
+    cursor = GrammarCursor(compiled.matcher(), TABLE.words, [END], compiled.planner(), bounded=bounded)
     sources = None if drafter is None else engine.draft_budget.sources([drafter])
     spec = GenerationSpec(sampler, budget, frozenset([END]), cursor, sources)
     generation = Generation(context, spec, TextAssembler(str, ()))
@@ -177,3 +183,23 @@ def test_arrays_of_different_items_never_run_out_of_them(items: dict[str, Any]) 
         ((text, finish),) = texts
         assert finish == "stop"
         jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "items": {"type": "integer"}, "contains": {"const": 5}, "minContains": 2, "maxItems": 6},
+        {"type": "object", "properties": {"tags": {"oneOf": [{"type": "array", "uniqueItems": True}, {"minItems": 3}]}},
+         "required": ["tags"], "additionalProperties": False},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("bounded", [True, False])
+def test_texts_that_are_held_at_their_end_get_there(schema: dict[str, Any], bounded: bool) -> None:
+    compiled = COMPILER.compile(JsonSchemaGrammar(schema))
+    for seed in range(4):
+        texts = {generate(compiled, 60, seed, make(seed), bounded=bounded) for make in DRAFTERS}
+        ((text, finish),) = texts
+        if finish == "stop":
+            jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+        else:
+            assert not bounded

@@ -42,12 +42,6 @@ Make = Callable[[Constraint], GrammarMatcher]
         ({"minimum": float("inf")}, "schema is not JSON", None),
         ({"enum": [object()]}, "schema is not JSON", None),
         ('{"const": "\ud800"}', "not Unicode", None),
-        ({"not": {"uniqueItems": True}}, "complement of uniqueItems", "/not/uniqueItems"),
-        (
-            {"properties": {"a/b": {"anyOf": [{"type": "array", "uniqueItems": True}, {"type": "array"}]}}},
-            "uniqueItems holds in some branches only",
-            "/properties/a~1b/anyOf/0/uniqueItems",
-        ),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$dynamicRef": "#x"}}}, "$dynamicRef", "/$defs/a/$dynamicRef"),
         ({"oneOf": [{"format": "date"}, {"type": "string"}], "type": "string"}, "format 'date'", "/oneOf/0/format"),
         ({"items": {"$ref": "http://example.org/x"}}, "example.org", "/items/$ref"),

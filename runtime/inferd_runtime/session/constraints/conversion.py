@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from inferd import protocol as p
 from inferd_grammar import (
     AllOfGrammar,
@@ -23,7 +25,8 @@ def to_grammar(constraint: p.ConstraintSpec) -> Constraint:
     """Return the grammar package's constraint for one that ``check_constraint`` has passed."""
     match constraint.kind:
         case "json_schema":
-            return JsonSchemaGrammar(constraint.value, "best_effort" if constraint.mode == "best_effort" else "strict")
+            mode: Literal["strict", "best_effort"] = "best_effort" if constraint.mode == "best_effort" else "strict"
+            return JsonSchemaGrammar(constraint.value, mode, constraint.soft_max_length, constraint.soft_max_items)
         case "any_json":
             return AnyJsonGrammar()
         case "regex":

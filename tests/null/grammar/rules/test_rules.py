@@ -80,16 +80,28 @@ def test_only_those_arrays_are_held_that_the_schema_means(schema: Any, text: str
 
 
 @pytest.mark.parametrize(
-    "schema",
+    ("schema", "valid", "invalid"),
     [
-        {"anyOf": [UNIQUE, {"type": "array"}]},
-        {"properties": {"a": {"anyOf": [{"items": UNIQUE}, {"items": {"type": "array"}}]}}},
+        ({"anyOf": [UNIQUE, {"type": "array", "maxItems": 2}]}, "[1,1]", "[1,1,1]"),
+        ({"properties": {"a": {"oneOf": [UNIQUE, {"minItems": 3}]}}, "required": ["a"]}, '{"a":[1,1,1]}', '{"a":[1,2,3]}'),
+        ({"not": UNIQUE, "type": "array"}, "[1,1]", "[1,2]"),
+        ({"type": "array", "contains": {"const": 5}, "minContains": 2}, "[5,0,5]", "[5,0]"),
+        ({"type": "object", "not": {"propertyNames": {"maxLength": 1}}}, '{"ab":0}', '{"a":0}'),
+        ({"allOf": [{"patternProperties": {name: {"type": "null"}}} for name in "ab"]}, '{"ab":null}', '{"a":0}'),
     ],
-)
-def test_where_it_depends_on_a_branch_it_is_refused_by_name(schema: Any) -> None:
-    with pytest.raises(GrammarError, match="uniqueItems holds in some branches only") as caught:
-        BYTES.compile(JsonSchemaGrammar(schema))
-    assert str(caught.value.pointer).endswith("/uniqueItems")
+)  # fmt: skip
+def test_what_no_grammar_holds_is_held_where_the_text_ends(schema: Any, valid: str, invalid: str) -> None:
+    """Only the bracket that would close an invalid text is illegal."""
+    assert BYTES.compile(JsonSchemaGrammar(schema)).refusal is not None
+    assert takes(schema, valid)
+    assert not takes(schema, invalid)
+
+
+def test_what_no_grammar_holds_is_refused_where_no_end_is_found() -> None:
+    schema = {"type": "string", "not": {"pattern": "(a|b)*a(a|b){20}"}, "minLength": 300, "maxLength": 301}
+    with pytest.raises(GrammarError, match="not supported") as caught:
+        BYTES.compile(JsonSchemaGrammar({"allOf": [schema, {"not": {"uniqueItems": True}}]}))
+    assert caught.value.pointer is not None
 
 
 def walked(matcher: GrammarMatcher, table: TokenTable, rng: random.Random, steps: int) -> list[int]:
@@ -114,7 +126,7 @@ def test_masks_after_a_rollback_are_those_of_a_fresh_matcher(compiler: GrammarCo
     table, rng = compiler.table, random.Random(3)
     compiled = compiler.compile(JsonSchemaGrammar(schema))
     rows = np.empty((2, table.words), np.int32)
-    for _ in range(examples(15)):
+    for _ in range(examples(8)):
         matcher, fresh = compiled.matcher(), compiled.matcher()
         taken = walked(matcher, table, rng, 30)
         keep = rng.randint(0, len(taken))
