@@ -24,13 +24,29 @@ _DEPTH = 32
 
 
 def orders(data: Any, root: Any, holds: Holds) -> Iterator[Any]:
-    """Return the instance as it is, then with its keys in the schema's orders; each order once."""
+    """Return the instance as it is, then with its keys in the schema's orders, then the same with whole numbers written without
+    a point: JSON Schema holds `6000.0` and `6000` equal. Each text once.
+    """
     seen: list[str] = []
-    for sequence in (None, _REWRITTEN, _AS_IT_IS):
-        value = data if sequence is None else _Arranger(root, holds, sequence).arrange(data, [root], _DEPTH)
-        if repr(value) not in seen:
-            seen.append(repr(value))
-            yield value
+    for notation in (_as_it_is, _whole):
+        for sequence in (None, _REWRITTEN, _AS_IT_IS):
+            value = data if sequence is None else _Arranger(root, holds, sequence).arrange(data, [root], _DEPTH)
+            value = notation(value)
+            if repr(value) not in seen:
+                seen.append(repr(value))
+                yield value
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return {name: _whole(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 class _Arranger:

@@ -27,7 +27,7 @@ def load(limit: int | None) -> list[dict[str, Any]]:
     return read_cases(CASES, limit)
 
 
-@pytest.mark.parametrize(("mode", "compiled"), [("strict", 37), ("best_effort", 40)])
+@pytest.mark.parametrize(("mode", "compiled"), [("strict", 38), ("best_effort", 40)])
 def test_no_invalid_instance_passes(compiler: GrammarCompiler, mode: CheckMode, compiled: int) -> None:
     figures = run(load(SAMPLE), compiler, mode, TextReader(compiler.table))
     assert figures["compiled"] >= compiled  # a ratchet
@@ -36,9 +36,9 @@ def test_no_invalid_instance_passes(compiler: GrammarCompiler, mode: CheckMode, 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("mode", "compiled"), [("strict", 543), ("best_effort", 582)])
+@pytest.mark.parametrize(("mode", "compiled"), [("strict", 560), ("best_effort", 582)])
 def test_the_whole_sample(compiler: GrammarCompiler, mode: CheckMode, compiled: int) -> None:
     figures = run(load(None), compiler, mode, TextReader(compiler.table))
     assert figures["compiled"] >= compiled  # a ratchet
     assert figures["invalid_refused"] == figures["invalid_total"]
-    assert figures["valid_accepted"] >= 0.997 * figures["valid_total"]
+    assert figures["valid_accepted"] == figures["valid_total"]
