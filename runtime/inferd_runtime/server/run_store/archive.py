@@ -59,6 +59,8 @@ class RunArchive:
         self._gathering = False
         self._changed = threading.Condition()
         self._file: RunFile | None = None
+        self._suspect = False
+        """True once something is wrong with the open file, until it was opened anew."""
         self._retry_at = 0.0
         self._thread = threading.Thread(target=self._work, name="run-archive", daemon=True)
         self._thread.start()
@@ -141,11 +143,24 @@ class RunArchive:
                 self._loop.call_soon_threadsafe(task.done, value, error)
 
     def _opened(self) -> RunFile:
+        if (self._file is None or self._suspect) and time.monotonic() >= self._retry_at:
+            self._open()
         if self._file is None:
-            if time.monotonic() < self._retry_at:
-                raise Unavailable(self.failure or "the store of runs does not work now")
-            self._file = RunFile(self._path)
+            raise Unavailable(self.failure or "the store of runs does not work now")
         return self._file
+
+    def _open(self) -> None:
+        """Open the file, again if need be: where that does not work, what is open may still be read."""
+        try:
+            fresh = RunFile(self._path)
+        except InferdError:
+            if self._file is None:
+                raise
+            self._retry_at = time.monotonic() + REOPEN_SECONDS
+            return
+        if self._file is not None:
+            self._file.close()
+        self._file, self._suspect = fresh, False
 
     def _failed(self, error: InferdError) -> None:
         """Note why the file does not work, and open it again for a later job where that could help."""
@@ -153,9 +168,7 @@ class RunArchive:
             log.error("%s", error.message)
         self.failure = error.message
         if error.detail.get("reason") not in STILL_OPEN:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            self._suspect = True
             self._retry_at = time.monotonic() + REOPEN_SECONDS
 
 

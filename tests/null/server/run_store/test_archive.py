@@ -258,3 +258,29 @@ def test_a_run_that_was_sent_more_than_is_kept_is_not_started_again(
         assert await archive.read(lambda file: file.unfinished()) == []
 
     scenario(tmp_path / "runs", body)
+
+
+def test_what_is_stored_can_be_read_while_a_file_that_fails_cannot_be_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where no file may grow: SQLite cannot even open one to read it."""
+    monkeypatch.setattr(archive_module, "REOPEN_SECONDS", 0.0)
+
+    def broken(*_: Any) -> None:
+        raise Unavailable("the store of runs does not work now", reason="io_error")
+
+    async def body(archive: RunArchive) -> None:
+        keeper, run = kept_by(archive), new_run()
+        go_through(keeper, run)
+        await settle(archive)
+        with monkeypatch.context() as failing:
+            failing.setattr(RunFile, "finish", broken)
+            failing.setattr(archive_module, "RunFile", broken)
+            go_through(keeper, new_run())
+            assert isinstance(await keeper.find(run.id, "ann"), StoredRun)
+            assert keeper.failure is not None
+        keeper.progressed()
+        await settle(archive)
+        assert keeper.failure is None
+
+    scenario(tmp_path / "runs", body)
