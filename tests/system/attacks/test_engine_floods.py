@@ -80,7 +80,7 @@ def streams(count: int, **options: Any) -> Body:
         while asked and time.monotonic() < end:
             reply = wire.receive()
             generation = asked.pop(reply["t"], None)
-            if generation is not None and "ok" in reply and not reply["ok"]["finish"]:
+            if generation is not None and "ok" in reply and not reply["ok"].get("finish"):
                 asked[wire.send("generate.next", generation=generation)] = generation
         return {}
 

@@ -115,9 +115,9 @@ class Neighbour:
         finish: object = ""
         while not finish:
             steps = self.call("generate.next", generation=started["generation"])
-            finish = steps["finish"]
+            finish = steps.get("finish", "")  # what stands at its default is left out
             for step in steps["steps"]:  # type: ignore[attr-defined]
-                yield len(step["tokens"]), step["text"]
+                yield len(step["tokens"]), step.get("text", "")
         self.call("generate.close", generation=started["generation"], keep=-1)
         self.call("context.release", context=context)
 
