@@ -134,6 +134,11 @@ class Mailbox:
         if tenant is not None:
             self._clock.charge(tenant, seconds)
 
+    def charge_tenants(self, tenants: Sequence[str], seconds: float) -> None:
+        """Charge tenants, in equal parts, for time in which all others waited for them."""
+        for tenant in tenants:
+            self._clock.charge(tenant, seconds / len(tenants))
+
     def _ready(self) -> list[str]:
         held = self._handler.held
         for tenant in [tenant for tenant, mail in self._tenants.items() if not mail.count]:

@@ -16,6 +16,7 @@ from inferd_runtime.engine.engine import Engine
 from inferd_runtime.engine.jobs.text import TextTokenizer
 from inferd_runtime.engine.jobs.timeline import GenerationClock
 from inferd_runtime.models.chat import ChatTemplate
+from inferd_runtime.session.generation.program_turns import ProgramTurns
 from inferd_runtime.speculation.corpus import Corpora
 
 
@@ -38,6 +39,7 @@ class ServedModel:
     """One model with its engine, tokenizer, grammar compiler and LoRA adapters.
 
     ``auto_speculation``: whether requests that leave it to the operator are drafted for. ``drafts``: its draft models.
+    ``turns``: its generations that wait for their programs.
     """
 
     info: ModelInfo
@@ -49,6 +51,7 @@ class ServedModel:
     drafts: DraftModels | None = None
     lookups: Lookups = field(default_factory=Lookups)
     generations: GenerationClock = field(default_factory=GenerationClock)
+    turns: ProgramTurns = field(default_factory=ProgramTurns)
 
     @cached_property
     def longest_token(self) -> int:

@@ -27,6 +27,8 @@ RECEIVE_SECONDS = 3e-4
 REQUEST_SECONDS = 4e-3
 """Handling requests between two steps ends after so long, so that running streams do not wait for them."""
 IDLE_SECONDS = 1.0
+GATHER_MS = 1
+"""How long a wait for programs goes on at a time."""
 
 
 class Polled(Protocol):
@@ -92,6 +94,7 @@ class EngineLoop:
         started = time.thread_time()
         self._poll()
         self._mailbox.work(REQUEST_SECONDS)
+        self._gather()
         progressed = step(self._models, self._hub.profile)
         self._last = time.thread_time() - started
         return progressed or self._mailbox.ready
@@ -118,6 +121,16 @@ class EngineLoop:
             # At the start others need the processors.
             self._beside.compiles.warm([model.grammars for model in self._models])
 
+    def _gather(self) -> None:
+        """Wait a moment for programs whose generations could take part in the next step; their tenants pay for it."""
+        for model in self._models:
+            while tenants := model.turns.waited_for(model.engine.scheduler.jobs):
+                started = time.perf_counter()
+                if self._poller.poll(GATHER_MS):
+                    receive(self._socket, self._mailbox, RECEIVE_SECONDS)
+                    self._mailbox.work(REQUEST_SECONDS)
+                self._mailbox.charge_tenants(tenants, time.perf_counter() - started)
+
     def _poll(self) -> None:
         for source in self._beside.sources:
             source.poll()
@@ -132,8 +145,16 @@ class EngineLoop:
 
 def step(models: Sequence[ServedModel], profile: StepProfile) -> bool:
     """Run one step of every model's engine; False if none of them had work."""
-    progressed = [profile.run(one.info.name, one.engine.scheduler.jobs, one.engine.step) for one in models]
+    progressed = [_step_one(model, profile) for model in models]
     return any(progressed)
+
+
+def _step_one(model: ServedModel, profile: StepProfile) -> bool:
+    started = time.perf_counter()
+    progressed = profile.run(model.info.name, model.engine.scheduler.jobs, model.engine.step)
+    if progressed:
+        model.turns.stepped(time.perf_counter() - started)
+    return progressed
 
 
 def receive(socket: zmq.Socket[bytes], mailbox: Mailbox, seconds: float) -> None:

@@ -14,6 +14,7 @@ from inferd_runtime.engine.sampling.probes import read_mask
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.session.generation.finished_text import BestEffortCheck
 from inferd_runtime.session.generation.healing import Healing
+from inferd_runtime.session.generation.program_turns import ProgramTurns
 from inferd_runtime.speculation.drafter import OfferedDraft
 from inferd_runtime.speculation.drafts import ROOT
 
@@ -53,23 +54,28 @@ class ProgramInputs:
 class OpenGeneration:
     """A generation handle. ``delivered_steps``: how many steps were handed out.
 
-    ``closing`` is closed with it. ``healing`` cut the end of its prompt. ``finished`` checks its text when it is complete.
+    ``turns`` hears whose turn it is. ``closing`` is closed with it. ``healing`` cut the end of its prompt. ``finished`` checks
+    its text when it is complete.
     """
 
     def __init__(
         self,
         generation: Generation,
         inputs: ProgramInputs,
+        turns: ProgramTurns,
         closing: ExitStack,
         healing: Healing | None = None,
         finished: BestEffortCheck | None = None,
     ) -> None:
         self.generation = generation
         self._inputs = inputs
+        self._turns = turns
         self._closing = closing
         self._healing = healing
         self._finished = finished
         self.delivered_steps = 0
+        if generation.spec.paced:
+            turns.begin(generation)
 
     def request_steps(self, request: p.NextSteps) -> None:
         """Check and hand over what ``generate.next`` brings. Raises InvalidRequest or ConstraintError."""
@@ -78,6 +84,7 @@ class OpenGeneration:
         self.generation.most_undelivered = max(MAX_UNDELIVERED_STEPS, 2 * request.least)
         if not self.generation.finished() and self._inputs.take(request, self.generation.context):
             self.generation.allow()
+            self._turns.answered(self.generation)
 
     def finished_steps(self, least: int = 1) -> p.Steps | p.InferdError | None:
         """Return the steps that are ready, then the error that ended it if one did; None while there are fewer than ``least``."""
@@ -88,6 +95,7 @@ class OpenGeneration:
         if len(generation.outbox) < wanted and not generation.finished():
             return None
         steps = generation.take()
+        self._turns.asked(generation)
         self.delivered_steps += len(steps)
         if self._finished is not None:
             return self._finished.reply(steps, generation.finish, self._notify)
@@ -115,6 +123,7 @@ class OpenGeneration:
     def close(self, keep: int = -1) -> None:
         """Give the context back with the first ``keep`` generated tokens (-1: all that were taken)."""
         self.generation.close(keep)
+        self._turns.end(self.generation)
         self._closing.close()
 
     def _notify(self) -> None:

@@ -93,7 +93,9 @@ def _submit(
     closing.callback(lease.release)  # from here on closing the generation gives it back; before, `leased` did
     if healing is not None:
         entry.stand_from(healing.start)
-    opened = OpenGeneration(generation, inputs, closing, healing, _finished_check(state, request, compiled))
+    opened = OpenGeneration(
+        generation, inputs, model.turns, closing, healing, _finished_check(state, request, compiled)
+    )
     prompt = list(context.tokens)
     state.count(p.Usage(prompt_tokens=len(prompt)))
     return p.GenerationStarted(
