@@ -168,7 +168,8 @@ def kill_at_random(running: Running, kills: int, draw: random.Random, stop: thre
     kinds = list(CHILDREN)
     while kills and not stop.is_set():
         what = draw.choice(kinds)
-        children = running.children(what)
+        ready = running.client.get("/readyz").status_code == 200  # else much would hit an engine that only starts
+        children = running.children(what) if ready else []
         if children:
             with suppress(psutil.Error):
                 draw.choice(children).kill()

@@ -35,6 +35,7 @@ SYNC = 1 << 31
 QUIET = settings(
     deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=True, derandomize=False
 )  # fmt: skip
+BATCH = 5
 SLACK = 12
 """Descriptors and threads that a server may hold more of, for connections that are being closed."""
 
@@ -94,13 +95,15 @@ def nothing_left(arena: Arena) -> Iterator[None]:
 
 
 def send_frames(arena: Arena, frames: list[Frame]) -> int:
-    """Send frames over WebSockets, a new one whenever the server has had enough. Returns how many were read."""
+    """Send frames over WebSockets, a new one whenever the server has had enough: after one that is no call of a script. A few at a
+    time, because it reads none behind that one. Returns how many were answered or read over.
+    """
     read, at = 0, 0
     while at < len(frames):
         with arena.mallory.session() as session:
             try:
                 while at < len(frames):
-                    batch = frames[at : at + 40]
+                    batch = frames[at : at + BATCH]
                     at += len(batch)
                     for frame in batch:
                         session.socket.send(frame)
