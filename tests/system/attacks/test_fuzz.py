@@ -95,8 +95,9 @@ def nothing_left(arena: Arena) -> Iterator[None]:
 
 
 def send_frames(arena: Arena, frames: list[Frame]) -> int:
-    """Send frames over WebSockets, a new one whenever the server has had enough: after one that is no call of a script. A few at a
-    time, because it reads none behind that one. Returns how many were answered or read over.
+    """Send frames over WebSockets, a new one whenever the server has had enough: after one that is no call of a script.
+
+    A few at a time, because it reads none behind that one. Returns how many it read for certain.
     """
     read, at = 0, 0
     while at < len(frames):
