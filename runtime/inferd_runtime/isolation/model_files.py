@@ -6,11 +6,12 @@ and the like, block devices, and other places to write to than caches and the fo
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from inferd_runtime.isolation.order import Access
@@ -25,23 +26,12 @@ SYSTEM = (
     )),
 )  # fmt: skip
 """Programs and libraries of the system (Triton starts a compiler), what describes the machine, and how names are looked up."""
-DEVICES = (
-    "null",
-    "zero",
-    "full",
-    "random",
-    "urandom",
-    "shm",
-    "nvidia*",
-    "nvidia-caps/*",
-    "dri/*",
-    "kfd",
-    "dxg",
-    "infiniband/*",
-)
-"""Of /dev: what every process uses, and accelerators."""
-CACHES = (".cache", ".triton", ".nv", ".keras", ".config/matplotlib")
-"""Of the home folder."""
+DEVICES = ("null", "zero", "full", "random", "urandom", "shm")
+ACCELERATORS = ("nvidia*", "nvidia-caps/*", "dri/*", "kfd", "dxg", "infiniband/*")
+"""Of /dev."""
+CACHES = (".cache",)
+ACCELERATOR_CACHES = (".triton", ".nv")
+"""Of the home folder: made here, because the process can make no other folder there."""
 CACHE_VARIABLES = (
     "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "TORCH_HOME",
     "TORCHINDUCTOR_CACHE_DIR", "TRITON_HOME", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH",
@@ -53,18 +43,23 @@ def runnable(access: Access, python: list[str]) -> list[str]:
     """Return what may be read, and run: the system, ``python``'s folders, libraries that the environment names, models."""
     named = [os.environ[name] for name in FILE_VARIABLES if os.environ.get(name)]
     libraries = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
-    return _found([*SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix, *python, *libraries, *named, *access.read])
+    return _found([*SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix, *python, *libraries, *named], access.read)
 
 
 def writable(access: Access) -> list[str]:
     """Return what may be read, written, made and removed. Folders of the order, and caches that variables name, are made here."""
     named = [os.environ[name] for name in CACHE_VARIABLES if os.environ.get(name)]
-    for path in (*access.write, *named):
-        if not os.path.exists(path):
+    accelerators = _of_dev(ACCELERATORS)
+    own = [str(Path.home() / name) for name in CACHES + (ACCELERATOR_CACHES if accelerators else ())]
+    for path in (*access.write, *named, *own):
+        with contextlib.suppress(OSError):  # a home that is not there, or another's: its caches are not used then
             os.makedirs(path, mode=0o700)
-    own = [str(Path.home() / name) for name in CACHES]
-    devices = [path for name in DEVICES for path in glob.glob(f"/dev/{name}")]
-    return [*_found([tempfile.gettempdir(), *devices, *own, *named]), *access.write]
+    devices = [*_of_dev(DEVICES), *accelerators]
+    return _found([tempfile.gettempdir(), *devices, *own, *named], access.write)
+
+
+def _of_dev(names: tuple[str, ...]) -> list[str]:
+    return [path for name in names for path in glob.glob(f"/dev/{name}")]
 
 
 def model_access(paths: list[Path], caches: list[Path]) -> Access:
@@ -80,5 +75,7 @@ def _linked(path: Path) -> Iterator[Path]:
         yield from (entry.resolve() for entry in path.iterdir() if entry.is_symlink() and entry.exists())
 
 
-def _found(paths: list[str]) -> list[str]:
-    return [path for path in dict.fromkeys(map(os.path.abspath, paths)) if path != "/" and os.path.exists(path)]
+def _found(paths: Iterable[str], named: Iterable[str] = ()) -> list[str]:
+    """Return what there is of these; the root folder only where it is ``named``."""
+    whole = [path for path in map(os.path.abspath, paths) if path != "/"]
+    return [path for path in dict.fromkeys([*whole, *named]) if os.path.exists(path)]
