@@ -65,18 +65,15 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.model: str = options.model
         self.quick: bool = options.quick
+        self.rounds: int = options.rounds or (1 if options.quick else ROUNDS)
+        """Rounds of every comparison, behind a first one that does not count."""
         self._start = time.monotonic()
         self.ours_in = cache(self._ours_in)
 
     @property
-    def rounds(self) -> int:
-        """Rounds of every comparison, behind a first one that does not count."""
-        return 1 if self.quick else ROUNDS
-
-    @property
     def late(self) -> bool:
         """True if no other part should begin."""
-        return self.quick and time.monotonic() - self._start > QUICK_SECONDS
+        return self.rounds < ROUNDS and time.monotonic() - self._start > QUICK_SECONDS
 
     def extent(self, full: int, quick: int) -> int:
         """How much of something is measured."""
@@ -84,7 +81,9 @@ class Bench:
 
     def prompts(self, kind: str) -> list[Prompt]:
         """The prompts of a kind."""
-        return [replace(of_kind(kind)[0], max_tokens=QUICK_TOKENS)] if self.quick else of_kind(kind)
+        all_of_it = of_kind(kind)
+        first = all_of_it[0]
+        return [replace(first, max_tokens=QUICK_TOKENS, more=first.more[:1])] if self.quick else all_of_it
 
     @property
     def ours(self) -> SpeculationArm:
@@ -126,6 +125,7 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="A real model beside its peers.")
     parser.add_argument("--quick", action="store_true", help="end within 50 s")
+    parser.add_argument("--rounds", type=int, default=0, help="default: 5, or 1 with --quick; more take their time")
     parser.add_argument("--prepare", action="store_true", help="fetch llama.cpp, make its files, and measure nothing")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
@@ -230,18 +230,15 @@ def streams32(bench: Bench) -> Figures:
     return {"streams32_vs_generate_batch": gain(runs, "ours", "generate_batch")}
 
 
-def speculation(bench: Bench) -> Figures:
-    """What a request gets that asks for speculation, by kind of text."""
-    figures: Figures = {}
-    for kind, key in KINDS.items():
-        prompts = bench.prompts(kind)
-        arms = {
-            "off": partial(bench.ours.run, prompts, 1, bench.ours.none),
-            "on": partial(bench.ours.run, prompts, 1, bench.ours.usual),
-        }
-        runs = compare(kind, arms, bench.rounds, ["off", "on"])
-        figures[f"{key}_on_vs_off"] = gain(runs, "on", "off")
-    return figures
+def speculation(kind: str, bench: Bench) -> Figures:
+    """What a request gets that asks for speculation, for a kind of text."""
+    prompts = bench.prompts(kind)
+    arms = {
+        "off": partial(bench.ours.run, prompts, 1, bench.ours.none),
+        "on": partial(bench.ours.run, prompts, 1, bench.ours.usual),
+    }
+    runs = compare(kind, arms, bench.rounds, ["off", "on"])
+    return {f"{KINDS[kind]}_on_vs_off": gain(runs, "on", "off")}
 
 
 def wrong(bench: Bench) -> Figures:
@@ -306,7 +303,7 @@ def starts(bench: Bench) -> Figures:
 def served(bench: Bench) -> Figures:
     """A server's start, and programs with speculators of their own in it."""
     ready = []
-    for _ in range(bench.extent(ROUNDS - 1, 0)):
+    for _ in range(bench.extent(ROUNDS, 1) - 1):
         with processes.timed_server(bench.model) as (_, _, took):
             ready.append(took)
     with processes.timed_server(bench.model) as (client, server, took):
@@ -327,8 +324,9 @@ def served(bench: Bench) -> Figures:
 
 
 PARTS: dict[str, Callable[[Bench], Figures]] = {
-    "single": single, "llamacpp": single_llamacpp, "streams8": streams8, "streams32": streams32, "starts": starts,
-    "served": served, "speculation": speculation, "lookup": lookup, "json": structured, "wrong": wrong,
+    "single": single, **{kind: partial(speculation, kind) for kind in KINDS}, "lookup": lookup, "outlines": structured,
+    "llamacpp": single_llamacpp, "streams8": streams8, "streams32": streams32, "starts": starts, "served": served,
+    "wrong": wrong,
 }  # fmt: skip
 """The drafter that is always wrong comes last, because the engine remembers it."""
 

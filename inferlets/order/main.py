@@ -8,7 +8,7 @@
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from inferd import Context, Generator, Grammar, JsonSchema, Sampler
 
@@ -20,28 +20,26 @@ class Address:
 
 
 @dataclass
-class Item:
-    product: str
-    quantity: int
+class Payment:
+    euros: int
+    day: Literal["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 
 
 @dataclass
 class Order:
     customer: str
     address: Address
-    items: list[Item]
-    total: int
+    lamps: int
+    blankets: int
+    payment: Payment
 
 
 LETTER = (
-    "Please send three oil lamps and two wool blankets to Ingrid Solberg, 12 Harbour Road, Varnes. I paid 118 euros on "
-    "Monday. The parcel may be left with the neighbour."
+    "Please sent three oil lamps and two wool blankets to Ingrid Solberg, 12 Harbour Road, Varnes. I payed 118 euros on "
+    "Monday. The parcel may be left wiht the neighbour."
 )
-TASK = (
-    "Extract customer, address, items and total from this letter as JSON. The customer is the person who receives the "
-    "parcel."
-)
-EDIT = "Change the day in this letter from Monday to Tuesday:"
+TASK = "Extract the order from this letter as JSON. The customer is the person who receives the parcel."
+EDIT = "Correct the spelling in this letter:"
 
 
 class Measured:
