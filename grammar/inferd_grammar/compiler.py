@@ -18,7 +18,7 @@ from inferd_grammar.completion.guesses import guess
 from inferd_grammar.completion.outline import NOTHING_KNOWN, Outline, outline
 from inferd_grammar.completion.plan import FIRST_LOOKS, GUARDED_LOOKS, EndPlanner, first_end
 from inferd_grammar.constraints import AnyJsonGrammar, ChoiceGrammar, Constraint, ExactGrammar, JsonSchemaGrammar
-from inferd_grammar.errors import GrammarError, GrammarFailure, GrammarLimit
+from inferd_grammar.errors import GrammarError, GrammarFailure, GrammarInterrupted, GrammarLimit
 from inferd_grammar.keys import constraint_key
 from inferd_grammar.limits import DEFAULT_LIMITS, CompileLimits
 from inferd_grammar.matchers.matcher import Core, GuardedMatcher
@@ -213,8 +213,9 @@ class GrammarCompiler:
             undo.callback(self._cache.drop, key, future)  # neither compiled nor refused: a bug, on its way up
             outcome = self._outcome(constraint)
             undo.pop_all()
-        if isinstance(outcome, GrammarLimit) and outcome.limit == "wall_seconds":
-            self._cache.drop(key, future, outcome)  # the machine was busy: not the grammar's doing
+        busy = isinstance(outcome, GrammarLimit) and outcome.limit == "wall_seconds"
+        if busy or isinstance(outcome, GrammarInterrupted):
+            self._cache.drop(key, future, outcome)  # not the grammar's doing
         else:
             self._cache.keep(key, future, outcome, outcome.cost if isinstance(outcome, Compiled) else _REFUSAL_BYTES)
 

@@ -36,6 +36,13 @@ class GrammarLimit(GrammarError):
         return GrammarLimit(self._why, self.limit, self.value)
 
 
+class GrammarInterrupted(GrammarError):
+    """What compiled the constraint was ended from outside, as by the kernel for want of memory: it may go well the next time."""
+
+    def fresh(self) -> GrammarInterrupted:
+        return GrammarInterrupted(self.reason, self.pointer)
+
+
 class GrammarFailure(Exception):
     """A matcher broke at run time: a resource limit inside the library, a dead end, or a bug.
 

@@ -247,7 +247,7 @@ def test_two_hundred_runs_of_a_real_server_with_fifty_kills_and_a_sigterm(tmp_pa
         for run in lost:
             if run is not None:
                 over = second.over(run)
-                assert over["error"] is None or over["error"]["code"] in ("cancelled", "unavailable"), over
+                assert over["error"] is None or over["error"]["code"] in ("cancelled", "unavailable"), over["error"]
         print("after SIGTERM:", dict(second.ends))
         assert second.ends["result"] == sum(run is not None for _, run in left)
     no_bugs(server.log)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from inferd_grammar.constraints import Constraint
-from inferd_grammar.errors import GrammarError, GrammarLimit
+from inferd_grammar.errors import GrammarError, GrammarInterrupted, GrammarLimit
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.tokens import TokenTable
 from inferd_grammar.trials.messages import Attempt, Tried, read_message, write_message
@@ -163,13 +163,15 @@ class TrialProcess:
         assert self._child.stdout is not None
         return self._child.stdin, self._child.stdout
 
-    def _ended(self, late: bool) -> GrammarLimit:
+    def _ended(self, late: bool) -> GrammarError:
         """Return the reason of the child's end."""
         code, limits = self.close(), self._limits
         if late:
             return GrammarLimit("compiling this grammar takes too long", "wall_seconds", limits.wall_seconds)
         if code == -signal.SIGPROF:
             return GrammarLimit("compiling this grammar takes too much", "cpu_seconds", limits.cpu_seconds)
+        if code == -signal.SIGKILL:  # at its limit of memory it ends itself
+            return GrammarInterrupted("the compiler was killed while it worked on this grammar: try again")
         return GrammarLimit(
             f"compiling this grammar ended the compiler ({code}), most likely for want of memory",
             "memory_bytes", limits.memory_bytes,

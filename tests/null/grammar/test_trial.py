@@ -29,7 +29,7 @@ from inferd_grammar import (
 )
 from inferd_grammar.conformance.matcher_checks import JSON_CONSTRAINTS, TEXT_CONSTRAINTS, look
 from inferd_grammar.constraints import ExactGrammar
-from inferd_grammar.errors import GrammarLimit
+from inferd_grammar.errors import GrammarInterrupted, GrammarLimit
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.trials import pool as trial_pool
 from inferd_grammar.trials.messages import Tried
@@ -253,8 +253,27 @@ def test_a_child_that_starts_while_the_pool_is_closed_is_ended_at_once(table: To
         return children[0]
 
     pool = TrialPool(start)
-    with pytest.raises(GrammarError, match="ended the compiler"):
+    with pytest.raises(GrammarInterrupted, match="was killed"):
         pool.attempt(table, "llguidance", LIGHT, CompileLimits())
     assert children[0].poll() == -signal.SIGKILL
     with pytest.raises(GrammarError, match="closed"):
         pool.attempt(table, "llguidance", LIGHT, CompileLimits())
+
+
+def test_a_compiler_that_was_killed_is_not_remembered_against_the_grammar(table: TokenTable) -> None:
+    """As the kernel kills one for want of memory, or an operator by mistake: nobody else may be refused for that."""
+    dying = [True, False]
+
+    def start() -> subprocess.Popen[bytes]:
+        child = start_child()
+        if dying.pop(0):
+            child.kill()
+            child.wait()
+        return child
+
+    pool = TrialPool(start)
+    compiler = GrammarCompiler(table, trials=pool)
+    with pytest.raises(GrammarInterrupted):
+        compiler.compile(LIGHT)
+    assert compiler.compile(LIGHT) is not None
+    pool.close()

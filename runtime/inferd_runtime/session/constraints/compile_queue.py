@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from inferd import protocol as p
 from inferd_grammar import Compiled, Constraint, GrammarCompiler, GrammarError, RegexGrammar
 from inferd_grammar.cache import CacheKey
-from inferd_grammar.errors import GrammarLimit
+from inferd_grammar.errors import GrammarInterrupted, GrammarLimit
 from inferd_runtime.session.lanes import Charge, Lanes, Piece, free
 
 CompileOutcome = Compiled | p.InferdError
@@ -129,7 +129,11 @@ class CompileQueue:
 
 
 def refused(error: GrammarError) -> p.InferdError:
-    """Return the error for the program: LimitExceeded, or ConstraintError with the JSON pointer where it is known."""
+    """Return the error for the program: LimitExceeded, Unavailable where it may go well the next time, or ConstraintError with
+    the JSON pointer where it is known.
+    """
+    if isinstance(error, GrammarInterrupted):
+        return p.Unavailable(error.reason, process="compiler")
     if isinstance(error, GrammarLimit):
         return p.LimitExceeded(
             f"the constraint cannot be used: {error}", limit=error.limit, value=error.value, raise_with="a simpler one"
