@@ -100,6 +100,24 @@ def test_a_draft_changes_no_bit_of_the_real_model(
     assert sum(check_drafts(real, text, sampling, monkeypatch, 32) for text in TEXTS[:2]) > 10
 
 
+def test_the_servers_own_sources_change_no_bit(session: DirectSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The n-grams of this text go on in several ways: a tree of drafts would add its keys up in another order."""
+    seen: list[int] = []
+    forward = session.engine.driver.forward
+
+    def recorded(batch: Batch) -> Outputs:
+        seen.append(len(batch.placements))
+        return forward(batch)
+
+    monkeypatch.setattr(session.engine.driver, "forward", recorded)
+    text = "a b c d, a b c e, a b c f, a b c g, a b c"
+    plain = session.generate(session.text(text), max_tokens=48)
+    drafted = session.generate(session.text(text), max_tokens=48, system_speculation=True)
+    assert drafted.tokens == plain.tokens
+    assert drafted.accepted
+    assert not any(seen)
+
+
 def test_no_token_depends_on_the_company(session: DirectSession) -> None:
     """Alone, and in one batch with others whose drafts and lengths differ."""
     alone = [session.generate(session.text(text), max_tokens=24).tokens for text in TEXTS]

@@ -40,6 +40,7 @@ class ServedModel:
 
     ``auto_speculation``: whether requests that leave it to the operator are drafted for. ``drafts``: its draft models.
     ``turns``: its generations that wait for their programs.
+    ``trees``: whether the server's own sources may draft trees.
     """
 
     info: ModelInfo
@@ -49,6 +50,7 @@ class ServedModel:
     adapters: AdapterSet
     auto_speculation: bool = True
     drafts: DraftModels | None = None
+    trees: bool = True
     lookups: Lookups = field(default_factory=Lookups)
     generations: GenerationClock = field(default_factory=GenerationClock)
     turns: ProgramTurns = field(default_factory=ProgramTurns)

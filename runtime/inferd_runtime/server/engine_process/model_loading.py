@@ -65,8 +65,20 @@ class DrivenModel:
     """A loaded model with its driver. ``settings`` are the engine's, for a draft model those that differ for it."""
 
     settings: EngineSettings
+    options: ModelOptions
     loaded: LoadedModel
     driver: ServingDriver
+
+    @property
+    def trees(self) -> bool:
+        """True if drafts may be trees.
+
+        On the CPU a chain of drafts changes no bit of a logit, a tree the last ones of float32. Where results are rounded to
+        fewer bits, that could change a token.
+        """
+        like = next(self.loaded.module.parameters())
+        exact = like.dtype == torch.float32 and self.options.weights in ("", "half")
+        return exact or like.device.type != "cpu"
 
 
 def load_drivers(settings: EngineSettings, plan: ModelPlan, followers: Followers, phases: Phases) -> list[DrivenModel]:
@@ -88,7 +100,7 @@ def load_drivers(settings: EngineSettings, plan: ModelPlan, followers: Followers
     each = [settings] * len(plan.served) + [draft_engine_settings(settings)] * len(plan.drafts)
     drivers = [_build_driver(*one, followers) for one in zip(each, plan.all, loaded, pages, strict=True)]
     phases.end("weights, cache")
-    return [DrivenModel(*one) for one in zip(each, loaded, drivers, strict=True)]
+    return [DrivenModel(*one) for one in zip(each, plan.all, loaded, drivers, strict=True)]
 
 
 def _with_weights(model: ModelOptions, loaded: LoadedModel) -> LoadedModel:

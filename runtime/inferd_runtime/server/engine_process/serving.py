@@ -106,7 +106,7 @@ def _build_served(
     limits = AdapterLimits(settings.max_adapter_rank, settings.max_adapter_bytes, settings.max_adapters)
     return ServedModel(
         info, engine, loaded.tokenizer, GrammarCompiler(table, trials=trials), AdapterSet(model.driver, limits),
-        auto_speculation=settings.speculation == "on", lookups=Lookups(builder, Corpora(builder)),
+        auto_speculation=settings.speculation == "on", lookups=Lookups(builder, Corpora(builder)), trees=model.trees,
     )  # fmt: skip
 
 

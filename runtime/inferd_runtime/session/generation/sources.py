@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inferd import protocol as p
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
@@ -35,6 +35,8 @@ class SpeculationRequest:
         """Raises LimitExceeded if the prediction is longer than a context."""
         _check_length(len(request.predicted), model)
         settings = request.speculation or DEFAULTS
+        if not model.trees:
+            settings = replace(settings, tree=False)
         names: Sequence[str] = ()
         if request.system_speculation and (model.auto_speculation or not settings.auto):
             names = settings.sources or BY_DEFAULT
