@@ -53,10 +53,10 @@ MODULES = (
     "inspect",
 )
 WINDOW = 256
-WINDOWS = 16
+WINDOWS = 12
 PROMPT = 64
-PROMPTS = 8
-NEW_TOKENS = 48
+PROMPTS = 6
+NEW_TOKENS = 32
 
 
 @dataclass
@@ -127,12 +127,9 @@ def window_batch(tokens: Sequence[int], start: int = 0) -> Batch:
     return Batch(np.asarray(tokens), at, at, np.arange(len(at)), [Span(0, len(at), start, pages)])
 
 
-def log_softmax(rows: np.ndarray) -> np.ndarray:
-    """Return float64 log-probabilities of logits [R, V]."""
-    rows = rows.astype(np.float64)
-    return (
-        rows - rows.max(-1, keepdims=True) - np.log(np.exp(rows - rows.max(-1, keepdims=True)).sum(-1, keepdims=True))
-    )
+def log_softmax(rows: np.ndarray) -> torch.Tensor:
+    """Return float32 log-probabilities of logits [R, V]."""
+    return torch.from_numpy(rows).log_softmax(-1)
 
 
 @dataclass(frozen=True)
@@ -140,14 +137,14 @@ class Reference:
     """What float32 makes of the texts: log-probabilities of each window, and the greedy text behind its beginning."""
 
     windows: list[list[int]]
-    logprobs: list[np.ndarray]
+    logprobs: list[torch.Tensor]
     texts: list[list[int]]
 
     @classmethod
     def of(cls, arm: Arm) -> Reference:
         """Run the windows once."""
         found = windows(arm)
-        logprobs = [log_softmax(arm.driver.forward(window_batch(tokens)).logits).astype(np.float32) for tokens in found]
+        logprobs = [log_softmax(arm.driver.forward(window_batch(tokens)).logits) for tokens in found]
         return cls(found, logprobs, [greedy(arm, tokens[:PROMPT]) for tokens in found[:PROMPTS]])
 
 
@@ -160,9 +157,9 @@ def quality(arm: Arm, reference: Reference) -> dict[str, float]:
     loss, same, kl, count = 0.0, 0, 0.0, 0
     for tokens, other in zip(reference.windows, reference.logprobs, strict=True):
         own = log_softmax(arm.driver.forward(window_batch(tokens)).logits)
-        loss -= float(own[np.arange(len(tokens) - 1), tokens[1:]].sum())
+        loss -= float(own[torch.arange(len(tokens) - 1), tokens[1:]].sum())
         same += int((own.argmax(-1) == other.argmax(-1)).sum())
-        kl += float((np.exp(other) * (other - own)).sum(-1).sum())
+        kl += float((other.exp() * (other - own)).sum())
         count += len(tokens)
     prompts = reference.windows[: len(reference.texts)]
     common = [
