@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from inferd_runtime.models import host_memory
 from inferd_runtime.models.host_memory import (
@@ -20,6 +22,7 @@ from inferd_runtime.models.host_memory import (
     MAPS,
     SETTING,
     advise,
+    forget_file_pages,
     large_regions,
     populate_later,
     zeros,
@@ -96,3 +99,16 @@ def resident() -> int:
 def can_populate() -> bool:
     major, minor = (int(part) for part in platform.release().split(".")[:2])
     return (major, minor) >= (5, 14)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_file_that_was_read_takes_no_memory_and_can_be_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file({"a": torch.arange(LARGE // 4, dtype=torch.float32)}, path)
+    with safe_open(path, framework="pt") as file:
+        mapped = file.get_tensor("a")
+    total = float(mapped.double().sum())
+    before = resident()
+    forget_file_pages(".safetensors")
+    assert before - resident() > LARGE // 2
+    assert float(mapped.double().sum()) == total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from inferd.protocol import InvalidRequest
-from inferd_runtime.models.host_memory import LARGE, huge_pages_later
+from inferd_runtime.models.host_memory import LARGE, forget_file_pages, huge_pages_later
 from inferd_runtime.models.passes.device import dense_products
 from inferd_runtime.models.passes.fused import PRODUCTS, FusedLayer, FusedPass
 from inferd_runtime.models.passes.products import DenseProduct, Product
@@ -59,7 +60,10 @@ def plan_holding(fused: FusedPass, weights: str = "") -> HoldingPlan:
 def hold(fused: FusedPass, module: nn.Module, plan: HoldingPlan) -> FusedPass:
     """Return the pass over weights that are held by a plan. The module cannot run by itself any more."""
     model: Any = module
-    layers = [_hold_layer(one, own, plan.layers) for one, own in zip(fused.layers, model.model.layers, strict=True)]
+    dense, fused.layers, layers = deque(fused.layers), (), []
+    for own in model.model.layers:  # a layer's dense weights go before the next one's are packed
+        layers.append(_hold_layer(dense.popleft(), own, plan.layers))
+        forget_file_pages(".safetensors")
     tied = model.lm_head.weight is model.model.embed_tokens.weight
     # A tied head is held twice, because the embedding is read row by row.
     result = fused.with_layers(layers, _held(fused.head, () if tied else (model.lm_head,), plan.head))
