@@ -1,10 +1,10 @@
 """Twenty extractions on a real model: is every answer valid JSON of its schema, and how fast beside outlines on the same weights.
 
-    python benchmarks/extraction.py [--model smollm2-135m] [--max-tokens 160] [--only NAME] [--peer] [--speculation]
+    python benchmarks/extraction.py [--model smollm2-135m] [--arms inferd,outlines] [--max-tokens 160] [--only NAME]
 
-Each case of `extraction_cases.py` is asked greedily and at temperature 0.8, through a session as `collect_json` asks. ``--peer``
-runs outlines over transformers with the same weights and prompts behind them (its own tokens and constraint). One thread; times
-are processor seconds. Prints a Markdown table, and one JSON object last.
+Each case of `extraction_cases.py` is asked greedily and at temperature 0.8, through a session as `collect_json` asks. The arm
+``outlines`` is outlines over transformers in this process, with the same weights and prompts. One thread; times are processor
+seconds, a constraint's compilation included. Prints a Markdown table, and one JSON object last.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession
 
 SYSTEM = "Extract the data from the text as JSON."
-TEMPERATURES = (0.0, 0.8)
 SEED = 7
 
 
@@ -119,15 +118,16 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--only", default="")
-    parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--arms", default="inferd", help="inferd, outlines, or both with a comma")
+    parser.add_argument("--temperatures", default="0.0,0.8")
     parser.add_argument("--speculation", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     ours = Ours(options.model, speculation=options.speculation)
-    arms: list[Ours | Outlines] = [ours, *([Outlines(options.model, ours.prompt)] if options.peer else [])]
+    arms = [ours if name == "inferd" else Outlines(options.model, ours.prompt) for name in options.arms.split(",")]
     rows: dict[str, list[Answer]] = {}
     for case in CASES:
-        for temperature in TEMPERATURES if options.only in case.name else ():
+        for temperature in map(float, options.temperatures.split(",")) if options.only in case.name else ():
             for arm in arms:
                 answer = asked(arm, case, temperature, options.max_tokens)
                 rows.setdefault(f"{arm.name} {temperature}", []).append(answer)

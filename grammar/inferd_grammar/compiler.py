@@ -16,7 +16,7 @@ import numpy as np
 from inferd_grammar.cache import CacheKey, OutcomeCache
 from inferd_grammar.completion.guesses import guess
 from inferd_grammar.completion.outline import NOTHING_KNOWN, Outline, outline
-from inferd_grammar.completion.plan import FIRST_LOOKS, GUARDED_LOOKS, EndPlanner, first_end
+from inferd_grammar.completion.plan import FIRST_LOOKS, GUARDED_LOOKS, GUESSING_COST, EndPlanner, first_end
 from inferd_grammar.constraints import AnyJsonGrammar, ChoiceGrammar, Constraint, ExactGrammar, JsonSchemaGrammar
 from inferd_grammar.errors import GrammarError, GrammarFailure, GrammarInterrupted, GrammarLimit
 from inferd_grammar.keys import constraint_key
@@ -122,8 +122,9 @@ class Compiled:
             return None
         schema, holds = guarded
         matcher, splitter = self.matcher(), self._table.splitter
-        found = (text for text in guess(schema, holds) if matcher.ends_with(splitter.split(text).tokens(0)))
-        return next(found, None)
+        most = matcher.cost + GUESSING_COST
+        texts = guess(schema, holds, lambda: matcher.cost < most)
+        return next((text for text in texts if matcher.ends_with(splitter.split(text).tokens(0))), None)
 
     def planner(self) -> EndPlanner | None:
         """Return what steers a text to its end in time; None where `shortest` is. Raises GrammarFailure."""

@@ -21,9 +21,13 @@ _PLAIN: tuple[Any, ...] = (0, "", "a", None, True, [], {}, 1, 1.5, -1, "aaaa")
 _NUMBERS = ("const", "exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf")
 
 
-def guess(root: Any, holds: Callable[[Any], bool]) -> Iterator[bytes]:
-    """Yield compact texts of values that `holds` accepts, smaller kinds first, from a bounded number of guesses."""
+def guess(root: Any, holds: Callable[[Any], bool], affordable: Callable[[], bool]) -> Iterator[bytes]:
+    """Yield compact texts of values that `holds` accepts, smaller kinds first, from a bounded number of guesses, while they are
+    `affordable`.
+    """
     for value in islice(_guesses(root), _MAX_GUESSES):
+        if not affordable():
+            return
         if holds(value):
             yield json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 

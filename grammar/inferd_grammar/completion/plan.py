@@ -17,7 +17,9 @@ from inferd_grammar.tokens import TokenTable
 
 FIRST_LOOKS = 4_000
 """States that the search from the start of a text may look at."""
-GUARDED_LOOKS = 200
+GUESSING_COST = 20_000
+"""What guesses at a whole text may cost, in masks."""
+GUARDED_LOOKS = 2_000
 """The same where a validator is asked at every place that might be an end."""
 LOOKS = 400
 """States that a search in the middle of a text may look at."""

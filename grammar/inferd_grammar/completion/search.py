@@ -27,7 +27,7 @@ _FEW = 16  # so many next bytes are all tried; of more, some of each kind
 _NAMES = 64
 _KINDS = (b"0123456789", b"abcdefghijklmnopqrstuvwxyz", b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _MARKS = b"-.@:/_ +,#=$%&()*!?<>;'"
-_FILLERS = (b" ", b"-", b"=")  # of which most vocabularies have long tokens
+_FILLERS = (b" ", b"-", b"0")  # of which most vocabularies have long tokens
 _ENDS = frozenset(b",]}")
 _QUOTE = ord('"')
 _PROMISING = b'"tfn-[{'  # first bytes of values, by how short such values tend to be
@@ -54,6 +54,7 @@ class EndSearch:
         self._splitter = splitter
         self._outline = outline
         self._detours = detours
+        self._paid = matcher.cost
         self._row = np.empty(matcher.words, np.int32)
         self._words, self._shifts = splitter.byte_ids >> 5, (splitter.byte_ids & 31).astype(np.int32)
 
@@ -94,9 +95,7 @@ class EndSearch:
 
     def _is_closable(self) -> bool:
         """Return True if what follows a number or word may come next."""
-        forced = self._matcher.forced()
-        following = forced[:1] if forced else self._following()
-        return self._matcher.may_end() or not _ENDS.isdisjoint(following)
+        return self._matcher.may_end() or not _ENDS.isdisjoint(self._following())
 
     def _piece(self, place: JsonPlace, outer: int, limit: int) -> bytes | None:
         """Write the next bytes. Returns them; None, with the matcher as it was, if there are none."""
@@ -136,7 +135,8 @@ class EndSearch:
         """Write the rest of a string value."""
         if _QUOTE in self._following():
             return b'"' if self._push(b'"') else None
-        for sample in self._outline.samples:
+        filled = (filler * size for size in range(1, _PATIENCE) for filler in _FILLERS)
+        for sample in (*self._outline.samples, *filled):
             if self._push(sample + b'"'):
                 return sample + b'"'
         text = self._breadth_first(lambda allowed: _QUOTE in allowed)
@@ -235,10 +235,7 @@ class EndSearch:
 
     def _ways_on(self, text: bytes) -> list[bytes]:
         with self._back():
-            if not self._push(text):
-                return []
-            forced = self._matcher.forced()[:1]
-            return [forced] if forced else [bytes([byte]) for byte in _sample(self._following())]
+            return [bytes([byte]) for byte in _sample(self._following())] if self._push(text) else []
 
     # -- The matcher ------------------------------------------------------------------------------------------------
 
@@ -263,9 +260,14 @@ class EndSearch:
 
     def _following(self) -> list[int]:
         """Return the bytes that may come next, in order; none at a dead end. Raises Exhausted."""
-        self.looks -= 1
+        cost = self._matcher.cost
+        self.looks -= 1 + cost - self._paid
+        self._paid = cost
         if self.looks < 0:
             raise Exhausted
+        forced = self._matcher.forced()[:1]
+        if forced:
+            return list(forced)  # masks may hold one longer token alone
         try:
             self._matcher.fill(self._row)
         except DeadEnd:

@@ -173,6 +173,11 @@ class GuardedMatcher:
                 return count
         return len(tokens)
 
+    @property
+    def cost(self) -> int:
+        """Work of rules beside the masks, in masks; grows."""
+        return int(getattr(self._core, "cost", 0))
+
     def take(self, tokens: Sequence[int]) -> int:
         """Accept tokens of text in any split: as `accept`, and tokens that masks leave out beside the usual split of forced
         text. Never EOS.

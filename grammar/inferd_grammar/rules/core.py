@@ -21,6 +21,9 @@ from inferd_grammar.tokens import TokenTable, bit_mask
 from inferd_grammar.validation import Checked, SchemaValidator
 
 # Two quotes, what follows an item, or the beginning of a word.
+# What one check of a whole text may cost: linear in the text, so that a schema with branches of branches cannot stop others.
+_LOOKS, _LOOKS_PER_BYTE = 500, 4
+_LOOKS_PER_MASK = 4
 _CLOSERS = re.compile(rb"[\]}]")
 _ENDS_ITEM = re.compile(rb'".*"|[,\]}]|[tfn]', re.DOTALL)
 
@@ -111,7 +114,12 @@ class RuledCore:
     def guarded(self) -> tuple[Any, Callable[[Any], bool]] | None:
         """The schema, and what says that a value is valid under it; None where masks hold everything."""
         whole, schema = self._rules.whole, self._rules.source["schema"]
-        return None if whole is None else (schema, lambda value: whole.holds(schema, value))
+        return None if whole is None else (schema, lambda value: whole.holds(schema, value, _LOOKS))
+
+    @property
+    def cost(self) -> int:
+        """Masks' worth of work that rules have done so far, in this matcher and others of its constraint."""
+        return 0 if self._rules.whole is None else self._rules.whole.spent // _LOOKS_PER_MASK
 
     @property
     def refusal(self) -> GrammarError | None:
@@ -155,7 +163,7 @@ class RuledCore:
     def may_end(self) -> bool:
         if not self._inner.may_end():
             return False
-        return self._rules.whole is None or self._rules.whole.problem(self._text.decode("utf-8", "replace")) is None
+        return self._may_close(b"")
 
     def forced(self) -> bytes:
         """Return what the grammar forces, up to where a rule forbids it."""
@@ -200,8 +208,9 @@ class RuledCore:
 
     def _may_close(self, text: bytes) -> bool:
         """Return True if the whole text behind `text` is valid."""
-        whole = self._rules.whole
-        return whole is None or whole.problem((self._text + text).decode("utf-8", "replace")) is None
+        whole, written = self._rules.whole, self._text + text
+        looks = _LOOKS + _LOOKS_PER_BYTE * len(written)
+        return whole is None or whole.problem(written.decode("utf-8", "replace"), looks) is None
 
     def _json_of(self, place: TextPlace, token: int) -> bytes:
         """Return what a token adds to the JSON, which begins behind a prefix."""

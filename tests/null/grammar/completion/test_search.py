@@ -127,6 +127,15 @@ def test_strings_that_must_be_long_are_written_in_few_tokens(compiler: GrammarCo
     assert compiled.shortest() is not None
 
 
+def test_an_end_is_found_where_masks_hold_the_usual_split_alone(compiler: GrammarCompiler) -> None:
+    """Behind `lo` a mask may hold one token of several bytes, and no single byte: the search found no end there."""
+    schema = closed(
+        {"first": {"enum": ["reddest", "second", "value"]}, "name": {"enum": ["name", "yes", "no"]}}, ["first", "name"]
+    )
+    end = compiler.compile(JsonSchemaGrammar(schema)).shortest()
+    assert end == b'{"first":"value","name":"no"}'
+
+
 @given(st.binary(max_size=12), st.sets(st.binary(min_size=2, max_size=4), max_size=8))
 @settings(max_examples=examples(200), deadline=None)
 def test_a_split_has_the_fewest_tokens(text: bytes, more: set[bytes]) -> None:
