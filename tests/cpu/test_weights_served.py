@@ -93,11 +93,9 @@ def test_a_draft_changes_no_bit(session: DirectSession, sampling: p.Sampling, mo
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("sampling", SAMPLERS[:2], ids=["greedy", "0.8"])
-def test_a_draft_changes_no_bit_of_the_real_model(
-    real: DirectSession, sampling: p.Sampling, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert sum(check_drafts(real, text, sampling, monkeypatch, 32) for text in TEXTS[:2]) > 10
+def test_a_draft_changes_no_bit_of_the_real_model(real: DirectSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = zip(TEXTS[:2], SAMPLERS[:2], strict=True)
+    assert sum(check_drafts(real, text, sampling, monkeypatch, 32) for text, sampling in pairs) > 5
 
 
 def test_the_servers_own_sources_change_no_bit(session: DirectSession, monkeypatch: pytest.MonkeyPatch) -> None:

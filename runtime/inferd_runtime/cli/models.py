@@ -133,7 +133,7 @@ def _as_json(estimate: Fit) -> dict[str, Any]:
         "model": size.name, "fits": estimate.fits, "device": estimate.device, "dtype": size.dtype,
         "parameters": size.parameters, "weight_bytes": size.weight_bytes, "step_bytes": size.step_bytes,
         "kv_token_bytes": size.kv_token_bytes, "kv_source": size.kv_source, "max_context": size.max_context,
-        "quantized": size.quantized,
+        "quantized": size.quantized, "held_as": size.held_as,
         "available_bytes": estimate.available, "needs_bytes": estimate.needs, "page_size": estimate.asked.page_size,
         "pages": estimate.pages, "contexts": estimate.contexts, "advice": estimate.advice,
     }  # fmt: skip
@@ -148,7 +148,9 @@ def _show(estimate: Fit) -> None:
         ("parameters", f"{size.parameters:,}"),
         (
             "weights",
-            readable(size.weight_bytes) + (f" (as if not quantized: {size.quantized})" if size.quantized else ""),
+            readable(size.weight_bytes)
+            + (f" (as if not quantized: {size.quantized})" if size.quantized else "")
+            + (f" (held as {size.held_as})" if size.held_as else ""),
         ),
         ("activations", f"{readable(size.step_bytes)} (a bound on the widest step)"),
         ("KV per token", f"{readable(size.kv_token_bytes)} ({KV_SOURCES[size.kv_source]})"),

@@ -54,7 +54,7 @@ class ModelSize:
     ``kv_token_bytes``: one token's keys and values in all layers. ``kv_source``: "layers" when every layer's own shapes were
     seen, "config" when they are the configuration's heads and width. ``step_bytes``: activations of the widest step.
     ``quantized``: the method of a quantized checkpoint, whose weights are counted as if they were not. ``matrices``: of a model
-    whose weights can be held otherwise, and are not yet.
+    whose weights can be held otherwise, and are not yet. ``held_as``: the form that they are counted in, "" for the dtype.
     """
 
     name: str
@@ -67,13 +67,14 @@ class ModelSize:
     max_context: int
     quantized: str = ""
     matrices: MatrixSizes | None = None
+    held_as: str = ""
 
     def held(self, weights: str) -> ModelSize:
         """Return the size with weights held in a form of :data:`~inferd_runtime.models.options.WEIGHTS`; "": as it is."""
         if not weights or self.matrices is None:
             return self
         saved = self.matrices.full(ITEM_SIZES[self.dtype]) - self.matrices.held(weights)
-        return dataclasses.replace(self, weight_bytes=self.weight_bytes - saved, matrices=None)
+        return dataclasses.replace(self, weight_bytes=self.weight_bytes - saved, matrices=None, held_as=weights)
 
 
 @dataclass(frozen=True)
