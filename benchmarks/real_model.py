@@ -244,8 +244,8 @@ def speculation(kind: str, bench: Bench) -> Figures:
 def wrong(bench: Bench) -> Figures:
     """A drafter that is always wrong, by batch."""
     gains = []
-    for batch in (1, 8, 32):
-        prompts = openings(batch, tokens=bench.extent(8 if batch == 32 else 16, 4))
+    for batch, tokens in ((1, 64), (8, 32), (32, 12)):
+        prompts = openings(batch, tokens=bench.extent(tokens, 4))
         drafts = bench.ours.recorded(bench.ours.run(prompts, batch, bench.ours.none).tokens, 1)
         arms = {
             "off": partial(bench.ours.run, prompts, batch, bench.ours.none),

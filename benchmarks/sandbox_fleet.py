@@ -70,15 +70,15 @@ class Client:
 
 
 @contextmanager
-def serving() -> Iterator[Client]:
-    """A client of a server that ends with the block."""
+def serving(*options: str) -> Iterator[tuple[Client, psutil.Process]]:
+    """A client of a server that ends with the block, and its process."""
     with tempfile.TemporaryDirectory() as folder:
         tokens = Path(folder) / "tokens"
         tokens.touch(0o600)
         tokens.write_text(f"{TOKEN} benchmark role=admin\n")
         command = [
             sys.executable, "-m", "inferd_runtime.cli", "serve", "--json", "--port", "0", "--tokens-file", str(tokens),
-            "--data-dir", folder, "--state-dir", folder,
+            "--data-dir", folder, "--state-dir", folder, *options,
         ]  # fmt: skip
         log = Path(folder) / "log"
         with log.open("wb") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as server:
@@ -87,14 +87,14 @@ def serving() -> Iterator[Client]:
             if not line:
                 raise RuntimeError(log.read_text())
             try:
-                yield Client(json.loads(line)["url"])
+                yield Client(json.loads(line)["url"]), psutil.Process(server.pid)
             finally:
                 server.terminate()
 
 
 def launch_rate(rounds: int, count: int) -> tuple[float, list[float]]:
     """Answers of ``/livez`` per second, and in each round the programs per second from the first launch to the last end."""
-    with serving() as client:
+    with serving() as (client, _):
         program = client.upload(TRIVIAL)
         _launched(client, program, count)
         start = time.perf_counter()
