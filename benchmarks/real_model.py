@@ -50,7 +50,7 @@ from speculation_arms import Outputs, Run, SpeculationArm, TransformersArm
 from inferd_runtime.models.loading import resolve
 
 ROUNDS = 5
-QUICK_SECONDS = 38.0
+QUICK_SECONDS = 33.0
 """With ``--quick`` no part begins later than this."""
 QUICK_TOKENS = 40
 KINDS = {"copy": "copy", "json": "json", "code": "code_edit", "agent": "agent", "prose": "prose"}
