@@ -113,7 +113,7 @@ def test_the_key_follows_the_sources(build: FakeBuild, monkeypatch: pytest.Monke
     monkeypatch.setattr(component, "guest_sources", lambda: sources | {"inferd/protocol/__init__.py": b"# other"})
     assert ensure_runner() != first
     monkeypatch.setattr(component, "guest_sources", lambda: sources)
-    monkeypatch.setattr(component, "_processor_features", lambda: "another processor")
+    monkeypatch.setattr(component, "processor", lambda: "another processor")
     assert ensure_runner().name.split("-")[0] == first.name.split("-")[0]
     assert build.steps == ["componentize", "compile", "componentize", "compile", "compile"]
 
