@@ -26,6 +26,7 @@ def kept(tmp_path: Path) -> KeptResults[KeptCosts]:
 def measured(patch: pytest.MonkeyPatch, cost: StepCost, times: StepTimes) -> None:
     patch.setattr(kept_costs, "measure_cost", lambda driver: cost)
     patch.setattr(kept_costs, "measure_times", lambda driver: times)
+    patch.setattr(kept_costs, "clocks", lambda: (0.0, 0.0))
 
 
 def test_the_second_start_measures_nothing(kept: KeptResults[KeptCosts], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,6 +40,16 @@ def test_the_second_start_measures_nothing(kept: KeptResults[KeptCosts], monkeyp
     assert [read.times(shape, 8) for shape in SHAPES] == [times.times(shape, 8) for shape in SHAPES]
     for other in (known_costs(driver, ("another",), kept), known_costs(NullDriver(pages=128), ("model",), kept)):
         assert other[0] == StepCost()
+
+
+def test_times_of_a_busy_machine_are_not_kept(
+    kept: KeptResults[KeptCosts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured(monkeypatch, StepCost(3.25, 1e-4, timed=True), StepTimes(PROFILE))
+    for cpu, files in ((1.0, 0), (1.5, 1)):
+        monkeypatch.setattr(kept_costs, "clocks", iter([(10.0, 4.0), (12.0, 4.0 + cpu)]).__next__)
+        known_costs(NullDriver(pages=256), ("model",), kept)
+        assert len(list(tmp_path.rglob("*.json"))) == files
 
 
 def test_what_was_not_measured_is_not_kept(

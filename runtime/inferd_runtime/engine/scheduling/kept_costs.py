@@ -5,6 +5,7 @@ What a step takes while serving corrects the times anyway (:class:`~inferd_runti
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from inferd_runtime.engine.scheduling.fairness import StepCost
 from inferd_runtime.kept_results import KeptResults, key_of
 from inferd_runtime.speculation.times import Profile, StepTimes
 
+LEAST_SHARE = 0.7
 ROOMS = ("engine", "models", "kernels")
 """Whose code the costs depend on."""
 
@@ -55,7 +57,15 @@ def known_costs(
     found = kept.find(key)
     if found is not None:
         return found.cost, found.times()
+    wall, cpu = clocks()
     cost, times = measure_cost(driver), measure_times(driver)
-    if cost.timed and times.learns:
+    wall, cpu = (now - then for now, then in zip(clocks(), (wall, cpu), strict=True))
+    # Where neighbours had the processor for long, the times say more about them: the next start measures again.
+    if cost.timed and times.learns and cpu >= LEAST_SHARE * wall:
         kept.keep(key, KeptCosts.of(cost, times.profile))
     return cost, times
+
+
+def clocks() -> tuple[float, float]:
+    """Return the time by the clock, and this process's on processors, in seconds."""
+    return time.perf_counter(), time.process_time()

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 
 import torch
 from torch import Tensor
@@ -75,8 +75,12 @@ class TimesWanted:
         return key_of((self, torch.get_num_threads()), ROOMS)
 
 
-def times_of(wanted: TimesWanted, folder: Path | None = None, clock: Clock = perf_counter) -> list[WayTime]:
-    """Return what was measured once on this machine, or is measured now. ``folder`` None: in the user's cache folder."""
+def times_of(wanted: TimesWanted, folder: Path | None = None, clock: Clock = process_time) -> list[WayTime]:
+    """Return what was measured once on this machine, or is measured now. ``folder`` None: in the user's cache folder.
+
+    Time on the processor is compared, which neighbours disturb least. What was chosen once stays: another choice rounds
+    otherwise.
+    """
     kept = KeptResults(folder or cache_folder() / "products", list[WayTime])
     key = wanted.key()
     found = kept.find(key)
