@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from inferd_grammar.completion.json_place import JsonPlace
-from inferd_grammar.rules.places import SchemaPlace, UniquePlaces
+from inferd_grammar.rules.places import UniquePlaces, ValuePlace
 
 _WORDS = {ord("t"): True, ord("f"): False, ord("n"): None}
 
@@ -43,7 +43,7 @@ class Frame(NamedTuple):
         seen: the items so far, as `canonical` has them.
     """
 
-    place: SchemaPlace
+    place: ValuePlace
     unique: bool
     start: int
     key: int | str = 0

@@ -23,9 +23,9 @@ _MAX_PLACES = 2_000
 _MAX_CHAIN = 32
 _MAX_KNOWN = 10_000
 
-Way = frozenset[str]
+ValidTogether = frozenset[str]
 """Pointers of the schemas that hold for one value together."""
-SchemaPlace = frozenset[Way]
+ValuePlace = frozenset[ValidTogether]
 """The ways in which a value may be valid."""
 OTHER = object()
 """Stands for a name that no schema lists."""
@@ -39,7 +39,7 @@ class UniquePlaces:
         self._dialect = Dialect(root)
         self._at = dict(iter_schemas(root))
         self._visited: set[str] = set()
-        self._known: dict[tuple[SchemaPlace, str | int | object], SchemaPlace] = {}
+        self._known: dict[tuple[ValuePlace, str | int | object], ValuePlace] = {}
         self.start = self._place([("", root)])
 
     def require_exact(self) -> None:
@@ -58,11 +58,11 @@ class UniquePlaces:
             if _is_unique(schema) and pointer not in self._visited:
                 raise CannotRewrite("uniqueItems is not supported here", f"{pointer}/uniqueItems")
 
-    def is_unique(self, place: SchemaPlace) -> bool:
+    def is_unique(self, place: ValuePlace) -> bool:
         """Return True if an array there has to be unique, in any way that takes arrays."""
         return any(self._verdicts(place))
 
-    def child(self, place: SchemaPlace, key: str | int | object) -> SchemaPlace:
+    def child(self, place: ValuePlace, key: str | int | object) -> ValuePlace:
         """Return the place of a member: of a name, an index, or OTHER."""
         known = self._known.get((place, key))
         if known is None:
@@ -73,11 +73,11 @@ class UniquePlaces:
 
     # -- Inside ---------------------------------------------------------------------------------------------------
 
-    def _verdicts(self, place: SchemaPlace) -> set[bool]:
+    def _verdicts(self, place: ValuePlace) -> set[bool]:
         arrays = [way for way in place if all(self._takes_arrays(pointer) for pointer in way)]
         return {any(_is_unique(self._at.get(pointer)) for pointer in way) for way in arrays}
 
-    def _require_agreement(self, place: SchemaPlace) -> None:
+    def _require_agreement(self, place: ValuePlace) -> None:
         if len(self._verdicts(place)) > 1:
             where = next(p for way in place for p in sorted(way) if _is_unique(self._at.get(p)))
             raise CannotRewrite("uniqueItems holds in some branches only", f"{where}/uniqueItems")
@@ -92,17 +92,17 @@ class UniquePlaces:
             listed is None or any(of_value(value) == "array" for value in listed)
         )
 
-    def _place(self, schemas: list[tuple[str, Any]]) -> SchemaPlace:
+    def _place(self, schemas: list[tuple[str, Any]]) -> ValuePlace:
         ways = [self._ways(pointer, schema, 0) for pointer, schema in schemas]
         return frozenset(_together(ways))
 
-    def _ways(self, pointer: str, schema: Any, depth: int) -> list[Way]:
+    def _ways(self, pointer: str, schema: Any, depth: int) -> list[ValidTogether]:
         """Return the ways in which a schema and what applies to the same value may hold."""
         self._visited.add(pointer)
         if not isinstance(schema, dict) or depth > _MAX_CHAIN:
-            return [Way({pointer})]
+            return [ValidTogether({pointer})]
         view = self._dialect.view(schema, pointer)
-        parts: list[list[Way]] = [[Way({pointer})]]
+        parts: list[list[ValidTogether]] = [[ValidTogether({pointer})]]
         for key in ("anyOf", "oneOf"):
             if key in view.words:
                 branches = [(view.at(key, n), part) for n, part in enumerate(view.words[key])]
@@ -121,7 +121,7 @@ class UniquePlaces:
             yield target
         yield from ((view.at("allOf", n), part) for n, part in enumerate(view.words.get("allOf", ())))
 
-    def _child(self, place: SchemaPlace, key: str | int | object) -> SchemaPlace:
+    def _child(self, place: ValuePlace, key: str | int | object) -> ValuePlace:
         return frozenset(
             way
             for whole in place
@@ -137,7 +137,7 @@ class UniquePlaces:
             return _items(view, key)
         return _properties(view, key)
 
-    def _children(self, place: SchemaPlace) -> Iterator[SchemaPlace]:
+    def _children(self, place: ValuePlace) -> Iterator[ValuePlace]:
         """Yield the places of all members that schemas tell apart; of several patterns, each alone."""
         views = [self._dialect.view(self._at[p], p) for way in place for p in way if isinstance(self._at.get(p), dict)]
         names = {name for view in views for name in view.words.get("properties", ())}
@@ -148,13 +148,13 @@ class UniquePlaces:
                 yield self._place([(view.at("patternProperties", pattern), schema)])
 
 
-def _together(parts: list[list[Way]]) -> list[Way]:
+def _together(parts: list[list[ValidTogether]]) -> list[ValidTogether]:
     count = 1
     for part in parts:
         count *= len(part)
     if count > _MAX_WAYS:
         raise GrammarError(f"uniqueItems: more than {_MAX_WAYS} ways in which branches may hold together")
-    return list({Way().union(*ways): None for ways in product(*parts)})
+    return list({ValidTogether().union(*ways): None for ways in product(*parts)})
 
 
 def _items(view: View, index: int) -> list[tuple[str, Any]]:

@@ -31,7 +31,7 @@ DELAY_SECONDS = 10.0
 # Linux 6.1 and 5.14; Python has no names for them yet. Both take effect at once, on memory that is there already too.
 MADV_COLLAPSE = 25
 MADV_POPULATE_WRITE = 23
-Region = tuple[int, int]
+AddressRange = tuple[int, int]
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -56,7 +56,7 @@ def huge_pages_later() -> None:
         _advise_later(regions, mmap.MADV_HUGEPAGE, MADV_COLLAPSE)
 
 
-def large_regions(maps: str) -> Iterator[Region]:
+def large_regions(maps: str) -> Iterator[AddressRange]:
     """Yield writable private anonymous memory in the format of /proc/self/maps, cut to whole huge pages, LEAST bytes or more."""
     for line in maps.splitlines():
         span, rights, _, _, inode, *name = line.split()
@@ -79,7 +79,7 @@ def forget_file_pages(suffix: str) -> None:
         advise([(start, end) for start, end in spans], mmap.MADV_DONTNEED)
 
 
-def _advise_later(regions: Sequence[Region], *advice: int) -> None:
+def _advise_later(regions: Sequence[AddressRange], *advice: int) -> None:
     if sys.platform != "linux" or sum(end - start for start, end in regions) < LARGE:
         return
     timer = threading.Timer(DELAY_SECONDS, advise, (regions, *advice))
@@ -87,7 +87,7 @@ def _advise_later(regions: Sequence[Region], *advice: int) -> None:
     timer.start()
 
 
-def advise(regions: Sequence[Region], *advice: int) -> None:
+def advise(regions: Sequence[AddressRange], *advice: int) -> None:
     """Give the kernel each advice about each part of each region.
 
     What it refuses stays as it was: an older kernel, memory that has been given back meanwhile.

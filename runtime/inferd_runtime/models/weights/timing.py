@@ -28,7 +28,6 @@ SPREAD = 32 << 20
 MOST_COPIES = 32
 ROOMS = ("models/weights",)
 """The code that multiplies and measures."""
-Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,9 @@ class TimesWanted:
         return key_of((self, torch.get_num_threads()), ROOMS)
 
 
-def times_of(wanted: TimesWanted, folder: Path | None = None, clock: Clock = process_time) -> list[WayTime]:
+def times_of(
+    wanted: TimesWanted, folder: Path | None = None, clock: Callable[[], float] = process_time
+) -> list[WayTime]:
     """Return what was measured once on this machine, or is measured now. ``folder`` None: in the user's cache folder.
 
     Time on the processor is compared, which neighbours disturb least. What was chosen once stays: another choice rounds
@@ -90,7 +91,7 @@ def times_of(wanted: TimesWanted, folder: Path | None = None, clock: Clock = pro
     return found
 
 
-def _measured(wanted: TimesWanted, clock: Clock) -> list[WayTime]:
+def _measured(wanted: TimesWanted, clock: Callable[[], float]) -> list[WayTime]:
     dtype: torch.dtype = getattr(torch, wanted.dtype)
     found = [one for shape in wanted.shapes for one in _measure(shape, wanted.names, dtype, clock)]
     for one in found:
@@ -100,7 +101,9 @@ def _measured(wanted: TimesWanted, clock: Clock) -> list[WayTime]:
 
 
 @torch.inference_mode()
-def _measure(shape: tuple[int, int], names: Sequence[str], dtype: torch.dtype, clock: Clock) -> list[WayTime]:
+def _measure(
+    shape: tuple[int, int], names: Sequence[str], dtype: torch.dtype, clock: Callable[[], float]
+) -> list[WayTime]:
     """Return the times of a shape in all ways, measured in turn, so that what else the machine does disturbs all alike."""
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     steady = {name: steady_least(name, shape, dtype) for name in names if can_hold(name, shape, dtype)}
@@ -117,7 +120,7 @@ def _measure(shape: tuple[int, int], names: Sequence[str], dtype: torch.dtype, c
     ]
 
 
-def _seconds(products: Sequence[Product], rows: Tensor, clock: Clock) -> float:
+def _seconds(products: Sequence[Product], rows: Tensor, clock: Callable[[], float]) -> float:
     """Return the time of one product, over a round of all of them."""
     start = clock()
     for product in products:
