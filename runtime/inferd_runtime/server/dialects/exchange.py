@@ -1,0 +1,76 @@
+"""One request of a client and the shape of its answer: what every dialect has to bring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from inferd.chat import ChatEvent, ChatRequest
+from inferd.protocol import InferdError, NotFound
+from inferd_runtime.server.dialects.collected import CollectedAnswer
+
+
+class Exchange(Protocol):
+    """A request that was read, and what its answer looks like. Synchronous; used for one answer.
+
+    ``model`` is what the client calls the model, which need not be a model. ``streams``: the client wants events as they
+    come; then :meth:`opening`, :meth:`chunks` for each event and :meth:`closing` bring the bytes of the stream, and
+    :meth:`failure` ends it in place of :meth:`closing`. Otherwise :meth:`body` is the answer.
+    """
+
+    model: str
+    request: ChatRequest
+    streams: bool
+
+    def opening(self) -> bytes:
+        """Return what the stream begins with, b"" for nothing."""
+        ...
+
+    def chunks(self, event: ChatEvent) -> bytes:
+        """Return the server-sent events that an event of the answer becomes, b"" for none."""
+        ...
+
+    def closing(self) -> bytes:
+        """Return the end of a stream that is whole."""
+        ...
+
+    def failure(self, error: InferdError) -> bytes:
+        """Return the end of a stream that broke off."""
+        ...
+
+    def body(self, answer: CollectedAnswer) -> dict[str, Any]:
+        """Return the whole answer as a JSON object."""
+        ...
+
+
+@dataclass(frozen=True)
+class ClientHeaders:
+    """What headers say about a request: ``request_id`` as it is answered, and the conversation's id ("" for none)."""
+
+    request_id: str = ""
+    session: str = ""
+
+
+class Dialect(Protocol):
+    """Reads requests of one route, and writes its errors."""
+
+    def read(self, body: bytes, headers: ClientHeaders) -> Exchange:
+        """Return the request. Raises InvalidRequest, with the field in ``detail["param"]``, and nothing else."""
+        ...
+
+
+@dataclass(frozen=True)
+class ErrorReply:
+    """An error in a dialect's shape."""
+
+    status: int
+    body: Mapping[str, Any]
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def unknown_model(model: str) -> NotFound:
+    """Return the error of a name that stands for no model and no program that serves chat."""
+    return NotFound(
+        f"the model {model!r} does not exist, and no program of this name serves chat", param="model", model=model
+    )

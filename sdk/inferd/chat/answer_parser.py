@@ -1,0 +1,191 @@
+"""A model's text, split while it comes into reasoning, text, and tool calls. Pure and synchronous."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from inferd.chat.call_scanner import BLANK, CallScanner
+
+HERMES, MISTRAL = "hermes", "mistral"
+CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"
+LEADING_MARKS = ("<|python_tag|>", "[TOOL_CALLS]")
+"""What stands before calls that are the whole of an answer, where a tokenizer shows it."""
+BETWEEN_CALLS = BLANK + "[],;"
+
+
+@dataclass(frozen=True)
+class AnswerShape:
+    """How to read an answer. ``tools``: the names that may be called; none: no calls are looked for. ``reasoning``: the marks
+    around what the model thinks, None where it has none; ``thinking``: the prompt has opened them already.
+    """
+
+    tool_format: str = HERMES
+    tools: frozenset[str] = frozenset()
+    reasoning: tuple[str, str] | None = None
+    thinking: bool = False
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """More text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ReasoningPart:
+    """More of what the model thinks."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallPart:
+    """A call begins. Its arguments follow."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class ArgumentsPart:
+    """More of the last call's arguments."""
+
+    text: str
+
+
+AnswerPart: TypeAlias = TextPart | ReasoningPart | CallPart | ArgumentsPart
+
+
+class AnswerParser:
+    """Takes an answer's text piece by piece; every character comes out once, but for marks and what stands around calls.
+
+    ``calls``: how many have begun."""
+
+    def __init__(self, shape: AnswerShape) -> None:
+        self._shape = shape
+        self._held = ""
+        self._state = self._thinking if shape.thinking and shape.reasoning else self._beginning
+        self._call = CallScanner()
+        self._announced = False
+        self._skipped = ""
+        self.calls = 0
+
+    def feed(self, text: str) -> list[AnswerPart]:
+        """Return what is certain now that ``text`` has come."""
+        self._held += text
+        return list(self._parts(last=False))
+
+    def finish(self) -> list[AnswerPart]:
+        """Return what was held back, at the end of the text."""
+        return [*self._parts(last=True), *self._give_up()]
+
+    def _parts(self, last: bool) -> Iterator[AnswerPart]:
+        """Run the states until none of them gets further: a state takes text from ``_held``, and may go to another one."""
+        while True:
+            before = (self._held, self._state)
+            yield from self._state(last)
+            if (self._held, self._state) == before:
+                return
+
+    def _beginning(self, last: bool) -> Iterator[AnswerPart]:
+        """At the start: the model may think first, or call a tool at once."""
+        opening, _ = self._shape.reasoning or ("", "")
+        stripped = self._held.lstrip(BLANK)
+        if opening and not last and opening.startswith(stripped[: len(opening)]) and len(stripped) < len(opening):
+            return
+        if opening and stripped.startswith(opening):
+            self._held, self._state = stripped[len(opening) :], self._thinking
+        elif stripped or last or not (opening or self._leads_with_calls):
+            self._state = self._leading if self._leads_with_calls else self._text
+        yield from ()
+
+    @property
+    def _leads_with_calls(self) -> bool:
+        return bool(self._shape.tools) and self._shape.tool_format != HERMES
+
+    def _thinking(self, last: bool) -> Iterator[AnswerPart]:
+        assert self._shape.reasoning is not None
+        text, found = self._until(self._shape.reasoning[1], last)
+        if text:
+            yield ReasoningPart(text)
+        if found:
+            self._held = self._held.lstrip("\n")
+            self._state = self._after_thinking
+
+    def _after_thinking(self, last: bool) -> Iterator[AnswerPart]:
+        """Leave out the blank lines between what was thought and the answer."""
+        self._held = self._held.lstrip(BLANK)
+        if self._held:
+            self._state = self._leading if self._leads_with_calls else self._text
+        yield from ()
+
+    def _text(self, last: bool) -> Iterator[AnswerPart]:
+        wanted = CALL_BEGIN if self._shape.tools and self._shape.tool_format == HERMES else ""
+        text, found = self._until(wanted, last)
+        if text and not (self.calls and not text.strip(BLANK)):
+            yield TextPart(text)
+        if found:
+            self._skipped, self._state = wanted, self._between_calls
+
+    def _leading(self, last: bool) -> Iterator[AnswerPart]:
+        """Where an answer that begins with a bracket is a call, and any other one is text."""
+        stripped = self._held.lstrip(BLANK)
+        for mark in LEADING_MARKS:
+            if not last and len(stripped) < len(mark) and mark.startswith(stripped):
+                return
+            stripped = stripped.removeprefix(mark).lstrip(BLANK)
+        if not stripped and not last:
+            return
+        self._state = self._text
+        if stripped[:1] in ("{", "["):
+            self._skip(stripped)
+            self._state = self._between_calls
+        yield from ()
+
+    def _between_calls(self, last: bool) -> Iterator[AnswerPart]:
+        """Look for the next call's bracket. Behind a mark of their own calls end with another; others end with the text."""
+        self._skip(self._held.lstrip(BETWEEN_CALLS))
+        if self._held.startswith("{"):
+            self._call, self._announced, self._state = CallScanner(), False, self._in_call
+        elif self._shape.tool_format == HERMES and self._held.startswith(CALL_END) and self.calls:
+            self._held, self._skipped, self._state = self._held[len(CALL_END) :], "", self._text
+        elif self._held and (last or not CALL_END.startswith(self._held)):
+            yield from self._give_up()
+
+    def _in_call(self, last: bool) -> Iterator[AnswerPart]:
+        self._held = self._call.feed(self._held)
+        if self._call.name and not self._announced and not self._call.failed:
+            self._call.failed = self._shape.tool_format != HERMES and self._call.name not in self._shape.tools
+            if not self._call.failed:
+                self._announced, self._skipped, self.calls = True, "", self.calls + 1
+                yield CallPart(self._call.name)
+        if self._announced and (text := self._call.new_arguments()):
+            yield ArgumentsPart(text)
+        if self._call.failed:
+            yield from self._give_up()
+        elif self._call.done:
+            self._call, self._state = CallScanner(), self._between_calls
+
+    def _give_up(self) -> Iterator[AnswerPart]:
+        """What looked like a call is none: it is text, but for what has been announced."""
+        text = self._skipped if self._announced else self._skipped + self._call.text
+        if text and not (self.calls and not text.strip(BETWEEN_CALLS)):
+            yield TextPart(text)
+        self._call, self._announced, self._skipped, self._state = CallScanner(), False, "", self._text
+
+    def _skip(self, rest: str) -> None:
+        """Take the held text up to ``rest``. It is shown if no call follows."""
+        self._skipped += self._held[: len(self._held) - len(rest)]
+        self._held = rest
+
+    def _until(self, mark: str, last: bool) -> tuple[str, bool]:
+        """Take the text before ``mark``, or as much as cannot be the mark's beginning; say whether the mark was there."""
+        at = self._held.find(mark) if mark else -1
+        if at >= 0:
+            text, self._held = self._held[:at], self._held[at + len(mark) :]
+            return text, True
+        keep = 0 if last else max(n for n in range(len(mark) or 1) if self._held.endswith(mark[:n]))
+        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return text, False

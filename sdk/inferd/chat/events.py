@@ -1,0 +1,104 @@
+"""What an answer is made of, in order: the only things that a program says to its client, whatever the client's dialect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from inferd.protocol import to_plain
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+KIND = "event"
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """A token's text and log-probability, and those of the most likely ones at its place. ``data``: its bytes."""
+
+    token: int
+    text: str
+    data: list[int]
+    logprob: float
+    top: list[TokenScore] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """More text of an answer. ``tokens`` are the tokens that it was made of, ``scores`` theirs where they were asked for."""
+
+    kind: ClassVar[str] = "text"
+    text: str
+    choice: int = 0
+    tokens: list[int] = field(default_factory=list)
+    scores: list[TokenScore] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ReasoningDelta:
+    """More of what the model thinks before it answers."""
+
+    kind: ClassVar[str] = "reasoning"
+    text: str
+    choice: int = 0
+    tokens: list[int] = field(default_factory=list)
+    scores: list[TokenScore] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ToolCallStarted:
+    """The model calls a tool. ``call`` counts an answer's calls from 0."""
+
+    kind: ClassVar[str] = "tool_call"
+    call: int
+    id: str
+    name: str
+    choice: int = 0
+
+
+@dataclass(frozen=True)
+class ToolArguments:
+    """More of the JSON text of a call's arguments."""
+
+    kind: ClassVar[str] = "arguments"
+    call: int
+    text: str
+    choice: int = 0
+
+
+@dataclass(frozen=True)
+class ChoiceFinished:
+    """An answer is complete. ``stopped_by``: the stop string that ended it, "" for any other end."""
+
+    kind: ClassVar[str] = "finish"
+    reason: FinishReason
+    choice: int = 0
+    stopped_by: str = ""
+
+
+@dataclass(frozen=True)
+class UsageReport:
+    """What all answers together have used, in tokens. ``cached`` of the prompt's were not computed again.
+
+    ``accepted_prediction`` and ``rejected_prediction`` are the tokens of ``prediction`` that did and did not stand.
+    """
+
+    kind: ClassVar[str] = "usage"
+    prompt: int
+    completion: int
+    cached: int = 0
+    reasoning: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_prediction: int = 0
+    rejected_prediction: int = 0
+
+
+ChatEvent: TypeAlias = TextDelta | ReasoningDelta | ToolCallStarted | ToolArguments | ChoiceFinished | UsageReport
+EVENT_TYPES: dict[str, type[Any]] = {
+    each.kind: each for each in (TextDelta, ReasoningDelta, ToolCallStarted, ToolArguments, ChoiceFinished, UsageReport)
+}
+
+
+def to_message(event: ChatEvent) -> dict[str, Any]:
+    """Return an event as the JSON object that a program sends: its fields, and its kind under ``event``."""
+    return {KIND: event.kind, **to_plain(event)}

@@ -1,0 +1,196 @@
+"""What a client asks of a chat model, whatever its dialect: plain values that a program gets as its argument ``request``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from inferd.constraints import Gbnf, Lark
+from inferd.protocol import Sampling
+from inferd.protocol.sampling import MAX_SEED, check_sampling
+from inferd.sampling import Sampler
+from inferd.schema import Choice, JsonSchema, OutputConstraint, Regex
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+ANY_OBJECT = {"type": "object"}
+UNBOUNDED = 1 << 30
+"""More tokens than any context has room for: the text then ends with the context."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that the model made. ``arguments`` is the JSON text of an object."""
+
+    id: str
+    name: str
+    arguments: str = "{}"
+
+
+@dataclass(frozen=True)
+class ChatMessage:
+    """A message. ``tool_call_id``, in one of role tool: which call it answers. ``reasoning``: what the model thought first."""
+
+    role: Role
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    tool_call_id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call. ``parameters`` is the JSON Schema of its arguments, an object."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=lambda: dict(ANY_OBJECT))
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """Whether the model may, must or must not call a tool. ``names``, where it is not empty: which tools it may call.
+
+    ``parallel``: it may make several calls.
+    """
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    names: list[str] = field(default_factory=list)
+    parallel: bool = True
+
+
+@dataclass(frozen=True)
+class OutputFormat:
+    """What the answer's text has to be: any JSON object, JSON of a schema (as text in ``value``), or text of a regular
+    expression, of a grammar, or one of ``options``.
+    """
+
+    kind: Literal["json_object", "json_schema", "regex", "lark", "gbnf", "choice"]
+    value: str = ""
+    options: list[str] = field(default_factory=list)
+
+    def constraint(self) -> OutputConstraint:
+        """Return the constraint. Raises InvalidRequest for one that is none."""
+        match self.kind:
+            case "json_object":
+                return JsonSchema(ANY_OBJECT)
+            case "json_schema":
+                return JsonSchema(self.value)
+            case "regex":
+                return Regex(self.value)
+            case "lark":
+                return Lark(self.value)
+            case "gbnf":
+                return Gbnf(self.value)
+            case "choice":
+                return Choice(self.options)
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are drawn: :class:`~inferd.protocol.Sampling` with the bias as a mapping, token ids as strings."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[str, float] = field(default_factory=dict)
+
+    def sampler(self, choice: int = 0) -> Sampler:
+        """Return the sampler of one of several answers: each has a seed of its own. Raises InvalidRequest that names a field."""
+        sampling = Sampling(
+            self.temperature, self.top_k, self.top_p, self.min_p,
+            None if self.seed is None else (self.seed + choice) % (MAX_SEED + 1),
+            self.repetition_penalty, self.presence_penalty, self.frequency_penalty,
+            tuple(int(token) for token in self.logit_bias), tuple(self.logit_bias.values()),
+        )  # fmt: skip
+        check_sampling(sampling)
+        return Sampler(sampling)
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A request for ``n`` answers to a conversation, or (``prompt``) for text that goes on behind some.
+
+    ``model``: a model of the runtime ("" is the default), ``adapter``: a LoRA adapter of it ("" is none). ``max_tokens`` None: to
+    the end of the context. ``logprobs``: how many of the most likely tokens are told for each place; None: nothing.
+    ``prediction``: what the answer will probably be. ``speculation``: whether the runtime drafts. ``continue_final``: the last
+    message is an assistant's, and is to be gone on with. ``template_arguments`` go to the model's chat template. ``session``
+    names a conversation, ``cache_salt`` keeps its computed prefix from being found without it. ``echo``: begin with the prompt.
+    ``return_tokens``: token ids are wanted with the text. ``user`` and ``metadata`` are the client's own.
+    """
+
+    model: str = ""
+    messages: list[ChatMessage] = field(default_factory=list)
+    prompt: str | list[int] | None = None
+    tools: list[Tool] = field(default_factory=list)
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    output: OutputFormat | None = None
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    n: int = 1
+    max_tokens: int | None = None
+    stop: list[str] = field(default_factory=list)
+    logprobs: int | None = None
+    prediction: str = ""
+    speculation: bool | Literal["auto"] = "auto"
+    adapter: str = ""
+    priority: int = 0
+    continue_final: bool = False
+    template_arguments: dict[str, Any] = field(default_factory=dict)
+    session: str = ""
+    cache_salt: str = ""
+    echo: bool = False
+    return_tokens: bool = False
+    stream: bool = False
+    user: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def most_tokens(self) -> int:
+        """How many tokens an answer may have, for ``generate(max_tokens=)``."""
+        return UNBOUNDED if self.max_tokens is None else self.max_tokens
+
+    def sampler(self, choice: int = 0) -> Sampler:
+        """Return the sampler of an answer. Raises InvalidRequest that names a field."""
+        return self.sampling.sampler(choice)
+
+    def template_messages(self) -> list[dict[str, Any]]:
+        """Return the messages as chat templates expect them. Raises InvalidRequest for a call whose arguments are no object."""
+        return [_template_message(message) for message in self.messages]
+
+    def template_tools(self) -> list[dict[str, Any]]:
+        """Return the tools that may be called, as chat templates expect them."""
+        return [{"type": "function", "function": _function(tool)} for tool in self.callable_tools()]
+
+    def callable_tools(self) -> list[Tool]:
+        """Return the tools that the choice leaves."""
+        if self.tool_choice.mode == "none":
+            return []
+        names = self.tool_choice.names
+        return [tool for tool in self.tools if not names or tool.name in names]
+
+
+def _function(tool: Tool) -> dict[str, Any]:
+    return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+
+
+def _template_message(message: ChatMessage) -> dict[str, Any]:
+    value: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        value["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        value["tool_calls"] = [_template_call(call) for call in message.tool_calls]
+    if message.tool_call_id:
+        value["tool_call_id"] = message.tool_call_id
+    if message.name:
+        value["name"] = message.name
+    return value
+
+
+def _template_call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.loads(call.arguments)}}

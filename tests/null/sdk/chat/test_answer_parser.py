@@ -1,0 +1,97 @@
+"""An answer's text is split the same, however it is cut into pieces."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, strategies as st
+
+from inferd.chat.answer_parser import (
+    AnswerParser,
+    AnswerPart,
+    AnswerShape,
+    ArgumentsPart,
+    CallPart,
+    ReasoningPart,
+    TextPart,
+)
+
+TOOLS = frozenset({"weather"})
+HERMES = AnswerShape("hermes", TOOLS, ("<think>", "</think>"))
+LLAMA = AnswerShape("llama3", TOOLS)
+MISTRAL = AnswerShape("mistral", TOOLS)
+CALL = CallPart("weather")
+
+
+def parse(shape: AnswerShape, pieces: list[str]) -> list[AnswerPart]:
+    """Return the parts of a text that comes in pieces, neighbours of one kind joined."""
+    parser = AnswerParser(shape)
+    joined: list[AnswerPart] = []
+    for part in [*(part for piece in pieces for part in parser.feed(piece)), *parser.finish()]:
+        last = joined[-1] if joined else None
+        if last is not None and type(last) is type(part) and not isinstance(part, CallPart):
+            joined[-1] = type(part)(last.text + part.text)  # type: ignore[union-attr]
+        else:
+            joined.append(part)
+    return joined
+
+
+CASES = [
+    (HERMES, "Hello <tool", [TextPart("Hello <tool")]),
+    (HERMES, "<think>\nhm\n</think>\n\nYes.", [ReasoningPart("\nhm\n"), TextPart("Yes.")]),
+    (HERMES, "<think", [TextPart("<think")]),
+    (
+        HERMES,
+        'Sure. <tool_call>\n{"name": "weather", "arguments": {"at": [1, "}\\""]}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>',
+        [TextPart("Sure. "), CALL, ArgumentsPart('{"at": [1, "}\\""]}'), CALL, ArgumentsPart("{}")],
+    ),
+    (HERMES, '<tool_call>\n{"name": "weather", "arguments": {"a": 1', [CALL, ArgumentsPart('{"a": 1')]),
+    (HERMES, '<tool_call>\n{"na', [TextPart('<tool_call>\n{"na')]),
+    (HERMES, "a <tool_call>no</tool_call> b", [TextPart("a <tool_call>no</tool_call> b")]),
+    (LLAMA, "[1, 2] and", [TextPart("[1, 2] and")]),
+    (HERMES, '{"name": "weather", "arguments": {}}', [TextPart('{"name": "weather", "arguments": {}}')]),
+    (AnswerShape("hermes", TOOLS, ("<think>", "</think>"), thinking=True), "a</think>\n\nb", [ReasoningPart("a"), TextPart("b")]),
+    (LLAMA, '{"name": "weather", "parameters": {"x": 1}}', [CALL, ArgumentsPart('{"x": 1}')]),
+    (LLAMA, '<|python_tag|>{"parameters": {"x": 1}, "name": "weather"}', [CALL, ArgumentsPart('{"x": 1}')]),
+    (LLAMA, '{"name": "other", "parameters": {}}', [TextPart('{"name": "other", "parameters": {}}')]),
+    (LLAMA, '{"answer": 42} is it', [TextPart('{"answer": 42} is it')]),
+    (LLAMA, "It is 42.", [TextPart("It is 42.")]),
+    (
+        MISTRAL,
+        '[TOOL_CALLS][{"name": "weather", "arguments": {"x": 1}}, {"name": "weather", "arguments": "{\\"x\\": 2}"}]',
+        [CALL, ArgumentsPart('{"x": 1}'), CALL, ArgumentsPart('{"x": 2}')],
+    ),
+    (AnswerShape(), '<tool_call>{"name": "weather"}', [TextPart('<tool_call>{"name": "weather"}')]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "text", "expected"), CASES)
+def test_an_answer_is_split_however_it_is_cut(shape: AnswerShape, text: str, expected: list[AnswerPart]) -> None:
+    """Every cut into two, and one character at a time."""
+    assert parse(shape, list(text)) == expected
+    for at in range(len(text) + 1):
+        assert parse(shape, [text[:at], text[at:]]) == expected
+
+
+@given(st.text(alphabet='<>/tool_cal{}"\\ \n:ax1[],name'), st.sampled_from([HERMES, LLAMA, MISTRAL, AnswerShape()]))
+def test_any_text_is_read(text: str, shape: AnswerShape) -> None:
+    """Nothing raises, and pieces make no difference."""
+    assert parse(shape, list(text)) == parse(shape, [text])
+
+
+@given(st.text(alphabet='<>/tool_cal{}"\\ \n:ax1[],name'), st.sampled_from([HERMES, LLAMA, MISTRAL]))
+def test_text_without_a_call_is_whole(text: str, shape: AnswerShape) -> None:
+    """What looked like the beginning of a call is shown when it was none."""
+    parts = parse(shape, [text])
+    if not any(isinstance(part, CallPart | ReasoningPart) for part in parts):
+        assert "".join(part.text for part in parts if isinstance(part, TextPart)) == text
+
+
+@given(st.dictionaries(st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=5)))
+def test_arguments_come_out_as_they_were_written(arguments: dict[str, object]) -> None:
+    """The text of the arguments is the JSON that stands there."""
+    written = json.dumps(arguments)
+    text = f'<tool_call>\n{{"name": "weather", "arguments": {written}}}\n</tool_call>'
+    assert parse(HERMES, list(text)) == [CALL, ArgumentsPart(written)]
