@@ -87,7 +87,7 @@ class Mailbox:
     """
 
     def __init__(
-        self, handler: RequestHandler, clock: FairClock[str], seconds: Callable[[], float] = time.thread_time
+        self, handler: RequestHandler, clock: FairClock[str], seconds: Callable[[], float] = time.perf_counter
     ) -> None:
         self._handler = handler
         self._clock = clock
@@ -128,11 +128,18 @@ class Mailbox:
                 if self._seconds() >= end:
                     return
 
-    def charge(self, identity: bytes, seconds: float) -> None:
-        """Charge a session's tenant for time that one of its requests took outside of :meth:`work`."""
-        tenant = self._handler.tenant_of(identity)
+    def accept(self, identity: bytes, frames: Frames, since: float) -> float:
+        """Put a request that has been received since ``since``, and charge its tenant for that and what is done at once.
+
+        Returns the time.
+        """
+        before = self._handler.tenant_of(identity)
+        self.put(identity, frames)
+        tenant = before or self._handler.tenant_of(identity)  # what opens or closes a session is paid, too
+        now = self._seconds()
         if tenant is not None:
-            self._clock.charge(tenant, seconds)
+            self._clock.charge(tenant, now - since)
+        return now
 
     def charge_tenants(self, tenants: Sequence[str], seconds: float) -> None:
         """Charge tenants, in equal parts, for time in which all others waited for them."""

@@ -148,6 +148,15 @@ def test_a_tenant_that_is_far_ahead_waits_with_its_requests_while_another_genera
     assert steps * 2e-3 >= 0.9 * handler.spent["a"]
 
 
+def test_closing_a_session_that_holds_much_is_paid_by_its_tenant() -> None:
+    handler = Handler({"": 0.5})
+    clock: FairClock[str] = FairClock(lambda tenant: 1.0, 1e-3, linger=16)
+    mailbox = mailbox_of(handler, clock)
+    assert clock.next_round(["a", "b"], "engine") == ["a", "b"]
+    assert mailbox.accept(b"a1", request_frames(0, CLOSE, MSGPACK, b"\x80"), 0.0) == 0.5
+    assert clock.next_round(["a", "b"], "engine") == ["b"]
+
+
 @settings(deadline=None)
 @given(
     st.lists(

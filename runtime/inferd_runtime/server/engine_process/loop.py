@@ -21,7 +21,7 @@ from inferd_runtime.session.step_profile import StepProfile
 from inferd_runtime.session.wire import receive_frames
 
 RECEIVE_SHARE = 0.1
-"""Of the processor time of all else that goes into receiving: who has sent cannot be told before."""
+"""Of the time of all else that goes into receiving: who has sent cannot be told before."""
 RECEIVE_SECONDS = 3e-4
 """The time that is always given to it between two steps."""
 REQUEST_SECONDS = 4e-3
@@ -91,12 +91,12 @@ class EngineLoop:
     def turn(self, busy: bool) -> bool:
         """Receive, handle requests and step once; wait for something to do unless ``busy``. True if there is more to do."""
         self._receive(0.0 if busy else self._patience())
-        started = time.thread_time()
+        started = time.perf_counter()
         self._poll()
         self._mailbox.work(REQUEST_SECONDS)
         self._gather()
         progressed = step(self._models, self._hub.profile)
-        self._last = time.thread_time() - started
+        self._last = time.perf_counter() - started
         return progressed or self._mailbox.ready
 
     def close(self) -> None:
@@ -159,12 +159,10 @@ def _step_one(model: ServedModel, profile: StepProfile) -> bool:
 
 def receive(socket: zmq.Socket[bytes], mailbox: Mailbox, seconds: float) -> None:
     """Put the messages that have arrived into the mailbox, for so many seconds at most, which their senders pay."""
-    started = now = time.thread_time()
+    started = now = time.perf_counter()
     while now - started < seconds:
         try:
             identity, *frames = receive_frames(socket)
         except zmq.Again:
             return
-        mailbox.put(identity, frames)
-        before, now = now, time.thread_time()
-        mailbox.charge(identity, now - before)
+        now = mailbox.accept(identity, frames, now)
