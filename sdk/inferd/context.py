@@ -86,6 +86,9 @@ class Context:
     return the context itself, and are sent together by the next awaited operation. If the runtime refuses them
     then, they are dropped and the context stays as it was before.
 
+    ``cache_salt``: contexts share what is computed of a common beginning only where this is the same, so that nobody can find
+    out by timing what stands in a context of another salt. Forks and saved copies keep it.
+
     Release a context when you are done with it (:meth:`release`, or ``async with Context() as ctx:``). One that is
     garbage-collected is released before the next context is made, and what is left when a program ends or a script
     disconnects is released by the runtime. Every operation on a released context raises InvalidRequest. Operations
@@ -93,8 +96,9 @@ class Context:
     would outgrow the model, Unavailable when the runtime is gone.
     """
 
-    def __init__(self, model: str | Model | None = None) -> None:
-        self._handle = ContextHandle(port_in_force(), model_name(model))
+    def __init__(self, model: str | Model | None = None, *, cache_salt: str = "") -> None:
+        salt = checked_text("cache_salt", cache_salt)
+        self._handle = ContextHandle(port_in_force(), model_name(model), cache_salt=salt)
 
     def system(self, text: str) -> Context:
         """Add a system message, in the model's chat format."""

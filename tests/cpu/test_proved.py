@@ -18,7 +18,9 @@ from safetensors.torch import load_file, save_file
 from inferd_runtime import kept_results
 from inferd_runtime.engine.drivers.build import DriverOptions, build_driver, trial_batch
 from inferd_runtime.models.batch import FloatRows
+from inferd_runtime.models.conversation import Conversation
 from inferd_runtime.models.first_load import load_first, proof_of
+from inferd_runtime.models.jinja_template import RenderBudget
 from inferd_runtime.models.loaded import LoadedModel
 from inferd_runtime.models.loading import load, resolve, size_of
 from inferd_runtime.models.options import ModelOptions
@@ -29,6 +31,7 @@ from inferd_runtime.models.proved.store import ProofStore
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 OPTIONS = DriverOptions(pages=16, page_size=16, most_rows=64)
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "<b> é 東京 {{ x }}"}]
+CHAT, BUDGET = Conversation(MESSAGES, cue=True), RenderBudget(10.0, 10_000)
 ROPES: list[dict[str, Any]] = [
     {"rope_type": "default", "rope_theta": 10000.0},
     {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
@@ -88,7 +91,7 @@ def test_the_second_load_is_the_first_to_the_bit(
     for ours, theirs in ((second.tokenizer, first.tokenizer),):
         assert ours.json == theirs.json
         assert ours.eos_tokens == theirs.eos_tokens
-        assert ours.render(MESSAGES, cue=True) == theirs.render(MESSAGES, cue=True)
+        assert ours.render(CHAT, BUDGET) == theirs.render(CHAT, BUDGET)
     options = ModelOptions(source, dtype, "cpu")
     assert size_of(options, proofs) == size_of(options)
 

@@ -20,7 +20,9 @@ from inferd_runtime.sandbox.runner_build.component import ensure_runner
 
 ROOT = Path(__file__).resolve().parents[2]
 INFERLETS = ("text-completion", "extract", "custom-speculator", "order")
-USAGE = {"tokens", "steps", "drafted", "accepted", "wall_ms", "cpu_ms", "peak_memory_mb"}
+USAGE = {
+    "tokens", "steps", "drafted", "accepted", "wall_ms", "cpu_ms", "peak_memory_mb", "prompt_tokens", "cached_tokens"
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

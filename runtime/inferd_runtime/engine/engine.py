@@ -22,6 +22,7 @@ from inferd_runtime.engine.scheduling.scheduler import Scheduler
 from inferd_runtime.engine.scheduling.tenants import Accounts, Tenancy
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence, SequenceSet
 from inferd_runtime.engine.sequences.parking import ParkingSpace
+from inferd_runtime.engine.sequences.prompt_meter import PromptMeter
 from inferd_runtime.engine.verification import JobOutcome, commit_step, fail_jobs, verify_step
 from inferd_runtime.kv.pool import PagePool
 from inferd_runtime.models.batch import Batch
@@ -90,12 +91,13 @@ class Engine:
         self.clock = options.clock
         self.steps = 0
 
-    def create_context(self, tenant: str = "") -> CachedSequence:
-        """Return a new empty context of a tenant."""
-        return self.contexts.create(tenant)
+    def create_context(self, tenant: str = "", salt: str = "", meter: PromptMeter | None = None) -> CachedSequence:
+        """Return a new empty context of a tenant. Pages are shared under the same ``salt``; ``meter`` counts its prompts."""
+        return self.contexts.create(tenant, salt, meter)
 
     def submit(self, job: Job) -> None:
         """Let a job take part from the next step on."""
+        job.context.count_prompt()
         self.scheduler.add(job)
 
     def check_integrity(self) -> None:

@@ -49,7 +49,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     ``pages`` hold the KV of the first ``computed`` tokens in ``kv_layout``. ``lineage`` and ``forks`` key the sampling noise of
     the context and of its next forks. From ``irregular_from`` on the KV does not follow from the tokens: because of ``places``,
-    or because it is not known which model computed it.
+    or because it is not known which model computed it. ``salt``: a part of what its pages are found by.
     """
 
     model: str
@@ -63,6 +63,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     adapter: str = ""
     irregular_from: int | None = None
     places: tuple[PlaceMark, ...] = ()
+    salt: str = ""
 
 
 class Snapshot(msgspec.Struct, frozen=True):

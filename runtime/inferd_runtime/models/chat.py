@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.models.conversation import Conversation
+from inferd_runtime.models.jinja_template import RenderBudget
 
 ChatMessage = dict[str, str]
 QUESTION: ChatMessage = {"role": "user", "content": "x"}
@@ -15,33 +17,32 @@ ANSWER: ChatMessage = {"role": "assistant", "content": "y"}
 class ChatTemplate(Protocol):
     """What renders whole conversations."""
 
-    def render(self, messages: Sequence[ChatMessage], *, cue: bool) -> str:
-        """Return the text of a conversation, with the assistant's cue if asked for."""
+    def render(self, conversation: Conversation, budget: RenderBudget) -> str:
+        """Return the text of a conversation, in which the names of control tokens stand unbroken only where the template wrote
+        them. Raises InvalidRequest for messages that the template refuses, LimitExceeded past the budget.
+        """
         ...
 
 
-def opening(template: ChatTemplate, messages: Sequence[ChatMessage], *, cue: bool) -> str:
+def opening(template: ChatTemplate, messages: Sequence[ChatMessage], budget: RenderBudget, *, cue: bool) -> str:
     """Return the text of the first messages of a context."""
-    return template.render(messages, cue=cue)
+    return template.render(Conversation(messages, cue=cue), budget)
 
 
-def continuation(template: ChatTemplate, messages: Sequence[ChatMessage], *, cue: bool) -> str:
+def continuation(template: ChatTemplate, messages: Sequence[ChatMessage], budget: RenderBudget, *, cue: bool) -> str:
     """Return the text that messages add to a conversation, found as the difference to one that stands for what came before.
 
     Raises InvalidRequest when the template rewrites earlier turns, so that there is no such text.
     """
     before = [QUESTION] if (messages and messages[0]["role"] == "assistant") or not messages else [QUESTION, ANSWER]
-    return _added(template, before, [*before, *messages], cue=cue)
-
-
-def end_of_answer(template: ChatTemplate) -> str:
-    """Return what the template puts behind an assistant's text."""
-    whole = template.render([QUESTION, ANSWER], cue=False)
-    return whole[whole.rindex(ANSWER["content"]) + len(ANSWER["content"]) :]
-
-
-def _added(template: ChatTemplate, before: Sequence[ChatMessage], after: Sequence[ChatMessage], *, cue: bool) -> str:
-    old, new = template.render(before, cue=False), template.render(after, cue=cue)
+    old = template.render(Conversation(before), budget)
+    new = template.render(Conversation([*before, *messages], cue=cue), budget)
     if not new.startswith(old):
         raise InvalidRequest("this model's chat template rewrites earlier turns: such a message cannot be added here")
     return new[len(old) :]
+
+
+def end_of_answer(template: ChatTemplate, budget: RenderBudget) -> str:
+    """Return what the template puts behind an assistant's text."""
+    whole = template.render(Conversation([QUESTION, ANSWER]), budget)
+    return whole[whole.rindex(ANSWER["content"]) + len(ANSWER["content"]) :]

@@ -1,16 +1,19 @@
-"""A model's tokenizer behind the few calls that the runtime makes. Of transformers only the chat templates are needed."""
+"""A model's tokenizer behind the few calls that the runtime makes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-from jinja2 import TemplateError
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import DecodeStream
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.models.chat_formats import ASSISTANT_MARKS
+from inferd_runtime.models.control_names import ControlNames, is_control
+from inferd_runtime.models.conversation import BREAK, Conversation
+from inferd_runtime.models.jinja_template import JinjaTemplate, RenderBudget
 
 
 class HubTokenizer:
@@ -43,18 +46,90 @@ class HubTokenizer:
         """True if the model has a chat template."""
         return bool(self.chat_template)
 
-    def render(self, messages: Sequence[dict[str, str]], *, cue: bool) -> str:
-        """Return the chat template's text for the messages, with the assistant's cue if asked for."""
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """The variables that the chat template asks for."""
+        return self._jinja.variables
+
+    @cached_property
+    def _jinja(self) -> JinjaTemplate:
+        return JinjaTemplate(self.chat_template, self.special)
+
+    @cached_property
+    def _added(self) -> Sequence[tuple[int, AddedToken]]:
+        return sorted(self._special.get_added_tokens_decoder().items())
+
+    @cached_property
+    def _control(self) -> Mapping[str, tuple[int, AddedToken]]:
+        return {
+            token.content: (ident, token)
+            for ident, token in self._added
+            if is_control(token.content, token.special, self.chat_template)
+        }
+
+    @cached_property
+    def _names(self) -> ControlNames:
+        kept = {name for name, (_, token) in self._control.items() if not token.special} & ASSISTANT_MARKS
+        return ControlNames(self._control, kept)
+
+    @cached_property
+    def _control_ids(self) -> frozenset[int]:
+        return frozenset(ident for ident, _ in self._control.values())
+
+    @cached_property
+    def _between(self) -> Tokenizer:
+        """The tokenizer without its control tokens. BREAK is a token of it that stands for nothing: it parts a text."""
+        backend = Tokenizer(self._special.model)
+        if self._special.normalizer is not None:
+            backend.normalizer = self._special.normalizer
+        if self._special.pre_tokenizer is not None:
+            backend.pre_tokenizer = self._special.pre_tokenizer
+        for _, token in self._added:  # in order, so that each has the id that it has there
+            special = token.content in self._control or token.special
+            flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+            backend.add_tokens([AddedToken(token.content, special=special, **flags)])
+        backend.add_tokens([AddedToken(BREAK, normalized=False)])
+        backend.encode_special_tokens = True
+        return backend
+
+    @cached_property
+    def _break_id(self) -> int:
+        return int(self._between.encode(BREAK).ids[0])
+
+    def render(self, conversation: Conversation, budget: RenderBudget) -> str:
+        """Return the chat template's text for :meth:`encode_rendered`. The names of control tokens in the messages are broken.
+
+        Raises InvalidRequest when the template refuses the messages, and LimitExceeded past the budget.
+        """
         if not self.template:
             raise InvalidRequest("this model has no chat template: use append() with text or tokens")
-        render: Any = render_jinja_template
-        try:
-            texts, _ = render(
-                [list(messages)], chat_template=self.chat_template, add_generation_prompt=cue, **self.special
-            )
-        except TemplateError as error:
-            raise InvalidRequest(f"this model's chat template refuses the messages: {error}") from error
-        return str(texts[0])
+        return self._jinja.render(self._names.guarded(conversation), budget)
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Return the ids of what :meth:`render` returned: the template's control tokens, and all others' texts as text."""
+        if BREAK not in text:
+            return self.encode(text, special=True)
+        parts = self._names.split(text)
+        tokens = self._encode_between(parts[0], "", "".join(parts[1:2]))
+        for before, part, behind in zip(parts[1::2], parts[2::2], [*parts[3::2], ""], strict=True):
+            tokens.append(self._control[before][0])
+            tokens += self._encode_between(part, before, behind)
+        return tokens
+
+    def _encode_between(self, text: str, before: str, behind: str) -> list[int]:
+        """Return the ids of a text between control tokens ("": there is none), without any of these."""
+        if before and self._control[before][1].rstrip:
+            text = text.lstrip()
+        if behind and self._control[behind][1].lstrip:
+            text = text.rstrip()
+        start = BREAK if before else ""  # so that it is not taken for the beginning of a text
+        tokens = self._encode_text(start + text.replace(BREAK, ""))
+        forged = not self._control_ids.isdisjoint(tokens)  # some vocabularies hold names whole
+        return self._encode_text(start + text) if forged else tokens
+
+    def _encode_text(self, text: str) -> list[int]:
+        found = self._between.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return [ident for ident in found if ident != self._break_id]
 
     def encode(self, text: str, *, special: bool = False, start: bool = False) -> list[int]:
         """Return the ids of a text. ``special``: read special tokens as such. ``start``: add the tokens that begin a text."""

@@ -45,6 +45,8 @@ class RunUsage(msgspec.Struct, frozen=True):
     wall_ms: float = 0.0
     cpu_ms: float = 0.0
     peak_memory_mb: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
 
 class LaunchRun(msgspec.Struct, frozen=True, tag=True):

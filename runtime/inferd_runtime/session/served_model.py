@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-from inferd.protocol import ModelInfo
+from inferd.protocol import ChatFormat, ModelInfo
 from inferd_grammar import GrammarCompiler
 from inferd_grammar.healing import Healer
 from inferd_runtime.draft_models.models import DraftModels
@@ -16,12 +16,24 @@ from inferd_runtime.engine.engine import Engine
 from inferd_runtime.engine.jobs.text import TextTokenizer
 from inferd_runtime.engine.jobs.timeline import GenerationClock
 from inferd_runtime.models.chat import ChatTemplate
+from inferd_runtime.models.chat_formats import reasoning_of, tool_format_of
 from inferd_runtime.session.generation.program_turns import ProgramTurns
 from inferd_runtime.speculation.corpus import Corpora
 
 
 class ChatTokenizer(TextTokenizer, ChatTemplate, Protocol):
-    """A tokenizer with a chat template."""
+    """A tokenizer with a chat template. ``chat_template``: its text, "" without."""
+
+    chat_template: str
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """The variables that the chat template asks for."""
+        ...
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Return the ids of what ``render`` returned: unbroken names of control tokens are these tokens, all else is text."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +52,8 @@ class ServedModel:
 
     ``auto_speculation``: whether requests that leave it to the operator are drafted for. ``drafts``: its draft models.
     ``turns``: its generations that wait for their programs.
-    ``trees``: whether the server's own sources may draft trees.
+    ``trees``: whether the server's own sources may draft trees. ``tool_format``: how it writes calls of tools; "auto": as its
+    chat template says.
     """
 
     info: ModelInfo
@@ -54,11 +67,21 @@ class ServedModel:
     lookups: Lookups = field(default_factory=Lookups)
     generations: GenerationClock = field(default_factory=GenerationClock)
     turns: ProgramTurns = field(default_factory=ProgramTurns)
+    tool_format: str = "auto"
 
     @cached_property
     def longest_token(self) -> int:
         """Return the bytes of the longest token, which are at least as many as its characters."""
         return max(map(len, self.grammars.table.tokens), default=1)
+
+    @cached_property
+    def chat_format(self) -> ChatFormat:
+        """Return what the chat template says about tools and reasoning. Raises InvalidRequest for a template that is none."""
+        template = self.tokenizer.chat_template
+        marks = reasoning_of(template)
+        written = tool_format_of(template) if self.tool_format == "auto" else self.tool_format
+        tools = bool(template) and "tools" in self.tokenizer.template_variables
+        return ChatFormat(tools, written, marks.begin, marks.end, bool(template))
 
     @cached_property
     def healer(self) -> Healer:

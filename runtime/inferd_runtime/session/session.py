@@ -15,6 +15,7 @@ from inferd_runtime.session.cycles import CycleFeed
 from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.operations import (
     adapters,
+    chat,
     contexts,
     embeddings,
     generation,
@@ -30,6 +31,7 @@ Handler = Callable[[SessionState, Call], None]
 HANDLERS: Mapping[type[Any], Handler] = {
     **models.HANDLERS,
     **adapters.HANDLERS,
+    **chat.HANDLERS,
     **contexts.HANDLERS,
     **passes.HANDLERS,
     **embeddings.HANDLERS,

@@ -15,6 +15,7 @@ from inferd_runtime.engine.jobs.generation import Generation
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.sampling.probes import check_vocabulary
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+from inferd_runtime.engine.sequences.prompt_meter import PromptMeter
 from inferd_runtime.engine.uploads import Uploads
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session import transcript
@@ -132,6 +133,7 @@ class SessionState:
         self.waiting: dict[int, Callable[[], None]] = {}
         self.uploads: set[tuple[Uploads, int]] = set()
         self.publish: Publish = publish_nowhere
+        self.meter = PromptMeter()
         self._usage = p.Usage()
         self._last_handle = 0
 
@@ -225,7 +227,7 @@ class SessionState:
 
     def usage(self) -> p.Usage:
         """Return the session's usage, open generations included."""
-        total = self._usage
+        total = self._usage + p.Usage(self.meter.prompt_tokens, cached_tokens=self.meter.cached_tokens)
         for opened in self.generations.values():
             total += opened.usage()
         return total

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from inferd import protocol as p
-from inferd_runtime.session.lanes import Piece
+from inferd_runtime.models.jinja_template import RENDER_LIMIT, RENDER_SECONDS, RenderBudget
+from inferd_runtime.session.lanes import Lanes, Piece
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.state import Call, OpenContext, SessionState, guarded
 
@@ -16,6 +18,10 @@ SHORT_TEXT = 2048
 """Characters that are tokenized at once, in about 2 ms; more leave the step loop."""
 LONG_TOKEN = 32
 """Characters. A text of more for each token that there is room for is refused unread; or of more than the longest token has."""
+VALUE_CHARACTERS = 64
+"""A message, or any other value that a chat template sees, counts as so many characters: each may cost a rendering."""
+QUICK_SECONDS = 0.005
+"""Processor time that a chat template may take within the step loop."""
 MAX_PARTS = 1024
 """Parts of one append. Each may cost a rendering of the chat template."""
 
@@ -46,6 +52,14 @@ def check_parts(parts: Sequence[p.Part], entry: OpenContext) -> int:
     return characters
 
 
+class RenderSize(NamedTuple):
+    """The characters and values of what a template is to render, and the ``most`` characters that may come of it."""
+
+    characters: int
+    values: int
+    most: int
+
+
 def answer_with(
     state: SessionState, call: Call, characters: int, work: Callable[[], T], reply: Callable[[T], Any]
 ) -> None:
@@ -61,7 +75,35 @@ def run_with(
     """
     if state.texts is None or characters <= SHORT_TEXT:
         return then(work())
+    _run_beside(state, call, state.texts, work, then)
 
+
+def render_with(
+    state: SessionState, call: Call, size: RenderSize, work: Callable[[RenderBudget], T], then: Callable[[T], None]
+) -> None:
+    """As :func:`run_with`, for a chat template. What is short is rendered at once, but only if the template is quick about it."""
+    late = partial(_with_budget, work, RENDER_SECONDS, size.most)
+    if state.texts is None:
+        return then(late())
+    if size.characters + size.values * VALUE_CHARACTERS <= SHORT_TEXT:
+        try:
+            rendered = _with_budget(work, QUICK_SECONDS, size.most)
+        except p.LimitExceeded as error:
+            if error.detail["limit"] != RENDER_LIMIT:
+                raise
+        else:
+            return then(rendered)
+    _run_beside(state, call, state.texts, late, then)
+
+
+def _with_budget(work: Callable[[RenderBudget], T], seconds: float, characters: int) -> T:
+    """Call ``work`` with a budget that begins now, in this thread."""
+    return work(RenderBudget(seconds, characters))
+
+
+def _run_beside(
+    state: SessionState, call: Call, texts: Lanes, work: Callable[[], T], then: Callable[[T], None]
+) -> None:
     def done(future: Future[T]) -> None:
         if state.waiting.get(call.ticket) is not stop:
             return
@@ -77,4 +119,4 @@ def run_with(
 
     state.held = True
     state.waiting[call.ticket] = stop
-    state.texts.submit(Piece(state.tenant, work, done, lambda: state.waiting.get(call.ticket) is stop))
+    texts.submit(Piece(state.tenant, work, done, lambda: state.waiting.get(call.ticket) is stop))

@@ -9,6 +9,7 @@ from itertools import groupby
 from inferd.protocol import InvalidRequest, Part
 from inferd_runtime.engine.jobs.text import TextTokenizer
 from inferd_runtime.models import chat
+from inferd_runtime.models.jinja_template import RenderBudget
 from inferd_runtime.session.served_model import ChatTokenizer
 
 ASKING_ROLES = ("system", "user")
@@ -26,15 +27,15 @@ class Turn:
 
 
 def render(
-    parts: Sequence[Part], turn: Turn, last_token: int | None, tokenizer: ChatTokenizer
+    parts: Sequence[Part], turn: Turn, last_token: int | None, tokenizer: ChatTokenizer, budget: RenderBudget
 ) -> tuple[list[int], Turn]:
     """Return the tokens of checked ``parts`` behind a context that stands at ``turn``, and where it stands then."""
     tokens: list[int] = []
     for chunk in _chunks(parts):
         if chunk[0].kind in ("message", "cue"):
             before = tokens[-1] if tokens else last_token
-            tokens += _close_answer(turn, before, tokenizer)
-            tokens += tokenizer.encode(_chat_text(chunk, turn, tokenizer), special=True)
+            tokens += _close_answer(turn, before, tokenizer, budget)
+            tokens += tokenizer.encode_rendered(_chat_text(chunk, turn, tokenizer, budget))
             turn = Turn(False, answering=chunk[-1].kind == "cue", asked=chunk[-1].role in ASKING_ROLES)
         else:
             tokens += _raw(chunk, turn, tokenizer)
@@ -55,21 +56,21 @@ def _chunks(parts: Sequence[Part]) -> Iterator[list[Part]]:
             yield chunk
 
 
-def _chat_text(chunk: Sequence[Part], turn: Turn, tokenizer: ChatTokenizer) -> str:
+def _chat_text(chunk: Sequence[Part], turn: Turn, tokenizer: ChatTokenizer, budget: RenderBudget) -> str:
     messages = [{"role": part.role, "content": part.text} for part in chunk if part.kind == "message"]
     cue = chunk[-1].kind == "cue"
     if turn.empty:
         if not messages:
             raise InvalidRequest("a cue needs a message before it")
-        return chat.opening(tokenizer, messages, cue=cue)
-    return chat.continuation(tokenizer, messages, cue=cue)
+        return chat.opening(tokenizer, messages, budget, cue=cue)
+    return chat.continuation(tokenizer, messages, budget, cue=cue)
 
 
-def _close_answer(turn: Turn, last_token: int | None, tokenizer: ChatTokenizer) -> list[int]:
+def _close_answer(turn: Turn, last_token: int | None, tokenizer: ChatTokenizer, budget: RenderBudget) -> list[int]:
     """Return the tokens that end the assistant's turn, without the end-of-text that the model wrote itself."""
     if not turn.answering:
         return []
-    tail = tokenizer.encode(chat.end_of_answer(tokenizer), special=True)
+    tail = tokenizer.encode_rendered(chat.end_of_answer(tokenizer, budget))
     if tail and tail[0] == last_token and last_token in tokenizer.eos_tokens:
         return tail[1:]
     return tail

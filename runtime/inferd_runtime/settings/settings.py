@@ -74,6 +74,10 @@ class EngineSettings:
     speculation: Literal["on", "off"] = setting(
         "on", "on or off: whether to draft for generations that leave it to the operator"
     )
+    tool_format: Literal["auto", "hermes", "llama3", "mistral", "json"] = setting(
+        "auto",
+        "auto, hermes, llama3, mistral or json: how the models write calls of tools; auto: as their chat templates say",
+    )
     adapter: tuple[AdapterOptions, ...] = setting(
         (),
         "NAME=FOLDER[,model=MODEL]: a LoRA adapter in PEFT's format for every tenant; may be given several times",

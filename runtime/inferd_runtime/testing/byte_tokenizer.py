@@ -7,15 +7,26 @@ import json
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+from inferd_runtime.models.control_names import ControlNames
+from inferd_runtime.models.conversation import BREAK, Conversation
+from inferd_runtime.models.jinja_template import JinjaTemplate, RenderBudget
+
 END = 256
 TURN = 257
 VOCAB_SIZE = 258
+TEMPLATE = (
+    "{% if tools %}<turn>tools:{{ tools | tojson }}<end>{% endif %}"
+    "{% for message in messages %}<turn>{{ message.role }}:{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<end>{% endfor %}"
+    "{% if add_generation_prompt %}<turn>assistant:{% endif %}"
+)
 
 
 class ByteTokenizer:
     """Bytes as tokens, ``<end>`` as end of text, ``<turn>`` before every chat message."""
 
     eos_tokens: tuple[int, ...] = (END,)
+    chat_template = TEMPLATE
     names: ClassVar[dict[str, int]] = {"<end>": END, "<turn>": TURN}
 
     def encode(self, text: str, *, special: bool = False, start: bool = False) -> list[int]:
@@ -39,10 +50,21 @@ class ByteTokenizer:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return lambda token: decoder.decode(bytes([token]) if token < END else b"")
 
-    def render(self, messages: Sequence[dict[str, str]], *, cue: bool) -> str:
-        """Return the tokens of ``<turn>role:content<end>`` per message."""
-        text = "".join(f"<turn>{message['role']}:{message['content']}<end>" for message in messages)
-        return text + ("<turn>assistant:" if cue else "")
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Return the variables that the chat template asks for."""
+        return JINJA.variables
+
+    def render(self, conversation: Conversation, budget: RenderBudget) -> str:
+        """Return ``<turn>role:content<end>`` per message, with the names of the two tokens broken in contents."""
+        return JINJA.render(NAMES.guarded(conversation), budget)
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Return the bytes of a rendered text, with one token for each name that the template wrote."""
+        encoded: list[int] = []
+        for part in NAMES.split(text):
+            encoded += [self.names[part]] if part in self.names else part.replace(BREAK, "").encode()
+        return encoded
 
     @staticmethod
     def tokenizer_json() -> str:
@@ -72,6 +94,10 @@ class ByteTokenizer:
                 },
             }
         )  # fmt: skip
+
+
+NAMES = ControlNames(ByteTokenizer.names)
+JINJA = JinjaTemplate(TEMPLATE, {})
 
 
 def _byte_names() -> dict[int, str]:

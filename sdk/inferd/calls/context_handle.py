@@ -20,6 +20,7 @@ from inferd.protocol import (
     TakeSaved,
     TruncateContext,
     Unavailable,
+    check_create,
 )
 from inferd.transport import Port, Transport, current_port
 
@@ -38,9 +39,11 @@ class ContextHandle:
         model: str = "",
         state: ContextState | None = None,
         open_turn: bool = False,
+        cache_salt: str = "",
     ) -> None:
         self._port = port
-        self._model = model
+        self._asked = CreateContext(model, cache_salt)
+        check_create(self._asked)
         self._id = None if state is None else state.context
         self._length = 0 if state is None else state.length
         self._open_turn = open_turn
@@ -155,7 +158,7 @@ class ContextHandle:
 
     def _adopt(self, state: ContextState) -> ContextHandle:
         """Return the handle of a copy of this context."""
-        copy = ContextHandle(self.port, self._model, state, self._open_turn)
+        copy = ContextHandle(self.port, self._asked.model, state, self._open_turn, self._asked.cache_salt)
         copy._open_at = list(self._open_at)
         copy.chat = self.chat
         return copy
@@ -214,7 +217,7 @@ class ContextHandle:
     async def _create(self) -> int:
         if self._id is None:
             await self.port.release_abandoned()
-            state = await self.transport.call(CreateContext(self._model))
+            state = await self.transport.call(self._asked)
             self._id, self._length = state.context, state.length
         ident: int = self._id
         return ident

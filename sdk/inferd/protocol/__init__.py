@@ -21,6 +21,14 @@ from inferd.protocol.carrying import (
     cut as cut,
     shown as shown,
 )
+from inferd.protocol.chat import (
+    ChatFormat as ChatFormat,
+    GetChatFormat as GetChatFormat,
+    RenderChat as RenderChat,
+    RenderedChat as RenderedChat,
+    chat_texts as chat_texts,
+    check_render_chat as check_render_chat,
+)
 from inferd.protocol.codec import (
     reply_from_plain as reply_from_plain,
     to_plain as to_plain,
@@ -37,6 +45,7 @@ from inferd.protocol.contexts import (
     TruncateContext as TruncateContext,
     check_append as check_append,
     check_context_tokens as check_context_tokens,
+    check_create as check_create,
     check_truncate as check_truncate,
 )
 from inferd.protocol.errors import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from inferd.protocol.errors import InvalidRequest
+from inferd.protocol.errors import InvalidRequest, LimitExceeded
 from inferd.protocol.models import Tokens
 from inferd.protocol.operations import Done, operation
 from inferd.protocol.ranges import check_whole
@@ -12,6 +12,8 @@ from inferd.protocol.tokens import check_ids
 
 PART_KINDS = ("message", "text", "tokens", "cue")
 ROLES = ("system", "user", "assistant")
+MAX_SALT = 256
+"""Characters."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,22 @@ class ContextState:
 @operation("context.create", ContextState)
 @dataclass(frozen=True)
 class CreateContext:
-    """An empty context on a model ("" is the default model)."""
+    """An empty context on a model ("" is the default model).
+
+    ``cache_salt``: it shares computed pages only with contexts of the same salt, as do its forks and saved copies.
+    """
 
     model: str = ""
+    cache_salt: str = ""
+
+
+def check_create(request: CreateContext) -> None:
+    """Raises LimitExceeded for a salt that is too long."""
+    if len(request.cache_salt) > MAX_SALT:
+        raise LimitExceeded(
+            f"cache_salt has {len(request.cache_salt)} characters; {MAX_SALT} are allowed",
+            limit="cache_salt", value=MAX_SALT, raise_with="a hash of it",
+        )  # fmt: skip
 
 
 @operation("context.append", ContextState)

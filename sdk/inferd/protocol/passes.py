@@ -192,10 +192,14 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """One entry per input: vectors of ``size`` numbers, packed behind each other as in ``floats.py``."""
+    """One entry per input: vectors of ``size`` numbers, packed behind each other as in ``floats.py``.
+
+    ``prompt_tokens``: the tokens of all inputs, with those that the runtime puts before a text.
+    """
 
     size: int
     packed: list[str]
+    prompt_tokens: int = 0
 
 
 @operation("prompt_logprobs", TokenLogprobs)

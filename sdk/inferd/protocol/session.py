@@ -17,13 +17,19 @@ class Received:
 
 @dataclass(frozen=True)
 class Usage:
-    """A session's usage so far: ``tokens`` generated and delivered, and the engine ``steps`` that made them."""
+    """A session's usage so far: ``tokens`` generated and delivered, and the engine ``steps`` that made them.
+
+    ``prompt_tokens`` are those that the session gave to its contexts, each counted once, when work on it begins.
+    ``cached_tokens`` are those of them whose keys and values were not computed for the session: they were found by prefix, or
+    came with a snapshot.
+    """
 
     prompt_tokens: int = 0
     tokens: int = 0
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
+    cached_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -32,6 +38,7 @@ class Usage:
             self.steps + other.steps,
             self.drafted + other.drafted,
             self.accepted + other.accepted,
+            self.cached_tokens + other.cached_tokens,
         )
 
 

@@ -18,6 +18,7 @@ from inferd.transport import restore_transport, use_transport
 
 __all__ = ["EOS", "MODEL", "FakeRuntime", "decode", "render"]
 ROLES = {"system": 257, "user": 258, "assistant": 259}
+CHAT_ROLES = ROLES | {"developer": 257, "tool": 258}
 END_OF_TURN = 260
 MODEL = p.ModelInfo("fake", END_OF_TURN + 1, 1 << 16, 16, [EOS], "0" * 16)
 
@@ -69,6 +70,8 @@ class FakeRuntime:
             p.ListModels: lambda _: p.Models([MODEL]),
             p.Tokenize: lambda request: p.Tokens(list(request.text.encode())),
             p.Detokenize: lambda request: p.Text(decode(request.tokens)),
+            p.RenderChat: lambda request: p.RenderedChat(render_chat(request)),
+            p.GetChatFormat: lambda _: p.ChatFormat(True, "json", "", "", True),
             p.CreateContext: self._create,
             p.AppendContext: self._append,
             p.FlushContext: lambda request: self._append(p.AppendContext(request.context, [])),
@@ -203,6 +206,17 @@ def render(part: p.Part) -> list[int]:
         case "cue":
             return [ROLES["assistant"]]
     raise p.InvalidRequest(f"no part of kind {part.kind!r}")
+
+
+def render_chat(request: p.RenderChat) -> list[int]:
+    """Return the tokens of a conversation in the fake chat format. Tools and their calls are left out."""
+    p.check_render_chat(request)
+    tokens: list[int] = []
+    for message in request.messages:
+        tokens += [CHAT_ROLES[message["role"]], *(message.get("content") or "").encode(), END_OF_TURN]
+    if request.continue_final:
+        return tokens[:-1]
+    return [*tokens, ROLES["assistant"]] if request.cue else tokens
 
 
 def decode(tokens: Sequence[int]) -> str:

@@ -75,7 +75,9 @@ def test_run_with_json_prints_one_object_and_nothing_else(inferd: CommandLine, h
     value = json.loads(done.stdout)
     assert done.stdout.count("\n") == 1
     assert value["result"] == {"times": 1, "tags": None}
-    assert set(value["usage"]) == {"tokens", "steps", "drafted", "accepted", "wall_ms", "cpu_ms", "peak_memory_mb"}
+    assert set(value["usage"]) == {
+        "tokens", "steps", "drafted", "accepted", "wall_ms", "cpu_ms", "peak_memory_mb", "prompt_tokens", "cached_tokens"
+    }  # fmt: skip
     assert done.stderr == "hello x\n"
 
 

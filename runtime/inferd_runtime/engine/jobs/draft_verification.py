@@ -81,7 +81,7 @@ class DraftVerification(ContextJob):
         index = {verified: node for node, verified in match_nodes(self._draft, done.work.draft).items()}
         self.path = [self._named[index[node]] for node in done.path]
         self.accepted, self.token = list(done.tokens[:-1]), done.tokens[-1]
-        self.context.tokens.extend(done.tokens)
+        self.context.write(done.tokens)
         self._end()
 
 

@@ -241,14 +241,14 @@ class Generation:
     def _emit(self, done: Verified) -> None:
         """Cut the emitted tokens where the generation ends, append them to the context, and queue the step."""
         kept, text = self._cut(done.tokens)
-        self.context.tokens.extend(done.tokens[:kept])
+        self.context.write(done.tokens[:kept])
         if self._history is not None:
             self._history.advance(done.tokens[:kept])
         self.context.table.truncate(min(self.context.table.length, len(self.context.tokens)))
         content = [token for token in done.tokens[:kept] if token not in self.spec.eos_tokens]
         if not self.finish and self._forced_to_end():
             self.finish = "stop"
-            self.context.tokens.append(min(self.spec.eos_tokens))
+            self.context.write([min(self.spec.eos_tokens)])
         if self.finish:
             text += self._text.rest()
         elif self.spec.sources is not None:

@@ -9,6 +9,7 @@ from inferd_runtime.engine.sampling.noise import mix
 from inferd_runtime.engine.scheduling.tenants import Accounts
 from inferd_runtime.engine.sequences.parking import Parked, ParkingSpace
 from inferd_runtime.engine.sequences.positions import Positions
+from inferd_runtime.engine.sequences.prompt_meter import PromptMarks, PromptMeter
 from inferd_runtime.kv.account import Account, Allowance, QuotaExceeded
 from inferd_runtime.kv.pool import PagePool, PoolExhausted
 from inferd_runtime.kv.prefix import PrefixKey
@@ -32,9 +33,9 @@ class SequenceSet:
         self._accounts = accounts
         self._live: dict[int, CachedSequence] = {}
 
-    def create(self, tenant: str) -> CachedSequence:
-        """Return a new empty context of a tenant."""
-        context = CachedSequence(self, self._accounts.of(tenant))
+    def create(self, tenant: str, salt: str = "", meter: PromptMeter | None = None) -> CachedSequence:
+        """Return a new empty context of a tenant, which shares pages only with those of the same ``salt``."""
+        context = CachedSequence(self, self._accounts.of(tenant), salt, PromptMarks(meter or PromptMeter()))
         self._live[id(context)] = context
         return context
 
@@ -93,23 +94,29 @@ class CachedSequence:
     is the job that works on the context; while it is set, nothing else may change the context. From ``irregular_from`` on
     (None: nowhere) the KV does not follow from the tokens alone, and is not shared by prefix. ``rows_from``: logits are
     requested from that token on, so its K and V must not be reused (None: from the last one). ``memory`` is the drafter of the
-    last generation, for the next one to take over.
+    last generation, for the next one to take over. ``salt`` is a part of what its pages are found by.
     """
 
-    def __init__(self, family: SequenceSet, account: Account) -> None:
+    def __init__(self, family: SequenceSet, account: Account, salt: str, marks: PromptMarks) -> None:
         self._family = family
+        self._marks = marks
         self.account = account
+        self.salt = salt
         self.adapter = ""
         self.positions = Positions()
         self.rows_from: int | None = None
         self.tokens: list[int] = []
-        self.table = PageTable(family.pool, account, (account.tenant, ""))
+        self.table = PageTable(family.pool, account, self._root)
         self.parked: Parked | None = None
         self.lineage = 0
         self.user: object | None = None
         self.reused = 0
         self.forks = 0
         self.memory: Memory | None = None
+
+    @property
+    def _root(self) -> tuple[str, str, str]:
+        return self.account.tenant, self.adapter, self.salt
 
     @property
     def max_length(self) -> int:
@@ -165,6 +172,19 @@ class CachedSequence:
         self.check_tokens(tokens)
         self.tokens.extend(tokens)
 
+    def write(self, tokens: Sequence[int]) -> None:
+        """Add generated tokens, which are checked."""
+        self.tokens.extend(tokens)
+        self._marks.write(len(self.tokens))
+
+    def count_prompt(self) -> None:
+        """Count the tokens that were added since the last job in the session's meter: a job on them begins."""
+        self._marks.count(len(self.tokens))
+
+    def note_restored(self, length: int) -> None:
+        """Note that the first ``length`` tokens came with their K and V."""
+        self._marks.restored = length
+
     def check_tokens(self, tokens: Sequence[int]) -> None:
         """Check token ids. Raises InvalidRequest for one outside the vocabulary."""
         if tokens and not (min(tokens) >= 0 and max(tokens) < self._family.vocab_size):
@@ -190,6 +210,7 @@ class CachedSequence:
         del self.tokens[length:]
         self.positions.truncate(length)
         self.uncompute(length)
+        self._marks.cut(length)
         if self.irregular_from is not None and length <= self.irregular_from:
             self.table.private_from = None
         if self.memory is not None and length < self.memory.length:
@@ -215,7 +236,8 @@ class CachedSequence:
 
     def fork(self, length: int | None = None) -> CachedSequence:
         """Return a copy of the first ``length`` tokens (None: all) that shares the computed pages and has its own noise."""
-        child = CachedSequence(self._family, self.account)
+        held = len(self.tokens[:length])
+        child = CachedSequence(self._family, self.account, self.salt, self._marks.fork(self.computed, held))
         child.adapter = self.adapter
         child.tokens = self.tokens[:length]
         child.positions = self.positions.copy(len(child.tokens))
@@ -241,7 +263,7 @@ class CachedSequence:
         assert first is None or (private is not None and private <= first), (
             f"irregular from {first}, private from {private}"
         )
-        assert self.table.root == (self.tenant, self.adapter), f"{self.table.root} is before the first page"
+        assert self.table.root == self._root, f"{self.table.root} is before the first page"
         self.table.check_integrity(self.tokens, meanings)
         if self.parked is None:
             return
@@ -266,7 +288,7 @@ class CachedSequence:
             return
         self.drop_computed()
         self.adapter = adapter
-        self.table.root = (self.tenant, adapter)
+        self.table.root = self._root
 
     def mark_irregular(self, start: int) -> None:
         """Mark that from token ``start`` on, the K and V do not follow from the tokens alone."""
@@ -297,6 +319,7 @@ class CachedSequence:
         """Count tokens that did not have to be computed."""
         self.reused += tokens
         self._family.reused += tokens
+        self._marks.find(self.table.length - tokens, self.table.length)
 
     # -- Out of the cache and back --------------------------------------------------------------------------------
 
@@ -305,6 +328,8 @@ class CachedSequence:
         self.table.trim()
         before, length, chain, pages = self.account.used, self.table.length, self.table.chain, self.table.pages
         buffer = self._family.parking.store(pages)
+        if buffer is None:
+            self._marks.drop(length)
         left = self._return_allowance()
         self.table.release()
         charged = before - self.account.used
@@ -357,6 +382,7 @@ class CachedSequence:
 
     def drop_computed(self) -> None:
         """Drop all K and V; the tokens become pending."""
+        self._marks.drop(self.computed)
         self._return_allowance()
         self.table.release()
         if self.parked is not None:

@@ -17,6 +17,7 @@ from inferd_runtime.engine.driver import Driver
 from inferd_runtime.engine.engine import Engine
 from inferd_runtime.engine.jobs.forward_pass import check_placement
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+from inferd_runtime.engine.sequences.prompt_meter import PromptMeter
 from inferd_runtime.kv import snapshot_format
 from inferd_runtime.kv.snapshot_format import Facts, PlaceMark, Snapshot, TurnMark
 from inferd_runtime.models.batch import PageData
@@ -60,6 +61,7 @@ def capture(engine: Engine, model: ModelInfo, context: CachedSequence, turns: Se
         forks=context.forks,
         turns=tuple(turns),
         adapter=context.adapter,
+        salt=context.salt,
         irregular_from=context.irregular_from,
         places=tuple(_place_marks(context)),
     )
@@ -78,14 +80,17 @@ def find_model(snapshot: Snapshot, served: Sequence[ModelInfo]) -> ModelInfo:
     return max(same, key=lambda model: model.name == facts.model)
 
 
-def restore(engine: Engine, tenant: str, snapshot: Snapshot, *, trusted: bool = True) -> Restored:
+def restore(
+    engine: Engine, tenant: str, snapshot: Snapshot, *, trusted: bool = True, meter: PromptMeter | None = None
+) -> Restored:
     """Return a new context that starts as the snapshot, of a model with the same fingerprint.
 
     KV of another layout is computed again when the context is used, and so is KV that finds no room in the cache after idle
     contexts have left it. ``trusted``: the KV was computed here. Raises InvalidRequest for tokens, positions or masks that the
     model cannot have, LimitExceeded for more tokens than its context holds, SnapshotDamaged for KV that cannot be right.
+    ``meter`` counts its prompt tokens.
     """
-    context = engine.create_context(tenant)
+    context = engine.create_context(tenant, snapshot.facts.salt, meter)
     with ExitStack() as undo:
         undo.callback(context.release)
         context.use_adapter(snapshot.facts.adapter)
@@ -148,6 +153,7 @@ def _restore_pages(engine: Engine, context: CachedSequence, snapshot: Snapshot, 
         context.table.advance(length)
     private = 0 if length and not trusted else facts.irregular_from
     context.table.private_from = min((at for at in (private, context.irregular_from) if at is not None), default=None)
+    context.note_restored(length)
     context.table.publish(context.tokens)  # now: a fork has to inherit where its shared pages stand in the index
     return length
 

@@ -114,6 +114,8 @@ class SandboxRun:
             steps=used.steps,
             drafted=used.drafted,
             accepted=used.accepted,
+            prompt_tokens=used.prompt_tokens,
+            cached_tokens=used.cached_tokens,
             wall_ms=(time.monotonic() - meter.wall_start) * 1e3,
             cpu_ms=(time.thread_time() - meter.cpu_start) * 1e3,
             peak_memory_mb=max(end.memory_bytes, calls.memory.peak_bytes) / MIB,

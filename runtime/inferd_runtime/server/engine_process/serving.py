@@ -107,6 +107,7 @@ def _build_served(
     return ServedModel(
         info, engine, loaded.tokenizer, GrammarCompiler(table, trials=trials), AdapterSet(model.driver, limits),
         auto_speculation=settings.speculation == "on", lookups=Lookups(builder, Corpora(builder)), trees=model.trees,
+        tool_format=settings.tool_format,
     )  # fmt: skip
 
 

@@ -21,6 +21,11 @@ USED = {
     "steps": ("inferd_generation_steps_total", "Steps of generations of ended runs."),
     "drafted": ("inferd_spec_decode_num_draft_tokens_total", "Draft tokens verified for ended runs."),
     "accepted": ("inferd_spec_decode_num_accepted_tokens_total", "Draft tokens accepted for ended runs."),
+    "prompt_tokens": ("inferd_prompt_tokens_total", "Prompt tokens of ended runs."),
+    "cached_tokens": (
+        "inferd_prompt_cached_tokens_total",
+        "Prompt tokens of ended runs that were not computed for them.",
+    ),
 }
 """Name and help of each field of a run's usage that is summed."""
 FIGURES = {

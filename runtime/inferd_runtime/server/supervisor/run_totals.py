@@ -24,7 +24,7 @@ class RunTotals:
     def add(self, ending: Ending) -> None:
         """Count a run that is over."""
         self.ended[ending.state, "" if ending.error is None else ending.error.code] += 1
-        for field_name in ("tokens", "steps", "drafted", "accepted"):
+        for field_name in ("tokens", "steps", "drafted", "accepted", "prompt_tokens", "cached_tokens"):
             self.used[field_name] += getattr(ending.usage, field_name)
 
 

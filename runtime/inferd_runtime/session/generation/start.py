@@ -97,7 +97,6 @@ def _submit(
         generation, inputs, model.turns, closing, healing, _finished_check(state, request, compiled)
     )
     prompt = list(context.tokens)
-    state.count(p.Usage(prompt_tokens=len(prompt)))
     return p.GenerationStarted(
         state.open_generation(opened), len(prompt), prompt if request.program_speculation else []
     )

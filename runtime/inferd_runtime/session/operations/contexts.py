@@ -8,14 +8,20 @@ from inferd import protocol as p
 from inferd_runtime.engine.jobs.generation import Generation
 from inferd_runtime.session import transcript
 from inferd_runtime.session.state import Call, OpenContext, SessionState
-from inferd_runtime.session.texts import answer_with, check_parts
+from inferd_runtime.session.texts import RenderSize, check_parts, most_characters, render_with
+
+RENDERINGS = 4
+"""How often the chat template may write a part, to find what it adds to the parts before it."""
+TEMPLATE_CHARACTERS = 16_384
+"""Characters that a template may write on its own for a part: templates have instructions of their own in them."""
 
 
 def create(state: SessionState, call: Call) -> None:
     """Create an empty context."""
     request: p.CreateContext = call.request
+    p.check_create(request)
     model = state.model(request.model)
-    context = model.engine.create_context(state.tenant)
+    context = model.engine.create_context(state.tenant, request.cache_salt, state.meter)
     call.respond(state.open_context(OpenContext(model, context)))
 
 
@@ -34,7 +40,9 @@ def append(state: SessionState, call: Call) -> None:
         entry.stand_at(turn)
         return state.context_state(request.context)
 
-    answer_with(state, call, characters, render, appended)
+    most = most_characters(entry.model, entry.model.info.max_context) + TEMPLATE_CHARACTERS * len(request.parts)
+    size = RenderSize(characters, len(request.parts), RENDERINGS * most)
+    render_with(state, call, size, render, lambda rendered: call.respond(appended(rendered)))
 
 
 def fork(state: SessionState, call: Call) -> None:

@@ -32,12 +32,14 @@ class EmbedRequest:
         self._in_flight = 0
         self._running = 0
         self._numbers = 0
+        self._prompt_tokens = 0
         self._answered = False
         state.waiting[call.ticket] = lambda: self.fail(p.Cancelled("the operation was cancelled"))
 
     def run(self, inputs: Sequence[Sequence[int]]) -> None:
         """Put the inputs into the batch, one after the other."""
         self._waiting.extend(inputs)
+        self._prompt_tokens = sum(map(len, inputs))
         self._feed()
 
     def _feed(self) -> None:
@@ -50,7 +52,7 @@ class EmbedRequest:
     def _start(self, tokens: Sequence[int]) -> bool:
         """Start the job of one more input. False if enough inputs run for now, or for the tenant's quota."""
         engine = self._model.engine
-        context = engine.create_context(self._state.tenant)
+        context = engine.create_context(self._state.tenant, meter=self._state.meter)
         wanted = self._in_flight + len(tokens)
         pages = -(-wanted // engine.pool.page_size) + self._running
         if self._running and (wanted > IN_FLIGHT_TOKENS or context.account.short(pages)):
@@ -91,7 +93,7 @@ class EmbedRequest:
         states = [job.states() for job in self._jobs]
         if self._call.request.normalize:
             states = [normalized(each) for each in states]
-        return p.Embeddings(states[0].shape[1], [pack(each) for each in states])
+        return p.Embeddings(states[0].shape[1], [pack(each) for each in states], self._prompt_tokens)
 
     def _answer(self, reply: p.Embeddings | p.InferdError) -> None:
         if self._answered:
@@ -113,7 +115,6 @@ def embed(state: SessionState, call: Call) -> None:
     def run(inputs: Sequence[Sequence[int]]) -> None:
         check_inputs(inputs, model)
         lease = model.adapters.lease(state.tenant, request.adapter)
-        state.count(p.Usage(prompt_tokens=sum(len(tokens) for tokens in inputs)))
         EmbedRequest(state, call, model, lease).run(inputs)
 
     run_with(state, call, sum(map(len, request.texts)), partial(tokenized, request, model), run)

@@ -137,7 +137,7 @@ def _await(
 def _opened(state: SessionState, snapshot: Snapshot, *, trusted: bool = True) -> p.Opened:
     """Restore a snapshot and give it a handle."""
     model = state.model(find_model(snapshot, [model.info for model in state.models.values()]).name)
-    restored = restore(model.engine, state.tenant, snapshot, trusted=trusted)
+    restored = restore(model.engine, state.tenant, snapshot, trusted=trusted, meter=state.meter)
     turns = [(mark.at, Turn(mark.empty, mark.answering, mark.asked)) for mark in snapshot.facts.turns]
     entry = OpenContext(model, restored.context, *turns)
     new = state.open_context(entry)

@@ -1,0 +1,206 @@
+"""Chat templates: Jinja as Hugging Face's templates expect it, in Jinja's own sandbox, bounded in time and size."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from jinja2 import Template, TemplateError, meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, cut
+from inferd_runtime.models.conversation import END_MARK, Conversation
+
+RENDER_SECONDS = 2.0
+"""Processor time that the renderings of one request may take. One of an ordinary conversation takes less than a millisecond."""
+RENDER_LIMIT = "render_seconds"
+LOOKS = 32
+"""Steps of a template between two looks at the clock."""
+MAX_REASON = 500
+MARK = END_MARK + " "
+
+
+@dataclass
+class RenderBudget:
+    """The processor time and the characters that the renderings of one request may take, in one thread."""
+
+    seconds: float
+    characters: int
+
+    def __post_init__(self) -> None:
+        self._end = time.thread_time() + self.seconds
+        self._left = self.characters
+
+    def check_time(self) -> None:
+        """Raises LimitExceeded once the time is over."""
+        if time.thread_time() > self._end:
+            raise LimitExceeded(
+                f"the chat template takes more than {self.seconds} s for these messages",
+                limit=RENDER_LIMIT, value=self.seconds, raise_with="fewer messages and tools",
+            )  # fmt: skip
+
+    def spend(self, characters: int) -> None:
+        """Count characters that a template wrote. Raises LimitExceeded for too many."""
+        self.check_time()
+        self._left -= characters
+        if self._left < 0:
+            raise LimitExceeded(
+                f"the rendered messages have more than {self.characters} characters, which no context holds",
+                limit="context_tokens", value=self.characters, raise_with="a model with a longer context",
+            )  # fmt: skip
+
+
+class JinjaTemplate:
+    """A chat template. ``special``: the variables for special tokens that it may use, such as bos_token."""
+
+    def __init__(self, source: str, special: Mapping[str, str]) -> None:
+        self._source = source
+        self._special = dict(special)
+        self._environment = _Environment()
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The variables that the template asks for. Raises InvalidRequest for a template that is none."""
+        with _refusals():
+            return frozenset(meta.find_undeclared_variables(self._environment.parse(self._source)))
+
+    @cached_property
+    def _template(self) -> Template:
+        return self._environment.from_string(self._source)
+
+    def render(self, conversation: Conversation, budget: RenderBudget) -> str:
+        """Return the text. Raises InvalidRequest when the template refuses the messages, LimitExceeded past the budget."""
+        messages = [_with_aliases(message) for message in conversation.messages]
+        if conversation.continue_final:
+            messages[-1]["content"] += MARK
+        values = {
+            **self._special, "documents": None, **(conversation.arguments or {}), "messages": messages,
+            "tools": [dict(tool) for tool in conversation.tools] or None, "add_generation_prompt": conversation.cue,
+        }  # fmt: skip
+        with _refusals(), self._environment.within(budget):
+            text = "".join(self._pieces(values, budget))
+        return _cut_at_mark(text) if conversation.continue_final else text
+
+    def _pieces(self, values: Mapping[str, Any], budget: RenderBudget) -> Iterator[str]:
+        for piece in self._template.generate(values):
+            budget.spend(len(piece))
+            yield piece
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn whatever a template raises into InvalidRequest: it is foreign code, which fails in any way on unusual messages."""
+    try:
+        yield
+    except InferdError:
+        raise
+    except Exception as error:  # the boundary of a model's own template
+        reason = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+        raise InvalidRequest(f"this model's chat template refuses the messages: {cut(reason, MAX_REASON)}") from error
+
+
+class _Current(threading.local):
+    """The budget of the rendering that runs in this thread, and the steps since the last look at the clock."""
+
+    budget: RenderBudget | None = None
+    steps = 0
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """What transformers gives its templates, with a look at the clock at each step that a loop can hardly do without."""
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+        self._current = _Current()
+        self.filters["tojson"] = _to_json
+        self.globals.update(raise_exception=_refuse, strftime_now=_now, namespace=_Namespace)
+
+    @contextmanager
+    def within(self, budget: RenderBudget) -> Iterator[None]:
+        """Let the renderings of this thread take from a budget."""
+        self._current.budget = budget
+        try:
+            yield
+        finally:
+            self._current.budget = None
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """See Jinja."""
+        self._step()
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """See Jinja."""
+        self._step()
+        return super().getitem(obj, argument)
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """See Jinja."""
+        __self._step()
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def _step(self) -> None:
+        current = self._current
+        current.steps += 1
+        if current.steps >= LOOKS and current.budget is not None:
+            current.steps = 0
+            current.budget.check_time()
+
+
+class _GenerationTag(Extension):
+    """``{% generation %}``, which marks what the assistant wrote: for training. Here it is what stands in it."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return the statements in the block."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Namespace(Namespace):
+    """Jinja's, without names that begin with an underscore."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise TemplateError(f"a namespace has no attribute {name!r}")
+        super().__setitem__(name, value)
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Return JSON as transformers' filter writes it; Jinja's own would escape it for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _with_aliases(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a message, with its reasoning under the other name that templates read."""
+    reasoning = message.get("reasoning_content")
+    return dict(message) if reasoning is None else {**message, "thinking": reasoning}
+
+
+def _cut_at_mark(text: str) -> str:
+    """Return the text up to the end of the last message, without the space there if the template takes it off."""
+    at = text.rfind(END_MARK)
+    if at < 0:
+        raise InvalidRequest("continue_final: this model's chat template does not write the last message as it is")
+    return text[:at] if text.startswith(MARK, at) else text[:at].rstrip()
