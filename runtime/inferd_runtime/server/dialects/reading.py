@@ -1,0 +1,106 @@
+"""Reading what clients send: every refusal is an InvalidRequest with the field's path in ``detail["param"]``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from inferd.chat import Tool, ToolChoice
+from inferd.protocol import InvalidRequest, cut
+from inferd_runtime.carriable import read_json
+
+T = TypeVar("T")
+MAX_SHOWN = 200
+"""Characters of a client's own text in an error's message."""
+MAX_PARAM = 200
+MAX_WHOLE = (1 << 53) - 1
+"""The highest whole number of a field without a limit of its own: what every JSON reader keeps exactly."""
+WHERE = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
+FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(?P<name>.*)`$", re.DOTALL)
+
+
+def invalid(param: str, message: str) -> InvalidRequest:
+    """Return the error of a field. ``param``: its path, as in ``messages[0].content``; "" for the body as a whole."""
+    return InvalidRequest(cut(message, 2 * MAX_SHOWN), param=cut(param, MAX_PARAM))
+
+
+def not_supported(param: str, what: str) -> InvalidRequest:
+    """Return the error of something that is known, but not supported here."""
+    return invalid(param, f"{param}: {what} not supported here")
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object of a body. Raises InvalidRequest."""
+    try:
+        value = read_json(body, "the body")
+    except InvalidRequest as error:
+        raise invalid("", error.message) from None
+    if not isinstance(value, dict):
+        raise invalid("", "the body must be a JSON object")
+    return value
+
+
+def as_kind(value: Any, kind: type[T] | Any, at: str = "") -> T:
+    """Return a JSON value as a type that msgspec knows. ``at``: the value's path. Raises InvalidRequest that names the field."""
+    try:
+        converted: T = msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _named(str(error), at) from None
+    except RecursionError:
+        raise invalid(at, f"{at}: nested too deeply") from None
+    return converted
+
+
+def _named(text: str, at: str) -> InvalidRequest:
+    """Return the error for what msgspec says, which ends with a path where it knows one."""
+    found = WHERE.match(text)
+    what, path = (found["what"], found["path"] or "") if found else (text, "")
+    field = FIELD.match(what)
+    param = f"{at}{path}" + (f".{field['name']}" if field else "")
+    param = param.removeprefix(".")
+    if field:
+        unknown = what.startswith("Object contains")
+        return invalid(param, f"{param}: {'there is no such field' if unknown else 'this field is required'}")
+    return invalid(param, f"{param}: {what}" if param else what)
+
+
+def check_means_nothing(given: object, accepted: Mapping[str, Sequence[Any]], at: str = "") -> None:
+    """Refuse fields that are not supported, unless they have one of the values that change nothing. Raises InvalidRequest."""
+    for name, values in accepted.items():
+        value = getattr(given, name)
+        if not any(value == one and type(value) is type(one) for one in values):
+            shown = ", ".join(json.dumps(one) for one in values)
+            raise not_supported(at + name, f"a value other than {shown} is")
+
+
+def is_object_schema(schema: Mapping[str, Any]) -> bool:
+    """Return True if a schema of arguments is one of objects; one that says no type counts."""
+    return bool(schema.get("type", "object") == "object")
+
+
+def read_arguments(text: str, at: str) -> str:
+    """Return the arguments of a call: the JSON text of an object. Raises InvalidRequest that names the field."""
+    try:
+        value = read_json(text or "{}", at)
+    except InvalidRequest as error:
+        raise invalid(at, error.message) from None
+    if not isinstance(value, dict):
+        raise invalid(at, f"{at}: the arguments of a call must be a JSON object")
+    return text or "{}"
+
+
+def check_tools(tools: Sequence[Tool], choice: ToolChoice, tools_at: str, choice_at: str) -> None:
+    """Raises InvalidRequest for two tools of one name, and for a choice that the tools do not leave."""
+    names = [tool.name for tool in tools]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise invalid(f"{tools_at}[{number}].name", f"{tools_at}[{number}].name: there are two tools of this name")
+    if choice.mode == "required" and not names:
+        raise invalid(choice_at, f"{choice_at}: there are no tools to call")
+    for name in choice.names:
+        if name not in names:
+            raise invalid(choice_at, f"{choice_at}: there is no tool {cut(name, MAX_SHOWN)!r}")

@@ -1,0 +1,57 @@
+"""The HTTP status of an error, the same in every dialect."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from inferd.protocol import InferdError, LimitExceeded
+
+STATUSES: Mapping[str, int] = {
+    "program": 500,
+    "client": 400,
+    "client.not_found": 404,
+    "client.unauthorized": 401,
+    "client.forbidden": 403,
+    "limit": 429,
+    "cancelled": 409,
+    "unavailable": 503,
+    "internal": 500,
+}
+"""By code; a code that is not here has its parent's."""
+PROMPT_LIMITS = frozenset({"context_tokens", "max_context"})
+"""Limits that the prompt itself is beyond: the same request never works."""
+REQUEST_LIMITS = frozenset({"stop", "logit_bias"})
+"""Limits of single fields."""
+BODY_LIMIT, HEAD_LIMIT = "body_bytes", "head_bytes"
+
+
+def status_of(error: InferdError) -> int:
+    """Return the HTTP status of an error."""
+    limit = error.detail.get("limit")
+    if isinstance(error, LimitExceeded) and limit in PROMPT_LIMITS | REQUEST_LIMITS:
+        return 400
+    if limit == BODY_LIMIT:
+        return 413
+    if limit == HEAD_LIMIT:
+        return 431
+    code = error.code
+    while code not in STATUSES and "." in code:
+        code = code.rpartition(".")[0]
+    return STATUSES.get(code, 500)
+
+
+def is_prompt_too_long(error: InferdError) -> bool:
+    """Return True if a request's prompt has more tokens than the model's context has room for."""
+    return isinstance(error, LimitExceeded) and error.detail.get("limit") in PROMPT_LIMITS
+
+
+def retry_headers(error: InferdError) -> dict[str, str]:
+    """Return the headers that say when to try again, for an error that passes."""
+    status = status_of(error)
+    if status not in (429, 503):
+        return {}
+    seconds: Any = error.detail.get("retry_after_s")
+    known = isinstance(seconds, int | float) and math.isfinite(seconds)
+    return {"Retry-After": str(max(1, math.ceil(seconds)) if known else 1)}
