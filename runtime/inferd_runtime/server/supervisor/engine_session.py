@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import anyio
 import msgspec
 import zmq
-import zmq.asyncio
 
 from inferd.protocol import ErrorInfo, InferdError, InternalError, Unavailable
+from inferd_runtime.server.supervisor.loop_socket import LoopSocket
 from inferd_runtime.session.wire import (
     CANCEL,
     MSGPACK,
@@ -33,35 +33,36 @@ RETRY_SECONDS = 1.0
 class EngineChannel:
     """A session's socket. Frames go in and out as they are; nothing is matched or decoded."""
 
-    def __init__(self, context: zmq.asyncio.Context, endpoint: str) -> None:
+    def __init__(self, context: zmq.Context[Any], endpoint: str) -> None:
         """Connect. Raises Unavailable if the process has no socket or file left."""
         try:
-            self._socket = context.socket(zmq.DEALER)
+            socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         except zmq.ZMQError as error:
             raise Unavailable(f"no socket is left for another session: {error}", retry_after_s=RETRY_SECONDS) from None
-        self._socket.setsockopt(zmq.IDENTITY, new_identity())
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.connect(endpoint)
+        socket.setsockopt(zmq.IDENTITY, new_identity())
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(endpoint)
+        self._socket = LoopSocket(socket)
 
     async def open(self, grant: bytes, label: str) -> None:
         """Ask for the session to be opened; the reply carries ticket 0."""
-        await self._socket.send_multipart(open_frames(grant, label))
+        await self._socket.send(open_frames(grant, label))
 
     async def send(self, ticket: int, op: str, payload: bytes | memoryview) -> None:
         """Send one request with a msgpack payload."""
-        await self._socket.send_multipart(request_frames(ticket, op, MSGPACK, bytes(payload)))
+        await self._socket.send(request_frames(ticket, op, MSGPACK, bytes(payload)))
 
     async def cancel(self, ticket: int) -> None:
         """Ask the engine to drop a request; it still answers it."""
-        await self._socket.send_multipart(request_frames(ticket, CANCEL, MSGPACK, b"\x80"))
+        await self._socket.send(request_frames(ticket, CANCEL, MSGPACK, b"\x80"))
 
     async def receive(self) -> LinkReply:
         """Wait for the next reply."""
-        return parse_reply(await self._socket.recv_multipart())
+        return parse_reply(await self._socket.receive())
 
     async def request_close(self) -> None:
         """Ask for the session to be closed; the reply carries ticket 0."""
-        await self._socket.send_multipart(close_frames())
+        await self._socket.send(close_frames())
 
     def close(self) -> None:
         """Close the socket."""
@@ -117,7 +118,7 @@ class EngineSession:
 
 @asynccontextmanager
 async def engine_channel(
-    context: zmq.asyncio.Context, endpoint: str, grant: bytes, label: str, lost: anyio.Event
+    context: zmq.Context[Any], endpoint: str, grant: bytes, label: str, lost: anyio.Event
 ) -> AsyncIterator[EngineChannel]:
     """Open a channel with its session, and close both at the end.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
-import zmq.asyncio
+import zmq
 
 from inferd.protocol import Done, InferdError, ListModels, Models, Unavailable
 from inferd_runtime.isolation.order import Launch
@@ -53,7 +53,7 @@ class EngineSupervisor:
 
     def __init__(
         self,
-        context: zmq.asyncio.Context,
+        context: zmq.Context[Any],
         endpoint: str,
         launch: Callable[[str, str], Launch],
         on_lost: Callable[[Unavailable], None],

@@ -16,11 +16,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.abc
 import zmq
-import zmq.asyncio
 
 from inferd.protocol import Cancelled, ErrorInfo, LimitExceeded, Models, Unavailable
 from inferd_runtime.isolation.order import Launch
@@ -48,6 +48,7 @@ from inferd_runtime.server.run_store.records import KeptKey, UnfinishedRun
 from inferd_runtime.server.supervisor.charging import charge_produced_tokens
 from inferd_runtime.server.supervisor.engine_supervisor import EngineSupervisor
 from inferd_runtime.server.supervisor.held_runs import HeldRun, RunRequest, check_undelivered, session_of
+from inferd_runtime.server.supervisor.loop_socket import LoopSocket
 from inferd_runtime.server.supervisor.resumed_runs import resumed_run
 from inferd_runtime.server.supervisor.run_keeper import SERVER_ENDED, RunKeeper
 from inferd_runtime.server.supervisor.run_observer import RunObserver
@@ -107,7 +108,7 @@ def default_commands(settings: Settings) -> Commands:
 class Wiring:
     """The ZeroMQ context, private directory, task group, and store of runs (None: they are kept in memory) of a runtime."""
 
-    context: zmq.asyncio.Context
+    context: zmq.Context[Any]
     directory: Path
     tasks: anyio.abc.TaskGroup
     archive: RunArchive | None = None
@@ -140,7 +141,7 @@ class Runtime:
         self.engine = EngineSupervisor(
             wiring.context, engine, commands.engine, self._engine_lost, settings.engine_start_s
         )
-        socket = wiring.context.socket(zmq.ROUTER)
+        socket: zmq.Socket[bytes] = wiring.context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.bind(control)
@@ -153,10 +154,10 @@ class Runtime:
         pool = PoolSettings(
             settings.workers, settings.max_workers, spare, settings.runs_per_worker, settings.max_waiting
         )
-        self.fleet = WorkerFleet(socket, WorkerPool(pool, self.use.quotas), self, launch)
+        self.fleet = WorkerFleet(LoopSocket(socket), WorkerPool(pool, self.use.quotas), self, launch)
 
     @property
-    def context(self) -> zmq.asyncio.Context:
+    def context(self) -> zmq.Context[Any]:
         """The ZeroMQ context, for sessions of scripts."""
         return self._wiring.context
 
@@ -453,8 +454,8 @@ def _too_long(limits: Limits) -> ErrorInfo:
 
 
 @contextmanager
-def _zmq_context() -> Iterator[zmq.asyncio.Context]:
-    context = zmq.asyncio.Context()
+def _zmq_context() -> Iterator[zmq.Context[Any]]:
+    context: zmq.Context[Any] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, MAX_ZMQ_SOCKETS)
     try:
         yield context

@@ -13,7 +13,6 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 import msgspec
-import zmq.asyncio
 
 from inferd.protocol import InferdError, Unavailable, cut
 from inferd_runtime.isolation.order import Launch
@@ -30,6 +29,7 @@ from inferd_runtime.sandbox.messages import (
 )
 from inferd_runtime.server.processes.backoff import Backoff
 from inferd_runtime.server.processes.child_process import ChildProcess
+from inferd_runtime.server.supervisor.loop_socket import LoopSocket
 from inferd_runtime.server.supervisor.worker_pool import PlaceRun, Retire, Start, WorkerPool
 
 STOP_SECONDS = 3.0
@@ -95,7 +95,7 @@ class _WorkerExit:
 class WorkerFleet:
     """Owns the workers' processes; ``socket`` is a bound ROUTER without limits, which :meth:`run` reads."""
 
-    def __init__(self, socket: zmq.asyncio.Socket, pool: WorkerPool, owner: FleetOwner, launch: FleetLaunch) -> None:
+    def __init__(self, socket: LoopSocket, pool: WorkerPool, owner: FleetOwner, launch: FleetLaunch) -> None:
         self.pool = pool
         self.restarts = 0
         self._socket = socket
@@ -132,7 +132,7 @@ class WorkerFleet:
         """
         packed = msgspec.msgpack.encode(message)
         if worker in self._members and not self._socket.closed:
-            self._socket.send_multipart([self._members[worker].secret, packed])  # at once: its queue has no limit
+            self._socket.send_now([self._members[worker].secret, packed])  # at once: its queue has no limit
 
     def kill(self, worker: str) -> None:
         """End a worker at once; what it held is reported as lost."""
@@ -148,8 +148,10 @@ class WorkerFleet:
 
     async def run(self) -> None:
         """Read what workers send, until cancelled."""
-        with self._socket:
+        try:
             await self._read()
+        finally:
+            self._socket.close()
 
     async def _read(self) -> None:
         """Read what workers send, in slices: where a report is there already, receiving it does not give way to anything else. A
@@ -158,7 +160,7 @@ class WorkerFleet:
         slice_end = 0.0
         while True:
             asked = time.monotonic()
-            identity, *frames = await self._socket.recv_multipart()
+            identity, *frames = await self._socket.receive()
             now = time.monotonic()
             if now - asked > IDLE_SECONDS:
                 slice_end = now + SLICE_SECONDS

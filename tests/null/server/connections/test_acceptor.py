@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import pytest
 import zmq
-import zmq.asyncio
 
 from inferd.protocol import Unavailable
 from inferd_runtime.cli.client import Server
@@ -164,7 +163,7 @@ def test_no_socket_for_the_engine_is_unavailable_and_says_when_to_come_again() -
             raise zmq.ZMQError(errno.EMFILE)
 
     with pytest.raises(Unavailable, match="no socket is left") as caught:
-        EngineChannel(cast(zmq.asyncio.Context, Exhausted()), "ipc://x")
+        EngineChannel(cast("zmq.Context[Any]", Exhausted()), "ipc://x")
     assert caught.value.detail["retry_after_s"] > 0
 
 

@@ -1,0 +1,85 @@
+"""A ZeroMQ socket of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import zmq
+
+from inferd_runtime.session.wire import receive_frames, send_frames
+
+READABLE, WRITABLE = int(zmq.POLLIN), int(zmq.POLLOUT)
+
+
+class LoopSocket:
+    """A socket of the event loop that made this. What can be sent or received at once is, without a turn of the loop.
+
+    pyzmq's own socket for asyncio makes futures and combines flags for each message, which takes longer than all the rest of
+    relaying it.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        socket.setsockopt(zmq.SNDTIMEO, 0)
+        self._socket = socket
+        self._waiting: dict[asyncio.Future[None], int] = {}
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = int(socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._descriptor, self._look)
+
+    @property
+    def closed(self) -> bool:
+        """True once it is closed."""
+        return self._socket.closed
+
+    def send_now(self, frames: Sequence[bytes]) -> None:
+        """Send a message. Raises zmq.Again where it would have to wait, and ZMQError once the socket is closed."""
+        send_frames(self._socket, frames)
+        self._look_for_others()
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        """Send a message when there is room for it. Raises ZMQError once the socket is closed."""
+        while True:
+            try:
+                return self.send_now(frames)
+            except zmq.Again:
+                await self._until(WRITABLE)
+
+    async def receive(self) -> list[bytes]:
+        """Return the next message. Raises ZMQError once the socket is closed."""
+        while True:
+            try:
+                frames = receive_frames(self._socket)
+            except zmq.Again:
+                await self._until(READABLE)
+            else:
+                self._look_for_others()
+                return frames
+
+    def close(self) -> None:
+        """Close the socket. Who waits for it is cancelled."""
+        if not self._socket.closed:
+            self._loop.remove_reader(self._descriptor)
+            self._socket.close()
+        for future in self._waiting:
+            future.cancel()
+
+    async def _until(self, event: int) -> None:
+        future = self._loop.create_future()
+        self._waiting[future] = event
+        try:
+            await future
+        finally:
+            del self._waiting[future]
+
+    def _look_for_others(self) -> None:
+        """Wake who waits: what is sent or received takes notice of all that has come, and the descriptor tells it no more."""
+        if self._waiting:
+            self._look()
+
+    def _look(self) -> None:
+        """Wake who waits for what is there. The descriptor is readable until somebody looks."""
+        events = int(self._socket.getsockopt(zmq.EVENTS))
+        for future, event in self._waiting.items():
+            if events & event and not future.done():
+                future.set_result(None)

@@ -1,0 +1,111 @@
+"""A ZeroMQ socket in an event loop loses no message and no wake-up, whoever sends and receives at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import zmq
+
+from inferd_runtime.server.supervisor.loop_socket import LoopSocket
+
+pytestmark = pytest.mark.anyio
+COUNT = 5000
+SECONDS = 30
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    with zmq.Context() as context:
+        yield context
+
+
+def pair(context: zmq.Context[Any], folder: Path, most: int = 1000) -> tuple[LoopSocket, zmq.Socket[bytes]]:
+    """A loop's socket and a plain one at its other end; so many messages may wait on either side."""
+    ends = []
+    for join in (zmq.Socket.bind, zmq.Socket.connect):
+        socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        socket.set_hwm(most)
+        socket.setsockopt(zmq.LINGER, 0)
+        join(socket, f"ipc://{folder}/pair")
+        ends.append(socket)
+    return LoopSocket(ends[0]), ends[1]
+
+
+def echo(socket: zmq.Socket[bytes], count: int) -> threading.Thread:
+    """Send back so many messages, from a thread."""
+
+    def work() -> None:
+        for _ in range(count):
+            socket.send_multipart(socket.recv_multipart())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("most", [1000, 1], ids=["room for all", "room for one"])
+async def test_who_waits_for_an_answer_gets_it_while_others_send(
+    context: zmq.Context[Any], tmp_path: Path, most: int
+) -> None:
+    here, there = pair(context, tmp_path, most)
+    thread = echo(there, COUNT)
+    received = []
+
+    async def read() -> None:
+        received.extend([await here.receive() for _ in range(COUNT)])
+
+    with anyio.fail_after(SECONDS):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read)
+            for number in range(COUNT):
+                await here.send([b"%d" % number, b"x"])
+                if number % 7 == 0:
+                    await anyio.sleep(0)
+    assert received == [[b"%d" % number, b"x"] for number in range(COUNT)]
+    thread.join()
+    here.close()
+    there.close()
+
+
+async def test_a_full_socket_is_waited_for_or_told_at_once(context: zmq.Context[Any], tmp_path: Path) -> None:
+    here, there = pair(context, tmp_path, 1)
+    sent = 0
+    with pytest.raises(zmq.Again):
+        for _ in range(100_000):
+            here.send_now([bytes(1 << 16)])
+            sent += 1
+    sending = asyncio.ensure_future(here.send([b"last"]))
+    await anyio.sleep(0)
+    assert not sending.done()
+    for _ in range(sent):
+        await anyio.to_thread.run_sync(there.recv)
+    with anyio.fail_after(SECONDS):
+        await sending
+    assert await anyio.to_thread.run_sync(there.recv) == b"last"
+    here.close()
+    there.close()
+
+
+async def test_closing_cancels_who_waits_and_ends_further_use(context: zmq.Context[Any], tmp_path: Path) -> None:
+    here, there = pair(context, tmp_path)
+    waiting = asyncio.ensure_future(here.receive())
+    await anyio.sleep(0)
+    here.close()
+    here.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert here.closed
+    with pytest.raises(zmq.ZMQError):
+        await here.send([b"x"])
+    there.close()
