@@ -7,11 +7,13 @@ From the script: ``{"t": ticket, "op": name, "a": arguments}``, and op ``cancel`
 from __future__ import annotations
 
 import contextlib
+import itertools
 import secrets
 from contextlib import AsyncExitStack
 from typing import Annotated
 
 import anyio
+import anyio.lowlevel
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -51,7 +53,7 @@ EMPTY_MAP = b"\x80"
 MESSAGES_PER_MINUTE = 60_000
 """Of one connection. A faster one is not refused: it is read more slowly, and its own sending waits."""
 YIELD_EVERY = 8
-"""Messages that are read in a row before others have their turn."""
+"""Messages that are relayed in a row, either way, before others have their turn."""
 
 
 class ScriptCall(msgspec.Struct, frozen=True):
@@ -184,10 +186,12 @@ class ScriptSession:
         await self._channel.send(call.t, call.op, bytes(call.a))
 
     async def _from_engine(self) -> None:
-        while True:
+        for number in itertools.count(1):
             reply: LinkReply = await self._channel.receive()
             if self._state.answered(reply.ticket):
                 await self._send(encode_reply(reply.ticket, reply.payload, reply.ok))
+            if number % YIELD_EVERY == 0:
+                await anyio.lowlevel.checkpoint()
 
     async def _give_up(self) -> None:
         """End the calls of a session whose engine is gone."""
