@@ -73,6 +73,11 @@ class HubTokenizer:
         return ControlNames(self._control, kept)
 
     @cached_property
+    def _exact(self) -> bool:
+        """True if control tokens are found by their very characters, and not by others that are normalized to them."""
+        return self._special.normalizer is None or not any(token.normalized for _, token in self._control.values())
+
+    @cached_property
     def _control_ids(self) -> frozenset[int]:
         return frozenset(ident for ident, _ in self._control.values())
 
@@ -107,12 +112,17 @@ class HubTokenizer:
 
     def encode_rendered(self, text: str) -> list[int]:
         """Return the ids of what :meth:`render` returned: the template's control tokens, and all others' texts as text."""
-        if BREAK not in text:
+        if BREAK not in text and (self._exact or text.isascii()):
             return self.encode(text, special=True)
+        return self.encode_parts(text)
+
+    def encode_parts(self, text: str) -> list[int]:
+        """Return what :meth:`encode_rendered` does, always part by part: slower, and the same for texts without broken names."""
         parts = self._names.split(text)
-        tokens = self._encode_between(parts[0], "", "".join(parts[1:2]))
-        for before, part, behind in zip(parts[1::2], parts[2::2], [*parts[3::2], ""], strict=True):
-            tokens.append(self._control[before][0])
+        controls = parts[1::2]
+        tokens: list[int] = []
+        for before, part, behind in zip(["", *controls], parts[::2], [*controls, ""], strict=True):
+            tokens += [self._control[before][0]] if before else []
             tokens += self._encode_between(part, before, behind)
         return tokens
 
