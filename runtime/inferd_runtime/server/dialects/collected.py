@@ -20,13 +20,14 @@ from inferd.chat import (
 
 @dataclass
 class CollectedChoice:
-    """One of the answers. ``reason`` None: it is not finished."""
+    """One of the answers. ``reason`` None: it is not finished. ``text_scores``: those of ``scores`` that are the text's."""
 
     text: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     scores: list[TokenScore] = field(default_factory=list)
+    text_scores: list[TokenScore] = field(default_factory=list)
     reason: FinishReason | None = None
     stopped_by: str = ""
 
@@ -54,6 +55,7 @@ class CollectedAnswer:
                 choice.text += event.text
                 choice.tokens += event.tokens
                 choice.scores += event.scores
+                choice.text_scores += event.scores
             case ReasoningDelta():
                 choice.reasoning += event.text
                 choice.tokens += event.tokens

@@ -1,0 +1,144 @@
+"""A request of ``/v1/responses`` and its answer, whole or as named events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from inferd.chat import (
+    ChatEvent,
+    ChatRequest,
+    ChoiceFinished,
+    ReasoningDelta,
+    TextDelta,
+    ToolArguments,
+    ToolCallStarted,
+    UsageReport,
+)
+from inferd.protocol import InferdError, NotFound
+from inferd_runtime.server.dialects.collected import CollectedAnswer
+from inferd_runtime.server.dialects.exchange import ClientHeaders
+from inferd_runtime.server.dialects.responses.conversation import messages_of
+from inferd_runtime.server.dialects.responses.items import Item, ItemReference, read_input
+from inferd_runtime.server.dialects.responses.output_stream import NumberedEvents, OutputStream
+from inferd_runtime.server.dialects.responses.request import read_responses_body, responses_request
+from inferd_runtime.server.dialects.responses.response_object import ResponseObject
+from inferd_runtime.server.dialects.responses.stored import StoredResponse, unknown_previous
+
+Status = Literal["completed", "incomplete"]
+
+
+class ResponsesExchange:
+    """A request and its answer. ``previous`` names the response that it follows ("" for none), ``references`` the items of
+    kept responses that its input names: where there are any, :meth:`follow` has to be called before ``request`` is used.
+    """
+
+    def __init__(self, body: bytes, headers: ClientHeaders) -> None:
+        read = read_responses_body(body)
+        self.model = read.model
+        self.previous = read.previous_response_id or ""
+        self._input = read_input(read.input or [])
+        self.references = [item.id for item in self._input if isinstance(item, ItemReference)]
+        self._items: list[Item] = []
+        self._bare = responses_request(read, headers)
+        self.request: ChatRequest = self._bare
+        self.streams = self._bare.stream
+        self._response = ResponseObject(read)
+        self._events = NumberedEvents()
+        self._output = OutputStream(self._events)
+        self._end: ChoiceFinished | None = None
+        self._usage = UsageReport(0, 0)
+        self._ended: dict[str, Any] | None = None
+        if not self.previous and not self.references:
+            self.follow(None, {})
+
+    def follow(self, previous: StoredResponse | None, referenced: Mapping[str, Item]) -> None:
+        """Complete the request with what is kept: the response that it follows, and items by their ids.
+
+        Raises InvalidRequest and NotFound that name the field.
+        """
+        if self.previous and previous is None:
+            raise unknown_previous(self.previous)
+        earlier = [] if previous is None else previous.conversation
+        items = [_resolved(item, referenced, number) for number, item in enumerate(self._input)]
+        messages = messages_of(earlier, items)
+        self._items = [*earlier, *items]
+        self.request = replace(self._bare, messages=[*self._bare.messages, *messages])
+
+    @property
+    def kept(self) -> StoredResponse | None:
+        """Return what is to be kept, once the answer is complete; None for nothing.
+
+        It has to be kept before the last bytes are sent: the client may follow it at once.
+        """
+        if self._ended is None or not self._response.stores:
+            return None
+        return StoredResponse(self._ended, self._items)
+
+    def opening(self) -> bytes:
+        """Return the first events, which bring the response as it is now."""
+        now = self._response.state("in_progress")
+        created = self._events.event("response.created", response=now)
+        return created + self._events.event("response.in_progress", response=now)
+
+    def chunks(self, event: ChatEvent) -> bytes:
+        """Return the events that an event of the answer becomes."""
+        match event:
+            case UsageReport():
+                self._usage = event
+                return b""
+            case ChoiceFinished():
+                self._end = event
+                return self._output.finish(self._status)
+            case _:
+                return self._output.add(event)
+
+    def closing(self) -> bytes:
+        """Return the end, with the whole response."""
+        last = self._output.finish(self._status)
+        self._ended = self._response.state(self._status, self._output.items, self._usage)
+        return last + self._events.event(f"response.{self._status}", response=self._ended)
+
+    def failure(self, error: InferdError) -> bytes:
+        """Return the end of a stream that broke off. A response that failed is not kept."""
+        last = self._output.close("incomplete")
+        failed = self._response.state("failed", self._output.items, self._usage, error)
+        return last + self._events.event("response.failed", response=failed)
+
+    def body(self, answer: CollectedAnswer) -> dict[str, Any]:
+        """Return the whole response."""
+        for event in _events_of(answer):
+            self.chunks(event)
+        self.closing()
+        assert self._ended is not None
+        return self._ended
+
+    @property
+    def _status(self) -> Status:
+        return "incomplete" if self._end is not None and self._end.reason == "length" else "completed"
+
+
+class OpenAiResponses:
+    """``POST /v1/responses``."""
+
+    def read(self, body: bytes, headers: ClientHeaders) -> ResponsesExchange:
+        """Return the request. Raises InvalidRequest, with the field in ``detail["param"]``."""
+        return ResponsesExchange(body, headers)
+
+
+def _resolved(item: Item | ItemReference, referenced: Mapping[str, Item], number: int) -> Item:
+    if not isinstance(item, ItemReference):
+        return item
+    if item.id not in referenced:
+        raise NotFound(f"Item with id {item.id!r} not found.", param=f"input[{number}].id")
+    return referenced[item.id]
+
+
+def _events_of(answer: CollectedAnswer) -> list[ChatEvent]:
+    """Return the answer as the fewest events: a whole response and a streamed one are made in one way."""
+    choice = answer.choices[0]
+    events: list[ChatEvent] = [ReasoningDelta(choice.reasoning), TextDelta(choice.text, scores=choice.text_scores)]
+    for number, call in enumerate(choice.calls):
+        events += [ToolCallStarted(number, call.id, call.name), ToolArguments(number, call.arguments)]
+    return [*events, answer.usage, ChoiceFinished(choice.reason or "stop", 0, choice.stopped_by)]

@@ -1,0 +1,233 @@
+"""The items of an input: read, and made whole, so that they can be kept, listed, and sent again by a client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from inferd.protocol import cut
+from inferd_runtime.server.dialects.reading import (
+    MAX_SHOWN,
+    as_kind,
+    check_means_nothing,
+    invalid,
+    not_supported,
+    read_arguments,
+)
+from inferd_runtime.server.dialects.responses.ids import new_id
+
+Item: TypeAlias = dict[str, Any]
+"""An item as JSON: of type message, reasoning, function_call or function_call_output, with an id and a status."""
+ItemId = Annotated[str, Meta(min_length=1, max_length=256)]
+FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,128}\Z")]
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class MessageItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message of any role, or one that the model wrote."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[Any]
+    type: Literal["message"] = "message"
+    id: ItemId | None = None
+    status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class ReasoningContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A piece of what the model thought, or of a summary of it."""
+
+    text: str
+    type: Literal["reasoning_text", "summary_text"]
+
+
+class ReasoningItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the model thought."""
+
+    type: Literal["reasoning"]
+    id: ItemId | None = None
+    summary: list[ReasoningContent] = []
+    content: list[ReasoningContent] | None = None
+    encrypted_content: Any = None
+    status: Status | None = None
+
+
+class FunctionCallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call that the model made. ``arguments`` is the JSON text of an object."""
+
+    type: Literal["function_call"]
+    call_id: ItemId
+    name: FunctionName
+    arguments: str
+    id: ItemId | None = None
+    status: Status | None = None
+    caller: Any = None
+    namespace: Any = None
+    is_async: Any = msgspec.field(name="async", default=None)
+
+
+class FunctionOutputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a function answered."""
+
+    type: Literal["function_call_output"]
+    call_id: ItemId
+    output: str | list[Any]
+    id: ItemId | None = None
+    status: Status | None = None
+    name: str | None = None
+    caller: Any = None
+    namespace: Any = None
+
+
+class ItemReference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An item of a response that is kept, by its id."""
+
+    id: ItemId
+    type: Literal["item_reference"] | None = None
+
+
+class InputText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A text that the model reads."""
+
+    text: str
+    type: Literal["input_text"]
+    prompt_cache_breakpoint: Any = None
+
+
+class OutputText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A text that the model wrote."""
+
+    text: str
+    type: Literal["output_text"]
+    annotations: list[Any] | None = None
+    logprobs: Any = None
+    parsed: Any = None
+
+
+class OutputRefusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the model said instead of an answer."""
+
+    refusal: str
+    type: Literal["refusal"]
+
+
+KINDS: Mapping[str, type[Any]] = {
+    "message": MessageItem,
+    "reasoning": ReasoningItem,
+    "function_call": FunctionCallItem,
+    "function_call_output": FunctionOutputItem,
+    "item_reference": ItemReference,
+}
+INPUT_PARTS: Mapping[str, type[Any]] = {"input_text": InputText}
+OUTPUT_PARTS: Mapping[str, type[Any]] = {"output_text": OutputText, "refusal": OutputRefusal, "input_text": InputText}
+DIRECT = (None, {"type": "direct"})
+MEANS_NOTHING: Mapping[str, Mapping[str, Sequence[Any]]] = {
+    "reasoning": {"encrypted_content": (None,)},
+    "function_call": {"caller": DIRECT, "namespace": (None,), "is_async": (None, False)},
+    "function_call_output": {"caller": DIRECT, "namespace": (None,)},
+}
+PART_MEANS_NOTHING: Mapping[str, Mapping[str, Sequence[Any]]] = {
+    "input_text": {"prompt_cache_breakpoint": (None, {"mode": "explicit"})},
+    "output_text": {"annotations": (None, [])},
+}
+
+
+def read_input(value: str | Sequence[Any]) -> list[Item | ItemReference]:
+    """Return the items of an input; a text is a user's message. Raises InvalidRequest that names the field."""
+    if isinstance(value, str):
+        return [message_item("user", value)]
+    return [_read_item(one, f"input[{number}]") for number, one in enumerate(value)]
+
+
+def message_item(role: str, text: str) -> Item:
+    """Return a message that the model reads."""
+    return _message(role, [{"type": "input_text", "text": text}], None)
+
+
+def _read_item(value: Any, at: str) -> Item | ItemReference:
+    kind = _kind_of(value, at)
+    item = as_kind(value, KINDS[kind], at)  # type: Any
+    check_means_nothing(item, MEANS_NOTHING.get(kind, {}), f"{at}.")
+    match item:
+        case MessageItem():
+            return _message(item.role, _parts(item, at), item.id, item.status)
+        case ReasoningItem():
+            return _reasoning(item)
+        case FunctionCallItem():
+            arguments = read_arguments(item.arguments, f"{at}.arguments")
+            return call_item(item.call_id, item.name, arguments, item.id or new_id("fc"), item.status or "completed")
+        case FunctionOutputItem():
+            return _output(item, at)
+    reference: ItemReference = item
+    return reference
+
+
+def _kind_of(value: Any, at: str) -> str:
+    """Return an item's type, which messages and references need not say."""
+    if not isinstance(value, dict):
+        raise invalid(at, f"{at}: an item is an object")
+    kind = value.get("type")
+    if kind is None:
+        return "item_reference" if "id" in value and "role" not in value else "message"
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise not_supported(f"{at}.type", f"items of type {cut(str(kind), MAX_SHOWN)!r} are")
+    return kind
+
+
+def _parts(item: MessageItem, at: str) -> list[dict[str, Any]]:
+    said = item.role == "assistant"
+    if isinstance(item.content, str):
+        return [_text_part("output_text" if said else "input_text", item.content)]
+    kinds = OUTPUT_PARTS if said else INPUT_PARTS
+    parts = [_part(value, kinds, f"{at}.content[{number}]") for number, value in enumerate(item.content)]
+    return [_text_part("output_text", part["text"]) if said and "text" in part else part for part in parts]
+
+
+def _part(value: Any, kinds: Mapping[str, type[Any]], at: str) -> dict[str, Any]:
+    if not isinstance(value, dict) or not isinstance(kind := value.get("type"), str):
+        raise invalid(f"{at}.type", f"{at}.type: a part is an object with a type")
+    if kind not in kinds:
+        raise not_supported(f"{at}.type", f"parts of type {cut(kind, MAX_SHOWN)!r} here are")
+    part = as_kind(value, kinds[kind], at)  # type: Any
+    check_means_nothing(part, PART_MEANS_NOTHING.get(kind, {}), f"{at}.")
+    return {"type": kind, "refusal": part.refusal} if isinstance(part, OutputRefusal) else _text_part(kind, part.text)
+
+
+def _text_part(kind: str, text: str) -> dict[str, Any]:
+    return {"type": kind, "text": text, "annotations": []} if kind == "output_text" else {"type": kind, "text": text}
+
+
+def _message(role: str, parts: Sequence[Mapping[str, Any]], item_id: str | None, status: str | None = None) -> Item:
+    return {
+        "id": item_id or new_id("msg"), "type": "message", "status": status or "completed", "role": role, "content": list(parts),
+    }  # fmt: skip
+
+
+def _reasoning(item: ReasoningItem) -> Item:
+    return {
+        "id": item.id or new_id("rs"),
+        "type": "reasoning",
+        "status": item.status or "completed",
+        "summary": [{"type": "summary_text", "text": part.text} for part in item.summary],
+        "content": [{"type": "reasoning_text", "text": part.text} for part in item.content or []],
+    }
+
+
+def call_item(call_id: str, name: str, arguments: str, item_id: str, status: str) -> Item:
+    """Return a call of a function."""
+    return {
+        "id": item_id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": arguments,
+    }  # fmt: skip
+
+
+def _output(item: FunctionOutputItem, at: str) -> Item:
+    output: Any = item.output
+    if not isinstance(output, str):
+        output = [_part(value, INPUT_PARTS, f"{at}.output[{number}]") for number, value in enumerate(output)]
+    return {
+        "id": item.id or new_id("fco"), "type": "function_call_output", "status": item.status or "completed",
+        "call_id": item.call_id, "output": output,
+    }  # fmt: skip

@@ -1,0 +1,142 @@
+"""The output of a response as it grows: its items, and the events that tell of each. Synchronous, used for one answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from inferd.chat import ChatEvent, ReasoningDelta, TextDelta, TokenScore, ToolArguments, ToolCallStarted
+from inferd_runtime.server.dialects.responses.ids import new_id
+from inferd_runtime.server.dialects.responses.items import Item, call_item
+from inferd_runtime.server.dialects.responses.response_object import (
+    said_item,
+    score_json,
+    text_part,
+    thought_item,
+    thought_part,
+)
+from inferd_runtime.server.dialects.server_sent import named_event
+
+
+class NumberedEvents:
+    """Makes events, each with its number in the stream."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def event(self, name: str, /, **data: Any) -> bytes:
+        """Return the next event."""
+        number, self._next = self._next, self._next + 1
+        return named_event(name, {"type": name, "sequence_number": number, **data})
+
+
+@dataclass
+class _OpenItem:
+    """An item that is not complete. ``call`` is -1 for one that is no call."""
+
+    kind: Literal["message", "reasoning", "call"]
+    id: str
+    index: int
+    text: str = ""
+    scores: list[TokenScore] = field(default_factory=list)
+    call: int = -1
+    call_id: str = ""
+    name: str = ""
+
+    def item(self, status: str) -> Item:
+        """Return the item; one in progress has no content, since that is told by events of its own."""
+        begun = status == "in_progress"
+        match self.kind:
+            case "message":
+                return said_item(self.id, status, [] if begun else [self.part()])
+            case "reasoning":
+                return thought_item(self.id, status, [] if begun else [self.part()])
+            case "call":
+                return call_item(self.call_id, self.name, "" if begun else self.text, self.id, status)
+
+    def part(self) -> dict[str, Any]:
+        """Return what the item holds."""
+        return text_part(self.text, self.scores) if self.kind == "message" else thought_part(self.text)
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Return where the item is, and for all but calls which part of it."""
+        place: dict[str, Any] = {"item_id": self.id, "output_index": self.index}
+        return place if self.kind == "call" else {**place, "content_index": 0}
+
+
+class OutputStream:
+    """Takes an answer's events in order. One item is open at a time; ``items`` are those that are complete."""
+
+    def __init__(self, events: NumberedEvents) -> None:
+        self.items: list[Item] = []
+        self._events = events
+        self._open: _OpenItem | None = None
+
+    def add(self, event: ChatEvent) -> bytes:
+        """Return the events that an event of the answer becomes."""
+        match event:
+            case TextDelta(text=text, scores=scores) if text or scores:
+                return self._enter("message") + self._say(text, scores)
+            case ReasoningDelta(text=text) if text:
+                return self._enter("reasoning") + self._more("response.reasoning_text.delta", text)
+            case ToolCallStarted():
+                closed = self.close()
+                call = _OpenItem("call", new_id("fc"), len(self.items), "", [], event.call, event.id, event.name)
+                return closed + self._begin(call)
+            case ToolArguments(call=call, text=text) if self._open is not None and self._open.call == call and text:
+                return self._more("response.function_call_arguments.delta", text)
+        return b""
+
+    def close(self, status: Literal["completed", "incomplete"] = "completed") -> bytes:
+        """Return the end of the item that is open, if there is one."""
+        one, self._open = self._open, None
+        if one is None:
+            return b""
+        if one.kind == "call":
+            done = self._events.event(
+                "response.function_call_arguments.done", **one.place, name=one.name, arguments=one.text or "{}"
+            )
+            one.text = one.text or "{}"
+        else:
+            done = self._close_part(one)
+        item = one.item(status)
+        self.items.append(item)
+        return done + self._events.event("response.output_item.done", output_index=one.index, item=item)
+
+    def finish(self, status: Literal["completed", "incomplete"]) -> bytes:
+        """Return the end of the output. An answer without anything is a message without text."""
+        empty = self._enter("message") if not self.items and self._open is None else b""
+        return empty + self.close(status)
+
+    def _enter(self, kind: Literal["message", "reasoning"]) -> bytes:
+        if self._open is not None and self._open.kind == kind:
+            return b""
+        closed = self.close()
+        one = _OpenItem(kind, new_id("msg" if kind == "message" else "rs"), len(self.items))
+        return (
+            closed + self._begin(one) + self._events.event("response.content_part.added", **one.place, part=one.part())
+        )
+
+    def _begin(self, one: _OpenItem) -> bytes:
+        self._open = one
+        return self._events.event("response.output_item.added", output_index=one.index, item=one.item("in_progress"))
+
+    def _say(self, text: str, scores: list[TokenScore]) -> bytes:
+        assert self._open is not None
+        self._open.scores += scores
+        return self._more("response.output_text.delta", text, logprobs=[score_json(score) for score in scores])
+
+    def _more(self, name: str, text: str, **data: Any) -> bytes:
+        assert self._open is not None
+        self._open.text += text
+        return self._events.event(name, **self._open.place, delta=text, **data)
+
+    def _close_part(self, one: _OpenItem) -> bytes:
+        part = one.part()
+        if one.kind == "message":
+            logprobs = part["logprobs"]
+            done = self._events.event("response.output_text.done", **one.place, text=one.text, logprobs=logprobs)
+        else:
+            done = self._events.event("response.reasoning_text.done", **one.place, text=one.text)
+        return done + self._events.event("response.content_part.done", **one.place, part=part)

@@ -1,0 +1,84 @@
+"""Responses that are kept: what each holds, and what clients see of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from inferd.protocol import InvalidRequest, NotFound, cut
+from inferd_runtime.server.dialects.reading import invalid
+from inferd_runtime.server.dialects.responses.items import Item
+
+MAX_LISTED = 100
+"""Items on one page."""
+LISTED = 20
+MAX_SHOWN = 100
+
+
+class StoredResponse(msgspec.Struct, frozen=True):
+    """A response with all that led to it, so that none before it is needed. ``input`` begins with what was said earlier."""
+
+    response: dict[str, Any]
+    input: list[Item]
+
+    @property
+    def id(self) -> str:
+        """Return the response's id."""
+        return str(self.response["id"])
+
+    @property
+    def conversation(self) -> list[Item]:
+        """Return what a next response follows: everything but the instructions."""
+        return [*self.input, *self.response["output"]]
+
+
+def unknown_response(response_id: str) -> NotFound:
+    """Return the error of a response that is not kept for the tenant."""
+    return NotFound(f"Response with id {cut(response_id, MAX_SHOWN)!r} not found.", param="response_id")
+
+
+def unknown_previous(response_id: str) -> InvalidRequest:
+    """Return the error of a request that follows a response which is not kept for the tenant."""
+    return InvalidRequest(
+        f"Previous response with id {cut(response_id, MAX_SHOWN)!r} not found.",
+        param="previous_response_id",
+        code="previous_response_not_found",
+    )
+
+
+def not_cancellable(response_id: str) -> InvalidRequest:
+    """Return the error of cancelling a response that does not run in the background: none does."""
+    return InvalidRequest(
+        f"Cannot cancel the response {cut(response_id, MAX_SHOWN)!r}: only background responses can be cancelled; "
+        "leave the connection to end another one.",
+        param="response_id",
+    )
+
+
+def deleted_json(response_id: str) -> dict[str, Any]:
+    """Return what is answered when a response was deleted."""
+    return {"id": response_id, "object": "response", "deleted": True}
+
+
+def item_page(items: Sequence[Item], limit: int = LISTED, order: str = "desc", after: str = "") -> dict[str, Any]:
+    """Return a page of items, newest first or (``asc``) oldest first, behind the item ``after``. Raises InvalidRequest."""
+    if not 1 <= limit <= MAX_LISTED:
+        raise invalid("limit", f"limit: it must be 1 to {MAX_LISTED}")
+    if order not in ("asc", "desc"):
+        raise invalid("order", "order: it must be asc or desc")
+    ordered = list(items) if order == "asc" else list(reversed(items))
+    if after:
+        ids = [item["id"] for item in ordered]
+        if after not in ids:
+            raise invalid("after", f"after: the response has no item {cut(after, MAX_SHOWN)!r}")
+        ordered = ordered[ids.index(after) + 1 :]
+    data = ordered[:limit]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else "",
+        "last_id": data[-1]["id"] if data else "",
+        "has_more": len(ordered) > limit,
+    }
