@@ -77,7 +77,9 @@ class ChoiceFinished:
 
 @dataclass(frozen=True)
 class UsageReport:
-    """What all answers together have used, in tokens. ``cached`` of the prompt's were not computed again.
+    """What all answers together have used so far, in tokens: the last report counts. ``cached`` of the prompt's were not
+    computed again. ``prompt_tokens``: the prompt's token ids, where ``return_tokens`` asks for them. A report with the prompt
+    may come before the text, so that streams can tell it.
 
     ``accepted_prediction`` and ``rejected_prediction`` are the tokens of ``prediction`` that did and did not stand.
     """
@@ -91,6 +93,7 @@ class UsageReport:
     accepted: int = 0
     accepted_prediction: int = 0
     rejected_prediction: int = 0
+    prompt_tokens: list[int] = field(default_factory=list)
 
 
 ChatEvent: TypeAlias = TextDelta | ReasoningDelta | ToolCallStarted | ToolArguments | ChoiceFinished | UsageReport

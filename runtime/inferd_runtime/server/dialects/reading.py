@@ -21,11 +21,16 @@ MAX_WHOLE = (1 << 53) - 1
 """The highest whole number of a field without a limit of its own: what every JSON reader keeps exactly."""
 WHERE = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(?P<name>.*)`$", re.DOTALL)
+VALUE = re.compile(r"^Invalid (?:enum )?value '(?P<value>[^']*)'$")
+ANY_KEY = "[...]"
+"""What msgspec writes for the key of a mapping."""
 
 
-def invalid(param: str, message: str) -> InvalidRequest:
-    """Return the error of a field. ``param``: its path, as in ``messages[0].content``; "" for the body as a whole."""
-    return InvalidRequest(cut(message, 2 * MAX_SHOWN), param=cut(param, MAX_PARAM))
+def invalid(param: str, message: str, code: str = "invalid_value") -> InvalidRequest:
+    """Return the error of a field. ``param``: its path, as in ``messages[0].content``; "" for the body as a whole. ``code``: what
+    OpenAI calls the problem.
+    """
+    return InvalidRequest(cut(message, 2 * MAX_SHOWN), param=cut(param, MAX_PARAM), code=code)
 
 
 def not_supported(param: str, what: str) -> InvalidRequest:
@@ -44,28 +49,35 @@ def read_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def as_kind(value: Any, kind: type[T] | Any, at: str = "") -> T:
-    """Return a JSON value as a type that msgspec knows. ``at``: the value's path. Raises InvalidRequest that names the field."""
+def as_kind(value: Any, kind: type[T] | Any, at: str = "", hints: Mapping[str, str] | None = None) -> T:
+    """Return a JSON value as a type that msgspec knows. Raises InvalidRequest that names the field.
+
+    ``at``: the value's path. ``hints``: what to say about values that are known, but not among those that a field may have.
+    """
     try:
         converted: T = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise _named(str(error), at) from None
+        raise _named(str(error), at, hints or {}) from None
     except RecursionError:
         raise invalid(at, f"{at}: nested too deeply") from None
     return converted
 
 
-def _named(text: str, at: str) -> InvalidRequest:
+def _named(text: str, at: str, hints: Mapping[str, str]) -> InvalidRequest:
     """Return the error for what msgspec says, which ends with a path where it knows one."""
     found = WHERE.match(text)
     what, path = (found["what"], found["path"] or "") if found else (text, "")
     field = FIELD.match(what)
-    param = f"{at}{path}" + (f".{field['name']}" if field else "")
+    param = f"{at}{path.replace(ANY_KEY, '')}" + (f".{field['name']}" if field else "")
     param = param.removeprefix(".")
+    if field and what.startswith("Object contains"):
+        return invalid(param, f"{param}: there is no such field", "unknown_parameter")
     if field:
-        unknown = what.startswith("Object contains")
-        return invalid(param, f"{param}: {'there is no such field' if unknown else 'this field is required'}")
-    return invalid(param, f"{param}: {what}" if param else what)
+        return invalid(param, f"{param}: this field is required", "missing_required_parameter")
+    value = VALUE.match(what)
+    what = hints.get(value["value"], what) if value else what
+    code = "invalid_type" if ", got `" in what else "invalid_value"
+    return invalid(param, f"{param}: {what}" if param else what, code)
 
 
 def check_means_nothing(given: object, accepted: Mapping[str, Sequence[Any]], at: str = "") -> None:

@@ -1,0 +1,155 @@
+"""``/v1/chat/completions``: reading a request, and its answer as chunks or as a whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from inferd.chat import (
+    ChatEvent,
+    ChatRequest,
+    ChoiceFinished,
+    ReasoningDelta,
+    TextDelta,
+    TokenScore,
+    ToolArguments,
+    ToolCall,
+    ToolCallStarted,
+)
+from inferd.protocol import InferdError
+from inferd_runtime.server.dialects.collected import CollectedAnswer, CollectedChoice
+from inferd_runtime.server.dialects.exchange import ClientHeaders
+from inferd_runtime.server.dialects.openai.answer_parts import (
+    DONE,
+    AnswerHead,
+    ChunkWriter,
+    answer_head,
+    sse,
+    usage_json,
+)
+from inferd_runtime.server.dialects.openai.chat_fields import chat_request, read_chat_fields
+from inferd_runtime.server.dialects.openai.common_fields import Reporting, reporting
+from inferd_runtime.server.dialects.openai.errors import error_body
+from inferd_runtime.server.dialects.reading import read_object
+
+WHOLE, CHUNK = "chat.completion", "chat.completion.chunk"
+
+
+class ChatCompletions:
+    """Reads requests of the route. ``clock`` returns seconds since the epoch."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+
+    def read(self, body: bytes, headers: ClientHeaders) -> ChatCompletionExchange:
+        """Return the request. Raises InvalidRequest, with the field in ``detail["param"]``."""
+        asked = read_chat_fields(read_object(body))
+        head = answer_head("chatcmpl-", asked.request_id, headers.request_id, asked.model, self._clock())
+        return ChatCompletionExchange(chat_request(asked, headers), head, reporting(asked))
+
+
+class ChatCompletionExchange:
+    """A request for chat answers; see :class:`~inferd_runtime.server.dialects.exchange.Exchange`."""
+
+    def __init__(self, request: ChatRequest, head: AnswerHead, told: Reporting) -> None:
+        self.model = head.model
+        self.request = request
+        self.streams = request.stream
+        self._head = head
+        self._told = told
+        self._writer = ChunkWriter(head, CHUNK, told)
+
+    def opening(self) -> bytes:
+        """Return a chunk with the role for each of the answers."""
+        first = {"role": "assistant", "content": ""}
+        return b"".join(self._chunk(choice, first) for choice in range(self.request.n))
+
+    def chunks(self, event: ChatEvent) -> bytes:
+        """Return the chunk of an event. What was used is told at the end."""
+        self._writer.count(event)
+        match event:
+            case TextDelta():
+                return self._text(event, {"content": event.text})
+            case ReasoningDelta():
+                return self._text(event, {"reasoning": event.text, "reasoning_content": event.text})
+            case ToolCallStarted():
+                return self._chunk(
+                    event.choice, {"tool_calls": [{"index": event.call, **_call_json(event.id, event.name)}]}
+                )
+            case ToolArguments():
+                arguments = {"index": event.call, "function": {"arguments": event.text}}
+                return self._chunk(event.choice, {"tool_calls": [arguments]})
+            case ChoiceFinished():
+                ending = {"finish_reason": event.reason, "stop_reason": event.stopped_by or None}
+                return self._chunk(event.choice, {}, **ending)
+            case _:
+                return b""
+
+    def closing(self) -> bytes:
+        """Return the chunk with the usage, where it was asked for, and the end."""
+        return self._writer.closing()
+
+    def failure(self, error: InferdError) -> bytes:
+        """Return the error, and the end."""
+        return sse(error_body(error)) + DONE
+
+    def body(self, answer: CollectedAnswer) -> dict[str, Any]:
+        """Return the whole answer."""
+        value = self._head.json(WHOLE)
+        value["choices"] = [self._choice(index, choice) for index, choice in enumerate(answer.choices)]
+        value["usage"] = usage_json(answer.usage)
+        if self._told.token_ids:
+            value["prompt_token_ids"] = answer.usage.prompt_tokens
+        return value
+
+    def _text(self, event: TextDelta | ReasoningDelta, delta: dict[str, Any]) -> bytes:
+        shown = event.tokens if self._told.token_ids else []
+        if not event.text and not shown and not event.scores:
+            return b""
+        extra: dict[str, Any] = {"token_ids": shown} if self._told.token_ids else {}
+        return self._chunk(event.choice, delta, logprobs=_logprobs_json(event.scores), **extra)
+
+    def _chunk(self, choice: int, delta: dict[str, Any], **extra: Any) -> bytes:
+        return self._writer.chunk({"index": choice, "delta": delta, "logprobs": None, "finish_reason": None, **extra})
+
+    def _choice(self, index: int, choice: CollectedChoice) -> dict[str, Any]:
+        value = {
+            "index": index,
+            "message": _message(choice),
+            "logprobs": None if self.request.logprobs is None else _logprobs_json(choice.scores, always=True),
+            "finish_reason": choice.reason or "stop",
+            "stop_reason": choice.stopped_by or None,
+        }
+        return value | ({"token_ids": choice.tokens} if self._told.token_ids else {})
+
+
+def _message(choice: CollectedChoice) -> dict[str, Any]:
+    """Return an answer's message. Its content is null where there are calls and no text."""
+    content = None if choice.calls and not choice.text else choice.text
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
+    if choice.reasoning:
+        message |= {"reasoning": choice.reasoning, "reasoning_content": choice.reasoning}
+    if choice.calls:
+        message["tool_calls"] = [_whole_call(call) for call in choice.calls]
+    return message
+
+
+def _whole_call(call: ToolCall) -> dict[str, Any]:
+    return _call_json(call.id, call.name, call.arguments or "{}")
+
+
+def _call_json(call_id: str, name: str, arguments: str = "") -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _logprobs_json(scores: Sequence[TokenScore], *, always: bool = False) -> dict[str, Any] | None:
+    """Return the log-probabilities of some tokens; None for none, unless ``always``."""
+    if not scores and not always:
+        return None
+    content = [{**_score(each), "top_logprobs": [_score(top) for top in each.top]} for each in scores]
+    return {"content": content, "refusal": None}
+
+
+def _score(score: TokenScore) -> dict[str, Any]:
+    return {"token": score.text, "bytes": score.data, "logprob": score.logprob}

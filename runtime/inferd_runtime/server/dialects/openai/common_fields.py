@@ -1,0 +1,194 @@
+"""The fields that chat and text completions share, and what those that work become in a neutral request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from inferd.chat import ChatRequest, SamplingOptions
+from inferd.protocol.generation import MAX_PRIORITY, MAX_STOP_CHARACTERS, MAX_STOPS
+from inferd.protocol.sampling import MAX_BIASES, MAX_SEED
+from inferd_runtime.server.dialects.exchange import ClientHeaders
+from inferd_runtime.server.dialects.field_table import RequestField
+from inferd_runtime.server.dialects.openai.output_formats import ResponseFormat, StructuredOutputs, output_format
+from inferd_runtime.server.dialects.refusals import refusal
+
+MAX_CHOICES = 128
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+StopString = Annotated[str, Meta(min_length=1)]
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """What a stream brings besides the text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """What a client wants to be told: ``usage`` at the end of a stream or (``continuous``) with each chunk, and token ids."""
+
+    usage: bool = False
+    continuous: bool = False
+    token_ids: bool = False
+
+
+class CommonFields(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a chat and a text completion take alike."""
+
+    model: Name
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=MAX_SEED)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    session_id: Name | None = None
+    request_id: Annotated[str, Meta(pattern=r"^[\x21-\x7e]{1,128}\Z")] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    return_token_ids: bool | None = None
+    speculation: bool | Literal["auto"] | None = None
+
+
+COMMON_FIELDS = (
+    RequestField("model", "a served model, an adapter, or a program that serves chat; required"),
+    RequestField("temperature", "0 to 2, 1 by default; 0 takes the most likely token"),
+    RequestField("top_p", "above 0, to 1"),
+    RequestField("top_k", "so many of the most likely tokens; -1 and 0 (the default) are all"),
+    RequestField("min_p", "0 to 1: tokens that are less likely than this share of the likeliest are left out"),
+    RequestField("presence_penalty", "-2 to 2"),
+    RequestField("frequency_penalty", "-2 to 2"),
+    RequestField("repetition_penalty", "0.01 to 100, 1 by default"),
+    RequestField("logit_bias", f"token id to a number from -100 to 100, for up to {MAX_BIASES} tokens"),
+    RequestField("seed", "any integer of 64 bits; the same seed draws the same tokens"),
+    RequestField("n", f"1 to {MAX_CHOICES} answers"),
+    RequestField("stop", f"a string, or up to {MAX_STOPS} of them"),
+    RequestField("stream", "server-sent events"),
+    RequestField(
+        "stream_options",
+        "include_usage, continuous_usage_stats (with include_usage); include_obfuscation only as false",
+    ),
+    RequestField("user", "the client's own: programs see it"),
+    RequestField("response_format", "text, json_object, json_schema; a schema is always enforced, strict or not"),
+    RequestField("structured_outputs", "exactly one of json, regex, choice, grammar (Lark or GBNF), json_object: true"),
+    RequestField("priority", "-3 to 3; as in vLLM a lower number is served earlier: each step doubles its share"),
+    RequestField("session_id", "names a conversation; the header X-Session-Id does, too"),
+    RequestField("request_id", "becomes a part of the answer's id"),
+    RequestField("cache_salt", "the computed prompt is found again only with the same salt"),
+    RequestField("return_token_ids", "token_ids of the answers, and prompt_token_ids"),
+    RequestField("speculation", 'whether the runtime drafts: true, false, or "auto" (the default)'),
+    RequestField("stop_token_ids", "texts end at the model's own end tokens and at stop strings", ([],)),
+    RequestField("include_stop_str_in_output", "the text ends before the stop string", (False,)),
+    RequestField("ignore_eos", "texts end where the model ends them", (False,)),
+    RequestField("min_tokens", "texts end where the model ends them", (0,)),
+    RequestField("skip_special_tokens", "texts have no special tokens", (True,)),
+    RequestField("spaces_between_special_tokens", "texts have no special tokens", (True,)),
+    RequestField("use_beam_search", "there is no beam search; a program can do it", (False,)),
+    RequestField("length_penalty", "there is no beam search", (1.0,)),
+    RequestField("truncate_prompt_tokens", "a prompt that is too long is refused", ()),
+    RequestField("truncation_side", "a prompt that is too long is refused", ()),
+    RequestField("prompt_logprobs", "prompts are not scored", ()),
+    RequestField("logprob_token_ids", "log-probabilities are told of the most likely tokens", ()),
+    RequestField("allowed_token_ids", "use logit_bias or structured_outputs", ()),
+    RequestField("bad_words", "use logit_bias", ([],)),
+    RequestField("watermarking", "there is none", (False,)),
+    RequestField("thinking_token_budget", "thinking has no limit of its own", (-1,)),
+    RequestField("return_tokens_as_token_ids", "use return_token_ids", (False,)),
+    RequestField("return_token_offsets", "offsets are not told", (False,)),
+    RequestField("return_mm_kwargs", "there is only text", (True,)),
+    RequestField("routed_experts_prompt_start", "routing is not told", (0,)),
+    RequestField("repetition_detection", "use repetition_penalty", ()),
+    RequestField("stream_interval", "each step is sent at once", (1,)),
+    RequestField("kv_transfer_params", "prompts are computed where they are answered", ()),
+    RequestField("ec_transfer_params", "there is only text", ()),
+    RequestField("vllm_xargs", "there are no extensions of this kind; write a program", ({},)),
+    RequestField("guided_json", "use structured_outputs.json", ()),
+    RequestField("guided_regex", "use structured_outputs.regex", ()),
+    RequestField("guided_choice", "use structured_outputs.choice", ()),
+    RequestField("guided_grammar", "use structured_outputs.grammar", ()),
+    RequestField("guided_json_object", "use structured_outputs.json_object", (False,)),
+    RequestField("guided_decoding_backend", "the runtime chooses it", ()),
+    RequestField("guided_whitespace_pattern", "there is no such choice", ()),
+)
+
+
+def common_request(asked: CommonFields, headers: ClientHeaders) -> ChatRequest:
+    """Return the neutral request, but for what only one of the routes has. Raises InvalidRequest, which names the field."""
+    _check_stream_options(asked)
+    options = asked.stream_options or StreamOptions()
+    return ChatRequest(
+        model=asked.model,
+        output=output_format(asked.response_format, asked.structured_outputs),
+        sampling=_sampling(asked),
+        n=asked.n or 1,
+        stop=_stops(asked.stop),
+        speculation="auto" if asked.speculation is None else asked.speculation,
+        priority=-(asked.priority or 0),
+        session=asked.session_id or headers.session,
+        cache_salt=asked.cache_salt or "",
+        return_tokens=bool(asked.return_token_ids or options.continuous_usage_stats),
+        stream=bool(asked.stream),
+        user=asked.user or "",
+    )
+
+
+def _check_stream_options(asked: CommonFields) -> None:
+    if asked.stream_options is None:
+        return
+    if not asked.stream:
+        raise refusal("stream_options", "needs stream: true")
+    if asked.stream_options.continuous_usage_stats and not asked.stream_options.include_usage:
+        raise refusal("stream_options.continuous_usage_stats", "needs include_usage: true")
+
+
+def _sampling(asked: CommonFields) -> SamplingOptions:
+    """Return how tokens are drawn; what is left out, or null, is OpenAI's default."""
+    return SamplingOptions(
+        temperature=1.0 if asked.temperature is None else asked.temperature,
+        top_p=1.0 if asked.top_p is None else asked.top_p,
+        top_k=max(0, asked.top_k or 0),
+        min_p=asked.min_p or 0.0,
+        seed=None if asked.seed is None else asked.seed & MAX_SEED,  # negative ones, too, stand for one seed each
+        repetition_penalty=1.0 if asked.repetition_penalty is None else asked.repetition_penalty,
+        presence_penalty=asked.presence_penalty or 0.0,
+        frequency_penalty=asked.frequency_penalty or 0.0,
+        logit_bias=_biases(asked.logit_bias or {}),
+    )
+
+
+def _biases(biases: dict[str, float]) -> dict[str, float]:
+    """Raises InvalidRequest for a key that is no token id as JSON writes numbers."""
+    if len(biases) > MAX_BIASES:
+        raise refusal("logit_bias", f"names {len(biases)} tokens; {MAX_BIASES} are allowed")
+    for token in biases:
+        if not (token.isascii() and token.isdigit() and len(token) <= 10 and token == str(int(token))):
+            raise refusal(f"logit_bias.{token}", "not a token id")
+    return biases
+
+
+def _stops(stop: str | list[str] | None) -> list[str]:
+    stops = [stop] if isinstance(stop, str) else list(stop or [])
+    if sum(map(len, stops)) > MAX_STOP_CHARACTERS:
+        raise refusal("stop", f"{MAX_STOP_CHARACTERS} characters in all are allowed")
+    return stops
+
+
+def reporting(asked: CommonFields) -> Reporting:
+    """Return what the client wants to be told besides the text."""
+    options = asked.stream_options or StreamOptions()
+    return Reporting(bool(options.include_usage), bool(options.continuous_usage_stats), bool(asked.return_token_ids))

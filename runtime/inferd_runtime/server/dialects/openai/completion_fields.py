@@ -1,0 +1,105 @@
+"""The request of ``/v1/completions``: its fields, and what they become."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, TypeAlias, TypeGuard
+
+from msgspec import Meta
+
+from inferd.chat import ChatRequest
+from inferd_runtime.server.dialects.exchange import ClientHeaders
+from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
+from inferd_runtime.server.dialects.openai.common_fields import COMMON_FIELDS, CommonFields, common_request
+from inferd_runtime.server.dialects.openai.messages import HINTS
+from inferd_runtime.server.dialects.reading import as_kind
+from inferd_runtime.server.dialects.refusals import refusal
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 128
+MAX_LOGPROBS = 20
+MAX_TOKEN = 2**31 - 1
+Prompt: TypeAlias = str | list[int]
+
+
+class CompletionFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
+    """The fields that work."""
+
+    prompt: str | list[str | int | list[int]]
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+
+
+COMPLETION_FIELDS = FieldTable(
+    (
+        RequestField(
+            "prompt", f"a string, token ids, or up to {MAX_PROMPTS} strings or lists of token ids, n answers for each"
+        ),
+        *COMMON_FIELDS,
+        RequestField("max_tokens", f"at least 1; {DEFAULT_MAX_TOKENS} by default"),
+        RequestField("logprobs", f"0 to {MAX_LOGPROBS}: log-probabilities, and so many of the most likely tokens"),
+        RequestField("echo", "the text begins with the prompt; not with logprobs"),
+        RequestField("best_of", "only n itself: a program can choose among answers (best-of-n)"),
+        RequestField("suffix", "no text is filled in", ("",)),
+        RequestField("add_special_tokens", "prompts begin as the model expects it", (True,)),
+        RequestField("prompt_embeds", "prompts are text or token ids", ()),
+    )
+)
+
+
+def read_completion_fields(value: dict[str, Any]) -> CompletionFields:
+    """Return the fields of a request. Raises InvalidRequest, which names the field."""
+    return as_kind(COMPLETION_FIELDS.take(value), CompletionFields, hints=HINTS)
+
+
+def completion_requests(asked: CompletionFields, headers: ClientHeaders) -> list[ChatRequest]:
+    """Return a neutral request for each prompt. Raises InvalidRequest, which names the field."""
+    if asked.best_of is not None and asked.best_of != (asked.n or 1):
+        raise refusal("best_of", "only n itself is supported: a program can choose among answers", "unsupported_value")
+    if asked.echo and asked.logprobs is not None:
+        raise refusal("logprobs", "excludes echo: prompts are not scored", "unsupported_value")
+    request = replace(
+        common_request(asked, headers),
+        max_tokens=DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens,
+        logprobs=asked.logprobs,
+        echo=bool(asked.echo),
+    )
+    prompts = read_prompts(asked.prompt, "prompt")
+    if asked.return_token_ids and len(prompts) > 1:
+        raise refusal("return_token_ids", "works with one prompt at a time", "unsupported_value")
+    return [replace(request, prompt=prompt) for prompt in prompts]
+
+
+def read_prompts(given: str | list[str | int | list[int]], param: str, most: int = MAX_PROMPTS) -> list[Prompt]:
+    """Return the texts and token lists that ``given`` holds. Raises InvalidRequest for a mix, for none, and for too many."""
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise refusal(param, "must not be empty")
+    if _are_tokens(given):
+        return [_tokens(given, param)]
+    if len(given) > most:
+        raise refusal(param, f"at most {most} in one request")
+    prompts: list[Prompt] = []
+    for index, each in enumerate(given):
+        if isinstance(each, int) or isinstance(each, str) != isinstance(given[0], str):
+            raise refusal(
+                f"{param}[{index}]", "texts, token ids and lists of token ids do not go together", "invalid_type"
+            )
+        prompts.append(each if isinstance(each, str) else _tokens(each, f"{param}[{index}]"))
+    return prompts
+
+
+def _are_tokens(given: list[str | int | list[int]]) -> TypeGuard[list[int]]:
+    return all(isinstance(each, int) for each in given)
+
+
+def _tokens(tokens: list[int], param: str) -> list[int]:
+    if not tokens:
+        raise refusal(param, "must not be empty")
+    for index, token in enumerate(tokens):
+        if not 0 <= token <= MAX_TOKEN:
+            raise refusal(f"{param}[{index}]", "not a token id")
+    return tokens

@@ -1,0 +1,164 @@
+"""``/v1/completions``: reading a request, and its answers as chunks or as a whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from inferd.chat import ChatEvent, ChatRequest, ChoiceFinished, TextDelta, TokenScore, UsageReport
+from inferd.protocol import InferdError
+from inferd_runtime.server.dialects.collected import CollectedAnswer, CollectedChoice
+from inferd_runtime.server.dialects.exchange import ClientHeaders
+from inferd_runtime.server.dialects.openai.answer_parts import (
+    DONE,
+    AnswerHead,
+    ChunkWriter,
+    answer_head,
+    sse,
+    usage_json,
+)
+from inferd_runtime.server.dialects.openai.common_fields import Reporting, reporting
+from inferd_runtime.server.dialects.openai.completion_fields import completion_requests, read_completion_fields
+from inferd_runtime.server.dialects.openai.errors import error_body
+from inferd_runtime.server.dialects.reading import read_object
+
+KIND = "text_completion"
+
+
+class Completions:
+    """Reads requests of the route. ``clock`` returns seconds since the epoch."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+
+    def read(self, body: bytes, headers: ClientHeaders) -> CompletionExchange:
+        """Return the request. Raises InvalidRequest, with the field in ``detail["param"]``."""
+        asked = read_completion_fields(read_object(body))
+        head = answer_head("cmpl-", asked.request_id, headers.request_id, asked.model, self._clock())
+        return CompletionExchange(completion_requests(asked, headers), head, reporting(asked))
+
+
+class CompletionExchange:
+    """A request for texts; see :class:`~inferd_runtime.server.dialects.exchange.Exchange`.
+
+    ``requests`` has one for each prompt, and ``request`` is the first: their events go through :class:`PromptMerger`, which
+    makes them those of one answer with ``choices`` choices.
+    """
+
+    def __init__(self, requests: list[ChatRequest], head: AnswerHead, told: Reporting) -> None:
+        self.model = head.model
+        self.requests = requests
+        self.request = requests[0]
+        self.streams = self.request.stream
+        self.choices = len(requests) * self.request.n
+        self._head = head
+        self._told = told
+        self._writer = ChunkWriter(head, KIND, told, prompt_in_choices=True)
+        self._lengths = [0] * self.choices
+
+    def opening(self) -> bytes:
+        """Return nothing: the first text begins the stream."""
+        return b""
+
+    def chunks(self, event: ChatEvent) -> bytes:
+        """Return the chunk of an event. What a model thinks, and calls of tools, have no place in a text."""
+        self._writer.count(event)
+        match event:
+            case TextDelta():
+                return self._text(event)
+            case ChoiceFinished():
+                ending = {"finish_reason": _reason(event.reason), "stop_reason": event.stopped_by or None}
+                return self._chunk(event.choice, "", **ending)
+            case _:
+                return b""
+
+    def closing(self) -> bytes:
+        """Return the chunk with the usage, where it was asked for, and the end."""
+        return self._writer.closing()
+
+    def failure(self, error: InferdError) -> bytes:
+        """Return the error, and the end."""
+        return sse(error_body(error)) + DONE
+
+    def body(self, answer: CollectedAnswer) -> dict[str, Any]:
+        """Return the whole answer."""
+        value = self._head.json(KIND)
+        value["choices"] = [self._choice(index, choice) for index, choice in enumerate(answer.choices)]
+        if self._told.token_ids:
+            for choice in value["choices"]:
+                choice["prompt_token_ids"] = answer.usage.prompt_tokens
+        return value | {"usage": usage_json(answer.usage)}
+
+    def _text(self, event: TextDelta) -> bytes:
+        shown = event.tokens if self._told.token_ids else []
+        start, self._lengths[event.choice] = self._lengths[event.choice], self._lengths[event.choice] + len(event.text)
+        if not event.text and not shown and not event.scores:
+            return b""
+        extra: dict[str, Any] = {"token_ids": shown} if self._told.token_ids else {}
+        if event.scores:
+            extra["logprobs"] = _logprobs_json(event.scores, start)
+        return self._chunk(event.choice, event.text, **extra)
+
+    def _chunk(self, choice: int, text: str, **extra: Any) -> bytes:
+        return self._writer.chunk({"index": choice, "text": text, "logprobs": None, "finish_reason": None, **extra})
+
+    def _choice(self, index: int, choice: CollectedChoice) -> dict[str, Any]:
+        value: dict[str, Any] = {
+            "index": index,
+            "text": choice.text,
+            "logprobs": None if self.request.logprobs is None else _logprobs_json(choice.scores, 0),
+            "finish_reason": _reason(choice.reason or "stop"),
+            "stop_reason": choice.stopped_by or None,
+        }
+        return value | ({"token_ids": choice.tokens} if self._told.token_ids else {})
+
+
+class PromptMerger:
+    """Makes one answer of those to several prompts: choices are counted through, usage is added up. Synchronous."""
+
+    def __init__(self, prompts: int, n: int) -> None:
+        self._n = n
+        self._reports = [UsageReport(0, 0)] * prompts
+
+    def event(self, prompt: int, event: ChatEvent) -> ChatEvent:
+        """Return an event of the answer to one prompt as an event of the whole."""
+        if isinstance(event, UsageReport):
+            self._reports[prompt] = event
+            return _sum(self._reports)
+        return replace(event, choice=prompt * self._n + event.choice)
+
+
+def _sum(reports: list[UsageReport]) -> UsageReport:
+    """Return all usage together. Token ids are told of one prompt only."""
+    counts = (
+        "prompt",
+        "completion",
+        "cached",
+        "reasoning",
+        "drafted",
+        "accepted",
+        "accepted_prediction",
+        "rejected_prediction",
+    )
+    total = UsageReport(**{name: sum(getattr(each, name) for each in reports) for name in counts})
+    return replace(total, prompt_tokens=reports[0].prompt_tokens) if len(reports) == 1 else total
+
+
+def _reason(reason: str) -> str:
+    """Return how a text ended, which cannot be with a tool's call."""
+    return "stop" if reason == "tool_calls" else reason
+
+
+def _logprobs_json(scores: list[TokenScore], start: int) -> dict[str, Any]:
+    """Return log-probabilities as lists side by side; ``start``: where in the text the first token begins."""
+    offsets = [start]
+    for score in scores:
+        offsets.append(offsets[-1] + len(score.text))
+    return {
+        "tokens": [score.text for score in scores],
+        "token_logprobs": [score.logprob for score in scores],
+        "top_logprobs": [{top.text: top.logprob for top in score.top} for score in scores],
+        "text_offset": offsets[:-1],
+    }

@@ -1,0 +1,83 @@
+"""``/v1/embeddings``: what is to be embedded, and the vectors as OpenAI writes them."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
+from inferd_runtime.server.dialects.openai.common_fields import Name
+from inferd_runtime.server.dialects.openai.completion_fields import Prompt, read_prompts
+from inferd_runtime.server.dialects.reading import as_kind, read_object
+from inferd_runtime.server.dialects.refusals import refusal
+
+MAX_INPUTS = 2048
+
+
+class EmbeddingFields(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The fields that work."""
+
+    model: Name
+    input: str | list[str | int | list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    user: str | None = None
+
+
+EMBEDDING_FIELDS = FieldTable(
+    (
+        RequestField("model", "a served model; required"),
+        RequestField("input", f"a string, token ids, or up to {MAX_INPUTS} strings or lists of token ids; none empty"),
+        RequestField("encoding_format", "float (the default), or base64: 32-bit floats, little-endian"),
+        RequestField("dimensions", "only the model's own number of dimensions"),
+        RequestField("user", "the client's own"),
+        RequestField("truncate_prompt_tokens", "an input that is too long is refused", ()),
+        RequestField("truncation_side", "an input that is too long is refused", ()),
+        RequestField("add_special_tokens", "inputs begin as the model expects it", (True,)),
+        RequestField("priority", "embeddings have none", (0,)),
+        RequestField("embed_dtype", "vectors have 32 bits", ("float32",)),
+        RequestField("endianness", "vectors are written little-endian", ("little",)),
+    )
+)
+
+
+@dataclass(frozen=True)
+class EmbeddingQuery:
+    """What is to be embedded. ``dimensions`` None: the client did not say."""
+
+    model: str
+    inputs: list[Prompt]
+    base64: bool = False
+    dimensions: int | None = None
+
+    def check_dimensions(self, dimensions: int) -> None:
+        """Raises InvalidRequest if the client asks for another number of dimensions than the model has."""
+        if self.dimensions not in (None, dimensions):
+            raise refusal("dimensions", f"the model's vectors have {dimensions}, and are not cut", "unsupported_value")
+
+
+def read_embeddings(body: bytes) -> EmbeddingQuery:
+    """Return the query of a request. Raises InvalidRequest, which names the field."""
+    asked: EmbeddingFields = as_kind(EMBEDDING_FIELDS.take(read_object(body)), EmbeddingFields)
+    inputs = read_prompts(asked.input, "input", most=MAX_INPUTS)
+    for index, each in enumerate(inputs):
+        if not each:
+            raise refusal("input" if isinstance(asked.input, str) else f"input[{index}]", "must not be empty")
+    return EmbeddingQuery(asked.model, inputs, asked.encoding_format == "base64", asked.dimensions)
+
+
+def embeddings_body(query: EmbeddingQuery, vectors: Sequence[Sequence[float]], tokens: int) -> dict[str, Any]:
+    """Return the answer: one vector for each input, in order. ``tokens``: of all inputs together."""
+    write = _base64 if query.base64 else list
+    data = [{"object": "embedding", "index": index, "embedding": write(each)} for index, each in enumerate(vectors)]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": query.model, "usage": usage}
+
+
+def _base64(vector: Sequence[float]) -> str:
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -1,0 +1,57 @@
+"""Errors as OpenAI writes them: a status, and ``{"error": {"message", "type", "param", "code"}}``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inferd.protocol import InferdError, cut
+from inferd_runtime.server.dialects.exchange import ErrorReply
+from inferd_runtime.server.dialects.reading import MAX_PARAM
+from inferd_runtime.server.dialects.statuses import is_prompt_too_long, retry_headers, status_of
+
+REQUEST_ERROR, SERVER_ERROR = "invalid_request_error", "server_error"
+TYPES = {403: "permission_error", 429: "rate_limit_error"}
+CODES = {
+    401: "invalid_api_key",
+    403: "permission_denied",
+    404: "not_found",
+    413: "request_too_large",
+    429: "rate_limit_exceeded",
+}
+CONTEXT_CODE = "context_length_exceeded"
+LIMITED_FIELDS = {"stop": "stop", "logit_bias": "logit_bias", "predicted": "prediction", "embed_inputs": "input"}
+"""Which field is beyond a limit."""
+
+
+def error_reply_openai(error: InferdError) -> ErrorReply:
+    """Return an error as OpenAI's clients read it."""
+    status = status_of(error)
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else retry_headers(error)
+    return ErrorReply(status, error_body(error), headers)
+
+
+def error_body(error: InferdError) -> dict[str, Any]:
+    """Return an error's object, as a body or as an event of a stream."""
+    status = status_of(error)
+    kind = TYPES.get(status, REQUEST_ERROR if status < 500 else SERVER_ERROR)
+    wire = error.to_wire()
+    return {"error": {"message": wire.message, "type": kind, "param": _param(error), "code": _code(error, status)}}
+
+
+def _param(error: InferdError) -> str | None:
+    param = error.detail.get("param")
+    if isinstance(param, str) and param:
+        return cut(param, MAX_PARAM)
+    limit = error.detail.get("limit")
+    return LIMITED_FIELDS.get(limit) if isinstance(limit, str) else None
+
+
+def _code(error: InferdError, status: int) -> str | None:
+    if is_prompt_too_long(error):
+        return CONTEXT_CODE
+    code = error.detail.get("code")
+    if isinstance(code, str):
+        return cut(code, MAX_PARAM)
+    if status == 404 and error.detail.get("param") == "model":
+        return "model_not_found"
+    return CODES.get(status)

@@ -1,0 +1,163 @@
+"""The messages of a conversation, from OpenAI's shape into the neutral one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias
+
+from msgspec import Meta, Struct
+
+from inferd.chat import ChatMessage, ToolCall
+from inferd.protocol import InvalidRequest
+from inferd_runtime.carriable import read_json
+from inferd_runtime.server.dialects.openai.tools import ToolName
+from inferd_runtime.server.dialects.refusals import refusal
+
+CallId = Annotated[str, Meta(min_length=1, max_length=256)]
+Nothing: TypeAlias = Annotated[list[Any], Meta(max_length=0)] | None
+HINTS = {
+    "image_url": "images are not supported, only text",
+    "input_audio": "audio is not supported, only text",
+    "audio_url": "audio is not supported, only text",
+    "video_url": "videos are not supported, only text",
+    "file": "files are not supported, only text",
+    "custom": "custom tools are not supported, only functions",
+    "function": "the role 'function' is not supported: use role 'tool' and tool_calls",
+    "structural_tag": "structural tags are not supported; tools have them where they need them",
+}
+"""What is said about values that other servers know."""
+
+
+class TextPart(Struct, tag="text", tag_field="type", forbid_unknown_fields=True):
+    """A part of a text."""
+
+    text: str
+
+
+class RefusalPart(Struct, tag="refusal", tag_field="type", forbid_unknown_fields=True):
+    """A part in which the model declined."""
+
+    refusal: str
+
+
+TextContent: TypeAlias = str | list[TextPart]
+
+
+class SystemMessage(Struct, tag="system", tag_field="role", forbid_unknown_fields=True):
+    """An instruction."""
+
+    content: TextContent
+    name: str | None = None
+
+
+class DeveloperMessage(Struct, tag="developer", tag_field="role", forbid_unknown_fields=True):
+    """An instruction, as newer models call it."""
+
+    content: TextContent
+    name: str | None = None
+
+
+class UserMessage(Struct, tag="user", tag_field="role", forbid_unknown_fields=True):
+    """What a user says."""
+
+    content: TextContent
+    name: str | None = None
+
+
+class CalledFunction(Struct, forbid_unknown_fields=True):
+    """A function that was called; ``arguments`` is the JSON text of an object ("" for none)."""
+
+    name: ToolName
+    arguments: str
+
+
+class FunctionCall(Struct, tag="function", tag_field="type", forbid_unknown_fields=True):
+    """A call that the model made."""
+
+    id: CallId
+    function: CalledFunction
+    index: int | None = None
+
+
+class AssistantMessage(Struct, tag="assistant", tag_field="role", forbid_unknown_fields=True, kw_only=True):
+    """What the model said, as it was answered, with what is null or empty in it."""
+
+    content: str | list[TextPart | RefusalPart] | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[FunctionCall] | None = None
+    name: str | None = None
+    annotations: Nothing = None
+    audio: None = None
+    function_call: None = None
+
+
+class ToolMessage(Struct, tag="tool", tag_field="role", forbid_unknown_fields=True):
+    """What a tool answered."""
+
+    content: TextContent
+    tool_call_id: CallId
+    name: str | None = None
+
+
+AnyMessage: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+
+
+def text_of(content: str | list[TextPart] | list[TextPart | RefusalPart]) -> str:
+    """Return the text of a content; parts are lines of their own, as vLLM reads them."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+
+
+def read_messages(messages: list[AnyMessage]) -> list[ChatMessage]:
+    """Return the messages. Raises InvalidRequest, which names the field, for calls and answers of tools that do not fit."""
+    open_calls: set[str] = set()
+    read: list[ChatMessage] = []
+    for index, message in enumerate(messages):
+        read.append(_read(message, f"messages[{index}]"))
+        open_calls |= {call.id for call in read[-1].tool_calls}
+        if isinstance(message, ToolMessage):
+            if message.tool_call_id not in open_calls:
+                raise refusal(f"messages[{index}].tool_call_id", "answers no call that was made before and is open")
+            open_calls.discard(message.tool_call_id)
+    return read
+
+
+def _read(message: AnyMessage, place: str) -> ChatMessage:
+    match message:
+        case AssistantMessage():
+            return _assistant(message, place)
+        case ToolMessage():
+            return ChatMessage(
+                "tool", text_of(message.content), tool_call_id=message.tool_call_id, name=message.name or ""
+            )
+        case SystemMessage():
+            return ChatMessage("system", text_of(message.content), name=message.name or "")
+        case DeveloperMessage():
+            return ChatMessage("developer", text_of(message.content), name=message.name or "")
+        case UserMessage():
+            return ChatMessage("user", text_of(message.content), name=message.name or "")
+
+
+def _assistant(message: AssistantMessage, place: str) -> ChatMessage:
+    content = message.refusal if message.content is None else message.content
+    calls = [_call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls or [])]
+    if content is None and not calls:
+        raise refusal(f"{place}.content", "required where there are no tool_calls", "missing_required_parameter")
+    for index, call in enumerate(calls):
+        if call.id in (each.id for each in calls[:index]):
+            raise refusal(f"{place}.tool_calls[{index}].id", "another call of this message has this id")
+    reasoning = message.reasoning or message.reasoning_content or ""
+    return ChatMessage("assistant", text_of(content or ""), reasoning, calls, name=message.name or "")
+
+
+def _call(call: FunctionCall, place: str) -> ToolCall:
+    arguments = call.function.arguments.strip() or "{}"
+    try:
+        value = read_json(arguments, "the arguments")
+    except InvalidRequest as error:
+        raise refusal(f"{place}.function.arguments", error.message) from None
+    if not isinstance(value, dict):
+        raise refusal(f"{place}.function.arguments", "the arguments must be a JSON object")
+    return ToolCall(call.id, call.function.name, arguments)

@@ -1,0 +1,109 @@
+"""``response_format`` and vLLM's ``structured_outputs``: what an answer's text has to be."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+from inferd.chat import OutputFormat
+from inferd_runtime.carriable import read_json
+from inferd_runtime.server.dialects.refusals import naming, refusal
+
+PLACE = "structured_outputs"
+GBNF_RULE = "::="
+"""Separates a rule's name from what it stands for in GBNF, and means nothing in Lark."""
+
+
+class TextFormat(Struct, tag="text", tag_field="type", forbid_unknown_fields=True):
+    """Any text."""
+
+
+class JsonObjectFormat(Struct, tag="json_object", tag_field="type", forbid_unknown_fields=True):
+    """Any JSON object."""
+
+
+class NamedSchema(Struct, forbid_unknown_fields=True):
+    """A JSON Schema with a name."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Struct, tag="json_schema", tag_field="type", forbid_unknown_fields=True):
+    """JSON of a schema."""
+
+    json_schema: NamedSchema
+
+
+ResponseFormat: TypeAlias = TextFormat | JsonObjectFormat | JsonSchemaFormat
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    """Exactly one of the first five."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: None = None
+    disable_any_whitespace: Literal[False] | None = None
+    disable_additional_properties: Literal[False] | None = None
+    whitespace_pattern: None = None
+
+
+def output_format(form: ResponseFormat | None, structured: StructuredOutputs | None) -> OutputFormat | None:
+    """Return what the answer is held to, None for any text. Raises InvalidRequest, which names the field."""
+    asked = None if form is None else _response_format(form)
+    if structured is not None:
+        if asked is not None:
+            raise refusal(PLACE, "response_format and structured_outputs exclude each other")
+        asked = _structured(structured)
+    if asked is not None:
+        with naming("response_format.json_schema" if structured is None else PLACE):
+            asked.constraint()
+    return asked
+
+
+def _response_format(form: ResponseFormat) -> OutputFormat | None:
+    match form:
+        case TextFormat():
+            return None
+        case JsonObjectFormat():
+            return OutputFormat("json_object")
+        case JsonSchemaFormat(json_schema):
+            if json_schema.schema is None:
+                return OutputFormat("json_object")
+            return OutputFormat("json_schema", json.dumps(json_schema.schema, ensure_ascii=False))
+
+
+def _structured(asked: StructuredOutputs) -> OutputFormat:
+    kinds = {
+        "json": asked.json is not None, "regex": asked.regex is not None, "choice": asked.choice is not None,
+        "grammar": asked.grammar is not None, "json_object": bool(asked.json_object),
+    }  # fmt: skip
+    given = [name for name, wanted in kinds.items() if wanted]
+    if len(given) != 1:
+        raise refusal(PLACE, f"exactly one of {', '.join(kinds)} must be given, not {' and '.join(given) or 'none'}")
+    if asked.json is not None:
+        return OutputFormat("json_schema", _schema_text(asked.json))
+    if asked.regex is not None:
+        return OutputFormat("regex", asked.regex)
+    if asked.choice is not None:
+        return OutputFormat("choice", options=asked.choice)
+    if asked.grammar is not None:
+        return OutputFormat("gbnf" if GBNF_RULE in asked.grammar else "lark", asked.grammar)
+    return OutputFormat("json_object")
+
+
+def _schema_text(schema: str | dict[str, Any]) -> str:
+    if isinstance(schema, dict):
+        return json.dumps(schema, ensure_ascii=False)
+    with naming(f"{PLACE}.json"):
+        if not isinstance(read_json(schema, "the schema"), dict):
+            raise refusal(f"{PLACE}.json", "the schema must be a JSON object")
+    return schema

@@ -1,0 +1,94 @@
+"""The tools of a request, and which of them the model may or must call."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+from inferd.chat import Tool, ToolChoice
+from inferd_runtime.server.dialects.refusals import refusal
+
+MAX_TOOLS = 128
+ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
+
+
+class FunctionDefinition(Struct, forbid_unknown_fields=True):
+    """A function. Its arguments are always held to the schema, strict or not."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(Struct, tag="function", tag_field="type", forbid_unknown_fields=True):
+    """A tool: functions are the only kind."""
+
+    function: FunctionDefinition
+
+
+class NamedFunction(Struct, forbid_unknown_fields=True):
+    """A function by its name."""
+
+    name: str
+
+
+class FunctionChoice(Struct, tag="function", tag_field="type", forbid_unknown_fields=True):
+    """This function has to be called."""
+
+    function: NamedFunction
+
+
+class AllowedTools(Struct, forbid_unknown_fields=True):
+    """A choice of the tools."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionChoice], Meta(min_length=1)]
+
+
+class AllowedToolsChoice(Struct, tag="allowed_tools", tag_field="type", forbid_unknown_fields=True):
+    """Only these may be called."""
+
+    allowed_tools: AllowedTools
+
+
+AnyToolChoice: TypeAlias = Literal["none", "auto", "required"] | FunctionChoice | AllowedToolsChoice
+
+
+def read_tools(tools: list[FunctionTool]) -> list[Tool]:
+    """Return the tools. Raises InvalidRequest for a name that comes twice, and for arguments that are no object."""
+    read: list[Tool] = []
+    for index, tool in enumerate(tools):
+        function, place = tool.function, f"tools[{index}].function"
+        if function.name in (each.name for each in read):
+            raise refusal(f"{place}.name", f"there is a tool {function.name!r} already")
+        parameters = {"type": "object", **(function.parameters or {})}
+        if parameters["type"] != "object":
+            raise refusal(f"{place}.parameters.type", 'arguments are an object: "object"')
+        read.append(Tool(function.name, function.description or "", parameters))
+    return read
+
+
+def read_choice(choice: AnyToolChoice | None, parallel: bool, tools: list[Tool]) -> ToolChoice:
+    """Return the choice. Raises InvalidRequest for one that asks for a tool which is not there."""
+    match choice:
+        case None:
+            return ToolChoice("auto", [], parallel)
+        case FunctionChoice(function):
+            _check_known(function.name, "tool_choice.function.name", tools)
+            return ToolChoice("required", [function.name], parallel=False)
+        case AllowedToolsChoice(allowed):
+            for index, each in enumerate(allowed.tools):
+                place = f"tool_choice.allowed_tools.tools[{index}].function.name"
+                _check_known(each.function.name, place, tools)
+            return ToolChoice(allowed.mode, [each.function.name for each in allowed.tools], parallel)
+        case _:
+            if choice == "required" and not tools:
+                raise refusal("tool_choice", "'required' needs tools")
+            return ToolChoice(choice, [], parallel)
+
+
+def _check_known(name: str, place: str, tools: list[Tool]) -> None:
+    if name not in (tool.name for tool in tools):
+        raise refusal(place, f"there is no tool {name!r} among the tools")

@@ -1,0 +1,334 @@
+"""``/v1/chat/completions``: what requests become, and what is refused by the name of its field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from inferd.chat import ChatMessage, ChatRequest, OutputFormat, Tool, ToolCall, ToolChoice
+from inferd.protocol import InvalidRequest
+from inferd_runtime.server.dialects.exchange import ClientHeaders
+from inferd_runtime.server.dialects.openai.chat import ChatCompletions
+from inferd_runtime.server.dialects.openai.errors import error_body
+
+USER = {"role": "user", "content": "hello"}
+TOOL = {"type": "function", "function": {"name": "weather"}}
+OTHER = {"type": "function", "function": {"name": "time", "description": "now", "parameters": {"properties": {}}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
+
+
+def read(headers: ClientHeaders | None = None, **fields: Any) -> ChatRequest:
+    body = json.dumps({"model": "m", "messages": [USER], **fields}).encode()
+    return ChatCompletions().read(body, headers or ClientHeaders()).request
+
+
+def test_what_is_left_out_is_openais_default() -> None:
+    assert read() == ChatRequest(model="m", messages=[ChatMessage("user", "hello")])
+
+
+def test_null_means_left_out() -> None:
+    names = (
+        "temperature",
+        "top_p",
+        "n",
+        "stop",
+        "tools",
+        "tool_choice",
+        "response_format",
+        "seed",
+        "stream",
+        "logit_bias",
+    )
+    assert read(**dict.fromkeys(names)) == read()
+
+
+def test_sampling_fields_become_sampling_options() -> None:
+    sampling = read(
+        temperature=0, top_p=0.5, top_k=7, min_p=0.1, seed=9, presence_penalty=1, frequency_penalty=-1,
+        repetition_penalty=1.5, logit_bias={"12": -100},
+    ).sampling  # fmt: skip
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.seed) == (0, 0.5, 7, 0.1, 9)
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1, -1, 1.5)
+    assert sampling.logit_bias == {"12": -100}
+
+
+@pytest.mark.parametrize("top_k", [-1, 0])
+def test_vllms_two_ways_to_switch_top_k_off(top_k: int) -> None:
+    assert read(top_k=top_k).sampling.top_k == 0
+
+
+def test_a_negative_seed_is_a_seed_like_any_other() -> None:
+    seeds = [read(seed=seed).sampling.seed for seed in (-1, -2, 2**63 - 1, -(2**63))]
+    assert seeds == [2**63 - 1, 2**63 - 2, 2**63 - 1, 0]
+    for seed in (-1, -(2**63)):
+        read(seed=seed).sampler()
+
+
+def test_a_lower_priority_number_is_served_earlier_as_in_vllm() -> None:
+    assert read(priority=-3).priority == 3
+    assert read(priority=2).priority == -2
+
+
+def test_other_fields_reach_the_neutral_request() -> None:
+    request = read(
+        n=3, stop="END", stream=True, user="u", metadata={"a": "b"}, session_id="s", cache_salt="salt",
+        return_token_ids=True, speculation=False, max_completion_tokens=5,
+    )  # fmt: skip
+    assert (request.n, request.stop, request.stream, request.user, request.metadata) == (
+        3,
+        ["END"],
+        True,
+        "u",
+        {"a": "b"},
+    )
+    assert (request.session, request.cache_salt, request.return_tokens) == ("s", "salt", True)
+    assert (request.speculation, request.max_tokens) == (False, 5)
+
+
+def test_the_session_of_the_header_counts_where_the_body_names_none() -> None:
+    headers = ClientHeaders(session="from-header")
+    assert read(headers).session == "from-header"
+    assert read(headers, session_id="from-body").session == "from-body"
+
+
+def test_both_names_of_max_tokens_may_say_the_same() -> None:
+    assert read(max_tokens=5).max_tokens == 5
+    assert read(max_tokens=5, max_completion_tokens=5).max_tokens == 5
+
+
+def test_contents_are_texts_or_lists_of_parts() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    refused = [{"type": "refusal", "refusal": "no"}]
+    messages = [
+        {"role": "system", "content": parts}, {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": "hi", "name": "ann"}, {"role": "assistant", "content": refused},
+        {"role": "assistant", "refusal": "never"}, {"role": "assistant", "content": "x", "reasoning_content": "hm"},
+    ]  # fmt: skip
+    assert read(messages=messages).messages == [
+        ChatMessage("system", "one\ntwo"), ChatMessage("developer", "be brief"), ChatMessage("user", "hi", name="ann"),
+        ChatMessage("assistant", "no"), ChatMessage("assistant", "never"), ChatMessage("assistant", "x", "hm"),
+    ]  # fmt: skip
+
+
+def test_tool_calls_and_their_answers() -> None:
+    messages = [USER, CALLS, {"role": "tool", "content": [{"type": "text", "text": "sun"}], "tool_call_id": "c1"}]
+    _, assistant, tool = read(messages=messages).messages
+    assert assistant.tool_calls == [ToolCall("c1", "weather", "{}")]
+    assert tool == ChatMessage("tool", "sun", tool_call_id="c1")
+
+
+def test_tools_and_the_choice_among_them() -> None:
+    request = read(tools=[TOOL, OTHER])
+    assert request.tools == [Tool("weather"), Tool("time", "now", {"type": "object", "properties": {}})]
+    assert request.tool_choice == ToolChoice("auto")
+    assert read(tools=[TOOL], tool_choice="required", parallel_tool_calls=False).tool_choice == ToolChoice(
+        "required", parallel=False
+    )
+    named = {"type": "function", "function": {"name": "time"}}
+    assert read(tools=[TOOL, OTHER], tool_choice=named).tool_choice == ToolChoice("required", ["time"], False)
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}}
+    assert read(tools=[TOOL, OTHER], tool_choice=allowed).tool_choice == ToolChoice("auto", ["time"])
+    assert read(tools=[TOOL], tool_choice="none").callable_tools() == []
+
+
+def test_log_probabilities_are_asked_for_in_two_fields() -> None:
+    assert read(logprobs=True).logprobs == 0
+    assert read(logprobs=True, top_logprobs=20).logprobs == 20
+    assert read(logprobs=False, top_logprobs=0).logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "output"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, OutputFormat("json_object")),
+        ({"response_format": JSON_SCHEMA}, OutputFormat("json_schema", json.dumps(SCHEMA))),
+        ({"structured_outputs": {"json": SCHEMA}}, OutputFormat("json_schema", json.dumps(SCHEMA))),
+        ({"structured_outputs": {"json": "{}"}}, OutputFormat("json_schema", "{}")),
+        ({"structured_outputs": {"regex": "a+"}}, OutputFormat("regex", "a+")),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, OutputFormat("choice", options=["a", "b"])),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, OutputFormat("lark", 'start: "a"')),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, OutputFormat("gbnf", 'root ::= "a"')),
+        ({"structured_outputs": {"json_object": True}}, OutputFormat("json_object")),
+    ],
+)  # fmt: skip
+def test_what_the_answer_is_held_to(fields: dict[str, Any], output: OutputFormat | None) -> None:
+    assert read(**fields).output == output
+
+
+def test_a_prediction_is_text_or_parts_of_it() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert read(prediction={"type": "content", "content": "ab"}).prediction == "ab"
+    assert read(prediction={"type": "content", "content": parts}).prediction == "ab"
+
+
+def test_what_goes_to_the_chat_template() -> None:
+    assert read(chat_template_kwargs={"a": [1]}).template_arguments == {"a": [1]}
+    assert read(reasoning_effort="none").template_arguments == {"reasoning_effort": "none", "enable_thinking": False}
+    kept = read(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False}).template_arguments
+    assert kept == {"reasoning_effort": "low", "enable_thinking": False}
+
+
+def test_the_last_message_may_be_gone_on_with() -> None:
+    messages = [USER, {"role": "assistant", "content": "I"}]
+    assert read(messages=messages, continue_final_message=True, add_generation_prompt=False).continue_final
+    assert not read(messages=messages).continue_final
+
+
+HARMLESS = {
+    "store": False, "service_tier": "auto", "modalities": ["text"], "verbosity": "medium", "length_penalty": 1,
+    "ignore_eos": False, "skip_special_tokens": True, "prompt_cache_key": "k", "functions": [], "echo": False,
+    "stop_token_ids": [], "min_tokens": 0, "parallel_tool_calls": True, "documents": [], "guided_json": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_value_that_asks_for_nothing_is_accepted(name: str) -> None:
+    assert read(**{name: HARMLESS[name]}) == read()
+
+
+def tool_answer(call: str = "c1") -> dict[str, Any]:
+    return {"role": "tool", "content": "x", "tool_call_id": call}
+
+
+def calling(**changes: Any) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{**CALL, **changes}]}
+
+
+IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"model": None}, "model"),
+    ({"model": ""}, "model"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [3]}, "messages[0]"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"messages": [USER, {"role": "assistant"}]}, "messages[1].content"),
+    ({"messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content[0].type"),
+    ({"messages": [{**USER, "mood": 1}]}, "messages[0].mood"),
+    ({"messages": [{"role": "assistant", "content": "", "audio": {"id": "a"}}]}, "messages[0].audio"),
+    ({"messages": [{"role": "assistant", "content": "", "function_call": {"name": "f"}}]}, "messages[0].function_call"),
+    ({"messages": [tool_answer()]}, "messages[0].tool_call_id"),
+    ({"messages": [CALLS, tool_answer("c2")]}, "messages[1].tool_call_id"),
+    ({"messages": [CALLS, tool_answer(), tool_answer()]}, "messages[2].tool_call_id"),
+    ({"messages": [calling(function={"name": "a b", "arguments": "{}"})]}, "messages[0].tool_calls[0].function.name"),
+    ({"messages": [calling(function={"name": "a", "arguments": "[]"})]}, "messages[0].tool_calls[0].function.arguments"),
+    ({"messages": [calling(function={"name": "a", "arguments": "{"})]}, "messages[0].tool_calls[0].function.arguments"),
+    ({"messages": [{"role": "assistant", "tool_calls": [CALL, CALL]}]}, "messages[0].tool_calls[1].id"),
+    ({"messages": [calling(type="custom")]}, "messages[0].tool_calls[0].type"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": "1"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"n": 1.5}, "n"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": "1"}, "seed"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {"x": 1}}, "logit_bias.x"),
+    ({"logit_bias": {"01": 1}}, "logit_bias.01"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias.-1"),
+    ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
+    ({"stop": [""]}, "stop[0]"),
+    ({"stop": ["x"] * 65}, "stop"),
+    ({"stop": ["x" * 16_385]}, "stop"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_completion_tokens": -1}, "max_completion_tokens"),
+    ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+    ({"logprobs": 1}, "logprobs"),
+    ({"top_logprobs": 5}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ({"stream": True, "stream_options": {"x": True}}, "stream_options.x"),
+    ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "a" * 65}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "a\n"}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "custom", "custom": {"name": "c"}}]}, "tools[0].type"),
+    ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}]},
+     "tools[0].function.parameters.type"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": "any"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [OTHER]}}},
+     "tool_choice.allowed_tools.tools[0].function.description"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "structural_tag"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "response_format.json_schema.name"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a"}, "response_format": JSON_SCHEMA}, "structured_outputs"),
+    ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+    ({"prediction": {"type": "contents", "content": ""}}, "prediction.type"),
+    ({"prediction": {"type": "content"}}, "prediction.content"),
+    ({"reasoning_effort": "extreme"}, "reasoning_effort"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    ({"add_generation_prompt": False}, "add_generation_prompt"),
+    ({"continue_final_message": True}, "continue_final_message"),
+    ({"messages": [CALLS], "continue_final_message": True}, "continue_final_message"),
+    ({"messages": [{"role": "assistant", "content": "a"}], "continue_final_message": True,
+      "add_generation_prompt": True}, "add_generation_prompt"),
+    ({"priority": 4}, "priority"),
+    ({"metadata": {"a": 1}}, "metadata"),
+    ({"metadata": {str(key): "" for key in range(17)}}, "metadata"),
+    ({"cache_salt": ""}, "cache_salt"),
+    ({"request_id": "a b"}, "request_id"),
+    ({"speculation": "often"}, "speculation"),
+    ({"store": True}, "store"),
+    ({"service_tier": "flex"}, "service_tier"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"audio": {"voice": "v", "format": "mp3"}}, "audio"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"function_call": {"name": "f"}}, "function_call"),
+    ({"web_search_options": {}}, "web_search_options"),
+    ({"guided_json": SCHEMA}, "guided_json"),
+    ({"ignore_eos": True}, "ignore_eos"),
+    ({"ignore_eos": 0}, "ignore_eos"),
+    ({"min_tokens": 1}, "min_tokens"),
+    ({"tempreature": 1}, "tempreature"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED, ids=[f"{at}-{param}" for at, (_, param) in enumerate(REFUSED)])
+def test_what_does_not_work_is_refused_by_its_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        read(**fields)
+    assert raised.value.detail["param"] == param
+    assert raised.value.message.startswith(param)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b"\xff", b'{"a": 1e999}', b"[" * 10_000, b'{"a": NaN}'])
+def test_a_body_that_is_no_object_is_refused_as_a_whole(body: bytes) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        ChatCompletions().read(body, ClientHeaders())
+    assert raised.value.detail["param"] == ""
+    assert error_body(raised.value)["error"]["param"] is None
+
+
+def test_other_kinds_of_content_say_what_is_not_supported() -> None:
+    with pytest.raises(InvalidRequest, match="images are not supported"):
+        read(messages=[{"role": "user", "content": IMAGE}])

@@ -1,0 +1,138 @@
+"""``/v1/completions``: prompts of each form, and answers as OpenAI's own client reads them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from recorded_answers import USAGE, RecordedServer, call_events, openai_client, scored, text_events, thought
+
+from inferd.chat import ChatEvent, ChatRequest, ChoiceFinished, TextDelta, UsageReport
+from inferd.protocol import InvalidRequest
+from inferd_runtime.server.dialects.collected import CollectedAnswer
+from inferd_runtime.server.dialects.exchange import ClientHeaders
+from inferd_runtime.server.dialects.openai.completions import CompletionExchange, Completions, PromptMerger
+
+
+def exchange(**fields: Any) -> CompletionExchange:
+    return Completions().read(json.dumps({"model": "m", "prompt": "hi", **fields}).encode(), ClientHeaders())
+
+
+def serve(events: list[ChatEvent]) -> openai.OpenAI:
+    return openai_client(RecordedServer(Completions(), events))
+
+
+def test_what_is_left_out_is_openais_default() -> None:
+    assert exchange().requests == [ChatRequest(model="m", prompt="hi", max_tokens=16)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ["a"]),
+        ("", [""]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+    ],
+)
+def test_a_prompt_is_text_or_tokens_one_or_several(prompt: Any, prompts: list[Any]) -> None:
+    read = exchange(prompt=prompt, n=2)
+    assert [request.prompt for request in read.requests] == prompts
+    assert read.choices == 2 * len(prompts)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt[0]"),
+    ({"prompt": ["a", 1]}, "prompt[1]"),
+    ({"prompt": [1, "a"]}, "prompt[0]"),
+    ({"prompt": [[1], "a"]}, "prompt[1]"),
+    ({"prompt": ["a", [1]]}, "prompt[1]"),
+    ({"prompt": [-1]}, "prompt[0]"),
+    ({"prompt": [[1, 2**31]]}, "prompt[0][1]"),
+    ({"prompt": [True]}, "prompt[0]"),
+    ({"prompt": ["a"] * 129}, "prompt"),
+    ({"suffix": "x"}, "suffix"),
+    ({"best_of": 2}, "best_of"),
+    ({"n": 2, "best_of": 1}, "best_of"),
+    ({"echo": True, "logprobs": 1}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"messages": []}, "messages"),
+    ({"prompt": ["a", "b"], "return_token_ids": True}, "return_token_ids"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED, ids=[f"{at}-{param}" for at, (_, param) in enumerate(REFUSED)])
+def test_what_does_not_work_is_refused_by_its_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        exchange(**fields)
+    assert raised.value.detail["param"] == param
+
+
+def test_meaningless_values_are_accepted() -> None:
+    assert exchange(suffix="", best_of=1, echo=False, add_special_tokens=True).requests == exchange().requests
+
+
+def test_a_whole_answer_and_a_stream_have_the_same_text() -> None:
+    client = serve(text_events("Hel", "lo", reason="length"))
+    answer = client.completions.create(model="m", prompt="x")
+    assert (answer.object, answer.id, answer.choices[0].text) == ("text_completion", "cmpl-req-1", "Hello")
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.total_tokens == 18
+    chunks = list(client.completions.create(model="m", prompt="x", stream=True, stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == "Hello"
+    assert chunks[-1].usage.total_tokens == 18
+    assert chunks[-2].choices[0].finish_reason == "length"
+
+
+def test_log_probabilities_are_lists_side_by_side() -> None:
+    events = [scored("ab"), scored("c", -1.0), ChoiceFinished("stop")]
+    client = serve(events)
+    logprobs = client.completions.create(model="m", prompt="x", logprobs=2).choices[0].logprobs
+    assert logprobs.tokens == ["ab", "c"]
+    assert logprobs.token_logprobs == [-0.25, -1.0]
+    assert logprobs.text_offset == [0, 2]
+    assert logprobs.top_logprobs[0] == {"ab": -0.25, "other": -2.0}
+    chunks = list(client.completions.create(model="m", prompt="x", logprobs=2, stream=True))
+    offsets = [at for chunk in chunks if chunk.choices[0].logprobs for at in chunk.choices[0].logprobs.text_offset]
+    assert offsets == [0, 2]
+
+
+def test_thoughts_and_calls_have_no_place_in_a_text() -> None:
+    events = [thought("hm"), *text_events("a")[:1], *call_events("f", "{}"), ChoiceFinished("tool_calls")]
+    answer = serve(events).completions.create(model="m", prompt="x")
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("a", "stop")
+    chunks = list(serve(events).completions.create(model="m", prompt="x", stream=True))
+    assert [chunk.choices[0].text for chunk in chunks] == ["a", ""]
+
+
+def test_the_prompts_tokens_are_told_with_each_answer() -> None:
+    client = serve([USAGE, *text_events("a"), *text_events("b", choice=1)])
+    extra = {"return_token_ids": True}
+    answer = client.completions.create(model="m", prompt="x", n=2, extra_body=extra)
+    assert [choice.prompt_token_ids for choice in answer.choices] == [[5, 6], [5, 6]]
+    chunks = list(client.completions.create(model="m", prompt="x", n=2, stream=True, extra_body=extra))
+    told = [chunk.choices[0].index for chunk in chunks if "prompt_token_ids" in chunk.choices[0].model_extra]
+    assert told == [0, 1]
+
+
+def test_answers_to_several_prompts_become_one() -> None:
+    read = exchange(prompt=["a", "b"], n=2)
+    merger = PromptMerger(prompts=2, n=2)
+    answer = CollectedAnswer.of(read.choices)
+    for prompt, event in [
+        (1, TextDelta("second, other", 1)), (0, TextDelta("first")), (1, ChoiceFinished("length", 1)),
+        (0, UsageReport(3, 4, cached=1)), (1, UsageReport(5, 6)),
+    ]:  # fmt: skip
+        answer.add(merger.event(prompt, event))
+    body = read.body(answer)
+    assert [choice["text"] for choice in body["choices"]] == ["first", "", "", "second, other"]
+    assert body["choices"][3]["finish_reason"] == "length"
+    assert body["usage"]["prompt_tokens"] == 8
+    assert body["usage"]["completion_tokens"] == 10
