@@ -35,7 +35,7 @@ class DraftHost:
         key = (client, request.sequence)
         if request.spec is not None:
             self.drop(client, request.sequence)
-            context = self.engine.create_context(request.spec.tenant)
+            context = self.engine.create_context(request.spec.tenant, request.spec.salt)
             self._sequences[key] = DraftSequence(context, request.spec, self._eos, partial(self._forget, key))
             self.engine.submit(self._sequences[key])
         sequence = self._sequences.get(key)

@@ -19,7 +19,7 @@ class DraftSpec:
 
     ``width``: only token ids below it are drawn. ``probabilities``: answers carry the distributions that tokens are drawn from;
     then nothing ends a draft early because of its tokens, which would bias rejection sampling. ``prompt``: the number of first
-    tokens that are no output to the sampler's penalties.
+    tokens that are no output to the sampler's penalties. ``salt``: the target context's, a part of what pages are found by.
     """
 
     tenant: str
@@ -27,6 +27,7 @@ class DraftSpec:
     width: int
     probabilities: bool = False
     prompt: int = 0
+    salt: str = ""
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,7 @@ class DraftModels:
         verifier: str = "agreement",
         max_draft: int = MAX_DRAFT,
         prompt: int = 0,
+        salt: str = "",
     ) -> Drafter:
         """Return a drafter for one generation of a tenant. Its first ``observe`` must bring the whole context.
 
@@ -88,7 +89,7 @@ class DraftModels:
         model = self._models[arm]
         if model.bridge is not None:
             sampler = replace(sampler, penalties=None)
-        spec = DraftSpec(tenant, sampler, model.width, probabilities=verifier == "rejection", prompt=prompt)
+        spec = DraftSpec(tenant, sampler, model.width, verifier == "rejection", prompt, salt)
         bridge = SharedVocabulary(model.width) if model.bridge is None else model.bridge()
         length = self._lengths(model.link.experience, most=max_draft, overlaps=model.link.transport.overlaps)
         drafter = DraftModelDrafter(

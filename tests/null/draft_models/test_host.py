@@ -261,3 +261,12 @@ def test_any_course_of_requests_draws_what_the_model_would_write(data: st.DataOb
         assert not answer.ended or expected[-1] == 5
     host.close()
     host.engine.pool.check_integrity([])
+
+
+def test_sequences_of_different_salts_share_no_page(make_host: MakeHost, sampler: Sampler) -> None:
+    host = make_host()
+    for number, salt in enumerate(["", "a", "b"]):
+        ask(host, AskDraft(number, 0, PROMPT * 2, 3, spec=DraftSpec("tenant", sampler(), 12, salt=salt)))
+    assert host.engine.contexts.reused == 0
+    ask(host, AskDraft(3, 0, PROMPT * 2, 3, spec=DraftSpec("tenant", sampler(), 12, salt="a")))
+    assert host.engine.contexts.reused > 0

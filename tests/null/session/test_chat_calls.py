@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from inferd_runtime.models import jinja_template
 from inferd_runtime.session import texts
 from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.session import Session
-from inferd_runtime.testing.byte_tokenizer import END, TURN
+from inferd_runtime.testing.byte_tokenizer import END, TURN, ByteTokenizer
 from inferd_runtime.testing.direct import DirectSession
 from inferd_runtime.testing.served import null_model
 
@@ -227,3 +228,13 @@ def test_many_short_messages_of_an_append_are_rendered_beside_the_step_loop(besi
     parts = [p.Part("message", "user", ""), p.Part("cue")] * 17
     assert beside.ask(p.AppendContext(context, parts)).length > 0
     assert beside.held
+
+
+def test_the_operator_can_say_how_a_model_calls_tools() -> None:
+    model = replace(null_model(), tool_format="mistral")
+    assert DirectSession(model).call(p.GetChatFormat()).tool_format == "mistral"
+
+
+def test_a_model_without_a_template_says_so(caller: DirectSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ByteTokenizer, "chat_template", "")
+    assert caller.call(p.GetChatFormat()) == p.ChatFormat(False, "json", "", "", False)

@@ -189,3 +189,11 @@ def test_a_long_salt_is_refused(rows: Rows) -> None:
     caller = rows.session()
     with pytest.raises(p.LimitExceeded, match="cache_salt"):
         caller.call(p.CreateContext(cache_salt="x" * 257))
+
+
+def test_the_corpus_of_a_tenant_is_not_for_contexts_with_a_salt(rows: Rows) -> None:
+    caller = rows.session()
+    asked = p.SpeculationSettings(sources=["corpus"])
+    with pytest.raises(p.InvalidRequest, match="corpus"):
+        caller.generate(salted(caller, "a"), system_speculation=True, speculation=asked)
+    caller.generate(salted(caller, ""), system_speculation=True, speculation=asked, max_tokens=2)

@@ -84,11 +84,13 @@ def open_drafters(
     if "ngram" in asked.names:
         yield open_lookup(asked, model, context)
     if "corpus" in asked.names:
+        if context.salt:
+            raise p.InvalidRequest('sources: "corpus" does not go with a cache_salt: it is shared by all of a tenant')
         yield lookups.corpora.drafter(context.tenant, settings.max_draft, settings.tree)
     if "draft_model" in asked.names and model.drafts is not None:
         yield model.drafts.open(
             tenant=context.tenant, sampler=sampler, name=settings.draft_model,
-            verifier=settings.verifier, max_draft=settings.max_draft, prompt=len(context.tokens),
+            verifier=settings.verifier, max_draft=settings.max_draft, prompt=len(context.tokens), salt=context.salt,
         )  # fmt: skip
     elif "draft_model" in asked.names and (settings.draft_model or "draft_model" in settings.sources):
         raise p.NotFound(f"no draft model is served for {model.info.name!r}")

@@ -1,0 +1,41 @@
+"""What is read off a chat template: the format of tool calls, and the marks of reasoning."""
+
+from __future__ import annotations
+
+import pytest
+from chat_models import KINDS
+
+from inferd_runtime.models.chat_formats import TOOL_FORMATS, reasoning_of, tool_format_of
+from inferd_runtime.settings.settings import ENGINE_FIELDS
+
+FORMATS = {"chatml": "json", "hermes": "hermes", "llama3": "llama3", "mistral": "mistral"}
+
+
+@pytest.mark.parametrize(("kind", "expected"), FORMATS.items())
+def test_the_format_of_tool_calls_is_found_in_the_template(kind: str, expected: str) -> None:
+    assert tool_format_of(KINDS[kind].template) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "begin", "end"),
+    [
+        ("{{ messages }}", "", ""),
+        ("{% set content = content.split('</think>')[-1] %}", "<think>", "</think>"),
+        ("'[THINK]' + reasoning + '[/THINK]'", "[THINK]", "[/THINK]"),
+        ("<|START_THINKING|>{{ x }}<|END_THINKING|>", "<|START_THINKING|>", "<|END_THINKING|>"),
+        (
+            "'<|start|>assistant<|channel|>' + 'analysis<|message|>' + x + '<|end|>'",
+            "<|channel|>analysis<|message|>",
+            "<|end|>",
+        ),
+        ("<|im_end|><|end|>", "", ""),
+    ],
+)
+def test_the_marks_of_reasoning_are_found_in_the_template(template: str, begin: str, end: str) -> None:
+    assert reasoning_of(template)[:2] == (begin, end)
+
+
+def test_every_format_can_be_set_by_the_operator() -> None:
+    field = ENGINE_FIELDS["tool_format"]
+    for name in ("auto", *TOOL_FORMATS):
+        assert field.convert("--tool-format", name) == name
