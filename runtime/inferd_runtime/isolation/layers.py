@@ -25,7 +25,6 @@ from inferd_runtime.isolation.namespaces import (
     needed_folders,
 )
 from inferd_runtime.isolation.order import Access, ResourceLimits
-from inferd_runtime.isolation.priority import step_behind_others
 from inferd_runtime.isolation.privileges import (
     become_nobody,
     drop_capabilities,
@@ -88,7 +87,6 @@ class Confinement:
         readable = needed_folders(self._access.read)
         if self._is_for_strangers:
             end_first_without_memory()
-            step_behind_others()
         steps: dict[str, Callable[[Kernel], object]] = {
             NO_NEW_PRIVILEGES: forbid_new_privileges,
             NAMESPACES: lambda kernel: self._separate(kernel, readable),

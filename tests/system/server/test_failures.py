@@ -233,3 +233,21 @@ def test_what_a_killed_runtime_left_behind_is_removed_by_the_next_one(tmp_path: 
         assert first.exists()
         assert second.exists()
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_programs_step_behind_engine_and_gateway_while_another_tenant_is_there(tmp_path: Path) -> None:
+    def niceness() -> set[int]:
+        return {os.getpriority(os.PRIO_PROCESS, pid) for pid in runtime.fleet.pids.values()}
+
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    async with open_runtime(settings_in(tmp_path), fake_commands(), spare=0) as runtime:
+        run = runtime.launch(program(SLEEP), "{}", "mallory")
+        await until(lambda: run.state == "running")
+        assert niceness() == {own}
+        with runtime.use.socket("neighbour"):
+            await until(lambda: min(niceness()) > own)
+            assert os.getpriority(os.PRIO_PROCESS, runtime.engine.pid or 0) == own
+        if os.geteuid() == 0:
+            await until(lambda: niceness() == {own})
+        run.cancel()
+        await ended(run)

@@ -282,6 +282,7 @@ class Runtime:
         run.waiting_bytes = 0
         if not run.retry_safe:
             run.arguments = ""  # the worker has them
+        self._divide_processors()
 
     def worker_reported(self, worker: str, message: RunReport, size: int) -> None:
         """Apply a worker's report about one of its own runs, which came in ``size`` bytes; one about any other run is ignored."""
@@ -429,8 +430,13 @@ class Runtime:
             self.tick(time.monotonic())
             self.keeper.progressed()
 
+    def _divide_processors(self) -> None:
+        """Have programs step behind while several tenants are there: what one computes is to slow no other's text."""
+        self.fleet.step_behind(len(self.use.sockets.tenants | self.fleet.pool.tenants) > 1)
+
     def tick(self, now: float) -> None:
         """End overdue runs, and those that waited too long for a worker, at ``now`` (monotonic seconds)."""
+        self._divide_processors()
         for held in list(self._held.values()):
             if held.kill_at <= now:
                 log.error(

@@ -29,6 +29,7 @@ from inferd_runtime.sandbox.messages import (
 )
 from inferd_runtime.server.processes.backoff import Backoff
 from inferd_runtime.server.processes.child_process import ChildProcess
+from inferd_runtime.server.processes.priority import set_behind
 from inferd_runtime.server.supervisor.loop_socket import LoopSocket
 from inferd_runtime.server.supervisor.worker_pool import PlaceRun, Retire, Start, WorkerPool
 
@@ -105,6 +106,7 @@ class WorkerFleet:
         self._delay = 0.0
         self._members: dict[str, _Member] = {}
         self._names: dict[bytes, str] = {}
+        self._behind: set[str] = set()
         self._failure: Unavailable | None = None
         self._changed = anyio.Event()
 
@@ -133,6 +135,12 @@ class WorkerFleet:
         packed = msgspec.msgpack.encode(message)
         if worker in self._members and not self._socket.closed:
             self._socket.send_now([self._members[worker].secret, packed])  # at once: its queue has no limit
+
+    def step_behind(self, behind: bool) -> None:
+        """Have the workers get what engine and gateway leave of the processors, or an equal part of them again."""
+        for name, pid in self.pids.items():
+            if (name in self._behind) != behind and set_behind(pid, behind):
+                self._behind ^= {name}
 
     def kill(self, worker: str) -> None:
         """End a worker at once; what it held is reported as lost."""
@@ -215,6 +223,7 @@ class WorkerFleet:
             with anyio.CancelScope(shield=True):
                 await child.stop(STOP_SECONDS if member.ready.is_set() else 0)
         del self._members[name], self._names[member.secret]
+        self._behind.discard(name)
         lived = anyio.current_time() - started
         self._lost(name, _WorkerExit(ending, child.pid, child.tail, member.ready.is_set(), lived))
 

@@ -118,6 +118,11 @@ class WorkerPool:
         return found
 
     @property
+    def tenants(self) -> set[str]:
+        """The tenants whose runs workers have."""
+        return {worker.tenant for worker in self._workers.values() if worker.tenant is not None and worker.runs}
+
+    @property
     def any_ready(self) -> bool:
         """True if some worker takes launches."""
         return any(worker.ready for worker in self._workers.values())

@@ -42,6 +42,11 @@ class SharedPlaces:
         self._setting = setting
         self._held: Counter[str] = Counter()
 
+    @property
+    def tenants(self) -> set[str]:
+        """The tenants that hold any."""
+        return {*self._held}
+
     def held(self, tenant: str) -> int:
         """Return how many places a tenant holds."""
         return self._held[tenant]
