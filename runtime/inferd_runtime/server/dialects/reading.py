@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from inferd.chat import Tool, ToolChoice
-from inferd.protocol import InvalidRequest, cut
+from inferd.chat import OutputFormat, Tool, ToolChoice
+from inferd.protocol import InferdError, InvalidRequest, cut
 from inferd_runtime.carriable import read_json
 
 T = TypeVar("T")
@@ -87,6 +87,16 @@ def check_means_nothing(given: object, accepted: Mapping[str, Sequence[Any]], at
         if not any(value == one and type(value) is type(one) for one in values):
             shown = ", ".join(json.dumps(one) for one in values)
             raise not_supported(at + name, f"a value other than {shown} is")
+
+
+def schema_format(schema: Mapping[str, Any], at: str) -> OutputFormat:
+    """Return the format of JSON of a schema. Raises InvalidRequest that names the field for one that is none."""
+    wanted = OutputFormat("json_schema", json.dumps(schema, ensure_ascii=False))
+    try:
+        wanted.constraint()
+    except InferdError as error:
+        raise invalid(at, f"{at}: {error.message}") from None
+    return wanted
 
 
 def is_object_schema(schema: Mapping[str, Any]) -> bool:

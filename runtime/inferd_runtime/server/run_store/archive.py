@@ -1,4 +1,4 @@
-"""The store of runs for an event loop that never waits on a disk: one thread writes behind it, and reads for it."""
+"""SQLite files for an event loop that never waits on a disk: one thread writes behind it, and reads for it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,24 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
 
 from inferd.protocol import InferdError, InternalError, Unavailable
 from inferd_runtime.server.run_store.run_file import RunFile
 
+
+class ArchivedFile(Protocol):
+    """A file that an archive opens."""
+
+    def close(self) -> None:
+        """Close the file."""
+        ...
+
+
 T = TypeVar("T")
+F = TypeVar("F", bound=ArchivedFile)
 MAX_QUEUED = 4096
 MAX_QUEUED_BYTES = 64 << 20
 """What may wait to be written. Beyond it nothing is taken, and runs stay in memory as far as their tenant's quotas let them."""
@@ -32,40 +42,43 @@ CLOSE_SECONDS = 10.0
 STILL_OPEN = frozenset({"disk_full", "locked", "read_only"})
 """Reasons of a failure that leave the file as it is: what it holds can be read."""
 log = logging.getLogger("inferd.runs")
-StoreJob = Callable[[RunFile], Any]
 OnDone = Callable[[Any, InferdError | None], None]
 
 
 @dataclass(frozen=True)
-class _Task:
-    job: StoreJob
+class _Task(Generic[F]):
+    job: Callable[[F], Any]
     size: int
     done: OnDone | None
 
 
-class RunArchive:
-    """Carries out jobs on a :class:`RunFile`, in order, in a thread of its own. Belongs to the event loop that made it."""
+class FileArchive(Generic[F]):
+    """Carries out jobs on a file, in order, in a thread of its own. Belongs to the event loop that made it.
 
-    def __init__(self, path: Path) -> None:
+    ``open_file`` raises InferdError where it cannot; ``what`` names the file in errors.
+    """
+
+    def __init__(self, open_file: Callable[[], F], what: str) -> None:
         self.failure: str | None = None
         """Why the file does not work at the moment, None while it does."""
-        self._path = path
+        self._open_file = open_file
+        self._what = what
         self._loop = asyncio.get_running_loop()
-        self._tasks: deque[_Task] = deque()
+        self._tasks: deque[_Task[F]] = deque()
         self._bytes = 0
         self._closing = False
         self._urgent = False
         """True while a job is queued that somebody waits for."""
         self._gathering = False
         self._changed = threading.Condition()
-        self._file: RunFile | None = None
+        self._file: F | None = None
         self._suspect = False
         """True once something is wrong with the open file, until it was opened anew."""
         self._retry_at = 0.0
-        self._thread = threading.Thread(target=self._work, name="run-archive", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="file-archive", daemon=True)
         self._thread.start()
 
-    def save(self, job: StoreJob, size: int, done: OnDone | None = None) -> bool:
+    def save(self, job: Callable[[F], Any], size: int, done: OnDone | None = None) -> bool:
         """Queue a job that writes about ``size`` bytes; ``done`` hears in the event loop how it went. False: there is no room."""
         with self._changed:
             if self._closing or len(self._tasks) >= MAX_QUEUED or self._bytes + size > MAX_QUEUED_BYTES:
@@ -77,7 +90,7 @@ class RunArchive:
                 self._changed.notify()
         return True
 
-    async def read(self, job: Callable[[RunFile], T]) -> T:
+    async def read(self, job: Callable[[F], T]) -> T:
         """Return what a job reads, behind all that was queued before. Raises Unavailable."""
         waiting: asyncio.Future[T] = self._loop.create_future()
 
@@ -90,12 +103,12 @@ class RunArchive:
                 waiting.set_exception(error)
 
         if not self.save(job, 0, done):
-            raise Unavailable("the store of runs has too much to do", reason="queue")
+            raise Unavailable(f"{self._what} has too much to do", reason="queue")
         try:
             with anyio.fail_after(READ_SECONDS):
                 return await waiting
         except TimeoutError:
-            raise Unavailable(f"the store of runs did not answer within {READ_SECONDS:g} s", reason="slow") from None
+            raise Unavailable(f"{self._what} did not answer within {READ_SECONDS:g} s", reason="slow") from None
 
     async def close(self) -> None:
         """Write what is queued, for ``CLOSE_SECONDS`` at most, and close the file."""
@@ -104,7 +117,7 @@ class RunArchive:
             self._changed.notify()
         await anyio.to_thread.run_sync(self._thread.join, CLOSE_SECONDS)
         if self._thread.is_alive():
-            log.error("the store of runs did not take everything within %g s", CLOSE_SECONDS)
+            log.error("%s did not take everything within %g s", self._what, CLOSE_SECONDS)
 
     def _work(self) -> None:
         while tasks := self._gathered():
@@ -115,7 +128,7 @@ class RunArchive:
         if self._file is not None:
             self._file.close()
 
-    def _gathered(self) -> list[_Task]:
+    def _gathered(self) -> list[_Task[F]]:
         """Wait for jobs, and return all that are queued; none once there is none and the store is to be closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._tasks or self._closing)
@@ -126,7 +139,7 @@ class RunArchive:
             self._tasks.clear()
             return tasks
 
-    def _carry_out(self, task: _Task) -> None:
+    def _carry_out(self, task: _Task[F]) -> None:
         value, error = None, None
         try:
             value = task.job(self._opened())
@@ -136,23 +149,23 @@ class RunArchive:
             error = failed
             self._failed(failed)
         except Exception as bug:
-            error = InternalError(f"the store of runs failed: {type(bug).__name__}")
-            log.exception("a job of the store of runs failed")
+            error = InternalError(f"{self._what} failed: {type(bug).__name__}")
+            log.exception("a job of %s failed", self._what)
         if task.done is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
                 self._loop.call_soon_threadsafe(task.done, value, error)
 
-    def _opened(self) -> RunFile:
+    def _opened(self) -> F:
         if (self._file is None or self._suspect) and time.monotonic() >= self._retry_at:
             self._open()
         if self._file is None:
-            raise Unavailable(self.failure or "the store of runs does not work now")
+            raise Unavailable(self.failure or f"{self._what} does not work now")
         return self._file
 
     def _open(self) -> None:
         """Open the file, again if need be: where that does not work, what is open may still be read."""
         try:
-            fresh = RunFile(self._path)
+            fresh = self._open_file()
         except InferdError:
             if self._file is None:
                 raise
@@ -170,6 +183,13 @@ class RunArchive:
         if error.detail.get("reason") not in STILL_OPEN:
             self._suspect = True
             self._retry_at = time.monotonic() + REOPEN_SECONDS
+
+
+class RunArchive(FileArchive[RunFile]):
+    """The store of runs."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(lambda: RunFile(path), "the store of runs")
 
 
 @asynccontextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -25,6 +24,7 @@ from inferd_runtime.server.dialects.reading import (
     is_object_schema,
     not_supported,
     read_object,
+    schema_format,
 )
 
 MIN_BUDGET = 1024
@@ -239,8 +239,10 @@ def _tool_choice(choice: AnthropicToolChoice | None) -> ToolChoice:
 def _output(body: CountTokensBody) -> OutputFormat | None:
     if body.output_format is not None and body.output_config.format is not None:
         raise invalid("output_format", "output_format: it is the older name of output_config.format; give one of them")
-    wanted = body.output_config.format or body.output_format
-    return None if wanted is None else OutputFormat("json_schema", json.dumps(wanted.schema, ensure_ascii=False))
+    if body.output_format is not None:
+        return schema_format(body.output_format.schema, "output_format.schema")
+    wanted = body.output_config.format
+    return None if wanted is None else schema_format(wanted.schema, "output_config.format.schema")
 
 
 def _template_arguments(body: CountTokensBody) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from inferd.chat import (
 from inferd.protocol import InferdError, NotFound
 from inferd_runtime.server.dialects.collected import CollectedAnswer
 from inferd_runtime.server.dialects.exchange import ClientHeaders
+from inferd_runtime.server.dialects.reading import invalid
 from inferd_runtime.server.dialects.responses.conversation import messages_of
 from inferd_runtime.server.dialects.responses.items import Item, ItemReference, read_input
 from inferd_runtime.server.dialects.responses.output_stream import NumberedEvents, OutputStream
@@ -27,6 +28,8 @@ from inferd_runtime.server.dialects.responses.response_object import ResponseObj
 from inferd_runtime.server.dialects.responses.stored import StoredResponse, unknown_previous
 
 Status = Literal["completed", "incomplete"]
+MAX_REFERENCES = 64
+"""Items of one input that may be named instead of sent."""
 
 
 class ResponsesExchange:
@@ -40,6 +43,8 @@ class ResponsesExchange:
         self.previous = read.previous_response_id or ""
         self._input = read_input(read.input or [])
         self.references = [item.id for item in self._input if isinstance(item, ItemReference)]
+        if len(self.references) > MAX_REFERENCES:
+            raise invalid("input", f"input: {MAX_REFERENCES} item references are allowed")
         self._items: list[Item] = []
         self._bare = responses_request(read, headers)
         self.request: ChatRequest = self._bare

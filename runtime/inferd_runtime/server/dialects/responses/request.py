@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -24,6 +23,7 @@ from inferd_runtime.server.dialects.reading import (
     is_object_schema,
     not_supported,
     read_object,
+    schema_format,
 )
 from inferd_runtime.server.dialects.responses.items import FunctionName, ItemId
 
@@ -72,7 +72,7 @@ class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: Any = None
 
 
-class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResponseTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A function. Arguments always hold the schema, so that ``strict`` says nothing new."""
 
     name: FunctionName
@@ -85,19 +85,19 @@ class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output_schema: Any = None
 
 
-class NamedChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResponseNamedChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A function that is to be called."""
 
     type: Literal["function"]
     name: str
 
 
-class AllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResponseAllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Functions that may be called."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedChoice], Meta(min_length=1)]
+    tools: Annotated[list[ResponseNamedChoice], Meta(min_length=1)]
 
 
 class ExpectedText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -234,7 +234,7 @@ def _tool(value: Any, at: str) -> Tool:
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind != "function":
         raise not_supported(f"{at}.type", f"tools of type {cut(kind, MAX_SHOWN)!r} are")
-    tool: FunctionTool = as_kind(value, FunctionTool, at)
+    tool: ResponseTool = as_kind(value, ResponseTool, at)
     check_means_nothing(tool, TOOL_MEANS_NOTHING, f"{at}.")
     if not is_object_schema(tool.parameters or {}):
         raise invalid(f"{at}.parameters", f'{at}.parameters: its type must be "object"')
@@ -249,10 +249,10 @@ def _tool_choice(body: ResponsesBody) -> ToolChoice:
         case "auto" | "none" | "required" as mode:
             return ToolChoice(mode, parallel=parallel)
         case {"type": "function"}:
-            named: NamedChoice = as_kind(body.tool_choice, NamedChoice, "tool_choice")
+            named: ResponseNamedChoice = as_kind(body.tool_choice, ResponseNamedChoice, "tool_choice")
             return ToolChoice("required", [named.name], parallel)
         case {"type": "allowed_tools"}:
-            allowed: AllowedTools = as_kind(body.tool_choice, AllowedTools, "tool_choice")
+            allowed: ResponseAllowedTools = as_kind(body.tool_choice, ResponseAllowedTools, "tool_choice")
             return ToolChoice(allowed.mode, [tool.name for tool in allowed.tools], parallel)
     raise not_supported("tool_choice", "anything but auto, none, required, a function and allowed_tools is")
 
@@ -264,7 +264,7 @@ def _output(text: ResponseText) -> OutputFormat | None:
         case ResponseObjectFormat():
             return OutputFormat("json_object")
         case ResponseSchemaFormat(schema=schema):
-            return OutputFormat("json_schema", json.dumps(schema, ensure_ascii=False))
+            return schema_format(schema, "text.format.schema")
 
 
 def _logprobs(body: ResponsesBody) -> int | None:

@@ -1,0 +1,1 @@
+"""Responses of ``/v1/responses`` that are kept, bounded for each tenant."""

@@ -1,0 +1,118 @@
+"""Responses in a SQLite file, each with all that led to it, and where their items are.
+
+Synchronous, and for one thread: :class:`~inferd_runtime.server.response_store.response_store.ResponseStore` calls it from its
+own. What goes wrong with the file is Unavailable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from inferd_runtime.server.dialects.responses.items import Item
+from inferd_runtime.server.dialects.responses.stored import StoredResponse
+from inferd_runtime.server.programs.registry_file import DatabaseFormat, open_database, storage_errors
+from inferd_runtime.server.tenancy.quotas import Quotas
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS responses (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, size INTEGER NOT NULL, stored BLOB NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS responses_of_tenant ON responses (tenant, number);
+CREATE TABLE IF NOT EXISTS items (
+    tenant TEXT NOT NULL, id TEXT NOT NULL, response INTEGER NOT NULL REFERENCES responses(number) ON DELETE CASCADE,
+    PRIMARY KEY (tenant, id)
+) STRICT;
+CREATE INDEX IF NOT EXISTS items_of_response ON items (response);
+"""
+CHECK = """
+SELECT number, id, tenant, size, stored FROM responses LIMIT 0;
+SELECT tenant, id, response FROM items LIMIT 0;
+"""
+FORMAT = DatabaseFormat(1, SCHEMA, CHECK, "the store of responses", "its responses are forgotten")
+RESPONSE_BYTES = 512
+ITEM_BYTES = 256
+"""What a response and an item that can be referred to take beside their contents, about."""
+MOST_ITEMS = 256
+"""Items of a conversation that can be referred to: the newest ones."""
+_stored = msgspec.msgpack.Decoder(StoredResponse)
+
+
+class ResponseFile:
+    """The file. Every method raises Unavailable where the file or the disk does not do what it should."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._db = open_database(path, FORMAT)
+        self._db.execute("PRAGMA synchronous=NORMAL")
+
+    def close(self) -> None:
+        """Close the file."""
+        with contextlib.suppress(sqlite3.Error):
+            self._db.close()
+
+    def keep(self, tenant: str, response_id: str, packed: bytes, items: Sequence[str]) -> None:
+        """Keep a response of :func:`packed_response`, whose ``items`` can be referred to from now on."""
+        with self._transaction() as db:
+            size = len(packed) + RESPONSE_BYTES + ITEM_BYTES * len(items)
+            row = (response_id, tenant, size, packed)
+            number = db.execute("INSERT INTO responses (id, tenant, size, stored) VALUES (?, ?, ?, ?)", row).lastrowid
+            rows = [(tenant, item, number) for item in items]
+            db.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?)", rows)
+
+    def delete(self, tenant: str, response_id: str) -> bool:
+        """Forget a response. Returns False if the tenant has none of that id."""
+        with self._transaction() as db:
+            gone = db.execute("DELETE FROM responses WHERE id = ? AND tenant = ?", (response_id, tenant))
+            return gone.rowcount > 0
+
+    def prune(self, tenant: str, quotas: Quotas) -> None:
+        """Forget the tenant's oldest responses beyond its quotas, but never its newest one."""
+        with self._transaction() as db:
+            query = "SELECT number, size FROM responses WHERE tenant = ? ORDER BY number DESC"
+            total, gone = 0, []
+            for place, (number, size) in enumerate(db.execute(query, (tenant,)).fetchall()):
+                total += size
+                too_many = quotas.kept_runs and place >= quotas.kept_runs
+                if place and (too_many or (quotas.kept_bytes and total > quotas.kept_bytes)):
+                    gone.append((number,))
+            db.executemany("DELETE FROM responses WHERE number = ?", gone)
+
+    def find(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """Return a response of the tenant; None if there is none of that id."""
+        with storage_errors(self._path, FORMAT.what):
+            query = "SELECT stored FROM responses WHERE id = ? AND tenant = ?"
+            row = self._db.execute(query, (response_id, tenant)).fetchone()
+        return None if row is None else _stored.decode(row[0])
+
+    def items(self, tenant: str, ids: Sequence[str]) -> dict[str, Item]:
+        """Return those of the tenant's items that are kept, by their ids."""
+        with storage_errors(self._path, FORMAT.what):
+            numbers = {row[0] for item in ids for row in self._numbers(tenant, item)}
+            query = "SELECT stored FROM responses WHERE number = ?"
+            packed = [self._db.execute(query, (number,)).fetchone()[0] for number in sorted(numbers)]
+        wanted = set(ids)
+        found = [item for one in packed for item in _stored.decode(one).conversation]
+        return {item["id"]: item for item in found if item["id"] in wanted}
+
+    def _numbers(self, tenant: str, item: str) -> list[tuple[int]]:
+        query = "SELECT response FROM items WHERE tenant = ? AND id = ?"
+        return self._db.execute(query, (tenant, item)).fetchall()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with storage_errors(self._path, FORMAT.what), self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield self._db
+
+
+def packed_response(stored: StoredResponse) -> tuple[bytes, list[str]]:
+    """Return a response as it is kept, and the ids of its items that can be referred to."""
+    ids = dict.fromkeys(item["id"] for item in stored.conversation[-MOST_ITEMS:])
+    return msgspec.msgpack.encode(stored), list(ids)

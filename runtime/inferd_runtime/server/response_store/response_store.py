@@ -1,0 +1,77 @@
+"""The store of responses for the gateway: reads and writes go through one thread, in order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+
+from inferd_runtime.server.dialects.responses.answer import ResponsesExchange
+from inferd_runtime.server.dialects.responses.items import Item
+from inferd_runtime.server.dialects.responses.stored import StoredResponse, unknown_response
+from inferd_runtime.server.response_store.response_file import ResponseFile, packed_response
+from inferd_runtime.server.run_store.archive import FileArchive
+from inferd_runtime.server.tenancy.quotas import QuotasOf
+
+RESPONSES_FILE = "responses.sqlite3"
+log = logging.getLogger("inferd.responses")
+
+
+class ResponseStore:
+    """Keeps responses as far as the tenant's quotas let it. Belongs to one event loop."""
+
+    def __init__(self, archive: FileArchive[ResponseFile], quotas: QuotasOf) -> None:
+        self._archive = archive
+        self._quotas = quotas
+
+    async def follow(self, exchange: ResponsesExchange, tenant: str) -> None:
+        """Complete a request with the response and the items that it names. Raises InvalidRequest, NotFound, Unavailable."""
+        if not exchange.previous and not exchange.references:
+            return
+
+        def look_up(file: ResponseFile) -> tuple[StoredResponse | None, dict[str, Item]]:
+            previous = file.find(tenant, exchange.previous) if exchange.previous else None
+            return previous, file.items(tenant, exchange.references)
+
+        exchange.follow(*await self._archive.read(look_up))
+
+    def keep(self, exchange: ResponsesExchange, tenant: str) -> None:
+        """Keep the answer, if it is to be kept. Returns at once; what is looked up later finds it."""
+        stored = exchange.kept
+        if stored is None:
+            return
+        packed, items = packed_response(stored)
+        quotas = self._quotas(tenant)
+
+        def job(file: ResponseFile) -> None:
+            file.keep(tenant, stored.id, packed, items)
+            file.prune(tenant, quotas)
+
+        if not self._archive.save(job, len(packed)):
+            log.error("a response is not kept: too much waits to be written")
+
+    async def find(self, tenant: str, response_id: str) -> StoredResponse:
+        """Return a response of the tenant. Raises NotFound, Unavailable."""
+        stored = await self._archive.read(lambda file: file.find(tenant, response_id))
+        if stored is None:
+            raise unknown_response(response_id)
+        return stored
+
+    async def delete(self, tenant: str, response_id: str) -> None:
+        """Forget a response of the tenant. Raises NotFound, Unavailable."""
+        if not await self._archive.read(lambda file: file.delete(tenant, response_id)):
+            raise unknown_response(response_id)
+
+
+@asynccontextmanager
+async def open_response_store(path: Path, quotas: QuotasOf) -> AsyncIterator[ResponseStore]:
+    """Open the store; what waits to be written at the end is written."""
+    archive = FileArchive(lambda: ResponseFile(path), "the store of responses")
+    try:
+        yield ResponseStore(archive, quotas)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await archive.close()

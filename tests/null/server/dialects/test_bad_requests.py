@@ -1,0 +1,109 @@
+"""Whatever a client sends, a dialect reads it or raises InvalidRequest that names a field: nothing else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from inferd.protocol import InvalidRequest
+from inferd_runtime.server.dialects.anthropic.dialect import AnthropicCountTokens, AnthropicMessages
+from inferd_runtime.server.dialects.anthropic.request import MessagesBody
+from inferd_runtime.server.dialects.exchange import ClientHeaders
+from inferd_runtime.server.dialects.responses.answer import OpenAiResponses
+from inferd_runtime.server.dialects.responses.request import ResponsesBody
+
+WORDS = st.sampled_from(
+    [
+        "",
+        "text",
+        "role",
+        "user",
+        "assistant",
+        "system",
+        "type",
+        "content",
+        "name",
+        "input",
+        "tool_use",
+        "tool_result",
+        "id",
+        "thinking",
+        "input_text",
+        "output_text",
+        "function_call",
+        "function_call_output",
+        "call_id",
+        "arguments",
+        "{}",
+        "[",
+        "auto",
+        "function",
+        "message",
+        "reasoning",
+        "item_reference",
+        "json_schema",
+        "schema",
+        "format",
+        "enabled",
+        "budget_tokens",
+        "\x00",
+    ]
+)
+VALUES: Any = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | WORDS | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4),
+    max_leaves=8,
+)
+GOOD_ANTHROPIC = {"model": "t", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}]}
+GOOD_RESPONSES = {"model": "t", "input": "a"}
+
+
+def bodies(good: dict[str, Any], fields: tuple[str, ...]) -> Any:
+    """Return good bodies with some fields that may be anything."""
+    changes = st.dictionaries(st.sampled_from(fields) | WORDS, VALUES, max_size=3)
+    return changes.map(lambda change: json.dumps({**good, **change}).encode())
+
+
+def check(dialect: Any, body: bytes) -> None:
+    param = "read"
+    try:
+        dialect.read(body, ClientHeaders())
+    except InvalidRequest as error:
+        error.to_wire()
+        param = error.detail["param"]
+    assert isinstance(param, str)
+
+
+@settings(max_examples=300, deadline=None)
+@given(bodies(GOOD_ANTHROPIC, MessagesBody.__struct_fields__))
+def test_anthropic(body: bytes) -> None:
+    check(AnthropicMessages(), body)
+    check(AnthropicCountTokens(), body)
+
+
+@settings(max_examples=300, deadline=None)
+@given(bodies(GOOD_RESPONSES, ResponsesBody.__struct_fields__))
+def test_responses(body: bytes) -> None:
+    check(OpenAiResponses(), body)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.dictionaries(WORDS, VALUES, max_size=5), max_size=4))
+def test_items_and_messages_of_any_shape(values: list[Any]) -> None:
+    check(OpenAiResponses(), json.dumps({**GOOD_RESPONSES, "input": values}).encode())
+    check(AnthropicMessages(), json.dumps({**GOOD_ANTHROPIC, "messages": values}).encode())
+    content = [{"role": "user", "content": values}, {"role": "assistant", "content": values}]
+    check(OpenAiResponses(), json.dumps({**GOOD_RESPONSES, "input": content}).encode())
+    check(AnthropicMessages(), json.dumps({**GOOD_ANTHROPIC, "messages": content}).encode())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=40))
+def test_bytes_of_any_kind(body: bytes) -> None:
+    for dialect in (AnthropicMessages(), AnthropicCountTokens(), OpenAiResponses()):
+        with pytest.raises(InvalidRequest) as caught:
+            dialect.read(body, ClientHeaders())
+        assert "param" in caught.value.detail
