@@ -62,6 +62,11 @@ class Generator(Generic[T]):
         return self._stream.finish
 
     @property
+    def stopped_by(self) -> str:
+        """At its end the one of ``stop`` that ended it, "" for any other end. It is not part of the text."""
+        return self._stream.stopped_by
+
+    @property
     def usage(self) -> Usage:
         """Counters of what was delivered so far: ``tokens``, ``steps``, ``drafted``, ``accepted``; and
         ``prompt_tokens``, the context's length at the start (0 before the first step). A second attempt counts, too.

@@ -84,6 +84,14 @@ class ServedModel:
         return ChatFormat(tools, written, marks.begin, marks.end, bool(template))
 
     @cached_property
+    def _special_texts(self) -> dict[int, bytes]:
+        return {token: name.encode() for name, token in self.grammars.table.special_names.items()}
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of a token of the vocabulary: a special token's are its name."""
+        return self.grammars.table.tokens[token] or self._special_texts.get(token, b"")
+
+    @cached_property
     def healer(self) -> Healer:
         """Return what cuts prompts back that end inside a token."""
         return Healer(self.grammars.table)

@@ -37,10 +37,11 @@ class ShortSteps(msgspec.Struct, omit_defaults=True):
     steps: list[ShortStep]
     finish: str = ""
     checked: list[CheckedKeyword] = []
+    stopped_by: str = ""
 
 
 def shortened(reply: Any) -> Any:
     """Return what is encoded for a reply: readers take the defaults of the protocol's classes for what is not there."""
     if type(reply) is not Steps:
         return reply
-    return ShortSteps(list(map(ShortStep.of, reply.steps)), reply.finish, reply.checked)
+    return ShortSteps(list(map(ShortStep.of, reply.steps)), reply.finish, reply.checked, reply.stopped_by)

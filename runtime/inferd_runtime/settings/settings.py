@@ -153,6 +153,9 @@ class Settings:
         "several times",
         read=read_texts,
     )
+    chat_program: str = setting(
+        "", "NAME or NAME@VERSION: a tenant's own program of that name answers its chat requests, not the built-in one"
+    )
     models_bytes: int = setting(0, "bytes that pulled models may take on disk; 0: no limit", NOT_NEGATIVE)
     data_dir: Path = setting(Path("~/.local/share/inferd"), "where uploaded programs and saved contexts are kept")
     state_dir: Path = setting(

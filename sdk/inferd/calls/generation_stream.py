@@ -46,6 +46,7 @@ class StepBuffer:
         self.keep = 0
         self.stats = SpeculationStats()
         self.checked: list[CheckedKeyword] = []
+        self.stopped_by = ""
 
     def receive(self, reply: Steps) -> None:
         """Add the steps of a reply. Raises InternalError if it brings neither a step nor an end: asking again would never
@@ -56,6 +57,7 @@ class StepBuffer:
         self._waiting.extend(reply.steps)
         self._ended = reply.finish
         self.checked = list(reply.checked)
+        self.stopped_by = reply.stopped_by
 
     def deliver(self) -> Step | None:
         """Remove and return the next step; None if there is none. Reading past the end keeps end-of-text in the context, too."""
@@ -215,6 +217,11 @@ class GenerationStream:
         """As ``Generator.finish``."""
         over = self._lifecycle.state in (GenerationState.LEFT, GenerationState.CLOSED)
         return self._buffer.finish or ("closed" if over else "")
+
+    @property
+    def stopped_by(self) -> str:
+        """As ``Generator.stopped_by``."""
+        return self._buffer.stopped_by if self.finish else ""
 
     @property
     def stats(self) -> SpeculationStats:

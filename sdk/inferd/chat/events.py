@@ -9,6 +9,7 @@ from inferd.protocol import to_plain
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 KIND = "event"
+REQUIRED = frozenset({"text", "call", "id", "name", "reason", "prompt", "completion"})
 
 
 @dataclass(frozen=True)
@@ -103,5 +104,6 @@ EVENT_TYPES: dict[str, type[Any]] = {
 
 
 def to_message(event: ChatEvent) -> dict[str, Any]:
-    """Return an event as the JSON object that a program sends: its fields, and its kind under ``event``."""
-    return {KIND: event.kind, **to_plain(event)}
+    """Return an event as the JSON object that a program sends: its kind under ``event``, and its fields but for empty ones."""
+    fields = to_plain(event)
+    return {KIND: event.kind, **{name: value for name, value in fields.items() if value or name in REQUIRED}}

@@ -20,7 +20,8 @@ LIMITS: dict[str, type[int] | type[float]] = {
     "output_bytes": int,
     "output_events": int,
 }
-TOOL_KEYS = {"name", "version", "limits", "retry_safe"}
+TOOL_KEYS = {"name", "version", "limits", "retry_safe", "serves"}
+SERVICES = ("", "chat")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!-]{0,63}")
 BLOCK_START = "# /// "
@@ -35,7 +36,8 @@ MOST = 2.0**63
 class Manifest:
     """A program's own description. ``limits`` holds only what it sets (keys of ``LIMITS``).
 
-    ``retry_safe``: its runs may be started again after a crash, unless a launch says otherwise.
+    ``retry_safe``: its runs may be started again after a crash, unless a launch says otherwise. ``serves``: "chat" for a program
+    whose ``main`` takes a ``request``, an :class:`inferd.chat.ChatRequest`, and which clients may name as their model.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Manifest:
     dependencies: list[str] = field(default_factory=list)
     requires_python: str = ""
     retry_safe: bool = False
+    serves: str = ""
 
 
 def script_manifest(source: str, filename: str) -> Manifest:
@@ -92,6 +95,7 @@ def _manifest(
         dependencies=list(dependencies),
         requires_python=requires_python,
         retry_safe=_retry_safe(tool, filename),
+        serves=_serves(tool, filename),
     )
 
 
@@ -99,6 +103,13 @@ def _retry_safe(tool: dict[str, Any], filename: str) -> bool:
     value = tool.get("retry_safe", False)
     if not isinstance(value, bool):
         raise InvalidRequest(f"{filename}: retry_safe must be true or false, not {_shown(value)}")
+    return value
+
+
+def _serves(tool: dict[str, Any], filename: str) -> str:
+    value = tool.get("serves", "")
+    if not isinstance(value, str) or value not in SERVICES:
+        raise InvalidRequest(f'{filename}: serves must be "chat", not {_shown(value)}')
     return value
 
 

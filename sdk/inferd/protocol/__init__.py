@@ -110,7 +110,9 @@ from inferd.protocol.models import (
     ModelInfo as ModelInfo,
     Models as Models,
     Text as Text,
+    TokenBytes as TokenBytes,
     Tokenize as Tokenize,
+    TokenPieces as TokenPieces,
     Tokens as Tokens,
     check_detokenize as check_detokenize,
 )

@@ -17,7 +17,7 @@ from inferd.protocol.tokens import check_ids
 MAX_PRIORITY = 3
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 16_384
-ON_LENGTH = ("cut", "complete", "try_complete")
+ON_LENGTH = ("cut", "complete", "try_complete", "complete_or_cut")
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,13 @@ class Steps:
     """One or more finished steps. ``finish``: "" while it goes on, else stop | length | closed.
 
     ``checked``, with the end of a best_effort constraint: the keywords that only the finished text was checked for.
+    ``stopped_by``: the stop string that ended it, "" for any other end.
     """
 
     steps: list[Step]
     finish: str = ""
     checked: list[CheckedKeyword] = field(default_factory=list)
+    stopped_by: str = ""
 
 
 @operation("generate.start", GenerationStarted)
@@ -75,7 +77,8 @@ class StartGenerate:
     cut the context back where it ends inside a token, and write its end again; the steps' text begins behind it.
     ``logprobs``: tell each token's log-probability, and so many (at most MAX_LOGPROBS) of the most likely at its place.
     ``on_length``: "cut" ends the text wherever its tokens are used up; "complete" keeps tokens back for the nearest end that the
-    constraint allows, and refuses a constraint for which no end is found; "try_complete" cuts that one's text.
+    constraint allows, and refuses a constraint for which no end is found; "try_complete" cuts that one's text;
+    "complete_or_cut" cuts it, too, and any text whose shortest end needs more tokens than there are.
     """
 
     context: int

@@ -67,6 +67,22 @@ class Detokenize:
     special: bool = False
 
 
-def check_detokenize(request: Detokenize) -> None:
+@dataclass(frozen=True)
+class TokenPieces:
+    """The bytes of tokens, each as base64: a token may hold part of a character."""
+
+    pieces: list[str]
+
+
+@operation("model.token_bytes", TokenPieces)
+@dataclass(frozen=True)
+class TokenBytes:
+    """Ask what each of some tokens stands for; a special token stands for its name."""
+
+    tokens: list[int]
+    model: str = ""
+
+
+def check_detokenize(request: Detokenize | TokenBytes) -> None:
     """Raises InvalidRequest for a negative token id."""
     check_ids("tokens", request.tokens)

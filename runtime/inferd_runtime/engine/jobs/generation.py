@@ -183,6 +183,11 @@ class Generation:
         done = self.counters
         return Usage(0, done.emitted - self._wrote_end, done.steps, done.drafted, done.accepted)
 
+    @property
+    def stopped_by(self) -> str:
+        """The stop string that ended it, "" for any other end."""
+        return self._text.stopped_by
+
     def allow(self) -> None:
         """Let a paced generation run its next step."""
         self._allowed = True
@@ -291,7 +296,7 @@ class Generation:
                 self.finish, self._wrote_end = "stop", True
                 return kept, text
             text += self._text.feed(token)
-            if self._text.stopped:
+            if self._text.stopped_by:
                 self.finish = "stop"
             elif kept == room:
                 self.finish = "length" if self.spec.grammar is None or not self.spec.grammar.keeps_budget else "stop"

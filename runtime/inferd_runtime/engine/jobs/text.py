@@ -31,17 +31,17 @@ class TextAssembler:
         self._decode = decode
         self._stops = tuple(stops)
         self._held = ""
-        self.stopped = False
+        self.stopped_by = ""
 
     def feed(self, token: int) -> str:
-        """Decode a token, and return the text that is certain now. Sets ``stopped`` if a stop string is complete."""
+        """Decode a token, and return the text that is certain now. Sets ``stopped_by`` if a stop string is complete."""
         if not self._stops:
             return self._decode(token)
         self._held += self._decode(token)
-        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
-            self.stopped = True
-            text, self._held = self._held[: min(found)], ""
+            at, self.stopped_by = min(found)
+            text, self._held = self._held[:at], ""
             return text
         keep = self._undecided()
         text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

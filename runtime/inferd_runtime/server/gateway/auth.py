@@ -59,7 +59,7 @@ class AccessTokens:
         """Return what an ``Authorization`` header allows. Raises Unauthorized, and Unavailable if the store cannot be read."""
         kind, _, given = (authorization or "").partition(" ")
         if kind.lower() != "bearer" or not given:
-            raise Unauthorized("send the header `Authorization: Bearer TOKEN`")
+            raise Unauthorized("send the header `Authorization: Bearer TOKEN`, or `x-api-key: TOKEN`")
         digest = token_digest(given.strip())
         # How long the look takes may tell how a digest resembles a kept one; nobody can choose the digest of what they send.
         rights = self._known.get(digest) or self._refresh().get(digest)
@@ -111,11 +111,17 @@ class BearerAuth:
             await self._app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> None:
-        rights = self._tokens.rights_of(Headers(scope=scope).get("authorization"))
+        rights = self._tokens.rights_of(authorization_of(Headers(scope=scope)))
         scope[TENANT_KEY], scope[ROLE_KEY], scope[TOKEN_KEY] = rights.tenant, rights.role, rights.token_id
         if self._table is not None and CONNECTION_KEY in scope:
             self._table.belongs_to(scope[CONNECTION_KEY], rights.tenant)
             scope[CONNECTION_KEY].allowed = partial(self._tokens.is_valid, rights)
+
+
+def authorization_of(headers: Headers) -> str | None:
+    """Return the ``Authorization`` header; without one, what ``x-api-key`` stands for, as Anthropic's clients send it."""
+    key = headers.get("x-api-key")
+    return headers.get("authorization") or (None if key is None else f"Bearer {key}")
 
 
 def require_admin(scope: Scope) -> None:

@@ -94,6 +94,7 @@ def program_json(program: Program, created_at: float | None = None) -> dict[str,
         "version": program.version,
         "limits": program.limits,
         "retry_safe": program.retry_safe,
+        "serves": program.serves,
         "interface": {
             "doc": interface.doc,
             "parameters": interface.parameters,

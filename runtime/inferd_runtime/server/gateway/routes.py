@@ -22,8 +22,6 @@ from inferd_runtime.server.gateway.replies import program_json, reply, run_reply
 from inferd_runtime.server.gateway.requests import (
     LaunchBody,
     MessageBody,
-    check_arguments,
-    check_limits,
     launch_key,
     number_of,
     read_body,
@@ -31,6 +29,7 @@ from inferd_runtime.server.gateway.requests import (
 )
 from inferd_runtime.server.gateway.script_session import script_session
 from inferd_runtime.server.programs.bundles import Program
+from inferd_runtime.server.programs.launch_checks import check_arguments, check_limits
 from inferd_runtime.server.programs.library import ProgramLibrary
 from inferd_runtime.server.supervisor.held_runs import RunRequest
 from inferd_runtime.server.supervisor.run_keeper import AnyRun

@@ -71,6 +71,11 @@ class Program:
         """Whether the program says that its runs may be started again after a crash."""
         return self.interface.manifest.retry_safe
 
+    @property
+    def serves(self) -> str:
+        """ "chat" for a program that clients may name as their model, else ""."""
+        return self.interface.manifest.serves
+
     def limits_over(self, default: Limits) -> Limits:
         """Return ``default`` with the limits that the program sets itself."""
         return with_limits(default, self.limits)

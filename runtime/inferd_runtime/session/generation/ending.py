@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from inferd import protocol as p
 from inferd_grammar import Compiled, EndPlanner
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+
+
+def settled_ending(request: p.StartGenerate, compiled: Compiled, context: CachedSequence) -> p.StartGenerate:
+    """Return the request with what "complete_or_cut" comes to: "complete" where an end is found and fits, else "cut"."""
+    if request.on_length != "complete_or_cut":
+        return request
+    planner, room = compiled.planner(), context.max_length - len(context.tokens)
+    fits = planner is not None and planner.needed <= min(room, request.max_tokens)
+    return replace(request, on_length="complete" if fits else "cut")
 
 
 def end_planner(request: p.StartGenerate, compiled: Compiled, context: CachedSequence) -> EndPlanner | None:

@@ -99,7 +99,7 @@ class OpenGeneration:
         self.delivered_steps += len(steps)
         if self._finished is not None:
             return self._finished.reply(steps, generation.finish, self._notify)
-        return p.Steps(steps, generation.finish)
+        return p.Steps(steps, generation.finish, stopped_by=generation.stopped_by)
 
     def keep(self, length: int = -1) -> tuple[int, Sequence[int]]:
         """Return what closing it would leave if ``length`` tokens of the context were delivered (-1: those that were): how

@@ -15,7 +15,7 @@ from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.session.constraints.compile_call import when_compiled
-from inferd_runtime.session.generation.ending import end_planner
+from inferd_runtime.session.generation.ending import end_planner, settled_ending
 from inferd_runtime.session.generation.finished_text import BestEffortCheck, at_once
 from inferd_runtime.session.generation.healing import Healing
 from inferd_runtime.session.generation.open_generation import OpenGeneration, ProgramInputs
@@ -73,6 +73,7 @@ def _submit(
         masks: OutputMasks | None = inputs.mask
         if compiled is not None:
             matcher = compiled.matcher()
+            request = settled_ending(request, compiled, context)
             planner = end_planner(request, compiled, context)
             masks = GrammarCursor(
                 matcher,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 from functools import partial
 
 from inferd import protocol as p
+from inferd_runtime.engine.sampling.probes import check_vocabulary
+from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.state import Call, SessionState
 from inferd_runtime.session.texts import answer_with, check_text
 
@@ -29,13 +32,25 @@ def tokenize(state: SessionState, call: Call) -> None:
 def detokenize(state: SessionState, call: Call) -> None:
     """Answer with the text of token ids. Raises InvalidRequest for an id outside the vocabulary."""
     request: p.Detokenize = call.request
-    p.check_detokenize(request)
-    model = state.model(request.model)
-    for token in request.tokens:
-        if token >= model.info.vocab_size:
-            raise p.InvalidRequest(f"token id {token} is outside the vocabulary of {model.info.vocab_size}")
+    model = checked_ids(state, request)
     decode = partial(model.tokenizer.decode, request.tokens, special=request.special)
     answer_with(state, call, len(request.tokens), decode, p.Text)
+
+
+def token_bytes(state: SessionState, call: Call) -> None:
+    """Answer with the bytes of token ids. Raises InvalidRequest for an id outside the vocabulary."""
+    request: p.TokenBytes = call.request
+    model = checked_ids(state, request)
+    pieces = [base64.b64encode(model.bytes_of(token)).decode() for token in request.tokens]
+    call.respond(p.TokenPieces(pieces))
+
+
+def checked_ids(state: SessionState, request: p.Detokenize | p.TokenBytes) -> ServedModel:
+    """Return the model whose tokens are meant. Raises InvalidRequest for an id outside its vocabulary."""
+    p.check_detokenize(request)
+    model = state.model(request.model)
+    check_vocabulary("tokens", request.tokens, model.info.vocab_size)
+    return model
 
 
 def usage(state: SessionState, call: Call) -> None:
@@ -43,4 +58,10 @@ def usage(state: SessionState, call: Call) -> None:
     call.respond(state.usage())
 
 
-HANDLERS = {p.ListModels: list_models, p.Tokenize: tokenize, p.Detokenize: detokenize, p.GetUsage: usage}
+HANDLERS = {
+    p.ListModels: list_models,
+    p.Tokenize: tokenize,
+    p.Detokenize: detokenize,
+    p.TokenBytes: token_bytes,
+    p.GetUsage: usage,
+}

@@ -1,0 +1,71 @@
+"""An uploaded program that answers a chat request: a run in the sandbox, like any other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from inferd.chat import ChatEvent, ChatRequest, UsageReport
+from inferd.protocol import ProgramError
+from inferd_runtime.server.chat.program_events import EventReader
+from inferd_runtime.server.programs.bundles import Program
+from inferd_runtime.server.programs.launch_checks import check_arguments, check_limits
+from inferd_runtime.server.supervisor.held_runs import RunRequest
+from inferd_runtime.server.supervisor.runs import Ending, Run, RunEvent
+from inferd_runtime.server.supervisor.runtime import Runtime
+
+IDLE_SECONDS = 15.0
+REQUEST_PARAMETER = "request"
+
+
+class LaunchedAnswer:
+    """Made by :func:`launched_answer`: reads the messages of a run, up to its end."""
+
+    def __init__(self, run: Run, reader: EventReader) -> None:
+        self.run = run.id
+        self._run = run
+        self._reader = reader
+        self._index = 0
+
+    async def next(self) -> list[ChatEvent]:
+        """Wait for more events; see :class:`AnswerSource`."""
+        while not self._run.complete or self._index < self._run.shown_end:
+            batch = await self._run.next_batch(self._index, IDLE_SECONDS)
+            events = [each for event in batch for each in self._events(event)]
+            if batch:
+                self._index = batch[-1].index + 1
+            if events:
+                return events
+        return []
+
+    def _events(self, event: RunEvent) -> list[ChatEvent]:
+        """Raises the error that the run ended with, and ProgramError if some of its messages were dropped."""
+        if event.kind == "message":
+            return self._reader.read(msgspec.json.decode(event.payload))
+        if event.kind == "dropped":
+            raise ProgramError("the client read more slowly than the program wrote, and a part of the answer is lost")
+        if not isinstance(event.payload, Ending):
+            return []
+        if event.payload.error is not None:
+            raise event.payload.error.to_exception()
+        return self._reader.finish(self._run.result, UsageReport(0, event.payload.usage.tokens))
+
+
+@asynccontextmanager
+async def launched_answer(
+    runtime: Runtime, tenant: str, program: Program, request: ChatRequest
+) -> AsyncIterator[LaunchedAnswer]:
+    """Launch a program with the request as its argument ``request``; the run is cancelled if it goes on when the block ends.
+
+    Raises what :meth:`Runtime.launch_request` raises, and InvalidRequest for a program that takes no such argument.
+    """
+    arguments = check_arguments(program, {REQUEST_PARAMETER: msgspec.to_builtins(request)})
+    limits = check_limits(program, {}, runtime.settings)
+    runtime.use.check_limits(tenant, limits.cpu_s, limits.memory_mb)
+    run = runtime.launch_request(RunRequest(program, arguments, limits, retry_safe=program.retry_safe), tenant)
+    try:
+        yield LaunchedAnswer(run, EventReader(request.n))
+    finally:
+        run.cancel("the client left")

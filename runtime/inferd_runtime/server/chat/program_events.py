@@ -1,0 +1,81 @@
+"""The messages of a program as events of an answer: whoever wrote the program, what comes out keeps to the form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, TypeVar
+
+import msgspec
+
+from inferd.chat.events import (
+    EVENT_TYPES,
+    KIND,
+    ChatEvent,
+    ChoiceFinished,
+    TextDelta,
+    ToolArguments,
+    ToolCallStarted,
+    UsageReport,
+)
+from inferd.chat.reply import MESSAGE_KEY
+from inferd.protocol import ProgramError
+
+T = TypeVar("T")
+
+
+class EventReader:
+    """Checks the messages of one run that answers a request for ``choices`` answers. One without events is not about them."""
+
+    def __init__(self, choices: int) -> None:
+        self._open = set(range(choices))
+        self._calls: Counter[int] = Counter()
+        self._written = False
+        self._reported = False
+
+    def read(self, message: Any) -> list[ChatEvent]:
+        """Return the events of a message. Raises ProgramError for one that breaks the form."""
+        if not isinstance(message, dict) or MESSAGE_KEY not in message:
+            return []
+        values = message[MESSAGE_KEY]
+        if not isinstance(values, list):
+            raise ProgramError("the program sent a list of events that is none")
+        return [self._checked(_event(value)) for value in values]
+
+    def finish(self, result: Any, usage: UsageReport) -> list[ChatEvent]:
+        """Return what completes an answer whose program has returned: a text that it returned counts where it wrote nothing."""
+        events: list[ChatEvent] = []
+        if not self._written and isinstance(result, str):
+            events += [TextDelta(result, choice) for choice in sorted(self._open)]
+        events += [
+            ChoiceFinished("tool_calls" if self._calls[choice] else "stop", choice) for choice in sorted(self._open)
+        ]
+        return events if self._reported else [*events, usage]
+
+    def _checked(self, event: ChatEvent) -> ChatEvent:
+        if isinstance(event, UsageReport):
+            self._reported = True
+            return event
+        self._written = True
+        if event.choice not in self._open:
+            raise ProgramError(f"the program wrote to answer {event.choice}, which does not exist or is finished")
+        if isinstance(event, ToolCallStarted):
+            self._calls[event.choice] += 1
+        if isinstance(event, ToolCallStarted | ToolArguments) and event.call != self._calls[event.choice] - 1:
+            raise ProgramError(
+                f"the program wrote to tool call {event.call}, and is at {self._calls[event.choice] - 1}"
+            )
+        if isinstance(event, ChoiceFinished):
+            self._open.discard(event.choice)
+        return event
+
+
+def _event(value: Any) -> ChatEvent:
+    kind = value.get(KIND) if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind not in EVENT_TYPES:
+        raise ProgramError("the program sent an event of an unknown kind")
+    fields = {key: part for key, part in value.items() if key != KIND}
+    try:
+        event: ChatEvent = msgspec.convert(fields, EVENT_TYPES[kind])
+    except msgspec.ValidationError as error:
+        raise ProgramError(f"the program sent an event {kind!r} that cannot be read: {error}") from None
+    return event

@@ -1,0 +1,86 @@
+"""One answer over HTTP: streamed while it is written, or whole. A client that leaves ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+
+import anyio
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from inferd.protocol import InferdError
+from inferd_runtime.server.chat.answer_source import AnswerSource
+from inferd_runtime.server.dialects.collected import CollectedAnswer
+from inferd_runtime.server.dialects.exchange import Exchange
+from inferd_runtime.server.gateway.event_stream import SSE
+from inferd_runtime.server.gateway.replies import JSON_TYPE
+
+RUN_HEADER = b"x-inferd-run"
+
+
+class ChatResponse(Response):
+    """Sends what ``exchange`` makes of an answer. Raises the error of one that fails before anything was sent."""
+
+    def __init__(self, exchange: Exchange, answer: AbstractAsyncContextManager[AnswerSource]) -> None:
+        self._exchange = exchange
+        self._answer = answer
+        self._error: InferdError | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, until it is complete or the client has left."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_until_left, receive, tasks.cancel_scope)
+            await self._send(send)
+            tasks.cancel_scope.cancel()
+        if self._error is not None:
+            raise self._error
+
+    async def _send(self, send: Send) -> None:
+        try:
+            async with self._answer as source:
+                if self._exchange.streams:
+                    await self._stream(source, send)
+                else:
+                    await self._whole(source, send)
+        except InferdError as error:  # kept: what leaves a task group comes out wrapped
+            self._error = error
+
+    async def _whole(self, source: AnswerSource, send: Send) -> None:
+        answer = CollectedAnswer.of(self._exchange.request.n)
+        while events := await source.next():
+            for event in events:
+                answer.add(event)
+        body = msgspec.json.encode(self._exchange.body(answer))
+        await send(_start({"content-type": JSON_TYPE, "content-length": str(len(body))}, source))
+        await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, source: AnswerSource, send: Send) -> None:
+        """Send the head with the first events: what fails before them gets an error's status."""
+        events = await source.next()
+        await send(_start({"content-type": f"{SSE}; charset=utf-8", "cache-control": "no-store"}, source))
+        data = self._exchange.opening()
+        try:
+            while events:
+                data += b"".join(map(self._exchange.chunks, events))
+                if data:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                data, events = b"", await source.next()
+            data += self._exchange.closing()
+        except InferdError as error:
+            data += self._exchange.failure(error)
+        await send({"type": "http.response.body", "body": data})
+
+
+def _start(headers: Mapping[str, str], source: AnswerSource) -> dict[str, object]:
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    if source.run:
+        raw.append((RUN_HEADER, source.run.encode()))
+    return {"type": "http.response.start", "status": 200, "headers": raw}
+
+
+async def _until_left(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()

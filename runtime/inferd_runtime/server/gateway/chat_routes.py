@@ -1,0 +1,49 @@
+"""The routes of LLM clients: each reads a dialect's request, finds who answers, and sends the answer in that dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from inferd_runtime.server.chat.targets import ChatServing
+from inferd_runtime.server.dialects.exchange import ClientHeaders, Dialect
+from inferd_runtime.server.dialects.openai_chat import OpenAiChat
+from inferd_runtime.server.gateway.auth import TENANT_KEY
+from inferd_runtime.server.gateway.chat_response import ChatResponse
+from inferd_runtime.server.gateway.requests import read_bytes
+from inferd_runtime.server.supervisor.runtime import Runtime
+from inferd_runtime.server.telemetry.request_ids import REQUEST_KEY
+
+SESSION_HEADER = "x-session-id"
+DIALECTS: dict[str, Dialect] = {"/v1/chat/completions": OpenAiChat()}
+
+
+@dataclass(frozen=True)
+class ChatApi:
+    """The routes of all dialects."""
+
+    runtime: Runtime
+    serving: ChatServing
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routing table."""
+        return [Route(path, self._endpoint(dialect), methods=["POST"]) for path, dialect in DIALECTS.items()]
+
+    def _endpoint(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            return await self.answer(dialect, request)
+
+        return answer
+
+    async def answer(self, dialect: Dialect, request: Request) -> Response:
+        """Answer a request of a dialect."""
+        runtime, tenant = self.runtime, request.scope[TENANT_KEY]
+        body = await read_bytes(request, runtime.settings.max_body_bytes, runtime.use.bodies)
+        headers = ClientHeaders(request.scope.get(REQUEST_KEY, ""), request.headers.get(SESSION_HEADER, ""))
+        exchange = dialect.read(body, headers)
+        target = await self.serving.target(exchange.model, tenant)
+        return ChatResponse(exchange, self.serving.answer(target, exchange.request, tenant))

@@ -1,0 +1,174 @@
+"""What a program writes to the client of a chat request."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from inferd import session
+from inferd.chat.answer_parser import (
+    AnswerParser,
+    AnswerPart,
+    AnswerShape,
+    ArgumentsPart,
+    CallPart,
+    ReasoningPart,
+    TextPart,
+)
+from inferd.chat.events import (
+    ChatEvent,
+    ChoiceFinished,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    TokenScore,
+    ToolArguments,
+    ToolCallStarted,
+    UsageReport,
+    to_message,
+)
+from inferd.chat.request import ChatRequest
+from inferd.chat.token_scores import TokenScores
+from inferd.generation import Generator
+from inferd.protocol import GetUsage, InvalidRequest, Usage
+from inferd.transport import current_transport
+
+MESSAGE_KEY = "chat"
+"""Of the messages that carry events, so that a program may send messages of its own beside them."""
+
+
+def new_call_id() -> str:
+    """Return an id for a tool call."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+class Reply:
+    """The answers to a request: ``request.n`` of them, counted from 0. Any of them may be written until it is finished.
+
+    The client sees what is written in the order of calls. When the last answer is finished, what the session used is reported.
+    """
+
+    def __init__(self, request: ChatRequest, shape: AnswerShape | None = None) -> None:
+        self._request = request
+        self._shape = shape or AnswerShape()
+        self._scores = TokenScores(request.model)
+        self._open = set(range(request.n))
+        self._calls: dict[int, int] = {}
+        self._reasoning = 0
+        self._predicted = (0, 0)
+
+    async def text(self, text: str, *, choice: int = 0) -> None:
+        """Write more text of an answer."""
+        await self._send([TextDelta(text, choice)])
+
+    async def reasoning(self, text: str, *, choice: int = 0) -> None:
+        """Write more of what was thought before the answer."""
+        await self._send([ReasoningDelta(text, choice)])
+
+    async def tool_call(self, name: str, arguments: dict[str, Any], *, choice: int = 0) -> None:
+        """Ask the client to call a tool."""
+        started = self.started(name, choice)
+        await self._send([started, ToolArguments(started.call, json.dumps(arguments, ensure_ascii=False), choice)])
+
+    async def write(self, generator: Generator[Any], *, choice: int = 0) -> str:
+        """Write a generation as an answer while it comes, tool calls and reasoning told apart, finish it, and return its text."""
+        answer = _AnswerStream(self, AnswerParser(self._shape), choice)
+        pieces: list[str] = []
+        async for step in generator:
+            pieces.append(step.text)
+            scores = await self._scores.of(step.logprobs) if self._request.logprobs is not None else []
+            await self._send(answer.events(step.text, step.tokens if self._request.return_tokens else [], scores))
+            self._reasoning += len(step.tokens) if answer.thinking else 0
+        await self._send(answer.last_events())
+        self._count(generator)
+        await self.finish(
+            "length" if generator.finish == "length" else None, choice=choice, stopped_by=generator.stopped_by
+        )
+        return "".join(pieces)
+
+    async def finish(self, reason: FinishReason | None = None, *, choice: int = 0, stopped_by: str = "") -> None:
+        """Finish an answer. ``reason`` None: that it calls tools if it does, else that it came to its end.
+
+        Raises InvalidRequest for one that is finished already.
+        """
+        self._check(choice)
+        events: list[ChatEvent] = [
+            ChoiceFinished(reason or ("tool_calls" if self._calls.get(choice) else "stop"), choice, stopped_by)
+        ]
+        self._open.discard(choice)
+        if not self._open:
+            events.append(await self._usage())
+        await session.send({MESSAGE_KEY: [to_message(event) for event in events]})
+
+    def started(self, name: str, choice: int) -> ToolCallStarted:
+        """Return the beginning of an answer's next tool call."""
+        call = self._calls.get(choice, 0)
+        self._calls[choice] = call + 1
+        return ToolCallStarted(call, new_call_id(), name, choice)
+
+    async def _send(self, events: Sequence[ChatEvent]) -> None:
+        for event in events:
+            self._check(getattr(event, "choice", 0))
+        if events:
+            await session.send({MESSAGE_KEY: [to_message(event) for event in events]})
+
+    def _check(self, choice: int) -> None:
+        if choice not in self._open:
+            raise InvalidRequest(
+                f"there is no answer {choice} that is not finished; the request wants {self._request.n}"
+            )
+
+    def _count(self, generator: Generator[Any]) -> None:
+        predicted = generator.speculation.by_source.get("predicted")
+        if predicted is not None:
+            accepted, rejected = self._predicted
+            self._predicted = (accepted + predicted.accepted, rejected + predicted.drafted - predicted.accepted)
+
+    async def _usage(self) -> UsageReport:
+        used: Usage = await current_transport().call(GetUsage())
+        return UsageReport(
+            used.prompt_tokens, used.tokens, used.cached_tokens, self._reasoning, used.drafted, used.accepted, *self._predicted
+        )
+
+
+class _AnswerStream:
+    """Turns one generation's steps into events. ``thinking``: the last step was reasoning."""
+
+    def __init__(self, reply: Reply, parser: AnswerParser, choice: int) -> None:
+        self._reply = reply
+        self._parser = parser
+        self._choice = choice
+        self._call = 0
+        self._tokens: list[int] = []
+        self._scores: list[TokenScore] = []
+        self.thinking = False
+
+    def events(self, text: str, tokens: Sequence[int], scores: Sequence[TokenScore]) -> list[ChatEvent]:
+        """Return what a step adds. Its tokens go with its first text; where it shows none, with the next."""
+        self._tokens += tokens
+        self._scores += scores
+        parts = self._parser.feed(text)
+        self.thinking = bool(parts) and isinstance(parts[0], ReasoningPart)
+        return [self._event(part) for part in parts]
+
+    def last_events(self) -> list[ChatEvent]:
+        """Return what was held back."""
+        events = [self._event(part) for part in self._parser.finish()]
+        if self._tokens or self._scores:
+            events.append(self._event(TextPart("")))
+        return events
+
+    def _event(self, part: AnswerPart) -> ChatEvent:
+        match part:
+            case CallPart(name):
+                started = self._reply.started(name, self._choice)
+                self._call = started.call
+                return started
+            case ArgumentsPart(text):
+                return ToolArguments(self._call, text, self._choice)
+            case _:
+                tokens, scores, self._tokens, self._scores = self._tokens, self._scores, [], []
+                delta = ReasoningDelta if isinstance(part, ReasoningPart) else TextDelta
+                return delta(part.text, self._choice, tokens, scores)

@@ -1,0 +1,38 @@
+"""Tokens' log-probabilities with their texts and bytes, as clients want to see them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+from inferd.chat.events import TokenScore
+from inferd.protocol import TokenBytes, TokenPieces
+from inferd.protocol.passes import TokenLogprob
+from inferd.transport import current_transport
+
+
+class TokenScores:
+    """Asks the runtime for the bytes of tokens, of each token once."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._bytes: dict[int, bytes] = {}
+
+    async def of(self, entries: Sequence[TokenLogprob]) -> list[TokenScore]:
+        """Return a score for each entry, with its alternatives."""
+        await self._learn({token for entry in entries for token in (entry.token, *entry.top_tokens)})
+        return [self._score(entry) for entry in entries]
+
+    async def _learn(self, tokens: set[int]) -> None:
+        unknown = sorted(tokens - self._bytes.keys())
+        if unknown:
+            reply: TokenPieces = await current_transport().call(TokenBytes(unknown, self._model))
+            self._bytes |= {token: base64.b64decode(piece) for token, piece in zip(unknown, reply.pieces, strict=True)}
+
+    def _score(self, entry: TokenLogprob) -> TokenScore:
+        top = [self._one(*pair) for pair in zip(entry.top_tokens, entry.top_logprobs, strict=True)]
+        return self._one(entry.token, entry.logprob or 0.0, top)
+
+    def _one(self, token: int, logprob: float, top: list[TokenScore] | None = None) -> TokenScore:
+        data = self._bytes[token]
+        return TokenScore(token, data.decode(errors="replace"), list(data), logprob, top or [])

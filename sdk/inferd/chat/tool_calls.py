@@ -1,0 +1,134 @@
+"""How a model calls tools: what tells it of them, and the constraints that keep its calls to the tools' schemas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from inferd.chat.answer_parser import CALL_BEGIN, CALL_END, HERMES, MISTRAL
+from inferd.chat.request import ChatMessage, Tool, ToolChoice
+from inferd.constraints import AllOf, Tag, Tagged
+from inferd.protocol import ConstraintSpec, InvalidRequest
+from inferd.schema import JsonSchema, OutputConstraint, Regex
+
+ARGUMENTS_KEY = {"llama3": "parameters"}
+"""By format the key of a call's arguments, where it is not ``arguments``."""
+CALL_LINES = r"(<tool_call>\n\{[^\n]*\}\n</tool_call>\n?)+"
+INTRODUCTION = (
+    "You may call functions. The functions, as JSON Schema:\n{tools}\n\n"
+    'To call one, write {begin}\n{{"name": NAME, "arguments": ARGUMENTS}}\n{end}, one such block for each call.'
+)
+
+
+class Prefixed(OutputConstraint):
+    """``prefix``, then text of ``constraint``."""
+
+    def __init__(self, prefix: str, constraint: OutputConstraint) -> None:
+        self.constraint = ConstraintSpec("prefixed", value=prefix, members=[constraint.constraint])
+
+    def parse(self, text: str) -> str:
+        """Return the text itself."""
+        return text
+
+
+def tool_constraint(tool_format: str, tools: Sequence[Tool], choice: ToolChoice) -> OutputConstraint | None:
+    """Return what keeps the calls of an answer to ``tools``, those that the choice leaves; None where none may be called.
+
+    With the choice ``required`` the answer is calls and nothing else; with ``auto`` a call is held to its tool from its
+    opening on. Raises InvalidRequest for parameters that are no schema.
+    """
+    if not tools:
+        return None
+    calls = JsonSchema(_any_call(tools, ARGUMENTS_KEY.get(tool_format, "arguments")))
+    if choice.mode == "auto":
+        return _tagged(tool_format, tools, calls)
+    if tool_format == MISTRAL:
+        most = {} if choice.parallel else {"maxItems": 1}
+        return JsonSchema(_array_of(calls, most))
+    if tool_format != HERMES:
+        return calls
+    if not choice.parallel:
+        return Prefixed(f"{CALL_BEGIN}\n", calls)
+    return AllOf([_tagged(tool_format, tools, calls), Regex(CALL_LINES)])
+
+
+def _tagged(tool_format: str, tools: Sequence[Tool], calls: JsonSchema[Any]) -> Tagged:
+    if tool_format == HERMES:
+        return Tagged([Tag(CALL_BEGIN, Prefixed("\n", calls), f"\n{CALL_END}")])
+    key = ARGUMENTS_KEY.get(tool_format, "arguments")
+    schemas = [Prefixed(f', "{key}": ', JsonSchema(checked_parameters(tool))) for tool in tools]
+    openings = [f'{{"name": {json.dumps(tool.name)}' for tool in tools]
+    return Tagged([Tag(opening, schema, "}") for opening, schema in zip(openings, schemas, strict=True)])
+
+
+def _any_call(tools: Sequence[Tool], key: str) -> dict[str, Any]:
+    """Return the schema of a call of any of the tools. Their own schemas become definitions, so that references still hold."""
+    names = [f"tool{index}" for index in range(len(tools))]
+    calls = [_call(tool, key, f"#/$defs/{name}") for tool, name in zip(tools, names, strict=True)]
+    definitions = {
+        name: _moved(checked_parameters(tool), f"#/$defs/{name}") for tool, name in zip(tools, names, strict=True)
+    }
+    return {"anyOf": calls, "$defs": definitions}
+
+
+def _array_of(calls: JsonSchema[Any], bounds: dict[str, int]) -> dict[str, Any]:
+    schema = json.loads(calls.constraint.value)
+    return {"type": "array", "items": {"anyOf": schema["anyOf"]}, "minItems": 1, **bounds, "$defs": schema["$defs"]}
+
+
+def _call(tool: Tool, key: str, reference: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool.name}, key: {"$ref": reference}},
+        "required": ["name", key],
+        "additionalProperties": False,
+    }
+
+
+def checked_parameters(tool: Tool) -> dict[str, Any]:
+    """Return the schema of a tool's arguments, which are an object. Raises InvalidRequest that names the tool."""
+    kind = tool.parameters.get("type", "object")
+    if kind != "object":
+        raise InvalidRequest(
+            f"the parameters of the tool {tool.name!r} must be an object's schema, not of type {kind!r}"
+        )
+    return {"type": "object", **tool.parameters}
+
+
+def _moved(schema: Any, root: str) -> Any:
+    """Return a schema whose references into itself hold when it stands at ``root`` of another one."""
+    if isinstance(schema, list):
+        return [_moved(part, root) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(value, root) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = root + reference[1:]
+    return moved
+
+
+def told_in_text(messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> list[ChatMessage]:
+    """Return messages for a template that knows no tools: what they are, calls and their results, all in plain text."""
+    told = [_in_text(message) for message in messages]
+    if not tools:
+        return told
+    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    text = INTRODUCTION.format(tools=lines, begin=CALL_BEGIN, end=CALL_END)
+    if told and told[0].role == "system":
+        return [ChatMessage("system", f"{told[0].content}\n\n{text}"), *told[1:]]
+    return [ChatMessage("system", text), *told]
+
+
+def _in_text(message: ChatMessage) -> ChatMessage:
+    if message.role == "tool":
+        return ChatMessage("user", f"<tool_response>\n{message.content}\n</tool_response>")
+    if not message.tool_calls:
+        return message
+    calls = [_call_text(call.name, call.arguments) for call in message.tool_calls]
+    return ChatMessage(message.role, "\n".join([message.content, *calls] if message.content else calls))
+
+
+def _call_text(name: str, arguments: str) -> str:
+    return f'{CALL_BEGIN}\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n{CALL_END}'
