@@ -47,7 +47,7 @@ async def client(page: dict[str, Any], run: Run) -> AsyncIterator[httpx.AsyncCli
     api = page["ApiWithOutput"](
         cast(Runtime, SimpleNamespace(runs=runs, keeper=RunKeeper(runs, quotas))), cast(ProgramLibrary, None)
     )
-    transport = httpx.ASGITransport(app=make_app(api, AccessTokens.of_tenants(TENANTS)))
+    transport = httpx.ASGITransport(app=make_app(api.routes(), AccessTokens.of_tenants(TENANTS)))
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         yield client
 

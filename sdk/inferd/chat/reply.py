@@ -129,7 +129,13 @@ class Reply:
     async def _usage(self) -> UsageReport:
         used: Usage = await current_transport().call(GetUsage())
         return UsageReport(
-            used.prompt_tokens, used.tokens, used.cached_tokens, self._reasoning, used.drafted, used.accepted, *self._predicted
+            used.prompt_tokens,
+            used.tokens,
+            used.cached_tokens,
+            self._reasoning,
+            used.drafted,
+            used.accepted,
+            *self._predicted,
         )
 
 

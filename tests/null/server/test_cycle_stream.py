@@ -107,7 +107,7 @@ class Stub:
 
 async def test_the_route_tells_a_tenant_its_own() -> None:
     stub = Stub([CyclePage([], 4), CyclePage([FIRST, SECOND], 6)])
-    app = make_app(watched(stub), AccessTokens.of_tenants({"secret": "alice"}))
+    app = make_app(watched(stub).routes(), AccessTokens.of_tenants({"secret": "alice"}))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://x") as client:
         path = "/v1/speculation/cycles"
         assert (await client.get(path)).status_code == 401

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +21,17 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from inferd.protocol import MAX_EXPORT_BYTES, InferdError, InternalError, InvalidRequest, NotFound
+from inferd_runtime.server.chat.builtin import builtin_main
+from inferd_runtime.server.chat.targets import ChatServing
 from inferd_runtime.server.connections.acceptor import Acceptor, Listener
 from inferd_runtime.server.connections.connection_table import ConnectionTable
 from inferd_runtime.server.gateway.audit import Audited, AuditLog
 from inferd_runtime.server.gateway.auth import AccessTokens, BearerAuth, TenantQuotas, load_quotas, load_tokens
+from inferd_runtime.server.gateway.chat_routes import ChatApi
 from inferd_runtime.server.gateway.http_protocol import MAX_HEAD_BYTES, TypedHttp
 from inferd_runtime.server.gateway.listening import check_exposure, listen, tls_context, url_of
 from inferd_runtime.server.gateway.replies import error_reply
@@ -97,7 +101,7 @@ class _Server(uvicorn.Server):
         return TypedHttp(self.config, self.server_state, self.lifespan.state)
 
 
-def make_app(api: Api, tokens: AccessTokens, front: Front | None = None) -> ASGIApp:
+def make_app(routes: Sequence[BaseRoute], tokens: AccessTokens, front: Front | None = None) -> ASGIApp:
     """Return the ASGI application. Without a ``front`` nothing is known of connections, as in a test without sockets."""
     handlers = {InferdError: _inferd_error, HTTPException: _http_error, Exception: _bug}
     table = None if front is None else front.connections
@@ -106,7 +110,7 @@ def make_app(api: Api, tokens: AccessTokens, front: Front | None = None) -> ASGI
         outer.append(Middleware(Audited, audit=front.audit))
     return RequestIds(
         Starlette(
-            routes=api.routes(),
+            routes=list(routes),
             middleware=[*outer, Middleware(BearerAuth, tokens=tokens, table=table)],
             exception_handlers=handlers,  # type: ignore[arg-type]
         )
@@ -114,22 +118,22 @@ def make_app(api: Api, tokens: AccessTokens, front: Front | None = None) -> ASGI
 
 
 async def _inferd_error(request: Request, error: InferdError) -> Response:
-    return error_reply(error)
+    return error_reply(error, request.url.path)
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
     """Answer what the router refuses: an unknown path, or a method that it does not have."""
     where = f"{request.method} {request.url.path}"
     if error.status_code == 404:
-        return error_reply(NotFound(f"there is no route {where}"))
-    response = error_reply(InvalidRequest(f"{where}: {error.detail}"))
+        return error_reply(NotFound(f"there is no route {where}"), request.url.path)
+    response = error_reply(InvalidRequest(f"{where}: {error.detail}"), request.url.path)
     response.status_code = error.status_code
     return response
 
 
 async def _bug(request: Request, error: Exception) -> Response:
     """Answer an unexpected exception: its traceback goes to the log (Starlette raises it again), only its type to the client."""
-    return error_reply(InternalError(f"a bug in the runtime: {type(error).__name__}"))
+    return error_reply(InternalError(f"a bug in the runtime: {type(error).__name__}"), request.url.path)
 
 
 @asynccontextmanager
@@ -158,7 +162,10 @@ async def open_gateway(settings: Settings, commands: Commands | None = None) -> 
         )
         provider = None if settings.otel_endpoint is None else otlp_provider(settings.otel_endpoint)
         await stack.enter_async_context(traced(runtime, provider))
-        app = make_app(Api(runtime, programs, tokens), tokens, Front(table, audit))
+        serving = ChatServing(runtime, programs, builtin_main())
+        app = make_app(
+            [*Api(runtime, programs, tokens).routes(), *ChatApi(runtime, serving).routes()], tokens, Front(table, audit)
+        )
         server = _Server(_uvicorn_config(app, settings), Listener(listener, tls, settings.header_s), table)
         url = url_of(settings.host, listener.getsockname()[1], tls is not None)
         async with _serving(server):

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 from inferd_runtime.server.chat.targets import ChatServing
 from inferd_runtime.server.dialects.exchange import ClientHeaders, Dialect
-from inferd_runtime.server.dialects.openai_chat import OpenAiChat
+from inferd_runtime.server.dialects.routes import CHAT_ROUTES
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.chat_response import ChatResponse
 from inferd_runtime.server.gateway.requests import read_bytes
@@ -19,7 +19,6 @@ from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.server.telemetry.request_ids import REQUEST_KEY
 
 SESSION_HEADER = "x-session-id"
-DIALECTS: dict[str, Dialect] = {"/v1/chat/completions": OpenAiChat()}
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class ChatApi:
 
     def routes(self) -> list[BaseRoute]:
         """Return the routing table."""
-        return [Route(path, self._endpoint(dialect), methods=["POST"]) for path, dialect in DIALECTS.items()]
+        return [Route(path, self._endpoint(dialect), methods=["POST"]) for path, dialect in CHAT_ROUTES.items()]
 
     def _endpoint(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from inferd.protocol import InferdError
+from inferd_runtime.server.dialects.routes import error_shape
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.records import RunRecord
 from inferd_runtime.server.supervisor.run_keeper import AnyRun
@@ -64,20 +65,26 @@ def reply(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type=JSON_TYPE)
 
 
-def error_reply(error: InferdError) -> Response:
-    """Return an error in the one shape of errors: ``{"error": {"code", "message", "detail"}}``."""
-    response = reply({"error": error.to_wire()}, status_of(error))
-    if status_of(error) == 401:
+def error_reply(error: InferdError, path: str = "") -> Response:
+    """Return an error in the shape of the dialect that ``path`` belongs to, else as ``{"error": {code, message, detail}}``."""
+    shape = error_shape(path)
+    if shape is not None:
+        shaped = shape(error)
+        response = reply(shaped.body, shaped.status)
+        response.headers.update(shaped.headers)
+    else:
+        response = reply({"error": error.to_wire()}, status_of(error))
+        retry_after = error.detail.get("retry_after_s")
+        if isinstance(retry_after, int | float):
+            response.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
+    if response.status_code == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
-    retry_after = error.detail.get("retry_after_s")
-    if isinstance(retry_after, int | float):
-        response.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
     return response
 
 
 async def deny(error: InferdError, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a request, or a WebSocket's handshake, with an error, and close the connection."""
-    response = error_reply(error)
+    response = error_reply(error, scope["path"])
     response.headers["Connection"] = "close"
     if scope["type"] == "websocket":
         await WebSocket(scope, receive, send).send_denial_response(response)

@@ -1,0 +1,21 @@
+"""Which dialect a path speaks: the table of routes, and the shape of errors under each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from inferd.protocol import InferdError
+from inferd_runtime.server.dialects.anthropic.dialect import AnthropicMessages
+from inferd_runtime.server.dialects.anthropic.errors import error_reply_anthropic
+from inferd_runtime.server.dialects.exchange import Dialect, ErrorReply
+
+ErrorShape = Callable[[InferdError], ErrorReply]
+CHAT_ROUTES: dict[str, Dialect] = {"/v1/messages": AnthropicMessages()}
+"""By path what reads its requests, which programs answer."""
+ERROR_SHAPES: dict[str, ErrorShape] = {"/v1/messages": error_reply_anthropic}
+"""By the beginning of a path."""
+
+
+def error_shape(path: str) -> ErrorShape | None:
+    """Return how errors under a path are written; None for the runtime's own routes."""
+    return next((shape for start, shape in ERROR_SHAPES.items() if path.startswith(start)), None)
