@@ -94,7 +94,7 @@ def test_a_fork_computes_with_the_same_adapter() -> None:
     context = Engine(NullDriver()).create_context("t")
     context.use_adapter("x")
     fork = context.fork()
-    assert (fork.adapter, fork.table.root) == ("x", ("t", "x"))
+    assert (fork.adapter, fork.table.root) == ("x", ("t", "x", ""))
 
 
 def test_each_job_gets_its_own_rows_and_states() -> None:

@@ -234,7 +234,7 @@ def test_the_block_of_a_script() -> None:
         ('name = "a b"', "cannot be a program's name"),
         ('name = "../a"', "cannot be a program's name"),
         ('version = ""', "cannot be a program's version"),
-        ('versoin = "1"', r"no key 'versoin'; it has limits, name, retry_safe, version"),
+        ('versoin = "1"', r"no key 'versoin'; it has limits, name, retry_safe, serves, version"),
         ("limits = 5", "limits must be a table"),
         ("limits.walls = 5", "no limit 'walls'; there are wall_s"),
         ("limits.wall_s = 0", "wall_s must be a number above 0"),
@@ -282,7 +282,10 @@ def test_shipped_programs_describe_themselves() -> None:
         assert interface.manifest.name == folder.name
         assert interface.manifest.version != "0.0.0"
         assert interface.doc
-        assert all(parameter.schema and not parameter.required for parameter in interface.parameters)
+        if interface.manifest.serves == "chat":
+            assert [parameter.annotation for parameter in interface.parameters] == ["ChatRequest"]
+        else:
+            assert all(parameter.schema and not parameter.required for parameter in interface.parameters)
         readme = (folder / "README.md").read_text()
         assert all(f"| `{parameter.name}` |" in readme for parameter in interface.parameters)
 
