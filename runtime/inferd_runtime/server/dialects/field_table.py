@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from inferd_runtime.server.dialects.refusals import refusal
@@ -41,18 +42,23 @@ class FieldTable:
 
     fields: tuple[RequestField, ...]
 
-    @property
+    @cached_property
+    def by_name(self) -> Mapping[str, RequestField]:
+        """The fields by their names."""
+        return {field.name: field for field in self.fields}
+
+    @cached_property
     def working(self) -> frozenset[str]:
-        """Return the names of the fields that do something."""
+        """The names of the fields that do something."""
         return frozenset(field.name for field in self.fields if field.only is None)
 
     def take(self, value: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields that work. Raises InvalidRequest, which names the field, for an unknown and for a refused one."""
-        known = {field.name: field for field in self.fields}
         for name, given in value.items():
-            if name not in known:
-                raise refusal(name, "unknown field", "unknown_parameter")
-            _check(known[name], given)
+            field = self.by_name.get(name)
+            if field is None:
+                raise refusal(name, "there is no such field", "unknown_parameter")
+            _check(field, given)
         return {name: given for name, given in value.items() if name in self.working}
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from inferd.chat import OutputFormat, Tool, ToolChoice
 from inferd.protocol import InferdError, InvalidRequest, cut
-from inferd_runtime.carriable import read_json
+from inferd_runtime.carriable import check_carriable, read_json
 
 T = TypeVar("T")
 MAX_SHOWN = 200
@@ -43,10 +43,28 @@ def read_object(body: bytes) -> dict[str, Any]:
     try:
         value = read_json(body, "the body")
     except InvalidRequest as error:
-        raise invalid("", error.message) from None
+        at = _uncarriable_field(body)
+        raise invalid(at, f"{at}: {error.message}" if at else error.message) from None
     if not isinstance(value, dict):
         raise invalid("", "the body must be a JSON object")
     return value
+
+
+def _uncarriable_field(body: bytes) -> str:
+    """Return the first field of a JSON object that no wire carries, "" where the body as a whole is no JSON."""
+    try:
+        value = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        return ""
+    return next((name for name in value if not _is_carriable(value[name])), "") if isinstance(value, dict) else ""
+
+
+def _is_carriable(value: Any) -> bool:
+    try:
+        check_carriable(value, "the field")
+    except InvalidRequest:
+        return False
+    return True
 
 
 def as_kind(value: Any, kind: type[T] | Any, at: str = "", hints: Mapping[str, str] | None = None) -> T:

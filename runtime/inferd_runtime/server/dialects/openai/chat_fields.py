@@ -11,7 +11,7 @@ from inferd.chat import ChatMessage, ChatRequest
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
 from inferd_runtime.server.dialects.openai.common_fields import COMMON_FIELDS, CommonFields, common_request
-from inferd_runtime.server.dialects.openai.messages import HINTS, AnyMessage, TextPart, read_messages
+from inferd_runtime.server.dialects.openai.messages import HINTS, AnyMessage, TextPart, read_messages, without_nulls
 from inferd_runtime.server.dialects.openai.tools import MAX_TOOLS, AnyToolChoice, FunctionTool, read_choice, read_tools
 from inferd_runtime.server.dialects.reading import as_kind
 from inferd_runtime.server.dialects.refusals import refusal
@@ -98,7 +98,10 @@ CHAT_FIELDS = FieldTable(
 
 def read_chat_fields(value: dict[str, Any]) -> ChatFields:
     """Return the fields of a request. Raises InvalidRequest, which names the field."""
-    return as_kind(CHAT_FIELDS.take(value), ChatFields, hints=HINTS)
+    taken = CHAT_FIELDS.take(value)
+    if "messages" in taken:
+        taken["messages"] = without_nulls(taken["messages"])
+    return as_kind(taken, ChatFields, hints=HINTS)
 
 
 def chat_request(asked: ChatFields, headers: ClientHeaders) -> ChatRequest:

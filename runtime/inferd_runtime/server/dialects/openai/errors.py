@@ -19,7 +19,13 @@ CODES = {
     429: "rate_limit_exceeded",
 }
 CONTEXT_CODE = "context_length_exceeded"
-LIMITED_FIELDS = {"stop": "stop", "logit_bias": "logit_bias", "predicted": "prediction", "embed_inputs": "input"}
+LIMITED_FIELDS = {
+    "stop": "stop",
+    "logit_bias": "logit_bias",
+    "max_tokens": "max_tokens",
+    "predicted": "prediction",
+    "embed_inputs": "input",
+}
 """Which field is beyond a limit."""
 
 

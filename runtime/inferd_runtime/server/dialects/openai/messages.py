@@ -64,10 +64,14 @@ class UserMessage(Struct, tag="user", tag_field="role", forbid_unknown_fields=Tr
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True):
-    """A function that was called; ``arguments`` is the JSON text of an object ("" for none)."""
+    """A function that was called; ``arguments`` is the JSON text of an object ("" for none).
+
+    ``parsed_arguments`` says the same once more: OpenAI's client sends it where it has parsed an answer.
+    """
 
     name: ToolName
     arguments: str
+    parsed_arguments: Any = None
 
 
 class FunctionCall(Struct, tag="function", tag_field="type", forbid_unknown_fields=True):
@@ -79,7 +83,7 @@ class FunctionCall(Struct, tag="function", tag_field="type", forbid_unknown_fiel
 
 
 class AssistantMessage(Struct, tag="assistant", tag_field="role", forbid_unknown_fields=True, kw_only=True):
-    """What the model said, as it was answered, with what is null or empty in it."""
+    """What the model said, as it was answered, with what is null or empty in it. ``parsed`` is the content once more."""
 
     content: str | list[TextPart | RefusalPart] | None = None
     refusal: str | None = None
@@ -87,6 +91,7 @@ class AssistantMessage(Struct, tag="assistant", tag_field="role", forbid_unknown
     reasoning_content: str | None = None
     tool_calls: list[FunctionCall] | None = None
     name: str | None = None
+    parsed: Any = None
     annotations: Nothing = None
     audio: None = None
     function_call: None = None
@@ -101,6 +106,17 @@ class ToolMessage(Struct, tag="tool", tag_field="role", forbid_unknown_fields=Tr
 
 
 AnyMessage: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+
+
+def without_nulls(messages: Any) -> Any:
+    """Return messages without the fields that are null: some clients send each field that a message of any role may have."""
+    if not isinstance(messages, list):
+        return messages
+    return [_without_nulls(each) if isinstance(each, dict) else each for each in messages]
+
+
+def _without_nulls(message: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if value is not None}
 
 
 def text_of(content: str | list[TextPart] | list[TextPart | RefusalPart]) -> str:

@@ -141,6 +141,20 @@ def test_a_tool_made_from_pydantic_is_parsed_too() -> None:
     assert server.asked[0].request.tools[0].parameters["required"] == ["name", "people"]
 
 
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning")  # the client's own
+def test_a_parsed_answer_goes_back_into_the_conversation() -> None:
+    server, client = serve([*call_events("City", '{"name":"Rome","people":3}'), ChoiceFinished("tool_calls")])
+    called = client.chat.completions.parse(model="m", messages=USER, tools=[openai.pydantic_function_tool(City)])
+    result = {"role": "tool", "tool_call_id": "call_0", "content": "sunny"}
+    client.chat.completions.create(model="m", messages=[*USER, called.choices[0].message, result])
+    assert server.asked[1].request.messages[1].tool_calls[0].arguments == '{"name":"Rome","people":3}'
+    server, client = serve(text_events('{"name":"Rome","people":3}'))
+    with client.chat.completions.stream(model="m", messages=USER, response_format=City) as stream:
+        written = stream.get_final_completion().choices[0].message
+    client.chat.completions.create(model="m", messages=[*USER, written])
+    assert server.asked[1].request.messages[1].content == '{"name":"Rome","people":3}'
+
+
 def test_log_probabilities_come_whole_and_in_a_stream() -> None:
     _, client = serve([scored("é"), scored("b", -1.5), ChoiceFinished("stop")])
     answer = client.chat.completions.create(model="m", messages=USER, logprobs=True, top_logprobs=2)

@@ -115,6 +115,11 @@ def test_contents_are_texts_or_lists_of_parts() -> None:
     ]  # fmt: skip
 
 
+def test_null_in_a_message_means_left_out() -> None:
+    message = {**USER, "name": None, "tool_calls": None, "tool_call_id": None, "refusal": None}
+    assert read(messages=[message]) == read()
+
+
 def test_tool_calls_and_their_answers() -> None:
     messages = [USER, CALLS, {"role": "tool", "content": [{"type": "text", "text": "sun"}], "tool_call_id": "c1"}]
     _, assistant, tool = read(messages=messages).messages
@@ -240,6 +245,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"n": 1.5}, "n"),
     ({"seed": 2**63}, "seed"),
     ({"seed": "1"}, "seed"),
+    ({"seed": 10**30}, "seed"),
     ({"logit_bias": {"1": 101}}, "logit_bias"),
     ({"logit_bias": {"x": 1}}, "logit_bias.x"),
     ({"logit_bias": {"01": 1}}, "logit_bias.01"),

@@ -67,7 +67,7 @@ NAMES = {
     "tokenize a conversation": CHAT_FIELDS, "detokenize": DETOKENIZE_FIELDS,
 }  # fmt: skip
 scalars = (
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(["", "auto", "none", "text", "a`b", "x\n"])
 )  # fmt: skip
 values = st.recursive(
