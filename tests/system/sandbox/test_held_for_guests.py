@@ -12,6 +12,7 @@ from inferd.protocol import Cancelled
 from inferd_runtime.sandbox.messages import Limits, Output, RunFinished, Sent
 
 from .conftest import Gateway
+from .fake_engine import FakeEngine
 
 MIB = 1 << 20
 CONSTANT_MB = 64
@@ -111,7 +112,7 @@ def test_refused_calls_with_long_names_are_not_kept(gateway: Gateway) -> None:
     "line",
     [
         "wit_world.submit('nothing', '{}')",
-        "wit_world.submit('context.flush', '{\"context\":\"' + 'x' * (1 << 20) + '\"}')",
+        "wit_world.submit('context.flush', '{\"context\":\"' + 'x' * (60 << 10) + '\"}')",
     ],
     ids=["refused calls that nobody reads", "arguments of calls that the engine never answers"],
 )
@@ -124,6 +125,19 @@ def test_what_waits_for_a_program_is_charged_to_its_memory(gateway: Gateway, lin
     assert limit_of(finished) in ("memory_mb", "cpu_s")
     assert finished.usage.peak_memory_mb <= 66
     assert peak - before < 64 + CONSTANT_MB
+
+
+LARGE = "'{\"text\":\"' + 'x' * (1 << 20) + '\"}'"
+
+
+def test_large_arguments_are_sent_no_faster_than_the_engine_answers(gateway: Gateway, engine: FakeEngine) -> None:
+    before = len(engine.asked)
+    source = f"import wit_world\ndef main():\n    for _ in range(9): wit_world.submit('context.flush', {LARGE})"
+    assert limit_of(gateway.run(source, Limits(wall_s=0.5))) == "wall_s"
+    assert [op for _, op in engine.asked[before:]].count("context.flush") == 1
+    answered = f"import wit_world\ndef main():\n    for _ in range(9): wit_world.submit('model.tokenize', {LARGE})"
+    assert gateway.run(answered).error is None
+    assert [op for _, op in engine.asked[before:]].count("model.tokenize") == 9
 
 
 @linux

@@ -13,6 +13,7 @@ import zmq
 
 from inferd.protocol import (
     OPERATIONS,
+    Cancelled,
     ErrorInfo,
     InferdError,
     InternalError,
@@ -24,6 +25,7 @@ from inferd.protocol import (
     Unavailable,
     shown,
 )
+from inferd_runtime.sandbox.host.argument_window import ArgumentWindow
 from inferd_runtime.sandbox.host.carried import check_json
 from inferd_runtime.sandbox.host.event_queue import EventQueue
 from inferd_runtime.sandbox.host.inbox import MAX_MESSAGES, Inbox, too_many_messages
@@ -55,6 +57,7 @@ class GuestCalls:
         self._link = link
         self._report = report
         self._pending = PendingCalls()
+        self._window = ArgumentWindow()
         self._events = EventQueue(launch.run, time.monotonic())
         self._poller = zmq.Poller()
         self._poller.register(link.socket, zmq.POLLIN)
@@ -136,13 +139,25 @@ class GuestCalls:
             return self._pending.open_receive()
         if op == SendMessage.op:  # type: ignore[attr-defined]
             return self._send_message(arguments)
+        self._wait_for_room(len(arguments))
         ticket = self._pending.open_engine(len(arguments))
         try:
             self._link.send(ticket, op, arguments)
+            self._window.sent(ticket, len(arguments))
         except zmq.Again:
             error = Unavailable("the engine does not take requests").to_wire()
             self._pending.settle(ticket, False, msgspec.json.encode(error))
         return ticket
+
+    def _wait_for_room(self, size: int) -> None:
+        """Wait until the engine has answered enough of what it was sent. Raises Cancelled if the run ends before."""
+        while not (self._window.has_room(size) or self.ended):
+            now = time.monotonic()
+            self._let_out(now)
+            self._collect(min(self._events.due() - now, self.meter.wall_left(now)))
+            self._charge()
+        if self.ended:
+            raise Cancelled("the run is over")
 
     def _send_message(self, arguments: bytes) -> int:
         if len(arguments) > MAX_SENT:
@@ -199,6 +214,7 @@ class GuestCalls:
         if reply is None:
             return
         if reply.ticket:
+            self._window.answered(reply.ticket)
             self._pending.settle(reply.ticket, reply.ok, reply.payload)
         else:
             self._session_reply(reply)

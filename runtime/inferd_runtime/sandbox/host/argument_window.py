@@ -1,0 +1,32 @@
+"""How much a program may have sent that the engine has not answered. Pure state."""
+
+from __future__ import annotations
+
+LARGE_BYTES = 64 << 10
+"""Arguments of less are bounded by the number of calls that may be open."""
+WINDOW_BYTES = 1 << 20
+
+
+class ArgumentWindow:
+    """Large arguments on their way to the engine, by ticket.
+
+    The engine divides its time among tenants as it handles calls; what it takes to read them ahead of their turn, in other
+    threads, nobody would pay. So a program with more waits, and one larger call is sent alone. A cancelled call counts until
+    the engine answers it.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, int] = {}
+
+    def has_room(self, size: int) -> bool:
+        """Return True if a call with so many bytes may be sent now."""
+        return size < LARGE_BYTES or not self._sizes or sum(self._sizes.values()) + size <= WINDOW_BYTES
+
+    def sent(self, ticket: int, size: int) -> None:
+        """Note a call that was sent."""
+        if size >= LARGE_BYTES:
+            self._sizes[ticket] = size
+
+    def answered(self, ticket: int) -> None:
+        """Note an answer of the engine."""
+        self._sizes.pop(ticket, None)
