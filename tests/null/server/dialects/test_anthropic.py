@@ -232,7 +232,7 @@ def test_a_bad_request_raises_in_the_vendors_client() -> None:
         "type": "error", "request_id": "req-1",
         "error": {
             "type": "invalid_request_error", "param": "container",
-            "message": "container: a value other than null is not supported here",
+            "message": "container: not supported: there are none",
         },
     }  # fmt: skip
 

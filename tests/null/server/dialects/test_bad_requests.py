@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import typing
 from typing import Any
 
 import pytest
@@ -10,10 +12,16 @@ from hypothesis import given, settings, strategies as st
 
 from inferd.protocol import InvalidRequest
 from inferd_runtime.server.dialects.anthropic.dialect import AnthropicCountTokens, AnthropicMessages
-from inferd_runtime.server.dialects.anthropic.request import MessagesBody
+from inferd_runtime.server.dialects.anthropic.fields import (
+    COUNT_TOKENS_FIELDS,
+    MESSAGES_FIELDS,
+    CountTokensBody,
+    MessagesBody,
+)
 from inferd_runtime.server.dialects.exchange import ClientHeaders
+from inferd_runtime.server.dialects.field_table import FieldTable
 from inferd_runtime.server.dialects.responses.answer import OpenAiResponses
-from inferd_runtime.server.dialects.responses.request import ResponsesBody
+from inferd_runtime.server.dialects.responses.fields import RESPONSES_FIELDS, ResponsesBody
 
 WORDS = st.sampled_from(
     [
@@ -61,6 +69,32 @@ GOOD_ANTHROPIC = {"model": "t", "max_tokens": 5, "messages": [{"role": "user", "
 GOOD_RESPONSES = {"model": "t", "input": "a"}
 
 
+def names(table: FieldTable) -> tuple[str, ...]:
+    return tuple(field.name for field in table.fields)
+
+
+@pytest.mark.parametrize(
+    ("table", "body"),
+    [(COUNT_TOKENS_FIELDS, CountTokensBody), (MESSAGES_FIELDS, MessagesBody), (RESPONSES_FIELDS, ResponsesBody)],
+)
+def test_the_table_says_what_the_struct_takes(table: FieldTable, body: Any) -> None:
+    assert len(set(names(table))) == len(table.fields)
+    assert table.working == set(body.__struct_fields__)
+
+
+VENDORS = [
+    (COUNT_TOKENS_FIELDS, "anthropic.types.message_count_tokens_params", "MessageCountTokensParams"),
+    (MESSAGES_FIELDS, "anthropic.types.message_create_params", "MessageCreateParamsStreaming"),
+    (RESPONSES_FIELDS, "openai.types.responses.response_create_params", "ResponseCreateParamsStreaming"),
+]
+
+
+@pytest.mark.parametrize(("table", "module", "parameters"), VENDORS)
+def test_every_field_of_the_vendors_package_is_known(table: FieldTable, module: str, parameters: str) -> None:
+    documented = typing.get_type_hints(getattr(importlib.import_module(module), parameters))
+    assert documented.keys() - set(names(table)) == set()
+
+
 def bodies(good: dict[str, Any], fields: tuple[str, ...]) -> Any:
     """Return good bodies with some fields that may be anything."""
     changes = st.dictionaries(st.sampled_from(fields) | WORDS, VALUES, max_size=3)
@@ -78,14 +112,14 @@ def check(dialect: Any, body: bytes) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(bodies(GOOD_ANTHROPIC, MessagesBody.__struct_fields__))
+@given(bodies(GOOD_ANTHROPIC, names(MESSAGES_FIELDS)))
 def test_anthropic(body: bytes) -> None:
     check(AnthropicMessages(), body)
     check(AnthropicCountTokens(), body)
 
 
 @settings(max_examples=300, deadline=None)
-@given(bodies(GOOD_RESPONSES, ResponsesBody.__struct_fields__))
+@given(bodies(GOOD_RESPONSES, names(RESPONSES_FIELDS)))
 def test_responses(body: bytes) -> None:
     check(OpenAiResponses(), body)
 

@@ -317,7 +317,7 @@ def test_what_works_reaches_the_neutral_request() -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 4, 3)
     assert (request.max_tokens, request.metadata, request.user, request.stream) == (7, {"a": "b"}, "u", True)
     assert (request.speculation, request.prediction, request.output.kind) == (True, "p", "json_object")
-    assert request.template_arguments == {"reasoning_effort": "low"}
+    assert request.template_arguments == {"reasoning_effort": "low", "enable_thinking": True}
     assert not request.tool_choice.parallel
 
 
@@ -327,7 +327,7 @@ def test_what_works_reaches_the_neutral_request() -> None:
         ("auto", ToolChoice()),
         ("none", ToolChoice("none")),
         ("required", ToolChoice("required")),
-        ({"type": "function", "name": "weather"}, ToolChoice("required", ["weather"])),
+        ({"type": "function", "name": "weather"}, ToolChoice("required", ["weather"], parallel=False)),
         (
             {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]},
             ToolChoice("auto", ["weather"]),
@@ -365,6 +365,7 @@ def test_tool_choices(choice: Any, wanted: ToolChoice) -> None:
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"background": True}, "background"),
         ({"background": 0}, "background"),
+        ({"stream_options": {}}, "stream_options"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),
         ({"service_tier": "flex"}, "service_tier"),

@@ -10,9 +10,9 @@ import msgspec
 
 from inferd.chat import TokenScore, UsageReport
 from inferd.protocol import InferdError
+from inferd_runtime.server.dialects.responses.fields import ResponsesBody, ResponseText
 from inferd_runtime.server.dialects.responses.ids import new_id
 from inferd_runtime.server.dialects.responses.items import Item
-from inferd_runtime.server.dialects.responses.request import ResponsesBody, ResponseText
 from inferd_runtime.server.dialects.statuses import status_of
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]

@@ -1,0 +1,178 @@
+"""The fields of requests of ``/v1/responses``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from inferd.protocol.sampling import MAX_SEED
+from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
+from inferd_runtime.server.dialects.reading import MAX_WHOLE
+from inferd_runtime.server.dialects.responses.items import FunctionName, ItemId
+
+LOGPROBS = "message.output_text.logprobs"
+INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
+"""What may be included. What the model thinks is told in the clear, and read from there: nothing has to be encrypted for that."""
+MAX_METADATA = 16
+Count = Annotated[int, Meta(ge=1, le=MAX_WHOLE)]
+MetadataKey = Annotated[str, Meta(max_length=64)]
+MetadataValue = Annotated[str, Meta(max_length=512)]
+
+
+class ResponseTextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """Any text."""
+
+
+class ResponseObjectFormat(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_object"
+):
+    """Any JSON object."""
+
+
+class ResponseSchemaFormat(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"
+):
+    """JSON of a schema, which always holds: ``strict`` says nothing new."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
+    schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the answer's text has to be."""
+
+    format: ResponseTextFormat | ResponseObjectFormat | ResponseSchemaFormat = ResponseTextFormat()
+    verbosity: Any = None
+
+
+class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much the model thinks, as far as its chat template knows that."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Any = None
+    generate_summary: Any = None
+    context: Any = None
+    mode: Any = None
+
+
+class ResponseTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A function. Arguments always hold the schema, so that ``strict`` says nothing new."""
+
+    name: FunctionName
+    type: Literal["function"] = "function"
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    allowed_callers: Any = None
+    defer_loading: Any = None
+    output_schema: Any = None
+
+
+class ResponseNamedChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A function that is to be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+class ResponseAllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Functions that may be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ResponseNamedChoice], Meta(min_length=1)]
+
+
+class ExpectedText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the answer will probably be, as chat completions take it."""
+
+    type: Literal["content"]
+    content: str
+
+
+class ResponsesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``POST /v1/responses``: the fields that work."""
+
+    model: Annotated[str, Meta(min_length=1)]
+    input: str | list[Any] | None = None
+    instructions: str | None = None
+    previous_response_id: ItemId | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Count | None = None
+    text: ResponseText | None = None
+    max_output_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    include: list[str] | None = None
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=MAX_METADATA)] | None = None
+    reasoning: ReasoningOptions | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    speculation: bool | Literal["auto"] | None = None
+    prediction: str | ExpectedText | None = None
+    seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=MAX_WHOLE)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    cache_salt: str | None = None
+
+
+RESPONSES_FIELDS = FieldTable(
+    (
+        RequestField("model", "a served model, an adapter, or a program that serves chat; required"),
+        RequestField(
+            "input", "text, or items message, reasoning, function_call, function_call_output and item_reference"
+        ),
+        RequestField("instructions", "a system message, for this response alone"),
+        RequestField("previous_response_id", "goes on behind a response that was stored"),
+        RequestField("store", "true by default: as many are kept as the tenant's quotas of runs say"),
+        RequestField("stream", "named events"),
+        RequestField("tools", "functions; hosted tools are refused; arguments are held to the schema, strict or not"),
+        RequestField("tool_choice", "none, auto, required, a function by name, allowed_tools"),
+        RequestField("parallel_tool_calls", "false: one call at most"),
+        RequestField("max_tool_calls", "accepted; it counts hosted tools, and there are none"),
+        RequestField("text", "format: text, json_object, json_schema; verbosity only as medium"),
+        RequestField("max_output_tokens", "at least 1; without it an answer may fill the context"),
+        RequestField("temperature", "0 to 2, 1 by default; 0 takes the most likely token"),
+        RequestField("top_p", "above 0, to 1"),
+        RequestField("top_logprobs", "0 to 20"),
+        RequestField("include", " and ".join(INCLUDED)),
+        RequestField("metadata", f"the client's own: programs see it; up to {MAX_METADATA} strings"),
+        RequestField("reasoning", "effort goes to the chat template, with enable_thinking, which 'none' makes false"),
+        RequestField("user", "the client's own: programs see it"),
+        RequestField("safety_identifier", "like user, before it"),
+        RequestField("prompt_cache_key", "accepted; a tenant's prompts are found by their beginning, whatever the key"),
+        RequestField("speculation", 'this runtime\'s own: whether it drafts: true, false, or "auto" (the default)'),
+        RequestField(
+            "prediction", "this runtime's own: drafted, so that an answer like it comes sooner; the answer is the same"
+        ),
+        RequestField("seed", "this runtime's own: the same seed draws the same tokens"),
+        RequestField("top_k", "this runtime's own: so many of the most likely tokens"),
+        RequestField(
+            "min_p", "this runtime's own: tokens that are less likely than this share of the likeliest are left out"
+        ),
+        RequestField("cache_salt", "this runtime's own: the computed prompt is found again only with the same salt"),
+        RequestField("stream_options", "events have no padding", ({}, {"include_obfuscation": False})),
+        RequestField("prompt_cache_retention", "computed prompts are kept while there is room", ("in_memory",)),
+        RequestField("prompt_cache_options", "prompts are found by their beginning", ({}, {"mode": "implicit"})),
+        RequestField("truncation", "an input that is too long is refused", ("disabled",)),
+        RequestField("service_tier", "there is one tier", ("auto", "default")),
+        RequestField("background", "launch a run instead", (False,)),
+        RequestField("background_options", "launch a run instead", ({},)),
+        RequestField("conversation", "use previous_response_id", ()),
+        RequestField("context_management", "send less instead", ([],)),
+        RequestField("prompt", "write a program", ()),
+        RequestField("moderation", "nothing is moderated", ()),
+        RequestField("access_programs", "there are none", ({"cyber": "standard"},)),
+        RequestField("image", "there is only text", ({},)),
+    )
+)
