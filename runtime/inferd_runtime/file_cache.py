@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from inferd.protocol import Unavailable
@@ -89,10 +90,15 @@ class CacheEntry:
         self.path.touch()
 
 
-def drop_oldest(folder: Path, pattern: str, keep: int) -> None:
-    """Delete all but the ``keep`` most recently used entries. A deleted file that is mapped into memory stays usable."""
+def drop_oldest(folder: Path, pattern: str, keep: int, most_bytes: int | None = None) -> None:
+    """Delete all but the ``keep`` most recently used entries, fewer if they are of more than ``most_bytes`` together.
+
+    A deleted file that is mapped into memory stays usable.
+    """
     entries = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in entries[keep:]:
+    totals = accumulate(path.stat().st_size for path in entries)
+    fit = sum(1 for total in totals if most_bytes is None or total <= most_bytes)
+    for path in entries[min(keep, fit) :]:
         CacheEntry(path).checksum_path.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
 

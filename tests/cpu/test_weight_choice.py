@@ -58,7 +58,7 @@ def test_bfloat16_is_for_checkpoints_in_it_where_it_is_faster(
     assert choose_dtype([LARGE, LARGE, SMALL], stored) == chosen
 
 
-def test_half_precision_counts_only_where_it_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_ways_that_are_named_count(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
 
     def times(wanted: TimesWanted) -> list[WayTime]:
@@ -66,8 +66,9 @@ def test_half_precision_counts_only_where_it_is_exact(monkeypatch: pytest.Monkey
         return [timed(name, 1, 1, 1 if name == "half" else 2) for name in wanted.names]
 
     monkeypatch.setattr(choice, "times_of", times)
-    assert ways_of([LARGE], torch.float32, True)[LARGE].name == "half"
-    assert ways_of([LARGE], torch.float32, False)[LARGE].name != "half"
+    assert ways_of([LARGE], torch.float32, ("dense", "packed", "half"))[LARGE].name == "half"
+    assert ways_of([LARGE], torch.float32, ("dense", "packed"))[LARGE].name != "half"
+    assert ways_of([LARGE], torch.float32, ("int4",)) == {LARGE: Way("int4")}
     assert asked == [("dense", "packed", "half"), ("dense", "packed")]
 
 

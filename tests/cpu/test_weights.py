@@ -25,9 +25,10 @@ from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.passes.fused import FusedPass, fuse
 from inferd_runtime.models.passes.products import DenseProduct
 from inferd_runtime.models.weights.held import HoldingPlan, fits_half, held_bytes, hold, plan_holding
-from inferd_runtime.models.weights.host_products import MAKERS, Way, held, kept_of, steady_least
+from inferd_runtime.models.weights.host_products import MAKERS, Way, can_hold, held, kept_of, steady_least
 from inferd_runtime.models.weights.quantize import Blocks, channels_of
 
+HERE = [name for name in MAKERS if can_hold(name, (64, 64), torch.float32)]
 ROWS = (1, 2, 3, 4, 5, 7, 17, 33, 200)
 SHAPE = (1024, 512)
 
@@ -37,7 +38,7 @@ def random(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("bias", [None, random(1024)])
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", HERE)
 def test_a_held_product_multiplies_what_is_left_of_the_weight(name: str, bias: torch.Tensor | None) -> None:
     weight = random(*SHAPE)
     product, dense = held(Way(name, 4), weight, bias), DenseProduct(kept_of(name, weight), bias)
@@ -50,7 +51,7 @@ def test_a_held_product_multiplies_what_is_left_of_the_weight(name: str, bias: t
             assert (product(rows) - dense(rows)).abs().max() < (1e-3 if name == "packed" else 2.0)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", HERE)
 def test_a_residual_rides_on_every_product(name: str) -> None:
     weight = random(*SHAPE)
     product = MAKERS[name](weight, None, 1)
@@ -59,7 +60,7 @@ def test_a_residual_rides_on_every_product(name: str) -> None:
         assert torch.equal(product.onto(rows, residual.clone()), residual + product(rows))
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", HERE)
 @pytest.mark.parametrize("shape", [SHAPE, (576, 576), (576, 1536), (64, 64)], ids=str)
 def test_a_row_has_the_same_bits_in_any_company(name: str, shape: tuple[int, int]) -> None:
     least = steady_least(name, shape, torch.float32)
@@ -212,7 +213,8 @@ def test_the_memory_is_what_was_estimated(weights: str, dtype: str) -> None:
     assert isinstance(driver.run, FusedPass)
     full = measure(ModelOptions("tiny", dtype)).weight_bytes
     size = measure(ModelOptions("tiny", dtype, weights=weights)).weight_bytes
-    assert size == full - matrices + held_bytes(driver.run)
+    # Of two forms of 8 bits the one that takes more is counted, and the faster one is taken.
+    assert 0 <= size - (full - matrices + held_bytes(driver.run)) <= 0.05 * full
     assert size < full
 
 

@@ -20,7 +20,7 @@ class LoadedModel:
     """``module``: transformers' own, or for a model that was proved before its weights alone, which only the fused pass can run.
 
     ``keep_proof`` is to be called once the fused pass has given the module's logits: the next start then goes without
-    transformers.
+    transformers. ``source``: the folder of the checkpoint's files, "" where there is none.
     """
 
     name: str
@@ -31,6 +31,7 @@ class LoadedModel:
     max_context: int
     fingerprint: str
     keep_proof: Callable[[], None] = lambda: None
+    source: str = ""
 
 
 def fingerprint(config: dict[str, Any], module: nn.Module) -> str:

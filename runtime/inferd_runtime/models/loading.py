@@ -73,7 +73,7 @@ def load(
         return _load_proved(name, source, proof)
     from inferd_runtime.models.first_load import load_first, proof_of  # imports transformers
 
-    loaded = load_first(name, source, device, number, ranks)
+    loaded = replace(load_first(name, source, device, number, ranks), source=source)
     made = proof_of(loaded, source, dtype) if proofs is not None and device == "cpu" and ranks == 1 else None
     if made is None or proofs is None:
         return loaded
@@ -97,6 +97,7 @@ def _load_proved(name: str, source: str, proof: KeptProof) -> LoadedModel:
         vocab_size=proof.vocab_size,
         max_context=proof.context,
         fingerprint=proof.fingerprint,
+        source=source,
     )
 
 

@@ -24,7 +24,8 @@ from inferd_runtime.models.lora.bank import LoraBank
 from inferd_runtime.models.passes.device import dense_products, device_pass
 from inferd_runtime.models.passes.fused import FusedPass, fuse
 from inferd_runtime.models.passes.plain import ModelPass, PlainPass
-from inferd_runtime.models.weights.held import hold, plan_holding
+from inferd_runtime.models.weights.held import hold_as
+from inferd_runtime.models.weights.packed_store import PackedStore
 
 logger = logging.getLogger(__name__)
 KEY_MULTIPLE = 512
@@ -98,7 +99,10 @@ def fused_pass(loaded: LoadedModel, options: DriverOptions) -> ModelPass | None:
         raise InvalidRequest(f"model {loaded.name!r}: weights can be held as {options.weights} only on {where}")
     if fused is not None:
         loaded.keep_proof()
-    return hold(fused, loaded.module, plan_holding(fused, options.weights)) if fused and on_cpu else fused
+    if fused is None or not on_cpu:
+        return fused
+    store = PackedStore(loaded.source, next(loaded.module.parameters()).dtype, options.weights)
+    return hold_as(fused, loaded.module, options.weights, store)
 
 
 def measured_step_bytes(

@@ -16,20 +16,18 @@ from inferd_runtime.models.options import WEIGHTS
 HALF = "bfloat16"
 ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 GROUP = 32
-"""Numbers that share a scale and an offset, of two bytes each, in 4 bits."""
+"""Numbers that share a scale, and an offset in 4 bits, of two bytes each."""
 
 
 @dataclass(frozen=True)
 class MatrixSizes:
-    """Numbers in the weights that products and the embedding read, and the outputs of those in the layers and of the head.
+    """Numbers in the weights that products and the embedding read.
 
     ``tied``: the head's are the embedding's.
     """
 
     layers: int
-    layer_outputs: int
     head: int
-    head_outputs: int
     tied: bool
 
     def full(self, item_size: int) -> int:
@@ -41,9 +39,9 @@ class MatrixSizes:
         embedding = 2 * self.head
         if weights == "half":
             return 2 * (self.layers + self.head) + embedding
-        head = self.head + 2 * self.head_outputs
+        head = self.head + 2 * (self.head // GROUP)
         if weights == "int8":
-            return self.layers + 2 * self.layer_outputs + head + embedding
+            return self.layers + 2 * (self.layers // GROUP) + head + embedding
         return self.layers // 2 + 4 * (self.layers // GROUP) + head + embedding
 
 

@@ -69,9 +69,7 @@ def matrix_sizes(module: Any) -> MatrixSizes | None:
     layers = [weight for name, weight in module.named_parameters() if weight.dim() == 2 and ".layers." in name]
     return MatrixSizes(
         layers=sum(weight.numel() for weight in layers),
-        layer_outputs=sum(len(weight) for weight in layers),
         head=head.numel(),
-        head_outputs=len(head),
         tied=head is module.get_input_embeddings().weight,
     )
 

@@ -22,7 +22,7 @@ from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.models.batch import Batch, Span
 from inferd_runtime.models.passes.attention import lay_out
 from inferd_runtime.models.passes.plain import ModelPass, PlainPass
-from inferd_runtime.models.passes.products import DenseProduct, Product
+from inferd_runtime.models.passes.products import DenseProduct, JoinedProduct, Product
 from inferd_runtime.models.passes.step_layout import Angles, ProjectedHeads, StepLayout
 from inferd_runtime.models.proved.decoder import ProvedDecoder
 from inferd_runtime.models.shape import KvShape
@@ -148,22 +148,12 @@ def _fuse_layer(layer: Any, rule: AttentionRule) -> FusedLayer:
         heads=ProjectedHeads(rule, query_heads, key_heads, width, norm, eps),
         eps=eps,
         input_norm=layer.input_layernorm.weight,
-        qkv=DenseProduct(_joined(projections), None if biases[0] is None else torch.cat(biases)),
+        qkv=JoinedProduct(projections, None if biases[0] is None else torch.cat(biases)),
         out=DenseProduct(attention.o_proj.weight),
         post_norm=layer.post_attention_layernorm.weight,
-        gate_up=DenseProduct(_joined((layer.mlp.gate_proj, layer.mlp.up_proj))),
+        gate_up=JoinedProduct((layer.mlp.gate_proj, layer.mlp.up_proj)),
         down=DenseProduct(layer.mlp.down_proj.weight),
     )
-
-
-def _joined(projections: Sequence[Any]) -> Tensor:
-    """Return the weights one below the other; the modules' own weights become views of it, so that nothing is held twice."""
-    joined = torch.cat([projection.weight.data for projection in projections])
-    first = 0
-    for projection in projections:
-        projection.weight.data = joined[first : first + projection.out_features]
-        first += projection.out_features
-    return joined
 
 
 def _head_norm(norms: Sequence[Any], heads: Sequence[int]) -> Tensor:

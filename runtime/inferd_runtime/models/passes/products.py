@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -26,9 +28,21 @@ class Product(Protocol):
 class DenseProduct:
     """The weight as the module holds it."""
 
+    weight: Tensor
+
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
         self.bias = bias
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return (outputs, inputs)."""
+        return self.weight.shape[0], self.weight.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the weight's."""
+        return self.weight.dtype
 
     def __call__(self, rows: Tensor) -> Tensor:
         """See :class:`Product`."""
@@ -37,6 +51,37 @@ class DenseProduct:
     def onto(self, rows: Tensor, residual: Tensor) -> Tensor:
         """See :class:`Product`."""
         return residual.addmm_(rows, self.weight.t())
+
+
+class JoinedProduct(DenseProduct):
+    """The weights of several projections, one below the other: joined when they are first asked for, because a start that finds
+    them in another form never asks. The modules' own weights become views, so that nothing is held twice.
+    """
+
+    def __init__(self, projections: Sequence[Any], bias: Tensor | None = None) -> None:
+        self._projections = projections
+        self.bias = bias
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return (outputs, inputs)."""
+        return sum(each.out_features for each in self._projections), self._projections[0].in_features
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the weight's."""
+        dtype: torch.dtype = self._projections[0].weight.dtype
+        return dtype
+
+    @cached_property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """Return the joined weight [out, in]."""
+        joined = torch.cat([projection.weight.data for projection in self._projections])
+        first = 0
+        for projection in self._projections:
+            projection.weight.data = joined[first : first + projection.out_features]
+            first += projection.out_features
+        return joined
 
 
 FewRows = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]

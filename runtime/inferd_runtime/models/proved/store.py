@@ -97,12 +97,16 @@ class ProofStore:
 
 
 def _key(folder: Path, dtype: str) -> str:
-    """Return a hash of all that the proof depends on.
+    """Return a hash of all that the proof depends on."""
+    return key_of((str(folder.resolve()), dtype, checkpoint_state(folder)), ROOMS)
 
-    A checkpoint's files count by name, size and time of change: reading gigabytes would cost what is to be saved.
+
+def checkpoint_state(folder: Path) -> list[tuple[str, int, int]]:
+    """Return name, size in bytes and time of change of each file of a checkpoint.
+
+    Reading gigabytes would cost what is to be saved.
     """
-    about = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in _files(folder)]
-    return key_of((str(folder.resolve()), dtype, about), ROOMS)
+    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in _files(folder)]
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -36,10 +36,11 @@ def _fastest(group: Sequence[WayTime]) -> WayTime:
     return min(group, key=cost)
 
 
-def ways_of(shapes: Iterable[Sequence[int]], dtype: torch.dtype, half: bool) -> Mapping[Shape, Way]:
-    """Return the way for each shape of weights. ``half``: float16 holds them exactly."""
-    names = (*PLAIN_WAYS, "half") if half else PLAIN_WAYS
+def ways_of(shapes: Iterable[Sequence[int]], dtype: torch.dtype, names: Sequence[str]) -> Mapping[Shape, Way]:
+    """Return the fastest of the ways of these names for each shape of weights; one alone is not measured."""
     wanted = TimesWanted.of(shapes, dtype, names)
+    if len(names) == 1:
+        return dict.fromkeys(wanted.shapes, Way(names[0]))
     chosen = choose_ways(times_of(wanted))
     return {shape: chosen.get(shape, DENSE) for shape in wanted.shapes}
 

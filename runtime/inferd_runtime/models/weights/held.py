@@ -5,68 +5,120 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.kernels.native.blocks import block_kernels
 from inferd_runtime.models.host_memory import LARGE, forget_file_pages, huge_pages_later
 from inferd_runtime.models.passes.device import dense_products
 from inferd_runtime.models.passes.fused import PRODUCTS, FusedLayer, FusedPass
 from inferd_runtime.models.passes.products import DenseProduct, Product
-from inferd_runtime.models.weights.choice import Shape, ways_of
-from inferd_runtime.models.weights.host_products import DENSE, HeldProduct, Way, can_hold, held
+from inferd_runtime.models.weights.block_products import BLOCK_BITS, BlockProduct, bits_of
+from inferd_runtime.models.weights.choice import PLAIN_WAYS, Shape, ways_of
+from inferd_runtime.models.weights.exact_blocks import Packed, exact_blocks
+from inferd_runtime.models.weights.held_product import HeldProduct
+from inferd_runtime.models.weights.host_products import DENSE, Way, can_hold, held
+from inferd_runtime.models.weights.packed_store import PackedStore
 
 logger = logging.getLogger(__name__)
 SMALLEST = 2.0**-25
 """Half of the step between float16's smallest numbers: what an exact weight may be off by there, far below its row's sums."""
-HEAD_WAYS = {"half": "half", "int8": "int8", "int4": "int8"}
+FORMS = {"half": ("half",), "int8": ("int8", "blocks8"), "int4": ("int4", "blocks4")}
+"""By the name of a setting the ways to hold weights so, of which the fastest is taken."""
+HEAD_FORMS = {"half": "half", "int8": "int8", "int4": "int8"}
 """The head in 4 bits would cost more text than it saves time: the quantized models that people use keep it in more."""
+HEAD = "head"
 NARROW_EMBEDDING = torch.float16
 
 
 @dataclass(frozen=True)
 class HoldingPlan:
-    """The way for each shape of weights in the layers, and for the head. ``narrow``: the embedding is held in 16 bits."""
+    """The way for each product by its name: "head", or a layer's number and a name of PRODUCTS, as in "3.qkv".
 
-    layers: Mapping[Shape, Way]
-    head: Way
+    ``packed``: weights that are in blocks already. ``narrow``: the embedding is held in 16 bits.
+    """
+
+    ways: Mapping[str, Way]
+    packed: Mapping[str, Packed] = field(default_factory=dict)
     narrow: bool = False
 
     @classmethod
-    def uniform(cls, fused: FusedPass, way: Way, head: Way | None = None, *, narrow: bool = False) -> HoldingPlan:
+    def uniform(cls, fused: FusedPass, way: Way, head: Way | None = None) -> HoldingPlan:
         """Return the plan by which all weights are held in one way; ``head``: another one for the head."""
-        *layers, _ = dense_products(fused)
-        return cls({_shape(product): way for product in layers}, head or way, narrow)
+        ways = dict.fromkeys(named_products(fused), way)
+        return cls(ways | {HEAD: head or way})
 
 
-def plan_holding(fused: FusedPass, weights: str = "") -> HoldingPlan:
+def named_products(fused: FusedPass) -> dict[str, DenseProduct]:
+    """Return all products of a dense pass by the names of :class:`HoldingPlan`."""
+    names = [f"{index}.{name}" for index in range(len(fused.layers)) for name in PRODUCTS]
+    return dict(zip([*names, HEAD], dense_products(fused), strict=True))
+
+
+def plan_holding(fused: FusedPass, weights: str = "", kept: Mapping[str, Packed] | None = None) -> HoldingPlan:
     """Return how the weights of a dense pass are held: "half", "int8", "int4", or "" for what is fastest here and exact.
 
-    Raises InvalidRequest that names a shape which cannot be held so.
+    ``kept``: which weights an earlier start held in blocks; None if there was none. Raises InvalidRequest that names a shape
+    which cannot be held so.
     """
-    *layers, head = products = dense_products(fused)
-    if not weights:
-        ways = _measured_ways(products)
-        return HoldingPlan(ways, ways[_shape(head)])
-    for product, name in (*((one, weights) for one in layers), (head, HEAD_WAYS[weights])):
-        if not can_hold(name, _shape(product), product.weight.dtype):
-            raise InvalidRequest(f"weights of {list(product.weight.shape)} cannot be held as {name} here")
-    return HoldingPlan.uniform(fused, Way(weights), Way(HEAD_WAYS[weights]), narrow=True)
+    products = named_products(fused)
+    packed = dict(kept or {})
+    ways = {name: Way(f"blocks{bits_of(weight)}") for name, weight in packed.items()}
+    open_ = {name: product for name, product in products.items() if name not in ways}
+    if weights:
+        found = {name: _ways_that_hold(name, product, weights) for name, product in open_.items()}
+        return HoldingPlan(ways | _fastest(open_, found), packed, narrow=True)
+    if kept is None:
+        packed = _exact(open_)
+    plain = PLAIN_WAYS + (("half",) if _all_half([each for name, each in open_.items() if name not in packed]) else ())
+    found = {name: (*PLAIN_WAYS, f"blocks{bits_of(packed[name])}") if name in packed else plain for name in open_}
+    return HoldingPlan(ways | _fastest(open_, found), packed)
+
+
+def _exact(products: Mapping[str, DenseProduct]) -> dict[str, Packed]:
+    """Return the weights that blocks hold exactly."""
+    if block_kernels() is None:
+        return {}
+    found = {name: exact_blocks(product.weight) for name, product in products.items()}
+    return {name: packed for name, packed in found.items() if packed is not None}
+
+
+def _ways_that_hold(name: str, product: DenseProduct, weights: str) -> tuple[str, ...]:
+    form = HEAD_FORMS[weights] if name == HEAD else weights
+    found = tuple(way for way in FORMS[form] if can_hold(way, product.shape, product.dtype))
+    if not found:
+        raise InvalidRequest(f"weights of {list(product.shape)} cannot be held as {form} here")
+    return found
+
+
+def _fastest(products: Mapping[str, DenseProduct], found: Mapping[str, tuple[str, ...]]) -> dict[str, Way]:
+    """Return for each product the fastest of the ways that were found for it. What is measured is asked for together."""
+    shapes: dict[tuple[str, ...], set[Shape]] = {}
+    for name, product in products.items():
+        shapes.setdefault(found[name], set()).add(product.shape)
+    ways = {names: ways_of(each, products_dtype(products), names) for names, each in shapes.items()}
+    return {name: ways[found[name]][product.shape] for name, product in products.items()}
+
+
+def products_dtype(products: Mapping[str, DenseProduct]) -> torch.dtype:
+    """Return the dtype of a decoder's weights."""
+    return next(iter(products.values())).dtype
 
 
 def hold(fused: FusedPass, module: nn.Module, plan: HoldingPlan) -> FusedPass:
     """Return the pass over weights that are held by a plan. The module cannot run by itself any more."""
     model: Any = module
     dense, fused.layers, layers = deque(fused.layers), (), []
-    for own in model.model.layers:  # a layer's dense weights go before the next one's are packed
-        layers.append(_hold_layer(dense.popleft(), own, plan.layers))
+    for index, own in enumerate(model.model.layers):  # a layer's dense weights go before the next one's are packed
+        layers.append(_hold_layer(dense.popleft(), index, own, plan))
         forget_file_pages(".safetensors")
     tied = model.lm_head.weight is model.model.embed_tokens.weight
     # A tied head is held twice, because the embedding is read row by row.
-    result = fused.with_layers(layers, _held(fused.head, () if tied else (model.lm_head,), plan.head))
+    result = fused.with_layers(layers, _held(fused.head, () if tied else (model.lm_head,), plan, HEAD))
     if plan.narrow:
         result.embedding = fused.embedding.to(NARROW_EMBEDDING)
         model.model.embed_tokens.weight.data = fused.embedding.new_empty(0)
@@ -74,6 +126,23 @@ def hold(fused: FusedPass, module: nn.Module, plan: HoldingPlan) -> FusedPass:
     if sum(product.bytes for product in made) >= LARGE:
         huge_pages_later()
     return result
+
+
+def hold_as(fused: FusedPass, module: nn.Module, weights: str, store: PackedStore) -> FusedPass:
+    """Return the pass over weights that are held as :func:`plan_holding` plans. What has to be packed for it is kept."""
+    kept = store.find()
+    held_pass = hold(fused, module, plan_holding(fused, weights, kept))
+    if kept is None:
+        products = {
+            f"{at}.{name}": each for at, layer in enumerate(held_pass.layers) for name, each in layer.products().items()
+        }
+        made = {
+            name: each.packed
+            for name, each in (products | {HEAD: held_pass.head}).items()
+            if isinstance(each, BlockProduct)
+        }
+        store.keep(made)
+    return held_pass
 
 
 def held_bytes(run: FusedPass) -> int:
@@ -88,16 +157,8 @@ def held_bytes(run: FusedPass) -> int:
     return sum(sizes.values())
 
 
-def _shape(product: Product) -> Shape:
-    assert isinstance(product, DenseProduct)
-    return product.weight.shape[0], product.weight.shape[1]
-
-
-def _measured_ways(products: Sequence[DenseProduct]) -> Mapping[Shape, Way]:
-    shapes = [_shape(product) for product in products]
-    dtype = products[0].weight.dtype
-    half = dtype == torch.float32 and all(fits_half(product.weight) for product in products)
-    return ways_of(shapes, dtype, half)
+def _all_half(products: Sequence[DenseProduct]) -> bool:
+    return all(product.dtype == torch.float32 and fits_half(product.weight) for product in products)
 
 
 def fits_half(weight: Tensor) -> bool:
@@ -109,20 +170,23 @@ def fits_half(weight: Tensor) -> bool:
     return fits(weight.view(-1)[:1024]) and fits(weight)
 
 
-def _hold_layer(fused: FusedLayer, layer: Any, ways: Mapping[Shape, Way]) -> FusedLayer:
+def _hold_layer(fused: FusedLayer, index: int, layer: Any, plan: HoldingPlan) -> FusedLayer:
     owners = {name: [layer.get_submodule(end) for end in ends] for name, ends in PRODUCTS.items()}
-    return fused.with_products(
-        {name: _held(product, owners[name], ways[_shape(product)]) for name, product in fused.products().items()}
-    )
+    products = fused.products().items()
+    return fused.with_products({name: _held(each, owners[name], plan, f"{index}.{name}") for name, each in products})
 
 
-def _held(product: Product, owners: Sequence[Any], way: Way) -> Product:
+def _held(product: Product, owners: Sequence[Any], plan: HoldingPlan, name: str) -> Product:
     """Return the product in its way. Its owners then let go of their weights, so that they are held once."""
+    way = plan.ways[name]
     if way == DENSE or not isinstance(product, DenseProduct):
         return product
-    made = held(way, product.weight, product.bias)
+    if way.name in BLOCK_BITS and name in plan.packed:
+        made: HeldProduct | None = BlockProduct(plan.packed[name], product.shape[0], product.bias)
+    else:
+        made = held(way, product.weight, product.bias)
     if made is None:
-        logger.warning("a weight of %s stays dense: %s multiplies otherwise", list(product.weight.shape), way.name)
+        logger.warning("a weight of %s stays dense: %s multiplies otherwise", list(product.shape), way.name)
         return product
     for owner in owners:
         owner.weight.data = owner.weight.data.new_empty(0)

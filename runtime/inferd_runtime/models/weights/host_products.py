@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from inferd_runtime.kernels.native.blocks import block_kernels
 from inferd_runtime.models.passes.products import DenseProduct, Product
+from inferd_runtime.models.weights.block_products import BLOCK_BITS, block_product, kept_in_blocks
+from inferd_runtime.models.weights.held_product import HeldProduct, filled, finished
 from inferd_runtime.models.weights.quantize import Blocks, channels_of
 
 PLANNED_ROWS = 32
@@ -26,27 +29,12 @@ MOST_TRIED = 100
 MOST_PARTS = 10
 MOST_OUTPUTS = 4096
 COMPARED_OUTPUTS = 256
-TOLERANCES = {"packed": 1e-4, "half": 2e-3, "int8": 2e-2, "int4": 2e-2}
+TOLERANCES = {"packed": 1e-4, "half": 2e-3, "int8": 2e-2, "int4": 2e-2, "blocks8": 1e-4, "blocks4": 1e-4}
 """How far a product may be from the dense one of the same weight (of what is left of it), as a share of the largest output."""
 ROUNDED = 2e-2
 """The same for weights and rows in 16 bits."""
-OUTPUT_MULTIPLE = 16
 NARROW = torch.bfloat16
 """What the rows of 8 and 4 bit products are rounded to: PyTorch multiplies others without vector instructions."""
-
-
-class HeldProduct:
-    """See :class:`~inferd_runtime.models.passes.products.Product`. ``bytes``: what the weight takes."""
-
-    bytes: int
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """See :class:`~inferd_runtime.models.passes.products.Product`."""
-        raise NotImplementedError
-
-    def onto(self, rows: Tensor, residual: Tensor) -> Tensor:
-        """See :class:`~inferd_runtime.models.passes.products.Product`."""
-        return residual.add_(self(rows))
 
 
 class PackedProduct(HeldProduct):
@@ -88,7 +76,7 @@ class Int8Product(HeldProduct):
     """Whole numbers of 8 bits with a scale for each output; rows and results in bfloat16, sums in float32."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, least: int = 1) -> None:
-        made = channels_of(_filled(weight))
+        made = channels_of(filled(weight))
         self._outputs = len(weight)
         self._numbers, self._scales, self._bias = made.numbers, made.scales.to(NARROW), bias
         self.bytes = made.numbers.numel() + 2 * made.scales.numel()
@@ -96,14 +84,14 @@ class Int8Product(HeldProduct):
     def __call__(self, rows: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.products.Product`."""
         out = torch._weight_int8pack_mm(rows.to(NARROW).contiguous(), self._numbers, self._scales)
-        return _finished(out[:, : self._outputs], rows, self._bias)
+        return finished(out[:, : self._outputs], rows, self._bias)
 
 
 class Int4Product(HeldProduct):
     """Whole numbers of 4 bits, with a scale and an offset for each group of inputs; rows and results as in 8 bits."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, least: int = 1) -> None:
-        made = Blocks.of(_filled(weight))
+        made = Blocks.of(filled(weight))
         self._outputs = len(weight)
         self._numbers = torch.ops.aten._convert_weight_to_int4pack_for_cpu(made.numbers.int(), 1)
         self._scales = torch.stack([made.scales, made.middles], -1).transpose(0, 1).contiguous().to(NARROW)
@@ -114,18 +102,7 @@ class Int4Product(HeldProduct):
     def __call__(self, rows: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.products.Product`."""
         out = self._multiply(rows.to(NARROW).contiguous(), self._numbers, self._group, self._scales)
-        return _finished(out[:, : self._outputs], rows, self._bias)
-
-
-def _filled(weight: Tensor) -> Tensor:
-    """Return the weight with outputs of zeros behind its own, up to a multiple that PyTorch's products take."""
-    more = -len(weight) % OUTPUT_MULTIPLE
-    return pad(weight.detach(), (0, 0, 0, more)) if more else weight
-
-
-def _finished(out: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
-    out = out.to(rows.dtype)
-    return out if bias is None else out.add_(bias)
+        return finished(out[:, : self._outputs], rows, self._bias)
 
 
 @dataclass(frozen=True)
@@ -144,6 +121,8 @@ DENSE = Way("dense")
 """The weight as the module holds it."""
 MAKERS: dict[str, Callable[[Tensor, Tensor | None, int], HeldProduct]] = {
     "packed": PackedProduct, "half": HalfProduct, "int8": Int8Product, "int4": Int4Product,
+    "blocks8": lambda weight, bias, least: block_product("blocks8", weight, bias),
+    "blocks4": lambda weight, bias, least: block_product("blocks4", weight, bias),
 }  # fmt: skip
 
 
@@ -155,6 +134,8 @@ def can_hold(name: str, shape: tuple[int, int], dtype: torch.dtype) -> bool:
         return known and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     if name == "half":
         return dtype == torch.float32 and "fbgemm" in torch.backends.quantized.supported_engines
+    if name in BLOCK_BITS and block_kernels() is None:
+        return False
     return name == "dense" or inputs % Blocks.LEAST_GROUP == 0
 
 
@@ -208,6 +189,8 @@ def held(way: Way, weight: Tensor, bias: Tensor | None = None) -> HeldProduct | 
 
 def kept_of(name: str, weight: Tensor) -> Tensor:
     """Return what is left of a weight that is held so, as plain numbers."""
+    if name in BLOCK_BITS:
+        return kept_in_blocks(name, weight)
     if name == "int8":
         return channels_of(weight).dense().to(weight.dtype)
     return Blocks.of(weight).dense().to(weight.dtype) if name == "int4" else weight

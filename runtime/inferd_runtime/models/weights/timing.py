@@ -17,7 +17,9 @@ from torch import Tensor
 
 from inferd_runtime.file_cache import cache_folder
 from inferd_runtime.kept_results import KeptResults, key_of
+from inferd_runtime.kernels.native.blocks import kernels_version
 from inferd_runtime.models.passes.products import Product
+from inferd_runtime.models.weights.block_products import BLOCK_BITS, BlockProduct, rounded
 from inferd_runtime.models.weights.host_products import Way, can_hold, steady_least
 
 logger = logging.getLogger(__name__)
@@ -26,8 +28,8 @@ REPEATS = 5
 SPREAD = 32 << 20
 """Bytes of weights that are multiplied in turn."""
 MOST_COPIES = 32
-ROOMS = ("models/weights",)
-"""The code that multiplies and measures."""
+ROOMS = ("models/weights", "kernels/native")
+"""The code that multiplies and measures, beside the library's."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class TimesWanted:
 
     def key(self) -> str:
         """Return a hash of what is measured, the machine, and the versions that multiply."""
-        return key_of((self, torch.get_num_threads()), ROOMS)
+        return key_of((self, torch.get_num_threads(), kernels_version()), ROOMS)
 
 
 def times_of(
@@ -108,9 +110,7 @@ def _measure(
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     steady = {name: steady_least(name, shape, dtype) for name in names if can_hold(name, shape, dtype)}
     copies = min(MOST_COPIES, -(-SPREAD // weight.nbytes))
-    arms = {
-        name: [Way(name, least or 1).product(weight.clone()) for _ in range(copies)] for name, least in steady.items()
-    }
+    arms = {name: _copies(Way(name, least or 1), weight, copies) for name, least in steady.items()}
     best = {(name, count): float("inf") for name in arms for count in ROW_COUNTS}
     for name, count in [*best] * REPEATS:
         best[name, count] = min(best[name, count], _seconds(arms[name], weight.new_ones(count, shape[1]), clock))
@@ -118,6 +118,15 @@ def _measure(
         WayTime(*shape, name, least or 1, least is not None, tuple(best[name, count] for count in ROW_COUNTS))
         for name, least in steady.items()
     ]
+
+
+def _copies(way: Way, weight: Tensor, count: int) -> list[Product]:
+    """Return products of so many equal weights that are held apart."""
+    if way.name not in BLOCK_BITS:
+        return [way.product(weight.clone()) for _ in range(count)]
+    # Zeros are packed in no time, and take as long to multiply.
+    packed = rounded(way.name, torch.zeros_like(weight))
+    return [BlockProduct(packed.clone(), len(weight)) for _ in range(count)]
 
 
 def _seconds(products: Sequence[Product], rows: Tensor, clock: Callable[[], float]) -> float:

@@ -1,0 +1,71 @@
+"""Products of weights in blocks of 4 or 8 bits by code of our own: rows, unpacked weights and sums are float32.
+
+So weights that came in such blocks are multiplied as exactly as in float32, at a fifth of the bytes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inferd_runtime.kernels.native.blocks import BLOCK_BYTES, LANES, block_kernels, pack4, unpack
+from inferd_runtime.models.weights.exact_blocks import Packed, packed8, packed_exactly
+from inferd_runtime.models.weights.held_product import HeldProduct, filled, finished
+from inferd_runtime.models.weights.quantize import MIDDLE, Blocks
+
+BLOCK_BITS = {"blocks4": 4, "blocks8": 8}
+"""Of each way the bits of a weight, beside its block's scales."""
+
+
+class BlockProduct(HeldProduct):
+    """See the head of this file. ``packed``: the weight in tiles; ``outputs``: how many of theirs are the weight's, all if 0."""
+
+    def __init__(self, packed: Packed, outputs: int = 0, bias: Tensor | None = None) -> None:
+        kernels = block_kernels()
+        assert kernels is not None, "blocks are chosen only where there are kernels"
+        self.packed, self.bytes = packed, packed.nbytes
+        self._kernels, self._bits, self._bias = kernels, bits_of(packed), bias
+        self._width = packed.shape[0] * LANES
+        self._outputs = outputs or self._width
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """See :class:`~inferd_runtime.models.passes.products.Product`."""
+        wide = rows.float().contiguous()
+        out = wide.new_empty(len(wide), self._width)
+        self._kernels.multiply(self._bits, self.packed, wide, out)
+        return finished(out[:, : self._outputs], rows, self._bias)
+
+    def onto(self, rows: Tensor, residual: Tensor) -> Tensor:
+        """See :class:`~inferd_runtime.models.passes.products.Product`."""
+        plain = residual.dtype == torch.float32 and residual.is_contiguous() and self._width == self._outputs
+        if not plain:
+            return super().onto(rows, residual)
+        self._kernels.multiply(self._bits, self.packed, rows.float().contiguous(), residual, add=True)
+        return residual
+
+
+def bits_of(packed: Packed) -> int:
+    """Return the bits of a weight in tiles."""
+    return next(bits for bits, size in BLOCK_BYTES.items() if size == packed.shape[-1])
+
+
+def rounded(name: str, weight: Tensor) -> Packed:
+    """Return a weight in tiles: as it is where blocks hold it exactly, else rounded."""
+    weight = filled(weight).float()
+    if name == "blocks8":
+        return packed8(weight)
+    exact = packed_exactly("blocks4", weight)
+    if exact is not None:
+        return exact
+    made = Blocks.of(weight)
+    return pack4(made.numbers, made.scales, made.middles - MIDDLE * made.scales)
+
+
+def block_product(name: str, weight: Tensor, bias: Tensor | None) -> BlockProduct:
+    """Return the product of a weight that is held in the way of this name."""
+    return BlockProduct(rounded(name, weight), len(weight), bias)
+
+
+def kept_in_blocks(name: str, weight: Tensor) -> Tensor:
+    """Return what is left of a weight that is held so, as plain numbers."""
+    return unpack(rounded(name, weight))[: len(weight)].to(weight.dtype)

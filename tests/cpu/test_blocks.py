@@ -1,0 +1,257 @@
+"""Weights in blocks by code of our own: what they hold exactly, what they are multiplied to, and that they are kept on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from families import make
+
+from inferd_runtime.kernels.native import blocks, compiler
+from inferd_runtime.kernels.native.blocks import block_kernels, pack4, pack8, unpack
+from inferd_runtime.kernels.native.compiler import compiled
+from inferd_runtime.models.checks.probe import attach
+from inferd_runtime.models.passes.fused import FusedPass, fuse
+from inferd_runtime.models.weights import held as held_module
+from inferd_runtime.models.weights.block_products import BlockProduct
+from inferd_runtime.models.weights.exact_blocks import exact_blocks, packed8
+from inferd_runtime.models.weights.held import HoldingPlan, hold, hold_as, plan_holding
+from inferd_runtime.models.weights.host_products import DENSE, Way
+from inferd_runtime.models.weights.packed_store import PackedStore
+
+OUTPUTS, INPUTS = 80, 96
+GROUPS = INPUTS // 32
+needs_kernels = pytest.mark.skipif(block_kernels() is None, reason="no compiler, or a processor without AVX-512")
+
+
+def drawn(*shape: int, low: int = 0, high: int = 16) -> torch.Tensor:
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(shape[0]))
+
+
+def scales(count: int = OUTPUTS) -> torch.Tensor:
+    return (torch.rand(count, GROUPS, generator=torch.Generator().manual_seed(1)) + 0.01).half().float() / 16
+
+
+def q4_1() -> torch.Tensor:
+    """Of each group the least and the greatest number are there."""
+    numbers = drawn(OUTPUTS, GROUPS, 32)
+    numbers[..., 0], numbers[..., 5] = 0, 15
+    return (numbers * scales()[..., None] - scales()[..., None] * 8).reshape(OUTPUTS, INPUTS)
+
+
+def q4_0() -> torch.Tensor:
+    """Of each group -8 is there, the greatest number need not be."""
+    numbers = drawn(OUTPUTS, GROUPS, 32, high=13)
+    numbers[..., 3] = 0
+    return ((numbers - 8) * scales()[..., None]).reshape(OUTPUTS, INPUTS)
+
+
+def q8_0() -> torch.Tensor:
+    numbers = drawn(OUTPUTS, GROUPS, 32, low=-126, high=127)
+    numbers[..., 3] = -127
+    return (numbers * scales()[..., None]).reshape(OUTPUTS, INPUTS)
+
+
+# -- What blocks hold -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("made", "size"), [(q4_1, 320), (q4_0, 320), (q8_0, 544)])
+def test_blocks_of_a_gguf_file_are_held_to_the_bit(made: object, size: int) -> None:
+    weight = made()  # type: ignore[operator]
+    packed = exact_blocks(weight)
+    assert packed is not None
+    assert packed.shape == (OUTPUTS // 16, GROUPS, size)
+    assert torch.equal(unpack(packed), weight)
+
+
+def test_groups_of_one_number_and_of_zeros_are_held() -> None:
+    weight = q4_1()
+    weight[3, :32], weight[4] = 0.5, 0.0
+    packed = exact_blocks(weight)
+    assert packed is not None
+    assert torch.equal(unpack(packed), weight)
+
+
+@pytest.mark.parametrize("weight", [torch.randn(64, 64), q4_1()[:70], q4_1()[:, :50], q4_1().bfloat16()], ids=str)
+def test_other_weights_are_not(weight: torch.Tensor) -> None:
+    assert exact_blocks(weight) is None
+
+
+def test_one_number_beside_its_grid_is_noticed() -> None:
+    weight = q4_1()
+    weight[-1, -1] += 1e-4
+    assert exact_blocks(weight) is None
+
+
+def test_rounding_to_eight_bits_is_to_the_nearest_step() -> None:
+    weight = torch.randn(OUTPUTS, INPUTS)
+    off = (unpack(packed8(weight)) - weight).view(OUTPUTS, GROUPS, 32).abs().amax(-1)
+    assert (off <= weight.view(OUTPUTS, GROUPS, 32).abs().amax(-1) / 127 * 0.57).all()
+
+
+# -- What they are multiplied to --------------------------------------------------------------------------------------
+
+
+@needs_kernels
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("outputs", [16, 64, 80, 176])
+def test_products_are_those_of_the_unpacked_weight(bits: int, outputs: int) -> None:
+    numbers, each = drawn(outputs, INPUTS), scales(outputs)
+    packed = pack4(numbers, each, -each) if bits == 4 else pack8(numbers - 8, each)
+    product, dense = BlockProduct(packed), unpack(packed)
+    for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 21):
+        rows = torch.randn(count, INPUTS)
+        expected = rows.double() @ dense.double().t()
+        assert (product(rows) - expected).abs().max() < 1e-5 * expected.abs().max()
+        residual = torch.randn(count, outputs)
+        assert torch.equal(product.onto(rows, residual.clone()), residual + product(rows))
+
+
+@needs_kernels
+def test_no_bit_of_a_product_depends_on_the_number_of_threads() -> None:
+    packed, rows = pack4(drawn(512, 512), torch.ones(512, 16), -torch.ones(512, 16)), torch.randn(5, 512)
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(BlockProduct(packed)(rows))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+# -- The compiler -----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_compiler_there_are_no_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "COMPILER", "no-such-compiler")
+    assert compiled(blocks.SOURCE, tmp_path) is None
+
+
+def test_a_source_that_does_not_compile_gives_none(tmp_path: Path) -> None:
+    source = tmp_path / "wrong.c"
+    source.write_text("this is no C")
+    assert compiled(source, tmp_path / "kept") is None
+
+
+@needs_kernels
+def test_a_library_is_compiled_once_and_again_where_it_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, folder = tmp_path / "one.c", tmp_path / "kept"
+    source.write_text("int one(void) { return 1; }")
+    assert compiled(source, folder) is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "COMPILER", "no-such-compiler")
+        assert compiled(source, folder) is not None
+    (library,) = folder.glob("*.so")
+    library.with_name("other").write_bytes(library.read_bytes() + b"more")
+    library.with_name("other").replace(library)
+    monkeypatch.setattr(compiler, "COMPILER", "no-such-compiler")
+    assert compiled(source, folder) is None
+
+
+def test_a_processor_without_the_instructions_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "processor", lambda: "linux x86_64 fpu sse avx2")
+    assert compiled(blocks.SOURCE, tmp_path) is None
+    assert not list(tmp_path.iterdir())
+
+
+# -- A whole model ----------------------------------------------------------------------------------------------------
+
+
+def model_in_blocks() -> tuple[FusedPass, torch.nn.Module]:
+    """A small model whose layers hold numbers of 4 bits and whose head any."""
+    model = make("llama", hidden_size=64, intermediate_size=128, head_dim=32, tie_word_embeddings=False)
+    for name, weight in model.named_parameters():
+        if "layers" in name and weight.ndim == 2:
+            groups = torch.randint(0, 16, (len(weight), weight.shape[1] // 32, 32))
+            groups[..., 0], groups[..., 5] = 0, 15
+            weight.data = ((groups - 8) * 0.015625).reshape(weight.shape)
+    probed = attach(model, "blocks")
+    dense = fuse(model, probed.kv, probed.rules)
+    assert isinstance(dense, FusedPass)
+    return dense, model
+
+
+@pytest.fixture
+def blocks_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last way of those that a weight can be held in is the fastest."""
+
+    def fastest(shapes: object, dtype: object, names: tuple[str, ...]) -> dict[object, Way]:
+        return {shape: Way(names[-1]) if names[-1].startswith("blocks") else DENSE for shape in shapes}  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(held_module, "ways_of", fastest)
+
+
+@needs_kernels
+@pytest.mark.usefixtures("blocks_win")
+def test_weights_that_blocks_hold_exactly_are_held_so_and_others_are_not() -> None:
+    plan = plan_holding(model_in_blocks()[0])
+    assert plan.ways.pop("head") == DENSE  # type: ignore[attr-defined]
+    assert set(plan.ways.values()) == {Way("blocks4")}
+
+
+@needs_kernels
+@pytest.mark.usefixtures("blocks_win")
+@pytest.mark.parametrize("weights", ["", "int8", "int4"])
+def test_what_was_packed_is_found_by_the_next_start(
+    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"stands for the checkpoint")
+    store = PackedStore(str(tmp_path), torch.float32, weights, tmp_path / "kept")
+    first = hold_as(*model_in_blocks(), weights, store)
+    kept = store.find()
+    assert kept is not None
+    monkeypatch.setattr(held_module, "exact_blocks", lambda weight: pytest.fail("looked at again"))
+    monkeypatch.setattr(held_module, "held", lambda *given: pytest.fail("packed again"))
+    again = hold_as(*model_in_blocks(), weights, store)
+    for one, other in zip(first.layers, again.layers, strict=True):
+        for name, product in one.products().items():
+            assert isinstance(product, BlockProduct)
+            found = other.products()[name]
+            assert isinstance(found, BlockProduct)
+            assert torch.equal(product.packed, found.packed)
+
+
+@needs_kernels
+@pytest.mark.usefixtures("blocks_win")
+def test_a_start_with_kept_weights_does_not_read_the_files() -> None:
+    plan = plan_holding(model_in_blocks()[0])
+    dense, model = model_in_blocks()
+    hold(dense, model, HoldingPlan(plan.ways, plan.packed))
+    assert all(weight.numel() == 0 for name, weight in model.named_parameters() if "proj" in name)
+    for layer in dense.layers:
+        assert "weight" not in vars(layer.qkv)
+
+
+def test_what_is_kept_belongs_to_one_state_of_the_files(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"one")
+    made = {"head": torch.ones(3, dtype=torch.uint8)}
+    PackedStore(str(tmp_path), torch.float32, "int8", tmp_path / "kept").keep(made)
+    assert PackedStore(str(tmp_path), torch.float32, "int8", tmp_path / "kept").find() is not None
+    assert PackedStore(str(tmp_path), torch.float32, "int4", tmp_path / "kept").find() is None
+    assert PackedStore(str(tmp_path), torch.bfloat16, "int8", tmp_path / "kept").find() is None
+    file.write_bytes(b"other")
+    assert PackedStore(str(tmp_path), torch.float32, "int8", tmp_path / "kept").find() is None
+
+
+def test_damaged_weights_are_not_found(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"one")
+    store = PackedStore(str(tmp_path), torch.float32, "int8", tmp_path / "kept")
+    store.keep({"head": torch.ones(300, dtype=torch.uint8)})
+    (file,) = (tmp_path / "kept").glob("*.blocks")
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert store.find() is None
+
+
+def test_of_a_model_without_files_nothing_is_kept(tmp_path: Path) -> None:
+    for source in ("", str(tmp_path / "missing")):
+        store = PackedStore(source, torch.float32, "int8", tmp_path)
+        store.keep({"head": torch.ones(3, dtype=torch.uint8)})
+        assert store.find() is None
+    assert not list(tmp_path.iterdir())
