@@ -370,6 +370,9 @@ class Context:
         on_length: OnLength | None = ...,
         adapter: str | Adapter | None = ...,
         priority: int = ...,
+        ignore_eos: bool = ...,
+        min_tokens: int = ...,
+        stop_token_ids: Sequence[int] = ...,
     ) -> Generator[T]: ...
 
     @overload
@@ -389,6 +392,9 @@ class Context:
         on_length: OnLength | None = ...,
         adapter: str | Adapter | None = ...,
         priority: int = ...,
+        ignore_eos: bool = ...,
+        min_tokens: int = ...,
+        stop_token_ids: Sequence[int] = ...,
     ) -> Generator[Any]: ...
 
     def generate(
@@ -407,6 +413,9 @@ class Context:
         on_length: OnLength | None = None,
         adapter: str | Adapter | None = None,
         priority: int = 0,
+        ignore_eos: bool = False,
+        min_tokens: int = 0,
+        stop_token_ids: Sequence[int] = (),
     ) -> Generator[Any]:
         """Generate after the context's last token; what is delivered becomes part of the context.
 
@@ -414,7 +423,9 @@ class Context:
         user message, the assistant's turn is cued first.
 
         ``max_tokens``: at most this many, at least 1. ``stop``: end before the first of these texts; they are not
-        part of the output. ``constrain``: the output matches a :class:`~inferd.JsonSchema`, :class:`~inferd.Regex`,
+        part of the output. ``stop_token_ids``: tokens that end the text as end-of-text does, which does not with
+        ``ignore_eos``. ``min_tokens``: nothing but a complete constraint ends it before it has so many tokens.
+        ``constrain``: the output matches a :class:`~inferd.JsonSchema`, :class:`~inferd.Regex`,
         :class:`~inferd.AnyJson`, :class:`~inferd.Choice`, :class:`~inferd.Lark`, :class:`~inferd.Gbnf`,
         :class:`~inferd.Tagged` or :class:`~inferd.AllOf`, or is masked by an object of your own with a method
         ``step(accepted)``, which goes with no speculation. ``adapter``: compute with this LoRA adapter, the context's earlier
@@ -463,6 +474,9 @@ class Context:
             heal=checked_flag("heal", heal),
             logprobs=logprobs,
             on_length=checked_on_length(on_length),
+            ignore_eos=checked_flag("ignore_eos", ignore_eos),
+            min_tokens=min_tokens,
+            stop_token_ids=tuple(checked_tokens("stop_token_ids", stop_token_ids)),
         )
         check_start_generate(arguments.request(0))
         return Generator(self._handle, arguments)

@@ -38,10 +38,12 @@ class ShortSteps(msgspec.Struct, omit_defaults=True):
     finish: str = ""
     checked: list[CheckedKeyword] = []
     stopped_by: str = ""
+    stop_token: int | None = None
 
 
 def shortened(reply: Any) -> Any:
     """Return what is encoded for a reply: readers take the defaults of the protocol's classes for what is not there."""
     if type(reply) is not Steps:
         return reply
-    return ShortSteps(list(map(ShortStep.of, reply.steps)), reply.finish, reply.checked, reply.stopped_by)
+    steps = list(map(ShortStep.of, reply.steps))
+    return ShortSteps(steps, reply.finish, reply.checked, reply.stopped_by, reply.stop_token)

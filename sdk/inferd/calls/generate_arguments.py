@@ -33,6 +33,9 @@ class GenerateArguments:
     logprobs: int | None = None
     on_length: OnLength | None = None
     reads_json: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
 
     @property
     def constraint(self) -> OutputConstraint | None:
@@ -75,4 +78,7 @@ class GenerateArguments:
             heal=self.heal,
             logprobs=self.logprobs,
             on_length=self.wire_on_length,
+            ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens,
+            stop_token_ids=list(self.stop_token_ids),
         )

@@ -17,6 +17,7 @@ from inferd.protocol.tokens import check_ids
 MAX_PRIORITY = 3
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 16_384
+MAX_STOP_TOKENS = 256
 ON_LENGTH = ("cut", "complete", "try_complete", "complete_or_cut")
 
 
@@ -55,13 +56,14 @@ class Steps:
     """One or more finished steps. ``finish``: "" while it goes on, else stop | length | closed.
 
     ``checked``, with the end of a best_effort constraint: the keywords that only the finished text was checked for.
-    ``stopped_by``: the stop string that ended it, "" for any other end.
+    ``stopped_by``: the stop string that ended it, "" for any other end. ``stop_token``: the token that did, end-of-text included.
     """
 
     steps: list[Step]
     finish: str = ""
     checked: list[CheckedKeyword] = field(default_factory=list)
     stopped_by: str = ""
+    stop_token: int | None = None
 
 
 @operation("generate.start", GenerationStarted)
@@ -79,6 +81,8 @@ class StartGenerate:
     ``on_length``: "cut" ends the text wherever its tokens are used up; "complete" keeps tokens back for the nearest end that the
     constraint allows, and refuses a constraint for which no end is found; "try_complete" cuts that one's text;
     "complete_or_cut" cuts it, too, and any text whose shortest end needs more tokens than there are.
+    ``stop_token_ids`` end the text as end-of-text does, which does not with ``ignore_eos``. ``min_tokens``: so many tokens come
+    before any token or stop string ends the text; a constraint that is complete ends it all the same.
     """
 
     context: int
@@ -97,6 +101,9 @@ class StartGenerate:
     heal: bool = False
     logprobs: int | None = None
     on_length: str = "cut"
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    stop_token_ids: list[int] = field(default_factory=list)
 
 
 def check_start_generate(request: StartGenerate) -> None:
@@ -112,6 +119,7 @@ def check_start_generate(request: StartGenerate) -> None:
             f"stop: {MAX_STOPS} strings of {MAX_STOP_CHARACTERS} characters in all are allowed",
             limit="stop", value=MAX_STOPS, raise_with="fewer stop strings",
         )  # fmt: skip
+    _check_ends(request)
     check_whole("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if request.logprobs is not None:
         check_whole("logprobs", request.logprobs, 0, MAX_LOGPROBS)
@@ -126,6 +134,22 @@ def check_start_generate(request: StartGenerate) -> None:
     if request.speculation is not None:
         check_settings(request.speculation)
         _check_needs(request, request.speculation)
+
+
+def _check_ends(request: StartGenerate) -> None:
+    """Raises InvalidRequest or LimitExceeded for what says when the text ends, beside stop strings."""
+    if len(request.stop_token_ids) > MAX_STOP_TOKENS:
+        raise LimitExceeded(
+            f"stop_token_ids: {len(request.stop_token_ids)} of them; {MAX_STOP_TOKENS} are allowed",
+            limit="stop_tokens", value=MAX_STOP_TOKENS, raise_with="fewer of them",
+        )  # fmt: skip
+    check_ids("stop_token_ids", request.stop_token_ids)
+    check_whole("min_tokens", request.min_tokens, 0)
+    if request.min_tokens > request.max_tokens:
+        raise InvalidRequest(f"min_tokens must be at most max_tokens ({request.max_tokens}), not {request.min_tokens}")
+    if request.ignore_eos and (request.constraint is not None or request.heal):
+        other = "heal" if request.constraint is None else "a constraint (constrain=)"
+        raise InvalidRequest(f"ignore_eos does not go with {other}, whose end is the end of the text")
 
 
 def _check_exclusions(request: StartGenerate) -> None:

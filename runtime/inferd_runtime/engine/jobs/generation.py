@@ -30,7 +30,8 @@ class GenerationSpec:
 
     ``paced``: every step waits for :meth:`Generation.allow`. ``priority`` (-3 to 3): each step up doubles its share among the
     tenant's own work. ``logprobs``: every token comes with its log-probability by the model's own logits, before penalties,
-    bias, mask and temperature, and with so many of the most likely tokens at its place; None: without.
+    bias, mask and temperature, and with so many of the most likely tokens at its place; None: without. ``stop_tokens`` end
+    the text as ``eos_tokens`` do; with ``ignore_eos`` only they do.
     """
 
     sampler: RowSampler
@@ -41,6 +42,13 @@ class GenerationSpec:
     paced: bool = False
     priority: int = 0
     logprobs: int | None = None
+    stop_tokens: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end the text."""
+        return self.stop_tokens if self.ignore_eos else self.eos_tokens | self.stop_tokens
 
 
 class Generation:
@@ -48,7 +56,7 @@ class Generation:
 
     Finished steps queue up in ``outbox``; it pauses while :attr:`most_undelivered` of them are there. A ``paced`` generation (a
     program's own speculator or constraint) runs one step per :meth:`allow`. ``finish`` is "" while it goes on, else stop |
-    length | closed.
+    length | closed; ``stop_token`` is the token that ended it, if one did.
     """
 
     def __init__(self, context: CachedSequence, spec: GenerationSpec, text: TextAssembler) -> None:
@@ -60,11 +68,13 @@ class Generation:
         self.outbox: deque[Step] = deque()
         self.most_undelivered = MAX_UNDELIVERED_STEPS
         self.finish = ""
+        self.stop_token: int | None = None
         self.error: InferdError | None = None
         self.counters = SpeculationCounters()
         self.listener: Callable[[], None] | None = None
         self.timeline: Timeline | None = None
         self._text = text
+        self._ends = spec.ends
         self._start = len(context.tokens)
         self._end = min(self._start + spec.max_tokens, context.max_length)
         self._taken = 0
@@ -106,7 +116,7 @@ class Generation:
             return NO_DRAFT
         draft = sources.propose(limit, grammar.forced() if grammar is not None and sources.forced else ())
         if draft.tokens:
-            draft = draft.without(self.spec.eos_tokens)
+            draft = draft.without(self._ends)
             if context.irregular_from is not None and not draft.is_chain:
                 return draft.chain()
             if grammar is not None and sources.forced and draft.tokens and draft.is_chain:
@@ -250,10 +260,10 @@ class Generation:
         if self._history is not None:
             self._history.advance(done.tokens[:kept])
         self.context.table.truncate(min(self.context.table.length, len(self.context.tokens)))
-        content = [token for token in done.tokens[:kept] if token not in self.spec.eos_tokens]
+        content = [token for token in done.tokens[:kept] if token not in self._ends]
         if not self.finish and self._forced_to_end():
-            self.finish = "stop"
-            self.context.write([min(self.spec.eos_tokens)])
+            self.finish, self.stop_token = "stop", min(self.spec.eos_tokens)
+            self.context.write([self.stop_token])
         if self.finish:
             text += self._text.rest()
         elif self.spec.sources is not None:
@@ -292,8 +302,8 @@ class Generation:
         """Find where the generation ends, and set ``finish`` there. Returns how many tokens are kept, and their text."""
         room, text = self._room(), ""
         for kept, token in enumerate(tokens, start=1):
-            if token in self.spec.eos_tokens:
-                self.finish, self._wrote_end = "stop", True
+            if token in self._ends:
+                self.finish, self._wrote_end, self.stop_token = "stop", True, token
                 return kept, text
             text += self._text.feed(token)
             if self._text.stopped_by:

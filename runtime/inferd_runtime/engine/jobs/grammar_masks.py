@@ -31,8 +31,8 @@ class OutputMasks(Protocol):
         """Return a chain followed by what must come after it, up to ``limit`` tokens in all."""
         ...
 
-    def masks(self, draft: Draft) -> tuple[Draft, Masks]:
-        """Return the legal part of the draft, and its masks int32[len(legal) + 1, words].
+    def masks(self, draft: Draft) -> tuple[Draft, Masks | None]:
+        """Return the legal part of the draft, and its masks int32[len(legal) + 1, words]; None allows every token.
 
         Row 0 is the mask before the draft, row i + 1 the one after node i of the legal part.
         """

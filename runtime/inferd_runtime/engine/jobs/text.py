@@ -25,17 +25,22 @@ class TextTokenizer(Protocol):
 
 
 class TextAssembler:
-    """Feeds tokens to a stream decoder and watches for stop strings."""
+    """Feeds tokens to a stream decoder and watches for stop strings, behind the first ``least`` tokens.
 
-    def __init__(self, decode: Callable[[int], str], stops: Sequence[str]) -> None:
+    ``stopped_by``: the stop string that is complete, "" before.
+    """
+
+    def __init__(self, decode: Callable[[int], str], stops: Sequence[str], least: int = 0) -> None:
         self._decode = decode
         self._stops = tuple(stops)
+        self._unwatched = least
         self._held = ""
         self.stopped_by = ""
 
     def feed(self, token: int) -> str:
         """Decode a token, and return the text that is certain now. Sets ``stopped_by`` if a stop string is complete."""
-        if not self._stops:
+        if not self._stops or self._unwatched > 0:
+            self._unwatched -= 1
             return self._decode(token)
         self._held += self._decode(token)
         found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]

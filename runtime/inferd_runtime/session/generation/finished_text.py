@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from inferd import protocol as p
@@ -31,22 +32,22 @@ class BestEffortCheck:
         self._error: p.InferdError | None = None
         self._waiting: Callable[[], None] | None = None
 
-    def reply(self, steps: list[p.Step], finish: str, changed: Callable[[], None]) -> p.Steps | p.InferdError | None:
-        """Return the steps, with the end and its checked keywords if the text is valid; for one that is not, the error behind the
-        last steps.
+    def reply(self, done: p.Steps, changed: Callable[[], None]) -> p.Steps | p.InferdError | None:
+        """Return the steps that are ``done``, with the end and its checked keywords if the text is valid; for one that is not,
+        the error behind the last steps.
 
         None while the text is being checked: ``changed`` is called when that is done.
         """
-        self._text += [step.text for step in steps]
-        if finish not in ENDS:
-            return p.Steps(steps, finish)
+        self._text += [step.text for step in done.steps]
+        if done.finish not in ENDS:
+            return done
         if not self._asked:
             self._asked = True
-            self._run(lambda: self._check("".join(self._text), finish), self._learn)
+            self._run(lambda: self._check("".join(self._text), done.finish), self._learn)
         if self._known and self._error is None:
-            return p.Steps(steps, finish, checked_keywords(self._compiled))
-        if steps:
-            return p.Steps(steps)
+            return replace(done, checked=checked_keywords(self._compiled))
+        if done.steps:
+            return p.Steps(done.steps)
         self._waiting = None if self._known else changed
         return self._error
 

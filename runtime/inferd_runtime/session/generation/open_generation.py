@@ -97,9 +97,8 @@ class OpenGeneration:
         steps = generation.take()
         self._turns.asked(generation)
         self.delivered_steps += len(steps)
-        if self._finished is not None:
-            return self._finished.reply(steps, generation.finish, self._notify)
-        return p.Steps(steps, generation.finish, stopped_by=generation.stopped_by)
+        done = p.Steps(steps, generation.finish, stopped_by=generation.stopped_by, stop_token=generation.stop_token)
+        return done if self._finished is None else self._finished.reply(done, self._notify)
 
     def keep(self, length: int = -1) -> tuple[int, Sequence[int]]:
         """Return what closing it would leave if ``length`` tokens of the context were delivered (-1: those that were): how

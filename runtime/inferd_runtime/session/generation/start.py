@@ -11,8 +11,10 @@ from inferd import protocol as p
 from inferd_grammar import Compiled
 from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
 from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor, OutputMasks
+from inferd_runtime.engine.jobs.late_ends import LateEnds
 from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
+from inferd_runtime.engine.sampling.probes import check_vocabulary
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.session.constraints.compile_call import when_compiled
 from inferd_runtime.session.generation.ending import end_planner, settled_ending
@@ -44,6 +46,7 @@ def start(state: SessionState, call: Call) -> None:
 def _start(state: SessionState, call: Call, request: p.StartGenerate) -> None:
     entry = state.free_context(request.context)
     state.check_room()
+    check_vocabulary("stop_token_ids", request.stop_token_ids, entry.model.info.vocab_size)
     healing = Healing.of(entry.context, entry.model) if request.heal else None
     if healing is not None:
         request = healing.constrain(request)
@@ -88,6 +91,9 @@ def _submit(
             if sources is not None:
                 undo.callback(sources.drop)
             spec = _spec(request, model, sampler, masks, sources)
+            if request.min_tokens:
+                late = LateEnds(masks, spec.ends, model.info.vocab_size, request.min_tokens)
+                spec = replace(spec, grammar=late)
             generation = Generation(context, spec, _text(request, model, healing))
             generation.timeline = model.generations.begin(state.name, context.pending, asked)
         model.engine.submit(generation)
@@ -126,6 +132,8 @@ def _spec(
         sampler=sampler,
         max_tokens=request.max_tokens,
         eos_tokens=frozenset(model.tokenizer.eos_tokens),
+        stop_tokens=frozenset(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
         grammar=masks,
         sources=sources,
         paced=request.program_speculation or request.program_constraint,
@@ -137,7 +145,7 @@ def _spec(
 def _text(request: p.StartGenerate, model: ServedModel, healing: Healing | None) -> TextAssembler:
     """Return what turns the output's tokens into text, behind the healed end of the prompt."""
     decode = model.tokenizer.stream()
-    return TextAssembler(decode if healing is None else healing.behind(decode), request.stop)
+    return TextAssembler(decode if healing is None else healing.behind(decode), request.stop, request.min_tokens)
 
 
 def _finished_check(state: SessionState, request: p.StartGenerate, compiled: Compiled | None) -> BestEffortCheck | None:
