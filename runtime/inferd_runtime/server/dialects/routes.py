@@ -8,11 +8,12 @@ from inferd.protocol import InferdError
 from inferd_runtime.server.dialects.anthropic.dialect import AnthropicMessages
 from inferd_runtime.server.dialects.anthropic.errors import error_reply_anthropic
 from inferd_runtime.server.dialects.exchange import Dialect, ErrorReply
+from inferd_runtime.server.dialects.openai.errors import error_reply_openai
 
 ErrorShape = Callable[[InferdError], ErrorReply]
 CHAT_ROUTES: dict[str, Dialect] = {"/v1/messages": AnthropicMessages()}
 """By path what reads its requests, which programs answer."""
-ERROR_SHAPES: dict[str, ErrorShape] = {"/v1/messages": error_reply_anthropic}
+ERROR_SHAPES: dict[str, ErrorShape] = {"/v1/messages": error_reply_anthropic, "/v1/responses": error_reply_openai}
 """By the beginning of a path."""
 
 

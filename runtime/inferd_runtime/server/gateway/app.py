@@ -36,12 +36,14 @@ from inferd_runtime.server.gateway.http_protocol import MAX_HEAD_BYTES, TypedHtt
 from inferd_runtime.server.gateway.listening import check_exposure, listen, tls_context, url_of
 from inferd_runtime.server.gateway.replies import error_reply
 from inferd_runtime.server.gateway.request_watch import RequestWatch
+from inferd_runtime.server.gateway.responses_routes import ResponsesApi
 from inferd_runtime.server.gateway.room import shared_sizes, table_limits
 from inferd_runtime.server.gateway.routes import Api
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.processes.file_limit import raise_file_limit
 from inferd_runtime.server.processes.folder_lock import locked_folders
 from inferd_runtime.server.programs.library import open_library
+from inferd_runtime.server.response_store.response_store import RESPONSES_FILE, open_response_store
 from inferd_runtime.server.run_store.archive import open_archive
 from inferd_runtime.server.supervisor.runtime import Commands, Runtime, open_runtime
 from inferd_runtime.server.telemetry.request_ids import RequestIds
@@ -162,10 +164,10 @@ async def open_gateway(settings: Settings, commands: Commands | None = None) -> 
         )
         provider = None if settings.otel_endpoint is None else otlp_provider(settings.otel_endpoint)
         await stack.enter_async_context(traced(runtime, provider))
-        serving = ChatServing(runtime, programs, builtin_main())
-        app = make_app(
-            [*Api(runtime, programs, tokens).routes(), *ChatApi(runtime, serving).routes()], tokens, Front(table, audit)
-        )
+        responses = await stack.enter_async_context(open_response_store(settings.data_dir / RESPONSES_FILE, use.quotas))
+        chat = ChatApi(runtime, ChatServing(runtime, programs, builtin_main()))
+        routes = [*Api(runtime, programs, tokens).routes(), *chat.routes(), *ResponsesApi(chat, responses).routes()]
+        app = make_app(routes, tokens, Front(table, audit))
         server = _Server(_uvicorn_config(app, settings), Listener(listener, tls, settings.header_s), table)
         url = url_of(settings.host, listener.getsockname()[1], tls is not None)
         async with _serving(server):

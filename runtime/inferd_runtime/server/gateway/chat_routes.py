@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from inferd_runtime.server.chat.targets import ChatServing
-from inferd_runtime.server.dialects.exchange import ClientHeaders, Dialect
+from inferd_runtime.server.dialects.exchange import ClientHeaders, Dialect, Exchange
 from inferd_runtime.server.dialects.routes import CHAT_ROUTES
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.chat_response import ChatResponse
@@ -40,9 +40,15 @@ class ChatApi:
 
     async def answer(self, dialect: Dialect, request: Request) -> Response:
         """Answer a request of a dialect."""
-        runtime, tenant = self.runtime, request.scope[TENANT_KEY]
-        body = await read_bytes(request, runtime.settings.max_body_bytes, runtime.use.bodies)
-        headers = ClientHeaders(request.scope.get(REQUEST_KEY, ""), request.headers.get(SESSION_HEADER, ""))
-        exchange = dialect.read(body, headers)
+        exchange = dialect.read(*await self.read(request))
+        return await self.respond(exchange, request.scope[TENANT_KEY])
+
+    async def read(self, request: Request) -> tuple[bytes, ClientHeaders]:
+        """Return a request's body, and what its headers say. Raises what :func:`read_bytes` raises."""
+        body = await read_bytes(request, self.runtime.settings.max_body_bytes, self.runtime.use.bodies)
+        return body, ClientHeaders(request.scope.get(REQUEST_KEY, ""), request.headers.get(SESSION_HEADER, ""))
+
+    async def respond(self, exchange: Exchange, tenant: str) -> Response:
+        """Have a request answered by what its model stands for."""
         target = await self.serving.target(exchange.model, tenant)
         return ChatResponse(exchange, self.serving.answer(target, exchange.request, tenant))

@@ -38,11 +38,8 @@ class ResponseStore:
 
         exchange.follow(*await self._archive.read(look_up))
 
-    def keep(self, exchange: ResponsesExchange, tenant: str) -> None:
-        """Keep the answer, if it is to be kept. Returns at once; what is looked up later finds it."""
-        stored = exchange.kept
-        if stored is None:
-            return
+    def keep(self, stored: StoredResponse, tenant: str) -> None:
+        """Keep a response. Returns at once; what is looked up later finds it."""
         packed, items = packed_response(stored)
         quotas = self._quotas(tenant)
 

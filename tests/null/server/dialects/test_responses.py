@@ -76,6 +76,7 @@ class Served:
         if exchange.previous or exchange.references:
             items = {item["id"]: item for one in self.kept.values() for item in one.conversation}
             exchange.follow(self.kept.get(exchange.previous), items)
+        exchange.when_complete = lambda stored: self.kept.update({stored.id: stored})
         if not exchange.streams:
             answer = CollectedAnswer.of(1)
             for event in self.events:
@@ -85,8 +86,6 @@ class Served:
             data = exchange.opening() + b"".join(map(exchange.chunks, self.events))
             data += exchange.closing() if self._failure is None else exchange.failure(self._failure)
             response = httpx2.Response(200, content=data, headers={"content-type": "text/event-stream"})
-        if exchange.kept is not None:
-            self.kept[exchange.kept.id] = exchange.kept
         return response
 
     def _kept(self, request: httpx2.Request) -> httpx2.Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -43,6 +43,8 @@ class ResponsesExchange:
         self.previous = read.previous_response_id or ""
         self._input = read_input(read.input or [])
         self.references = [item.id for item in self._input if isinstance(item, ItemReference)]
+        self.when_complete: Callable[[StoredResponse], None] = _keep_nothing
+        """Called with what is to be kept, before the end of the answer is returned: the client may follow it at once."""
         if len(self.references) > MAX_REFERENCES:
             raise invalid("input", f"input: {MAX_REFERENCES} item references are allowed")
         self._items: list[Item] = []
@@ -54,7 +56,6 @@ class ResponsesExchange:
         self._output = OutputStream(self._events)
         self._end: ChoiceFinished | None = None
         self._usage = UsageReport(0, 0)
-        self._ended: dict[str, Any] | None = None
         if not self.previous and not self.references:
             self.follow(None, {})
 
@@ -70,16 +71,6 @@ class ResponsesExchange:
         messages = messages_of(earlier, items)
         self._items = [*earlier, *items]
         self.request = replace(self._bare, messages=[*self._bare.messages, *messages])
-
-    @property
-    def kept(self) -> StoredResponse | None:
-        """Return what is to be kept, once the answer is complete; None for nothing.
-
-        It has to be kept before the last bytes are sent: the client may follow it at once.
-        """
-        if self._ended is None or not self._response.stores:
-            return None
-        return StoredResponse(self._ended, self._items)
 
     def opening(self) -> bytes:
         """Return the first events, which bring the response as it is now."""
@@ -102,8 +93,7 @@ class ResponsesExchange:
     def closing(self) -> bytes:
         """Return the end, with the whole response."""
         last = self._output.finish(self._status)
-        self._ended = self._response.state(self._status, self._output.items, self._usage)
-        return last + self._events.event(f"response.{self._status}", response=self._ended)
+        return last + self._events.event(f"response.{self._status}", response=self._complete())
 
     def failure(self, error: InferdError) -> bytes:
         """Return the end of a stream that broke off. A response that failed is not kept."""
@@ -115,9 +105,13 @@ class ResponsesExchange:
         """Return the whole response."""
         for event in _events_of(answer):
             self.chunks(event)
-        self.closing()
-        assert self._ended is not None
-        return self._ended
+        return self._complete()
+
+    def _complete(self) -> dict[str, Any]:
+        response = self._response.state(self._status, self._output.items, self._usage)
+        if self._response.stores:
+            self.when_complete(StoredResponse(response, self._items))
+        return response
 
     @property
     def _status(self) -> Status:
@@ -130,6 +124,10 @@ class OpenAiResponses:
     def read(self, body: bytes, headers: ClientHeaders) -> ResponsesExchange:
         """Return the request. Raises InvalidRequest, with the field in ``detail["param"]``."""
         return ResponsesExchange(body, headers)
+
+
+def _keep_nothing(stored: StoredResponse) -> None:
+    """What is done with a response that nobody wants to keep."""
 
 
 def _resolved(item: Item | ItemReference, referenced: Mapping[str, Item], number: int) -> Item:

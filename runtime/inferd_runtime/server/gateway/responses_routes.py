@@ -1,0 +1,106 @@
+"""OpenAI's Responses: answering, and what is kept of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from inferd_runtime.server.dialects.reading import invalid
+from inferd_runtime.server.dialects.responses.answer import OpenAiResponses
+from inferd_runtime.server.dialects.responses.fields import INCLUDED
+from inferd_runtime.server.dialects.responses.stored import (
+    LISTED,
+    MAX_LISTED,
+    StoredResponse,
+    deleted_json,
+    item_page,
+    not_cancellable,
+)
+from inferd_runtime.server.gateway.auth import TENANT_KEY
+from inferd_runtime.server.gateway.chat_routes import ChatApi
+from inferd_runtime.server.gateway.replies import reply
+from inferd_runtime.server.response_store.response_store import ResponseStore
+
+PATH = "/v1/responses"
+ASKED_OF_ONE = {"stream": "false", "starting_after": "", "include_obfuscation": "false"}
+"""What a query for a response may say, and the value of each that changes nothing."""
+MAX_DIGITS = 4
+
+
+@dataclass(frozen=True)
+class ResponsesApi:
+    """The routes. A response belongs to its tenant: to others it is not found."""
+
+    chat: ChatApi
+    store: ResponseStore
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routing table."""
+        one = PATH + "/{response}"
+        return [
+            Route(PATH, self.create, methods=["POST"]),
+            Route(one, self.get, methods=["GET"]),
+            Route(one, self.delete, methods=["DELETE"]),
+            Route(f"{one}/cancel", self.cancel, methods=["POST"]),
+            Route(f"{one}/input_items", self.input_items, methods=["GET"]),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        """``POST /v1/responses``. The answer is kept before its end is sent, so that the next request can follow it at once."""
+        tenant = request.scope[TENANT_KEY]
+        exchange = OpenAiResponses().read(*await self.chat.read(request))
+        await self.store.follow(exchange, tenant)
+        exchange.when_complete = lambda stored: self.store.keep(stored, tenant)
+        return await self.chat.respond(exchange, tenant)
+
+    async def get(self, request: Request) -> Response:
+        """``GET /v1/responses/{id}``."""
+        _check_query(request)
+        return reply((await self._stored(request)).response)
+
+    async def delete(self, request: Request) -> Response:
+        """``DELETE /v1/responses/{id}``."""
+        response = request.path_params["response"]
+        await self.store.delete(request.scope[TENANT_KEY], response)
+        return reply(deleted_json(response))
+
+    async def cancel(self, request: Request) -> Response:
+        """``POST /v1/responses/{id}/cancel``: refused, for none runs in the background."""
+        raise not_cancellable((await self._stored(request)).id)
+
+    async def input_items(self, request: Request) -> Response:
+        """``GET /v1/responses/{id}/input_items``, a page of them."""
+        _check_included(request)
+        query = request.query_params
+        limit = _limit(request)
+        stored = await self._stored(request)
+        return reply(item_page(stored.input, limit, query.get("order", "desc"), query.get("after", "")))
+
+    async def _stored(self, request: Request) -> StoredResponse:
+        return await self.store.find(request.scope[TENANT_KEY], request.path_params["response"])
+
+
+def _check_query(request: Request) -> None:
+    """Refuse to send a kept response as a stream: its events are not kept."""
+    _check_included(request)
+    for name, value in ASKED_OF_ONE.items():
+        given = request.query_params.get(name, value)
+        if given != value:
+            raise invalid(name, f"{name}: the events of a response are not kept")
+
+
+def _check_included(request: Request) -> None:
+    for name in ("include", "include[]"):
+        for value in request.query_params.getlist(name):
+            if value not in INCLUDED:
+                raise invalid("include", f"include: only {' and '.join(INCLUDED)}")
+
+
+def _limit(request: Request) -> int:
+    text = request.query_params.get("limit", str(LISTED))
+    if not (text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS):
+        raise invalid("limit", f"limit: it must be 1 to {MAX_LISTED}")
+    return int(text)
