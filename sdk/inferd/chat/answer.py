@@ -24,6 +24,8 @@ async def answer(request: ChatRequest) -> None:
             await ctx.flush(request.adapter or None)  # computed once, then shared
         forks = [await held.enter_async_context(await ctx.fork()) for _ in range(1, request.n)]
         reply = Reply(request, conversation.shape)
+        if request.return_tokens:
+            await reply.prompt(await ctx.tokens())
         if request.echo:
             await _echo(request, reply)
         await asyncio.gather(

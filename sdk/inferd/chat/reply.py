@@ -58,6 +58,13 @@ class Reply:
         self._calls: dict[int, int] = {}
         self._reasoning = 0
         self._predicted = (0, 0)
+        self._prompt: list[int] = []
+
+    async def prompt(self, tokens: Sequence[int]) -> None:
+        """Tell what the prompt's tokens are, before anything else: for a client that wants token ids."""
+        self._prompt = list(tokens)
+        told = UsageReport(len(self._prompt), 0, prompt_tokens=self._prompt)
+        await session.send({MESSAGE_KEY: [to_message(told)]})
 
     async def text(self, text: str, *, choice: int = 0) -> None:
         """Write more text of an answer."""
@@ -136,6 +143,7 @@ class Reply:
             used.drafted,
             used.accepted,
             *self._predicted,
+            prompt_tokens=self._prompt,
         )
 
 

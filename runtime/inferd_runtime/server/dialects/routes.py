@@ -8,12 +8,23 @@ from inferd.protocol import InferdError
 from inferd_runtime.server.dialects.anthropic.dialect import AnthropicMessages
 from inferd_runtime.server.dialects.anthropic.errors import error_reply_anthropic
 from inferd_runtime.server.dialects.exchange import Dialect, ErrorReply
+from inferd_runtime.server.dialects.openai.chat import ChatCompletions
+from inferd_runtime.server.dialects.openai.completions import Completions
 from inferd_runtime.server.dialects.openai.errors import error_reply_openai
 
 ErrorShape = Callable[[InferdError], ErrorReply]
-CHAT_ROUTES: dict[str, Dialect] = {"/v1/messages": AnthropicMessages()}
+CHAT_ROUTES: dict[str, Dialect] = {
+    "/v1/chat/completions": ChatCompletions(),
+    "/v1/completions": Completions(),
+    "/v1/messages": AnthropicMessages(),
+}
 """By path what reads its requests, which programs answer."""
-ERROR_SHAPES: dict[str, ErrorShape] = {"/v1/messages": error_reply_anthropic, "/v1/responses": error_reply_openai}
+ERROR_SHAPES: dict[str, ErrorShape] = {
+    "/v1/chat/completions": error_reply_openai,
+    "/v1/completions": error_reply_openai,
+    "/v1/messages": error_reply_anthropic,
+    "/v1/responses": error_reply_openai,
+}
 """By the beginning of a path."""
 
 

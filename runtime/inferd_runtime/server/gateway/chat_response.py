@@ -21,10 +21,13 @@ RUN_HEADER = b"x-inferd-run"
 
 
 class ChatResponse(Response):
-    """Sends what ``exchange`` makes of an answer. Raises the error of one that fails before anything was sent."""
+    """Sends what ``exchange`` makes of an answer with so many choices. Raises the error of one that fails before anything was
+    sent.
+    """
 
-    def __init__(self, exchange: Exchange, answer: AbstractAsyncContextManager[AnswerSource]) -> None:
+    def __init__(self, exchange: Exchange, answer: AbstractAsyncContextManager[AnswerSource], choices: int) -> None:
         self._exchange = exchange
+        self._choices = choices
         self._answer = answer
         self._error: InferdError | None = None
 
@@ -48,7 +51,7 @@ class ChatResponse(Response):
             self._error = error
 
     async def _whole(self, source: AnswerSource, send: Send) -> None:
-        answer = CollectedAnswer.of(self._exchange.request.n)
+        answer = CollectedAnswer.of(self._choices)
         while events := await source.next():
             for event in events:
                 answer.add(event)

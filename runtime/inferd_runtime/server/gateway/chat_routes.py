@@ -9,8 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from inferd_runtime.server.chat.several_answers import several_answers
 from inferd_runtime.server.chat.targets import ChatServing
 from inferd_runtime.server.dialects.exchange import ClientHeaders, Dialect, Exchange
+from inferd_runtime.server.dialects.openai.completions import CompletionExchange
 from inferd_runtime.server.dialects.routes import CHAT_ROUTES
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.chat_response import ChatResponse
@@ -51,4 +53,7 @@ class ChatApi:
     async def respond(self, exchange: Exchange, tenant: str) -> Response:
         """Have a request answered by what its model stands for."""
         target = await self.serving.target(exchange.model, tenant)
-        return ChatResponse(exchange, self.serving.answer(target, exchange.request, tenant))
+        if isinstance(exchange, CompletionExchange) and len(exchange.requests) > 1:
+            answers = [self.serving.answer(target, each, tenant) for each in exchange.requests]
+            return ChatResponse(exchange, several_answers(answers, exchange.request.n), exchange.choices)
+        return ChatResponse(exchange, self.serving.answer(target, exchange.request, tenant), exchange.request.n)

@@ -8,18 +8,24 @@ from typing import Any
 
 import msgspec
 
-from inferd.chat import ChatEvent, ReasoningDelta, TextDelta, UsageReport
+from inferd.chat import ChatEvent, ReasoningDelta, TextDelta, TokenScore, UsageReport
 from inferd_runtime import __version__
 from inferd_runtime.server.dialects.openai.common_fields import Reporting
 
 FINGERPRINT = f"fp_inferd_{__version__}"
 """What OpenAI calls the serving configuration: the version decides which tokens a seed draws."""
+LOWEST_LOGPROB = -9999.0
 DONE = b"data: [DONE]\n\n"
 
 
 def sse(value: Any) -> bytes:
     """Return a server-sent event without a name."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def shown_logprob(score: TokenScore) -> float:
+    """Return a token's log-probability as JSON can hold it: one that is impossible has OpenAI's lowest."""
+    return max(score.logprob, LOWEST_LOGPROB)
 
 
 def usage_json(report: UsageReport) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from inferd_runtime.server.dialects.openai.answer_parts import (
     AnswerHead,
     ChunkWriter,
     answer_head,
+    shown_logprob,
     sse,
     usage_json,
 )
@@ -100,7 +101,7 @@ class ChatCompletionExchange:
         value["choices"] = [self._choice(index, choice) for index, choice in enumerate(answer.choices)]
         value["usage"] = usage_json(answer.usage)
         if self._told.token_ids:
-            value["prompt_token_ids"] = answer.usage.prompt_tokens
+            value["prompt_token_ids"] = answer.usage.prompt_tokens or None
         return value
 
     def _text(self, event: TextDelta | ReasoningDelta, delta: dict[str, Any]) -> bytes:
@@ -152,4 +153,4 @@ def _logprobs_json(scores: Sequence[TokenScore], *, always: bool = False) -> dic
 
 
 def _score(score: TokenScore) -> dict[str, Any]:
-    return {"token": score.text, "bytes": score.data, "logprob": score.logprob}
+    return {"token": score.text, "bytes": score.data, "logprob": shown_logprob(score)}

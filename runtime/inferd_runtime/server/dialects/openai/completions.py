@@ -16,6 +16,7 @@ from inferd_runtime.server.dialects.openai.answer_parts import (
     AnswerHead,
     ChunkWriter,
     answer_head,
+    shown_logprob,
     sse,
     usage_json,
 )
@@ -88,7 +89,7 @@ class CompletionExchange:
         value["choices"] = [self._choice(index, choice) for index, choice in enumerate(answer.choices)]
         if self._told.token_ids:
             for choice in value["choices"]:
-                choice["prompt_token_ids"] = answer.usage.prompt_tokens
+                choice["prompt_token_ids"] = answer.usage.prompt_tokens or None
         return value | {"usage": usage_json(answer.usage)}
 
     def _text(self, event: TextDelta) -> bytes:
@@ -152,13 +153,16 @@ def _reason(reason: str) -> str:
 
 
 def _logprobs_json(scores: list[TokenScore], start: int) -> dict[str, Any]:
-    """Return log-probabilities as lists side by side; ``start``: where in the text the first token begins."""
+    """Return log-probabilities as lists side by side. The token itself is always among the most likely ones of its place.
+
+    ``start``: where in the text the first token begins.
+    """
     offsets = [start]
     for score in scores:
         offsets.append(offsets[-1] + len(score.text))
     return {
         "tokens": [score.text for score in scores],
-        "token_logprobs": [score.logprob for score in scores],
-        "top_logprobs": [{top.text: top.logprob for top in score.top} for score in scores],
+        "token_logprobs": [shown_logprob(score) for score in scores],
+        "top_logprobs": [{each.text: shown_logprob(each) for each in (*score.top, score)} for score in scores],
         "text_offset": offsets[:-1],
     }

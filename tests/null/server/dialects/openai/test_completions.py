@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import openai
 import pytest
 from recorded_answers import USAGE, RecordedServer, call_events, openai_client, scored, text_events, thought
 
-from inferd.chat import ChatEvent, ChatRequest, ChoiceFinished, TextDelta, UsageReport
+from inferd.chat import ChatEvent, ChatRequest, ChoiceFinished, TextDelta, TokenScore, UsageReport
 from inferd.protocol import InvalidRequest
 from inferd_runtime.server.dialects.collected import CollectedAnswer
 from inferd_runtime.server.dialects.exchange import ClientHeaders
@@ -102,6 +103,13 @@ def test_log_probabilities_are_lists_side_by_side() -> None:
     chunks = list(client.completions.create(model="m", prompt="x", logprobs=2, stream=True))
     offsets = [at for chunk in chunks if chunk.choices[0].logprobs for at in chunk.choices[0].logprobs.text_offset]
     assert offsets == [0, 2]
+
+
+def test_a_token_that_is_not_likely_is_told_beside_those_that_are() -> None:
+    other = TokenScore(1, "other", [], -0.1)
+    events = [TextDelta("x", scores=[TokenScore(2, "x", [120], -math.inf, [other])]), ChoiceFinished("stop")]
+    logprobs = serve(events).completions.create(model="m", prompt="x", logprobs=1).choices[0].logprobs
+    assert logprobs.top_logprobs == [{"other": -0.1, "x": -9999.0}]
 
 
 def test_thoughts_and_calls_have_no_place_in_a_text() -> None:
