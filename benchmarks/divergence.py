@@ -33,10 +33,10 @@ from inferd_runtime.engine.sampling.host_sampling import RowSampler, candidates
 from inferd_runtime.engine.sampling.noise import gumbel
 from inferd_runtime.kv.table import PageTable
 from inferd_runtime.models.batch import Batch, FloatRows, Outputs
-from inferd_runtime.models.conversation import Conversation
 from inferd_runtime.models.jinja_template import RenderBudget
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.passes import attention
+from inferd_runtime.models.template_input import TemplateInput
 from inferd_runtime.server.engine_process.serving import serve_model
 from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.speculation.drafter import Drafter
@@ -283,7 +283,7 @@ def prompts(model: Any, count: int) -> list[tuple[int, ...]]:
     for at in range(count):
         user = " ".join(chance.choices(words, k=12))
         messages = [{"role": "system", "content": kinds[at % 4]}, {"role": "user", "content": user}]
-        rendered = model.tokenizer.render(Conversation(messages, cue=True), RenderBudget(1.0, 100_000))
+        rendered = model.tokenizer.render(TemplateInput(messages, cue=True), RenderBudget(1.0, 100_000))
         found.append(tuple(model.tokenizer.encode_rendered(rendered)))
     return found
 

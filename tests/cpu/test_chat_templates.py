@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from inferd_runtime.models.conversation import Conversation
 from inferd_runtime.models.jinja_template import RenderBudget
 from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.store.store import ModelStore
+from inferd_runtime.models.template_input import TemplateInput
 from inferd_runtime.models.tokenizer import HubTokenizer
 
 REAL = "smollm2-135m"
@@ -26,7 +26,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[HubTokenizer, Any]:
 
 
 def tokens_of(tokenizer: HubTokenizer, chat: list[dict[str, str]], **how: bool) -> list[int]:
-    return tokenizer.encode_rendered(tokenizer.render(Conversation(chat, **how), RenderBudget(5.0, 1 << 20)))
+    return tokenizer.encode_rendered(tokenizer.render(TemplateInput(chat, **how), RenderBudget(5.0, 1 << 20)))
 
 
 def test_ordinary_conversations_have_the_tokens_of_transformers(pair: tuple[HubTokenizer, Any]) -> None:

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from inferd_runtime import kept_results
 from inferd_runtime.engine.drivers.build import DriverOptions, build_driver, trial_batch
 from inferd_runtime.models.batch import FloatRows
-from inferd_runtime.models.conversation import Conversation
 from inferd_runtime.models.first_load import load_first, proof_of
 from inferd_runtime.models.jinja_template import RenderBudget
 from inferd_runtime.models.loaded import LoadedModel
@@ -27,11 +26,12 @@ from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.models.proved import store as proof_store
 from inferd_runtime.models.proved.decoder import ProvedDecoder
 from inferd_runtime.models.proved.store import ProofStore
+from inferd_runtime.models.template_input import TemplateInput
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 OPTIONS = DriverOptions(pages=16, page_size=16, most_rows=64)
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "<b> é 東京 {{ x }}"}]
-CHAT, BUDGET = Conversation(MESSAGES, cue=True), RenderBudget(10.0, 10_000)
+CHAT, BUDGET = TemplateInput(MESSAGES, cue=True), RenderBudget(10.0, 10_000)
 ROPES: list[dict[str, Any]] = [
     {"rope_type": "default", "rope_theta": 10000.0},
     {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},

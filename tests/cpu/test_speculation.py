@@ -22,8 +22,8 @@ from inferd_runtime.engine.scheduling.fairness import StepCost
 from inferd_runtime.engine.sequences.positions import tree_placement
 from inferd_runtime.engine.stages import Work
 from inferd_runtime.kv.table import PageTable
-from inferd_runtime.models.conversation import Conversation
 from inferd_runtime.models.jinja_template import RenderBudget
+from inferd_runtime.models.template_input import TemplateInput
 from inferd_runtime.server.engine_process import serving
 from inferd_runtime.server.engine_process.serving import serve_model
 from inferd_runtime.settings.settings import EngineSettings
@@ -74,7 +74,7 @@ def engine(model: Any) -> Engine:
 
 def prompt_of(model: Any, at: int) -> tuple[int, ...]:
     messages = [{"role": role, "content": text} for role, text in zip(("system", "user"), PROMPTS[at], strict=True)]
-    rendered = model.tokenizer.render(Conversation(messages, cue=True), RenderBudget(1.0, 100_000))
+    rendered = model.tokenizer.render(TemplateInput(messages, cue=True), RenderBudget(1.0, 100_000))
     return tuple(model.tokenizer.encode_rendered(rendered))
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from inferd.protocol import InvalidRequest
-from inferd_runtime.models.conversation import Conversation
 from inferd_runtime.models.jinja_template import RenderBudget
+from inferd_runtime.models.template_input import TemplateInput
 
 ChatMessage = dict[str, str]
 QUESTION: ChatMessage = {"role": "user", "content": "x"}
@@ -17,7 +17,7 @@ ANSWER: ChatMessage = {"role": "assistant", "content": "y"}
 class ChatTemplate(Protocol):
     """What renders whole conversations."""
 
-    def render(self, conversation: Conversation, budget: RenderBudget) -> str:
+    def render(self, conversation: TemplateInput, budget: RenderBudget) -> str:
         """Return the text of a conversation, in which the names of control tokens stand unbroken only where the template wrote
         them. Raises InvalidRequest for messages that the template refuses, LimitExceeded past the budget.
         """
@@ -26,7 +26,7 @@ class ChatTemplate(Protocol):
 
 def opening(template: ChatTemplate, messages: Sequence[ChatMessage], budget: RenderBudget, *, cue: bool) -> str:
     """Return the text of the first messages of a context."""
-    return template.render(Conversation(messages, cue=cue), budget)
+    return template.render(TemplateInput(messages, cue=cue), budget)
 
 
 def continuation(template: ChatTemplate, messages: Sequence[ChatMessage], budget: RenderBudget, *, cue: bool) -> str:
@@ -35,8 +35,8 @@ def continuation(template: ChatTemplate, messages: Sequence[ChatMessage], budget
     Raises InvalidRequest when the template rewrites earlier turns, so that there is no such text.
     """
     before = [QUESTION] if (messages and messages[0]["role"] == "assistant") or not messages else [QUESTION, ANSWER]
-    old = template.render(Conversation(before), budget)
-    new = template.render(Conversation([*before, *messages], cue=cue), budget)
+    old = template.render(TemplateInput(before), budget)
+    new = template.render(TemplateInput([*before, *messages], cue=cue), budget)
     if not new.startswith(old):
         raise InvalidRequest("this model's chat template rewrites earlier turns: such a message cannot be added here")
     return new[len(old) :]
@@ -44,5 +44,5 @@ def continuation(template: ChatTemplate, messages: Sequence[ChatMessage], budget
 
 def end_of_answer(template: ChatTemplate, budget: RenderBudget) -> str:
     """Return what the template puts behind an assistant's text."""
-    whole = template.render(Conversation([QUESTION, ANSWER]), budget)
+    whole = template.render(TemplateInput([QUESTION, ANSWER]), budget)
     return whole[whole.rindex(ANSWER["content"]) + len(ANSWER["content"]) :]

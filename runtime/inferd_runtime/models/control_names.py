@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from inferd_runtime.models.conversation import BREAK, END_MARK, Conversation
+from inferd_runtime.models.template_input import BREAK, END_MARK, TemplateInput
 
 SPOKEN = ("content", "reasoning_content")
 """Fields of a message that hold what its role said."""
@@ -39,7 +39,7 @@ class ControlNames:
         self._all = _Pattern(self._names)
         self._unkept = _Pattern(self._names.difference(kept))
 
-    def guarded(self, conversation: Conversation) -> Conversation:
+    def guarded(self, conversation: TemplateInput) -> TemplateInput:
         """Return a conversation in which no text can become a control token."""
         return replace(
             conversation,

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, cut
-from inferd_runtime.models.conversation import END_MARK, Conversation
+from inferd_runtime.models.template_input import END_MARK, TemplateInput
 
 RENDER_SECONDS = 2.0
 """Processor time that the renderings of one request may take. One of an ordinary conversation takes less than a millisecond."""
@@ -74,11 +74,16 @@ class JinjaTemplate:
         with _refusals():
             return frozenset(meta.find_undeclared_variables(self._environment.parse(self._source)))
 
+    def prepare(self) -> None:
+        """Compile the template, if it is one."""
+        with suppress(InvalidRequest), _refusals():
+            _ = self._template, self.variables
+
     @cached_property
     def _template(self) -> Template:
         return self._environment.from_string(self._source)
 
-    def render(self, conversation: Conversation, budget: RenderBudget) -> str:
+    def render(self, conversation: TemplateInput, budget: RenderBudget) -> str:
         """Return the text. Raises InvalidRequest when the template refuses the messages, LimitExceeded past the budget."""
         messages = [_with_aliases(message) for message in conversation.messages]
         if conversation.continue_final:

@@ -12,8 +12,8 @@ from tokenizers.decoders import DecodeStream
 from inferd.protocol import InvalidRequest
 from inferd_runtime.models.chat_formats import ASSISTANT_MARKS
 from inferd_runtime.models.control_names import ControlNames, is_control
-from inferd_runtime.models.conversation import BREAK, Conversation
 from inferd_runtime.models.jinja_template import JinjaTemplate, RenderBudget
+from inferd_runtime.models.template_input import BREAK, TemplateInput
 
 
 class HubTokenizer:
@@ -45,6 +45,12 @@ class HubTokenizer:
     def template(self) -> bool:
         """True if the model has a chat template."""
         return bool(self.chat_template)
+
+    def prepare_template(self) -> None:
+        """Build what rendering needs, so that no request waits for it. What is wrong with a template is told when it is used."""
+        if self.template:
+            self._jinja.prepare()
+            _ = self._names, self._break_id
 
     @property
     def template_variables(self) -> frozenset[str]:
@@ -89,19 +95,21 @@ class HubTokenizer:
             backend.normalizer = self._special.normalizer
         if self._special.pre_tokenizer is not None:
             backend.pre_tokenizer = self._special.pre_tokenizer
-        for _, token in self._added:  # in order, so that each has the id that it has there
-            special = token.content in self._control or token.special
-            flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
-            backend.add_tokens([AddedToken(token.content, special=special, **flags)])
-        backend.add_tokens([AddedToken(BREAK, normalized=False)])
+        added = [self._as_text(token) for _, token in self._added]  # in order: each gets the id that it has there
+        backend.add_tokens([*added, AddedToken(BREAK, normalized=False)])
         backend.encode_special_tokens = True
         return backend
+
+    def _as_text(self, token: AddedToken) -> AddedToken:
+        """Return an added token that is read as text if it is a control token."""
+        flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+        return AddedToken(token.content, special=token.special or token.content in self._control, **flags)
 
     @cached_property
     def _break_id(self) -> int:
         return int(self._between.encode(BREAK).ids[0])
 
-    def render(self, conversation: Conversation, budget: RenderBudget) -> str:
+    def render(self, conversation: TemplateInput, budget: RenderBudget) -> str:
         """Return the chat template's text for :meth:`encode_rendered`. The names of control tokens in the messages are broken.
 
         Raises InvalidRequest when the template refuses the messages, and LimitExceeded past the budget.

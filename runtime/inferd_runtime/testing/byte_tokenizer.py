@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from inferd_runtime.models.control_names import ControlNames
-from inferd_runtime.models.conversation import BREAK, Conversation
 from inferd_runtime.models.jinja_template import JinjaTemplate, RenderBudget
+from inferd_runtime.models.template_input import BREAK, TemplateInput
 
 END = 256
 TURN = 257
@@ -55,7 +55,7 @@ class ByteTokenizer:
         """Return the variables that the chat template asks for."""
         return JINJA.variables
 
-    def render(self, conversation: Conversation, budget: RenderBudget) -> str:
+    def render(self, conversation: TemplateInput, budget: RenderBudget) -> str:
         """Return ``<turn>role:content<end>`` per message, with the names of the two tokens broken in contents."""
         return JINJA.render(NAMES.guarded(conversation), budget)
 

@@ -15,7 +15,7 @@ MAX_TOOLS = 512
 """Of one conversation; and calls of one message."""
 MAX_CHAT_DEPTH = 64
 """Levels of lists and objects in tools, in a call's arguments, and in template arguments."""
-MAX_CHAT_VALUES = 100_000
+MAX_CHAT_VALUES = 32_768
 """Values in a request, the keys of objects included."""
 CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_FIELDS = ("content", "name", "tool_call_id", "reasoning_content")

@@ -142,7 +142,7 @@ def test_what_is_no_conversation_is_refused_by_the_field(
         ([USER], {"tools": [{}] * 513}, "chat_tools"),
         ([USER], {"tools": [nested(100)]}, "chat_depth"),
         ([USER], {"template_arguments": {"x": nested(100)}}, "chat_depth"),
-        ([USER], {"tools": [{"x": [0] * 100_001}]}, "chat_values"),
+        ([USER], {"tools": [{"x": [0] * 32_769}]}, "chat_values"),
         ([{"role": "user", "content": "x" * 20_000}], {}, "context_tokens"),
         ([USER], {"tools": [{"x" * 20_000: 1}]}, "context_tokens"),
     ],

@@ -98,6 +98,7 @@ def _build_served(
     """Build the engine, adapter set and grammar compiler of a loaded model."""
     settings, loaded = model.settings, model.loaded
     eos_tokens = loaded.tokenizer.eos_tokens
+    loaded.tokenizer.prepare_template()
     table = TokenTable.from_tokenizer_json(loaded.tokenizer.json, vocab_size=loaded.vocab_size, eos_ids=eos_tokens)
     info = ModelInfo(
         loaded.name, loaded.vocab_size, loaded.max_context, settings.page_size, list(eos_tokens), loaded.fingerprint

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from inferd import protocol as p
-from inferd_runtime.models.conversation import BREAK, Conversation
 from inferd_runtime.models.jinja_template import RenderBudget
+from inferd_runtime.models.template_input import BREAK, TemplateInput
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.state import Call, SessionState
 from inferd_runtime.session.texts import RenderSize, check_text, most_characters, render_with
@@ -18,7 +18,7 @@ def render(state: SessionState, call: Call) -> None:
     room = model.info.max_context
     texts = [len(text) for text in p.chat_texts(request)]
     check_text(model, sum(texts), room)
-    conversation = Conversation(
+    conversation = TemplateInput(
         request.messages, request.tools, request.template_arguments, request.cue, request.continue_final
     )
 
@@ -35,7 +35,7 @@ def chat_format(state: SessionState, call: Call) -> None:
     call.respond(state.model(request.model).chat_format)
 
 
-def _rendered(model: ServedModel, conversation: Conversation, budget: RenderBudget, *, text: bool) -> p.RenderedChat:
+def _rendered(model: ServedModel, conversation: TemplateInput, budget: RenderBudget, *, text: bool) -> p.RenderedChat:
     written = model.tokenizer.render(conversation, budget)
     tokens = model.tokenizer.encode_rendered(written)
     return p.RenderedChat(tokens, written.replace(BREAK, "") if text else "")

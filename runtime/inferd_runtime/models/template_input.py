@@ -13,7 +13,7 @@ END_MARK = "\ufdd1"
 
 
 @dataclass(frozen=True)
-class Conversation:
+class TemplateInput:
     """Messages, tools and further variables of a template, as in :class:`~inferd.protocol.RenderChat`."""
 
     messages: Sequence[Mapping[str, Any]]
