@@ -29,6 +29,8 @@ class EventReader:
     def __init__(self, choices: int) -> None:
         self._open = set(range(choices))
         self._calls: Counter[int] = Counter()
+        self._calling: set[int] = set()
+        """Answers whose last event was of a call: only behind it may its arguments go on."""
         self._written = False
         self._reported = False
 
@@ -58,15 +60,23 @@ class EventReader:
         self._written = True
         if event.choice not in self._open:
             raise ProgramError(f"the program wrote to answer {event.choice}, which does not exist or is finished")
-        if isinstance(event, ToolCallStarted):
-            self._calls[event.choice] += 1
-        if isinstance(event, ToolCallStarted | ToolArguments) and event.call != self._calls[event.choice] - 1:
-            raise ProgramError(
-                f"the program wrote to tool call {event.call}, and is at {self._calls[event.choice] - 1}"
-            )
+        if isinstance(event, ToolCallStarted | ToolArguments):
+            self._check_call(event)
+        else:
+            self._calling.discard(event.choice)
         if isinstance(event, ChoiceFinished):
             self._open.discard(event.choice)
         return event
+
+    def _check_call(self, event: ToolCallStarted | ToolArguments) -> None:
+        """Calls come one after the other, and nothing between the arguments of one."""
+        if isinstance(event, ToolCallStarted):
+            self._calls[event.choice] += 1
+            self._calling.add(event.choice)
+        if event.call != self._calls[event.choice] - 1 or event.choice not in self._calling:
+            raise ProgramError(
+                f"the program wrote to tool call {event.call}, and is at {self._calls[event.choice] - 1} or behind it"
+            )
 
 
 def _event(value: Any) -> ChatEvent:

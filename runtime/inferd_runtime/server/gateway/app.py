@@ -120,22 +120,22 @@ def make_app(routes: Sequence[BaseRoute], tokens: AccessTokens, front: Front | N
 
 
 async def _inferd_error(request: Request, error: InferdError) -> Response:
-    return error_reply(error, request.url.path)
+    return error_reply(error, request.scope)
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
     """Answer what the router refuses: an unknown path, or a method that it does not have."""
     where = f"{request.method} {request.url.path}"
     if error.status_code == 404:
-        return error_reply(NotFound(f"there is no route {where}"), request.url.path)
-    response = error_reply(InvalidRequest(f"{where}: {error.detail}"), request.url.path)
+        return error_reply(NotFound(f"there is no route {where}"), request.scope)
+    response = error_reply(InvalidRequest(f"{where}: {error.detail}"), request.scope)
     response.status_code = error.status_code
     return response
 
 
 async def _bug(request: Request, error: Exception) -> Response:
     """Answer an unexpected exception: its traceback goes to the log (Starlette raises it again), only its type to the client."""
-    return error_reply(InternalError(f"a bug in the runtime: {type(error).__name__}"), request.url.path)
+    return error_reply(InternalError(f"a bug in the runtime: {type(error).__name__}"), request.scope)
 
 
 @asynccontextmanager

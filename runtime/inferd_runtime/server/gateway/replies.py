@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from inferd_runtime.server.run_store.records import RunRecord
 from inferd_runtime.server.supervisor.run_keeper import AnyRun
 from inferd_runtime.server.supervisor.runs import Ending, RunEvent
 from inferd_runtime.server.supervisor.runtime import Runtime
+from inferd_runtime.server.telemetry.request_ids import REQUEST_KEY
 
 STATUS = {
     "program": 422,
@@ -33,6 +34,10 @@ STATUS = {
 }
 TOO_LARGE = 413
 HEAD_TOO_LARGE = 431
+REQUEST_ID = "request_id"
+"""Where a dialect's error says which request it is of, if it does."""
+NO_REQUEST: Mapping[str, Any] = {"path": ""}
+"""What stands for a request that could not be read."""
 JSON_TYPE = "application/json"
 RESULT = b'"result":'
 NO_RESULT = b'"result":null'
@@ -65,12 +70,13 @@ def reply(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type=JSON_TYPE)
 
 
-def error_reply(error: InferdError, path: str = "") -> Response:
-    """Return an error in the shape of the dialect that ``path`` belongs to, else as ``{"error": {code, message, detail}}``."""
-    shape = error_shape(path)
+def error_reply(error: InferdError, scope: Mapping[str, Any] = NO_REQUEST) -> Response:
+    """Return an error in the shape of the request's dialect, by its path, else as ``{"error": {code, message, detail}}``."""
+    shape = error_shape(scope["path"])
     if shape is not None:
         shaped = shape(error)
-        response = reply(shaped.body, shaped.status)
+        named = {key: scope.get(REQUEST_KEY) for key in shaped.body if key == REQUEST_ID}
+        response = reply({**shaped.body, **named}, shaped.status)
         response.headers.update(shaped.headers)
     else:
         response = reply({"error": error.to_wire()}, status_of(error))
@@ -84,7 +90,7 @@ def error_reply(error: InferdError, path: str = "") -> Response:
 
 async def deny(error: InferdError, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a request, or a WebSocket's handshake, with an error, and close the connection."""
-    response = error_reply(error, scope["path"])
+    response = error_reply(error, scope)
     response.headers["Connection"] = "close"
     if scope["type"] == "websocket":
         await WebSocket(scope, receive, send).send_denial_response(response)

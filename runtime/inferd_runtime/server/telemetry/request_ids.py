@@ -14,6 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from inferd_runtime.log_lines import log_fields
 
 HEADER = "x-request-id"
+ANTHROPIC_HEADER = "request-id"
+"""Where Anthropic's clients look for it."""
 REQUEST_KEY = "inferd.request"
 MAX_ID = 64
 MAX_TRACEPARENT = 128
@@ -57,7 +59,8 @@ class _Answer:
         if message["type"] in STARTS:
             self.status = message.get("status", 101)
             changed: dict[str, Any] = {**message, "headers": list(message.get("headers", []))}
-            MutableHeaders(raw=changed["headers"])[HEADER] = self._request
+            headers = MutableHeaders(raw=changed["headers"])
+            headers[HEADER] = headers[ANTHROPIC_HEADER] = self._request
             message = changed
         await self._send(message)
 

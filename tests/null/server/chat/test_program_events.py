@@ -1,0 +1,44 @@
+"""What programs say, checked: dialects get events in an order that all of them can write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inferd.chat import TextDelta, ToolArguments, ToolCallStarted
+from inferd.chat.events import to_message
+from inferd.chat.reply import MESSAGE_KEY
+from inferd.protocol import ProgramError
+from inferd_runtime.server.chat.program_events import EventReader
+
+
+def message(*events: Any) -> dict[str, Any]:
+    return {MESSAGE_KEY: [to_message(event) for event in events]}
+
+
+STARTED, ARGUMENTS = ToolCallStarted(0, "c", "f"), ToolArguments(0, "{")
+
+
+def test_arguments_follow_their_call() -> None:
+    assert EventReader(1).read(message(STARTED, ARGUMENTS, ARGUMENTS)) == [STARTED, ARGUMENTS, ARGUMENTS]
+
+
+def test_answers_are_written_side_by_side() -> None:
+    other = TextDelta("x", choice=1)
+    assert EventReader(2).read(message(STARTED, other, ARGUMENTS)) == [STARTED, other, ARGUMENTS]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (ARGUMENTS,),
+        (STARTED, TextDelta("x"), ARGUMENTS),
+        (STARTED, ToolCallStarted(1, "d", "f"), ARGUMENTS),
+        (ToolCallStarted(1, "c", "f"),),
+        (ToolCallStarted(-1, "c", "f"),),
+    ],
+)
+def test_arguments_anywhere_else_are_the_programs_fault(events: tuple[Any, ...]) -> None:
+    with pytest.raises(ProgramError, match="tool call"):
+        EventReader(1).read(message(*events))
