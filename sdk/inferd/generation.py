@@ -67,6 +67,11 @@ class Generator(Generic[T]):
         return self._stream.stopped_by
 
     @property
+    def stop_token(self) -> int | None:
+        """The token that ended the text, end-of-text included; None for any other end, and while it goes on."""
+        return self._stream.stop_token
+
+    @property
     def usage(self) -> Usage:
         """Counters of what was delivered so far: ``tokens``, ``steps``, ``drafted``, ``accepted``; and
         ``prompt_tokens``, the context's length at the start (0 before the first step). A second attempt counts, too.

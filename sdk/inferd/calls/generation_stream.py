@@ -47,6 +47,7 @@ class StepBuffer:
         self.stats = SpeculationStats()
         self.checked: list[CheckedKeyword] = []
         self.stopped_by = ""
+        self.stop_token: int | None = None
 
     def receive(self, reply: Steps) -> None:
         """Add the steps of a reply. Raises InternalError if it brings neither a step nor an end: asking again would never
@@ -58,6 +59,7 @@ class StepBuffer:
         self._ended = reply.finish
         self.checked = list(reply.checked)
         self.stopped_by = reply.stopped_by
+        self.stop_token = reply.stop_token
 
     def deliver(self) -> Step | None:
         """Remove and return the next step; None if there is none. Reading past the end keeps end-of-text in the context, too."""
@@ -222,6 +224,11 @@ class GenerationStream:
     def stopped_by(self) -> str:
         """As ``Generator.stopped_by``."""
         return self._buffer.stopped_by if self.finish else ""
+
+    @property
+    def stop_token(self) -> int | None:
+        """As ``Generator.stop_token``."""
+        return self._buffer.stop_token if self.finish else None
 
     @property
     def stats(self) -> SpeculationStats:

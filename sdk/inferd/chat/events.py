@@ -68,12 +68,15 @@ class ToolArguments:
 
 @dataclass(frozen=True)
 class ChoiceFinished:
-    """An answer is complete. ``stopped_by``: the stop string that ended it, "" for any other end."""
+    """An answer is complete. ``stopped_by``: the stop string that ended it, "" for any other end; ``stop_token``: the token that
+    did, the model's own end included.
+    """
 
     kind: ClassVar[str] = "finish"
     reason: FinishReason
     choice: int = 0
     stopped_by: str = ""
+    stop_token: int | None = None
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,8 @@ class Reply:
             self._reasoning += len(step.tokens) if answer.thinking else 0
         await self._send(answer.last_events())
         self._count(generator)
-        await self.finish(
-            "length" if generator.finish == "length" else None, choice=choice, stopped_by=generator.stopped_by
+        await self._finish(
+            "length" if generator.finish == "length" else None, choice, generator.stopped_by, generator.stop_token
         )
         return "".join(pieces)
 
@@ -100,10 +100,12 @@ class Reply:
 
         Raises InvalidRequest for one that is finished already.
         """
+        await self._finish(reason, choice, stopped_by, None)
+
+    async def _finish(self, reason: FinishReason | None, choice: int, stopped_by: str, stop_token: int | None) -> None:
         self._check(choice)
-        events: list[ChatEvent] = [
-            ChoiceFinished(reason or ("tool_calls" if self._calls.get(choice) else "stop"), choice, stopped_by)
-        ]
+        reason = reason or ("tool_calls" if self._calls.get(choice) else "stop")
+        events: list[ChatEvent] = [ChoiceFinished(reason, choice, stopped_by, stop_token)]
         self._open.discard(choice)
         if not self._open:
             events.append(await self._usage())

@@ -118,7 +118,8 @@ class ChatRequest:
     """A request for ``n`` answers to a conversation, or (``prompt``) for text that goes on behind some.
 
     ``model``: a model of the runtime ("" is the default), ``adapter``: a LoRA adapter of it ("" is none). ``max_tokens`` None: to
-    the end of the context. ``logprobs``: how many of the most likely tokens are told for each place; None: nothing.
+    the end of the context. ``stop_token_ids``, ``ignore_eos`` and ``min_tokens`` are those of ``generate``.
+    ``logprobs``: how many of the most likely tokens are told for each place; None: nothing.
     ``prediction``: what the answer will probably be. ``speculation``: whether the runtime drafts. ``continue_final``: the last
     message is an assistant's, and is to be gone on with. ``template_arguments`` go to the model's chat template. ``session``
     names a conversation, ``cache_salt`` keeps its computed prefix from being found without it. ``echo``: begin with the prompt.
@@ -135,6 +136,9 @@ class ChatRequest:
     n: int = 1
     max_tokens: int | None = None
     stop: list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    ignore_eos: bool = False
+    min_tokens: int = 0
     logprobs: int | None = None
     prediction: str = ""
     speculation: bool | Literal["auto"] = "auto"

@@ -30,6 +30,7 @@ class CollectedChoice:
     text_scores: list[TokenScore] = field(default_factory=list)
     reason: FinishReason | None = None
     stopped_by: str = ""
+    stop_token: int | None = None
 
 
 @dataclass
@@ -66,4 +67,4 @@ class CollectedAnswer:
                 call = choice.calls[event.call]
                 choice.calls[event.call] = ToolCall(call.id, call.name, call.arguments + event.text)
             case ChoiceFinished():
-                choice.reason, choice.stopped_by = event.reason, event.stopped_by
+                choice.reason, choice.stopped_by, choice.stop_token = event.reason, event.stopped_by, event.stop_token

@@ -22,7 +22,7 @@ STATUSES: Mapping[str, int] = {
 """By code; a code that is not here has its parent's."""
 PROMPT_LIMITS = frozenset({"context_tokens", "max_context"})
 """Limits that the prompt itself is beyond: the same request never works."""
-REQUEST_LIMITS = frozenset({"stop", "logit_bias", "predicted", "embed_inputs", "max_tokens"})
+REQUEST_LIMITS = frozenset({"stop", "logit_bias", "predicted", "embed_inputs", "max_tokens", "stop_tokens"})
 """Limits of single fields."""
 BODY_LIMIT, HEAD_LIMIT = "body_bytes", "head_bytes"
 

@@ -30,7 +30,7 @@ from inferd_runtime.server.dialects.openai.answer_parts import (
     usage_json,
 )
 from inferd_runtime.server.dialects.openai.chat_fields import chat_request, read_chat_fields
-from inferd_runtime.server.dialects.openai.common_fields import Reporting, reporting
+from inferd_runtime.server.dialects.openai.common_fields import Reporting, reporting, stop_reason
 from inferd_runtime.server.dialects.openai.errors import error_body
 from inferd_runtime.server.dialects.reading import read_object
 
@@ -82,7 +82,10 @@ class ChatCompletionExchange:
                 arguments = {"index": event.call, "function": {"arguments": event.text}}
                 return self._chunk(event.choice, {"tool_calls": [arguments]})
             case ChoiceFinished():
-                ending = {"finish_reason": event.reason, "stop_reason": event.stopped_by or None}
+                ending = {
+                    "finish_reason": event.reason,
+                    "stop_reason": stop_reason(event.stopped_by, event.stop_token, self.request),
+                }
                 return self._chunk(event.choice, {}, **ending)
             case _:
                 return b""
@@ -120,7 +123,7 @@ class ChatCompletionExchange:
             "message": _message(choice),
             "logprobs": None if self.request.logprobs is None else _logprobs_json(choice.scores, always=True),
             "finish_reason": choice.reason or "stop",
-            "stop_reason": choice.stopped_by or None,
+            "stop_reason": stop_reason(choice.stopped_by, choice.stop_token, self.request),
         }
         return value | ({"token_ids": choice.tokens} if self._told.token_ids else {})
 

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from inferd.chat import ChatMessage, ChatRequest
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
-from inferd_runtime.server.dialects.openai.common_fields import COMMON_FIELDS, CommonFields, common_request
+from inferd_runtime.server.dialects.openai.common_fields import COMMON_FIELDS, CommonFields, check_ends, common_request
 from inferd_runtime.server.dialects.openai.messages import HINTS, AnyMessage, TextPart, read_messages, without_nulls
 from inferd_runtime.server.dialects.openai.tools import MAX_TOOLS, AnyToolChoice, FunctionTool, read_choice, read_tools
 from inferd_runtime.server.dialects.reading import as_kind
@@ -108,7 +108,7 @@ def chat_request(asked: ChatFields, headers: ClientHeaders) -> ChatRequest:
     """Return the neutral request. Raises InvalidRequest, which names the field."""
     messages = read_messages(asked.messages)
     tools = read_tools(asked.tools or [])
-    return replace(
+    request = replace(
         common_request(asked, headers),
         messages=messages,
         tools=tools,
@@ -121,6 +121,7 @@ def chat_request(asked: ChatFields, headers: ClientHeaders) -> ChatRequest:
         user=asked.user or asked.safety_identifier or "",
         metadata=asked.metadata or {},
     )
+    return check_ends(request)
 
 
 def _max_tokens(asked: ChatFields) -> int | None:

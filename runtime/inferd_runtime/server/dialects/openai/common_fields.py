@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from inferd.chat import ChatRequest, SamplingOptions
-from inferd.protocol.generation import MAX_PRIORITY, MAX_STOP_CHARACTERS, MAX_STOPS
+from inferd.protocol.generation import MAX_PRIORITY, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS, MAX_STOPS
 from inferd.protocol.sampling import MAX_BIASES, MAX_SEED
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.field_table import RequestField
@@ -17,6 +17,8 @@ from inferd_runtime.server.dialects.refusals import refusal
 
 MAX_CHOICES = 128
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
+MAX_TOKEN = 2**31 - 1
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN)]
 StopString = Annotated[str, Meta(min_length=1)]
 
 
@@ -52,6 +54,9 @@ class CommonFields(Struct, kw_only=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=MAX_SEED)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKENS)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -78,6 +83,9 @@ COMMON_FIELDS = (
     RequestField("seed", "any integer of 64 bits; the same seed draws the same tokens"),
     RequestField("n", f"1 to {MAX_CHOICES} answers"),
     RequestField("stop", f"a string, or up to {MAX_STOPS} of them"),
+    RequestField("stop_token_ids", f"up to {MAX_STOP_TOKENS} tokens that end the text as the model's own end does"),
+    RequestField("ignore_eos", "true: the model's own end does not end the text; not with a format or tools"),
+    RequestField("min_tokens", "so many tokens come before any token or stop string ends the text"),
     RequestField("stream", "server-sent events"),
     RequestField(
         "stream_options",
@@ -92,10 +100,7 @@ COMMON_FIELDS = (
     RequestField("cache_salt", "the computed prompt is found again only with the same salt"),
     RequestField("return_token_ids", "token_ids of the answers, and prompt_token_ids"),
     RequestField("speculation", 'whether the runtime drafts: true, false, or "auto" (the default)'),
-    RequestField("stop_token_ids", "texts end at the model's own end tokens and at stop strings", ([],)),
     RequestField("include_stop_str_in_output", "the text ends before the stop string", (False,)),
-    RequestField("ignore_eos", "texts end where the model ends them", (False,)),
-    RequestField("min_tokens", "texts end where the model ends them", (0,)),
     RequestField("skip_special_tokens", "texts have no special tokens", (True,)),
     RequestField("spaces_between_special_tokens", "texts have no special tokens", (True,)),
     RequestField("use_beam_search", "there is no beam search; a program can do it", (False,)),
@@ -137,6 +142,9 @@ def common_request(asked: CommonFields, headers: ClientHeaders) -> ChatRequest:
         sampling=_sampling(asked),
         n=asked.n or 1,
         stop=_stops(asked.stop),
+        stop_token_ids=asked.stop_token_ids or [],
+        ignore_eos=bool(asked.ignore_eos),
+        min_tokens=asked.min_tokens or 0,
         speculation="auto" if asked.speculation is None else asked.speculation,
         priority=-(asked.priority or 0),
         session=asked.session_id or headers.session,
@@ -154,6 +162,20 @@ def _check_stream_options(asked: CommonFields) -> None:
         raise refusal("stream_options", "needs stream: true")
     if asked.stream_options.continuous_usage_stats and not asked.stream_options.include_usage:
         raise refusal("stream_options.continuous_usage_stats", "needs include_usage: true")
+
+
+def check_ends(request: ChatRequest) -> ChatRequest:
+    """Return a complete request. Raises InvalidRequest for one whose text could not end as it is asked for."""
+    if request.max_tokens is not None and request.min_tokens > request.max_tokens:
+        raise refusal("min_tokens", f"more than max_tokens, which is {request.max_tokens}")
+    if request.ignore_eos and (request.output is not None or request.callable_tools()):
+        raise refusal("ignore_eos", "does not go with an output format or tools, whose end is the end of the text")
+    return request
+
+
+def stop_reason(stopped_by: str, stop_token: int | None, request: ChatRequest) -> str | int | None:
+    """Return the stop string or the token of ``stop_token_ids`` that ended a text, as vLLM tells it; None for any other end."""
+    return stopped_by or (stop_token if stop_token in request.stop_token_ids else None)
 
 
 def _sampling(asked: CommonFields) -> SamplingOptions:

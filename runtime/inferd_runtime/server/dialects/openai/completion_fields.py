@@ -10,7 +10,13 @@ from msgspec import Meta
 from inferd.chat import ChatRequest
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
-from inferd_runtime.server.dialects.openai.common_fields import COMMON_FIELDS, CommonFields, common_request
+from inferd_runtime.server.dialects.openai.common_fields import (
+    COMMON_FIELDS,
+    MAX_TOKEN,
+    CommonFields,
+    check_ends,
+    common_request,
+)
 from inferd_runtime.server.dialects.openai.messages import HINTS
 from inferd_runtime.server.dialects.reading import as_kind
 from inferd_runtime.server.dialects.refusals import refusal
@@ -18,7 +24,6 @@ from inferd_runtime.server.dialects.refusals import refusal
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 128
 MAX_LOGPROBS = 20
-MAX_TOKEN = 2**31 - 1
 Prompt: TypeAlias = str | list[int]
 
 
@@ -69,7 +74,7 @@ def completion_requests(asked: CompletionFields, headers: ClientHeaders) -> list
     prompts = read_prompts(asked.prompt, "prompt")
     if asked.return_token_ids and len(prompts) > 1:
         raise refusal("return_token_ids", "works with one prompt at a time", "unsupported_value")
-    return [replace(request, prompt=prompt) for prompt in prompts]
+    return [check_ends(replace(request, prompt=prompt)) for prompt in prompts]
 
 
 def read_prompts(given: str | list[str | int | list[int]], param: str, most: int = MAX_PROMPTS) -> list[Prompt]:

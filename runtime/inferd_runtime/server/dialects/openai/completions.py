@@ -20,7 +20,7 @@ from inferd_runtime.server.dialects.openai.answer_parts import (
     sse,
     usage_json,
 )
-from inferd_runtime.server.dialects.openai.common_fields import Reporting, reporting
+from inferd_runtime.server.dialects.openai.common_fields import Reporting, reporting, stop_reason
 from inferd_runtime.server.dialects.openai.completion_fields import completion_requests, read_completion_fields
 from inferd_runtime.server.dialects.openai.errors import error_body
 from inferd_runtime.server.dialects.reading import read_object
@@ -70,7 +70,10 @@ class CompletionExchange:
             case TextDelta():
                 return self._text(event)
             case ChoiceFinished():
-                ending = {"finish_reason": _reason(event.reason), "stop_reason": event.stopped_by or None}
+                ending = {
+                    "finish_reason": _reason(event.reason),
+                    "stop_reason": stop_reason(event.stopped_by, event.stop_token, self.request),
+                }
                 return self._chunk(event.choice, "", **ending)
             case _:
                 return b""
@@ -111,7 +114,7 @@ class CompletionExchange:
             "text": choice.text,
             "logprobs": None if self.request.logprobs is None else _logprobs_json(choice.scores, 0),
             "finish_reason": _reason(choice.reason or "stop"),
-            "stop_reason": choice.stopped_by or None,
+            "stop_reason": stop_reason(choice.stopped_by, choice.stop_token, self.request),
         }
         return value | ({"token_ids": choice.tokens} if self._told.token_ids else {})
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from inferd.protocol import InferdError, cut
+from inferd.protocol import InferdError, InvalidRequest, cut
 from inferd_runtime.server.dialects.exchange import ErrorReply
+from inferd_runtime.server.dialects.openai.chat_fields import CHAT_FIELDS
 from inferd_runtime.server.dialects.reading import MAX_PARAM
 from inferd_runtime.server.dialects.statuses import is_prompt_too_long, retry_headers, status_of
 
@@ -18,11 +20,13 @@ CODES = {
     413: "request_too_large",
     429: "rate_limit_exceeded",
 }
+NAMED_FIELD = re.compile(r"(?P<name>[a-z_]+)(?:\[\d+\]|:| must )")
 CONTEXT_CODE = "context_length_exceeded"
 LIMITED_FIELDS = {
     "stop": "stop",
     "logit_bias": "logit_bias",
     "max_tokens": "max_tokens",
+    "stop_tokens": "stop_token_ids",
     "predicted": "prediction",
     "embed_inputs": "input",
 }
@@ -48,6 +52,11 @@ def _param(error: InferdError) -> str | None:
     param = error.detail.get("param")
     if isinstance(param, str) and param:
         return cut(param, MAX_PARAM)
+    named = NAMED_FIELD.match(error.message) if isinstance(error, InvalidRequest) else None
+    if named is not None and named["name"] in CHAT_FIELDS.working:
+        return named[
+            "name"
+        ]  # the engine's errors name its fields so, and what is left of a request has the same names there
     limit = error.detail.get("limit")
     return LIMITED_FIELDS.get(limit) if isinstance(limit, str) else None
 

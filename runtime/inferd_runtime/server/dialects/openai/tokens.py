@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from inferd.chat import ChatRequest
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
 from inferd_runtime.server.dialects.openai.chat_fields import chat_request, read_chat_fields
-from inferd_runtime.server.dialects.openai.common_fields import Name
-from inferd_runtime.server.dialects.openai.completion_fields import MAX_TOKEN
+from inferd_runtime.server.dialects.openai.common_fields import Name, TokenId
 from inferd_runtime.server.dialects.reading import as_kind, read_object
 from inferd_runtime.server.dialects.refusals import refusal
 
-Token = Annotated[int, Meta(ge=0, le=MAX_TOKEN)]
 DEFAULT, TOKEN_TEXTS = "default", "return_token_strs"
 CHAT_TOKENIZE = (
     "model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort",
@@ -39,7 +37,7 @@ class DetokenizeFields(Struct, kw_only=True, forbid_unknown_fields=True):
     """The fields of tokens that are to be made text."""
 
     model: Name | None = None
-    tokens: list[Token]
+    tokens: list[TokenId]
 
 
 TOKENIZE_FIELDS = FieldTable(

@@ -201,6 +201,13 @@ def test_the_stop_string_is_named() -> None:
     assert (answer.choices[0].finish_reason, answer.choices[0].stop_reason) == ("stop", "END")
 
 
+@pytest.mark.parametrize(("token", "reason"), [(7, 7), (8, None), (None, None)])
+def test_the_stop_token_is_named_where_it_was_asked_for(token: int | None, reason: int | None) -> None:
+    _, client = serve([ChoiceFinished("stop", stop_token=token)])
+    answer = client.chat.completions.create(model="m", messages=USER, extra_body={"stop_token_ids": [7]})
+    assert answer.choices[0].stop_reason == reason
+
+
 def test_an_error_in_a_stream_is_raised_by_the_client() -> None:
     _, client = serve(text_events("a")[:1], Unavailable("the engine has gone"))
     stream = client.chat.completions.create(model="m", messages=USER, stream=True)

@@ -96,6 +96,11 @@ def test_the_session_of_the_header_counts_where_the_body_names_none() -> None:
     assert read(headers, session_id="from-body").session == "from-body"
 
 
+def test_where_a_text_ends() -> None:
+    request = read(stop_token_ids=[7], ignore_eos=True, min_tokens=3, tools=[TOOL], tool_choice="none")
+    assert (request.stop_token_ids, request.ignore_eos, request.min_tokens) == ([7], True, 3)
+
+
 def test_both_names_of_max_tokens_may_say_the_same() -> None:
     assert read(max_tokens=5).max_tokens == 5
     assert read(max_tokens=5, max_completion_tokens=5).max_tokens == 5
@@ -312,9 +317,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"function_call": {"name": "f"}}, "function_call"),
     ({"web_search_options": {}}, "web_search_options"),
     ({"guided_json": SCHEMA}, "guided_json"),
-    ({"ignore_eos": True}, "ignore_eos"),
     ({"ignore_eos": 0}, "ignore_eos"),
-    ({"min_tokens": 1}, "min_tokens"),
+    ({"ignore_eos": True, "response_format": {"type": "json_object"}}, "ignore_eos"),
+    ({"ignore_eos": True, "tools": [TOOL]}, "ignore_eos"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": [1] * 257}, "stop_token_ids"),
+    ({"spaces_between_special_tokens": False}, "spaces_between_special_tokens"),
     ({"tempreature": 1}, "tempreature"),
 ]  # fmt: skip
 

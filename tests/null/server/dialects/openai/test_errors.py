@@ -26,6 +26,9 @@ from inferd_runtime.server.dialects.openai.errors import error_reply_openai
 CASES: list[tuple[InferdError, int, str, str | None, str | None]] = [
     (InvalidRequest("n: no", param="n", code="invalid_value"), 400, "invalid_request_error", "n", "invalid_value"),
     (InvalidRequest("no"), 400, "invalid_request_error", None, None),
+    (InvalidRequest("logit_bias: token id 9 is outside"), 400, "invalid_request_error", "logit_bias", None),
+    (InvalidRequest("stop_token_ids[1] must be"), 400, "invalid_request_error", "stop_token_ids", None),
+    (InvalidRequest("the context is empty: add a prompt first"), 400, "invalid_request_error", None, None),
     (ConstraintError("no", pointer="/a"), 400, "invalid_request_error", None, None),
     (unknown_model("x"), 404, "invalid_request_error", "model", "model_not_found"),
     (Unauthorized("no"), 401, "invalid_request_error", None, "invalid_api_key"),

@@ -169,5 +169,10 @@ def test_a_field_that_does_not_work_is_refused_by_its_own_name(name: str, data: 
 
 
 def test_true_is_not_one_and_false_is_not_zero() -> None:
-    for name, value in (("min_tokens", False), ("ignore_eos", 0), ("length_penalty", True), ("stream_interval", True)):
+    for name, value in (
+        ("skip_special_tokens", 1),
+        ("use_beam_search", 0),
+        ("length_penalty", True),
+        ("stream_interval", True),
+    ):
         assert read_or_refuse("chat", {**FULL_CHAT, name: value}) == name
