@@ -101,6 +101,6 @@ def _check_included(request: Request) -> None:
 
 def _limit(request: Request) -> int:
     text = request.query_params.get("limit", str(LISTED))
-    if not (text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS):
+    if not (text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS and 1 <= int(text) <= MAX_LISTED):
         raise invalid("limit", f"limit: it must be 1 to {MAX_LISTED}")
     return int(text)
