@@ -95,7 +95,8 @@ class _Pattern:
         text = NONCHARACTERS.sub("", text)
         while self._any_case.search(text):  # a name may overlap the next one
             text = self._any_case.sub(_with_break, text)
-        head, tail = text[: self._longest], text[-self._longest :]
+        trimmed = text.strip()  # as templates do
+        head, tail = trimmed[: self._longest], trimmed[-self._longest :]
         if self._may_begin.search(tail) and self._ends_open(tail):
             text += BREAK
         if self._may_end.search(head) and self._begins_open(head):

@@ -24,6 +24,9 @@ from inferd_runtime.models.template_input import END_MARK, TemplateInput
 RENDER_SECONDS = 2.0
 """Processor time that the renderings of one request may take. One of an ordinary conversation takes less than a millisecond."""
 RENDER_LIMIT = "render_seconds"
+MAX_FACTOR = 1000
+"""The largest factor of a text or a list, and the largest exponent, in a template: values of requests may stand there."""
+MAX_INDENT = 64
 LOOKS = 32
 """Steps of a template between two looks at the clock."""
 MAX_REASON = 500
@@ -124,6 +127,8 @@ class _Current(threading.local):
 class _Environment(ImmutableSandboxedEnvironment):
     """What transformers gives its templates, with a look at the clock at each step that a loop can hardly do without."""
 
+    intercepted_binops = frozenset({"*", "**"})
+
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
         self._current = _Current()
@@ -153,6 +158,13 @@ class _Environment(ImmutableSandboxedEnvironment):
         """See Jinja."""
         __self._step()
         return super().call(__context, __obj, *args, **kwargs)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Refuse what makes a large value out of a small one, and do everything else."""
+        factors = [factor for factor in (left, right) if isinstance(factor, int)]
+        if any(abs(factor) > MAX_FACTOR for factor in factors) and (operator == "**" or len(factors) == 1):
+            raise TemplateError(f"{operator} by more than {MAX_FACTOR}")
+        return super().call_binop(context, operator, left, right)
 
     def _step(self) -> None:
         current = self._current
@@ -194,6 +206,8 @@ def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """Return JSON as transformers' filter writes it; Jinja's own would escape it for HTML."""
+    if isinstance(indent, int) and indent > MAX_INDENT:
+        raise TemplateError(f"tojson indents by {MAX_INDENT} at most")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

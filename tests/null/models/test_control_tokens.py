@@ -89,10 +89,14 @@ def test_halves_of_a_name_in_neighbouring_texts_do_not_meet(name: str) -> None:
     joined = HubTokenizer(
         tokenizer.json, tokenizer.eos_tokens, "{{ messages[0].content }}{{ messages[1].content }}>", {}
     )
+    trimmed = "{{ messages[0].content | trim }}{{ messages[1].content.strip() }}"
+    trimming = HubTokenizer(tokenizer.json, tokenizer.eos_tokens, trimmed, {})
     for text in names_of(name):
         for at in range(1, len(text)):
             halves = [{"role": "user", "content": text[:at]}, {"role": "user", "content": text[at:]}]
             assert not control_ids(joined, tokens_of(joined, TemplateInput(halves))), (text, at)
+        spaced = [{"role": "user", "content": f"{text[:3]} \n"}, {"role": "user", "content": f"\t{text[3:]}"}]
+        assert not control_ids(trimming, tokens_of(trimming, TemplateInput(spaced))), text
         closed = [{"role": "user", "content": text.removesuffix(">")}, {"role": "user", "content": ""}]
         assert not control_ids(joined, tokens_of(joined, TemplateInput(closed))), text
 
@@ -195,12 +199,15 @@ def test_a_template_that_writes_without_end_is_stopped() -> None:
     [
         "{{ raise_exception('no') }}", "{{ messages[7].content + 1 }}", "{{ 1 / 0 }}", "{{ messages[0].content.x.y }}",
         "{{ ''.__class__.__mro__ }}", "{% set n = namespace() %}{% set n.__class__ = 1 %}", "{{ messages.append(1) }}",
+        "{{ messages[0].content * 1001 }}", "{{ 'x' * big }}", "{{ 2 ** big }}", "{{ messages | tojson(indent=big) }}",
         "{% if %}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     ],
 )  # fmt: skip
 def test_whatever_a_template_raises_is_the_requests_fault(source: str) -> None:
     with pytest.raises(InvalidRequest, match="chat template"):
-        JinjaTemplate(source, {}).render(TemplateInput([{"role": "user", "content": "x"}]), budget())
+        JinjaTemplate(source, {}).render(
+            TemplateInput([{"role": "user", "content": "x"}], (), {"big": 10**12}), budget()
+        )
 
 
 def test_a_long_text_is_searched_quickly() -> None:
