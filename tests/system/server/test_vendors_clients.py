@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import anthropic
 import openai
 import pytest
-from live_server import BOB, LiveServer, live_server
+from live_server import ANN, BOB, LiveServer, live_server
 from pydantic import BaseModel
 
 pytestmark = pytest.mark.system
@@ -75,6 +77,14 @@ def test_a_tool_is_called_answered_and_the_conversation_goes_on(server: LiveServ
 def test_a_message_is_held_to_a_schema(server: LiveServer) -> None:
     message = server.anthropic().messages.parse(model="tiny", max_tokens=60, messages=HELLO, output_format=City)
     assert isinstance(message.parsed_output, City)
+
+
+@pytest.mark.parametrize("page", ["anthropic.md", "responses.md"])
+def test_the_pages_examples_run(server: LiveServer, page: str) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "reference" / page).read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert "http://127.0.0.1:7070" in example
+    exec(example.replace("http://127.0.0.1:7070", server.url), {"TOKEN": ANN})
 
 
 def test_anthropics_errors(server: LiveServer) -> None:
