@@ -21,7 +21,7 @@ from jinja2.utils import Namespace
 from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, cut
 from inferd_runtime.models.template_input import END_MARK, TemplateInput
 
-RENDER_SECONDS = 2.0
+RENDER_SECONDS = 1.0
 """Processor time that the renderings of one request may take. One of an ordinary conversation takes less than a millisecond."""
 RENDER_LIMIT = "render_seconds"
 MAX_FACTOR = 1000
