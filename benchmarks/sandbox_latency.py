@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 
@@ -29,6 +30,13 @@ async def main(count: int) -> list[float]:
         await Model.list()
         samples.append((time.perf_counter() - start) * 1e6)
     return samples
+"""
+ECHO = """
+import sys, zmq
+socket = zmq.Context().socket(zmq.PAIR)
+socket.connect(sys.argv[1])
+while True:
+    socket.send(socket.recv())
 """
 ECHOES = 2000
 INSTANCES = 50
@@ -78,23 +86,14 @@ def echo_us() -> float:
     with tempfile.TemporaryDirectory() as folder, zmq.Context() as context, context.socket(zmq.PAIR) as here:
         endpoint = f"ipc://{folder}/echo"
         here.bind(endpoint)
-        child = multiprocessing.get_context("spawn").Process(target=_echo, args=(endpoint,), daemon=True)
-        child.start()
-        here.send(b"warm")
-        here.recv()
-        samples = []
-        for _ in range(ECHOES):
-            start = time.perf_counter()
-            here.send(b"x" * 50)
+        with subprocess.Popen([sys.executable, "-c", ECHO, endpoint]) as child:
+            here.send(b"warm")
             here.recv()
-            samples.append((time.perf_counter() - start) * 1e6)
-        child.terminate()
-        child.join()
+            samples = []
+            for _ in range(ECHOES):
+                start = time.perf_counter()
+                here.send(b"x" * 50)
+                here.recv()
+                samples.append((time.perf_counter() - start) * 1e6)
+            child.terminate()
     return statistics.median(samples)
-
-
-def _echo(endpoint: str) -> None:
-    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
-        socket.connect(endpoint)
-        while True:
-            socket.send(socket.recv())
