@@ -50,6 +50,14 @@ def test_a_message_and_its_stream_say_the_same(server: LiveServer) -> None:
     assert whole._request_id
 
 
+def test_the_beta_of_messages_speaks_the_same(server: LiveServer) -> None:
+    keep: Any = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    message = server.anthropic().beta.messages.create(
+        model="tiny", max_tokens=3, messages=HELLO, betas=["context-management-2025-06-27"], context_management=keep
+    )
+    assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", 3)
+
+
 def test_a_message_ends_at_a_stop_sequence(server: LiveServer) -> None:
     client = server.anthropic()
     text = client.messages.create(model="tiny", max_tokens=12, messages=HELLO, extra_body=ARGMAX).content[0].text
@@ -79,7 +87,7 @@ def test_a_message_is_held_to_a_schema(server: LiveServer) -> None:
     assert isinstance(message.parsed_output, City)
 
 
-@pytest.mark.parametrize("page", ["anthropic.md", "responses.md"])
+@pytest.mark.parametrize("page", ["anthropic.md", "openai.md", "responses.md"])
 def test_the_pages_examples_run(server: LiveServer, page: str) -> None:
     text = (Path(__file__).parents[3] / "docs" / "reference" / page).read_text()
     (example,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)

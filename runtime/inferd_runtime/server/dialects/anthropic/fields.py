@@ -14,6 +14,8 @@ from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
 from inferd_runtime.server.dialects.reading import MAX_WHOLE
 
 MIN_BUDGET = 1024
+KEEP_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
+"""An edit of the conversation that edits nothing."""
 Text = Annotated[str, Meta(min_length=1)]
 
 
@@ -46,6 +48,7 @@ class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Meta(ge=MIN_BUDGET, le=MAX_WHOLE)] | None = None
     display: Literal["summarized", "omitted"] | None = None
+    block_binding: None = None
 
 
 class AnthropicFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,6 +63,7 @@ class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: AnthropicFormat | None = None
+    task_budget: None = None
 
 
 class AnthropicMetadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -120,7 +124,9 @@ _COUNTED = (
     RequestField("speed", "there is one speed; see speculation", ("standard",)),
     RequestField("user_profile_id", "see metadata.user_id", ()),
     RequestField("workspace_id", "there are none", ()),
-    RequestField("context_management", "leave out messages instead", ()),
+    RequestField("context_management", "leave out messages instead", ({}, {"edits": []}, {"edits": [KEEP_THINKING]})),
+    RequestField("billing_policy", "nothing is billed", ()),
+    RequestField("compaction", "leave out messages instead", ()),
     RequestField("mcp_servers", "the runtime calls no servers", ([],)),
 )
 COUNT_TOKENS_FIELDS = FieldTable(_COUNTED)
@@ -144,8 +150,6 @@ MESSAGES_FIELDS = FieldTable(
         RequestField("container", "there are none", ()),
         RequestField("diagnostics", "usage tells what was found in the cache", ()),
         RequestField("inference_geo", "the runtime is where it is", ()),
-        RequestField("billing_policy", "nothing is billed", ()),
-        RequestField("compaction", "leave out messages instead", ()),
         RequestField("fallbacks", "the model that is asked answers", ([],)),
         RequestField("fallback_credit_token", "nothing is billed", ()),
         RequestField("thread", "send the messages", ()),
