@@ -78,22 +78,20 @@ def completion_requests(asked: CompletionFields, headers: ClientHeaders) -> list
 
 
 def read_prompts(given: str | list[str | int | list[int]], param: str, most: int = MAX_PROMPTS) -> list[Prompt]:
-    """Return the texts and token lists that ``given`` holds. Raises InvalidRequest for a mix, for none, and for too many."""
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise refusal(param, "must not be empty")
-    if _are_tokens(given):
-        return [_tokens(given, param)]
+    """Return the texts and token lists that ``given`` holds.
+
+    Raises InvalidRequest for a mix of kinds, for an empty one, for none, and for more than ``most``.
+    """
+    if isinstance(given, str) or _are_tokens(given):
+        return [_prompt(given, param)]
     if len(given) > most:
         raise refusal(param, f"at most {most} in one request")
     prompts: list[Prompt] = []
     for index, each in enumerate(given):
+        place = f"{param}[{index}]"
         if isinstance(each, int) or isinstance(each, str) != isinstance(given[0], str):
-            raise refusal(
-                f"{param}[{index}]", "texts, token ids and lists of token ids do not go together", "invalid_type"
-            )
-        prompts.append(each if isinstance(each, str) else _tokens(each, f"{param}[{index}]"))
+            raise refusal(place, "texts, token ids and lists of token ids do not go together", "invalid_type")
+        prompts.append(_prompt(each, place))
     return prompts
 
 
@@ -101,10 +99,11 @@ def _are_tokens(given: list[str | int | list[int]]) -> TypeGuard[list[int]]:
     return all(isinstance(each, int) for each in given)
 
 
-def _tokens(tokens: list[int], param: str) -> list[int]:
-    if not tokens:
-        raise refusal(param, "must not be empty")
-    for index, token in enumerate(tokens):
+def _prompt(prompt: Prompt, place: str) -> Prompt:
+    """Raises InvalidRequest for an empty one, and for a number that is no token id."""
+    if not prompt:
+        raise refusal(place, "must not be empty")
+    for index, token in enumerate([] if isinstance(prompt, str) else prompt):
         if not 0 <= token <= MAX_TOKEN:
-            raise refusal(f"{param}[{index}]", "not a token id")
-    return tokens
+            raise refusal(f"{place}[{index}]", "not a token id")
+    return prompt

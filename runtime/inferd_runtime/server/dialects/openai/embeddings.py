@@ -65,9 +65,6 @@ def read_embeddings(body: bytes) -> EmbeddingQuery:
     """Return the query of a request. Raises InvalidRequest, which names the field."""
     asked: EmbeddingFields = as_kind(EMBEDDING_FIELDS.take(read_object(body)), EmbeddingFields)
     inputs = read_prompts(asked.input, "input", most=MAX_INPUTS)
-    for index, each in enumerate(inputs):
-        if not each:
-            raise refusal("input" if isinstance(asked.input, str) else f"input[{index}]", "must not be empty")
     return EmbeddingQuery(asked.model, inputs, asked.encoding_format == "base64", asked.dimensions)
 
 

@@ -33,7 +33,6 @@ def test_what_is_left_out_is_openais_default() -> None:
     ("prompt", "prompts"),
     [
         ("a", ["a"]),
-        ("", [""]),
         (["a", "b"], ["a", "b"]),
         ([1, 2], [[1, 2]]),
         ([[1, 2], [3]], [[1, 2], [3]]),
@@ -48,6 +47,8 @@ def test_a_prompt_is_text_or_tokens_one_or_several(prompt: Any, prompts: list[An
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": None}, "prompt"),
     ({"prompt": []}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": ["a", ""]}, "prompt[1]"),
     ({"prompt": [[]]}, "prompt[0]"),
     ({"prompt": ["a", 1]}, "prompt[1]"),
     ({"prompt": [1, "a"]}, "prompt[0]"),
