@@ -14,7 +14,9 @@ from inferd_runtime.models.batch import Batch, FloatRows, Outputs, PageData
 from inferd_runtime.models.host_memory import populate_later, zeros
 from inferd_runtime.models.lora.bank import LoraBank
 from inferd_runtime.models.lora.files import AdapterFiles, AdapterSize
-from inferd_runtime.models.passes.attention import BOUND, Scratch, lay_out
+from inferd_runtime.models.passes.attention import BOUND, GroupedLayout, Scratch, lay_out
+from inferd_runtime.models.passes.fused import FusedPass
+from inferd_runtime.models.passes.host_layout import HostLayout, host_kernels
 from inferd_runtime.models.passes.plain import ModelPass
 from inferd_runtime.models.shape import KvShape
 
@@ -61,6 +63,8 @@ class TorchDriver:
         )
         if caches is None and self._device.type == "cpu":
             populate_later(list(self._caches()))
+        heads = [layer.heads for layer in run.layers] if isinstance(run, FusedPass) and not key_multiple else []
+        self._host_kernels = host_kernels(heads, self._keys, page_size) if heads else None
         self.token_bytes: Sequence[int] = [cache[0, 0].numel() * cache.element_size() for cache in self._caches()]
         self.page_bytes = sum(self.token_bytes) * page_size
         self.kv_layout = f"{str(self._keys[0].dtype).removeprefix('torch.')}/{page_size}/{shape.digest()}"
@@ -143,7 +147,7 @@ class TorchDriver:
     def compute(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Run one ragged batch: logits [R, V] and, where any are wanted, hidden states [H, E], both on the device."""
         rows = torch.from_numpy(batch.logit_rows).to(self._device)
-        layout = lay_out(batch, self._keys, self._values, self.page_size, self._scratch, self._key_multiple)
+        layout = self._layout(batch)
         run = self._adapters.select(batch.spans) if self._adapters is not None else None
         layout.bounded = run is not None
         logits = (run or self.run)(
@@ -153,6 +157,11 @@ class TorchDriver:
             rows if len(rows) else rows.new_zeros(1),
         )
         return logits[: len(rows)], layout.hidden
+
+    def _layout(self, batch: Batch) -> HostLayout | GroupedLayout:
+        if self._host_kernels is not None:
+            return HostLayout.of(self._host_kernels, batch, self._keys, self._values, self.page_size)
+        return lay_out(batch, self._keys, self._values, self.page_size, self._scratch, self._key_multiple)
 
 
 def _to_host(rows: Tensor) -> FloatRows:

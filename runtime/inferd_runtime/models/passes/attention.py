@@ -148,6 +148,10 @@ class GroupedLayout:
         gate, up = gate_up.chunk(2, dim=-1)
         return silu(gate).mul_(up)
 
+    def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See :class:`~inferd_runtime.models.passes.step_layout.StepLayout`."""
+        return rms_norm(rows, weight.shape, weight, eps)
+
 
 def lay_out(
     batch: Batch,

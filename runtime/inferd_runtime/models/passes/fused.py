@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
 
 from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.models.batch import Batch, Span
@@ -64,10 +63,10 @@ class FusedLayer:
 
     def run(self, index: int, hidden: Tensor, angles: Angles, layout: StepLayout) -> Tensor:
         """hidden [T, E] -> [T, E], in its place."""
-        qkv = self.qkv(rms_norm(hidden, self.input_norm.shape, self.input_norm, self.eps))
+        qkv = self.qkv(layout.rms_norm(hidden, self.input_norm, self.eps))
         attended = layout.attend_projected(index, qkv, angles, self.heads)
         hidden = self.out.onto(attended.reshape(len(hidden), -1), hidden)
-        gate_up = self.gate_up(rms_norm(hidden, self.post_norm.shape, self.post_norm, self.eps))
+        gate_up = self.gate_up(layout.rms_norm(hidden, self.post_norm, self.eps))
         return self.down.onto(layout.silu_mul(gate_up), hidden)
 
 
@@ -99,17 +98,14 @@ class FusedPass:
         for index, layer in enumerate(self.layers):
             hidden = layer.run(index, hidden, angles, layout)
         if layout.hidden_rows is not None:
-            layout.hidden = self._final(hidden[layout.hidden_rows])
-        return self.head(self._final(hidden[rows]))
+            layout.hidden = layout.rms_norm(hidden[layout.hidden_rows], self._norm, self._eps)
+        return self.head(layout.rms_norm(hidden[rows], self._norm, self._eps))
 
     def _angles(self, hidden: Tensor, positions: Tensor) -> Angles:
         cos, sin = self.rotary(hidden[None], positions[None])
         cos, sin = cos[0][:, None], sin[0][:, None].clone()
         sin[..., : sin.shape[-1] // 2].neg_()
         return cos, sin
-
-    def _final(self, hidden: Tensor) -> Tensor:
-        return rms_norm(hidden, self._norm.shape, self._norm, self._eps)
 
 
 def fuse(module: nn.Module, kv: KvShape, rules: Sequence[AttentionRule]) -> FusedPass | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.nn.functional import rms_norm
 
 from inferd_runtime.kernels.attention_rule import AttentionRule
 from inferd_runtime.kernels.rows import PagedRows
@@ -46,3 +47,7 @@ class KernelLayout:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """See :class:`~inferd_runtime.models.passes.step_layout.StepLayout`."""
         return self.kernels.silu_mul(gate_up)
+
+    def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See :class:`~inferd_runtime.models.passes.step_layout.StepLayout`."""
+        return rms_norm(rows, weight.shape, weight, eps)

@@ -48,3 +48,7 @@ class StepLayout(Protocol):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Return silu(gate) * up [T, F] of ``gate_up`` [T, 2 F], gate before up."""
         ...
+
+    def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Return rows [T, E], each divided by its root mean square, times ``weight`` [E]."""
+        ...

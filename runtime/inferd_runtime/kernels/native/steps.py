@@ -1,0 +1,99 @@
+"""What a step computes between its products, by `steps.c`, in float32. The torch twin is
+:class:`~inferd_runtime.models.passes.attention.GroupedLayout`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from inferd_runtime.kernels.native.compiler import compiled
+
+SOURCE = Path(__file__).with_name("steps.c")
+LANES = 16
+WIDTHS = (32, 64, 96, 128)
+"""Of heads."""
+POINTER, WHOLE = ctypes.c_void_p, ctypes.c_long
+SIGNATURES = {
+    "rms_norm": [POINTER] * 3 + [WHOLE] * 2 + [ctypes.c_float],
+    "silu_mul": [POINTER] * 2 + [WHOLE] * 2,
+    "rotate_and_write": [POINTER] * 7 + [WHOLE] * 4 + [ctypes.c_int],
+    "attend": [POINTER] * 9 + [WHOLE] * 7 + [ctypes.c_float],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AttendedRows:
+    """Which keys each row of a step attends to: from ``firsts`` to ``ends`` int64[T], in the pages that row ``which`` int64[T] of
+    ``tables`` int64[S, P] lists. ``longest``: the most keys of a row.
+    """
+
+    tables: Tensor
+    which: Tensor
+    firsts: Tensor
+    ends: Tensor
+    longest: int
+
+
+class StepKernels:
+    """The functions of the library. All tensors are float32 and contiguous, but for indices, which are int64."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        for name, arguments in SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, None
+        self._library = library
+
+    def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Return rows [T, E], each divided by its root mean square, times weight [E]. E is a multiple of LANES."""
+        out = torch.empty_like(rows)
+        count, width = rows.shape
+        self._library.rms_norm(rows.data_ptr(), weight.data_ptr(), out.data_ptr(), count, width, eps)
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """Return silu(gate) * up [T, F] of gate_up [T, 2 F], gate before up. F is a multiple of LANES."""
+        count, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty(count, width)
+        self._library.silu_mul(gate_up.data_ptr(), out.data_ptr(), count, width)
+        return out
+
+    def rotate_and_write(
+        self, qkv: Tensor, angles: tuple[Tensor, Tensor], slots: Tensor, keys: Tensor, values: Tensor, *, bounded: bool
+    ) -> Tensor:
+        """Turn q and k of qkv [T, H + 2 Hkv, D] by cos and sin [T, 1, D], and write k and v to ``slots`` [T] of the cache.
+
+        ``keys`` and ``values``: [pages, page_size, Hkv, D]; ``bounded``: brought within the layout's bound. Returns q [T, H, D].
+        """
+        (count, heads, width), shared = qkv.shape, keys.shape[2]
+        query = qkv.new_empty(count, heads - 2 * shared, width)
+        self._library.rotate_and_write(
+            qkv.data_ptr(), angles[0].data_ptr(), angles[1].data_ptr(), slots.data_ptr(), query.data_ptr(), keys.data_ptr(),
+            values.data_ptr(), count, heads - 2 * shared, shared, width, bounded,
+        )  # fmt: skip
+        return query
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, rows: AttendedRows, scaling: float) -> Tensor:
+        """Return the attention [T, H, D] of query [T, H, D] over a cache as in :meth:`rotate_and_write`."""
+        (count, heads, width), (_, page_size, shared, _) = query.shape, keys.shape
+        out = torch.empty_like(query)
+        most = -(-rows.longest // LANES) * LANES
+        scores = query.new_empty(torch.get_num_threads() * most)
+        self._library.attend(
+            query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), rows.tables.data_ptr(), rows.which.data_ptr(),
+            rows.firsts.data_ptr(), rows.ends.data_ptr(), scores.data_ptr(), most, count, heads, shared, width,
+            page_size.bit_length() - 1, rows.tables.shape[1], scaling,
+        )  # fmt: skip
+        return out
+
+
+@functools.cache
+def step_kernels() -> StepKernels | None:
+    """Return the functions, compiled if need be; None on a machine without a compiler or of another kind."""
+    library = compiled(SOURCE)
+    return None if library is None else StepKernels(library)
