@@ -9,12 +9,14 @@ from typing import Any
 from inferd.chat.answer_parser import CALL_BEGIN, CALL_END, HERMES, MISTRAL
 from inferd.chat.request import ChatMessage, Tool, ToolChoice
 from inferd.constraints import AllOf, Tag, Tagged
+from inferd.program.json_types import closed
 from inferd.protocol import ConstraintSpec, InvalidRequest
 from inferd.schema import JsonSchema, OutputConstraint, Regex
 
 ARGUMENTS_KEY = {"llama3": "parameters"}
 """By format the key of a call's arguments, where it is not ``arguments``."""
 CALL_LINES = r"(<tool_call>\n\{[^\n]*\}\n</tool_call>\n?)+"
+COMPOSING = frozenset({"allOf", "if", "dependentSchemas", "unevaluatedProperties"})
 INTRODUCTION = (
     "You may call functions. The functions, as JSON Schema:\n{tools}\n\n"
     'To call one, write {begin}\n{{"name": NAME, "arguments": ARGUMENTS}}\n{end}, one such block for each call.'
@@ -87,13 +89,23 @@ def _call(tool: Tool, key: str, reference: str) -> dict[str, Any]:
 
 
 def checked_parameters(tool: Tool) -> dict[str, Any]:
-    """Return the schema of a tool's arguments, which are an object. Raises InvalidRequest that names the tool."""
+    """Return the schema of a tool's arguments, which are an object. Keys that it does not name are left out where it says nothing
+    about them: few functions take them. Raises InvalidRequest that names the tool.
+    """
     kind = tool.parameters.get("type", "object")
     if kind != "object":
         raise InvalidRequest(
             f"the parameters of the tool {tool.name!r} must be an object's schema, not of type {kind!r}"
         )
-    return {"type": "object", **tool.parameters}
+    schema = {"type": "object", **tool.parameters}
+    return schema if _composes(schema) else closed(schema)
+
+
+def _composes(schema: Any) -> bool:
+    """Return True if an object's keys may be named in several places of the schema: then none of these may be closed."""
+    if isinstance(schema, list):
+        return any(map(_composes, schema))
+    return isinstance(schema, dict) and (not COMPOSING.isdisjoint(schema) or any(map(_composes, schema.values())))
 
 
 def _moved(schema: Any, root: str) -> Any:

@@ -50,11 +50,12 @@ class ListModels:
 @operation("model.tokenize", Tokens)
 @dataclass(frozen=True)
 class Tokenize:
-    """Text to token ids. Special tokens in the text are read as text unless ``special``."""
+    """Text to token ids. Special tokens in the text are read as text unless ``special``; ``start``: with what begins a text."""
 
     text: str
     model: str = ""
     special: bool = False
+    start: bool = False
 
 
 @operation("model.detokenize", Text)

@@ -55,7 +55,7 @@ class EventReader:
 
     def _checked(self, event: ChatEvent) -> ChatEvent:
         if isinstance(event, UsageReport):
-            self._reported = True
+            self._reported = not self._open
             return event
         self._written = True
         if event.choice not in self._open:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
 from inferd.chat import ChatRequest
-from inferd.protocol import NotFound
+from inferd.protocol import AdapterInfo, Adapters, ListAdapters, NotFound
 from inferd_runtime.server.chat.answer_source import AnswerSource
-from inferd_runtime.server.chat.direct import ChatMain, direct_answer
+from inferd_runtime.server.chat.direct import DirectChat
 from inferd_runtime.server.chat.launched import launched_answer
+from inferd_runtime.server.chat.tenant_sessions import TenantSessions
 from inferd_runtime.server.dialects.exchange import unknown_model
+from inferd_runtime.server.dialects.openai.model_list import OWNER, ModelEntry
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.programs.library import ProgramLibrary
+from inferd_runtime.server.programs.registry import Entry
 from inferd_runtime.server.supervisor.runtime import Runtime
 
 CHAT = "chat"
@@ -30,33 +34,67 @@ class ChatTarget:
 class ChatServing:
     """Finds who answers a request, and has it answered."""
 
-    def __init__(self, runtime: Runtime, programs: ProgramLibrary, main: ChatMain) -> None:
+    def __init__(
+        self, runtime: Runtime, programs: ProgramLibrary, sessions: TenantSessions, direct: DirectChat
+    ) -> None:
         self._runtime = runtime
         self._programs = programs
-        self._main = main
+        self._sessions = sessions
+        self._direct = direct
+        self._started = time.time()
 
     async def target(self, name: str, tenant: str) -> ChatTarget:
-        """Return what a name stands for. Raises NotFound, and Unavailable while no engine answers."""
+        """Return what a name stands for: a served model, else a program, else an adapter. Raises NotFound, and Unavailable while
+        no engine answers.
+        """
         if name in (model.name for model in self._runtime.models.models):
             return ChatTarget(await self._chat_program(tenant), model=name)
         program = await self._find(name, tenant)
-        if program is None or program.serves != CHAT:
-            raise unknown_model(name)
-        return ChatTarget(program)
+        if program is not None and program.serves == CHAT:
+            return ChatTarget(program)
+        return await self.model_target(name, tenant)
+
+    async def model_target(self, name: str, tenant: str) -> ChatTarget:
+        """Return the served model, or the adapter of one, that a name stands for. Raises NotFound."""
+        if name in (model.name for model in self._runtime.models.models):
+            return ChatTarget(model=name)
+        for adapter in await self._adapters(tenant):
+            if adapter.name == name:
+                return ChatTarget(await self._chat_program(tenant), adapter.model, adapter.name)
+        raise unknown_model(name)
+
+    async def entries(self, tenant: str) -> list[ModelEntry]:
+        """Return what a tenant's clients may name: served models, their adapters, and the tenant's programs that serve chat."""
+        models = self._runtime.models.models
+        sizes = {model.name: model.max_context for model in models}
+        found = [ModelEntry(model.name, self._started, max_context=model.max_context) for model in models]
+        for adapter in await self._adapters(tenant):
+            owner = OWNER if adapter.shared else tenant
+            found.append(ModelEntry(adapter.name, self._started, owner, adapter.model, sizes.get(adapter.model, 0)))
+        newest: dict[str, Entry] = {}
+        for entry in await self._programs.entries(tenant):
+            newest.setdefault(entry.name, entry)
+        found += [ModelEntry(each.name, each.created_at, tenant) for each in newest.values() if each.serves == CHAT]
+        return list({entry.id: entry for entry in reversed(found)}.values())[::-1]
 
     def answer(
-        self, target: ChatTarget, request: ChatRequest, tenant: str
+        self, target: ChatTarget, tenant: str, request: ChatRequest
     ) -> AbstractAsyncContextManager[AnswerSource]:
         """Return the answer, which is written while its block runs."""
         request = replace(request, model=target.model, adapter=target.adapter)
         if target.program is None:
-            return direct_answer(self._runtime, tenant, self._main, request)
+            return self._direct.answer(tenant, request)
         return launched_answer(self._runtime, tenant, target.program, request)
 
     async def _chat_program(self, tenant: str) -> Program | None:
         """Return the tenant's own chat program where the operator allows one and the tenant has it; None: the built-in one."""
         reference = self._runtime.settings.chat_program
         return None if not reference else await self._find(reference, tenant)
+
+    async def _adapters(self, tenant: str) -> list[AdapterInfo]:
+        async with self._sessions.open(tenant) as calls:
+            loaded: Adapters = await calls.call(ListAdapters())
+        return loaded.adapters
 
     async def _find(self, reference: str, tenant: str) -> Program | None:
         try:

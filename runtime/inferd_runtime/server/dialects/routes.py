@@ -19,11 +19,12 @@ CHAT_ROUTES: dict[str, Dialect] = {
     "/v1/messages": AnthropicMessages(),
 }
 """By path what reads its requests, which programs answer."""
+OPENAI_PATHS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/models", "/tokenize", "/detokenize",
+)  # fmt: skip
 ERROR_SHAPES: dict[str, ErrorShape] = {
-    "/v1/chat/completions": error_reply_openai,
-    "/v1/completions": error_reply_openai,
     "/v1/messages": error_reply_anthropic,
-    "/v1/responses": error_reply_openai,
+    **dict.fromkeys(OPENAI_PATHS, error_reply_openai),
 }
 """By the beginning of a path."""
 

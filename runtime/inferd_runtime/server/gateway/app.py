@@ -26,7 +26,10 @@ from starlette.types import ASGIApp
 
 from inferd.protocol import MAX_EXPORT_BYTES, InferdError, InternalError, InvalidRequest, NotFound
 from inferd_runtime.server.chat.builtin import builtin_main
+from inferd_runtime.server.chat.direct import DirectChat
 from inferd_runtime.server.chat.targets import ChatServing
+from inferd_runtime.server.chat.tenant_sessions import TenantSessions
+from inferd_runtime.server.chat.warm_sessions import warm_sessions
 from inferd_runtime.server.connections.acceptor import Acceptor, Listener
 from inferd_runtime.server.connections.connection_table import ConnectionTable
 from inferd_runtime.server.gateway.audit import Audited, AuditLog
@@ -34,6 +37,7 @@ from inferd_runtime.server.gateway.auth import AccessTokens, BearerAuth, TenantQ
 from inferd_runtime.server.gateway.chat_routes import ChatApi
 from inferd_runtime.server.gateway.http_protocol import MAX_HEAD_BYTES, TypedHttp
 from inferd_runtime.server.gateway.listening import check_exposure, listen, tls_context, url_of
+from inferd_runtime.server.gateway.model_routes import ModelApi
 from inferd_runtime.server.gateway.replies import error_reply
 from inferd_runtime.server.gateway.request_watch import RequestWatch
 from inferd_runtime.server.gateway.responses_routes import ResponsesApi
@@ -165,8 +169,11 @@ async def open_gateway(settings: Settings, commands: Commands | None = None) -> 
         provider = None if settings.otel_endpoint is None else otlp_provider(settings.otel_endpoint)
         await stack.enter_async_context(traced(runtime, provider))
         responses = await stack.enter_async_context(open_response_store(settings.data_dir / RESPONSES_FILE, use.quotas))
-        chat = ChatApi(runtime, ChatServing(runtime, programs, builtin_main()))
-        routes = [*Api(runtime, programs, tokens).routes(), *chat.routes(), *ResponsesApi(chat, responses).routes()]
+        sessions, warm = TenantSessions(runtime), await stack.enter_async_context(warm_sessions())
+        serving = ChatServing(runtime, programs, sessions, DirectChat(runtime, sessions, builtin_main(), warm))
+        chat, models = ChatApi(runtime, serving), ModelApi(runtime, serving, sessions)
+        own = Api(runtime, programs, tokens)
+        routes = [*own.routes(), *models.routes(), *chat.routes(), *ResponsesApi(chat, responses).routes()]
         app = make_app(routes, tokens, Front(table, audit))
         server = _Server(_uvicorn_config(app, settings), Listener(listener, tls, settings.header_s), table)
         url = url_of(settings.host, listener.getsockname()[1], tls is not None)

@@ -54,6 +54,6 @@ class ChatApi:
         """Have a request answered by what its model stands for."""
         target = await self.serving.target(exchange.model, tenant)
         if isinstance(exchange, CompletionExchange) and len(exchange.requests) > 1:
-            answers = [self.serving.answer(target, each, tenant) for each in exchange.requests]
+            answers = [self.serving.answer(target, tenant, each) for each in exchange.requests]
             return ChatResponse(exchange, several_answers(answers, exchange.request.n), exchange.choices)
-        return ChatResponse(exchange, self.serving.answer(target, exchange.request, tenant), exchange.request.n)
+        return ChatResponse(exchange, self.serving.answer(target, tenant, exchange.request), exchange.request.n)

@@ -59,7 +59,6 @@ class Api:
             Route("/metrics", self.metrics),
             Route("/v1/tenants", self.tenants),
             Route("/v1/slow-step", self.slow_step),
-            Route("/v1/models", self.models),
             Route("/v1/speculation/cycles", self.cycles),
             Route("/v1/programs", self.list_programs, methods=["GET"]),
             Route("/v1/programs", self.upload, methods=["POST"]),
@@ -125,10 +124,6 @@ class Api:
                 found = await self.runtime.engine.call(GetSlowStep(over_ms), FoundSlowStep)
                 await anyio.sleep(PROFILE_POLL_SECONDS)
         return reply(found)
-
-    async def models(self, request: Request) -> Response:
-        """Answer the models that are served; the first is the default."""
-        return reply(self.runtime.models)
 
     async def cycles(self, request: Request) -> Response:
         """Stream what speculation does for the tenant from now on; see

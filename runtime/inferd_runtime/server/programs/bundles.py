@@ -181,6 +181,8 @@ def assemble_program(bundle: Bundle, interface: Interface, name: str = "", versi
     if version and not VERSION.fullmatch(version):
         raise InvalidRequest(f"{version[:SHOWN]!r} cannot be a program's version: it must match {VERSION.pattern}")
     with_limits(Limits(), manifest.limits)
+    if manifest.serves and [parameter.name for parameter in interface.parameters] != ["request"]:
+        raise InvalidRequest(f"{name} serves {manifest.serves}: main must have one parameter, request")
     _check_interface(interface)
     named = Bundle(name, bundle.files, bundle.entry)
     return Program(content_id(bundle), name, version, named, interface, manifest.limits)

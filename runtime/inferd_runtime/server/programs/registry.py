@@ -31,12 +31,13 @@ CREATE TABLE IF NOT EXISTS programs (
     UNIQUE (tenant, name, version)
 ) STRICT;
 CREATE INDEX IF NOT EXISTS programs_by_hash ON programs (tenant, hash);
+ALTER TABLE programs ADD COLUMN serves TEXT NOT NULL DEFAULT '';
 """
 COLUMNS_CHECK = """
 SELECT hash, bundle FROM sources LIMIT 0;
-SELECT number, tenant, name, version, hash, created_at FROM programs LIMIT 0;
+SELECT number, tenant, name, version, hash, created_at, serves FROM programs LIMIT 0;
 """
-DATABASE = DatabaseFormat(1, SCHEMA, COLUMNS_CHECK)
+DATABASE = DatabaseFormat(2, SCHEMA, COLUMNS_CHECK)
 HEXADECIMAL = re.compile("[0-9a-f]+")
 AUTOMATIC = re.compile(r"0\.0\.(\d+)")
 SHORTEST_HASH = 8
@@ -48,12 +49,13 @@ COLUMNS = "SELECT hash, name, version FROM programs WHERE tenant = ?"
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the listing. ``created_at`` is in seconds since the epoch."""
+    """A line of the listing. ``created_at`` is in seconds since the epoch; ``serves``: see :class:`Manifest`."""
 
     id: str
     name: str
     version: str
     created_at: float
+    serves: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,9 @@ class Registry:
             bundle = msgspec.json.encode(program.bundle)
             self._check_quotas(db, tenant, len(bundle), quotas)
             db.execute("INSERT OR IGNORE INTO sources VALUES (?, ?)", (program.id, bundle))
-            values = (tenant, program.name, program.version, program.id, time.time())
-            db.execute("INSERT INTO programs (tenant, name, version, hash, created_at) VALUES (?, ?, ?, ?, ?)", values)
+            values = (tenant, program.name, program.version, program.id, time.time(), program.serves)
+            columns = "tenant, name, version, hash, created_at, serves"
+            db.execute(f"INSERT INTO programs ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values)
         return Uploaded(program, created=True)
 
     def resolve(self, reference: str, tenant: str) -> tuple[str, str, str]:
@@ -145,7 +148,7 @@ class Registry:
 
     def entries(self, tenant: str) -> list[Entry]:
         """Return a tenant's programs, newest first."""
-        query = "SELECT hash, name, version, created_at FROM programs WHERE tenant = ? ORDER BY number DESC"
+        query = "SELECT hash, name, version, created_at, serves FROM programs WHERE tenant = ? ORDER BY number DESC"
         with self._database() as db:
             return [Entry(*row) for row in db.execute(query, (tenant,))]
 

@@ -73,8 +73,7 @@ def _opened(path: Path, wanted: DatabaseFormat) -> sqlite3.Connection:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA foreign_keys=ON")
         if found < wanted.number:  # written only once: a disk that is full later still gives what it has
-            db.executescript(wanted.schema)
-            db.execute(f"PRAGMA user_version={wanted.number}")
+            db.executescript(f"BEGIN; {wanted.schema} PRAGMA user_version={wanted.number}; COMMIT;")
         db.executescript(wanted.check)
         if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
             raise _damaged()

@@ -25,7 +25,7 @@ def tokenize(state: SessionState, call: Call) -> None:
     request: p.Tokenize = call.request
     model = state.model(request.model)
     check_text(model, len(request.text), MAX_CONTEXTS * model.info.max_context)
-    encode = partial(model.tokenizer.encode, request.text, special=request.special)
+    encode = partial(model.tokenizer.encode, request.text, special=request.special, start=request.start)
     answer_with(state, call, len(request.text), encode, p.Tokens)
 
 

@@ -1,0 +1,80 @@
+"""Conversations that stay in the cache between their requests: the engine sessions that clients named with ``X-Session-Id``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+
+from inferd_runtime.server.processes.background import background_tasks
+
+KEPT_SECONDS = 300.0
+MOST_OF_TENANT = 16
+MOST = 256
+TICK_SECONDS = 5.0
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class KeptSession:
+    """An open session, closed with ``held``, at the latest at ``until`` (by the table's clock)."""
+
+    held: AsyncExitStack
+    until: float
+
+
+class WarmSessions:
+    """Sessions by tenant and name, one of a name; the least recently used leave first. Their pages are charged to their tenants,
+    and leave the cache under pressure like those of any other context.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._kept: dict[Key, KeptSession] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    async def keep(self, tenant: str, name: str, held: AsyncExitStack) -> None:
+        """Take over an open session; the one before of that name is closed, and those that there is no room for."""
+        leaving = [self._kept.pop((tenant, name), None)]
+        self._kept[tenant, name] = KeptSession(held, self._clock() + KEPT_SECONDS)
+        own = [key for key in self._kept if key[0] == tenant]
+        leaving += [self._kept.pop(key) for key in own[: max(0, len(own) - MOST_OF_TENANT)]]
+        leaving += [self._kept.pop(key) for key in list(self._kept)[: max(0, len(self._kept) - MOST)]]
+        for session in leaving:
+            if session is not None:
+                await session.held.aclose()
+
+    async def close_old(self) -> None:
+        """Close the sessions whose time is over."""
+        now = self._clock()
+        for key in [key for key, session in self._kept.items() if session.until <= now]:
+            await self._kept.pop(key).held.aclose()
+
+    async def close(self) -> None:
+        """Close all."""
+        while self._kept:
+            await self._kept.popitem()[1].held.aclose()
+
+
+@asynccontextmanager
+async def warm_sessions() -> AsyncIterator[WarmSessions]:
+    """Open a table that closes its sessions in time, and all of them at the end."""
+    sessions = WarmSessions()
+
+    async def close_in_time() -> None:
+        while True:
+            await anyio.sleep(TICK_SECONDS)
+            await sessions.close_old()
+
+    async with background_tasks() as tasks:
+        tasks.start_soon(close_in_time)
+        try:
+            yield sessions
+        finally:
+            with anyio.CancelScope(shield=True):
+                await sessions.close()

@@ -1,0 +1,144 @@
+"""Routes of LLM clients that need no program: models, embeddings, tokens, and prompts as the model reads them."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from inferd.chat import ChatRequest, rendered
+from inferd.chat.conversation import Conversation
+from inferd.protocol import Detokenize, Embed, Embeddings, ModelInfo, Text, TokenBytes, Tokenize, TokenPieces
+from inferd.protocol.floats import unpack_floats
+from inferd.transport import restore_transport, use_transport
+from inferd_runtime.server.chat.targets import ChatServing
+from inferd_runtime.server.chat.tenant_sessions import TenantSessions
+from inferd_runtime.server.dialects.anthropic.dialect import AnthropicCountTokens
+from inferd_runtime.server.dialects.exchange import ClientHeaders, unknown_model
+from inferd_runtime.server.dialects.openai.chat import ChatCompletions
+from inferd_runtime.server.dialects.openai.embeddings import embeddings_body, read_embeddings
+from inferd_runtime.server.dialects.openai.model_list import model_json, models_body
+from inferd_runtime.server.dialects.openai.tokens import (
+    detokenized_body,
+    read_detokenize,
+    read_tokenize,
+    rendered_body,
+    tokenized_body,
+)
+from inferd_runtime.server.gateway.auth import TENANT_KEY
+from inferd_runtime.server.gateway.replies import reply
+from inferd_runtime.server.gateway.requests import read_bytes
+from inferd_runtime.server.supervisor.runtime import Runtime
+from inferd_runtime.server.telemetry.request_ids import REQUEST_KEY
+
+
+@dataclass(frozen=True)
+class ModelApi:
+    """The routes about models, each of which asks the engine in a session of the tenant's own."""
+
+    runtime: Runtime
+    serving: ChatServing
+    sessions: TenantSessions
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routing table."""
+        return [
+            Route("/v1/models", self.models),
+            Route("/v1/models/{model:path}", self.model),
+            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
+            Route("/v1/chat/completions/render", self.render, methods=["POST"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+        ]
+
+    async def models(self, request: Request) -> Response:
+        """Answer what clients may name as their model, and the served models with their sizes; the first is the default."""
+        entries = await self.serving.entries(request.scope[TENANT_KEY])
+        return reply({**models_body(entries), "models": self.runtime.models.models})
+
+    async def model(self, request: Request) -> Response:
+        """Answer one of them."""
+        name = request.path_params["model"]
+        for entry in await self.serving.entries(request.scope[TENANT_KEY]):
+            if entry.id == name:
+                return reply(model_json(entry))
+        raise unknown_model(name)
+
+    async def embeddings(self, request: Request) -> Response:
+        """Answer a vector for each input."""
+        tenant = request.scope[TENANT_KEY]
+        query = read_embeddings(await self._body(request))
+        target = await self.serving.model_target(query.model, tenant)
+        texts = [each for each in query.inputs if isinstance(each, str)]
+        tokens = [each for each in query.inputs if not isinstance(each, str)]
+        async with self.sessions.open(tenant) as calls:
+            found: Embeddings = await calls.call(Embed(texts, tokens, model=target.model, adapter=target.adapter))
+        query.check_dimensions(found.size)
+        return reply(embeddings_body(query, [unpack_floats(packed) for packed in found.packed], found.prompt_tokens))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Answer how many tokens a request of ``/v1/messages`` has."""
+        asked = AnthropicCountTokens().read(await self._body(request), _headers(request))
+        conversation = await self._rendered(asked.model, asked.request, request)
+        return reply(asked.body(len(conversation.tokens)))
+
+    async def render(self, request: Request) -> Response:
+        """Answer a chat request's prompt, as the model reads it."""
+        headers = _headers(request)
+        asked = ChatCompletions().read(await self._body(request), headers)
+        conversation = await self._rendered(asked.model, asked.request, request)
+        return reply(rendered_body(headers.request_id, asked.model, conversation.text, conversation.tokens))
+
+    async def tokenize(self, request: Request) -> Response:
+        """Answer the tokens of a text or a conversation."""
+        query = read_tokenize(await self._body(request))
+        info = self._info(query.model)
+        if query.chat is not None:
+            tokens = (await self._rendered(info.name, query.chat, request)).tokens
+        else:
+            asked = Tokenize(query.prompt, info.name, start=query.special_tokens)
+            tokens = (await self._ask(request, asked)).tokens
+        texts = None
+        if query.token_texts:
+            pieces: TokenPieces = await self._ask(request, TokenBytes(tokens, info.name))
+            texts = [base64.b64decode(piece).decode(errors="replace") for piece in pieces.pieces]
+        return reply(tokenized_body(tokens, info.max_context, texts))
+
+    async def detokenize(self, request: Request) -> Response:
+        """Answer the text of tokens."""
+        query = read_detokenize(await self._body(request))
+        text: Text = await self._ask(request, Detokenize(query.tokens, self._info(query.model).name, special=True))
+        return reply(detokenized_body(text.text))
+
+    async def _rendered(self, model: str, asked: ChatRequest, request: Request) -> Conversation:
+        tenant = request.scope[TENANT_KEY]
+        target = await self.serving.target(model, tenant)
+        async with self.sessions.open(tenant) as calls:
+            token = use_transport(calls)
+            try:
+                return await rendered(replace(asked, model=target.model), with_text=True)
+            finally:
+                restore_transport(token)
+
+    async def _ask(self, request: Request, asked: Any) -> Any:
+        async with self.sessions.open(request.scope[TENANT_KEY]) as calls:
+            return await calls.call(asked)
+
+    async def _body(self, request: Request) -> bytes:
+        return await read_bytes(request, self.runtime.settings.max_body_bytes, self.runtime.use.bodies)
+
+    def _info(self, name: str) -> ModelInfo:
+        """Return a served model, the default one for "". Raises NotFound."""
+        for info in self.runtime.models.models:
+            if name in ("", info.name):
+                return info
+        raise unknown_model(name)
+
+
+def _headers(request: Request) -> ClientHeaders:
+    return ClientHeaders(request.scope.get(REQUEST_KEY, ""))
