@@ -18,6 +18,7 @@ import msgspec
 import zmq
 
 from inferd.protocol import (
+    Adapters,
     Cancelled,
     ContextState,
     Done,
@@ -88,6 +89,8 @@ class Engine:
     def operate(self, session: bytes, ticket: bytes, op: str, form: bytes, payload: bytes) -> None:
         if op == "model.list":
             self.reply(session, ticket, form, MODELS)
+        elif op == "adapter.list":
+            self.reply(session, ticket, form, Adapters([]))
         elif op == STATS:
             self.reply(session, ticket, form, EngineStats(7, 0, len(self.sessions), 64, 60))
         elif op == PRODUCED:

@@ -1,0 +1,54 @@
+"""One real server for all tests of a file: gateway, engine with the embedded model, sandbox workers; and the vendors' clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from inferd_runtime.server.gateway.app import open_gateway
+from inferd_runtime.settings.settings import Settings
+
+ROOT = Path(__file__).parents[3]
+TOKEN = "token-of-clients-0123456789"
+
+
+@dataclass(frozen=True)
+class LiveServer:
+    """A server's address, and ways to it."""
+
+    url: str
+    gateway: Any
+
+    def http(self, **headers: str) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {TOKEN}", **headers}, timeout=60)
+
+    def openai(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(**{"base_url": f"{self.url}/v1", "api_key": TOKEN, "max_retries": 0, **options})
+
+    def anthropic(self, **options: Any) -> anthropic.Anthropic:
+        return anthropic.Anthropic(**{"base_url": self.url, "api_key": TOKEN, "max_retries": 0, **options})
+
+    def upload(self, source: str, name: str) -> None:
+        with self.http() as client:
+            response = client.post("/v1/programs", json={"files": {"main.py": source}, "name": name})
+        assert response.status_code in (200, 201), response.text
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("server")
+    settings = Settings(port=0, token=TOKEN, data_dir=folder / "data", state_dir=folder / "state")
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(open_gateway(settings)) as gateway:
+        portal.call(gateway.runtime.wait_ready)
+        live = LiveServer(gateway.url, gateway)
+        for name in ("chat", "best-of-n", "self-consistency"):
+            live.upload((ROOT / "inferlets" / name / "main.py").read_text(), name)
+        yield live
