@@ -19,6 +19,7 @@ NEEDED = (
     "inferd_grammar/__init__.py",
     "inferd_grammar/py.typed",
     "inferd_runtime/cli/__init__.py",
+    "inferd_runtime/inferlets/chat/main.py",
     "inferd_runtime/py.typed",
     "inferd_runtime/sandbox/runner/world.wit",
     "inferd_runtime/sandbox/runner/app.py",

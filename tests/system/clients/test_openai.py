@@ -203,7 +203,7 @@ def running(http: httpx.Client) -> int:
         ({"temperature": 3}, openai.BadRequestError, "temperature"),
         ({"wrong": 1}, openai.BadRequestError, "wrong"),
         ({"messages": [{"role": "user", "content": "x " * 9000}]}, openai.BadRequestError, None),
-        (NO_SCHEMA, openai.BadRequestError, None),
+        (NO_SCHEMA, openai.BadRequestError, "response_format"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_answered_is_refused_by_name(

@@ -16,12 +16,14 @@ class Exchange(Protocol):
 
     ``model`` is what the client calls the model, which need not be a model. ``streams``: the client wants events as they
     come; then :meth:`opening`, :meth:`chunks` for each event and :meth:`closing` bring the bytes of the stream, and
-    :meth:`failure` ends it in place of :meth:`closing`. Otherwise :meth:`body` is the answer.
+    :meth:`failure` ends it in place of :meth:`closing`. Otherwise :meth:`body` is the answer. ``output_field``: the field that
+    says what an answer has to be.
     """
 
     model: str
     request: ChatRequest
     streams: bool
+    output_field: str
 
     def opening(self) -> bytes:
         """Return what the stream begins with, b"" for nothing."""

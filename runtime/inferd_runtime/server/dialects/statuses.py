@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inferd.protocol import InferdError, LimitExceeded
+from inferd_runtime.sandbox.messages import Limits
 
 STATUSES: Mapping[str, int] = {
     "program": 500,
@@ -24,6 +25,8 @@ PROMPT_LIMITS = frozenset({"context_tokens", "max_context"})
 """Limits that the prompt itself is beyond: the same request never works."""
 REQUEST_LIMITS = frozenset({"stop", "logit_bias", "predicted", "embed_inputs", "max_tokens", "stop_tokens"})
 """Limits of single fields."""
+RUN_LIMITS = frozenset(Limits.__struct_fields__)
+"""Limits of one run: what answers the request is at fault, not how often it was asked."""
 BODY_LIMIT, HEAD_LIMIT = "body_bytes", "head_bytes"
 
 
@@ -32,6 +35,8 @@ def status_of(error: InferdError) -> int:
     limit = error.detail.get("limit")
     if isinstance(error, LimitExceeded) and limit in PROMPT_LIMITS | REQUEST_LIMITS:
         return 400
+    if isinstance(error, LimitExceeded) and limit in RUN_LIMITS:
+        return 500
     if limit == BODY_LIMIT:
         return 413
     if limit == HEAD_LIMIT:
@@ -48,8 +53,10 @@ def is_prompt_too_long(error: InferdError) -> bool:
 
 
 def retry_headers(error: InferdError) -> dict[str, str]:
-    """Return the headers that say when to try again, for an error that passes."""
+    """Return the headers that say whether and when to try again."""
     status = status_of(error)
+    if status == 500:
+        return {"x-should-retry": "false"}  # OpenAI's and Anthropic's clients ask again otherwise, and get the same
     if status not in (429, 503):
         return {}
     seconds: Any = error.detail.get("retry_after_s")

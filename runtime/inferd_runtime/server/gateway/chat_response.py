@@ -10,7 +10,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from inferd.protocol import InferdError
+from inferd.protocol import ConstraintError, InferdError
 from inferd_runtime.server.chat.answer_source import AnswerSource
 from inferd_runtime.server.dialects.collected import CollectedAnswer
 from inferd_runtime.server.dialects.exchange import Exchange
@@ -48,7 +48,14 @@ class ChatResponse(Response):
                 else:
                     await self._whole(source, send)
         except InferdError as error:  # kept: what leaves a task group comes out wrapped
-            self._error = error
+            self._error = self._named(error)
+
+    def _named(self, error: InferdError) -> InferdError:
+        """Return an error that names the client's field where a constraint was refused."""
+        if isinstance(error, ConstraintError):
+            field = self._exchange.output_field if self._exchange.request.output is not None else "tools"
+            error.detail.setdefault("param", field)
+        return error
 
     async def _whole(self, source: AnswerSource, send: Send) -> None:
         answer = CollectedAnswer.of(self._choices)

@@ -14,6 +14,7 @@ from inferd.chat import ChatRequest, rendered
 from inferd.chat.conversation import Conversation
 from inferd.protocol import Detokenize, Embed, Embeddings, ModelInfo, Text, TokenBytes, Tokenize, TokenPieces
 from inferd.protocol.floats import unpack_floats
+from inferd.protocol.passes import MAX_INPUTS
 from inferd.transport import restore_transport, use_transport
 from inferd_runtime.server.chat.targets import ChatServing
 from inferd_runtime.server.chat.tenant_sessions import TenantSessions
@@ -76,10 +77,17 @@ class ModelApi:
         target = await self.serving.model_target(query.model, tenant)
         texts = [each for each in query.inputs if isinstance(each, str)]
         tokens = [each for each in query.inputs if not isinstance(each, str)]
+        vectors: list[list[float]] = []
+        used = 0
         async with self.sessions.open(tenant) as calls:
-            found: Embeddings = await calls.call(Embed(texts, tokens, model=target.model, adapter=target.adapter))
-        query.check_dimensions(found.size)
-        return reply(embeddings_body(query, [unpack_floats(packed) for packed in found.packed], found.prompt_tokens))
+            for start in range(0, len(query.inputs), MAX_INPUTS):
+                part = slice(start, start + MAX_INPUTS)
+                asked = Embed(texts[part], tokens[part], model=target.model, adapter=target.adapter)
+                found: Embeddings = await calls.call(asked)
+                query.check_dimensions(found.size)
+                vectors += [unpack_floats(packed) for packed in found.packed]
+                used += found.prompt_tokens
+        return reply(embeddings_body(query, vectors, used))
 
     async def count_tokens(self, request: Request) -> Response:
         """Answer how many tokens a request of ``/v1/messages`` has."""

@@ -40,6 +40,7 @@ class AnthropicExchange:
     def __init__(self, model: str, request: ChatRequest, request_id: str = "", hides_thinking: bool = False) -> None:
         self.model = model
         self.request = request
+        self.output_field = "output_config.format"
         self.streams = request.stream
         self._request_id = request_id
         self._hides_thinking = hides_thinking

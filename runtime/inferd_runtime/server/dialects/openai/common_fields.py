@@ -155,6 +155,12 @@ def common_request(asked: CommonFields, headers: ClientHeaders) -> ChatRequest:
     )
 
 
+def output_field(request: ChatRequest) -> str:
+    """Return the field that a request's output format came from."""
+    of_format = request.output is None or request.output.kind in ("json_object", "json_schema")
+    return "response_format" if of_format else "structured_outputs"
+
+
 def _check_stream_options(asked: CommonFields) -> None:
     if asked.stream_options is None:
         return

@@ -51,6 +51,7 @@ class ResponsesExchange:
         self._bare = responses_request(read, headers)
         self.request: ChatRequest = self._bare
         self.streams = self._bare.stream
+        self.output_field = "text.format"
         self._response = ResponseObject(read)
         self._events = NumberedEvents()
         self._output = OutputStream(self._events)
