@@ -185,13 +185,46 @@ def test_a_response_belongs_to_its_tenant(server: LiveServer) -> None:
         server.openai().responses.retrieve(response.id)
 
 
+def until_over(client: openai.OpenAI, response_id: str) -> Any:
+    """Ask for a response until it is over."""
+    for _ in range(600):
+        response = client.responses.retrieve(response_id)
+        if response.status != "in_progress":
+            return response
+    raise AssertionError("it is never over")
+
+
+def test_a_response_in_the_background_is_asked_for_until_it_is_over(server: LiveServer) -> None:
+    client = server.openai()
+    begun = client.responses.create(model="tiny", input="Hi", background=True, max_output_tokens=5, temperature=0)
+    assert (begun.status, begun.background) == ("in_progress", True)
+    ended = until_over(client, begun.id)
+    waited = client.responses.create(model="tiny", input="Hi", max_output_tokens=5, temperature=0)
+    assert (ended.status, ended.output_text) == (waited.status, waited.output_text)
+    assert client.responses.cancel(begun.id).status == ended.status
+
+
+def test_a_response_in_the_background_is_cancelled(server: LiveServer) -> None:
+    client = server.openai()
+    begun = client.responses.create(model="tiny", input="Hi", background=True, max_output_tokens=3000)
+    with pytest.raises(openai.NotFoundError):
+        server.openai(BOB).responses.cancel(begun.id)
+    assert client.responses.cancel(begun.id).status == "cancelled"
+    assert client.responses.retrieve(begun.id).status == "cancelled"
+    with pytest.raises(openai.NotFoundError, match="nothing"):
+        client.responses.create(model="nothing", input="Hi", background=True)
+    waited = client.responses.create(model="tiny", input="Hi", max_output_tokens=1)
+    with pytest.raises(openai.BadRequestError, match="background"):
+        client.responses.cancel(waited.id)
+
+
 def test_openais_errors(server: LiveServer) -> None:
     client = server.openai()
     with pytest.raises(openai.NotFoundError, match="nothing") as unknown:
         client.responses.create(model="nothing", input="Hi")
     assert unknown.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as refused:
-        client.responses.create(model="tiny", input="Hi", background=True)
-    assert refused.value.param == "background"
+        client.responses.create(model="tiny", input="Hi", truncation="auto")
+    assert refused.value.param == "truncation"
     with pytest.raises(openai.BadRequestError, match="limit"):
         client.responses.input_items.list("anything", limit=1000)

@@ -17,7 +17,6 @@ from inferd_runtime.server.dialects.responses.stored import (
     StoredResponse,
     deleted_json,
     item_page,
-    not_cancellable,
 )
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.chat_routes import ChatApi
@@ -54,6 +53,10 @@ class ResponsesApi:
         exchange = OpenAiResponses().read(*await self.chat.read(request))
         await self.store.follow(exchange, tenant)
         exchange.when_complete = lambda stored: self.store.keep(stored, tenant)
+        if exchange.background:
+            target = await self.chat.serving.target(exchange.model, tenant)
+            answer = self.chat.serving.answer(target, exchange.request, tenant)
+            return reply((await self.store.background.start(exchange, answer, tenant)).response)
         return await self.chat.respond(exchange, tenant)
 
     async def get(self, request: Request) -> Response:
@@ -68,8 +71,8 @@ class ResponsesApi:
         return reply(deleted_json(response))
 
     async def cancel(self, request: Request) -> Response:
-        """``POST /v1/responses/{id}/cancel``: refused, for none runs in the background."""
-        raise not_cancellable((await self._stored(request)).id)
+        """``POST /v1/responses/{id}/cancel``, of one that is answered in the background."""
+        return reply((await self.store.cancel(request.scope[TENANT_KEY], request.path_params["response"])).response)
 
     async def input_items(self, request: Request) -> Response:
         """``GET /v1/responses/{id}/input_items``, a page of them."""

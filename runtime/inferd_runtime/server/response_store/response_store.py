@@ -11,7 +11,14 @@ import anyio
 
 from inferd_runtime.server.dialects.responses.answer import ResponsesExchange
 from inferd_runtime.server.dialects.responses.items import Item
-from inferd_runtime.server.dialects.responses.stored import StoredResponse, unknown_response
+from inferd_runtime.server.dialects.responses.stored import (
+    StoredResponse,
+    not_cancellable,
+    still_in_progress,
+    unknown_response,
+)
+from inferd_runtime.server.processes.background import background_tasks
+from inferd_runtime.server.response_store.background import BackgroundResponses
 from inferd_runtime.server.response_store.response_file import ResponseFile, packed_response
 from inferd_runtime.server.run_store.archive import FileArchive
 from inferd_runtime.server.tenancy.quotas import QuotasOf
@@ -21,9 +28,13 @@ log = logging.getLogger("inferd.responses")
 
 
 class ResponseStore:
-    """Keeps responses as far as the tenant's quotas let it. Belongs to one event loop."""
+    """Keeps responses as far as the tenant's quotas let it. Belongs to one event loop.
 
-    def __init__(self, archive: FileArchive[ResponseFile], quotas: QuotasOf) -> None:
+    ``background``: those that are not over.
+    """
+
+    def __init__(self, archive: FileArchive[ResponseFile], quotas: QuotasOf, background: BackgroundResponses) -> None:
+        self.background = background
         self._archive = archive
         self._quotas = quotas
 
@@ -51,14 +62,29 @@ class ResponseStore:
             log.error("a response is not kept: too much waits to be written")
 
     async def find(self, tenant: str, response_id: str) -> StoredResponse:
-        """Return a response of the tenant. Raises NotFound, Unavailable."""
+        """Return a response of the tenant, as it is now. Raises NotFound, Unavailable."""
+        if (begun := self.background.find(tenant, response_id)) is not None:
+            return begun
         stored = await self._archive.read(lambda file: file.find(tenant, response_id))
         if stored is None:
             raise unknown_response(response_id)
         return stored
 
+    async def cancel(self, tenant: str, response_id: str) -> StoredResponse:
+        """End a response in the background, and return how it ended.
+
+        Raises NotFound, Unavailable, and InvalidRequest for another response.
+        """
+        await self.background.cancel(tenant, response_id)
+        stored = await self.find(tenant, response_id)
+        if not stored.is_background:
+            raise not_cancellable(response_id)
+        return stored
+
     async def delete(self, tenant: str, response_id: str) -> None:
-        """Forget a response of the tenant. Raises NotFound, Unavailable."""
+        """Forget a response of the tenant. Raises NotFound, Unavailable, and InvalidRequest for one in progress."""
+        if self.background.find(tenant, response_id) is not None:
+            raise still_in_progress(response_id)
         if not await self._archive.read(lambda file: file.delete(tenant, response_id)):
             raise unknown_response(response_id)
 
@@ -68,7 +94,8 @@ async def open_response_store(path: Path, quotas: QuotasOf) -> AsyncIterator[Res
     """Open the store; what waits to be written at the end is written."""
     archive = FileArchive(lambda: ResponseFile(path), "the store of responses")
     try:
-        yield ResponseStore(archive, quotas)
+        async with background_tasks() as tasks:
+            yield ResponseStore(archive, quotas, BackgroundResponses(tasks))
     finally:
         with anyio.CancelScope(shield=True):
             await archive.close()

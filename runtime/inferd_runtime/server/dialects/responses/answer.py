@@ -35,12 +35,14 @@ MAX_REFERENCES = 64
 class ResponsesExchange:
     """A request and its answer. ``previous`` names the response that it follows ("" for none), ``references`` the items of
     kept responses that its input names: where there are any, :meth:`follow` has to be called before ``request`` is used.
+    ``background``: it is answered while nobody waits; then how it ends is kept, whatever that is.
     """
 
     def __init__(self, body: bytes, headers: ClientHeaders) -> None:
         read = read_responses_body(body)
         self.model = read.model
         self.previous = read.previous_response_id or ""
+        self.background = bool(read.background)
         self._input = read_input(read.input or [])
         self.references = [item.id for item in self._input if isinstance(item, ItemReference)]
         self.when_complete: Callable[[StoredResponse], None] = _keep_nothing
@@ -57,6 +59,7 @@ class ResponsesExchange:
         self._output = OutputStream(self._events)
         self._end: ChoiceFinished | None = None
         self._usage = UsageReport(0, 0)
+        self._is_over = False
         if not self.previous and not self.references:
             self.follow(None, {})
 
@@ -72,6 +75,16 @@ class ResponsesExchange:
         messages = messages_of(earlier, items)
         self._items = [*earlier, *items]
         self.request = replace(self._bare, messages=[*self._bare.messages, *messages])
+
+    @property
+    def id(self) -> str:
+        """Return the response's id."""
+        return self._response.id
+
+    @property
+    def begun(self) -> StoredResponse:
+        """Return the response as long as it is in progress."""
+        return StoredResponse(self._response.state("in_progress"), self._items)
 
     def opening(self) -> bytes:
         """Return the first events, which bring the response as it is now."""
@@ -97,10 +110,18 @@ class ResponsesExchange:
         return last + self._events.event(f"response.{self._status}", response=self._complete())
 
     def failure(self, error: InferdError) -> bytes:
-        """Return the end of a stream that broke off. A response that failed is not kept."""
+        """Return the end of a stream that broke off. A response that failed is kept if it was answered in the background."""
         last = self._output.close("incomplete")
         failed = self._response.state("failed", self._output.items, self._usage, error)
+        if self.background:
+            self._keep(failed)
         return last + self._events.event("response.failed", response=failed)
+
+    def cancel(self) -> None:
+        """End an answer in the background that is not wanted any more, unless it is over. What it has so far is kept."""
+        self._output.close("incomplete")
+        cancelled = self._response.state("cancelled", self._output.items, self._usage)
+        self._keep(cancelled)
 
     def body(self, answer: CollectedAnswer) -> dict[str, Any]:
         """Return the whole response."""
@@ -110,9 +131,14 @@ class ResponsesExchange:
 
     def _complete(self) -> dict[str, Any]:
         response = self._response.state(self._status, self._output.items, self._usage)
-        if self._response.stores:
-            self.when_complete(StoredResponse(response, self._items))
+        self._keep(response)
         return response
+
+    def _keep(self, response: dict[str, Any]) -> None:
+        """Keep how the answer ended, if it is to be kept: what comes later does not change that."""
+        if self._response.stores and not self._is_over:
+            self.when_complete(StoredResponse(response, self._items))
+        self._is_over = True
 
     @property
     def _status(self) -> Status:

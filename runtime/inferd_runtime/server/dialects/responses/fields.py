@@ -103,6 +103,7 @@ class ResponsesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     previous_response_id: ItemId | None = None
     store: bool | None = None
     stream: bool | None = None
+    background: bool | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -136,6 +137,7 @@ RESPONSES_FIELDS = FieldTable(
         RequestField("previous_response_id", "goes on behind a response that was stored"),
         RequestField("store", "true by default: as many are kept as the tenant's quotas of runs say"),
         RequestField("stream", "named events"),
+        RequestField("background", "answered while nobody waits; with store, and without stream"),
         RequestField("tools", "functions; hosted tools are refused; arguments are held to the schema, strict or not"),
         RequestField("tool_choice", "none, auto, required, a function by name, allowed_tools"),
         RequestField("parallel_tool_calls", "false: one call at most"),
@@ -166,8 +168,7 @@ RESPONSES_FIELDS = FieldTable(
         RequestField("prompt_cache_options", "prompts are found by their beginning", ({}, {"mode": "implicit"})),
         RequestField("truncation", "an input that is too long is refused", ("disabled",)),
         RequestField("service_tier", "there is one tier", ("auto", "default")),
-        RequestField("background", "launch a run instead", (False,)),
-        RequestField("background_options", "launch a run instead", ({},)),
+        RequestField("background_options", "it begins as soon as it can", ({}, {"completion_window": "soonest"})),
         RequestField("conversation", "use previous_response_id", ()),
         RequestField("context_management", "send less instead", ([],)),
         RequestField("prompt", "write a program", ()),

@@ -15,7 +15,7 @@ from inferd_runtime.server.dialects.responses.ids import new_id
 from inferd_runtime.server.dialects.responses.items import Item
 from inferd_runtime.server.dialects.statuses import status_of
 
-ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class ResponseObject:
@@ -53,7 +53,7 @@ def _asked(body: ResponsesBody) -> dict[str, Any]:
     """Return the fields that say what was asked, with the values that hold."""
     reasoning = body.reasoning
     return {
-        "background": False,
+        "background": bool(body.background),
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,

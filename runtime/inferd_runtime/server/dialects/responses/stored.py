@@ -29,6 +29,11 @@ class StoredResponse(msgspec.Struct, frozen=True):
         return str(self.response["id"])
 
     @property
+    def is_background(self) -> bool:
+        """Return True if the response was answered while nobody waited."""
+        return self.response["background"] is True
+
+    @property
     def conversation(self) -> list[Item]:
         """Return what a next response follows: everything but the instructions."""
         return [*self.input, *self.response["output"]]
@@ -49,11 +54,17 @@ def unknown_previous(response_id: str) -> InvalidRequest:
 
 
 def not_cancellable(response_id: str) -> InvalidRequest:
-    """Return the error of cancelling a response that does not run in the background: none does."""
+    """Return the error of cancelling a response that was not answered in the background."""
     return InvalidRequest(
-        f"Cannot cancel the response {cut(response_id, MAX_SHOWN)!r}: only background responses can be cancelled; "
-        "leave the connection to end another one.",
+        f"Cannot cancel the response {cut(response_id, MAX_SHOWN)!r}: it does not run in the background.",
         param="response_id",
+    )
+
+
+def still_in_progress(response_id: str) -> InvalidRequest:
+    """Return the error of deleting a response that is being answered."""
+    return InvalidRequest(
+        f"Response with id {cut(response_id, MAX_SHOWN)!r} is in progress: cancel it first.", param="response_id"
     )
 
 

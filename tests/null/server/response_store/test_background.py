@@ -1,0 +1,131 @@
+"""Responses in the background: each ends once, however it ends, and is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from inferd.chat import ChatEvent, ChoiceFinished, TextDelta, UsageReport
+from inferd.protocol import InferdError, LimitExceeded, Unavailable
+from inferd_runtime.server.dialects.exchange import ClientHeaders
+from inferd_runtime.server.dialects.responses.answer import OpenAiResponses, ResponsesExchange
+from inferd_runtime.server.dialects.responses.stored import StoredResponse
+from inferd_runtime.server.processes.background import background_tasks
+from inferd_runtime.server.response_store.background import BackgroundResponses
+
+pytestmark = pytest.mark.anyio
+
+
+class Source:
+    """Says "hi", and then what it is told: an error, its end, or nothing for ever."""
+
+    run = ""
+
+    def __init__(self, ending: Exception | None = None, waits: bool = False) -> None:
+        self._ending = ending
+        self._waits = waits
+        self._events: list[list[ChatEvent]] = [[TextDelta("hi")], [ChoiceFinished("stop"), UsageReport(1, 1)], []]
+        self.waiting = anyio.Event()
+
+    async def next(self) -> list[ChatEvent]:
+        if len(self._events) < 3 and self._waits:
+            self.waiting.set()
+            await anyio.sleep_forever()
+        if len(self._events) < 3 and self._ending is not None:
+            raise self._ending
+        return self._events.pop(0)
+
+
+@asynccontextmanager
+async def answered(
+    source: Source, refusal: InferdError | None = None, leaves: anyio.Event | None = None
+) -> AsyncIterator[Any]:
+    if refusal is not None:
+        raise refusal
+    yield source
+    if leaves is not None:
+        leaves.set()
+        await anyio.sleep_forever()
+
+
+def exchange() -> tuple[ResponsesExchange, list[StoredResponse]]:
+    body = {"model": "t", "input": "hi", "background": True}
+    made = OpenAiResponses().read(json.dumps(body).encode(), ClientHeaders())
+    kept: list[StoredResponse] = []
+    made.when_complete = kept.append
+    return made, kept
+
+
+async def until_kept(kept: list[StoredResponse]) -> dict[str, Any]:
+    with anyio.fail_after(10):
+        while not kept:
+            await anyio.lowlevel.checkpoint()
+    (one,) = kept
+    return one.response
+
+
+async def test_it_is_in_progress_and_then_kept() -> None:
+    asked, kept = exchange()
+    async with background_tasks() as tasks:
+        background = BackgroundResponses(tasks)
+        begun = await background.start(asked, answered(Source()), "ann")
+        assert begun.response["status"] == "in_progress"
+        ended = await until_kept(kept)
+    assert (ended["status"], ended["output"][0]["content"][0]["text"]) == ("completed", "hi")
+
+
+@pytest.mark.parametrize("ending", [Unavailable("gone"), ValueError("a bug")])
+async def test_one_that_fails_is_kept_and_harms_no_other(ending: Exception) -> None:
+    asked, kept = exchange()
+    other, others = exchange()
+    async with background_tasks() as tasks:
+        background = BackgroundResponses(tasks)
+        await background.start(asked, answered(Source(ending)), "ann")
+        failed = await until_kept(kept)
+        await background.start(other, answered(Source()), "ann")
+        assert (await until_kept(others))["status"] == "completed"
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+
+
+async def test_one_that_cannot_begin_is_refused() -> None:
+    asked, kept = exchange()
+    async with background_tasks() as tasks:
+        background = BackgroundResponses(tasks)
+        with pytest.raises(LimitExceeded):
+            await background.start(asked, answered(Source(), LimitExceeded("full", limit="sockets")), "ann")
+        assert background.find("ann", asked.id) is None
+    assert not kept
+
+
+async def test_a_cancelled_one_keeps_what_it_has_and_is_its_tenants_alone() -> None:
+    asked, kept = exchange()
+    source = Source(waits=True)
+    async with background_tasks() as tasks:
+        background = BackgroundResponses(tasks)
+        await background.start(asked, answered(source), "ann")
+        await source.waiting.wait()
+        assert background.find("bob", asked.id) is None
+        await background.cancel("bob", asked.id)
+        assert background.find("ann", asked.id) is not None
+        await background.cancel("ann", asked.id)
+        assert background.find("ann", asked.id) is None
+    (ended,) = kept
+    assert ended.response["status"] == "cancelled"
+    assert ended.response["output"][0]["content"][0]["text"] == "hi"
+
+
+async def test_one_that_is_cancelled_as_it_ends_is_kept_once() -> None:
+    asked, kept = exchange()
+    leaving = anyio.Event()
+    async with background_tasks() as tasks:
+        background = BackgroundResponses(tasks)
+        await background.start(asked, answered(Source(), leaves=leaving), "ann")
+        await leaving.wait()
+        await background.cancel("ann", asked.id)
+    assert [one.response["status"] for one in kept] == ["completed"]
