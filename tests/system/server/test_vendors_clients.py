@@ -87,6 +87,14 @@ def test_a_message_is_held_to_a_schema(server: LiveServer) -> None:
     assert isinstance(message.parsed_output, City)
 
 
+def test_the_tokens_of_a_message_are_counted_as_they_are_used(server: LiveServer) -> None:
+    client = server.anthropic()
+    messages: Any = [{"role": "user", "content": "How many tokens are these?"}]
+    count = client.messages.count_tokens(model="tiny", messages=messages, system="Be kind.", tools=[TOOL])
+    used = client.messages.create(model="tiny", max_tokens=1, messages=messages, system="Be kind.", tools=[TOOL]).usage
+    assert count.input_tokens == used.input_tokens + (used.cache_read_input_tokens or 0)
+
+
 @pytest.mark.parametrize("page", ["anthropic.md", "openai.md", "responses.md"])
 def test_the_pages_examples_run(server: LiveServer, page: str) -> None:
     text = (Path(__file__).parents[3] / "docs" / "reference" / page).read_text()

@@ -55,7 +55,7 @@ class ResponsesApi:
         exchange.when_complete = lambda stored: self.store.keep(stored, tenant)
         if exchange.background:
             target = await self.chat.serving.target(exchange.model, tenant)
-            answer = self.chat.serving.answer(target, exchange.request, tenant)
+            answer = self.chat.serving.answer(target, tenant, exchange.request)
             return reply((await self.store.background.start(exchange, answer, tenant)).response)
         return await self.chat.respond(exchange, tenant)
 
