@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,17 +20,20 @@ ANN, BOB = "token-of-ann-0123456789", "token-of-bob-0123456789"
 
 @dataclass(frozen=True)
 class LiveServer:
-    """Where it listens; ANN and BOB are tenants."""
+    """Where it listens; ANN and BOB are tenants. Clients are closed with the server."""
 
     url: str
+    opened: ExitStack
 
     def openai(self, token: str = ANN) -> openai.OpenAI:
         """Return OpenAI's client, which tries once."""
-        return openai.OpenAI(api_key=token, base_url=f"{self.url}/v1", max_retries=0, timeout=60)
+        client = openai.OpenAI(api_key=token, base_url=f"{self.url}/v1", max_retries=0, timeout=60)
+        return self.opened.enter_context(client)
 
     def anthropic(self, token: str = ANN) -> anthropic.Anthropic:
         """Return Anthropic's client, which tries once."""
-        return anthropic.Anthropic(api_key=token, base_url=self.url, max_retries=0, timeout=60)
+        client = anthropic.Anthropic(api_key=token, base_url=self.url, max_retries=0, timeout=60)
+        return self.opened.enter_context(client)
 
 
 @contextmanager
@@ -50,7 +53,8 @@ def live_server(folder: Path, *options: str) -> Iterator[LiveServer]:
         assert process.stdout is not None
         line = process.stdout.readline()
         try:
-            yield LiveServer(json.loads(line)["url"])
+            with ExitStack() as opened:
+                yield LiveServer(json.loads(line)["url"], opened)
         finally:
             process.send_signal(signal.SIGTERM)
             _, err = process.communicate(timeout=30)

@@ -23,6 +23,11 @@ SCHEMA = {
 }
 TOOL: Any = {"name": "weather", "description": "The weather of a city.", "input_schema": SCHEMA}
 FUNCTION: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
+LONG: Any = {
+    "type": "json_schema", "name": "long",
+    "schema": {"type": "object", "properties": {"a": {"type": "string", "minLength": 5000}}, "required": ["a"]},
+}  # fmt: skip
+"""An answer that takes its time."""
 HELLO: Any = [{"role": "user", "content": "Hello there"}]
 ARGMAX: Any = {"temperature": 0}
 
@@ -53,8 +58,9 @@ def test_a_message_and_its_stream_say_the_same(server: LiveServer) -> None:
 def test_the_beta_of_messages_speaks_the_same(server: LiveServer) -> None:
     keep: Any = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
     message = server.anthropic().beta.messages.create(
-        model="tiny", max_tokens=3, messages=HELLO, betas=["context-management-2025-06-27"], context_management=keep
-    )
+        model="tiny", max_tokens=3, messages=HELLO, betas=["context-management-2025-06-27"], context_management=keep,
+        extra_body=ARGMAX,
+    )  # fmt: skip
     assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", 3)
 
 
@@ -100,7 +106,9 @@ def test_the_pages_examples_run(server: LiveServer, page: str) -> None:
     text = (Path(__file__).parents[3] / "docs" / "reference" / page).read_text()
     (example,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert "http://127.0.0.1:7070" in example
-    exec(example.replace("http://127.0.0.1:7070", server.url), {"TOKEN": ANN})
+    names: dict[str, Any] = {"TOKEN": ANN}
+    exec(example.replace("http://127.0.0.1:7070", server.url), names)
+    names["client"].close()
 
 
 def test_anthropics_errors(server: LiveServer) -> None:
@@ -168,7 +176,12 @@ def test_a_response_is_held_to_a_model_and_tells_log_probabilities(server: LiveS
     parsed = client.responses.parse(model="tiny", input="A city?", text_format=City, max_output_tokens=60)
     assert isinstance(parsed.output_parsed, City)
     scored = client.responses.create(
-        model="tiny", input="Hi", max_output_tokens=3, include=["message.output_text.logprobs"], top_logprobs=2
+        model="tiny",
+        input="Hello there",
+        temperature=0,
+        max_output_tokens=3,
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
     )
     logprobs = scored.output[0].content[0].logprobs
     assert [len(one.top_logprobs) for one in logprobs] == [2] * len(logprobs)
@@ -214,7 +227,9 @@ def test_a_response_in_the_background_is_asked_for_until_it_is_over(server: Live
 
 def test_a_response_in_the_background_is_cancelled(server: LiveServer) -> None:
     client = server.openai()
-    begun = client.responses.create(model="tiny", input="Hi", background=True, max_output_tokens=3000)
+    begun = client.responses.create(
+        model="tiny", input="Hi", background=True, text={"format": LONG}, max_output_tokens=3000
+    )
     with pytest.raises(openai.NotFoundError):
         server.openai(BOB).responses.cancel(begun.id)
     assert client.responses.cancel(begun.id).status == "cancelled"
