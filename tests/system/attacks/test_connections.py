@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import struct
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -15,6 +17,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from .arena import Arena, Hostile, checked, open_socket
 from .attack import OK, Attack, Conduct, attacks, ended, ending, withstood
 from .clients import REFUSED, SLEEP, connected, others_are_served, request_head
+
+ASKING_SECONDS = 2.0
 
 
 def half_sent(count: int, data: Callable[[Hostile], bytes]) -> Callable[[Arena], str]:
@@ -82,6 +86,26 @@ def socket_that_never_reads(arena: Arena) -> str:
             for _ in range(900):
                 session.send("model.detokenize", tokens=tokens)
         return others_are_served(arena, OK)
+
+
+def asking(count: int, path: str) -> Callable[[Arena], str]:
+    """Ask over so many connections until ``ASKING_SECONDS`` are over, without waiting for an answer."""
+
+    def act(arena: Arena) -> str:
+        requests = request_head(arena.mallory, "GET", path) * 20
+        end = time.monotonic() + ASKING_SECONDS
+        with ExitStack() as held:
+            sent = {held.enter_context(connected(arena)): 0 for _ in range(count)}
+            while time.monotonic() < end:
+                for raw, done in sent.items():
+                    with contextlib.suppress(OSError):
+                        sent[raw] = (done + raw.send(requests[done:], socket.MSG_DONTWAIT)) % len(requests)
+                    with contextlib.suppress(OSError):
+                        raw.recv(1 << 16, socket.MSG_DONTWAIT)
+                select.select(sent, [], [], 0.01)
+        return others_are_served(arena, OK)
+
+    return act
 
 
 def resets(arena: Arena) -> str:
@@ -172,6 +196,8 @@ CONNECTIONS: list[Attack] = [
     Conduct(
         "2,000 requests in one go", raw_bytes(lambda h: request_head(h, "GET", "/v1/runs") * 200, 10), OK, seconds=60
     ),
+    Conduct("24 connections that ask without end", asking(24, "/v1/runs"), OK),
+    Conduct("24 connections that ask for what is not there", asking(24, "/v1/nothing"), OK),
     Conduct("a head of 200 KB", raw_bytes(lambda h: request_head(h, "GET", "/v1/runs", "X: " + "x" * 200_000)), OK),
     Conduct("20,000 headers", raw_bytes(lambda h: request_head(h, "GET", "/v1/runs", *["a: b"] * 20_000)), OK),
     Conduct(

@@ -13,7 +13,7 @@ import msgspec
 from inferd.protocol import LimitExceeded, Unavailable
 from inferd_runtime.server.connections.deadlines import Deadlines, Patience
 from inferd_runtime.server.connections.guarded_connection import GuardedConnection, Peer
-from inferd_runtime.server.connections.loop_shares import REGULAR_SHARE, LoopShares
+from inferd_runtime.server.connections.loop_shares import REGULAR_SHARE, AnswerShares, LoopShares
 from inferd_runtime.server.connections.newcomers import Newcomers
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
 
@@ -60,6 +60,7 @@ class ConnectionTable:
         self._use = use
         self._newcomers = Newcomers(self.limits.newcomers, self.limits.per_address)
         self._shares = LoopShares()
+        self._answers = AnswerShares()
         self._recheck_at = 0.0
         self._open: dict[Peer, GuardedConnection] = {}
 
@@ -123,8 +124,18 @@ class ConnectionTable:
         now = time.monotonic()
         if self._newcomers.is_regular(connection.address, connection):
             return self._shares.charge(f"connection {connection.peer}", seconds, now, REGULAR_SHARE)
-        owner = connection.tenant or f"address {connection.address}"
-        return self._shares.charge(owner, seconds, now)
+        return self._shares.charge(_owner(connection), seconds, now)
+
+    def begin_answer(self, connection: GuardedConnection) -> float:
+        """Return the seconds to wait before a request is answered: others have their share of the thread."""
+        if self._newcomers.is_regular(connection.address, connection):
+            return 0.0
+        return self._answers.begin(_owner(connection), time.monotonic())
+
+    def answering(self, connection: GuardedConnection, seconds: float) -> None:
+        """Charge the time that answering took until now."""
+        if not self._newcomers.is_regular(connection.address, connection):
+            self._answers.used(_owner(connection), seconds, time.monotonic())
 
     def ended(self, connection: GuardedConnection) -> None:
         """Forget a connection that was lost."""
@@ -145,6 +156,7 @@ class ConnectionTable:
             self._recheck_at = now + RECHECK_SECONDS
             self._close_disallowed()
         self._shares.forget_old(now)
+        self._answers.forget_old(now)
 
     def _close_disallowed(self) -> None:
         """Close the connections, with their streams and sessions, whose token was revoked or has expired."""
@@ -161,3 +173,8 @@ class ConnectionTable:
         else:
             self._use.connections.give_back(connection.tenant)
             connection.tenant = None
+
+
+def _owner(connection: GuardedConnection) -> str:
+    """Return who pays for a connection."""
+    return connection.tenant or f"address {connection.address}"

@@ -1,4 +1,4 @@
-"""How much of the gateway's one thread reading from one client may take."""
+"""How much of the gateway's one thread reading from one client, and answering it, may take."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ SHARE = 0.25
 """The part of the thread's time that one owner's bytes may take."""
 REGULAR_SHARE = 0.02
 """That of a connection with an account of its own, of which there are a few: what watches ``/livez`` takes a tenth of it."""
+RECENT_SECONDS = 1.0
+"""For so long after it was answered an owner counts as there."""
+LEAST_SECONDS = 0.0002
+"""What a request is expected to take, so that of many that come at once not all begin at once."""
 ALLOWED_DEBT = 0.02
 """Seconds that an owner may run ahead of its share: what an ordinary request takes costs no wait."""
 
@@ -29,3 +33,31 @@ class LoopShares:
     def forget_old(self, now: float) -> None:
         """Drop the accounts that are even."""
         self._paid_at = {owner: paid_at for owner, paid_at in self._paid_at.items() if paid_at > now}
+
+
+class AnswerShares:
+    """Divides the time of answering evenly among the owners that are there, and leaves as much for what is not counted: other
+    threads, programs' output. An owner that is alone may have all of it.
+    """
+
+    def __init__(self) -> None:
+        self._shares = LoopShares()
+        self._seen: dict[str, float] = {}
+
+    def begin(self, owner: str, now: float) -> float:
+        """Return the seconds to wait before a request of the owner is answered."""
+        wait = self._shares.wait(owner, now)
+        self.used(owner, LEAST_SECONDS, now)
+        return wait
+
+    def used(self, owner: str, seconds: float, now: float) -> None:
+        """Note that answering took ``seconds`` until ``now``."""
+        self._seen.pop(owner, None)
+        self._seen[owner] = now  # as the last one
+        if len(self._seen) > 1:
+            self._shares.charge(owner, seconds, now, max(SHARE, 1 / (1 + len(self._seen))))
+
+    def forget_old(self, now: float) -> None:
+        """Drop who is not there any more."""
+        self._seen = {owner: seen for owner, seen in self._seen.items() if seen > now - RECENT_SECONDS}
+        self._shares.forget_old(now)

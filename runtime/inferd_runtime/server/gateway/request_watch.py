@@ -1,9 +1,14 @@
-"""ASGI middleware that tells a connection how far its request is."""
+"""ASGI middleware that tells a connection how far its request is, and has its owner pay for the answer's time."""
 
 from __future__ import annotations
 
 import time
+import types
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from typing import Any
 
+import anyio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -37,10 +42,35 @@ class RequestWatch:
             return message
 
         scope[CONNECTION_KEY] = connection
-        try:
+        wait = self._table.begin_answer(connection)
+        if wait > 0:
+            await anyio.sleep(wait)
+
+        async def answer() -> None:
             await self._app(scope, watched, send)
+
+        try:
+            await timed(answer(), partial(self._table.answering, connection))
         finally:
             connection.deadlines.answered(time.monotonic())
+
+
+@types.coroutine
+def timed(work: Coroutine[Any, Any, None], charge: Callable[[float], None]) -> Generator[Any, Any, None]:
+    """Await ``work``, and call ``charge`` with the seconds of each of its turns."""
+    step: Callable[[], Any] = partial(work.send, None)
+    while True:
+        started = time.perf_counter()
+        try:
+            wanted = step()
+        except StopIteration:
+            return
+        finally:
+            charge(time.perf_counter() - started)
+        try:
+            step = partial(work.send, (yield wanted))
+        except BaseException as error:  # noqa: BLE001 - it is the work's: cancelled, or closed
+            step = partial(work.throw, error)
 
 
 def _has_body(scope: Scope) -> bool:

@@ -7,7 +7,7 @@ import math
 from hypothesis import given, strategies as st
 
 from inferd_runtime.server.connections.deadlines import Deadlines, Patience
-from inferd_runtime.server.connections.loop_shares import ALLOWED_DEBT, SHARE, LoopShares
+from inferd_runtime.server.connections.loop_shares import ALLOWED_DEBT, SHARE, AnswerShares, LoopShares
 from inferd_runtime.server.connections.newcomers import REGULARS_PER_ADDRESS, Newcomers
 
 PATIENCE = Patience(head=10, body=60, idle=15, unread=30)
@@ -114,6 +114,30 @@ def test_what_an_ordinary_request_takes_costs_no_wait_and_even_accounts_are_drop
     assert shares.wait("eve", 10.1) > 0
     shares.forget_old(20.0)
     assert not shares._paid_at
+
+
+@given(st.lists(st.floats(1e-4, 0.1), min_size=5, max_size=50), st.integers(1, 40))
+def test_answers_to_one_owner_leave_the_thread_to_others_that_are_there(costs: list[float], at_once: int) -> None:
+    answers, now, spent, begun = AnswerShares(), 100.0, 0.0, 100.0
+    for cost in costs:
+        answers.used("ann", 1e-4, now)
+        begun = max([begun, *(now + answers.begin("eve", now) for _ in range(at_once))])
+        now = begun + cost
+        answers.used("eve", cost, now)
+        spent += cost
+    assert spent <= (now - 100.0 + ALLOWED_DEBT) / 3 + max(costs) + 1e-6
+    assert answers.begin("ann", now) == 0
+
+
+def test_an_owner_that_is_alone_waits_for_no_answer_and_those_that_left_do_not_count() -> None:
+    answers = AnswerShares()
+    answers.used("ann", 0.1, 10.0)
+    answers.forget_old(12.0)
+    for number in range(100):
+        now = 12.0 + number
+        assert answers.begin("eve", now) == 0
+        answers.used("eve", 0.5, now + 0.5)
+        answers.forget_old(now + 0.5)
 
 
 @given(st.integers(1, 300))
