@@ -44,14 +44,14 @@ def check_carriable(value: Any, what: str) -> None:
         raise InvalidRequest(f"{what}: {cut(str(error), MAX_REASON)}") from None
 
 
-def read_json(data: bytes | str, what: str, kind: Any = Any) -> Any:
+def read_json(data: bytes | str, what: str, kind: Any = Any, most: int = MAX_CONTAINERS) -> Any:
     """Return the value that a stranger's JSON holds, as ``kind``. Raises InvalidRequest that begins with ``what``.
 
-    A text with more than MAX_CONTAINERS lists and objects is refused before it is read.
+    A text with more than ``most`` lists and objects is refused before it is read.
     """
     text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    if _containers(text) > MAX_CONTAINERS and _containers(JSON_STRING.sub(b"", text)) > MAX_CONTAINERS:
-        raise InvalidRequest(f"{what}: more than {MAX_CONTAINERS} lists and objects")
+    if _containers(text) > most and _containers(JSON_STRING.sub(b"", text)) > most:
+        raise InvalidRequest(f"{what}: more than {most} lists and objects")
     return _read(msgspec.json.decode, data, what, kind)
 
 

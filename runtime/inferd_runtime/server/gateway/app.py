@@ -171,9 +171,14 @@ async def open_gateway(settings: Settings, commands: Commands | None = None) -> 
         responses = await stack.enter_async_context(open_response_store(settings.data_dir / RESPONSES_FILE, use.quotas))
         sessions, warm = TenantSessions(runtime), await stack.enter_async_context(warm_sessions())
         serving = ChatServing(runtime, programs, sessions, DirectChat(runtime, sessions, builtin_main(), warm))
-        chat, models = ChatApi(runtime, serving), ModelApi(runtime, serving, sessions)
+        chat = ChatApi(runtime, serving)
         own = Api(runtime, programs, tokens)
-        routes = [*own.routes(), *models.routes(), *chat.routes(), *ResponsesApi(chat, responses).routes()]
+        routes = [
+            *own.routes(),
+            *ModelApi(chat, sessions).routes(),
+            *chat.routes(),
+            *ResponsesApi(chat, responses).routes(),
+        ]
         app = make_app(routes, tokens, Front(table, audit))
         server = _Server(_uvicorn_config(app, settings), Listener(listener, tls, settings.header_s), table)
         url = url_of(settings.host, listener.getsockname()[1], tls is not None)

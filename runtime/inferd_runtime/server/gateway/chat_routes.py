@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
+import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -21,6 +23,9 @@ from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.server.telemetry.request_ids import REQUEST_KEY
 
 SESSION_HEADER = "x-session-id"
+SHORT_BODY = 64 << 10
+"""Bytes that are read at once, in a few milliseconds at most."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,13 +47,18 @@ class ChatApi:
 
     async def answer(self, dialect: Dialect, request: Request) -> Response:
         """Answer a request of a dialect."""
-        exchange = dialect.read(*await self.read(request))
+        exchange = await self.read(request, dialect.read)
         return await self.respond(exchange, request.scope[TENANT_KEY])
 
-    async def read(self, request: Request) -> tuple[bytes, ClientHeaders]:
-        """Return a request's body, and what its headers say. Raises what :func:`read_bytes` raises."""
+    async def read(self, request: Request, read: Callable[[bytes, ClientHeaders], T]) -> T:
+        """Return what ``read`` makes of a request's body and headers; of a long body in a thread, so that other requests have
+        their turns meanwhile. Raises what :func:`read_bytes` and ``read`` raise.
+        """
         body = await read_bytes(request, self.runtime.settings.max_body_bytes, self.runtime.use.bodies)
-        return body, ClientHeaders(request.scope.get(REQUEST_KEY, ""), request.headers.get(SESSION_HEADER, ""))
+        headers = ClientHeaders(request.scope.get(REQUEST_KEY, ""), request.headers.get(SESSION_HEADER, ""))
+        if len(body) <= SHORT_BODY:
+            return read(body, headers)
+        return await anyio.to_thread.run_sync(read, body, headers)
 
     async def respond(self, exchange: Exchange, tenant: str) -> Response:
         """Have a request answered by what its model stands for."""

@@ -16,10 +16,9 @@ from inferd.protocol import Detokenize, Embed, Embeddings, ModelInfo, Text, Toke
 from inferd.protocol.floats import unpack_floats
 from inferd.protocol.passes import MAX_INPUTS
 from inferd.transport import restore_transport, use_transport
-from inferd_runtime.server.chat.targets import ChatServing
 from inferd_runtime.server.chat.tenant_sessions import TenantSessions
 from inferd_runtime.server.dialects.anthropic.dialect import AnthropicCountTokens
-from inferd_runtime.server.dialects.exchange import ClientHeaders, unknown_model
+from inferd_runtime.server.dialects.exchange import unknown_model
 from inferd_runtime.server.dialects.openai.chat import ChatCompletions
 from inferd_runtime.server.dialects.openai.embeddings import embeddings_body, read_embeddings
 from inferd_runtime.server.dialects.openai.model_list import model_json, models_body
@@ -31,9 +30,8 @@ from inferd_runtime.server.dialects.openai.tokens import (
     tokenized_body,
 )
 from inferd_runtime.server.gateway.auth import TENANT_KEY
+from inferd_runtime.server.gateway.chat_routes import ChatApi
 from inferd_runtime.server.gateway.replies import reply
-from inferd_runtime.server.gateway.requests import read_bytes
-from inferd_runtime.server.supervisor.runtime import Runtime
 from inferd_runtime.server.telemetry.request_ids import REQUEST_KEY
 
 
@@ -41,8 +39,7 @@ from inferd_runtime.server.telemetry.request_ids import REQUEST_KEY
 class ModelApi:
     """The routes about models, each of which asks the engine in a session of the tenant's own."""
 
-    runtime: Runtime
-    serving: ChatServing
+    chat: ChatApi
     sessions: TenantSessions
 
     def routes(self) -> list[BaseRoute]:
@@ -59,13 +56,13 @@ class ModelApi:
 
     async def models(self, request: Request) -> Response:
         """Answer what clients may name as their model, and the served models with their sizes; the first is the default."""
-        entries = await self.serving.entries(request.scope[TENANT_KEY])
-        return reply({**models_body(entries), "models": self.runtime.models.models})
+        entries = await self.chat.serving.entries(request.scope[TENANT_KEY])
+        return reply({**models_body(entries), "models": self.chat.runtime.models.models})
 
     async def model(self, request: Request) -> Response:
         """Answer one of them."""
         name = request.path_params["model"]
-        for entry in await self.serving.entries(request.scope[TENANT_KEY]):
+        for entry in await self.chat.serving.entries(request.scope[TENANT_KEY]):
             if entry.id == name:
                 return reply(model_json(entry))
         raise unknown_model(name)
@@ -73,8 +70,8 @@ class ModelApi:
     async def embeddings(self, request: Request) -> Response:
         """Answer a vector for each input."""
         tenant = request.scope[TENANT_KEY]
-        query = read_embeddings(await self._body(request))
-        target = await self.serving.model_target(query.model, tenant)
+        query = await self.chat.read(request, lambda body, _: read_embeddings(body))
+        target = await self.chat.serving.model_target(query.model, tenant)
         texts = [each for each in query.inputs if isinstance(each, str)]
         tokens = [each for each in query.inputs if not isinstance(each, str)]
         vectors: list[list[float]] = []
@@ -91,20 +88,21 @@ class ModelApi:
 
     async def count_tokens(self, request: Request) -> Response:
         """Answer how many tokens a request of ``/v1/messages`` has."""
-        asked = AnthropicCountTokens().read(await self._body(request), _headers(request))
+        asked = await self.chat.read(request, AnthropicCountTokens().read)
         conversation = await self._rendered(asked.model, asked.request, request)
         return reply(asked.body(len(conversation.tokens)))
 
     async def render(self, request: Request) -> Response:
         """Answer a chat request's prompt, as the model reads it."""
-        headers = _headers(request)
-        asked = ChatCompletions().read(await self._body(request), headers)
+        asked = await self.chat.read(request, ChatCompletions().read)
         conversation = await self._rendered(asked.model, asked.request, request)
-        return reply(rendered_body(headers.request_id, asked.model, conversation.text, conversation.tokens))
+        return reply(
+            rendered_body(request.scope.get(REQUEST_KEY, ""), asked.model, conversation.text, conversation.tokens)
+        )
 
     async def tokenize(self, request: Request) -> Response:
         """Answer the tokens of a text or a conversation."""
-        query = read_tokenize(await self._body(request))
+        query = await self.chat.read(request, lambda body, _: read_tokenize(body))
         info = self._info(query.model)
         if query.chat is not None:
             tokens = (await self._rendered(info.name, query.chat, request)).tokens
@@ -119,13 +117,13 @@ class ModelApi:
 
     async def detokenize(self, request: Request) -> Response:
         """Answer the text of tokens."""
-        query = read_detokenize(await self._body(request))
+        query = await self.chat.read(request, lambda body, _: read_detokenize(body))
         text: Text = await self._ask(request, Detokenize(query.tokens, self._info(query.model).name, special=True))
         return reply(detokenized_body(text.text))
 
     async def _rendered(self, model: str, asked: ChatRequest, request: Request) -> Conversation:
         tenant = request.scope[TENANT_KEY]
-        target = await self.serving.target(model, tenant)
+        target = await self.chat.serving.target(model, tenant)
         async with self.sessions.open(tenant) as calls:
             token = use_transport(calls)
             try:
@@ -137,16 +135,9 @@ class ModelApi:
         async with self.sessions.open(request.scope[TENANT_KEY]) as calls:
             return await calls.call(asked)
 
-    async def _body(self, request: Request) -> bytes:
-        return await read_bytes(request, self.runtime.settings.max_body_bytes, self.runtime.use.bodies)
-
     def _info(self, name: str) -> ModelInfo:
         """Return a served model, the default one for "". Raises NotFound."""
-        for info in self.runtime.models.models:
+        for info in self.chat.runtime.models.models:
             if name in ("", info.name):
                 return info
         raise unknown_model(name)
-
-
-def _headers(request: Request) -> ClientHeaders:
-    return ClientHeaders(request.scope.get(REQUEST_KEY, ""))

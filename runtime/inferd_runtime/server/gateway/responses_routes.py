@@ -50,7 +50,7 @@ class ResponsesApi:
     async def create(self, request: Request) -> Response:
         """``POST /v1/responses``. The answer is kept before its end is sent, so that the next request can follow it at once."""
         tenant = request.scope[TENANT_KEY]
-        exchange = OpenAiResponses().read(*await self.chat.read(request))
+        exchange = await self.chat.read(request, OpenAiResponses().read)
         await self.store.follow(exchange, tenant)
         exchange.when_complete = lambda stored: self.store.keep(stored, tenant)
         if exchange.background:

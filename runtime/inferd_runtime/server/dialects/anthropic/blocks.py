@@ -112,17 +112,17 @@ def _block(value: Any, role: str, at: str) -> Block:
 
 def read_messages(values: Sequence[Any]) -> list[ChatMessage]:
     """Return a conversation; messages of one role in a row are one. Raises InvalidRequest that names a field."""
-    messages: list[ChatMessage] = []
+    turns: list[list[ChatMessage]] = []
     called: dict[str, str] = {}
     for number, value in enumerate(values):
         at = f"messages[{number}]"
         message: AnthropicMessage = as_kind(value, AnthropicMessage, at)
         for one in _read_message(message, called, f"{at}.content"):
-            if messages and _goes_on(messages[-1], one):
-                messages[-1] = _merged(messages[-1], one)
+            if turns and _goes_on(turns[-1][-1], one):
+                turns[-1].append(one)
             else:
-                messages.append(one)
-    return messages
+                turns.append([one])
+    return [_merged(turn) for turn in turns]
 
 
 def _read_message(message: AnthropicMessage, called: dict[str, str], at: str) -> Iterator[ChatMessage]:
@@ -173,12 +173,15 @@ def _goes_on(last: ChatMessage, message: ChatMessage) -> bool:
     return last.role == message.role and last.role != "tool"
 
 
-def _merged(last: ChatMessage, message: ChatMessage) -> ChatMessage:
+def _merged(turn: Sequence[ChatMessage]) -> ChatMessage:
+    """Return the messages of one role as one: joined at once, for there may be many, and long ones."""
+    if len(turn) == 1:
+        return turn[0]
     return ChatMessage(
-        last.role,
-        BETWEEN_BLOCKS.join(text for text in (last.content, message.content) if text),
-        BETWEEN_BLOCKS.join(text for text in (last.reasoning, message.reasoning) if text),
-        last.tool_calls + message.tool_calls,
+        turn[0].role,
+        BETWEEN_BLOCKS.join(message.content for message in turn if message.content),
+        BETWEEN_BLOCKS.join(message.reasoning for message in turn if message.reasoning),
+        [call for message in turn for call in message.tool_calls],
     )
 
 

@@ -161,9 +161,11 @@ def _assistant(message: AssistantMessage, place: str) -> ChatMessage:
     calls = [_call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls or [])]
     if content is None and not calls:
         raise refusal(f"{place}.content", "required where there are no tool_calls", "missing_required_parameter")
+    ids: set[str] = set()
     for index, call in enumerate(calls):
-        if call.id in (each.id for each in calls[:index]):
+        if call.id in ids:
             raise refusal(f"{place}.tool_calls[{index}].id", "another call of this message has this id")
+        ids.add(call.id)
     reasoning = message.reasoning or message.reasoning_content or ""
     return ChatMessage("assistant", text_of(content or ""), reasoning, calls, name=message.name or "")
 

@@ -62,7 +62,7 @@ class _Conversation:
         if last is None:
             self.messages.append(ChatMessage("assistant", tool_calls=[call]))
         else:
-            self.messages[-1] = replace(last, tool_calls=[*last.tool_calls, call])
+            last.tool_calls.append(call)  # not a new message for each: there may be thousands
 
     def _answer(self, item: Item, at: str) -> None:
         call_id = item["call_id"]

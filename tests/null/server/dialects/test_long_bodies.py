@@ -1,0 +1,57 @@
+"""A body of the largest size costs the gateway time in proportion to it: nothing in a request makes reading it quadratic."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from typing import Any
+
+import pytest
+
+from inferd.protocol import InvalidRequest
+from inferd_runtime.server.dialects.anthropic.dialect import AnthropicMessages
+from inferd_runtime.server.dialects.exchange import ClientHeaders, Dialect
+from inferd_runtime.server.dialects.openai.chat import ChatCompletions
+from inferd_runtime.server.dialects.openai.completions import Completions
+from inferd_runtime.server.dialects.responses.answer import OpenAiResponses
+
+LONG = "x " * 500
+CALL = {"type": "function", "function": {"name": "w", "arguments": "{}"}}
+SCHEMA = {"type": "object", "properties": {f"p{i}": {"description": "d" * 100} for i in range(8000)}}
+
+
+def calls(count: int) -> list[dict[str, Any]]:
+    return [{"id": f"c{i}", **CALL} for i in range(count)]
+
+
+def said(content: Any, count: int) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}] * count
+
+
+ITEMS = [{"type": "function_call", "call_id": f"c{i}", "name": "w", "arguments": "{}"} for i in range(15_000)]
+CASES: dict[str, tuple[Dialect, dict[str, Any]]] = {
+    "messages": (ChatCompletions(), {"messages": said(LONG, 4000)}),
+    "calls": (ChatCompletions(), {"messages": [{"role": "assistant", "tool_calls": calls(8000)}]}),
+    "turns of one role": (AnthropicMessages(), {"max_tokens": 1, "messages": said(LONG, 4000)}),
+    "blocks": (AnthropicMessages(), {"max_tokens": 1, "messages": said([{"type": "text", "text": LONG}] * 4000, 1)}),
+    "items": (OpenAiResponses(), {"input": said(LONG, 4000)}),
+    "calls in a row": (OpenAiResponses(), {"input": ITEMS}),
+    "prompts": (Completions(), {"prompt": ["x"] * 500_000}),
+    "a tool": (ChatCompletions(), {"tools": [{"type": "function", "function": {"name": "w", "parameters": SCHEMA}}]}),
+    "a format": (ChatCompletions(), {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}),
+    "lists": (ChatCompletions(), {"messages": said([[]] * 100_000, 1)}),
+    "fields": (ChatCompletions(), {f"k{i}": 1 for i in range(300_000)}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_largest_bodies_are_read_in_time(name: str) -> None:
+    """Of 4 MB at most. The slowest takes half a second of processor time on an idle machine; what was quadratic took many."""
+    dialect, fields = CASES[name]
+    body = json.dumps({"model": "m", **fields}).encode()
+    assert len(body) < 5 << 20
+    began = time.process_time()
+    with contextlib.suppress(InvalidRequest):
+        dialect.read(body, ClientHeaders())
+    assert time.process_time() - began < 3.0
