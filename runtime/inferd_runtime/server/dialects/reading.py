@@ -25,6 +25,8 @@ MAX_SCHEMA_BYTES = 512 << 10
 """Of tools, and of a format: reading half a MiB of schemas takes the gateway about 40 ms."""
 SCHEMA_FIELDS = frozenset({"tools", "response_format", "structured_outputs", "output_format", "output_config", "text"})
 """Fields of all dialects that hold schemas."""
+MAX_TOOLS = 512
+"""Tools of one request of Anthropic's dialect or Responses."""
 MAX_WHOLE = (1 << 53) - 1
 """The highest whole number of a field without a limit of its own: what every JSON reader keeps exactly."""
 WHERE = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
@@ -154,10 +156,11 @@ def read_arguments(text: str, at: str) -> str:
 
 def check_tools(tools: Sequence[Tool], choice: ToolChoice, tools_at: str, choice_at: str) -> None:
     """Raises InvalidRequest for two tools of one name, and for a choice that the tools do not leave."""
-    names = [tool.name for tool in tools]
-    for number, name in enumerate(names):
-        if name in names[:number]:
+    names: set[str] = set()
+    for number, tool in enumerate(tools):
+        if tool.name in names:
             raise invalid(f"{tools_at}[{number}].name", f"{tools_at}[{number}].name: there are two tools of this name")
+        names.add(tool.name)
     if choice.mode == "required" and not names:
         raise invalid(choice_at, f"{choice_at}: there are no tools to call")
     for name in choice.names:

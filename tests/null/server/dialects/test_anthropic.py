@@ -340,6 +340,7 @@ CALLED = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
         ({"tools": [{"name": "a", "input_schema": {"type": "string"}}]}, "tools[0].input_schema"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tools": [TOOL] * 513}, "tools"),
         ({"tools": [{**TOOL, "input_examples": [{}]}]}, "tools[0].input_examples"),
         ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),

@@ -356,6 +356,7 @@ def test_tool_choices(choice: Any, wanted: ToolChoice) -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tools": [TOOL] * 513}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),

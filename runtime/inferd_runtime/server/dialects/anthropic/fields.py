@@ -11,7 +11,7 @@ from inferd.protocol.generation import MAX_STOPS
 from inferd.protocol.sampling import MAX_SEED
 from inferd_runtime.server.dialects.anthropic.blocks import CacheControl, Name
 from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
-from inferd_runtime.server.dialects.reading import MAX_WHOLE
+from inferd_runtime.server.dialects.reading import MAX_TOOLS, MAX_WHOLE
 
 MIN_BUDGET = 1024
 KEEP_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
@@ -78,7 +78,7 @@ class CountTokensBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     model: Text
     messages: Annotated[list[Any], Meta(min_length=1)]
     system: str | list[Any] | None = None
-    tools: list[Any] | None = None
+    tools: Annotated[list[Any], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -111,7 +111,7 @@ _COUNTED = (
     RequestField("system", "text, or text blocks"),
     RequestField(
         "tools",
-        "the client's own; hosted ones are refused; arguments are held to the schema, strict or not",
+        f"up to {MAX_TOOLS} of the client's own; hosted ones are refused; arguments are held to the schema, strict or not",
     ),
     RequestField("tool_choice", "auto, any, tool, none; disable_parallel_tool_use: one call at most"),
     RequestField(

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from inferd.protocol.sampling import MAX_SEED
 from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
-from inferd_runtime.server.dialects.reading import MAX_WHOLE
+from inferd_runtime.server.dialects.reading import MAX_TOOLS, MAX_WHOLE
 from inferd_runtime.server.dialects.responses.items import FunctionName, ItemId
 
 LOGPROBS = "message.output_text.logprobs"
@@ -84,7 +84,7 @@ class ResponseAllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ResponseNamedChoice], Meta(min_length=1)]
+    tools: Annotated[list[ResponseNamedChoice], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
 class ExpectedText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,7 +104,7 @@ class ResponsesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     store: bool | None = None
     stream: bool | None = None
     background: bool | None = None
-    tools: list[Any] | None = None
+    tools: Annotated[list[Any], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Count | None = None
@@ -138,7 +138,10 @@ RESPONSES_FIELDS = FieldTable(
         RequestField("store", "true by default: as many are kept as the tenant's quotas of runs say"),
         RequestField("stream", "named events"),
         RequestField("background", "answered while nobody waits; with store, and without stream"),
-        RequestField("tools", "functions; hosted tools are refused; arguments are held to the schema, strict or not"),
+        RequestField(
+            "tools",
+            f"up to {MAX_TOOLS} functions; hosted tools are refused; arguments are held to the schema, strict or not",
+        ),
         RequestField("tool_choice", "none, auto, required, a function by name, allowed_tools"),
         RequestField("parallel_tool_calls", "false: one call at most"),
         RequestField("max_tool_calls", "accepted; it counts hosted tools, and there are none"),
