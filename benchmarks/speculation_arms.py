@@ -24,6 +24,7 @@ from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor
 from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+from inferd_runtime.models.jinja_template import RENDER_SECONDS, RenderBudget
 from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.server.engine_process.draft_models import vocabulary_of
@@ -38,6 +39,7 @@ from inferd_runtime.speculation.drafts import NOTHING, Proposal
 from inferd_runtime.speculation.sources import SourceSet
 
 Outputs = list[list[int]]
+MOST_CHARACTERS = 1_000_000
 MATCHES = (2, 5, 3, 12, 2, 8, 4, 3)
 """Match lengths as lookups have them; a longer one promises more."""
 
@@ -178,7 +180,9 @@ class SpeculationArm:
             parts = [p.Part("text", text=prompt.raw)] if prompt.raw else [*messages, p.Part("cue")]
             last = tokenizer.eos_tokens[0] if ended else None
             stands = Turn(empty=False, answering=True) if turn else Turn()
-            self._rendered[key] = render(parts, stands, last, tokenizer)[0]
+            self._rendered[key] = render(parts, stands, last, tokenizer, RenderBudget(RENDER_SECONDS, MOST_CHARACTERS))[
+                0
+            ]
         return self._rendered[key]
 
     def spec(self, start: Start, sources: Sources) -> GenerationSpec:

@@ -15,7 +15,7 @@ from inferd_runtime.file_cache import CacheEntry, cache_folder, drop_oldest, pri
 
 logger = logging.getLogger(__name__)
 COMPILER = "cc"
-OPTIONS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+OPTIONS = ("-O2", "-march=native", "-fopenmp", "-shared", "-fPIC")
 NEEDED = frozenset({"avx512f", "avx512bw", "avx512vl", "f16c"})
 """What the sources ask of a processor: on others they would be slower than PyTorch's products (measured for AVX2)."""
 SECONDS = 120.0
