@@ -180,9 +180,8 @@ class SpeculationArm:
             parts = [p.Part("text", text=prompt.raw)] if prompt.raw else [*messages, p.Part("cue")]
             last = tokenizer.eos_tokens[0] if ended else None
             stands = Turn(empty=False, answering=True) if turn else Turn()
-            self._rendered[key] = render(parts, stands, last, tokenizer, RenderBudget(RENDER_SECONDS, MOST_CHARACTERS))[
-                0
-            ]
+            budget = RenderBudget(RENDER_SECONDS, MOST_CHARACTERS)
+            self._rendered[key] = render(parts, stands, last, tokenizer, budget)[0]
         return self._rendered[key]
 
     def spec(self, start: Start, sources: Sources) -> GenerationSpec:
