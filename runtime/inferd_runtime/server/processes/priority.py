@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 LAST = 19
-BEHIND = 10
-"""How much higher the nice value of what steps behind is: it gets a tenth of what engine and gateway do."""
+BEHIND = 5
+"""How much higher the nice value of what steps behind is: it gets a third of what engine and gateway do."""
 
 
 def set_behind(leader: int, behind: bool) -> bool:
