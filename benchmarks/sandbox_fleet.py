@@ -42,17 +42,22 @@ class Client:
     """One connection, kept open."""
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_SECONDS)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """The answer's JSON. Raises RuntimeError for an error."""
+        return json.loads(self.text(path, method, body))
+
+    def text(self, path: str, method: str = "GET", body: Any = None) -> str:
+        """The answer's text. Raises RuntimeError for an error."""
         headers = {"Authorization": f"Bearer {TOKEN}"}
         self._connection.request(method, path, None if body is None else json.dumps(body), headers)
         response = self._connection.getresponse()
-        text = response.read()
+        text = response.read().decode()
         if response.status >= 300:
-            raise RuntimeError(f"{method} {path}: {text.decode()[:500]}")
-        return json.loads(text)
+            raise RuntimeError(f"{method} {path}: {text[:500]}")
+        return text
 
     def upload(self, source: str) -> str:
         """A program's id."""
