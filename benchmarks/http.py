@@ -21,7 +21,9 @@ import sysconfig
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
-if __name__ == "http":  # a benchmark beside this file wants the standard library's package of that name: it becomes this one
+if (
+    __name__ == "http"
+):  # a benchmark beside this file wants the standard library's package of that name: it becomes this one
     spec = PathFinder.find_spec("http", [sysconfig.get_path("stdlib")])
     assert spec is not None and spec.loader is not None
     sys.modules["http"] = module_from_spec(spec)

@@ -149,7 +149,9 @@ def text_of(stream: bytes) -> str:
     lines = [line.removeprefix(DATA) for line in stream.splitlines() if line.startswith(DATA)]
     chunks = [json.loads(line) for line in lines if line != b"[DONE]"]
     failed = [chunk for chunk in chunks if "error" in chunk]
-    if failed or not any(choice["finish_reason"] == "length" for choice in _choices(chunks) if "finish_reason" in choice):
+    if failed or not any(
+        choice["finish_reason"] == "length" for choice in _choices(chunks) if "finish_reason" in choice
+    ):
         raise RuntimeError(f"an answer did not come to its length: {(failed or chunks)[-1:]}")
     return "".join(choice["delta"].get("content") or "" for choice in _choices(chunks))
 

@@ -40,7 +40,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="end within 50 s, with few tokens")
     parser.add_argument("--model", default="tiny", help="tiny, or a model that was pulled")
     parser.add_argument("--rounds", type=int, default=5, help="rounds behind the warm-up")
-    parser.add_argument("--peers", default="", help="of transformers serve: batched, plain, none; default: both, or batched")
+    parser.add_argument(
+        "--peers", default="", help="of transformers serve: batched, plain, none; default: both, or batched"
+    )
     parser.add_argument("--only", default="load,leaving", help="parts, separated by commas")
     options = parser.parse_args()
     options.peers = options.peers or ("batched" if options.quick else "batched,plain")
@@ -140,7 +142,9 @@ def empty_ms(server: OurServer) -> float:
 async def leaving(server: OurServer, rounds: int) -> Figures:
     """Measure clients that leave."""
     alone, eight = await leave(server, 1, rounds), await leave(server, 8, max(5, rounds // 10))
-    print(f"bound: a step of one stream takes {alone.step_ms:.1f} ms, of eight {eight.step_ms:.1f} ms; asking the engine adds to it")
+    print(
+        f"bound: a step of one stream takes {alone.step_ms:.1f} ms, of eight {eight.step_ms:.1f} ms; asking the engine adds to it"
+    )
     found = {
         "disconnect_ms_p50": percentile(alone.gone_ms, 0.5),
         "disconnect_ms_p99": percentile(alone.gone_ms, 0.99),

@@ -62,6 +62,11 @@ class Generator(Generic[T]):
         return self._stream.finish
 
     @property
+    def ready(self) -> int:
+        """How many steps have come already: the next so many are delivered without waiting."""
+        return self._stream.ready
+
+    @property
     def stopped_by(self) -> str:
         """At its end the one of ``stop`` that ended it, "" for any other end. It is not part of the text."""
         return self._stream.stopped_by

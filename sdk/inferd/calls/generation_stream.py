@@ -83,6 +83,11 @@ class StepBuffer:
         return steps
 
     @property
+    def ready(self) -> int:
+        """Steps that have come and were not delivered."""
+        return len(self._waiting)
+
+    @property
     def is_empty(self) -> bool:
         """True while there is neither a step nor the end."""
         return not self._waiting and not self._ended
@@ -198,6 +203,11 @@ class GenerationStream:
     def delivered(self) -> int:
         """Tokens of the steps that were delivered."""
         return self._buffer.delivered
+
+    @property
+    def ready(self) -> int:
+        """As ``Generator.ready``."""
+        return self._buffer.ready
 
     @property
     def position(self) -> int:

@@ -108,5 +108,7 @@ EVENT_TYPES: dict[str, type[Any]] = {
 
 def to_message(event: ChatEvent) -> dict[str, Any]:
     """Return an event as the JSON object that a program sends: its kind under ``event``, and its fields but for empty ones."""
-    fields = to_plain(event)
-    return {KIND: event.kind, **{name: value for name, value in fields.items() if value or name in REQUIRED}}
+    fields = {name: value for name, value in vars(event).items() if value or name in REQUIRED}
+    if "scores" in fields:
+        fields["scores"] = to_plain(fields["scores"])
+    return {KIND: event.kind, **fields}

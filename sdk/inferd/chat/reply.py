@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inferd import session
+from inferd.calls.arguments import checked_text
 from inferd.chat.answer_parser import (
     AnswerParser,
     AnswerPart,
@@ -32,7 +33,7 @@ from inferd.chat.events import (
 from inferd.chat.request import ChatRequest
 from inferd.chat.token_scores import TokenScores
 from inferd.generation import Generator
-from inferd.protocol import GetUsage, InvalidRequest, Usage
+from inferd.protocol import GetUsage, InvalidRequest, SendMessage, Usage
 from inferd.transport import current_transport
 
 MESSAGE_KEY = "chat"
@@ -68,26 +69,30 @@ class Reply:
 
     async def text(self, text: str, *, choice: int = 0) -> None:
         """Write more text of an answer."""
-        await self._send([TextDelta(text, choice)])
+        await self._send([TextDelta(checked_text("text", text), choice)])
 
     async def reasoning(self, text: str, *, choice: int = 0) -> None:
         """Write more of what was thought before the answer."""
-        await self._send([ReasoningDelta(text, choice)])
+        await self._send([ReasoningDelta(checked_text("text", text), choice)])
 
     async def tool_call(self, name: str, arguments: dict[str, Any], *, choice: int = 0) -> None:
         """Ask the client to call a tool."""
-        started = self.started(name, choice)
+        started = self.started(checked_text("name", name), choice)
         await self._send([started, ToolArguments(started.call, json.dumps(arguments, ensure_ascii=False), choice)])
 
     async def write(self, generator: Generator[Any], *, choice: int = 0) -> str:
         """Write a generation as an answer while it comes, tool calls and reasoning told apart, finish it, and return its text."""
         answer = _AnswerStream(self, AnswerParser(self._shape), choice)
         pieces: list[str] = []
+        events: list[ChatEvent] = []
         async for step in generator:
             pieces.append(step.text)
             scores = await self._scores.of(step.logprobs) if self._request.logprobs is not None else []
-            await self._send(answer.events(step.text, step.tokens if self._request.return_tokens else [], scores))
+            events += answer.events(step.text, step.tokens if self._request.return_tokens else [], scores)
             self._reasoning += len(step.tokens) if answer.thinking else 0
+            if not generator.ready:  # steps that have come together are sent together
+                await self._send(events)
+                events = []
         await self._send(answer.last_events())
         self._count(generator)
         await self._finish(
@@ -120,8 +125,8 @@ class Reply:
     async def _send(self, events: Sequence[ChatEvent]) -> None:
         for event in events:
             self._check(getattr(event, "choice", 0))
-        if events:
-            await session.send({MESSAGE_KEY: [to_message(event) for event in events]})
+        if events:  # as they are: session.send would look at every value again
+            await current_transport().call(SendMessage({MESSAGE_KEY: [to_message(event) for event in events]}))
 
     def _check(self, choice: int) -> None:
         if choice not in self._open:

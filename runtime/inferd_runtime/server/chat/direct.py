@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from inferd.chat import ChatEvent, ChatRequest, UsageReport
 from inferd.protocol import (
@@ -33,22 +33,22 @@ QUEUED_MESSAGES = 16
 """What a client that reads slowly leaves waiting; then the program waits, and the engine with its generation."""
 SESSION = "chat/"
 ChatMain = Callable[[ChatRequest], Awaitable[Any]]
-Item = list[ChatEvent] | InferdError
+Item = list[ChatEvent] | InferdError | None
+"""Events, an error, or the end."""
+Written = asyncio.Queue[Item]
 log = logging.getLogger("inferd.gateway")
 
 
 class ProgramTransport:
-    """Carries the requests of a program in this process to its engine session, and its messages to whoever reads ``sent``.
+    """Carries the requests of a program in this process to its engine session, and its messages to whoever reads ``written``.
 
     ``keeps_contexts``: contexts are not released before the session is closed.
     """
 
-    def __init__(
-        self, session: EngineSession, reader: EventReader, sent: MemoryObjectSendStream[Item], *, keeps_contexts: bool
-    ) -> None:
+    def __init__(self, session: EngineSession, reader: EventReader, written: Written, *, keeps_contexts: bool) -> None:
         self.reader = reader
         self._session = session
-        self._sent = sent
+        self._written = written
         self._keeps_contexts = keeps_contexts
 
     async def call(self, request: Any) -> Any:
@@ -56,7 +56,7 @@ class ProgramTransport:
         if isinstance(request, SendMessage):
             events = self.reader.read(request.message)
             if events:
-                await self._sent.send(events)
+                await self._written.put(events)
             return Done()
         if isinstance(request, ReceiveMessage):
             raise InvalidRequest("a chat request has nobody who sends messages")
@@ -70,20 +70,25 @@ class DirectAnswer:
 
     run = ""
 
-    def __init__(self, received: MemoryObjectReceiveStream[Item]) -> None:
+    def __init__(self, written: Written) -> None:
         self.complete = False
-        self._received = received
+        self._written = written
+        self._over = False
+        self._error: InferdError | None = None
 
     async def next(self) -> list[ChatEvent]:
-        """Wait for more events; see :class:`AnswerSource`."""
-        try:
-            item = await self._received.receive()
-        except anyio.EndOfStream:
-            self.complete = True
-            return []
-        if isinstance(item, InferdError):
-            raise item
-        return item
+        """Wait for more events, and return all that there are; see :class:`AnswerSource`."""
+        events: list[ChatEvent] = []
+        while not self._over and not (events and self._written.empty()):
+            item = await self._written.get()
+            if isinstance(item, list):
+                events += item
+            else:
+                self._over, self._error = True, item
+        if self._error is not None and not events:
+            raise self._error
+        self.complete = self._over and self._error is None
+        return events
 
 
 class DirectChat:
@@ -105,26 +110,23 @@ class DirectChat:
         runtime = self._runtime
         runtime.use.admit_launch(tenant)
         with runtime.use.socket(tenant):
-            sent, received = anyio.create_memory_object_stream[Item](QUEUED_MESSAGES)
-            answer = DirectAnswer(received)
+            written = Written(QUEUED_MESSAGES)
+            answer = DirectAnswer(written)
             async with AsyncExitStack() as held:
                 channel = await held.enter_async_context(self._sessions.channel(tenant))
                 async with self._sessions.reading(channel) as session, background_tasks() as tasks:
-                    tasks.start_soon(self._run, request, session, sent)
-                    with received:
-                        yield answer
+                    tasks.start_soon(self._run, request, session, written)
+                    yield answer
                 if answer.complete and request.session:
                     await self._warm.keep(tenant, request.session, held.pop_all())
 
-    async def _run(self, request: ChatRequest, session: EngineSession, sent: MemoryObjectSendStream[Item]) -> None:
+    async def _run(self, request: ChatRequest, session: EngineSession, written: Written) -> None:
         """Run the program to its end, and put how it ended behind what it wrote."""
-        transport = ProgramTransport(session, EventReader(request.n), sent, keeps_contexts=bool(request.session))
+        transport = ProgramTransport(session, EventReader(request.n), written, keeps_contexts=bool(request.session))
         token = use_transport(transport)
         try:
-            with sent:
-                await sent.send(await self._ending(request, transport.reader))
-        except anyio.BrokenResourceError:
-            pass  # nobody reads any more
+            await written.put(await self._ending(request, transport.reader))
+            await written.put(None)
         finally:
             restore_transport(token)
 
@@ -139,8 +141,6 @@ class DirectChat:
             return LimitExceeded(message, limit="wall_s", value=seconds, raise_with="the server's --limit-wall")
         except InferdError as error:
             return error
-        except anyio.BrokenResourceError:
-            raise
         except Exception as error:  # the boundary between a program and the gateway
             log.exception("a chat request failed")
             return InternalError(f"a bug in the runtime: {type(error).__name__}")
