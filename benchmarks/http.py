@@ -3,8 +3,8 @@
     python benchmarks/http.py [--quick] [--model tiny] [--rounds 5] [--peers batched,plain] [--only load,leaving]
 
 Prints what bounds each figure first, then the figures (medians of the rounds with their range), and one JSON line last. All arms
-stream the same questions from the same weights, greedy, with as many tokens, one thread, and no speculation; what an arm computed is
-not found again by another. The ways to our server have to bring the same texts. Needs ``pip install fastapi`` for the peer.
+stream the same questions from the same weights, greedy, with as many tokens, one thread, and no speculation; what an arm computed
+is not found again by another. The ways to our server have to bring the same texts. Needs ``pip install fastapi`` for the peer.
 
 ttft_overhead_ms_p50              to the first text over HTTP, less that of a connected script (one client; questions take turns)
 throughput_vs_sdk_32              tokens per second of 32 HTTP clients over those of 32 scripts, round by round
@@ -21,13 +21,18 @@ import sysconfig
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
-if (
-    __name__ == "http"
-):  # a benchmark beside this file wants the standard library's package of that name: it becomes this one
+
+def become_the_library() -> None:
+    """Put the standard library's package into this module's place."""
     spec = PathFinder.find_spec("http", [sysconfig.get_path("stdlib")])
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise ImportError("the standard library's http")
     sys.modules["http"] = module_from_spec(spec)
     spec.loader.exec_module(sys.modules["http"])
+
+
+if __name__ == "http":  # imported from beside this file, where it comes before the package that is meant
+    become_the_library()
 else:
     from http_report import main
 

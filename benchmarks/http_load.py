@@ -15,7 +15,7 @@ from http_servers import OurServer, Seconds
 
 HTTP, SCRIPT, PROGRAM = "http", "sdk", "program"
 OURS = (HTTP, SCRIPT, PROGRAM)
-WORDS = "river stone lamp green seven market under glass window quiet paper north train cloud yellow garden".split()
+WORDS = ("river", "stone", "lamp", "green", "seven", "market", "under", "glass", "window", "quiet", "paper", "north")
 PROMPT_WORDS = 16
 Clients = Mapping[str, Sequence[ChatClient]]
 
