@@ -59,9 +59,14 @@ def _tagged(tool_format: str, tools: Sequence[Tool], calls: JsonSchema[Any]) -> 
     if tool_format == HERMES:
         return Tagged([Tag(CALL_BEGIN, Prefixed("\n", calls), f"\n{CALL_END}")])
     key = ARGUMENTS_KEY.get(tool_format, "arguments")
-    schemas = [Prefixed(f', "{key}": ', JsonSchema(checked_parameters(tool))) for tool in tools]
-    openings = [f'{{"name": {json.dumps(tool.name)}' for tool in tools]
-    return Tagged([Tag(opening, schema, "}") for opening, schema in zip(openings, schemas, strict=True)])
+    spaces = (" ", "")  # as models write a call, and as JSON is written elsewhere here
+    return Tagged(
+        [_opened(tool, key, JsonSchema(checked_parameters(tool)), space) for tool in tools for space in spaces]
+    )
+
+
+def _opened(tool: Tool, key: str, parameters: JsonSchema[Any], space: str) -> Tag:
+    return Tag(f'{{"name":{space}{json.dumps(tool.name)}', Prefixed(f',{space}"{key}":{space}', parameters), "}")
 
 
 def _any_call(tools: Sequence[Tool], key: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,18 @@ class LiveServer:
         assert response.status_code in (200, 201), response.text
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = tmp_path_factory.mktemp("server")
-    settings = Settings(port=0, token=TOKEN, data_dir=folder / "data", state_dir=folder / "state")
+@contextmanager
+def live_server(folder: Path, **changes: Any) -> Iterator[LiveServer]:
+    """A server with these settings."""
+    settings = Settings(port=0, token=TOKEN, data_dir=folder / "data", state_dir=folder / "state", **changes)
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(open_gateway(settings)) as gateway:
         portal.call(gateway.runtime.wait_ready)
-        live = LiveServer(gateway.url, gateway)
+        yield LiveServer(gateway.url, gateway)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with live_server(tmp_path_factory.mktemp("server")) as live:
         for name in ("chat", "best-of-n", "self-consistency"):
             live.upload((ROOT / "inferlets" / name / "main.py").read_text(), name)
         yield live

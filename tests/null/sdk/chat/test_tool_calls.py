@@ -1,0 +1,126 @@
+"""What a model may write where it may, must, or must not call tools: the constraints, by a tokenizer of bytes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from inferd import Grammar, InvalidRequest
+from inferd.chat import ChatMessage, Tool, ToolCall, ToolChoice
+from inferd.chat.tool_calls import told_in_text, tool_constraint
+from inferd_runtime.testing.transport import run_program
+
+WEATHER = Tool(
+    "weather", parameters={"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+)
+LINKED = Tool(
+    "link",
+    parameters={
+        "properties": {"next": {"$ref": "#/$defs/node"}},
+        "$defs": {
+            "node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "additionalProperties": False}
+        },
+    },
+)
+AUTO, MUST, MUST_ONE = ToolChoice(), ToolChoice("required"), ToolChoice("required", parallel=False)
+ROME = '{"name":"weather","arguments":{"city":"Rome"}}'
+OSLO = '{"name":"weather","arguments":{"city":"Oslo"}}'
+EXTRA = '{"name":"weather","arguments":{"city":"Rome","x":1}}'
+OTHER = '{"name":"other","arguments":{}}'
+
+
+def hermes(*calls: str) -> str:
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+
+
+def accepts(tool_format: str, choice: ToolChoice, text: str, tools: tuple[Tool, ...] = (WEATHER, LINKED)) -> bool:
+    """Whether a whole text is one that the constraint allows."""
+
+    async def main() -> bool:
+        constraint = tool_constraint(tool_format, tools, choice)
+        assert constraint is not None
+        async with await Grammar.compile(constraint) as grammar, grammar.matcher() as matcher:
+            return await matcher.accept(list(text.encode())) == len(text.encode()) and matcher.may_end
+
+    result: bool = run_program(main)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("Only text, with {braces} and <tags>.", True),
+        (f"Let me see. {hermes(ROME)}", True),
+        (f"{hermes(ROME, ROME)} done", True),
+        (hermes('{"name":"link","arguments":{"next":{"next":{}}}}'), True),
+        (hermes(OSLO), False),
+        (hermes(EXTRA), False),
+        (hermes(OTHER), False),
+        ("<tool_call> what", False),
+        (f"<tool_call>\n{ROME}", False),
+    ],
+)
+def test_from_its_opening_on_a_call_keeps_to_its_tool(text: str, allowed: bool) -> None:
+    assert accepts("hermes", AUTO, text) is allowed
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        (hermes(ROME), True),
+        (hermes(ROME, ROME), True),
+        ("text", False),
+        ("", False),
+        (f"a {hermes(ROME)}", False),
+        (hermes(OSLO), False),
+    ],
+)
+def test_where_a_call_must_come_nothing_else_does(text: str, allowed: bool) -> None:
+    assert accepts("hermes", MUST, text) is allowed
+
+
+def test_one_call_is_one_call() -> None:
+    assert accepts("hermes", MUST_ONE, f"<tool_call>\n{ROME}")
+    assert not accepts("hermes", MUST_ONE, hermes(ROME, ROME))
+
+
+@pytest.mark.parametrize("tool_format", ["llama3", "json"])
+def test_calls_without_marks(tool_format: str) -> None:
+    call = ROME if tool_format == "json" else ROME.replace("arguments", "parameters")
+    assert accepts(tool_format, MUST, call)
+    assert not accepts(tool_format, MUST, call.replace("Rome", "Oslo"))
+    assert accepts(tool_format, AUTO, call)
+    key = "parameters" if tool_format == "llama3" else "arguments"
+    assert accepts(tool_format, AUTO, f'{{"name": "weather", "{key}": {{"city":"Rome"}}}}')
+    assert accepts(tool_format, AUTO, "It is sunny.")
+    assert not accepts(tool_format, AUTO, call.replace("Rome", "Oslo"))
+
+
+def test_a_list_of_calls() -> None:
+    assert accepts("mistral", MUST, f"[{ROME},{ROME}]")
+    assert not accepts("mistral", MUST_ONE, f"[{ROME},{ROME}]")
+    assert not accepts("mistral", MUST, "[]")
+
+
+def test_tools_that_may_not_be_called_need_no_constraint() -> None:
+    assert tool_constraint("hermes", (), AUTO) is None
+
+
+def test_parameters_that_are_no_object_are_refused_by_the_tools_name() -> None:
+    with pytest.raises(InvalidRequest, match="'w'"):
+        tool_constraint("hermes", (Tool("w", parameters={"type": "array"}),), AUTO)
+
+
+def test_a_template_without_tools_is_told_of_them_in_text() -> None:
+    call = ToolCall("c", "weather", '{"city": "Rome"}')
+    messages = [
+        ChatMessage("user", "?"),
+        ChatMessage("assistant", tool_calls=[call]),
+        ChatMessage("tool", "sun", tool_call_id="c"),
+    ]
+    told = told_in_text(messages, [{"type": "function", "function": {"name": "weather"}}])
+    assert [message.role for message in told] == ["system", "user", "assistant", "user"]
+    assert '"name": "weather"' in told[0].content
+    assert json.loads(told[2].content.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")) == json.loads(ROME)
+    assert "sun" in told[3].content
