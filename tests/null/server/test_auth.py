@@ -24,6 +24,12 @@ def test_a_token_means_its_tenant() -> None:
     assert tokens.tenants == {"ann": Role.USER, "bob": Role.ADMIN}
 
 
+def test_an_admin_has_an_admins_quotas_from_the_first_request_on() -> None:
+    tokens = AccessTokens({"b" * 20: TokenRights("bob", Role.ADMIN)})
+    assert tokens.role_of("bob") is Role.ADMIN
+    assert tokens.role_of("ann") is Role.USER
+
+
 @pytest.mark.parametrize(
     "header",
     [

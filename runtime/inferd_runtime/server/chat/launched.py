@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from inferd.chat import ChatEvent, ChatRequest, UsageReport
-from inferd.protocol import ProgramError
+from inferd.protocol import InferdError, ProgramError
 from inferd_runtime.server.chat.program_events import EventReader
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.programs.launch_checks import check_arguments, check_limits
@@ -32,10 +32,15 @@ class LaunchedAnswer:
     async def next(self) -> list[ChatEvent]:
         """Wait for more events; see :class:`AnswerSource`."""
         while not self._run.complete or self._index < self._run.shown_end:
-            batch = await self._run.next_batch(self._index, IDLE_SECONDS)
-            events = [each for event in batch for each in self._events(event)]
-            if batch:
-                self._index = batch[-1].index + 1
+            events: list[ChatEvent] = []
+            for event in await self._run.next_batch(self._index, IDLE_SECONDS):
+                try:
+                    events += self._events(event)
+                except InferdError:
+                    if not events:
+                        raise
+                    return events  # what came before; the next call meets the error again
+                self._index = event.index + 1
             if events:
                 return events
         return []

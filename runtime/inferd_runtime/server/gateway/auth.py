@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class AccessTokens:
         self._store = store
         self._now = now
         self._seen: Mapping[bytes, TokenRights] | None = None
-        self._roles: dict[str, Role] = {}
+        self._roles = _highest_roles(self._known.values())
 
     @classmethod
     def of_tenants(cls, tenants: Mapping[str, str]) -> AccessTokens:
@@ -85,10 +85,13 @@ class AccessTokens:
         stored: Mapping[bytes, TokenRights] = {} if self._store is None else self._store.rights()
         if stored is not self._seen:
             self._seen = stored
-            every = [*self._known.values(), *stored.values()]
-            admins = {rights.tenant for rights in every if rights.role is Role.ADMIN}
-            self._roles = {rights.tenant: Role.ADMIN if rights.tenant in admins else Role.USER for rights in every}
+            self._roles = _highest_roles([*self._known.values(), *stored.values()])
         return stored
+
+
+def _highest_roles(every: Collection[TokenRights]) -> dict[str, Role]:
+    admins = {rights.tenant for rights in every if rights.role is Role.ADMIN}
+    return {rights.tenant: Role.ADMIN if rights.tenant in admins else Role.USER for rights in every}
 
 
 class BearerAuth:
