@@ -11,6 +11,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 RUNTIME = ROOT / "runtime" / "inferd_runtime"
 MAY_IMPORT = {
+    "cluster": {
+        "cluster",
+        "server",
+        "settings",
+        "isolation",
+        "sandbox",
+        "session",
+        "draft_models",
+        "engine",
+        "models",
+        "kv",
+    },
     "server": {
         "isolation",
         "server",
