@@ -1,5 +1,5 @@
-"""The command line: ``inferd run``, ``serve``, ``upload``, ``launch``, ``ps``, ``logs``, ``stop``, ``pull``, ``models``,
-``token``, ``tenants``, ``doctor``, ``build-runner``.
+"""The command line: ``inferd run``, ``serve``, ``upload``, ``launch``, ``ps``, ``logs``, ``stop``, ``batch``, ``pull``,
+``models``, ``token``, ``tenants``, ``doctor``, ``build-runner``.
 
 This file says which verbs there are; each is imported only when it is used, so that the command line starts fast.
 """
@@ -18,6 +18,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "upload": ("remote", "upload a program to a server"),
     "launch": ("launch", "run an uploaded program and stream what it prints"),
     "ps": ("remote", "list a server's runs"),
+    "batch": ("batch", "answer a file of requests in OpenAI's batch format; a second start goes on"),
     "logs": ("remote", "show what a run printed"),
     "stop": ("remote", "cancel a run"),
     "pull": ("pull", "bring a model to this machine"),
