@@ -68,7 +68,7 @@ def play(host: PlayedHost, main: Callable[[GuestTransport], Coroutine[Any, Any, 
 def test_a_call_is_submitted_and_answered() -> None:
     host = PlayedHost(length_of)
     assert play(host, lambda transport: transport.call(Tokenize("abc"))) == Tokens([3])
-    assert host.submitted == [("model.tokenize", {"text": "abc", "model": "", "special": False})]
+    assert host.submitted == [("model.tokenize", {"text": "abc", "model": "", "special": False, "start": False})]
 
 
 def test_an_error_is_raised_as_what_it_is() -> None:
