@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp
 
 from inferd.protocol import MAX_EXPORT_BYTES, InferdError, InternalError, InvalidRequest, NotFound
@@ -38,6 +38,7 @@ from inferd_runtime.server.gateway.chat_routes import ChatApi
 from inferd_runtime.server.gateway.http_protocol import MAX_HEAD_BYTES, TypedHttp
 from inferd_runtime.server.gateway.listening import check_exposure, listen, tls_context, url_of
 from inferd_runtime.server.gateway.model_routes import ModelApi
+from inferd_runtime.server.gateway.openapi_route import document_route
 from inferd_runtime.server.gateway.replies import error_reply
 from inferd_runtime.server.gateway.request_watch import RequestWatch
 from inferd_runtime.server.gateway.responses_routes import ResponsesApi
@@ -47,7 +48,11 @@ from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.processes.file_limit import raise_file_limit
 from inferd_runtime.server.processes.folder_lock import locked_folders
 from inferd_runtime.server.programs.library import open_library
-from inferd_runtime.server.response_store.response_store import RESPONSES_FILE, open_response_store
+from inferd_runtime.server.response_store.response_store import (
+    RESPONSES_FILE,
+    ResponseStore,
+    open_response_store,
+)
 from inferd_runtime.server.run_store.archive import open_archive
 from inferd_runtime.server.supervisor.runtime import Commands, Runtime, open_runtime
 from inferd_runtime.server.telemetry.request_ids import RequestIds
@@ -62,6 +67,7 @@ SERVER_FILE = "server.json"
 CLOSE_SECONDS = 5
 KEEP_ALIVE_OF_UVICORN = 3600
 """Longer than ours, which says when a connection has been idle for too long."""
+METHOD_NOT_ALLOWED = 405
 MAX_SCRIPT_MESSAGE = MAX_EXPORT_BYTES + (64 << 10)
 log = logging.getLogger("inferd.gateway")
 
@@ -107,6 +113,17 @@ class _Server(uvicorn.Server):
         return TypedHttp(self.config, self.server_state, self.lifespan.state)
 
 
+def all_routes(own: Api, models: ModelApi, chat: ChatApi, responses: ResponseStore) -> list[BaseRoute]:
+    """Return the routing table."""
+    return [
+        *own.routes(),
+        *models.routes(),
+        *chat.routes(),
+        *ResponsesApi(chat, responses).routes(),
+        document_route(),
+    ]
+
+
 def make_app(routes: Sequence[BaseRoute], tokens: AccessTokens, front: Front | None = None) -> ASGIApp:
     """Return the ASGI application. Without a ``front`` nothing is known of connections, as in a test without sockets."""
     handlers = {InferdError: _inferd_error, HTTPException: _http_error, Exception: _bug}
@@ -134,7 +151,18 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
         return error_reply(NotFound(f"there is no route {where}"), request.scope)
     response = error_reply(InvalidRequest(f"{where}: {error.detail}"), request.scope)
     response.status_code = error.status_code
+    if error.status_code == METHOD_NOT_ALLOWED:
+        response.headers["Allow"] = ", ".join(sorted(_methods_of(request)))
     return response
+
+
+def _methods_of(request: Request) -> set[str]:
+    """Return the methods that a path has, over all of its routes."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    return found
 
 
 async def _bug(request: Request, error: Exception) -> Response:
@@ -171,14 +199,8 @@ async def open_gateway(settings: Settings, commands: Commands | None = None) -> 
         responses = await stack.enter_async_context(open_response_store(settings.data_dir / RESPONSES_FILE, use.quotas))
         sessions, warm = TenantSessions(runtime), await stack.enter_async_context(warm_sessions())
         serving = ChatServing(runtime, programs, sessions, DirectChat(runtime, sessions, builtin_main(), warm))
-        chat = ChatApi(runtime, serving)
-        own = Api(runtime, programs, tokens)
-        routes = [
-            *own.routes(),
-            *ModelApi(chat, sessions).routes(),
-            *chat.routes(),
-            *ResponsesApi(chat, responses).routes(),
-        ]
+        own, chat = Api(runtime, programs, tokens), ChatApi(runtime, serving)
+        routes = all_routes(own, ModelApi(chat, sessions), chat, responses)
         app = make_app(routes, tokens, Front(table, audit))
         server = _Server(_uvicorn_config(app, settings), Listener(listener, tls, settings.header_s), table)
         url = url_of(settings.host, listener.getsockname()[1], tls is not None)

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from inferd.chat import ChatRequest
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
-from inferd_runtime.server.dialects.openai.chat_fields import chat_request, read_chat_fields
+from inferd_runtime.server.dialects.openai.chat_fields import Effort, chat_request, read_chat_fields
 from inferd_runtime.server.dialects.openai.common_fields import Name, TokenId
+from inferd_runtime.server.dialects.openai.messages import AnyMessage
+from inferd_runtime.server.dialects.openai.tools import MAX_TOOLS, FunctionTool
 from inferd_runtime.server.dialects.reading import as_kind, read_object
 from inferd_runtime.server.dialects.refusals import refusal
 
 DEFAULT, TOKEN_TEXTS = "default", "return_token_strs"
-CHAT_TOKENIZE = (
-    "model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort",
-    "add_special_tokens",
-)  # fmt: skip
-"""Fields of a chat request that say what its prompt is."""
 
 
 class TokenizeFields(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -30,6 +27,20 @@ class TokenizeFields(Struct, kw_only=True, forbid_unknown_fields=True):
     model: Name | None = None
     prompt: str
     add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeConversation(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a conversation that is to be tokenized: those of a chat request that say what its prompt is."""
+
+    model: Name | None = None
+    messages: Annotated[list[AnyMessage], Meta(min_length=1)]
+    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    add_special_tokens: Literal[False] | None = None
     return_token_strs: bool | None = None
 
 
@@ -88,7 +99,7 @@ def _read_chat(value: dict[str, Any]) -> TokenizeQuery:
     if texts is not None and not isinstance(texts, bool):
         raise refusal(TOKEN_TEXTS, "Expected `bool | null`", "invalid_type")
     for name in value:
-        if name not in CHAT_TOKENIZE:
+        if name not in TokenizeConversation.__struct_fields__:
             raise refusal(name, "unknown field of a conversation", "unknown_parameter")
     model = value.get("model")
     asked = read_chat_fields({**value, "model": DEFAULT if model is None else model})

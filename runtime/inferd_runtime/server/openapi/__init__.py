@@ -1,0 +1,1 @@
+"""The OpenAPI document of the gateway: operations, their bodies' types with the tables of fields, shapes of answers."""
