@@ -32,6 +32,8 @@ MAX_WHOLE = (1 << 53) - 1
 WHERE = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(?P<name>.*)`$", re.DOTALL)
 VALUE = re.compile(r"^Invalid (?:enum )?value '(?P<value>[^']*)'$")
+BODY = "the body"
+FLOAT = "got `float`"
 ANY_KEY = "[...]"
 """What msgspec writes for the key of a mapping."""
 
@@ -51,10 +53,11 @@ def not_supported(param: str, what: str) -> InvalidRequest:
 def read_object(body: bytes) -> dict[str, Any]:
     """Return the JSON object of a body. Raises InvalidRequest."""
     try:
-        value = read_json(body, "the body", most=MAX_BODY_CONTAINERS)
+        value = read_json(body, BODY, most=MAX_BODY_CONTAINERS)
     except InvalidRequest as error:
         at = _uncarriable_field(body)
-        raise invalid(at, f"{at}: {error.message}" if at else error.message) from None
+        what = error.message.removeprefix(f"{BODY}: ")
+        raise invalid(at, f"{at}: {what}" if at else error.message) from None
     if not isinstance(value, dict):
         raise invalid("", "the body must be a JSON object")
     if len(value) > MAX_FIELDS:
@@ -94,12 +97,31 @@ def as_kind(value: Any, kind: type[T] | Any, at: str = "", hints: Mapping[str, s
     ``at``: the value's path. ``hints``: what to say about values that are known, but not among those that a field may have.
     """
     try:
-        converted: T = msgspec.convert(value, kind)
+        return _converted(value, kind)
     except msgspec.ValidationError as error:
         raise _named(str(error), at, hints or {}) from None
     except RecursionError:
         raise invalid(at, f"{at}: nested too deeply") from None
+
+
+def _converted(value: Any, kind: type[T] | Any) -> T:
+    """Return a JSON value as a type. To JSON ``3.0`` is a whole number, and some clients write it so."""
+    try:
+        converted: T = msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        if FLOAT not in str(error):
+            raise
+        converted = msgspec.convert(_with_whole_numbers(value), kind)
     return converted
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_whole_numbers(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_numbers(one) for one in value]
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) <= MAX_WHOLE
+    return int(value) if is_whole else value
 
 
 def _named(text: str, at: str, hints: Mapping[str, str]) -> InvalidRequest:

@@ -29,6 +29,7 @@ from inferd_runtime.server.dialects.openai.tokens import (
     rendered_body,
     tokenized_body,
 )
+from inferd_runtime.server.dialects.refusals import naming
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.chat_routes import ChatApi
 from inferd_runtime.server.gateway.replies import reply
@@ -118,7 +119,9 @@ class ModelApi:
     async def detokenize(self, request: Request) -> Response:
         """Answer the text of tokens."""
         query = await self.chat.read(request, lambda body, _: read_detokenize(body))
-        text: Text = await self._ask(request, Detokenize(query.tokens, self._info(query.model).name, special=True))
+        asked = Detokenize(query.tokens, self._info(query.model).name, special=True)
+        with naming("tokens"):
+            text: Text = await self._ask(request, asked)
         return reply(detokenized_body(text.text))
 
     async def _rendered(self, model: str, asked: ChatRequest, request: Request) -> Conversation:

@@ -196,8 +196,8 @@ RESPONSES_OPERATIONS = (
     ),
     Operation(
         method="POST", path="/v1/responses/{response}/cancel", tag=RESPONSES,
-        summary="Refused: nothing runs in the background, and a client that leaves ends its response",
-        answers={400: OperationAnswer("Always", openai.OpenAiError)},
+        summary="End a response that is answered in the background",
+        answers=_says("The response as it is now", responses.ShownResponse),
     ),
     Operation(
         method="GET", path="/v1/responses/{response}/input_items", tag=RESPONSES,

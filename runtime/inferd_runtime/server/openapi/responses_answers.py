@@ -78,13 +78,13 @@ class ShownResponse(Struct):
     id: str
     object: Literal["response"]
     created_at: int
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    status: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
     completed_at: int | None
     error: ResponseProblem | None
     incomplete_details: IncompleteDetails | None
     output: list[ShownItem]
     usage: ResponseUsage | None
-    background: Literal[False]
+    background: bool
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: int | None

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from inferd_runtime.server.dialects.anthropic.blocks import (
+    KINDS,
     MEANS_NOTHING as BLOCK_MEANS_NOTHING,
     AnthropicMessage,
     TextBlock,
@@ -18,6 +19,9 @@ from inferd_runtime.server.dialects.anthropic.blocks import (
 from inferd_runtime.server.dialects.anthropic.fields import AnthropicTool, CountTokensBody, MessagesBody
 from inferd_runtime.server.dialects.anthropic.request import TOOL_MEANS_NOTHING as ANTHROPIC_TOOL_MEANS_NOTHING
 from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
+from inferd_runtime.server.dialects.openai.common_fields import MAX_TOKEN
+from inferd_runtime.server.dialects.openai.completion_fields import CompletionFields
+from inferd_runtime.server.dialects.openai.embeddings import EmbeddingFields
 from inferd_runtime.server.dialects.responses.fields import (
     INCLUDED,
     ReasoningOptions,
@@ -49,6 +53,8 @@ Schema = dict[str, Any]
 REFERENCE = "#/components/schemas/{name}"
 TEXT: Schema = {"type": "string"}
 NULL: Schema = {"type": "null"}
+SOME_TEXT: Schema = {"type": "string", "minLength": 1}
+SOME_TOKENS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN}, "minItems": 1}
 PYTHON_END, END = r"\Z", "$"
 """How a regular expression says "the end of the text" in Python, and in JSON Schema."""
 BLOCKS = (TextBlock, ThinkingBlock, ToolUseBlock, ToolResultBlock)
@@ -71,13 +77,16 @@ def list_of(kinds: Sequence[type], *others: Schema) -> Schema:
     return either(*others, {"type": "array", "items": either(*map(reference, kinds))})
 
 
+PROMPT = either(SOME_TEXT, SOME_TOKENS)
+PROMPTS = either(
+    PROMPT, {"type": "array", "items": SOME_TEXT, "minItems": 1}, {"type": "array", "items": SOME_TOKENS, "minItems": 1}
+)
 READ_ONE_BY_ONE: Mapping[type, Mapping[str, Schema]] = {
     CountTokensBody: {
         "messages": {**list_of([AnthropicMessage]), "minItems": 1},
         "system": list_of([TextBlock], TEXT, NULL),
         "tools": list_of([AnthropicTool], NULL),
     },
-    AnthropicMessage: {"content": list_of(BLOCKS, TEXT)},
     ToolResultBlock: {"content": list_of([TextBlock], TEXT)},
     ResponsesBody: {
         "input": list_of(ITEMS, TEXT, NULL),
@@ -89,6 +98,8 @@ READ_ONE_BY_ONE: Mapping[type, Mapping[str, Schema]] = {
         ),
         "include": either({"type": "array", "items": {"enum": list(INCLUDED)}}, NULL),
     },
+    CompletionFields: {"prompt": PROMPTS},
+    EmbeddingFields: {"input": PROMPTS},
     MessageItem: {"content": list_of(PARTS, TEXT)},
     FunctionOutputItem: {"output": list_of([InputText], TEXT)},
 }
@@ -132,11 +143,28 @@ def component_schemas(kinds: Iterable[Any], tables: Mapping[type, FieldTable]) -
         _refine(found, kind, READ_ONE_BY_ONE[same])
     for kind, accepted in MEANS_NOTHING.items():
         _refine(found, kind, {name: {"enum": list(values)} for name, values in accepted.items()})
+    found[AnthropicMessage.__name__] = _message_schema()
+    found[ResponsesBody.__name__]["anyOf"] = [{"required": ["input"]}, {"required": ["previous_response_id"]}]
     for kind in BLOCKS:  # a block says its type; its struct has a default, for the blocks that texts become
         found[kind.__name__]["required"] = [*found[kind.__name__]["required"], "type"]
     for kind, table in tables.items():
         _tell_fields(found[kind.__name__]["properties"], table)
     return {name: _portable(schema) for name, schema in sorted(found.items())}
+
+
+def _message_schema() -> Schema:
+    """Return the schema of Anthropic's messages: which blocks there may be depends on the role."""
+    return either(
+        *(
+            {
+                "type": "object",
+                "properties": {"role": {"enum": [role]}, "content": list_of([*KINDS[role].values()], TEXT)},
+                "required": ["role", "content"],
+                "additionalProperties": False,
+            }
+            for role in ("user", "assistant", "system")
+        )
+    )
 
 
 def _refine(found: Mapping[str, Schema], kind: type, fields: Mapping[str, Schema]) -> None:
