@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
+import jsonschema
 import pytest
 import requests
 import schemathesis
@@ -12,13 +14,16 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
-from tiers import examples
 
 from inferd_runtime.server.openapi.operations import OPERATIONS
 
 from .conftest import TOKEN, LiveServer
 
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
+ASK = [{"role": "user", "content": "Write a line about the sea."}]
+PROGRAM = {"files": {"main.py": "async def main(x: int = 0) -> int:\n    return x"}, "name": "described"}
+WAITING = "from inferd import session\n\n\nasync def main() -> None:\n    await session.receive()\n    await session.receive()"
+WEATHER = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
 MODEL = {"enum": ["tiny"]}
 FEW: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": 3}
 SMALL: dict[str, dict[str, Any]] = {
@@ -26,74 +31,165 @@ SMALL: dict[str, dict[str, Any]] = {
     "CompletionFields": {"model": MODEL, "max_tokens": FEW, "n": FEW},
     "MessagesBody": {"model": MODEL, "max_tokens": FEW},
     "CountTokensBody": {"model": MODEL},
-    "ResponsesBody": {"model": MODEL, "max_output_tokens": FEW},
+    "ResponsesBody": {"model": MODEL, "max_output_tokens": FEW, "input": {"type": "string", "minLength": 1}},
     "EmbeddingFields": {"model": MODEL},
+    "UploadBody": {name: {"enum": [value]} for name, value in PROGRAM.items()},
+    "LaunchBody": {
+        "program": {"enum": [PROGRAM["name"]]},
+        "arguments": {"enum": [{}, {"x": 1}]},
+        "limits": {"enum": [{}, {"wall_s": 5}]},
+    },
 }
 """Fields that every request of these tests has, so that it reaches the engine, and does not keep it busy."""
 ENDLESS = {"/v1/speculation/cycles", "/v1/session"}
-"""Streams that end with their client: only what is refused is tried."""
-CALLED = [one for one in OPERATIONS if one.path not in ENDLESS]
+"""They end with their client."""
+SLOW = {"/v1/slow-step", "/v1/runs/{run}/events"}
+"""What these take when a parameter is left out is more than there is time for."""
+CALLED = sorted(
+    (one for one in OPERATIONS if one.path not in ENDLESS),
+    key=lambda one: (one.method == "DELETE", one.path.endswith("/cancel")),
+)
+"""What ends or removes something comes last."""
 CHECKED = [
     not_a_server_error, checks.status_code_conformance, checks.content_type_conformance,
     checks.response_headers_conformance, checks.response_schema_conformance, checks.allow_header_conformance,
 ]  # fmt: skip
+EXAMPLES = 12
 TRIED = settings(
-    max_examples=examples(12), deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+    max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema of objects that have no other fields: what the document leaves open for later versions must not be there now."""
-    return (
-        schema
-        if "additionalProperties" in schema or "properties" not in schema
-        else {**schema, "additionalProperties": False}
-    )
+    """A schema of objects without other fields: the document leaves them open for later versions, but they are not there now."""
+    is_open = "properties" in schema and "additionalProperties" not in schema
+    return {**schema, "additionalProperties": False} if is_open else schema
 
 
-def small(document: dict[str, Any]) -> dict[str, Any]:
-    """The document, for requests that are answered soon."""
+def with_model(document: dict[str, Any]) -> dict[str, Any]:
+    """The document as it is now, for requests of a model that is there."""
     value = copy.deepcopy(document)
+    schemas = value["components"]["schemas"]
+    for name in SMALL:
+        if "model" in SMALL[name]:
+            schemas[name]["properties"]["model"] = MODEL
+    value["components"]["schemas"] = {name: closed(schema) for name, schema in schemas.items()}
+    return value
+
+
+def small(document: dict[str, Any], known: dict[str, list[str]]) -> dict[str, Any]:
+    """The document, for requests that are answered soon. ``known``: what a path's parameters may name beside anything else."""
+    value = with_model(document)
     schemas = value["components"]["schemas"]
     for name, fields in SMALL.items():
         schemas[name]["properties"] |= fields
-        schemas[name]["required"] = sorted({*schemas[name]["required"], *fields})
-    (seconds,) = [one for one in value["paths"]["/v1/slow-step"]["get"]["parameters"] if one["name"] == "seconds"]
-    seconds |= {"required": True, "schema": {"type": "number", "minimum": 0, "maximum": 0.01}}
-    value["components"]["schemas"] = {name: closed(schema) for name, schema in schemas.items()}
+        schemas[name]["required"] = sorted({*schemas[name].get("required", ()), *fields})
+    del schemas["ResponsesBody"]["properties"]["previous_response_id"]
+    soon = {"seconds": {"type": "number", "minimum": 0, "maximum": 0.01}, "follow": {"enum": ["false"]}}
+    for path in value["paths"].values():
+        for parameter in [each for operation in path.values() for each in operation["parameters"]]:
+            if parameter["name"] in soon:
+                parameter |= {"required": True, "schema": soon[parameter["name"]]}
+            if parameter["name"] in known and parameter["in"] == "path":
+                parameter["schema"] = {"enum": [*known[parameter["name"]], "nobody"]}
     return value
 
 
 @pytest.fixture(scope="module")
 def document(server: LiveServer) -> dict[str, Any]:
     with server.http() as client:
-        response = client.get("/openapi.json")
-    assert response.status_code == 200
-    value: dict[str, Any] = response.json()
-    return small(value)
+        value: dict[str, Any] = client.get("/openapi.json").raise_for_status().json()
+    return value
 
 
 @pytest.fixture(scope="module")
-def api(server: LiveServer, document: dict[str, Any]) -> Any:
-    schema = schemathesis.openapi.from_dict(document)
-    schema.config.update(base_url=server.url)
-    return schema
+def known(server: LiveServer) -> dict[str, list[str]]:
+    """Runs, responses, programs and a model that are there."""
+    server.upload(WAITING, "waiting")
+    asked = {"model": "tiny", "input": "Hello", "max_output_tokens": 2}
+    with server.http() as client:
+        client.post("/v1/programs", json=PROGRAM).raise_for_status()
+        runs = [client.post("/v1/runs", json={"program": name}).json()["id"] for name in (PROGRAM["name"], "waiting")]
+        client.get(f"/v1/runs/{runs[0]}/events").raise_for_status()
+        responses = [
+            client.post("/v1/responses", json={**asked, "background": later}).json()["id"] for later in (False, True)
+        ]
+    return {"run": runs, "response": responses, "model": ["tiny"], "reference": [str(PROGRAM["name"])]}
 
 
-def tried(api: Any, operation: Any, mode: GenerationMode) -> None:
-    """Send what the document allows or (negative) does not, and check what is answered."""
+def statuses(server: LiveServer, document: dict[str, Any], operation: Any, mode: GenerationMode) -> list[int]:
+    """Send what the document allows or (negative) does not, check what is answered, and return its statuses."""
+    found: list[int] = []
+    api = schemathesis.openapi.from_dict(document)
+    api.config.update(base_url=server.url)
+    checked = CHECKED if mode is GenerationMode.POSITIVE else [*CHECKED, checks.negative_data_rejection]
     with requests.Session() as session:
 
         @TRIED
         @given(data=st.data())
         def check(data: st.DataObject) -> None:
             case = data.draw(api[operation.path][operation.method].as_strategy(generation_mode=mode))
-            case.call_and_validate(session=session, headers=AUTHORIZED, checks=CHECKED, timeout=20)
+            response = case.call_and_validate(session=session, headers=AUTHORIZED, checks=checked, timeout=20)
+            found.append(response.status_code)
 
         check()
+    return found
 
 
-@pytest.mark.parametrize("operation", CALLED, ids=lambda one: one.id)
-def test_what_the_document_allows_is_answered_as_it_says(api: Any, operation: Any) -> None:
-    tried(api, operation, GenerationMode.POSITIVE)
+def test_what_the_document_allows_is_answered_as_it_says(
+    server: LiveServer, document: dict[str, Any], known: dict[str, list[str]]
+) -> None:
+    described = small(document, known)
+    for operation in CALLED:
+        found = statuses(server, described, operation, GenerationMode.POSITIVE)
+        assert set(found) & set(operation.answers), f"{operation.id} was never answered: {found}"
+
+
+def test_what_the_document_does_not_allow_is_refused(server: LiveServer, document: dict[str, Any]) -> None:
+    described = with_model(document)
+    for operation in CALLED:
+        if (operation.body or operation.parameters) and operation.path not in SLOW:
+            found = statuses(server, described, operation, GenerationMode.NEGATIVE)
+            assert any(400 <= status < 500 for status in found), operation.id
+
+
+CHAT = {"model": "tiny", "messages": ASK, "max_tokens": 60, "seed": 3}
+FUNCTION = {"type": "function", "function": {"name": "weather", "parameters": WEATHER}}
+REQUESTS: dict[str, list[dict[str, Any]]] = {
+    "/v1/chat/completions": [
+        {**CHAT, "logprobs": True, "top_logprobs": 2, "n": 2, "return_token_ids": True, "max_tokens": 5},
+        {**CHAT, "tools": [FUNCTION], "tool_choice": "required"},
+    ],
+    "/v1/completions": [
+        {"model": "tiny", "prompt": "The sea", "logprobs": 2, "return_token_ids": True, "max_tokens": 5},
+        {"model": "tiny", "prompt": ["The sea", "The sky"], "n": 2, "max_tokens": 5, "stop": ["e"]},
+    ],
+    "/v1/messages": [
+        {**CHAT, "stop_sequences": ["e"]},
+        {**CHAT, "tools": [{"name": "weather", "input_schema": WEATHER}], "tool_choice": {"type": "any"}},
+    ],
+    "/v1/responses": [
+        {"model": "tiny", "input": "The sea", "top_logprobs": 2, "max_output_tokens": 5, "instructions": "Be short."},
+        {"model": "tiny", "input": "Weather?", "tools": [{"type": "function", "name": "weather", "parameters": WEATHER}],
+         "tool_choice": "required", "max_output_tokens": 60, "seed": 3},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_answers_and_events_are_as_the_document_says(server: LiveServer, document: dict[str, Any], path: str) -> None:
+    described = with_model(document)
+    content = described["paths"][path]["post"]["responses"]["200"]["content"]
+    whole = {**content["application/json"]["schema"], "components": described["components"]}
+    data_of_event = content["text/event-stream"]["schema"]["properties"]["data"]
+    event = {**data_of_event["contentSchema"], "components": described["components"]}
+    with server.http() as client:
+        for body in REQUESTS[path]:
+            jsonschema.validate(client.post(path, json=body).raise_for_status().json(), whole)
+            streamed = client.post(path, json={**body, "stream": True}).raise_for_status().text
+            data = [line.removeprefix("data: ") for line in streamed.splitlines() if line.startswith("data: ")]
+            events = [json.loads(each) for each in data if each != "[DONE]"]
+            assert len(events) > 2
+            for each in events:
+                jsonschema.validate(each, event)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TypeAlias
 
 import anyio
@@ -57,7 +57,7 @@ async def _read(
     prompt: int, answer: Answer, merger: PromptMerger, places: anyio.Semaphore, sent: MemoryObjectSendStream[Events]
 ) -> None:
     """Send all events of one answer, or the error that it ended with."""
-    with sent:
+    with sent, suppress(anyio.BrokenResourceError):  # nobody reads any more
         async with places:
             try:
                 async with answer as source:
@@ -65,5 +65,3 @@ async def _read(
                         await sent.send([merger.event(prompt, event) for event in events])
             except InferdError as error:
                 await sent.send(error)
-            except anyio.BrokenResourceError:
-                pass  # nobody reads any more

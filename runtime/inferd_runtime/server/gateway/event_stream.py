@@ -53,10 +53,9 @@ class EventResponse(StreamingResponse):
 
 def _first_index(request: Request) -> int:
     last = request.headers.get("last-event-id")
-    text = request.query_params.get("from", "0")
-    if last is not None and "from" not in request.query_params:
-        return _whole(last, "Last-Event-ID") + 1
-    return _whole(text, "from")
+    behind = 0 if last is None else _whole(last, "Last-Event-ID") + 1
+    asked = request.query_params.get("from")
+    return behind if asked is None else _whole(asked, "from")
 
 
 def _whole(text: str, name: str) -> int:

@@ -14,6 +14,7 @@ from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.tenancy.shares import SharedPlaces
 
 T = TypeVar("T")
+JSON_TYPE = "application/json"
 MAX_KEY = 255
 """Characters of an ``Idempotency-Key``."""
 
@@ -47,8 +48,9 @@ async def read_body(request: Request, kind: type[T], most: int, places: SharedPl
 async def read_bytes(request: Request, most: int, places: SharedPlaces) -> bytes:
     """Return a body of at most ``most`` bytes, which take their ``places`` while they are read.
 
-    Raises LimitExceeded before more is read, and InvalidRequest if the client leaves.
+    Raises LimitExceeded before more is read, and InvalidRequest for one that says it is no JSON, and if the client leaves.
     """
+    _check_content_type(request)
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > most:
         raise _too_large(most)
@@ -65,6 +67,13 @@ async def read_bytes(request: Request, most: int, places: SharedPlaces) -> bytes
     finally:
         places.give_back(tenant, size)
     return b"".join(chunks)
+
+
+def _check_content_type(request: Request) -> None:
+    kind = request.headers.get("content-type", JSON_TYPE).partition(";")[0].strip().lower()
+    if kind and kind != JSON_TYPE and not kind.endswith("+json"):
+        message = f"the body must be JSON, with Content-Type: {JSON_TYPE}, not {shown(kind)}"
+        raise InvalidRequest(message, code="unsupported_content_type")
 
 
 def _too_large(most: int) -> LimitExceeded:

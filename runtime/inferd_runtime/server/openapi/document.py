@@ -22,8 +22,6 @@ from inferd_runtime.server.openapi.schemas import Schema, component_schemas, eit
 VERSION = "3.1.0"
 IN_PATH = re.compile(r"\{(\w+)\}")
 SSE = "text/event-stream"
-EVENT_SCHEMA = "x-event-schema"
-"""Beside the schema of a stream: that of each event's data. OpenAPI 3.1 has no word for it."""
 ERRORS: Mapping[int, str] = {
     400: "The request is wrong: the message says what, and names the field.",
     401: "There is no valid token.",
@@ -133,8 +131,11 @@ def _answer(answer: OperationAnswer) -> dict[str, Any]:
     if answer.media:
         content[answer.media] = {"schema": _body_schema(answer.kind)}
     if answer.stream is not None:
-        for media in filter(None, (SSE, answer.lines)):
-            content[media] = {"schema": {"type": "string"}, EVENT_SCHEMA: reference(answer.stream)}
+        data = {"type": "string", "contentMediaType": JSON, "contentSchema": reference(answer.stream)}
+        event = {"type": "object", "properties": {"event": {"type": "string"}, "data": data}, "required": ["data"]}
+        content[SSE] = {"schema": event}
+        if answer.lines:
+            content[answer.lines] = {"schema": data}
     return {"description": answer.note, **({"content": content} if content else {})}
 
 

@@ -22,6 +22,7 @@ from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
 from inferd_runtime.server.dialects.openai.common_fields import MAX_TOKEN
 from inferd_runtime.server.dialects.openai.completion_fields import CompletionFields
 from inferd_runtime.server.dialects.openai.embeddings import EmbeddingFields
+from inferd_runtime.server.dialects.reading import MAX_TOOLS
 from inferd_runtime.server.dialects.responses.fields import (
     INCLUDED,
     ReasoningOptions,
@@ -72,9 +73,10 @@ def either(*schemas: Schema) -> Schema:
     return schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
 
 
-def list_of(kinds: Sequence[type], *others: Schema) -> Schema:
-    """Return the schema of a list of these types, or of one of ``others``."""
-    return either(*others, {"type": "array", "items": either(*map(reference, kinds))})
+def list_of(kinds: Sequence[type], *others: Schema, most: int | None = None) -> Schema:
+    """Return the schema of a list of these types with at most so many of them, or of one of ``others``."""
+    schema = {"type": "array", "items": either(*map(reference, kinds))}
+    return either(*others, schema if most is None else {**schema, "maxItems": most})
 
 
 PROMPT = either(SOME_TEXT, SOME_TOKENS)
@@ -85,12 +87,12 @@ READ_ONE_BY_ONE: Mapping[type, Mapping[str, Schema]] = {
     CountTokensBody: {
         "messages": {**list_of([AnthropicMessage]), "minItems": 1},
         "system": list_of([TextBlock], TEXT, NULL),
-        "tools": list_of([AnthropicTool], NULL),
+        "tools": list_of([AnthropicTool], NULL, most=MAX_TOOLS),
     },
     ToolResultBlock: {"content": list_of([TextBlock], TEXT)},
     ResponsesBody: {
         "input": list_of(ITEMS, TEXT, NULL),
-        "tools": list_of([ResponseTool], NULL),
+        "tools": list_of([ResponseTool], NULL, most=MAX_TOOLS),
         "tool_choice": either(
             {"enum": ["auto", "none", "required", None]},
             reference(ResponseNamedChoice),

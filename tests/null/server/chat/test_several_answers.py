@@ -95,3 +95,11 @@ async def test_who_leaves_ends_all_of_them() -> None:
         await anyio.wait_all_tasks_blocked()
         assert counted[-1] == 3
     assert counted[-1] == 0
+
+
+async def test_two_that_fail_at_once_are_one_error() -> None:
+    counted = [0]
+    sources = [opened(Recorded([], LimitExceeded("no", limit="runs")), counted) for _ in range(AT_ONCE)]
+    with pytest.raises(LimitExceeded, match="no"):
+        await all_of(sources)
+    assert counted[-1] == 0
