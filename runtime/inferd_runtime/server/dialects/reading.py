@@ -97,22 +97,22 @@ def as_kind(value: Any, kind: type[T] | Any, at: str = "", hints: Mapping[str, s
     ``at``: the value's path. ``hints``: what to say about values that are known, but not among those that a field may have.
     """
     try:
-        return _converted(value, kind)
+        converted: T = _converted(value, kind)
     except msgspec.ValidationError as error:
         raise _named(str(error), at, hints or {}) from None
     except RecursionError:
         raise invalid(at, f"{at}: nested too deeply") from None
+    return converted
 
 
-def _converted(value: Any, kind: type[T] | Any) -> T:
+def _converted(value: Any, kind: Any) -> Any:
     """Return a JSON value as a type. To JSON ``3.0`` is a whole number, and some clients write it so."""
     try:
-        converted: T = msgspec.convert(value, kind)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         if FLOAT not in str(error):
             raise
-        converted = msgspec.convert(_with_whole_numbers(value), kind)
-    return converted
+        return msgspec.convert(_with_whole_numbers(value), kind)
 
 
 def _with_whole_numbers(value: Any) -> Any:
