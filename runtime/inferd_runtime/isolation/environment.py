@@ -13,7 +13,7 @@ from inferd_runtime.isolation.kinds import ChildKind
 AT_START = ("LANG", "LC_", "LD_LIBRARY_PATH", "TZ")
 """What the loader and the C library read before Python runs."""
 LANGUAGE = ("LANG", "LC_", "TZ")
-FOLDERS = ("HOME", "PATH", "TMPDIR", "XDG_CACHE_HOME")
+FOLDERS = ("HOME", "INFERD_CACHE_DIR", "PATH", "TMPDIR", "XDG_CACHE_HOME")
 NETWORK = (
     "ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "all_proxy", "http_proxy", "https_proxy", "no_proxy",
     "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_",

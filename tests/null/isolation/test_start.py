@@ -106,6 +106,11 @@ def test_what_loads_models_gets_what_its_libraries_read() -> None:
     assert order_environment(ChildKind.MODEL, SECRETS).keys() == wanted
 
 
+@pytest.mark.parametrize("kind", [ChildKind.MODEL, ChildKind.BUILDER])
+def test_what_keeps_results_keeps_them_where_the_operator_says(kind: ChildKind) -> None:
+    assert order_environment(kind, {"INFERD_CACHE_DIR": "/own"}) == {"INFERD_CACHE_DIR": "/own"}
+
+
 def test_the_order_is_not_on_the_command_line() -> None:
     launch = Launch("some.module", ChildKind.WORKER, ("argument",), settings={"secret": "hidden"})
     assert "argument" not in launch.command
