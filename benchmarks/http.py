@@ -8,7 +8,8 @@ is not found again by another. The ways to our server have to bring the same tex
 
 ttft_overhead_ms_p50              to the first text over HTTP, less that of a connected script (one client; questions take turns)
 throughput_vs_sdk_32              tokens per second of 32 HTTP clients over those of 32 scripts, round by round
-throughput_vs_transformers_serve_8   the same of 8 over `transformers serve`, the faster of its two ways
+throughput_vs_transformers_serve_8   the same of 8 over `transformers serve`, the faster of its two ways; ..._processor: by what
+                                  the servers' processes used, all rounds together
 program_vs_direct_N               the built-in program, uploaded, in the sandbox, over itself in the gateway
 disconnect_ms_p99                 from a client's close to an answer of the server that its engine has no generation
 cpu_ROLE_N                        which part of the server's processor time N HTTP clients cost there

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-from http_clients import Answer, ChatClient, HttpClient, Question, Target, script_clients
-from http_servers import OurServer, Seconds
+from http_clients import Answer, ChatClient, HttpClient, Question, script_clients
+from http_servers import OurServer, PeerServer, Seconds
 
 HTTP, SCRIPT, PROGRAM = "http", "sdk", "program"
 OURS = (HTTP, SCRIPT, PROGRAM)
@@ -32,7 +32,7 @@ class Load:
 @dataclass
 class ArmResult:
     """What one arm did, round by round: seconds to the first text of every question, tokens per second, and the processor
-    seconds of our server's processes.
+    seconds of its server's processes.
     """
 
     first_s: list[list[float]] = field(default_factory=list)
@@ -45,9 +45,13 @@ class ArmResult:
         return [1e3 * one for round_ in self.first_s for one in round_]
 
     def share(self, role: str) -> float:
-        """Return the part of our server's processor time that one of its processes took."""
-        every = sum(sum(one.values()) for one in self.used)
-        return sum(one[role] for one in self.used) / every if every else 0.0
+        """Return the part of the server's processor time that one of its processes took."""
+        return sum(one[role] for one in self.used) / self.used_s if self.used_s else 0.0
+
+    @property
+    def used_s(self) -> float:
+        """The server's processor seconds, of all rounds."""
+        return sum(sum(one.values()) for one in self.used)
 
     def used_ms(self, role: str, tokens: int) -> float:
         """Return the processor milliseconds that a role's processes took for each token of a round with so many."""
@@ -71,29 +75,29 @@ def _prompt(number: int, words: int) -> str:
 
 
 @asynccontextmanager
-async def arms(server: OurServer, peers: Mapping[str, Target], clients: int) -> AsyncIterator[Clients]:
+async def arms(server: OurServer, peers: Mapping[str, PeerServer], clients: int) -> AsyncIterator[Clients]:
     """Open the clients of all arms."""
     async with AsyncExitStack() as stack:
         scripts = await stack.enter_async_context(script_clients(server.direct, clients))
-        targets = {HTTP: server.direct, PROGRAM: server.program} | dict(peers)
+        targets = {HTTP: server.direct, PROGRAM: server.program} | {name: one.target for name, one in peers.items()}
         https = {name: [HttpClient(target) for _ in range(clients)] for name, target in targets.items()}
         for client in itertools.chain.from_iterable(https.values()):
             stack.callback(client.leave)
         yield {HTTP: https.pop(HTTP), SCRIPT: scripts, **https}
 
 
-async def measure(clients: Clients, load: Load, rounds: int, used: Callable[[], Seconds]) -> Results:
-    """Run all arms in every round, each time another first; the first round is warm-up. Raises RuntimeError if our arms bring
-    different texts.
+async def measure(clients: Clients, load: Load, rounds: int, clocks: Mapping[str, Callable[[], Seconds]]) -> Results:
+    """Run all arms in every round, each time another first; the first round is warm-up. ``clocks``: the processor seconds of
+    each arm's server. Raises RuntimeError if our arms bring different texts.
     """
     results: Results = {name: ArmResult() for name in clients}
     for round_ in range(rounds + 1):
         texts: dict[str, list[str]] = {}
         for name in _turned(list(clients), round_):
             asked = questions(load, round_, f"{name}/{load.clients}")
-            before, start = used(), time.perf_counter()
+            before, start = clocks[name](), time.perf_counter()
             answers = await _answered(clients[name], asked)
-            seconds, after = time.perf_counter() - start, used()
+            seconds, after = time.perf_counter() - start, clocks[name]()
             texts[name] = [answer.text for answer in answers]
             if round_:
                 results[name].first_s.append([answer.first_s for answer in answers])

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
-from http_clients import Target
 from http_leaving import leave
-from http_load import HTTP, PROGRAM, SCRIPT, Load, Results, arms, measure
-from http_servers import BATCHED, OurServer, our_server, peer_server
+from http_load import HTTP, OURS, PROGRAM, SCRIPT, Load, Results, arms, measure
+from http_servers import BATCHED, OurServer, PeerServer, our_server, peer_server
 from measure import figure, percentile, ratios
 
 LOADS = (Load(1, 6, 48), Load(8, 1, 96), Load(32, 1, 96))
@@ -50,7 +49,7 @@ def parse() -> argparse.Namespace:
 
 
 @contextmanager
-def servers(options: argparse.Namespace) -> Iterator[tuple[OurServer, dict[str, Target]]]:
+def servers(options: argparse.Namespace) -> Iterator[tuple[OurServer, dict[str, PeerServer]]]:
     """Start all servers at once: most of the wait is imports."""
     wanted = [name for name in PEERS if name in options.peers.split(",") and "load" in options.only]
     with ExitStack() as stack, ThreadPoolExecutor() as threads:
@@ -61,7 +60,7 @@ def servers(options: argparse.Namespace) -> Iterator[tuple[OurServer, dict[str, 
         yield server, {f"transformers serve, {name}": each.result() for name, each in started.items()}
 
 
-async def parts(options: argparse.Namespace, server: OurServer, peers: Mapping[str, Target]) -> Figures:
+async def parts(options: argparse.Namespace, server: OurServer, peers: Mapping[str, PeerServer]) -> Figures:
     """Run what is wanted."""
     figures: Figures = {}
     wanted = options.only.split(",")
@@ -73,12 +72,15 @@ async def parts(options: argparse.Namespace, server: OurServer, peers: Mapping[s
     return figures
 
 
-async def loaded(server: OurServer, peers: Mapping[str, Target], load: Load, rounds: int) -> Figures:
+async def loaded(server: OurServer, peers: Mapping[str, PeerServer], load: Load, rounds: int) -> Figures:
     """Measure one load, and say what bounds it."""
     if load.clients == 1:
         print(f"bound: an empty request takes {empty_ms(server):.2f} ms there and back")
     async with arms(server, peers, load.clients) as clients:
-        results = await measure(clients, load, rounds, server.processor_seconds)
+        clocks = dict.fromkeys(OURS, server.processor_seconds) | {
+            name: peer.processor_seconds for name, peer in peers.items()
+        }
+        results = await measure(clients, load, rounds, clocks)
     print(f"{load.clients} clients, {load.questions} questions each, {load.tokens} tokens an answer")
     for name, result in results.items():
         first = result.all_first_ms
@@ -103,6 +105,8 @@ def compared(results: Results, load: Load) -> Figures:
         best = [max(rates) for rates in zip(*(peer.rates for peer in peers.values()), strict=True)]
         name = f"throughput_vs_transformers_serve_{many}"
         found[name] = said(f"{HTTP} over transformers serve", over(http.rates, best))
+        found[f"{name}_processor"] = less = min(peer.used_s for peer in peers.values()) / http.used_s
+        print(f"  the same by the servers' processor time      {less:9.2f}")
     if many == 1:
         pairs = zip(http.first_s, script.first_s, strict=True)
         more = [1e3 * (statistics.median(ours) - statistics.median(theirs)) for ours, theirs in pairs]

@@ -55,6 +55,18 @@ class OurServer:
         return next(int(float(line.split()[1])) for line in page.splitlines() if line.startswith("inferd_engine_jobs "))
 
 
+@dataclass(frozen=True)
+class PeerServer:
+    """``transformers serve``."""
+
+    target: Target
+    process: psutil.Process
+
+    def processor_seconds(self) -> Seconds:
+        """Return its processor seconds so far."""
+        return {"peer": sum(_seconds(one) for one in (self.process, *self.process.children(recursive=True)))}
+
+
 def _seconds(process: psutil.Process) -> float:
     return sum(process.cpu_times()[:2])
 
@@ -70,18 +82,18 @@ def our_server(model: str) -> Iterator[OurServer]:
 
 
 @contextmanager
-def peer_server(model: str, *options: str) -> Iterator[Target]:
+def peer_server(model: str, *options: str) -> Iterator[PeerServer]:
     """Start ``transformers serve`` on a model's weights, in one thread; its model does not know an end of text."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"
         shutil.copytree(resolve(model), folder)
         (folder / "generation_config.json").write_text(json.dumps({"do_sample": False, "pad_token_id": 0}))
-        with _serve(folder, Path(place) / "log", options) as url:
-            yield Target(url, str(folder), plain=True)
+        with _serve(folder, Path(place) / "log", options) as (url, process):
+            yield PeerServer(Target(url, str(folder), plain=True), process)
 
 
 @contextmanager
-def _serve(folder: Path, log: Path, options: tuple[str, ...]) -> Iterator[str]:
+def _serve(folder: Path, log: Path, options: tuple[str, ...]) -> Iterator[tuple[str, psutil.Process]]:
     port = _free_port()
     command = [
         str(Path(sys.executable).with_name("transformers")), "serve", str(folder), "--host", "127.0.0.1", "--port",
@@ -92,7 +104,7 @@ def _serve(folder: Path, log: Path, options: tuple[str, ...]) -> Iterator[str]:
         try:
             url = f"http://127.0.0.1:{port}"
             _wait(url, child, log)
-            yield url
+            yield url, psutil.Process(child.pid)
         finally:
             child.terminate()
             try:
