@@ -6,13 +6,16 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
 
 from inferd.chat import ChatEvent, ChatRequest, UsageReport
 from inferd.protocol import (
+    ChatFormat,
     Done,
+    GetChatFormat,
     InferdError,
     InternalError,
     InvalidRequest,
@@ -27,6 +30,7 @@ from inferd_runtime.server.chat.tenant_sessions import TenantSessions
 from inferd_runtime.server.chat.warm_sessions import WarmSessions
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.supervisor.engine_session import EngineSession
+from inferd_runtime.server.supervisor.engine_supervisor import StartedEngine
 from inferd_runtime.server.supervisor.runtime import Runtime
 
 QUEUED_MESSAGES = 16
@@ -36,20 +40,37 @@ ChatMain = Callable[[ChatRequest], Awaitable[Any]]
 Item = list[ChatEvent] | InferdError | None
 """Events, an error, or the end."""
 Written = asyncio.Queue[Item]
+Formats = Awaitable[ChatFormat]
 log = logging.getLogger("inferd.gateway")
 
 
+class ChatFormats:
+    """What the models' chat templates know, which each engine process is asked for once."""
+
+    def __init__(self) -> None:
+        self._engine: StartedEngine | None = None
+        self._known: dict[str, ChatFormat] = {}
+
+    async def get(self, request: GetChatFormat, engine: StartedEngine, session: EngineSession) -> ChatFormat:
+        """Return what ``engine`` answers, which ``session`` belongs to. Raises what it answers."""
+        if engine is not self._engine:
+            self._engine, self._known = engine, {}
+        known = self._known
+        if request.model not in known:
+            known[request.model] = await session.call(request, ChatFormat)
+        return known[request.model]
+
+
 class ProgramTransport:
-    """Carries the requests of a program in this process to its engine session, and its messages to whoever reads ``written``.
+    """Carries the requests of a program in this process to its engine session, and its messages to whoever reads ``written``."""
 
-    ``keeps_contexts``: contexts are not released before the session is closed.
-    """
-
-    def __init__(self, session: EngineSession, reader: EventReader, written: Written, *, keeps_contexts: bool) -> None:
+    def __init__(
+        self, session: EngineSession, reader: EventReader, written: Written, formats: Callable[[GetChatFormat], Formats]
+    ) -> None:
         self.reader = reader
         self._session = session
         self._written = written
-        self._keeps_contexts = keeps_contexts
+        self._formats = formats
 
     async def call(self, request: Any) -> Any:
         """Send a request, and return its reply; see :class:`inferd.transport.Transport`."""
@@ -60,8 +81,10 @@ class ProgramTransport:
             return Done()
         if isinstance(request, ReceiveMessage):
             raise InvalidRequest("a chat request has nobody who sends messages")
-        if isinstance(request, ReleaseContext) and self._keeps_contexts:
-            return Done()  # released with the session, which stays open
+        if isinstance(request, GetChatFormat):
+            return await self._formats(request)
+        if isinstance(request, ReleaseContext):
+            return Done()  # released with the session, which ends now, or is kept for the next request
         return await self._session.call(request, type(request).reply)
 
 
@@ -99,6 +122,7 @@ class DirectChat:
         self._main = main
         self._warm = warm
         self._sessions = sessions
+        self._formats = ChatFormats()
 
     @asynccontextmanager
     async def answer(self, tenant: str, request: ChatRequest) -> AsyncIterator[DirectAnswer]:
@@ -122,7 +146,9 @@ class DirectChat:
 
     async def _run(self, request: ChatRequest, session: EngineSession, written: Written) -> None:
         """Run the program to its end, and put how it ended behind what it wrote."""
-        transport = ProgramTransport(session, EventReader(request.n), written, keeps_contexts=bool(request.session))
+        engine = self._runtime.engine.current
+        formats = partial(self._formats.get, engine=engine, session=session)
+        transport = ProgramTransport(session, EventReader(request.n), written, formats)
         token = use_transport(transport)
         try:
             await written.put(await self._ending(request, transport.reader))
