@@ -32,6 +32,8 @@ MAX_WHOLE = (1 << 53) - 1
 WHERE = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(?P<name>.*)`$", re.DOTALL)
 VALUE = re.compile(r"^Invalid (?:enum )?value '(?P<value>[^']*)'$")
+MAX_LOOKED_THROUGH = 64 << 10
+"""Bytes of a body that is no JSON in which the field at fault is looked for."""
 BODY = "the body"
 FLOAT = "got `float`"
 ANY_KEY = "[...]"
@@ -75,18 +77,23 @@ def _check_schemas(value: Mapping[str, Any]) -> None:
 
 
 def _uncarriable_field(body: bytes) -> str:
-    """Return the first field of a JSON object that no wire carries, "" where the body as a whole is no JSON."""
+    """Return the first field of a JSON object that no wire carries, "" where the body as a whole is no JSON, or long.
+
+    Python's own reader takes what is no JSON to others, so that it knows the field: numbers beyond all bounds, half of a letter.
+    """
     try:
-        value = msgspec.json.decode(body)
+        value = json.loads(body) if len(body) <= MAX_LOOKED_THROUGH else None
     except (ValueError, RecursionError):
         return ""
-    return next((name for name in value if not _is_carriable(value[name])), "") if isinstance(value, dict) else ""
+    at = next((name for name in value if not _is_carriable(value[name])), "") if isinstance(value, dict) else ""
+    return at if _is_carriable(at) else ""
 
 
 def _is_carriable(value: Any) -> bool:
     try:
+        json.dumps(value, allow_nan=False)
         check_carriable(value, "the field")
-    except InvalidRequest:
+    except (InvalidRequest, ValueError, RecursionError):
         return False
     return True
 
