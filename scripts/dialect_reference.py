@@ -1,6 +1,6 @@
-"""The tables of fields in docs/reference, from the dialects' own: ``python scripts/dialect_reference.py`` writes them anew.
+"""The tables in docs/clients, from the code: ``python scripts/dialect_reference.py`` writes them anew.
 
-A page has a table between ``<!-- fields NAME -->`` and ``<!-- end -->``.
+A page has a table of fields between ``<!-- fields NAME -->`` and ``<!-- end -->``, one of routes behind ``<!-- routes TAG -->``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from inferd_runtime.server.dialects.openai.completion_fields import COMPLETION_F
 from inferd_runtime.server.dialects.openai.embeddings import EMBEDDING_FIELDS
 from inferd_runtime.server.dialects.openai.tokens import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from inferd_runtime.server.dialects.responses.fields import RESPONSES_FIELDS
+from inferd_runtime.server.openapi.operations import OPERATIONS
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "clients"
 TABLES: Mapping[str, FieldTable] = {
     "messages": MESSAGES_FIELDS,
     "count_tokens": COUNT_TOKENS_FIELDS,
@@ -29,12 +30,25 @@ TABLES: Mapping[str, FieldTable] = {
     "tokenize": TOKENIZE_FIELDS,
     "detokenize": DETOKENIZE_FIELDS,
 }
-PLACE = re.compile(r"(<!-- fields (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- (fields|routes) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def with_tables(page: str) -> str:
     """Return a page's text with its tables as they have to be. Raises KeyError for a name that has none."""
-    return PLACE.sub(lambda found: found[1] + table(TABLES[found[2]]) + found[3], page)
+    return PLACE.sub(_written, page)
+
+
+def _written(found: re.Match[str]) -> str:
+    written = table(TABLES[found[3]]) if found[2] == "fields" else routes(found[3])
+    return found[1] + written + found[4]
+
+
+def routes(tag: str) -> str:
+    """Return a table of the routes with a tag. Raises KeyError for a tag that none has."""
+    lines = [f"| `{one.method} {one.path}` | {one.summary} |\n" for one in OPERATIONS if one.tag == tag]
+    if not lines:
+        raise KeyError(tag)
+    return "| route | |\n|---|---|\n" + "".join(lines)
 
 
 def table(fields: FieldTable) -> str:

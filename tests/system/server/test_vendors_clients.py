@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import anthropic
 import openai
 import pytest
-from live_server import ANN, BOB, LiveServer, live_server
+from live_server import BOB, LiveServer, live_server
 from pydantic import BaseModel
 
 pytestmark = pytest.mark.system
@@ -99,16 +97,6 @@ def test_the_tokens_of_a_message_are_counted_as_they_are_used(server: LiveServer
     count = client.messages.count_tokens(model="tiny", messages=messages, system="Be kind.", tools=[TOOL])
     used = client.messages.create(model="tiny", max_tokens=1, messages=messages, system="Be kind.", tools=[TOOL]).usage
     assert count.input_tokens == used.input_tokens + (used.cache_read_input_tokens or 0)
-
-
-@pytest.mark.parametrize("page", ["anthropic.md", "openai.md", "responses.md"])
-def test_the_pages_examples_run(server: LiveServer, page: str) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "reference" / page).read_text()
-    (example,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert "http://127.0.0.1:7070" in example
-    names: dict[str, Any] = {"TOKEN": ANN}
-    exec(example.replace("http://127.0.0.1:7070", server.url), names)
-    names["client"].close()
 
 
 def test_anthropics_errors(server: LiveServer) -> None:

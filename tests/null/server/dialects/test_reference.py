@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from dialect_reference import FOLDER, TABLES, with_tables
 
-PAGES = [path for path in sorted(FOLDER.glob("*.md")) if "<!-- fields" in path.read_text()]
+PAGES = [path for path in sorted(FOLDER.glob("*.md")) if "<!-- end -->" in path.read_text()]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
