@@ -337,7 +337,15 @@ def test_what_does_not_work_is_refused_by_its_name(fields: dict[str, Any], param
     assert raised.value.message.startswith(param)
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b"\xff", b'{"a": 1e999}', b"[" * 10_000, b'{"a": NaN}'])
+@pytest.mark.parametrize("value", ["1e999", "NaN", '"\\ud800"', '{"b": ["\\udfff"]}', "1" + "0" * 400])
+def test_a_value_that_json_cannot_hold_is_refused_by_its_field(value: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        ChatCompletions().read(b'{"model": "m", "a": ' + value.encode() + b"}", ClientHeaders())
+    assert raised.value.detail["param"] == "a"
+    assert raised.value.message.startswith("a: ")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b"\xff", b"[" * 10_000, b"NaN", b'{"a": x}'])
 def test_a_body_that_is_no_object_is_refused_as_a_whole(body: bytes) -> None:
     with pytest.raises(InvalidRequest) as raised:
         ChatCompletions().read(body, ClientHeaders())
