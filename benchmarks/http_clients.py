@@ -83,7 +83,7 @@ class HttpClient:
 
     async def chunks(self, question: Question) -> AsyncIterator[bytes]:
         """Ask, and yield the body's chunks as they come."""
-        reader, writer = self._streams = self._streams or await self._open()
+        reader, writer = await self._connected()
         writer.write(self._request(question))
         head = await reader.readuntil(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200"):
@@ -98,9 +98,12 @@ class HttpClient:
             self._streams[1].transport.abort()
             self._streams = None
 
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        parts = urlsplit(self._target.url)
-        return await asyncio.open_connection(parts.hostname, parts.port, limit=READ_BYTES)
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return the connection; a new one if there is none yet, or the server has closed it, idle for too long."""
+        if self._streams is None or self._streams[0].at_eof() or self._streams[0].exception() is not None:
+            parts = urlsplit(self._target.url)
+            self._streams = await asyncio.open_connection(parts.hostname, parts.port, limit=READ_BYTES)
+        return self._streams
 
     def _request(self, question: Question) -> bytes:
         body = json.dumps(self._target.body(question)).encode()

@@ -42,6 +42,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--peers", default="", help="of transformers serve: batched, plain, none; default: both, or batched"
     )
+    parser.add_argument("--clients", default="1,8,32", help="which loads, by their clients")
     parser.add_argument("--only", default="load,leaving", help="parts, separated by commas")
     options = parser.parse_args()
     options.peers = options.peers or ("batched" if options.quick else "batched,plain")
@@ -65,7 +66,8 @@ async def parts(options: argparse.Namespace, server: OurServer, peers: Mapping[s
     figures: Figures = {}
     wanted = options.only.split(",")
     if "load" in wanted:
-        for load in QUICK if options.quick else LOADS:
+        clients = [int(each) for each in options.clients.split(",")]
+        for load in (each for each in (QUICK if options.quick else LOADS) if each.clients in clients):
             figures |= await loaded(server, peers if load.clients in PEER_CLIENTS else {}, load, options.rounds)
     if "leaving" in wanted:
         figures |= await leaving(server, 20 if options.quick else 200)
