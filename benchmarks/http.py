@@ -1,6 +1,7 @@
 """Chat requests over HTTP, beside our own WebSocket, the same program in the sandbox, and ``transformers serve``.
 
-    python benchmarks/http.py [--quick] [--model tiny] [--rounds 5] [--peers batched,plain] [--clients 1,8,32] [--only load,leaving]
+    python benchmarks/http.py [--quick] [--model tiny] [--rounds 5] [--peers batched,plain] [--clients 1,8,32]
+                              [--only load,leaving]
 
 Prints what bounds each figure first, then the figures (medians of the rounds with their range), and one JSON line last. All arms
 stream the same questions from the same weights, greedy, with as many tokens, one thread, and no speculation; what an arm computed
