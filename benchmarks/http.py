@@ -5,7 +5,7 @@
 
 Prints what bounds each figure first, then the figures (medians of the rounds with their range), and one JSON line last. All arms
 stream the same questions from the same weights, greedy, with as many tokens, one thread, and no speculation; what an arm computed
-is not found again by another. The ways to our server have to bring the same texts. Needs ``pip install fastapi`` for the peer.
+is not found again by another. The ways to our server have to bring the same texts. The peer needs fastapi (extra dev).
 
 ttft_overhead_ms_p50              to the first text over HTTP, less that of a connected script (one client; questions take turns)
 throughput_vs_sdk_32              tokens per second of 32 HTTP clients over those of 32 scripts, round by round

@@ -17,6 +17,7 @@ HTTP, SCRIPT, PROGRAM = "http", "sdk", "program"
 OURS = (HTTP, SCRIPT, PROGRAM)
 WORDS = ("river", "stone", "lamp", "green", "seven", "market", "under", "glass", "window", "quiet", "paper", "north")
 PROMPT_WORDS = 16
+LEAST_ROUNDS = 2
 Clients = Mapping[str, Sequence[ChatClient]]
 
 
@@ -27,6 +28,18 @@ class Load:
     clients: int
     questions: int
     tokens: int
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """So many rounds behind the warm-up; LEAST_ROUNDS of them where ``until``, of time.monotonic(), has come."""
+
+    most: int
+    until: float
+
+    def over(self, done: int) -> bool:
+        """Return True after so many that no more follow."""
+        return done >= self.most or (done >= LEAST_ROUNDS and time.monotonic() > self.until)
 
 
 @dataclass
@@ -86,12 +99,12 @@ async def arms(server: OurServer, peers: Mapping[str, PeerServer], clients: int)
         yield {HTTP: https.pop(HTTP), SCRIPT: scripts, **https}
 
 
-async def measure(clients: Clients, load: Load, rounds: int, clocks: Mapping[str, Callable[[], Seconds]]) -> Results:
+async def measure(clients: Clients, load: Load, rounds: Rounds, clocks: Mapping[str, Callable[[], Seconds]]) -> Results:
     """Run all arms in every round, each time another first; the first round is warm-up. ``clocks``: the processor seconds of
     each arm's server. Raises RuntimeError if our arms bring different texts.
     """
     results: Results = {name: ArmResult() for name in clients}
-    for round_ in range(rounds + 1):
+    for round_ in range(rounds.most + 1):
         texts: dict[str, list[str]] = {}
         for name in _turned(list(clients), round_):
             asked = questions(load, round_, f"{name}/{load.clients}")
@@ -105,6 +118,8 @@ async def measure(clients: Clients, load: Load, rounds: int, clocks: Mapping[str
                 results[name].used.append({role: after[role] - before[role] for role in after})
         if any(texts[name] != texts[HTTP] for name in OURS if name in texts):
             raise RuntimeError("the ways to our server brought different texts")
+        if rounds.over(round_):
+            break
     return results
 
 

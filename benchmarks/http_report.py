@@ -10,14 +10,18 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from math import inf
 
 from http_leaving import leave
-from http_load import HTTP, OURS, PROGRAM, SCRIPT, Load, Results, arms, measure
+from http_load import HTTP, OURS, PROGRAM, SCRIPT, Load, Results, Rounds, arms, measure
 from http_servers import BATCHED, OurServer, PeerServer, our_server, peer_server
 from measure import figure, percentile, ratios
 
 LOADS = (Load(1, 6, 48), Load(8, 1, 96), Load(32, 1, 96))
 QUICK = (Load(1, 3, 16), Load(8, 1, 16), Load(32, 1, 16))
+QUICK_SECONDS = 42.0
+"""Then a quick run measures no further round: the rest is clients that leave."""
 PEER_CLIENTS = (1, 8)
 PEERS = {"batched": BATCHED, "plain": ()}
 PROBES = 100
@@ -36,7 +40,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     """Return the command line."""
     parser = argparse.ArgumentParser(description="Chat requests over HTTP.")
-    parser.add_argument("--quick", action="store_true", help="end within 50 s, with few tokens")
+    parser.add_argument("--quick", action="store_true", help="end within 50 s: few tokens, fewer rounds if busy")
     parser.add_argument("--model", default="tiny", help="tiny, or a model that was pulled")
     parser.add_argument("--rounds", type=int, default=5, help="rounds behind the warm-up")
     parser.add_argument(
@@ -45,6 +49,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--clients", default="1,8,32", help="which loads, by their clients")
     parser.add_argument("--only", default="load,leaving", help="parts, separated by commas")
     options = parser.parse_args()
+    options.end = time.monotonic() + QUICK_SECONDS if options.quick else inf
     options.peers = options.peers or ("batched" if options.quick else "batched,plain")
     return options
 
@@ -53,6 +58,9 @@ def parse() -> argparse.Namespace:
 def servers(options: argparse.Namespace) -> Iterator[tuple[OurServer, dict[str, PeerServer]]]:
     """Start all servers at once: most of the wait is imports."""
     wanted = [name for name in PEERS if name in options.peers.split(",") and "load" in options.only]
+    if wanted and find_spec("fastapi") is None:
+        print("without `transformers serve`: it needs `pip install fastapi`")
+        wanted = []
     with ExitStack() as stack, ThreadPoolExecutor() as threads:
         started = {
             name: threads.submit(stack.enter_context, peer_server(options.model, *PEERS[name])) for name in wanted
@@ -67,14 +75,17 @@ async def parts(options: argparse.Namespace, server: OurServer, peers: Mapping[s
     wanted = options.only.split(",")
     if "load" in wanted:
         clients = [int(each) for each in options.clients.split(",")]
-        for load in (each for each in (QUICK if options.quick else LOADS) if each.clients in clients):
-            figures |= await loaded(server, peers if load.clients in PEER_CLIENTS else {}, load, options.rounds)
+        loads = [each for each in (QUICK if options.quick else LOADS) if each.clients in clients]
+        for left, load in zip(range(len(loads), 0, -1), loads, strict=True):
+            now = time.monotonic()
+            rounds = Rounds(options.rounds, now + (options.end - now) / left)
+            figures |= await loaded(server, peers if load.clients in PEER_CLIENTS else {}, load, rounds)
     if "leaving" in wanted:
         figures |= await leaving(server, 20 if options.quick else 200)
     return figures
 
 
-async def loaded(server: OurServer, peers: Mapping[str, PeerServer], load: Load, rounds: int) -> Figures:
+async def loaded(server: OurServer, peers: Mapping[str, PeerServer], load: Load, rounds: Rounds) -> Figures:
     """Measure one load, and say what bounds it."""
     if load.clients == 1:
         print(f"bound: an empty request takes {empty_ms(server):.2f} ms there and back")
@@ -83,7 +94,8 @@ async def loaded(server: OurServer, peers: Mapping[str, PeerServer], load: Load,
             name: peer.processor_seconds for name, peer in peers.items()
         }
         results = await measure(clients, load, rounds, clocks)
-    print(f"{load.clients} clients, {load.questions} questions each, {load.tokens} tokens an answer")
+    done = len(results[HTTP].rates)
+    print(f"{load.clients} clients, {load.questions} questions each, {load.tokens} tokens an answer, {done} rounds")
     for name, result in results.items():
         first = result.all_first_ms
         print(f"  {name:26} {figure(result.rates)} tokens/s, first text p50 {percentile(first, 0.5):.1f} ms, ", end="")
