@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 import anyio
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from inferd.protocol import ConstraintError, InferdError
 from inferd_runtime.server.chat.answer_source import AnswerSource
@@ -41,12 +41,12 @@ class ChatResponse(Response):
             raise self._error
 
     async def _send(self, send: Send) -> None:
+        """Answer. The end is sent when the answer is closed: what it held is free for the client's next request."""
         try:
             async with self._answer as source:
-                if self._exchange.streams:
-                    await self._stream(source, send)
-                else:
-                    await self._whole(source, send)
+                ending = await (self._stream(source, send) if self._exchange.streams else self._whole(source))
+            for message in ending:
+                await send(message)
         except InferdError as error:  # kept: what leaves a task group comes out wrapped
             self._error = self._named(error)
 
@@ -57,17 +57,20 @@ class ChatResponse(Response):
             error.detail.setdefault("param", field)
         return error
 
-    async def _whole(self, source: AnswerSource, send: Send) -> None:
+    async def _whole(self, source: AnswerSource) -> list[Message]:
+        """Return the messages of a whole answer."""
         answer = CollectedAnswer.of(self._choices)
         while events := await source.next():
             for event in events:
                 answer.add(event)
         body = msgspec.json.encode(self._exchange.body(answer))
-        await send(_start({"content-type": JSON_TYPE, "content-length": str(len(body))}, source))
-        await send({"type": "http.response.body", "body": body})
+        start = _start({"content-type": JSON_TYPE, "content-length": str(len(body))}, source)
+        return [start, {"type": "http.response.body", "body": body}]
 
-    async def _stream(self, source: AnswerSource, send: Send) -> None:
-        """Send the head with the first events: what fails before them gets an error's status."""
+    async def _stream(self, source: AnswerSource, send: Send) -> list[Message]:
+        """Send all but the last message, which is returned. The head comes with the first events: what fails before them gets an
+        error's status.
+        """
         events = await source.next()
         await send(_start({"content-type": f"{SSE}; charset=utf-8", "cache-control": "no-store"}, source))
         data = self._exchange.opening()
@@ -80,10 +83,10 @@ class ChatResponse(Response):
             data += self._exchange.closing()
         except InferdError as error:
             data += self._exchange.failure(error)
-        await send({"type": "http.response.body", "body": data})
+        return [{"type": "http.response.body", "body": data}]
 
 
-def _start(headers: Mapping[str, str], source: AnswerSource) -> dict[str, object]:
+def _start(headers: Mapping[str, str], source: AnswerSource) -> Message:
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     if source.run:
         raw.append((RUN_HEADER, source.run.encode()))
