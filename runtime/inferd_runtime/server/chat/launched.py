@@ -9,7 +9,7 @@ import msgspec
 
 from inferd.chat import ChatEvent, ChatRequest, UsageReport
 from inferd.protocol import InferdError, ProgramError
-from inferd_runtime.server.chat.program_events import EventReader
+from inferd_runtime.server.chat.program_events import MAX_EVENTS, EventReader
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.programs.launch_checks import check_arguments, check_limits
 from inferd_runtime.server.supervisor.held_runs import RunRequest
@@ -41,6 +41,8 @@ class LaunchedAnswer:
                         raise
                     return events  # what came before; the next call meets the error again
                 self._index = event.index + 1
+                if len(events) >= MAX_EVENTS:
+                    break  # the rest comes with the next call: other requests have their turns between
             if events:
                 return events
         return []

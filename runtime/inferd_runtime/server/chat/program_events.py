@@ -21,6 +21,8 @@ from inferd.chat.reply import MESSAGE_KEY
 from inferd.protocol import ProgramError
 
 T = TypeVar("T")
+MAX_EVENTS = 4096
+"""Events in one message of a program: reading so many takes the gateway about 10 ms."""
 
 
 class EventReader:
@@ -41,6 +43,8 @@ class EventReader:
         values = message[MESSAGE_KEY]
         if not isinstance(values, list):
             raise ProgramError("the program sent a list of events that is none")
+        if len(values) > MAX_EVENTS:
+            raise ProgramError(f"the program sent {len(values)} events in one message; {MAX_EVENTS} are allowed")
         return [self._checked(_event(value)) for value in values]
 
     def finish(self, result: Any, usage: UsageReport) -> list[ChatEvent]:

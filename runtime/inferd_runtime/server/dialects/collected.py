@@ -19,18 +19,45 @@ from inferd.chat import (
 
 
 @dataclass
-class CollectedChoice:
-    """One of the answers. ``reason`` None: it is not finished. ``text_scores``: those of ``scores`` that are the text's."""
+class CollectedCall:
+    """A call whose arguments are not joined yet."""
 
-    text: str = ""
-    reasoning: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
+    id: str
+    name: str
+    pieces: list[str] = field(default_factory=list)
+
+
+@dataclass
+class CollectedChoice:
+    """One of the answers. ``reason`` None: it is not finished. ``text_scores``: those of ``scores`` that are the text's.
+
+    Texts are kept in pieces: adding each event's to a long one would copy the long one each time.
+    """
+
+    text_pieces: list[str] = field(default_factory=list)
+    reasoning_pieces: list[str] = field(default_factory=list)
+    open_calls: list[CollectedCall] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     scores: list[TokenScore] = field(default_factory=list)
     text_scores: list[TokenScore] = field(default_factory=list)
     reason: FinishReason | None = None
     stopped_by: str = ""
     stop_token: int | None = None
+
+    @property
+    def text(self) -> str:
+        """Return the text so far."""
+        return "".join(self.text_pieces)
+
+    @property
+    def reasoning(self) -> str:
+        """Return what the model has thought so far."""
+        return "".join(self.reasoning_pieces)
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """Return the calls so far."""
+        return [ToolCall(call.id, call.name, "".join(call.pieces)) for call in self.open_calls]
 
 
 @dataclass
@@ -53,18 +80,17 @@ class CollectedAnswer:
         choice = self.choices[event.choice]
         match event:
             case TextDelta():
-                choice.text += event.text
+                choice.text_pieces.append(event.text)
                 choice.tokens += event.tokens
                 choice.scores += event.scores
                 choice.text_scores += event.scores
             case ReasoningDelta():
-                choice.reasoning += event.text
+                choice.reasoning_pieces.append(event.text)
                 choice.tokens += event.tokens
                 choice.scores += event.scores
             case ToolCallStarted():
-                choice.calls.append(ToolCall(event.id, event.name, ""))
+                choice.open_calls.append(CollectedCall(event.id, event.name))
             case ToolArguments():
-                call = choice.calls[event.call]
-                choice.calls[event.call] = ToolCall(call.id, call.name, call.arguments + event.text)
+                choice.open_calls[event.call].pieces.append(event.text)
             case ChoiceFinished():
                 choice.reason, choice.stopped_by, choice.stop_token = event.reason, event.stopped_by, event.stop_token

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from inferd.protocol import ConstraintError, InferdError
-from inferd_runtime.server.chat.answer_source import AnswerSource
+from inferd_runtime.server.chat.answer_source import AnswerSource, in_turns
 from inferd_runtime.server.dialects.collected import CollectedAnswer
 from inferd_runtime.server.dialects.exchange import Exchange
 from inferd_runtime.server.gateway.event_stream import SSE
@@ -61,8 +61,9 @@ class ChatResponse(Response):
         """Return the messages of a whole answer."""
         answer = CollectedAnswer.of(self._choices)
         while events := await source.next():
-            for event in events:
-                answer.add(event)
+            async for part in in_turns(events):
+                for event in part:
+                    answer.add(event)
         body = msgspec.json.encode(self._exchange.body(answer))
         start = _start({"content-type": JSON_TYPE, "content-length": str(len(body))}, source)
         return [start, {"type": "http.response.body", "body": body}]
@@ -76,10 +77,12 @@ class ChatResponse(Response):
         data = self._exchange.opening()
         try:
             while events:
-                data += b"".join(map(self._exchange.chunks, events))
-                if data:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-                data, events = b"", await source.next()
+                async for part in in_turns(events):
+                    data += b"".join(map(self._exchange.chunks, part))
+                    if data:
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
+                    data = b""
+                events = await source.next()
             data += self._exchange.closing()
         except InferdError as error:
             data += self._exchange.failure(error)

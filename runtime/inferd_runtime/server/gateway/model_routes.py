@@ -6,6 +6,7 @@ import base64
 from dataclasses import dataclass, replace
 from typing import Any
 
+import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -13,7 +14,6 @@ from starlette.routing import BaseRoute, Route
 from inferd.chat import ChatRequest, rendered
 from inferd.chat.conversation import Conversation
 from inferd.protocol import Detokenize, Embed, Embeddings, ModelInfo, Text, TokenBytes, Tokenize, TokenPieces
-from inferd.protocol.floats import unpack_floats
 from inferd.protocol.passes import MAX_INPUTS
 from inferd.transport import restore_transport, use_transport
 from inferd_runtime.server.chat.tenant_sessions import TenantSessions
@@ -32,7 +32,7 @@ from inferd_runtime.server.dialects.openai.tokens import (
 from inferd_runtime.server.dialects.refusals import naming
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.chat_routes import ChatApi
-from inferd_runtime.server.gateway.replies import reply
+from inferd_runtime.server.gateway.replies import JSON_TYPE, reply
 from inferd_runtime.server.telemetry.request_ids import REQUEST_KEY
 
 
@@ -75,7 +75,7 @@ class ModelApi:
         target = await self.chat.serving.model_target(query.model, tenant)
         texts = [each for each in query.inputs if isinstance(each, str)]
         tokens = [each for each in query.inputs if not isinstance(each, str)]
-        vectors: list[list[float]] = []
+        vectors: list[str] = []
         used = 0
         async with self.sessions.open(tenant) as calls:
             for start in range(0, len(query.inputs), MAX_INPUTS):
@@ -83,9 +83,10 @@ class ModelApi:
                 asked = Embed(texts[part], tokens[part], model=target.model, adapter=target.adapter)
                 found: Embeddings = await calls.call(asked)
                 query.check_dimensions(found.size)
-                vectors += [unpack_floats(packed) for packed in found.packed]
+                vectors += found.packed
                 used += found.prompt_tokens
-        return reply(embeddings_body(query, vectors, used))
+        body = await anyio.to_thread.run_sync(embeddings_body, query, vectors, used)
+        return Response(body, media_type=JSON_TYPE)
 
     async def count_tokens(self, request: Request) -> Response:
         """Answer how many tokens a request of ``/v1/messages`` has."""

@@ -10,7 +10,7 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
 from inferd.protocol import InferdError, InternalError
-from inferd_runtime.server.chat.answer_source import AnswerSource
+from inferd_runtime.server.chat.answer_source import AnswerSource, in_turns
 from inferd_runtime.server.dialects.responses.answer import ResponsesExchange
 from inferd_runtime.server.dialects.responses.stored import StoredResponse
 
@@ -77,6 +77,7 @@ class BackgroundResponses:
 async def _read(exchange: ResponsesExchange, source: AnswerSource) -> None:
     """Read an answer to its end."""
     while events := await source.next():
-        for event in events:
-            exchange.chunks(event)
+        async for part in in_turns(events):
+            for event in part:
+                exchange.chunks(event)
     exchange.closing()

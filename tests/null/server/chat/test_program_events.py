@@ -10,7 +10,7 @@ from inferd.chat import TextDelta, ToolArguments, ToolCallStarted
 from inferd.chat.events import to_message
 from inferd.chat.reply import MESSAGE_KEY
 from inferd.protocol import ProgramError
-from inferd_runtime.server.chat.program_events import EventReader
+from inferd_runtime.server.chat.program_events import MAX_EVENTS, EventReader
 
 
 def message(*events: Any) -> dict[str, Any]:
@@ -42,3 +42,11 @@ def test_answers_are_written_side_by_side() -> None:
 def test_arguments_anywhere_else_are_the_programs_fault(events: tuple[Any, ...]) -> None:
     with pytest.raises(ProgramError, match="tool call"):
         EventReader(1).read(message(*events))
+
+
+def test_one_message_cannot_bring_so_many_events_that_the_gateway_stands_still() -> None:
+    many = message(*[TextDelta("x")] * MAX_EVENTS)
+    assert len(EventReader(1).read(many)) == MAX_EVENTS
+    many[MESSAGE_KEY].append(many[MESSAGE_KEY][0])
+    with pytest.raises(ProgramError, match=str(MAX_EVENTS)):
+        EventReader(1).read(many)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
+from inferd.protocol.floats import unpack_floats
 from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
 from inferd_runtime.server.dialects.openai.common_fields import Name
 from inferd_runtime.server.dialects.openai.completion_fields import Prompt, read_prompts
@@ -68,13 +68,13 @@ def read_embeddings(body: bytes) -> EmbeddingQuery:
     return EmbeddingQuery(asked.model, inputs, asked.encoding_format == "base64", asked.dimensions)
 
 
-def embeddings_body(query: EmbeddingQuery, vectors: Sequence[Sequence[float]], tokens: int) -> dict[str, Any]:
-    """Return the answer: one vector for each input, in order. ``tokens``: of all inputs together."""
-    write = _base64 if query.base64 else list
-    data = [{"object": "embedding", "index": index, "embedding": write(each)} for index, each in enumerate(vectors)]
+def embeddings_body(query: EmbeddingQuery, packed: Sequence[str], tokens: int) -> bytes:
+    """Return the answer's JSON: one vector for each input, in order. ``tokens``: of all inputs together.
+
+    ``packed`` are vectors of :func:`~inferd.protocol.floats.pack_floats`, which is how OpenAI writes base64. Two million numbers
+    take 0.2 s: call this in a thread. They are written vector by vector, so that other threads have turns meanwhile.
+    """
+    written = packed if query.base64 else [msgspec.Raw(msgspec.json.encode(unpack_floats(each))) for each in packed]
+    data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(written)]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"object": "list", "data": data, "model": query.model, "usage": usage}
-
-
-def _base64(vector: Sequence[float]) -> str:
-    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+    return msgspec.json.encode({"object": "list", "data": data, "model": query.model, "usage": usage})

@@ -32,16 +32,21 @@ class NumberedEvents:
 
 @dataclass
 class _OpenItem:
-    """An item that is not complete. ``call`` is -1 for one that is no call."""
+    """An item that is not complete, whose text is in pieces until it is asked for. ``call`` is -1 for one that is no call."""
 
     kind: Literal["message", "reasoning", "call"]
     id: str
     index: int
-    text: str = ""
+    pieces: list[str] = field(default_factory=list)
     scores: list[TokenScore] = field(default_factory=list)
     call: int = -1
     call_id: str = ""
     name: str = ""
+
+    @property
+    def text(self) -> str:
+        """Return what it says so far."""
+        return "".join(self.pieces)
 
     def item(self, status: str) -> Item:
         """Return the item; one in progress has no content, since that is told by events of its own."""
@@ -82,7 +87,7 @@ class OutputStream:
                 return self._enter("reasoning") + self._more("response.reasoning_text.delta", text)
             case ToolCallStarted():
                 closed = self.close()
-                call = _OpenItem("call", new_id("fc"), len(self.items), "", [], event.call, event.id, event.name)
+                call = _OpenItem("call", new_id("fc"), len(self.items), [], [], event.call, event.id, event.name)
                 return closed + self._begin(call)
             case ToolArguments(call=call, text=text) if self._open is not None and self._open.call == call and text:
                 return self._more("response.function_call_arguments.delta", text)
@@ -94,10 +99,10 @@ class OutputStream:
         if one is None:
             return b""
         if one.kind == "call":
+            one.pieces = [one.text or "{}"]
             done = self._events.event(
-                "response.function_call_arguments.done", **one.place, name=one.name, arguments=one.text or "{}"
+                "response.function_call_arguments.done", **one.place, name=one.name, arguments=one.text
             )
-            one.text = one.text or "{}"
         else:
             done = self._close_part(one)
         item = one.item(status)
@@ -129,7 +134,7 @@ class OutputStream:
 
     def _more(self, name: str, text: str, **data: Any) -> bytes:
         assert self._open is not None
-        self._open.text += text
+        self._open.pieces.append(text)
         return self._events.event(name, **self._open.place, delta=text, **data)
 
     def _close_part(self, one: _OpenItem) -> bytes:

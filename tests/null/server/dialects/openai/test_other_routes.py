@@ -10,7 +10,8 @@ import pytest
 from recorded_answers import openai_client
 
 from inferd.protocol import InvalidRequest
-from inferd_runtime.server.dialects.openai.embeddings import embeddings_body, read_embeddings
+from inferd.protocol.floats import pack_floats
+from inferd_runtime.server.dialects.openai.embeddings import EmbeddingQuery, embeddings_body, read_embeddings
 from inferd_runtime.server.dialects.openai.model_list import ModelEntry, model_json, models_body
 from inferd_runtime.server.dialects.openai.tokens import (
     detokenized_body,
@@ -20,7 +21,7 @@ from inferd_runtime.server.dialects.openai.tokens import (
     tokenized_body,
 )
 
-VECTORS = [[0.5, -1.25], [3.0, 1e-3]]
+VECTORS = [[0.5, -1.25], [3.0, 2**-10]]
 USER = {"role": "user", "content": "hi"}
 
 
@@ -30,7 +31,11 @@ def encoded(**fields: Any) -> bytes:
 
 def embed(request: httpx2.Request) -> httpx2.Response:
     query = read_embeddings(request.content)
-    return httpx2.Response(200, json=embeddings_body(query, VECTORS[: len(query.inputs)], 5))
+    return embeddings_reply(query, [pack_floats(each) for each in VECTORS[: len(query.inputs)]])
+
+
+def embeddings_reply(query: EmbeddingQuery, packed: list[str]) -> httpx2.Response:
+    return httpx2.Response(200, content=embeddings_body(query, packed, 5), headers={"content-type": "application/json"})
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
@@ -46,6 +51,12 @@ def test_vectors_come_as_numbers_and_as_base64(encoding: Any) -> None:
 def test_the_client_decodes_what_it_asks_for_by_default() -> None:
     answer = openai_client(embed).embeddings.create(model="m", input="a")
     assert answer.data[0].embedding == pytest.approx(VECTORS[0])
+
+
+def test_vectors_as_base64_are_passed_on_without_being_unpacked() -> None:
+    packed = ["no base64, as whoever unpacks it would find out"]
+    query = read_embeddings(encoded(model="m", input="a", encoding_format="base64"))
+    assert json.loads(embeddings_body(query, packed, 5))["data"][0]["embedding"] == packed[0]
 
 
 @pytest.mark.parametrize(("given", "inputs"), [("a", ["a"]), ([1, 2], [[1, 2]]), ([[1], [2]], [[1], [2]])])
