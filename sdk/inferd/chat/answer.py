@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 
 from inferd.chat.conversation import Conversation, open_context
 from inferd.chat.reply import Reply
@@ -28,9 +30,18 @@ async def answer(request: ChatRequest) -> None:
             await reply.prompt(await ctx.tokens())
         if request.echo:
             await _echo(request, reply)
-        await asyncio.gather(
-            *(_write(request, reply, conversation, each, choice) for choice, each in enumerate([ctx, *forks]))
-        )
+        await all_of([_write(request, reply, conversation, each, choice) for choice, each in enumerate([ctx, *forks])])
+
+
+async def all_of(writing: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all of them. The first error ends the others before it is raised: their contexts are let go next."""
+    tasks = [asyncio.ensure_future(each) for each in writing]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _write(request: ChatRequest, reply: Reply, conversation: Conversation, ctx: Context, choice: int) -> None:

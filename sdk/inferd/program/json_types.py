@@ -229,8 +229,11 @@ def schema_of(kind: Any) -> dict[str, Any]:
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
     """Forbid unknown keys in every object of a pydantic schema that says nothing about them.
 
-    Pydantic would drop such keys after they were generated; a model that is set to keep them says so in its schema.
+    Pydantic would drop such keys after they were generated; a model that is set to keep them says so in its schema. What is no
+    schema stays as it is: whoever compiles it refuses it.
     """
+    if not isinstance(schema, dict):
+        return schema
     result = {key: _closed_part(key, value) for key, value in schema.items()}
     if "properties" in result and "additionalProperties" not in result:
         result["additionalProperties"] = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import string
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -197,12 +198,19 @@ def http(server: LiveServer) -> Any:
         yield client
 
 
+def used(http: httpx.Client) -> list[float]:
+    """What the tenant has in use."""
+    (tenant,) = http.get("/v1/tenants").raise_for_status().json()["tenants"]
+    return [tenant["use"][name] for name in ("runs", "waiting", "sockets")]
+
+
 def state(server: LiveServer, http: httpx.Client) -> tuple[Any, ...]:
     """What must be the same afterwards: a text by its seed, what is in use, and which engine answers."""
     asked = {"model": "tiny", "messages": ASK, "max_tokens": 8, "seed": 11}
     text = http.post("/v1/chat/completions", json=asked).raise_for_status().json()["choices"][0]["message"]["content"]
-    (tenant,) = http.get("/v1/tenants").raise_for_status().json()["tenants"]
-    in_use = {name: tenant["use"][name] for name in ("runs", "waiting", "sockets")}
+    deadline = time.monotonic() + 20
+    while any(in_use := used(http)) and time.monotonic() < deadline:
+        time.sleep(0.02)  # an answer is complete before what it held has come back
     engine = [line for line in http.get("/metrics").text.splitlines() if line.startswith(HELD)]
     return text, in_use, engine, server.gateway.runtime.engine.pid, server.gateway.runtime.engine.restarts
 
@@ -227,3 +235,38 @@ def test_what_is_wrong_is_refused_by_its_field_and_harms_nobody(server: LiveServ
 
     check()
     assert state(server, http) == before
+
+
+NO_SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": 5}}
+BAD_PATTERN: dict[str, Any] = {"type": "object", "properties": {"a": {"pattern": "("}}, "required": ["a"]}
+NO_FUNCTION = {"name": "f", "parameters": NO_SCHEMA}
+BAD_FORMAT = {"type": "json_schema", "name": "f", "schema": BAD_PATTERN}
+CHAT = ROUTES[0].good
+BELOW: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("/v1/chat/completions", {**CHAT, "n": 2, "stop_token_ids": [99999]}, "stop_token_ids"),
+    ("/v1/chat/completions", {**CHAT, "logit_bias": {"99999": 1}}, "logit_bias"),
+    ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"$": 1}}, "chat_template_kwargs"),
+    ("/v1/chat/completions", {**CHAT, "tools": [{"type": "function", "function": NO_FUNCTION}]}, "tools"),
+    ("/v1/completions", {**ROUTES[1].good, "prompt": [[1], [99999]], "n": 2}, "prompt"),
+    ("/v1/completions", {**ROUTES[1].good, "prompt": [[99999], [99999]]}, "prompt"),
+    ("/v1/messages", {**ROUTES[2].good, "tools": [{"name": "f", "input_schema": NO_SCHEMA}]}, "tools"),
+    ("/v1/messages/count_tokens", {**ROUTES[3].good, "tools": [{"name": "f", "input_schema": NO_SCHEMA}]}, ""),
+    ("/v1/responses", {**ROUTES[4].good, "tools": [{"type": "function", "name": "f", "parameters": BAD_PATTERN}],
+                       "tool_choice": "required"}, "tools"),
+    ("/v1/responses", {**ROUTES[4].good, "text": {"format": BAD_FORMAT}}, "text"),
+    ("/v1/embeddings", {**ROUTES[5].good, "input": [[99999]]}, "input"),
+    ("/detokenize", {**ROUTES[7].good, "tokens": [99999]}, "tokens"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "param"), BELOW, ids=str)
+def test_what_only_the_engine_can_refuse_names_its_field_too(
+    http: httpx.Client, path: str, body: dict[str, Any], param: str
+) -> None:
+    response = http.post(path, json=body)
+    if not param:  # nothing is asked of the schema where nothing is generated
+        assert response.status_code == 200
+        return
+    assert response.status_code == 400, response.text
+    problem = problem_of(WrongRequest("POST", path, b""), response)
+    assert str(problem.get("param")).startswith(param), problem

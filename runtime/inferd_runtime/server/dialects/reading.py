@@ -29,7 +29,7 @@ MAX_TOOLS = 512
 """Tools of one request of Anthropic's dialect or Responses."""
 MAX_WHOLE = (1 << 53) - 1
 """The highest whole number of a field without a limit of its own: what every JSON reader keeps exactly."""
-WHERE = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
+WHERE = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
 FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(?P<name>.*)`$", re.DOTALL)
 VALUE = re.compile(r"^Invalid (?:enum )?value '(?P<value>[^']*)'$")
 MAX_LOOKED_THROUGH = 64 << 10

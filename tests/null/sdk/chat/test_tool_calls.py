@@ -8,7 +8,7 @@ import pytest
 
 from inferd import Grammar, InvalidRequest
 from inferd.chat import ChatMessage, Tool, ToolCall, ToolChoice
-from inferd.chat.tool_calls import told_in_text, tool_constraint
+from inferd.chat.tool_calls import checked_parameters, told_in_text, tool_constraint
 from inferd_runtime.testing.transport import run_program
 
 WEATHER = Tool(
@@ -124,3 +124,11 @@ def test_a_template_without_tools_is_told_of_them_in_text() -> None:
     assert '"name": "weather"' in told[0].content
     assert json.loads(told[2].content.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")) == json.loads(ROME)
     assert "sun" in told[3].content
+
+
+@pytest.mark.parametrize(
+    "parts", [5, "x", None, [], {"a": 5}, {"a": None}, {"a": ["b"]}, {"a": {"items": 5, "anyOf": [5]}}]
+)
+def test_a_schema_that_is_none_is_left_to_the_compiler(parts: object) -> None:
+    schema = checked_parameters(Tool("any", parameters={"properties": parts, "$defs": parts, "items": parts}))
+    assert schema["$defs"] == parts or isinstance(parts, dict)

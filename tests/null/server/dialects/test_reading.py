@@ -38,3 +38,9 @@ def test_what_no_wire_carries_is_told_with_its_field_alone() -> None:
         read_object(b'{"prompt": [100000000000000000000]}')
     assert caught.value.message == "prompt: an integer does not fit into 64 bits"
     assert caught.value.detail["param"] == "prompt"
+
+
+def test_a_key_that_is_too_long_is_told_with_its_field() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ChatCompletions().read(json.dumps({**ASK, "metadata": {"a" * 100: "b"}}).encode(), ClientHeaders())
+    assert caught.value.detail["param"] == "metadata"

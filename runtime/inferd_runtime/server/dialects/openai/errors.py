@@ -20,7 +20,10 @@ CODES = {
     413: "request_too_large",
     429: "rate_limit_exceeded",
 }
-NAMED_FIELD = re.compile(r"(?P<name>[a-z_]+)(?:\[\d+\]|:| must )")
+NAMED_FIELD = re.compile(r"(?P<name>[a-z_]+|token id)(?:\[\d+\]|:| must | \d+ is outside)")
+ENGINE_FIELDS = {"template_arguments": "chat_template_kwargs", "inputs": "input", "token id": "prompt"}
+"""What the engine calls a field, where that is not its name here: token ids without a name are the prompt's."""
+NAMED_BY_ENGINE = CHAT_FIELDS.working | {"input", "prompt"}
 CONTEXT_CODE = "context_length_exceeded"
 LIMITED_FIELDS = {
     "stop": "stop",
@@ -53,10 +56,12 @@ def _param(error: InferdError) -> str | None:
     if isinstance(param, str) and param:
         return cut(param, MAX_PARAM)
     named = NAMED_FIELD.match(error.message) if isinstance(error, InvalidRequest) else None
-    if named is not None and named["name"] in CHAT_FIELDS.working:
-        return named[
-            "name"
-        ]  # the engine's errors name its fields so, and what is left of a request has the same names there
+    if named is not None:
+        name = ENGINE_FIELDS.get(named["name"], named["name"])
+        if name in NAMED_BY_ENGINE:
+            return (
+                name  # the engine's errors name its fields so, and what is left of a request has the same names there
+            )
     limit = error.detail.get("limit")
     return LIMITED_FIELDS.get(limit) if isinstance(limit, str) else None
 
