@@ -1,6 +1,6 @@
 """From one replica to a thousand: routing rules compared by a discrete-event simulation, on the very same runs and failures.
 
-    python benchmarks/cluster_sim.py [--quick] [--replicas 1,10,100,1000] [--load 0.6] [--plots docs]
+    python benchmarks/cluster_sim.py [--quick] [--replicas 1,10,100,1000] [--load 0.6] [--sweep] [--plots docs]
 
 Step costs are measured ones (docs/data/cluster_step_costs.json, by benchmarks/cluster_sim_costs.py). The last line is JSON.
 """
@@ -10,14 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cluster_sim_costs import kept_times
 from cluster_sim_load import Workload, arrivals, failures
 from cluster_sim_model import Cluster, SimResult
-from cluster_sim_rules import RULES
+from cluster_sim_rules import RULES, SWEEP, Rule
 
 from inferd_runtime.speculation.times import StepShape, StepTimes
 
@@ -59,13 +59,15 @@ def workload(times: StepTimes, replicas: int, load: float, runs: int = 0) -> Wor
     return Workload(replicas=replicas, runs=runs, rate=rate)
 
 
-def outcomes(times: StepTimes, replicas: int, load: float, runs: int = 0, seed: int = SEED) -> list[Outcome]:
+def outcomes(
+    times: StepTimes, replicas: int, load: float, runs: int = 0, rules: Mapping[str, Callable[[], Rule]] = RULES
+) -> list[Outcome]:
     """Serve the same runs by each rule."""
     wanted = workload(times, replicas, load, runs)
-    drawn = arrivals(wanted, seed)
-    broken = failures(wanted, seed, drawn[-1].at)
+    drawn = arrivals(wanted, SEED)
+    broken = failures(wanted, SEED, drawn[-1].at)
     found = []
-    for name, make in RULES.items():
+    for name, make in rules.items():
         result = Cluster(make(), replicas, times).simulate(drawn, broken)
         assert result.ended == len(drawn)
         found.append(outcome(result, name, replicas, load))
@@ -101,16 +103,20 @@ def main() -> None:
     parser.add_argument("--replicas", default="1,10,100,1000")
     parser.add_argument("--load", default="0.6", help="parts of the capacity, separated by commas")
     parser.add_argument("--quick", action="store_true", help="two small sizes with few runs")
+    parser.add_argument(
+        "--sweep", action="store_true", help="the router with other bounds of its override, no other rules"
+    )
     parser.add_argument("--plots", type=Path, help="a folder for cluster-sim.svg; needs matplotlib")
     options = parser.parse_args()
     times, found = kept_times(), list[Outcome]()
     print(f"capacity of a replica: {capacity(times, Workload(1, 1, 1.0)):.2f} runs/s", flush=True)
+    rules = SWEEP if options.sweep else RULES
     sizes = [4, 16] if options.quick else [int(size) for size in options.replicas.split(",")]
     for load in map(float, options.load.split(",")):
         for size in sizes:
             started = time.process_time()
-            found += outcomes(times, size, load, 400 if options.quick else 0)
-            print(table(found[-len(RULES) :]), f"({time.process_time() - started:.0f} s)", sep="\n", flush=True)
+            found += outcomes(times, size, load, 400 if options.quick else 0, rules)
+            print(table(found[-len(rules) :]), f"({time.process_time() - started:.0f} s)", sep="\n", flush=True)
     if options.plots:
         from cluster_sim_plots import draw
 

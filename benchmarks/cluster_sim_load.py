@@ -33,10 +33,16 @@ class Workload:
     think_s: float = 30.0
     burst: float = 3.0
     burst_part: float = 0.1
-    burst_s: float = 20.0
+    period_s: float = 30.0
+    """Every so often it is ``burst`` times as busy, for ``burst_part`` of that time."""
     failures: float = 0.02
     """Failures per replica over the whole time; at least one where there is more than one replica."""
     repair_s: float = 60.0
+
+    @property
+    def session_starts(self) -> float:
+        """Of all that begins, the part that begins a session: of its ``turns`` runs, ``in_sessions`` of all runs are made."""
+        return self.in_sessions / (self.turns - self.in_sessions * (self.turns - 1))
 
 
 @dataclass(frozen=True)
@@ -68,20 +74,23 @@ class Failure:
 
 
 def arrivals(load: Workload, seed: int) -> list[SimRun]:
-    """Return all runs in the order of their arrival."""
+    """Return all runs in the order of their arrival. New sessions begin until the last of these runs has come."""
     rng = random.Random(seed)
     programs, prefixes = _zipf(load.programs_per_replica * load.replicas, load), _zipf(load.prefixes, load)
     drawn: list[SimRun] = []
-    times = _times(load, rng)
-    while len(drawn) < load.runs:
-        program, at = bisect(programs, rng.random()), next(times)
+    enough = load.runs
+    for at in _times(load, rng):
+        program = bisect(programs, rng.random())
         shared = ((("program", program), load.program_tokens),
                   (("prefix", program, bisect(prefixes, rng.random())), load.prefix_tokens))  # fmt: skip
-        turns = (
-            load.turns if rng.random() < load.in_sessions / (load.turns - load.in_sessions * (load.turns - 1)) else 1
-        )
+        turns = load.turns if rng.random() < load.session_starts else 1
         drawn += _turns(load, rng, len(drawn), at, shared, turns)
-    return sorted(drawn[: load.runs], key=lambda run: run.at)
+        if len(drawn) >= enough:
+            drawn.sort(key=lambda run: run.at)
+            if drawn[load.runs - 1].at <= at:
+                break
+            enough = len(drawn) + load.runs // 20
+    return drawn[: load.runs]
 
 
 def _turns(
@@ -106,15 +115,13 @@ def failures(load: Workload, seed: int, until: float) -> list[Failure]:
 
 
 def _times(load: Workload, rng: random.Random) -> Iterator[float]:
-    """Yield arrival times: a Poisson process that is ``burst`` times as fast for ``burst_part`` of the time."""
-    calm = load.rate / (1 + load.burst_part * (load.burst - 1))
-    calm_s = load.burst_s * (1 - load.burst_part) / load.burst_part
-    at, bursting, end = 0.0, False, rng.expovariate(1 / calm_s)
+    """Yield when sessions and single runs begin: a Poisson process, ``burst`` times as fast at the end of each period."""
+    runs_each = 1 + (load.turns - 1) * load.session_starts
+    calm = load.rate / runs_each / (1 + load.burst_part * (load.burst - 1))
+    at = 0.0
     while True:
+        bursting = at % load.period_s >= (1 - load.burst_part) * load.period_s
         at += rng.expovariate(calm * load.burst if bursting else calm)
-        while at > end:
-            bursting = not bursting
-            end += rng.expovariate(1 / (load.burst_s if bursting else calm_s))
         yield at
 
 

@@ -21,7 +21,7 @@ LOGARITHMIC = ("p99_s",)
 
 def draw(found: Sequence[Outcome], path: Path) -> None:
     """Write an SVG with a panel for each figure and a row for each load, a line for each rule, over the number of replicas."""
-    plt.rcParams["svg.hashsalt"] = "inferd"
+    plt.rcParams.update({"svg.hashsalt": "inferd", "svg.fonttype": "none"})
     loads = sorted({one.load for one in found})
     figure, rows = plt.subplots(len(loads), len(PANELS), figsize=(11, 3 * len(loads)), squeeze=False)
     for load, axes in zip(loads, rows, strict=True):

@@ -98,3 +98,13 @@ RULES: dict[str, Callable[[], Rule]] = {
     "consistent hash": ConsistentHash,
     "ours": lambda: Routed(affinity=True),
 }
+
+
+def _with(slack: int, factor: float) -> Callable[[], Rule]:
+    return lambda: Routed(affinity=True, rule=RoutingRule(slack=slack, factor=factor))
+
+
+SWEEP: dict[str, Callable[[], Rule]] = {
+    f"ours, slack {slack}, factor {factor}": _with(slack, factor) for slack in (1, 4, 16) for factor in (1.0, 1.25, 2.0)
+}
+"""The router with other bounds of its override."""

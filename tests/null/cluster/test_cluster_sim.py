@@ -48,7 +48,7 @@ def test_arrivals_have_the_rate_the_sessions_and_the_zipf_that_were_asked_for() 
     load = Workload(replicas=10, runs=20_000, rate=5.0)
     runs = arrivals(load, 1)
     assert len(runs) == load.runs
-    assert load.runs / load.rate == pytest.approx(runs[-1].at, rel=0.25)
+    assert load.runs / load.rate == pytest.approx(runs[-1].at, rel=0.05)
     assert sum(run.session is not None for run in runs) / len(runs) == pytest.approx(load.in_sessions, abs=0.03)
     first = sum(run.segments[0][0] == ("program", 0) for run in runs) / len(runs)
     weights = [1 / rank**load.zipf for rank in range(1, 10 * load.programs_per_replica + 1)]
