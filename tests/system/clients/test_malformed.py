@@ -98,7 +98,6 @@ UNCARRIABLE = (
 DEEP = "[" * 5000 + "]" * 5000
 KINDS = (
     "text/plain",
-    "application/x-www-form-urlencoded",
     "multipart/form-data; boundary=x",
     "application/xml",
     "x",

@@ -15,7 +15,7 @@ STATUSES: Mapping[str, int] = {
     "client.not_found": 404,
     "client.unauthorized": 401,
     "client.forbidden": 403,
-    "limit": 429,
+    "limit": 400,
     "cancelled": 409,
     "unavailable": 503,
     "internal": 500,
@@ -23,8 +23,18 @@ STATUSES: Mapping[str, int] = {
 """By code; a code that is not here has its parent's."""
 PROMPT_LIMITS = frozenset({"context_tokens", "max_context"})
 """Limits that the prompt itself is beyond: the same request never works."""
-REQUEST_LIMITS = frozenset({"stop", "logit_bias", "predicted", "embed_inputs", "max_tokens", "stop_tokens"})
-"""Limits of single fields."""
+TRANSIENT_LIMITS = frozenset(
+    {
+        *("runs", "waiting", "kept_runs", "kept_bytes", "sockets", "connections", "programs", "stored_bytes"),
+        *("launches_per_minute", "tokens_per_minute", "kv_pages", "tenant_kv_pages"),
+        *("max_sockets", "max_connections", "max_waiting", "held_body_bytes", "requests", "request_bytes"),
+        *("outstanding_calls", "outstanding_bytes", "operations", "messages", "followers", "speculation_streams"),
+        *("waiting_constraints", "waiting_messages", "waiting_message_bytes", "waiting_snapshot_bytes"),
+        *("waiting_uploads", "adapters"),
+    }
+)
+"""Limits of what is there for all, or in a minute: the same request may work later. Beyond any other limit it never does."""
+WALL_LIMIT = "wall_s"
 RUN_LIMITS = frozenset(Limits.__struct_fields__)
 """Limits of one run: what answers the request is at fault, not how often it was asked."""
 BODY_LIMIT, HEAD_LIMIT = "body_bytes", "head_bytes"
@@ -33,8 +43,10 @@ BODY_LIMIT, HEAD_LIMIT = "body_bytes", "head_bytes"
 def status_of(error: InferdError) -> int:
     """Return the HTTP status of an error."""
     limit = error.detail.get("limit")
-    if isinstance(error, LimitExceeded) and limit in PROMPT_LIMITS | REQUEST_LIMITS:
-        return 400
+    if isinstance(error, LimitExceeded) and limit in TRANSIENT_LIMITS:
+        return 429
+    if isinstance(error, LimitExceeded) and limit == WALL_LIMIT:
+        return 504
     if isinstance(error, LimitExceeded) and limit in RUN_LIMITS:
         return 500
     if limit == BODY_LIMIT:
@@ -55,7 +67,7 @@ def is_prompt_too_long(error: InferdError) -> bool:
 def retry_headers(error: InferdError) -> dict[str, str]:
     """Return the headers that say whether and when to try again."""
     status = status_of(error)
-    if status == 500:
+    if status in (500, 504):
         return {"x-should-retry": "false"}  # OpenAI's and Anthropic's clients ask again otherwise, and get the same
     if status not in (429, 503):
         return {}

@@ -15,6 +15,8 @@ from inferd_runtime.server.tenancy.shares import SharedPlaces
 
 T = TypeVar("T")
 JSON_TYPE = "application/json"
+CURL_TYPE = "application/x-www-form-urlencoded"
+"""What ``curl -d`` says of whatever it sends: such a body is read as JSON, too."""
 MAX_KEY = 255
 """Characters of an ``Idempotency-Key``."""
 
@@ -71,7 +73,7 @@ async def read_bytes(request: Request, most: int, places: SharedPlaces) -> bytes
 
 def _check_content_type(request: Request) -> None:
     kind = request.headers.get("content-type", JSON_TYPE).partition(";")[0].strip().lower()
-    if kind and kind != JSON_TYPE and not kind.endswith("+json"):
+    if kind not in ("", JSON_TYPE, CURL_TYPE) and not kind.endswith("+json"):
         message = f"the body must be JSON, with Content-Type: {JSON_TYPE}, not {shown(kind)}"
         raise InvalidRequest(message, code="unsupported_content_type")
 

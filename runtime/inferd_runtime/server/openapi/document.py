@@ -34,6 +34,7 @@ ERRORS: Mapping[int, str] = {
     431: "The request's line and headers are too long.",
     500: "A program behind a model failed, or the runtime did.",
     503: "The engine or the store does not answer now.",
+    504: "The request took longer than it may.",
     507: "There is no room for it.",
 }
 OF_ANY = (400, 429, 431, 500, 503)

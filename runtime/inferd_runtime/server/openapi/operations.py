@@ -40,8 +40,8 @@ SESSION = OperationParameter(
     "x-session-id", "names a conversation, which stays in the cache between its requests", {"type": "string"}, "header"
 )
 INCLUDE = OperationParameter("include", "what to include", {"enum": list(INCLUDED)})
-ANSWERED = (404, 409)
-"""Errors of a request that names a model, behind which a run may be that somebody cancels."""
+ANSWERED = (404, 409, 504)
+"""Errors of a request that names a model, behind which a run may be that somebody cancels, or that takes too long."""
 
 
 def _says(note: str, kind: Any) -> dict[int, OperationAnswer]:

@@ -296,6 +296,17 @@ def test_what_works_reaches_the_neutral_request() -> None:
     assert request.template_arguments == {"enable_thinking": False, "reasoning_effort": "low"}
 
 
+def test_no_share_is_the_likeliest_token_and_not_refused() -> None:
+    sampling = request_of({"temperature": 0.7, "top_p": 0}).sampling
+    assert (sampling.temperature, sampling.top_p) == (0, 1)
+
+
+def test_null_in_a_tool_and_its_result_is_not_refused() -> None:
+    answered = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": None}]}
+    request = request_of({"tools": [{**TOOL, "description": None}], "messages": [*MESSAGES, CALLED, answered]})
+    assert (request.tools[0].description, request.messages[-1].content) == ("", "")
+
+
 @pytest.mark.parametrize(
     ("choice", "wanted"),
     [
@@ -325,7 +336,7 @@ CALLED = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": "5"}, "max_tokens"),
         ({"temperature": 1.5}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": ""}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
@@ -338,6 +349,7 @@ CALLED = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name
         ({"system": [{"type": "image"}]}, "system[0].type"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
+        ({"tools": [{"name": "a\n", "input_schema": {}}]}, "tools[0].name"),
         ({"tools": [{"name": "a", "input_schema": {"type": "string"}}]}, "tools[0].input_schema"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
         ({"tools": [TOOL] * 513}, "tools"),
@@ -378,6 +390,8 @@ def test_a_body_that_is_no_object_is_an_invalid_request(body: bytes) -> None:
         (NotFound("x"), 404, "not_found_error"),
         (LimitExceeded("x", limit="context_tokens"), 400, "invalid_request_error"),
         (LimitExceeded("x", limit="body_bytes"), 413, "request_too_large"),
+        (LimitExceeded("x", limit="chat_tools"), 400, "invalid_request_error"),
+        (LimitExceeded("x", limit="wall_s"), 504, "timeout_error"),
         (LimitExceeded("x", limit="waiting"), 429, "rate_limit_error"),
         (Unavailable("x"), 503, "overloaded_error"),
         (ProgramError("x"), 500, "api_error"),

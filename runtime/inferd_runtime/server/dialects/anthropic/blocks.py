@@ -16,7 +16,7 @@ B = TypeVar("B")
 BETWEEN_BLOCKS = "\n"
 ERROR_PREFIX = "Error: "
 """What a tool's result begins with that is an error: chat templates have no other place for that."""
-Name = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,128}\Z")]
 
 
 class CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,7 +60,7 @@ class ToolResultBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     tool_use_id: str
     type: Literal["tool_result"] = "tool_result"
-    content: str | list[Any] = ""
+    content: str | list[Any] | None = None
     is_error: bool = False
     cache_control: CacheControl | None = None
     toolset_name: Any = None
@@ -164,7 +164,7 @@ def _result(block: ToolResultBlock, called: Mapping[str, str], at: str) -> ChatM
             f"{at}.tool_use_id",
             f"{at}.tool_use_id: no tool_use block before it has the id {cut(block.tool_use_id, MAX_SHOWN)!r}",
         )
-    text = read_text(block.content, "tool_result", f"{at}.content")
+    text = read_text(block.content or "", "tool_result", f"{at}.content")
     content = ERROR_PREFIX + text if block.is_error else text
     return ChatMessage("tool", content, tool_call_id=block.tool_use_id, name=called[block.tool_use_id])
 

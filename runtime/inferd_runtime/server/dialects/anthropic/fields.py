@@ -25,7 +25,7 @@ class AnthropicTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     input_schema: dict[str, Any]
     type: Literal["custom"] | None = None
-    description: str = ""
+    description: str | None = None
     strict: bool = False
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None
@@ -93,7 +93,7 @@ class MessagesBody(CountTokensBody, frozen=True, forbid_unknown_fields=True, kw_
     stream: bool | None = None
     stop_sequences: Annotated[list[Text], Meta(max_length=MAX_STOPS)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=MAX_WHOLE)] | None = None
     metadata: AnthropicMetadata | None = None
     speculation: bool | Literal["auto"] | None = None
@@ -137,7 +137,7 @@ MESSAGES_FIELDS = FieldTable(
         RequestField("stream", "server-sent events"),
         RequestField("stop_sequences", f"up to {MAX_STOPS} texts"),
         RequestField("temperature", "0 to 1, 1 by default; 0 takes the most likely token"),
-        RequestField("top_p", "above 0, to 1"),
+        RequestField("top_p", "0 to 1; 0 takes the most likely token"),
         RequestField("top_k", "so many of the most likely tokens; 0 (the default) is all"),
         RequestField("metadata", "user_id: programs see it"),
         RequestField("speculation", 'this runtime\'s own: whether it drafts: true, false, or "auto" (the default)'),

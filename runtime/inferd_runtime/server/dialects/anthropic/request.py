@@ -29,6 +29,7 @@ from inferd_runtime.server.dialects.reading import (
     read_object,
     schema_format,
 )
+from inferd_runtime.server.dialects.sampling import allowing_no_share
 
 TOOL_MEANS_NOTHING: Mapping[str, Sequence[Any]] = {
     "allowed_callers": (None, ["direct"]),
@@ -103,7 +104,7 @@ def _tool(value: Any, at: str) -> Tool:
     check_means_nothing(tool, TOOL_MEANS_NOTHING, f"{at}.")
     if not is_object_schema(tool.input_schema):
         raise invalid(f"{at}.input_schema", f'{at}.input_schema: its type must be "object"')
-    return Tool(tool.name, tool.description, tool.input_schema)
+    return Tool(tool.name, tool.description or "", tool.input_schema)
 
 
 def _tool_choice(choice: AnthropicToolChoice | None) -> ToolChoice:
@@ -167,9 +168,10 @@ def _check_prefill(body: CountTokensBody, request: ChatRequest) -> None:
 
 
 def _sampling(body: MessagesBody) -> SamplingOptions:
-    return SamplingOptions(
+    sampling = SamplingOptions(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=body.top_k or 0,
         seed=body.seed,
     )
+    return allowing_no_share(sampling)

@@ -14,6 +14,7 @@ from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.field_table import RequestField
 from inferd_runtime.server.dialects.openai.output_formats import ResponseFormat, StructuredOutputs, output_format
 from inferd_runtime.server.dialects.refusals import refusal
+from inferd_runtime.server.dialects.sampling import allowing_no_share
 
 MAX_CHOICES = 128
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -44,7 +45,7 @@ class CommonFields(Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: Name
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
@@ -73,7 +74,7 @@ class CommonFields(Struct, kw_only=True, forbid_unknown_fields=True):
 COMMON_FIELDS = (
     RequestField("model", "a served model, an adapter, or a program that serves chat; required"),
     RequestField("temperature", "0 to 2, 1 by default; 0 takes the most likely token"),
-    RequestField("top_p", "above 0, to 1"),
+    RequestField("top_p", "0 to 1; 0 takes the most likely token"),
     RequestField("top_k", "so many of the most likely tokens; -1 and 0 (the default) are all"),
     RequestField("min_p", "0 to 1: tokens that are less likely than this share of the likeliest are left out"),
     RequestField("presence_penalty", "-2 to 2"),
@@ -186,7 +187,7 @@ def stop_reason(stopped_by: str, stop_token: int | None, request: ChatRequest) -
 
 def _sampling(asked: CommonFields) -> SamplingOptions:
     """Return how tokens are drawn; what is left out, or null, is OpenAI's default."""
-    return SamplingOptions(
+    sampling = SamplingOptions(
         temperature=1.0 if asked.temperature is None else asked.temperature,
         top_p=1.0 if asked.top_p is None else asked.top_p,
         top_k=max(0, asked.top_k or 0),
@@ -197,6 +198,7 @@ def _sampling(asked: CommonFields) -> SamplingOptions:
         frequency_penalty=asked.frequency_penalty or 0.0,
         logit_bias=_biases(asked.logit_bias or {}),
     )
+    return allowing_no_share(sampling)
 
 
 def _biases(biases: dict[str, float]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from inferd.protocol import InferdError, InvalidRequest, cut
+from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, cut
 from inferd_runtime.server.dialects.exchange import ErrorReply
 from inferd_runtime.server.dialects.openai.chat_fields import CHAT_FIELDS
 from inferd_runtime.server.dialects.reading import MAX_PARAM
@@ -23,7 +23,7 @@ CODES = {
 NAMED_FIELD = re.compile(r"(?P<name>[a-z_]+|token id)(?:\[\d+\]|:| must | \d+ is outside)")
 ENGINE_FIELDS = {"template_arguments": "chat_template_kwargs", "inputs": "input", "token id": "prompt"}
 """What the engine calls a field, where that is not its name here: token ids without a name are the prompt's."""
-NAMED_BY_ENGINE = CHAT_FIELDS.working | {"input", "prompt"}
+NAMED_BY_ENGINE = CHAT_FIELDS.working | {"input", "prompt", "tokens"}
 CONTEXT_CODE = "context_length_exceeded"
 LIMITED_FIELDS = {
     "stop": "stop",
@@ -32,6 +32,10 @@ LIMITED_FIELDS = {
     "stop_tokens": "stop_token_ids",
     "predicted": "prediction",
     "embed_inputs": "input",
+    "chat_messages": "messages",
+    "chat_values": "messages",
+    "chat_tools": "tools",
+    "cache_salt": "cache_salt",
 }
 """Which field is beyond a limit."""
 
@@ -55,15 +59,18 @@ def _param(error: InferdError) -> str | None:
     param = error.detail.get("param")
     if isinstance(param, str) and param:
         return cut(param, MAX_PARAM)
-    named = NAMED_FIELD.match(error.message) if isinstance(error, InvalidRequest) else None
+    named = _named_field(error.message) if isinstance(error, InvalidRequest | LimitExceeded) else None
     if named is not None:
-        name = ENGINE_FIELDS.get(named["name"], named["name"])
-        if name in NAMED_BY_ENGINE:
-            return (
-                name  # the engine's errors name its fields so, and what is left of a request has the same names there
-            )
+        return named
     limit = error.detail.get("limit")
     return LIMITED_FIELDS.get(limit) if isinstance(limit, str) else None
+
+
+def _named_field(message: str) -> str | None:
+    """Return the field that an error of the engine begins with: what is left of a request has the same names there, but some."""
+    found = NAMED_FIELD.match(message)
+    name = ENGINE_FIELDS.get(found["name"], found["name"]) if found else ""
+    return name if name in NAMED_BY_ENGINE else None
 
 
 def _code(error: InferdError, status: int) -> str | None:

@@ -28,9 +28,10 @@ HINTS = {
 
 
 class TextPart(Struct, tag="text", tag_field="type", forbid_unknown_fields=True):
-    """A part of a text."""
+    """A part of a text. All prompts are found by their beginning, whatever ``cache_control`` says."""
 
     text: str
+    cache_control: Any = None
 
 
 class RefusalPart(Struct, tag="refusal", tag_field="type", forbid_unknown_fields=True):
@@ -72,6 +73,7 @@ class CalledFunction(Struct, forbid_unknown_fields=True):
     name: ToolName
     arguments: str
     parsed_arguments: Any = None
+    provider_specific_fields: Any = None
 
 
 class FunctionCall(Struct, tag="function", tag_field="type", forbid_unknown_fields=True):
@@ -80,10 +82,14 @@ class FunctionCall(Struct, tag="function", tag_field="type", forbid_unknown_fiel
     id: CallId
     function: CalledFunction
     index: int | None = None
+    provider_specific_fields: Any = None
 
 
 class AssistantMessage(Struct, tag="assistant", tag_field="role", forbid_unknown_fields=True, kw_only=True):
-    """What the model said, as it was answered, with what is null or empty in it. ``parsed`` is the content once more."""
+    """What the model said, as it was answered, with what is null or empty in it. ``parsed`` is the content once more.
+
+    ``provider_specific_fields`` is what LiteLLM keeps in messages for itself.
+    """
 
     content: str | list[TextPart | RefusalPart] | None = None
     refusal: str | None = None
@@ -92,6 +98,7 @@ class AssistantMessage(Struct, tag="assistant", tag_field="role", forbid_unknown
     tool_calls: list[FunctionCall] | None = None
     name: str | None = None
     parsed: Any = None
+    provider_specific_fields: Any = None
     annotations: Nothing = None
     audio: None = None
     function_call: None = None

@@ -111,7 +111,7 @@ class ResponsesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     text: ResponseText | None = None
     max_output_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     include: list[str] | None = None
     metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=MAX_METADATA)] | None = None
@@ -148,7 +148,7 @@ RESPONSES_FIELDS = FieldTable(
         RequestField("text", "format: text, json_object, json_schema; verbosity only as medium"),
         RequestField("max_output_tokens", "at least 1; without it an answer may fill the context"),
         RequestField("temperature", "0 to 2, 1 by default; 0 takes the most likely token"),
-        RequestField("top_p", "above 0, to 1"),
+        RequestField("top_p", "0 to 1; 0 takes the most likely token"),
         RequestField("top_logprobs", "0 to 20"),
         RequestField("include", " and ".join(INCLUDED)),
         RequestField("metadata", f"the client's own: programs see it; up to {MAX_METADATA} strings"),

@@ -35,6 +35,7 @@ from inferd_runtime.server.dialects.responses.fields import (
     ResponseTextFormat,
     ResponseTool,
 )
+from inferd_runtime.server.dialects.sampling import allowing_no_share
 
 TEXT_MEANS_NOTHING: Mapping[str, Sequence[Any]] = {"verbosity": (None, "medium")}
 REASONING_MEANS_NOTHING: Mapping[str, Sequence[Any]] = {
@@ -156,10 +157,11 @@ def _template_arguments(reasoning: ReasoningOptions | None) -> dict[str, Any]:
 
 
 def _sampling(body: ResponsesBody) -> SamplingOptions:
-    return SamplingOptions(
+    sampling = SamplingOptions(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=body.top_k or 0,
         min_p=body.min_p or 0.0,
         seed=body.seed,
     )
+    return allowing_no_share(sampling)

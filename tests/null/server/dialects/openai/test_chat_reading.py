@@ -57,6 +57,20 @@ def test_sampling_fields_become_sampling_options() -> None:
     assert sampling.logit_bias == {"12": -100}
 
 
+def test_no_share_is_the_likeliest_token_and_not_refused() -> None:
+    sampling = read(temperature=0.7, top_p=0).sampling
+    assert (sampling.temperature, sampling.top_p) == (0, 1)
+
+
+def test_what_litellm_keeps_in_messages_is_not_refused() -> None:
+    kept = {"provider_specific_fields": {"refusal": None}}
+    called = {**CALL, **kept, "function": {"name": "weather", "arguments": "{}", **kept}}
+    part = {"type": "text", "text": "sunny", "cache_control": {"type": "ephemeral"}}
+    answered = {"role": "tool", "tool_call_id": "c1", "content": [part]}
+    plain = [USER, CALLS, {**answered, "content": "sunny"}]
+    assert read(messages=[USER, {**CALLS, **kept, "tool_calls": [called]}, answered]) == read(messages=plain)
+
+
 @pytest.mark.parametrize("top_k", [-1, 0])
 def test_vllms_two_ways_to_switch_top_k_off(top_k: int) -> None:
     assert read(top_k=top_k).sampling.top_k == 0
@@ -239,7 +253,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 2.1}, "temperature"),
     ({"temperature": True}, "temperature"),
     ({"temperature": "1"}, "temperature"),
-    ({"top_p": 0}, "top_p"),
+    ({"top_p": -0.1}, "top_p"),
     ({"top_k": -2}, "top_k"),
     ({"min_p": 1.5}, "min_p"),
     ({"presence_penalty": 2.5}, "presence_penalty"),

@@ -41,6 +41,14 @@ CASES: list[tuple[InferdError, int, str, str | None, str | None]] = [
     (LimitExceeded("no", limit="stop"), 400, "invalid_request_error", "stop", None),
     (LimitExceeded("no", limit="body_bytes"), 413, "invalid_request_error", None, "request_too_large"),
     (LimitExceeded("no", limit="head_bytes"), 431, "invalid_request_error", None, None),
+    (LimitExceeded("no", limit="chat_messages"), 400, "invalid_request_error", "messages", None),
+    (LimitExceeded("tools[0] is nested too", limit="chat_depth"), 400, "invalid_request_error", "tools", None),
+    (LimitExceeded("no", limit="render_seconds"), 400, "invalid_request_error", None, None),
+    (LimitExceeded("no", limit="a program's own"), 400, "invalid_request_error", None, None),
+    (LimitExceeded("no", limit="wall_s"), 504, "server_error", None, None),
+    (InvalidRequest("inputs[0]: token id 9 is outside"), 400, "invalid_request_error", "input", None),
+    (InvalidRequest("token id 9 is outside"), 400, "invalid_request_error", "prompt", None),
+    (InvalidRequest("tokens: token id 9 is outside"), 400, "invalid_request_error", "tokens", None),
     (LimitExceeded("no", limit="runs"), 429, "rate_limit_error", None, "rate_limit_exceeded"),
     (Unavailable("no"), 503, "server_error", None, None),
     (ProgramError("no"), 500, "server_error", None, None),
@@ -63,6 +71,14 @@ def test_clients_are_told_when_to_come_again() -> None:
     assert error_reply_openai(error).headers == {"Retry-After": "3"}
     assert error_reply_openai(LimitExceeded("no", limit="runs")).headers == {"Retry-After": "1"}
     assert "Retry-After" not in error_reply_openai(InvalidRequest("no")).headers
+
+
+def test_what_took_too_long_is_not_asked_again() -> None:
+    assert error_reply_openai(LimitExceeded("no", limit="wall_s")).headers == {"x-should-retry": "false"}
+
+
+def test_a_limit_that_stands_is_not_asked_again() -> None:
+    assert error_reply_openai(LimitExceeded("no", limit="cache_salt")).headers == {}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "soon"])
