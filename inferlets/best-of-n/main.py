@@ -9,37 +9,44 @@
 
 import asyncio
 import math
+from dataclasses import dataclass
 
-from inferd import Context
-from inferd.chat import ChatRequest, Reply, open_context
+from inferd import Context, InvalidRequest
+from inferd.chat import ChatRequest, Conversation, FinishReason, Reply, open_context
 
 CANDIDATES = 4
 
 
-async def candidate(request: ChatRequest, ctx: Context, number: int) -> tuple[float, str]:
-    """Return an answer with the mean log-probability of its tokens."""
-    generator = ctx.generate(
-        request.sampler(number),
-        max_tokens=request.most_tokens,
-        stop=request.stop,
-        logprobs=0,
-        system_speculation="auto",
-    )
+@dataclass
+class Candidate:
+    """An answer, with the mean log-probability of its tokens. ``reason``: "length" for one that was cut."""
+
+    likelihood: float
+    text: str
+    reason: FinishReason | None
+
+
+async def candidate(conversation: Conversation, ctx: Context, number: int) -> Candidate:
+    """Return one answer, as the request asks."""
+    generator = conversation.generate(ctx, choice=number, logprobs=0)
     pieces, scores = [], []
     async for step in generator:
         pieces.append(step.text)
         scores += [entry.logprob for entry in step.logprobs]
-    return (sum(scores) / len(scores) if scores else -math.inf), "".join(pieces)
+    reason: FinishReason | None = "length" if generator.finish == "length" else None
+    return Candidate(sum(scores) / len(scores) if scores else -math.inf, "".join(pieces), reason)
 
 
 async def main(request: ChatRequest) -> None:
     """Write the best of CANDIDATES answers, which share the conversation's keys and values."""
-    ctx, _ = await open_context(request)
+    if request.logprobs is not None:
+        raise InvalidRequest("best-of-n does not tell log-probabilities: it has used them up", param="logprobs")
+    ctx, conversation = await open_context(request)
     async with ctx:
-        await ctx.flush()
+        await ctx.flush(request.adapter or None)
         contexts = [ctx, *[await ctx.fork() for _ in range(1, CANDIDATES)]]
-        found = await asyncio.gather(*(candidate(request, each, number) for number, each in enumerate(contexts)))
-        reply = Reply(request)
-        for choice in range(request.n):  # the n best, where a client wants several
-            await reply.text(sorted(found, reverse=True)[choice % CANDIDATES][1], choice=choice)
-            await reply.finish(choice=choice)
+        found = await asyncio.gather(*(candidate(conversation, each, number) for number, each in enumerate(contexts)))
+    best = sorted(found, key=lambda each: -each.likelihood)
+    reply = Reply(request, conversation.shape)
+    for choice in range(request.n):  # the n best, where a client wants several
+        await reply.write_text(best[choice % CANDIDATES].text, best[choice % CANDIDATES].reason, choice=choice)

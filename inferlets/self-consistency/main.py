@@ -11,19 +11,11 @@ import asyncio
 import re
 from collections import Counter
 
-from inferd import Context
+from inferd import InvalidRequest
 from inferd.chat import ChatRequest, Reply, open_context
 
 SAMPLES = 5
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-
-
-async def sample(request: ChatRequest, ctx: Context, number: int) -> str:
-    """Return one reasoning."""
-    generator = ctx.generate(
-        request.sampler(number), max_tokens=request.most_tokens, stop=request.stop, system_speculation="auto"
-    )
-    return await generator.collect_text()
 
 
 def conclusion(text: str) -> str:
@@ -35,11 +27,16 @@ def conclusion(text: str) -> str:
 
 async def main(request: ChatRequest) -> None:
     """Write the conclusion that won, and one of the reasonings that came to it as what was thought."""
-    ctx, _ = await open_context(request)
+    if request.tools or request.output is not None or request.logprobs is not None:
+        raise InvalidRequest(
+            "self-consistency takes neither tools, nor an output format, nor logprobs: it writes a vote"
+        )
+    ctx, conversation = await open_context(request)
     async with ctx:
-        await ctx.flush()
+        await ctx.flush(request.adapter or None)
         contexts = [ctx, *[await ctx.fork() for _ in range(1, SAMPLES)]]
-        texts = await asyncio.gather(*(sample(request, each, number) for number, each in enumerate(contexts)))
+        samples = [conversation.generate(each, choice=number) for number, each in enumerate(contexts)]
+        texts = await asyncio.gather(*(generator.collect_text() for generator in samples))
     winner, votes = Counter(map(conclusion, texts)).most_common(1)[0]
     reply = Reply(request)
     for choice in range(request.n):

@@ -265,6 +265,7 @@ class GenerationStream:
         self._lifecycle.on(GenerationEvent.SEND)
         # In a task of its own: if the waiting task is cancelled now, the start still tells which generation to close.
         self._starting = asyncio.create_task(self._start(transport, context), name="inferd generate.start")
+        self._starting.add_done_callback(_note_outcome)
         try:
             self._running = await asyncio.shield(self._starting)
         except InferdError:
@@ -318,3 +319,9 @@ class GenerationStream:
             ):  # the task that started it was told, or was cancelled and does not wait for the reason
                 self._running = await asyncio.shield(self._starting)
         return self._running
+
+
+def _note_outcome(task: asyncio.Task[Any]) -> None:
+    """Take an error that nobody waits for any more, so that it is not reported as forgotten."""
+    if not task.cancelled():
+        task.exception()

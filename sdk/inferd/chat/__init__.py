@@ -4,10 +4,10 @@
     # serves = "chat"
 
     async def main(request: ChatRequest) -> None:
-        reply = Reply(request)
-        ctx, _ = await open_context(request)
+        ctx, conversation = await open_context(request)
+        reply = Reply(request, conversation.shape)
         async with ctx:
-            await reply.write(ctx.generate(request.sampler(), max_tokens=request.most_tokens, stop=request.stop))
+            await reply.write(conversation.generate(ctx))
 
 A client of any dialect of the gateway that names this program as its ``model`` gets what it writes.
 """
@@ -15,7 +15,7 @@ A client of any dialect of the gateway that names this program as its ``model`` 
 from __future__ import annotations
 
 from inferd.chat.answer import answer
-from inferd.chat.conversation import open_context, rendered
+from inferd.chat.conversation import Conversation, open_context, rendered
 from inferd.chat.events import (
     ChatEvent,
     ChoiceFinished,
@@ -35,6 +35,7 @@ __all__ = [
     "ChatMessage",
     "ChatRequest",
     "ChoiceFinished",
+    "Conversation",
     "FinishReason",
     "OutputFormat",
     "ReasoningDelta",

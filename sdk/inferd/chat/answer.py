@@ -7,10 +7,9 @@ from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from inferd.chat.conversation import Conversation, open_context
+from inferd.chat.conversation import open_context
 from inferd.chat.reply import Reply
 from inferd.chat.request import ChatRequest
-from inferd.context import Context
 from inferd.model import Model
 
 
@@ -30,10 +29,13 @@ async def answer(request: ChatRequest) -> None:
             await reply.prompt(await ctx.tokens())
         if request.echo:
             await _echo(request, reply)
-        await all_of([_write(request, reply, conversation, each, choice) for choice, each in enumerate([ctx, *forks])])
+        answers = enumerate([ctx, *forks])
+        await all_of(
+            [reply.write(conversation.generate(each, choice=choice), choice=choice) for choice, each in answers]
+        )
 
 
-async def all_of(writing: Sequence[Coroutine[Any, Any, None]]) -> None:
+async def all_of(writing: Sequence[Coroutine[Any, Any, Any]]) -> None:
     """Wait for all of them. The first error ends the others before it is raised: their contexts are let go next."""
     tasks = [asyncio.ensure_future(each) for each in writing]
     try:
@@ -42,25 +44,6 @@ async def all_of(writing: Sequence[Coroutine[Any, Any, None]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _write(request: ChatRequest, reply: Reply, conversation: Conversation, ctx: Context, choice: int) -> None:
-    generator = ctx.generate(
-        request.sampler(choice),
-        max_tokens=request.most_tokens,
-        stop=request.stop,
-        stop_token_ids=request.stop_token_ids,
-        ignore_eos=request.ignore_eos,
-        min_tokens=request.min_tokens,
-        constrain=conversation.constraint,
-        system_speculation=request.speculation,
-        predict=request.prediction or None,
-        logprobs=request.logprobs,
-        on_length="cut" if conversation.constraint is None else "complete_or_cut",
-        adapter=request.adapter or None,
-        priority=request.priority,
-    )
-    await reply.write(generator, choice=choice)
 
 
 async def _echo(request: ChatRequest, reply: Reply) -> None:

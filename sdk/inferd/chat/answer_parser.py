@@ -8,23 +8,27 @@ from typing import TypeAlias
 
 from inferd.chat.call_scanner import BLANK, CallScanner
 
-HERMES, MISTRAL = "hermes", "mistral"
+HERMES, MISTRAL, JSON = "hermes", "mistral", "json"
 CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"
 LEADING_MARKS = ("<|python_tag|>", "[TOOL_CALLS]")
 """What stands before calls that are the whole of an answer, where a tokenizer shows it."""
 BETWEEN_CALLS = BLANK + "[],;"
+MAX_HELD = 256
+"""Characters without a meaning that are held back, at the start or between calls: more of them are text."""
 
 
 @dataclass(frozen=True)
 class AnswerShape:
     """How to read an answer. ``tools``: the names that may be called; none: no calls are looked for. ``reasoning``: the marks
     around what the model thinks, None where it has none; ``thinking``: the prompt has opened them already.
+    ``parallel``: there may be several calls; else the first one is the end.
     """
 
     tool_format: str = HERMES
     tools: frozenset[str] = frozenset()
     reasoning: tuple[str, str] | None = None
     thinking: bool = False
+    parallel: bool = True
 
 
 @dataclass(frozen=True)
@@ -93,9 +97,11 @@ class AnswerParser:
         """At the start: the model may think first, or call a tool at once."""
         opening, _ = self._shape.reasoning or ("", "")
         stripped = self._held.lstrip(BLANK)
-        if opening and not last and opening.startswith(stripped[: len(opening)]) and len(stripped) < len(opening):
+        if len(self._held) - len(stripped) > MAX_HELD:
+            self._state = self._text
+        elif opening and not last and opening.startswith(stripped[: len(opening)]) and len(stripped) < len(opening):
             return
-        if opening and stripped.startswith(opening):
+        elif opening and stripped.startswith(opening):
             self._held, self._state = stripped[len(opening) :], self._thinking
         elif stripped or last or not (opening or self._leads_with_calls):
             self._state = self._leading if self._leads_with_calls else self._text
@@ -132,6 +138,9 @@ class AnswerParser:
     def _leading(self, last: bool) -> Iterator[AnswerPart]:
         """Where an answer that begins with a bracket is a call, and any other one is text."""
         stripped = self._held.lstrip(BLANK)
+        if len(self._held) - len(stripped) > MAX_HELD:
+            self._state = self._text
+            return
         for mark in LEADING_MARKS:
             if not last and len(stripped) < len(mark) and mark.startswith(stripped):
                 return
@@ -147,7 +156,9 @@ class AnswerParser:
     def _between_calls(self, last: bool) -> Iterator[AnswerPart]:
         """Look for the next call's bracket. Behind a mark of their own calls end with another; others end with the text."""
         self._skip(self._held.lstrip(BETWEEN_CALLS))
-        if self._held.startswith("{"):
+        if len(self._skipped) > MAX_HELD:
+            yield from self._give_up()
+        elif self._held.startswith("{"):
             self._call, self._announced, self._state = CallScanner(), False, self._in_call
         elif self._shape.tool_format == HERMES and self._held.startswith(CALL_END) and self.calls:
             self._held, self._skipped, self._state = self._held[len(CALL_END) :], "", self._text
@@ -166,13 +177,26 @@ class AnswerParser:
         if self._call.failed:
             yield from self._give_up()
         elif self._call.done:
-            self._call, self._state = CallScanner(), self._between_calls
+            self._call = CallScanner()
+            self._state = self._between_calls if self._shape.parallel else self._over
+
+    @property
+    def over(self) -> bool:
+        """True once nothing more can come out."""
+        return self._state == self._over
+
+    def _over(self, last: bool) -> Iterator[AnswerPart]:
+        """Behind the only call."""
+        self._held = ""
+        yield from ()
 
     def _give_up(self) -> Iterator[AnswerPart]:
         """What looked like a call is none: it is text, but for what has been announced."""
         text = self._skipped if self._announced else self._skipped + self._call.text
         if text and not (self.calls and not text.strip(BETWEEN_CALLS)):
             yield TextPart(text)
+        if self.over:
+            return
         self._call, self._announced, self._skipped, self._state = CallScanner(), False, "", self._text
 
     def _skip(self, rest: str) -> None:

@@ -40,27 +40,31 @@ class CallScanner:
     """Takes the text of an object from its ``{`` on. Synchronous, character by character.
 
     ``name`` is "" until it is known; ``done`` once the object is complete; ``failed`` once it cannot be a call: not JSON, or with
-    a key that calls do not have. ``text`` is all that was taken.
+    a key that calls do not have.
     """
 
     def __init__(self) -> None:
         self.name = ""
-        self.text = ""
         self.done = False
         self.failed = False
         self._state: Callable[[str], None] = self._open
         self._extent = JsonExtent()
         self._start = 0
         self._key = ""
-        self._arguments = ""
-        self._delivered = 0
+        self._taken: list[str] = []
+        self._arguments: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All that was taken."""
+        return "".join(self._taken)
 
     def feed(self, text: str) -> str:
         """Take text up to the object's end, or to where it fails, and return what is behind."""
         for at, character in enumerate(text):
             if self.done or self.failed:
                 return text[at:]
-            self.text += character
+            self._taken.append(character)
             self._state(character)
         return ""
 
@@ -68,7 +72,7 @@ class CallScanner:
         """Return the arguments' text that has come since the last call; "" while the name is not known."""
         if not self.name:
             return ""
-        new, self._delivered = self._arguments[self._delivered :], len(self._arguments)
+        new, self._arguments = "".join(self._arguments), []
         return new
 
     def _open(self, character: str) -> None:
@@ -84,7 +88,7 @@ class CallScanner:
 
     def _in_key(self, character: str) -> None:
         if self._extent.take(character):
-            self._key = str(self._value(len(self.text)))
+            self._key = str(self._value(len(self._taken)))
             self.failed = self._key not in CALL_KEYS
             self._state = self._before_colon
 
@@ -100,17 +104,17 @@ class CallScanner:
 
     def _in_value(self, character: str) -> None:
         if self._extent.ends_before(character):
-            self._value_ended(len(self.text) - 1)
+            self._value_ended(len(self._taken) - 1)
             self._state(character)
             return
         ended = self._extent.take(character)
-        if self._key in ARGUMENT_KEYS and self.text[self._start] != '"':
-            self._arguments += character
+        if self._key in ARGUMENT_KEYS and self._taken[self._start] != '"':
+            self._arguments.append(character)
         if ended:
-            self._value_ended(len(self.text))
+            self._value_ended(len(self._taken))
 
     def _begin(self, state: Callable[[str], None], character: str) -> None:
-        self._extent, self._start, self._state = JsonExtent(), len(self.text) - 1, state
+        self._extent, self._start, self._state = JsonExtent(), len(self._taken) - 1, state
         state(character)
 
     def _value_ended(self, end: int) -> None:
@@ -120,12 +124,12 @@ class CallScanner:
             self.failed = not isinstance(value, str) or not value
             self.name = value if isinstance(value, str) else ""
         elif self._key in ARGUMENT_KEYS and isinstance(value, str):
-            self._arguments = value  # some models write the object as a string
+            self._arguments = [value]  # some models write the object as a string
 
     def _value(self, end: int) -> object:
         """Return the value that ends in front of index ``end``; fails where it is not JSON."""
         try:
-            return json.loads(self.text[self._start : end])
+            return json.loads("".join(self._taken[self._start : end]))
         except ValueError:
             self.failed = True
             return ""

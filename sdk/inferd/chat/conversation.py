@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from inferd.chat.answer_parser import HERMES, AnswerShape
+from inferd.chat.answer_parser import HERMES, JSON, AnswerShape
 from inferd.chat.request import ChatRequest
-from inferd.chat.tool_calls import told_in_text, tool_constraint
+from inferd.chat.tool_calls import call_or_json, told_in_text, tool_constraint
 from inferd.context import Context
+from inferd.generation import Generator
 from inferd.protocol import ChatFormat, GetChatFormat, InvalidRequest, RenderChat, RenderedChat
-from inferd.schema import OutputConstraint
+from inferd.schema import JsonSchema, OutputConstraint
 from inferd.transport import current_transport
 
 
@@ -17,17 +19,39 @@ from inferd.transport import current_transport
 class Conversation:
     """A request's conversation as tokens, what answers to it look like, and what they are held to."""
 
+    request: ChatRequest
     tokens: list[int]
     shape: AnswerShape
     constraint: OutputConstraint | None
     text: str = ""
+
+    def generate(self, ctx: Context, *, choice: int = 0, logprobs: int | None = None) -> Generator[Any]:
+        """Generate an answer in a context that holds the conversation, as the request asks: sampler, length, ends, constraint,
+        speculation, adapter. ``choice``: which of several, each with a seed of its own; ``logprobs``: for the program itself.
+        """
+        request = self.request
+        return ctx.generate(
+            request.sampler(choice),
+            max_tokens=request.most_tokens,
+            stop=request.stop,
+            stop_token_ids=request.stop_token_ids,
+            ignore_eos=request.ignore_eos,
+            min_tokens=request.min_tokens,
+            constrain=self.constraint,
+            system_speculation=request.speculation,
+            predict=request.prediction or None,
+            logprobs=request.logprobs if logprobs is None else logprobs,
+            on_length="cut" if self.constraint is None else "complete_or_cut",
+            adapter=request.adapter or None,
+            priority=request.priority,
+        )
 
 
 async def rendered(request: ChatRequest, *, with_text: bool = False) -> Conversation:
     """Return the conversation of a request with messages. Raises InvalidRequest for one that the model's template refuses."""
     form: ChatFormat = await current_transport().call(GetChatFormat(request.model))
     tools = request.callable_tools()
-    tool_format = form.tool_format if form.tools else HERMES
+    tool_format = _tool_format(request, form)
     reasoning = (form.reasoning_begin, form.reasoning_end) if form.reasoning_begin else None
     asked = replace(_render_request(request, form), text=with_text or reasoning is not None)
     reply: RenderedChat = await current_transport().call(asked)
@@ -36,8 +60,11 @@ async def rendered(request: ChatRequest, *, with_text: bool = False) -> Conversa
         frozenset(tool.name for tool in tools),
         reasoning,
         thinking=reasoning is not None and not request.continue_final and reply.text.rstrip().endswith(reasoning[0]),
+        parallel=request.tool_choice.parallel,
     )
-    return Conversation(reply.tokens, shape, _constraint(request, tool_format), reply.text if with_text else "")
+    return Conversation(
+        request, reply.tokens, shape, _constraint(request, tool_format), reply.text if with_text else ""
+    )
 
 
 def _render_request(request: ChatRequest, form: ChatFormat) -> RenderChat:
@@ -52,15 +79,27 @@ def _render_request(request: ChatRequest, form: ChatFormat) -> RenderChat:
     )  # fmt: skip
 
 
+def _tool_format(request: ChatRequest, form: ChatFormat) -> str:
+    """Return how calls are written: where the answer may also be JSON, they are JSON without marks."""
+    if request.output is not None and request.callable_tools():
+        return JSON
+    return form.tool_format if form.tools else HERMES
+
+
 def _constraint(request: ChatRequest, tool_format: str) -> OutputConstraint | None:
     """Return what an answer is held to. Raises InvalidRequest where tool calls and an output format exclude each other."""
-    tools = tool_constraint(tool_format, request.callable_tools(), request.tool_choice)
-    if request.output is None:
-        return tools
-    if tools is not None and request.tool_choice.mode == "required":
-        message = "response_format and this tool_choice exclude each other: the answer is a tool call"
-        raise InvalidRequest(message, param="response_format")
-    return request.output.constraint()
+    tools, output = request.callable_tools(), request.output
+    if output is None:
+        return tool_constraint(tool_format, tools, request.tool_choice)
+    if not tools:
+        return output.constraint()
+    constraint = output.constraint()
+    if request.tool_choice.mode == "required" or not isinstance(constraint, JsonSchema):
+        message = "tools and this output format exclude each other: a call is JSON, and so must be the format of other answers"
+        raise InvalidRequest(
+            message, param="tool_choice" if isinstance(constraint, JsonSchema) else "structured_outputs"
+        )
+    return call_or_json(tools, constraint)
 
 
 async def open_context(request: ChatRequest) -> tuple[Context, Conversation]:
@@ -69,7 +108,7 @@ async def open_context(request: ChatRequest) -> tuple[Context, Conversation]:
     if request.prompt is not None:
         ctx.append(request.prompt)
         output = request.output
-        return ctx, Conversation([], AnswerShape(), None if output is None else output.constraint())
+        return ctx, Conversation(request, [], AnswerShape(), None if output is None else output.constraint())
     conversation = await rendered(request)
     ctx.append(conversation.tokens)
     return ctx, conversation

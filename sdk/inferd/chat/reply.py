@@ -90,15 +90,26 @@ class Reply:
             scores = await self._scores.of(step.logprobs) if self._request.logprobs is not None else []
             events += answer.events(step.text, step.tokens if self._request.return_tokens else [], scores)
             self._reasoning += len(step.tokens) if answer.thinking else 0
-            if not generator.ready:  # steps that have come together are sent together
+            if not generator.ready or answer.over:  # steps that have come together are sent together
                 await self._send(events)
                 events = []
+            if answer.over:  # behind the only call that there may be
+                await generator.aclose()
+                break
         await self._send(answer.last_events())
         self._count(generator)
         await self._finish(
             "length" if generator.finish == "length" else None, choice, generator.stopped_by, generator.stop_token
         )
         return "".join(pieces)
+
+    async def write_text(self, text: str, reason: FinishReason | None = None, *, choice: int = 0) -> None:
+        """Write a text that was generated before as a whole answer, as :meth:`write` would have. ``reason``: as in
+        :meth:`finish`.
+        """
+        answer = _AnswerStream(self, AnswerParser(self._shape), choice)
+        await self._send([*answer.events(text, (), ()), *answer.last_events()])
+        await self.finish(reason, choice=choice)
 
     async def finish(self, reason: FinishReason | None = None, *, choice: int = 0, stopped_by: str = "") -> None:
         """Finish an answer. ``reason`` None: that it calls tools if it does, else that it came to its end.
@@ -173,6 +184,11 @@ class _AnswerStream:
         parts = self._parser.feed(text)
         self.thinking = bool(parts) and isinstance(parts[0], ReasoningPart)
         return [self._event(part) for part in parts]
+
+    @property
+    def over(self) -> bool:
+        """True once nothing more can come."""
+        return self._parser.over
 
     def last_events(self) -> list[ChatEvent]:
         """Return what was held back."""

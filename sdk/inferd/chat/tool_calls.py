@@ -55,6 +55,14 @@ def tool_constraint(tool_format: str, tools: Sequence[Tool], choice: ToolChoice)
     return AllOf([_tagged(tool_format, tools, calls), Regex(CALL_LINES)])
 
 
+def call_or_json(tools: Sequence[Tool], answer: JsonSchema[Any]) -> OutputConstraint:
+    """Return what keeps an answer to a call of a tool, or to JSON of another schema."""
+    schema = _any_call(tools, "arguments")
+    schema["$defs"]["answer"] = _moved(json.loads(answer.constraint.value), "#/$defs/answer")
+    schema["anyOf"].append({"$ref": "#/$defs/answer"})
+    return JsonSchema(schema)
+
+
 def _tagged(tool_format: str, tools: Sequence[Tool], calls: JsonSchema[Any]) -> Tagged:
     if tool_format == HERMES:
         return Tagged([Tag(CALL_BEGIN, Prefixed("\n", calls), f"\n{CALL_END}")])

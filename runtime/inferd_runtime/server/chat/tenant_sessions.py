@@ -54,7 +54,10 @@ class TenantSessions:
         async with background_tasks() as tasks:
             tasks.start_soon(session.read)
             tasks.start_soon(_watch, self._runtime.engine.current, session)
-            yield session
+            try:
+                yield session
+            finally:
+                session.lose(Unavailable("the session was closed"))  # calls that a program left behind end, too
 
 
 async def _watch(engine: StartedEngine, session: EngineSession) -> None:

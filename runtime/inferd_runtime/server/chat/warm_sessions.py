@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
+import zmq
 
+from inferd.protocol import InferdError
 from inferd_runtime.server.processes.background import background_tasks
 
 KEPT_SECONDS = 300.0
@@ -16,6 +19,7 @@ MOST_OF_TENANT = 16
 MOST = 256
 TICK_SECONDS = 5.0
 Key = tuple[str, str]
+log = logging.getLogger("inferd.gateway")
 
 
 @dataclass(frozen=True)
@@ -45,20 +49,29 @@ class WarmSessions:
         own = [key for key in self._kept if key[0] == tenant]
         leaving += [self._kept.pop(key) for key in own[: max(0, len(own) - MOST_OF_TENANT)]]
         leaving += [self._kept.pop(key) for key in list(self._kept)[: max(0, len(self._kept) - MOST)]]
-        for session in leaving:
-            if session is not None:
-                await session.held.aclose()
+        with anyio.CancelScope(shield=True):
+            for session in leaving:
+                if session is not None:
+                    await _close(session)
 
     async def close_old(self) -> None:
         """Close the sessions whose time is over."""
         now = self._clock()
         for key in [key for key, session in self._kept.items() if session.until <= now]:
-            await self._kept.pop(key).held.aclose()
+            await _close(self._kept.pop(key))
 
     async def close(self) -> None:
         """Close all."""
         while self._kept:
-            await self._kept.popitem()[1].held.aclose()
+            await _close(self._kept.popitem()[1])
+
+
+async def _close(session: KeptSession) -> None:
+    """Close a session. What goes wrong with one, as when its engine ends now, is nothing to the others."""
+    try:
+        await session.held.aclose()
+    except (InferdError, zmq.ZMQError) as error:
+        log.info("a kept session could not be closed: %s", error)
 
 
 @asynccontextmanager

@@ -126,18 +126,20 @@ async def engine_channel(
     silent. Raises what the engine answers to the opening.
     """
     channel = EngineChannel(context, endpoint)
+    opening: LinkReply | None = None
     try:
         await channel.open(grant, label)
-        reply = await _first_reply(channel, lost)
-        if not reply.ok:
-            raise error_of(reply)
-        try:
-            yield channel
-        finally:
-            if not lost.is_set():
-                await _close(channel)
+        opening = await _first_reply(channel, lost)
+        if not opening.ok:
+            raise error_of(opening)
+        yield channel
     finally:
-        channel.close()
+        # Also where the body never began, because whoever wanted it has left: the engine opens the session all the same.
+        try:
+            if not lost.is_set() and (opening is None or opening.ok):
+                await _close(channel, replies=2 if opening is None else 1)
+        finally:
+            channel.close()
 
 
 async def _first_reply(channel: EngineChannel, lost: anyio.Event) -> LinkReply:
@@ -154,9 +156,11 @@ async def _cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-async def _close(channel: EngineChannel) -> None:
-    """Close the session and wait a moment for the reply, so that the request is not lost with the socket."""
+async def _close(channel: EngineChannel, replies: int) -> None:
+    """Close the session and wait a moment for the reply, so that the request is not lost with the socket. ``replies``: how many
+    are still to come to its opening and its close together.
+    """
     with anyio.move_on_after(CLOSE_SECONDS, shield=True):
         await channel.request_close()
-        while (await channel.receive()).ticket != 0:
-            pass
+        while replies:
+            replies -= (await channel.receive()).ticket == 0

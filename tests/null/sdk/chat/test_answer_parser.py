@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import given, strategies as st
@@ -95,3 +96,24 @@ def test_arguments_come_out_as_they_were_written(arguments: dict[str, object]) -
     written = json.dumps(arguments)
     text = f'<tool_call>\n{{"name": "weather", "arguments": {written}}}\n</tool_call>'
     assert parse(HERMES, list(text)) == [CALL, ArgumentsPart(written)]
+
+
+def test_one_call_is_the_end_where_there_may_be_one_only() -> None:
+    once = AnswerShape("hermes", TOOLS, parallel=False)
+    text = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
+    parser = AnswerParser(once)
+    assert parser.feed(f"{text}\n{text} more") == [CALL, ArgumentsPart("{}")]
+    assert parser.over
+    assert parser.finish() == []
+
+
+@pytest.mark.parametrize("shape", [HERMES, LLAMA, MISTRAL])
+@pytest.mark.parametrize("unit", [" ", "[", "<tool_call>", '{"name": "weather", "arguments": {"a": "x'])
+def test_long_texts_are_read_in_time_in_proportion_to_them(shape: AnswerShape, unit: str) -> None:
+    """What was held back was looked at again with every piece: seconds for 50,000 blanks."""
+    parser = AnswerParser(shape)
+    began = time.process_time()
+    for piece in (unit, *["   " if unit == " " else unit[-1]] * 100_000):
+        parser.feed(piece)
+    parser.finish()
+    assert time.process_time() - began < 5

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from inferd import Grammar, InvalidRequest
+from inferd import Grammar, InvalidRequest, JsonSchema
 from inferd.chat import ChatMessage, Tool, ToolCall, ToolChoice
-from inferd.chat.tool_calls import checked_parameters, told_in_text, tool_constraint
+from inferd.chat.tool_calls import call_or_json, checked_parameters, told_in_text, tool_constraint
 from inferd_runtime.testing.transport import run_program
 
 WEATHER = Tool(
@@ -132,3 +132,22 @@ def test_a_template_without_tools_is_told_of_them_in_text() -> None:
 def test_a_schema_that_is_none_is_left_to_the_compiler(parts: object) -> None:
     schema = checked_parameters(Tool("any", parameters={"properties": parts, "$defs": parts, "items": parts}))
     assert schema["$defs"] == parts or isinstance(parts, dict)
+
+
+def test_an_answer_may_be_a_call_or_json_of_a_format() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"$ref": "#/$defs/n"}},
+        "required": ["n"],
+        "$defs": {"n": {"type": "integer"}},
+    }
+
+    async def main() -> list[bool]:
+        async with await Grammar.compile(call_or_json((WEATHER,), JsonSchema(schema))) as grammar:
+            found = []
+            for text in (ROME, '{"n":3}', OSLO, '{"n":"3"}', "text"):
+                async with grammar.matcher() as matcher:
+                    found.append(await matcher.accept(list(text.encode())) == len(text) and matcher.may_end)
+            return found
+
+    assert run_program(main) == [True, True, False, False, False]
