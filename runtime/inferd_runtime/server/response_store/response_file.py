@@ -39,6 +39,8 @@ FORMAT = DatabaseFormat(1, SCHEMA, CHECK, "the store of responses", "its respons
 RESPONSE_BYTES = 512
 ITEM_BYTES = 256
 """What a response and an item that can be referred to take beside their contents, about."""
+SCORE_BYTES = 512
+"""What a token with its log-probabilities takes, about."""
 MOST_ITEMS = 256
 """Items of a conversation that can be referred to: the newest ones."""
 _stored = msgspec.msgpack.Decoder(StoredResponse)
@@ -91,6 +93,16 @@ class ResponseFile:
             row = self._db.execute(query, (response_id, tenant)).fetchone()
         return None if row is None else _stored.decode(row[0])
 
+    def size(self, tenant: str, response_id: str, items: Sequence[str]) -> int:
+        """Return how many bytes :meth:`find` and :meth:`items` would read, without reading them: each response once."""
+        marks = ", ".join("?" * len(items))
+        query = (
+            "SELECT coalesce(sum(length(stored)), 0) FROM responses WHERE tenant = ? AND (id = ? OR number IN "
+            f"(SELECT response FROM items WHERE tenant = ? AND id IN ({marks})))"
+        )
+        with storage_errors(self._path, FORMAT.what):
+            return int(self._db.execute(query, (tenant, response_id, tenant, *items)).fetchone()[0])
+
     def items(self, tenant: str, ids: Sequence[str]) -> dict[str, Item]:
         """Return those of the tenant's items that are kept, by their ids."""
         with storage_errors(self._path, FORMAT.what):
@@ -116,3 +128,18 @@ def packed_response(stored: StoredResponse) -> tuple[bytes, list[str]]:
     """Return a response as it is kept, and the ids of its items that can be referred to."""
     ids = dict.fromkeys(item["id"] for item in stored.conversation[-MOST_ITEMS:])
     return msgspec.msgpack.encode(stored), list(ids)
+
+
+def about_bytes(stored: StoredResponse) -> int:
+    """Return about how many bytes a response takes, without packing it: so much of it waits to be written."""
+    response = len(msgspec.json.encode({**stored.response, "output": []}))
+    return RESPONSE_BYTES + response + sum(_about_bytes(item) for item in stored.conversation)
+
+
+def _about_bytes(item: Item) -> int:
+    """Return about how many bytes an item takes: its texts and its tokens with log-probabilities count."""
+    lists = [item[name] for name in ("content", "summary", "output") if isinstance(item.get(name), list)]
+    parts = [part for each in lists for part in each]
+    texts = sum(len(part.get("text") or part.get("refusal") or "") for part in parts)
+    texts += sum(len(item[name]) for name in ("arguments", "output") if isinstance(item.get(name), str))
+    return ITEM_BYTES + texts + SCORE_BYTES * sum(len(part.get("logprobs") or ()) for part in parts)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 
 from inferd_runtime.server.dialects.responses.answer import ResponsesExchange
 from inferd_runtime.server.dialects.responses.items import Item
@@ -15,11 +16,12 @@ from inferd_runtime.server.dialects.responses.stored import (
     StoredResponse,
     not_cancellable,
     still_in_progress,
+    too_long,
     unknown_response,
 )
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.response_store.background import BackgroundResponses
-from inferd_runtime.server.response_store.response_file import ResponseFile, packed_response
+from inferd_runtime.server.response_store.response_file import ResponseFile, about_bytes, packed_response
 from inferd_runtime.server.run_store.archive import FileArchive
 from inferd_runtime.server.tenancy.quotas import QuotasOf
 
@@ -30,35 +32,44 @@ log = logging.getLogger("inferd.responses")
 class ResponseStore:
     """Keeps responses as far as the tenant's quotas let it. Belongs to one event loop.
 
-    ``background``: those that are not over.
+    ``background``: those that are not over. ``most_bytes``: of a conversation that a request goes on with, as it is kept.
     """
 
-    def __init__(self, archive: FileArchive[ResponseFile], quotas: QuotasOf, background: BackgroundResponses) -> None:
+    def __init__(
+        self, archive: FileArchive[ResponseFile], quotas: QuotasOf, background: BackgroundResponses, most_bytes: int
+    ) -> None:
         self.background = background
         self._archive = archive
         self._quotas = quotas
+        self._most_bytes = most_bytes
 
     async def follow(self, exchange: ResponsesExchange, tenant: str) -> None:
         """Complete a request with the response and the items that it names. Raises InvalidRequest, NotFound, Unavailable."""
         if not exchange.previous and not exchange.references:
             return
 
-        def look_up(file: ResponseFile) -> tuple[StoredResponse | None, dict[str, Item]]:
+        def look_up(file: ResponseFile) -> tuple[int, StoredResponse | None, dict[str, Item]]:
+            size = file.size(tenant, exchange.previous, exchange.references)
+            if size + exchange.size > self._most_bytes:
+                return size, None, {}
             previous = file.find(tenant, exchange.previous) if exchange.previous else None
-            return previous, file.items(tenant, exchange.references)
+            return size, previous, file.items(tenant, exchange.references)
 
-        exchange.follow(*await self._archive.read(look_up))
+        size, previous, referenced = await self._archive.read(look_up)
+        if size and size + exchange.size > self._most_bytes:
+            field = "previous_response_id" if exchange.previous else "input"
+            raise too_long(field, size + exchange.size, self._most_bytes)
+        await anyio.to_thread.run_sync(exchange.follow, previous, referenced)
 
     def keep(self, stored: StoredResponse, tenant: str) -> None:
         """Keep a response. Returns at once; what is looked up later finds it."""
-        packed, items = packed_response(stored)
         quotas = self._quotas(tenant)
 
         def job(file: ResponseFile) -> None:
-            file.keep(tenant, stored.id, packed, items)
+            file.keep(tenant, stored.id, *packed_response(stored))
             file.prune(tenant, quotas)
 
-        if not self._archive.save(job, len(packed)):
+        if not self._archive.save(job, about_bytes(stored)):
             log.error("a response is not kept: too much waits to be written")
 
     async def find(self, tenant: str, response_id: str) -> StoredResponse:
@@ -90,12 +101,12 @@ class ResponseStore:
 
 
 @asynccontextmanager
-async def open_response_store(path: Path, quotas: QuotasOf) -> AsyncIterator[ResponseStore]:
-    """Open the store; what waits to be written at the end is written."""
+async def open_response_store(path: Path, quotas: QuotasOf, most_bytes: int) -> AsyncIterator[ResponseStore]:
+    """Open the store, whose conversations take so many bytes at most; what waits to be written at the end is written."""
     archive = FileArchive(lambda: ResponseFile(path), "the store of responses")
     try:
         async with background_tasks() as tasks:
-            yield ResponseStore(archive, quotas, BackgroundResponses(tasks))
+            yield ResponseStore(archive, quotas, BackgroundResponses(tasks), most_bytes)
     finally:
         with anyio.CancelScope(shield=True):
             await archive.close()

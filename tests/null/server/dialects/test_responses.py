@@ -27,7 +27,7 @@ from inferd.chat import (
 from inferd.protocol import InferdError, InvalidRequest, NotFound, Unavailable
 from inferd_runtime.server.dialects.collected import CollectedAnswer
 from inferd_runtime.server.dialects.exchange import ClientHeaders
-from inferd_runtime.server.dialects.responses.answer import OpenAiResponses, ResponsesExchange
+from inferd_runtime.server.dialects.responses.answer import MAX_ITEMS, OpenAiResponses, ResponsesExchange
 from inferd_runtime.server.dialects.responses.stored import (
     StoredResponse,
     deleted_json,
@@ -205,6 +205,28 @@ def test_a_stream_that_breaks_off_ends_with_a_failed_response() -> None:
     assert (last.response.status, last.response.error.code) == ("failed", "server_error")
     assert last.response.output[0].status == "incomplete"
     assert not served.kept
+
+
+def test_a_conversation_of_more_items_than_the_gateway_reads_at_a_time_is_refused() -> None:
+    def read(items: int, **fields: Any) -> ResponsesExchange:
+        body = {"model": "m", "input": [{"role": "user", "content": "x"}] * items, **fields}
+        return OpenAiResponses().read(json.dumps(body).encode(), ClientHeaders())
+
+    exchange = read(MAX_ITEMS)
+    with pytest.raises(InvalidRequest) as caught:
+        read(MAX_ITEMS + 1)
+    assert caught.value.detail["param"] == "input"
+    previous = exchange.begun
+    with pytest.raises(InvalidRequest) as caught:
+        read(1, previous_response_id="resp_a").follow(previous, {})
+    assert caught.value.detail["param"] == "previous_response_id"
+
+
+def test_one_item_is_not_named_twice() -> None:
+    item = {"type": "item_reference", "id": "msg_a"}
+    with pytest.raises(InvalidRequest, match="one item") as caught:
+        OpenAiResponses().read(json.dumps({"model": "m", "input": [item, item]}).encode(), ClientHeaders())
+    assert caught.value.detail["param"] == "input"
 
 
 def test_log_probabilities() -> None:

@@ -11,7 +11,13 @@ import pytest
 from inferd.protocol import Unavailable
 from inferd_runtime.server.dialects.responses.items import message_item
 from inferd_runtime.server.dialects.responses.stored import StoredResponse
-from inferd_runtime.server.response_store.response_file import FORMAT, MOST_ITEMS, ResponseFile, packed_response
+from inferd_runtime.server.response_store.response_file import (
+    FORMAT,
+    MOST_ITEMS,
+    ResponseFile,
+    about_bytes,
+    packed_response,
+)
 from inferd_runtime.server.tenancy.quotas import Quotas
 
 
@@ -98,3 +104,21 @@ def test_a_file_that_another_process_holds_is_unavailable(tmp_path: Path) -> Non
     other.close()
     keep(file, "ann", response("a"))
     file.close()
+
+
+def test_what_waits_to_be_written_is_counted_about_as_it_is() -> None:
+    scores: list[Any] = [{"token": "a", "bytes": [97], "logprob": -0.5, "top_logprobs": []}] * 100
+    long = response("a", "x" * 100_000, earlier=3)
+    long.response["output"][0]["content"] = [{"type": "output_text", "text": "y" * 50_000, "logprobs": scores}]
+    packed = len(packed_response(long)[0])
+    assert packed <= about_bytes(long) <= 1.5 * packed
+
+
+def test_the_size_of_what_would_be_read_counts_each_response_once(file: ResponseFile) -> None:
+    one, two = response("a", "x" * 1000), response("b", "x" * 2000)
+    for stored in (one, two):
+        keep(file, "ann", stored)
+    sizes = [len(packed_response(stored)[0]) for stored in (one, two)]
+    assert file.size("ann", "a", []) == sizes[0]
+    assert file.size("ann", "a", ["msg_a", one.input[0]["id"], "msg_b"]) == sum(sizes)
+    assert file.size("bob", "a", ["msg_b"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,26 @@ import anyio
 import pytest
 
 from inferd.chat import ChoiceFinished, TextDelta, UsageReport
-from inferd.protocol import InvalidRequest, NotFound
+from inferd.protocol import InvalidRequest, NotFound, Unavailable
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.responses.answer import OpenAiResponses, ResponsesExchange
 from inferd_runtime.server.dialects.responses.stored import StoredResponse
+from inferd_runtime.server.response_store import response_store
+from inferd_runtime.server.response_store.response_file import packed_response
 from inferd_runtime.server.response_store.response_store import RESPONSES_FILE, ResponseStore, open_response_store
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
 
 
-def scenario(folder: Path, body: Callable[[ResponseStore], Awaitable[None]], quotas: Quotas | None = None) -> None:
+def scenario(
+    folder: Path,
+    body: Callable[[ResponseStore], Awaitable[None]],
+    quotas: Quotas | None = None,
+    most_bytes: int = 4 << 20,
+) -> None:
     async def main() -> None:
         with anyio.fail_after(20):
-            async with open_response_store(folder / RESPONSES_FILE, same_for_all(quotas or Quotas())) as store:
+            path, quotas_of = folder / RESPONSES_FILE, same_for_all(quotas or Quotas())
+            async with open_response_store(path, quotas_of, most_bytes) as store:
                 await body(store)
 
     anyio.run(main)
@@ -115,3 +124,70 @@ def test_responses_are_written_when_the_store_closes(tmp_path: Path) -> None:
 
     scenario(tmp_path, before)
     scenario(tmp_path, after)
+
+
+def test_a_conversation_cannot_grow_by_following_until_it_holds_up_the_gateway(tmp_path: Path) -> None:
+    async def body(store: ResponseStore) -> None:
+        last = answered(input="x" * 5000)
+        for _ in range(2):
+            store.keep(last, "ann")
+            exchange = asked(previous_response_id=last.id, input="x" * 5000)
+            await store.follow(exchange, "ann")
+            kept = answer_to(exchange)
+            assert kept is not None
+            last = kept
+        store.keep(last, "ann")
+        with pytest.raises(InvalidRequest, match="as it is kept") as caught:
+            await store.follow(asked(previous_response_id=last.id, input="x" * 5000), "ann")
+        assert caught.value.detail["param"] == "previous_response_id"
+
+    scenario(tmp_path, body, most_bytes=20_000)
+
+
+def test_references_cannot_have_one_small_request_read_many_long_responses(tmp_path: Path) -> None:
+    async def body(store: ResponseStore) -> None:
+        items = []
+        for _ in range(4):
+            kept = answered(input="x" * 5000)
+            store.keep(kept, "ann")
+            items.append({"type": "item_reference", "id": kept.response["output"][0]["id"]})
+        await store.follow(asked(input=items[:2]), "ann")
+        with pytest.raises(InvalidRequest, match="as it is kept") as caught:
+            await store.follow(asked(input=items), "ann")
+        assert caught.value.detail["param"] == "input"
+
+    scenario(tmp_path, body, most_bytes=20_000)
+
+
+def test_a_response_that_failed_keeps_no_copy_of_what_it_followed(tmp_path: Path) -> None:
+    async def body(store: ResponseStore) -> None:
+        first = answered()
+        store.keep(first, "ann")
+        second = asked(previous_response_id=first.id, input="and?", background=True)
+        await store.follow(second, "ann")
+        second.when_complete = lambda stored: store.keep(stored, "ann")
+        second.failure(Unavailable("gone"))
+        failed = await store.find("ann", second.id)
+        assert [item["content"][0]["text"] for item in failed.input] == ["and?"]
+        with pytest.raises(InvalidRequest, match="failed") as caught:
+            await store.follow(asked(previous_response_id=second.id), "ann")
+        assert caught.value.detail["param"] == "previous_response_id"
+
+    scenario(tmp_path, body)
+
+
+def test_responses_are_not_packed_in_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def packed(stored: StoredResponse) -> tuple[bytes, list[str]]:
+        threads.append(threading.current_thread())
+        return packed_response(stored)
+
+    async def body(store: ResponseStore) -> None:
+        kept = answered()
+        store.keep(kept, "ann")
+        assert await store.find("ann", kept.id) == kept
+        assert threads[0] is not threading.current_thread()
+
+    monkeypatch.setattr(response_store, "packed_response", packed)
+    scenario(tmp_path, body)

@@ -25,11 +25,13 @@ from inferd_runtime.server.dialects.responses.items import Item, ItemReference, 
 from inferd_runtime.server.dialects.responses.output_stream import NumberedEvents, OutputStream
 from inferd_runtime.server.dialects.responses.request import read_responses_body, responses_request
 from inferd_runtime.server.dialects.responses.response_object import ResponseObject
-from inferd_runtime.server.dialects.responses.stored import StoredResponse, unknown_previous
+from inferd_runtime.server.dialects.responses.stored import StoredResponse, cannot_follow, unknown_previous
 
 Status = Literal["completed", "incomplete"]
 MAX_REFERENCES = 64
 """Items of one input that may be named instead of sent."""
+MAX_ITEMS = 4096
+"""Items of a conversation: the gateway reads, packs and keeps so many in some tens of milliseconds."""
 
 
 class ResponsesExchange:
@@ -40,6 +42,8 @@ class ResponsesExchange:
 
     def __init__(self, body: bytes, headers: ClientHeaders) -> None:
         read = read_responses_body(body)
+        self.size = len(body)
+        """Bytes of the request."""
         self.model = read.model
         self.previous = read.previous_response_id or ""
         self.background = bool(read.background)
@@ -49,7 +53,11 @@ class ResponsesExchange:
         """Called with what is to be kept, before the end of the answer is returned: the client may follow it at once."""
         if len(self.references) > MAX_REFERENCES:
             raise invalid("input", f"input: {MAX_REFERENCES} item references are allowed")
+        if len(set(self.references)) < len(self.references):
+            raise invalid("input", "input: two references name one item")
         self._items: list[Item] = []
+        self._asked: list[Item] = []
+        """What this request brings of them."""
         self._bare = responses_request(read, headers)
         self.request: ChatRequest = self._bare
         self.streams = self._bare.stream
@@ -70,10 +78,13 @@ class ResponsesExchange:
         """
         if self.previous and previous is None:
             raise unknown_previous(self.previous)
+        if previous is not None and previous.is_failed:
+            raise cannot_follow(self.previous)
         earlier = [] if previous is None else previous.conversation
-        items = [_resolved(item, referenced, number) for number, item in enumerate(self._input)]
-        messages = messages_of(earlier, items)
-        self._items = [*earlier, *items]
+        check_items(len(earlier), len(self._input))
+        self._asked = [_resolved(item, referenced, number) for number, item in enumerate(self._input)]
+        messages = messages_of(earlier, self._asked)
+        self._items = [*earlier, *self._asked]
         self.request = replace(self._bare, messages=[*self._bare.messages, *messages])
 
     @property
@@ -110,18 +121,20 @@ class ResponsesExchange:
         return last + self._events.event(f"response.{self._status}", response=self._complete())
 
     def failure(self, error: InferdError) -> bytes:
-        """Return the end of a stream that broke off. A response that failed is kept if it was answered in the background."""
+        """Return the end of a stream that broke off. A response that failed is kept if it was answered in the background, but
+        not what it followed: nothing follows it.
+        """
         last = self._output.close("incomplete")
         failed = self._response.state("failed", self._output.items, self._usage, error)
         if self.background:
-            self._keep(failed)
+            self._keep(failed, self._asked)
         return last + self._events.event("response.failed", response=failed)
 
     def cancel(self) -> None:
         """End an answer in the background that is not wanted any more, unless it is over. What it has so far is kept."""
         self._output.close("incomplete")
         cancelled = self._response.state("cancelled", self._output.items, self._usage)
-        self._keep(cancelled)
+        self._keep(cancelled, self._items)
 
     def body(self, answer: CollectedAnswer) -> dict[str, Any]:
         """Return the whole response."""
@@ -131,13 +144,13 @@ class ResponsesExchange:
 
     def _complete(self) -> dict[str, Any]:
         response = self._response.state(self._status, self._output.items, self._usage)
-        self._keep(response)
+        self._keep(response, self._items)
         return response
 
-    def _keep(self, response: dict[str, Any]) -> None:
+    def _keep(self, response: dict[str, Any], items: list[Item]) -> None:
         """Keep how the answer ended, if it is to be kept: what comes later does not change that."""
         if self._response.stores and not self._is_over:
-            self.when_complete(StoredResponse(response, self._items))
+            self.when_complete(StoredResponse(response, items))
         self._is_over = True
 
     @property
@@ -155,6 +168,13 @@ class OpenAiResponses:
 
 def _keep_nothing(stored: StoredResponse) -> None:
     """What is done with a response that nobody wants to keep."""
+
+
+def check_items(earlier: int, items: int) -> None:
+    """Raises InvalidRequest for a conversation of too many items."""
+    if earlier + items > MAX_ITEMS:
+        at = "input" if items > MAX_ITEMS else "previous_response_id"
+        raise invalid(at, f"{at}: the conversation has {earlier + items} items; {MAX_ITEMS} are allowed")
 
 
 def _resolved(item: Item | ItemReference, referenced: Mapping[str, Item], number: int) -> Item:

@@ -134,7 +134,7 @@ RESPONSES_FIELDS = FieldTable(
             "input", "text, or items message, reasoning, function_call, function_call_output and item_reference"
         ),
         RequestField("instructions", "a system message, for this response alone"),
-        RequestField("previous_response_id", "goes on behind a response that was stored"),
+        RequestField("previous_response_id", "goes on behind a response that was stored and did not fail"),
         RequestField("store", "true by default: as many are kept as the tenant's quotas of runs say"),
         RequestField("stream", "named events"),
         RequestField("background", "answered while nobody waits; with store, and without stream"),

@@ -34,6 +34,11 @@ class StoredResponse(msgspec.Struct, frozen=True):
         return self.response["background"] is True
 
     @property
+    def is_failed(self) -> bool:
+        """Return True if the response failed; then ``input`` is only what its own request brought."""
+        return bool(self.response["status"] == "failed")
+
+    @property
     def conversation(self) -> list[Item]:
         """Return what a next response follows: everything but the instructions."""
         return [*self.input, *self.response["output"]]
@@ -51,6 +56,18 @@ def unknown_previous(response_id: str) -> InvalidRequest:
         param="previous_response_id",
         code="previous_response_not_found",
     )
+
+
+def cannot_follow(response_id: str) -> InvalidRequest:
+    """Return the error of a request that follows a response which failed."""
+    at = "previous_response_id"
+    return invalid(at, f"{at}: {cut(response_id, MAX_SHOWN)!r} failed; follow the response before it")
+
+
+def too_long(field: str, size: int, most: int) -> InvalidRequest:
+    """Return the error of a request that goes on with what takes so many bytes as it is kept. ``field`` names it."""
+    message = f"{field}: the conversation takes {size} bytes as it is kept; {most} are allowed (max_body_bytes)"
+    return invalid(field, message)
 
 
 def not_cancellable(response_id: str) -> InvalidRequest:
