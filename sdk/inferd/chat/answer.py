@@ -24,7 +24,7 @@ async def answer(request: ChatRequest) -> None:
         if request.n > 1:
             await ctx.flush(request.adapter or None)  # computed once, then shared
         forks = [await held.enter_async_context(await ctx.fork()) for _ in range(1, request.n)]
-        reply = Reply(request, conversation.shape)
+        reply = Reply(request, conversation.shape, len(conversation.tokens))
         if request.return_tokens:
             await reply.prompt(await ctx.tokens())
         if request.echo:

@@ -49,9 +49,10 @@ class Reply:
     """The answers to a request: ``request.n`` of them, counted from 0. Any of them may be written until it is finished.
 
     The client sees what is written in the order of calls. When the last answer is finished, what the session used is reported.
+    ``prompt_length``: the prompt's tokens, where they are known: reported with the first of the text.
     """
 
-    def __init__(self, request: ChatRequest, shape: AnswerShape | None = None) -> None:
+    def __init__(self, request: ChatRequest, shape: AnswerShape | None = None, prompt_length: int = 0) -> None:
         self._request = request
         self._shape = shape or AnswerShape()
         self._scores = TokenScores(request.model)
@@ -60,10 +61,11 @@ class Reply:
         self._reasoning = 0
         self._predicted = (0, 0)
         self._prompt: list[int] = []
+        self._untold = prompt_length
 
     async def prompt(self, tokens: Sequence[int]) -> None:
         """Tell what the prompt's tokens are, before anything else: for a client that wants token ids."""
-        self._prompt = list(tokens)
+        self._prompt, self._untold = list(tokens), 0
         told = UsageReport(len(self._prompt), 0, prompt_tokens=self._prompt)
         await session.send({MESSAGE_KEY: [to_message(told)]})
 
@@ -84,7 +86,7 @@ class Reply:
         """Write a generation as an answer while it comes, tool calls and reasoning told apart, finish it, and return its text."""
         answer = _AnswerStream(self, AnswerParser(self._shape), choice)
         pieces: list[str] = []
-        events: list[ChatEvent] = []
+        events = self._early_report()
         async for step in generator:
             pieces.append(step.text)
             scores = await self._scores.of(step.logprobs) if self._request.logprobs is not None else []
@@ -132,6 +134,11 @@ class Reply:
         call = self._calls.get(choice, 0)
         self._calls[choice] = call + 1
         return ToolCallStarted(call, new_call_id(), name, choice)
+
+    def _early_report(self) -> list[ChatEvent]:
+        """Return the report of the prompt's length, once. It goes with the first text: what fails before is still refused."""
+        untold, self._untold = self._untold, 0
+        return [UsageReport(untold, 0)] if untold else []
 
     async def _send(self, events: Sequence[ChatEvent]) -> None:
         for event in events:

@@ -53,6 +53,14 @@ def test_a_message_and_its_stream_say_the_same(server: LiveServer) -> None:
     assert whole._request_id
 
 
+def test_the_beginning_of_a_stream_does_not_say_that_the_prompt_is_empty(server: LiveServer) -> None:
+    client = server.anthropic()
+    count = client.messages.count_tokens(model="tiny", messages=HELLO)
+    with client.messages.create(model="tiny", max_tokens=3, messages=HELLO, stream=True) as stream:
+        begun = next(iter(stream))
+    assert begun.message.usage.input_tokens == count.input_tokens > 0
+
+
 def test_the_beta_of_messages_speaks_the_same(server: LiveServer) -> None:
     keep: Any = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
     message = server.anthropic().beta.messages.create(

@@ -10,6 +10,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from inferd.chat import UsageReport
 from inferd.protocol import ConstraintError, InferdError
 from inferd_runtime.server.chat.answer_source import AnswerSource, in_turns
 from inferd_runtime.server.dialects.collected import CollectedAnswer
@@ -74,6 +75,8 @@ class ChatResponse(Response):
         """
         events = await source.next()
         await send(_start({"content-type": f"{SSE}; charset=utf-8", "cache-control": "no-store"}, source))
+        if events and isinstance(events[0], UsageReport):  # what the prompt has is told by a message's beginning
+            self._exchange.chunks(events[0])
         data = self._exchange.opening()
         try:
             while events:

@@ -50,7 +50,7 @@ class AnthropicExchange:
         self._usage = UsageReport(0, 0)
 
     def opening(self) -> bytes:
-        """Return the beginning of the message. What the prompt costs is told at the end, as far as it is not known here."""
+        """Return the beginning of the message. What was found of the prompt is told at the end."""
         start = {"type": "message_start", "message": self._message([], None, self._usage)}
         return named_event("message_start", start) + named_event("ping", {"type": "ping"})
 
