@@ -22,7 +22,7 @@ from inferd.protocol import ProgramError
 
 T = TypeVar("T")
 MAX_EVENTS = 4096
-"""Events in one message of a program: reading so many takes the gateway about 10 ms."""
+"""Events in one message of a program: reading so many takes the gateway about 30 ms."""
 
 
 class EventReader:
