@@ -71,17 +71,17 @@ async def test_requests_that_are_never_finished_are_closed_and_told_and_others_a
         with ExitStack() as stack:
             clients = [stack.enter_context(raw(served, sent)) for sent in unfinished for _ in range(20)]
             assert (await served.client.get("/livez")).status_code == 200
-            assert (await served.client.get("/v1/models")).status_code == 200
+            assert (await served.client.get("/v1/programs")).status_code == 200
             for client in clients:
                 answer = await anyio.to_thread.run_sync(rest_of, client)
                 assert b"408 Request Timeout" in answer, answer
                 assert b'"code":"unavailable"' in answer
-        assert (await served.client.get("/v1/models")).status_code == 200
+        assert (await served.client.get("/v1/programs")).status_code == 200
 
 
 async def test_a_second_request_that_is_half_sent_and_an_idle_connection_are_closed_too(serve: Serve) -> None:
     async with serve(**HASTY) as served:
-        whole = request("GET /v1/models") + b"\r\n"
+        whole = request("GET /v1/programs") + b"\r\n"
         with raw(served, whole) as half, raw(served, whole) as idle:
             assert b"200 OK" in await anyio.to_thread.run_sync(half.recv, 4096)
             half.sendall(b"GET /v1/")
@@ -175,7 +175,7 @@ async def test_no_tenant_takes_the_sessions_or_connections_of_others(serve: Serv
 
         held = served.gateway.runtime.use.connections
         with ExitStack() as open_ones:
-            whole = request("GET /v1/models") + b"\r\n"
+            whole = request("GET /v1/programs") + b"\r\n"
             for _ in range(5 - held.held("ann")):
                 await anyio.to_thread.run_sync(open_ones.enter_context(raw(served, whole)).recv, 100)
             refused = open_ones.enter_context(raw(served, whole))
@@ -185,7 +185,7 @@ async def test_no_tenant_takes_the_sessions_or_connections_of_others(serve: Serv
             assert b"429" in answer.splitlines()[0]
             assert b'"limit":"connections","value":5' in answer
             async with httpx.AsyncClient(base_url=served.gateway.url, headers=as_tenant(BOB)) as bob:
-                assert (await bob.get("/v1/models")).status_code == 200
+                assert (await bob.get("/v1/programs")).status_code == 200
                 own = (await bob.get("/v1/tenants")).json()["tenants"]
             assert [(one["tenant"], one["use"]["sockets"]) for one in own] == [("bob", 1)]
             async with httpx.AsyncClient(base_url=served.gateway.url, headers=as_tenant(ROOT)) as root:
@@ -201,9 +201,9 @@ async def test_a_flood_of_unfinished_connections_leaves_room_for_who_shows_a_tok
         with ExitStack() as stack:
             for _ in range(60):
                 stack.enter_context(raw(served, b"GET /"))
-                assert (await served.client.get("/v1/models")).status_code == 200
+                assert (await served.client.get("/v1/programs")).status_code == 200
             async with httpx.AsyncClient(base_url=served.gateway.url, headers=as_tenant(BOB)) as bob:
-                assert (await bob.get("/v1/models")).status_code == 200
+                assert (await bob.get("/v1/programs")).status_code == 200
 
 
 async def test_frames_that_cost_nothing_to_send_do_not_take_the_gateways_time(serve: Serve) -> None:
@@ -307,7 +307,7 @@ async def test_tls_is_spoken_verified_and_its_handshake_has_a_time(serve: Serve,
         with raw(served, b"") as silent, raw(served, b"GET / HTTP/1.1\r\n\r\n") as plain:
             trusted = ssl.create_default_context(cafile=ca)
             async with httpx.AsyncClient(base_url=url, verify=trusted, headers=as_tenant(ANN)) as client:
-                assert (await client.get("/v1/models")).status_code == 200
+                assert (await client.get("/v1/programs")).status_code == 200
             async with inferd.connect(url.replace("https", "wss"), ANN, ca=ca):
                 assert [model.name for model in await inferd.Model.list()] == ["fake"]
             with pytest.raises(Unavailable, match=r"CERTIFICATE_VERIFY_FAILED|certificate verify failed"):

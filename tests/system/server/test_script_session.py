@@ -92,10 +92,10 @@ async def test_operations_that_are_not_for_scripts_are_refused_by_name(serve: Se
 
 async def test_errors_of_the_engine_pass_through(serve: Serve) -> None:
     async with serve() as served, raw(served) as socket:
-        reply = await ask(socket, {"t": 1, "op": "adapter.list", "a": {}})
+        reply = await ask(socket, {"t": 1, "op": "model.embed", "a": {}})
         assert reply == {
             "t": 1,
-            "err": {"code": "client.invalid", "message": "the fake engine has no adapter.list", "detail": {}},
+            "err": {"code": "client.invalid", "message": "the fake engine has no model.embed", "detail": {}},
         }
 
 

@@ -106,7 +106,7 @@ def test_a_server_of_another_model_is_not_used(inferd: CommandLine, hello: str) 
 def test_an_idle_server_ends_by_itself_but_not_under_a_run(inferd: CommandLine, tmp_path: Path) -> None:
     program = tmp_path / "waits.py"
     program.write_text("import worker\nasync def main():\n    return await worker.receive()\n")
-    with inferd.start("serve", "--port", "0", "--json", "--idle-minutes", "0.02") as server:
+    with inferd.start("serve", "--port", "0", "--json", "--idle-minutes", "0.06") as server:
         assert server.stdout is not None
         json.loads(server.stdout.readline())
         with inferd.start("launch", str(inferd("upload", str(program), "--json") and "waits")) as launched:
