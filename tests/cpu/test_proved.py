@@ -31,7 +31,7 @@ from inferd_runtime.models.template_input import TemplateInput
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 OPTIONS = DriverOptions(pages=16, page_size=16, most_rows=64)
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "<b> é 東京 {{ x }}"}]
-CHAT, BUDGET = TemplateInput(MESSAGES, cue=True), RenderBudget(10.0, 10_000)
+CHAT = TemplateInput(MESSAGES, cue=True)
 ROPES: list[dict[str, Any]] = [
     {"rope_type": "default", "rope_theta": 10000.0},
     {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
@@ -91,7 +91,7 @@ def test_the_second_load_is_the_first_to_the_bit(
     for ours, theirs in ((second.tokenizer, first.tokenizer),):
         assert ours.json == theirs.json
         assert ours.eos_tokens == theirs.eos_tokens
-        assert ours.render(CHAT, BUDGET) == theirs.render(CHAT, BUDGET)
+        assert ours.render(CHAT, RenderBudget(10.0, 10_000)) == theirs.render(CHAT, RenderBudget(10.0, 10_000))
     options = ModelOptions(source, dtype, "cpu")
     assert size_of(options, proofs) == size_of(options)
 
