@@ -249,7 +249,7 @@ class Arena:
         finally:
             took = time.monotonic() - started
             assert self.server.poll() is None, f"the server ended: {self.log.read_text()[-3000:]}"
-            report = self.watcher.after(1)
+            report = self.watcher.after(2)  # the first may have had its tokens before
             self.reports[name] = report
         assert ends & {end, end.partition(":")[0]}, f"{name} ended in {end!r}, not in {sorted(ends)}"
         assert took <= seconds, f"{name} took {took:.1f} s"
