@@ -12,7 +12,7 @@ from .test_guest_programs import FLOODS as PRINTING, HOST_CALLS
 from .test_hoards import HOARDS
 from .test_uploads import UPLOADS
 
-ROUNDS = 2
+ROUNDS = 3
 SETTLE_GENERATIONS = 6
 SLACK_MB = 24.0
 HEAVY = (
@@ -47,7 +47,7 @@ def test_two_hostile_tenants_leave_a_third(arena: Arena) -> None:
 
 
 def test_memory_comes_back(arena: Arena) -> None:
-    """Attacks that fill memory leave no more behind the second time than the first."""
+    """Attacks that fill memory leave no more behind the third time than the second; the first makes a worker map its most."""
     heavy = [attack for attack in HOARDS if attack.name in HEAVY]
     assert len(heavy) == len(HEAVY)
     held = []
@@ -56,6 +56,6 @@ def test_memory_comes_back(arena: Arena) -> None:
             attack.carry_out(arena)
         arena.watcher.after(SETTLE_GENERATIONS)
         held.append(arena.memory())
-    first, last = held[0], held[-1]
+    first, last = held[1], held[-1]
     grown = {kind: (first[kind], last.get(kind, 0.0)) for kind in first if kind != "other"}
     assert all(late <= 1.1 * early + SLACK_MB for early, late in grown.values()), grown
