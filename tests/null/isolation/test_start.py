@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from inferd_runtime.isolation import order as order_module
-from inferd_runtime.isolation.environment import order_environment, start_environment
+from inferd_runtime.isolation.environment import ALLOCATOR, order_environment, start_environment
 from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.launcher import extended_path
 from inferd_runtime.isolation.order import Launch, import_path
@@ -93,7 +93,8 @@ SECRETS = {
 
 @pytest.mark.parametrize("kind", ChildKind)
 def test_the_environment_that_others_can_read_holds_no_secret(kind: ChildKind) -> None:
-    assert start_environment(kind, SECRETS) == {"LANG": "C.UTF-8"}
+    ours = ALLOCATOR.get(kind, {})
+    assert start_environment(kind, SECRETS) == {"LANG": "C.UTF-8", **ours}
 
 
 @pytest.mark.parametrize("kind", [ChildKind.WORKER, ChildKind.PARSER])
