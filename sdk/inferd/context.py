@@ -18,6 +18,7 @@ from inferd.calls.arguments import (
     checked_stop,
     checked_text,
     model_name,
+    snapshot_name,
 )
 from inferd.calls.context_handle import ContextHandle, port_in_force
 from inferd.calls.forward_arguments import (
@@ -57,7 +58,6 @@ from inferd.protocol import (
     check_forward,
     check_import,
     check_prompt_logprobs,
-    check_snapshot_name,
     check_start_generate,
     check_truncate,
     check_verify,
@@ -192,7 +192,7 @@ class Context:
         ``A-Z a-z 0-9 . _ : / -``. Raises InvalidRequest for another name, and for one in use unless ``overwrite``;
         LimitExceeded past the tenant's bytes.
         """
-        request = SaveContext(0, _snapshot_name(name), checked_flag("overwrite", overwrite))
+        request = SaveContext(0, snapshot_name(name), checked_flag("overwrite", overwrite))
         context = await self._handle.prepare()
         saved: SavedContext = await self._handle.call(replace(request, context=context), keeps_turn=True)
         return saved
@@ -203,17 +203,17 @@ class Context:
 
         Raises NotFound, SnapshotDamaged, and SnapshotForeign when no model with these weights is served.
         """
-        return cls._of(await ContextHandle.opened(OpenSaved(_snapshot_name(name))))
+        return cls._of(await ContextHandle.opened(OpenSaved(snapshot_name(name))))
 
     @classmethod
     async def take(cls, name: str) -> Context:
         """As :meth:`open`, and delete what was saved. Of several that take one name, exactly one gets it."""
-        return cls._of(await ContextHandle.opened(TakeSaved(_snapshot_name(name))))
+        return cls._of(await ContextHandle.opened(TakeSaved(snapshot_name(name))))
 
     @staticmethod
     async def delete(name: str) -> None:
         """Delete what was saved under ``name``, damaged or not. Raises NotFound."""
-        request = DeleteSaved(_snapshot_name(name))
+        request = DeleteSaved(snapshot_name(name))
         await current_transport().call(request)
 
     @staticmethod
@@ -498,9 +498,3 @@ class Context:
     def _add(self, part: Part) -> Context:
         self._handle.add(part)
         return self
-
-
-def _snapshot_name(name: str) -> str:
-    """Return the name. Raises InvalidRequest for one that no snapshot may have."""
-    check_snapshot_name(checked_text("name", name))
-    return name

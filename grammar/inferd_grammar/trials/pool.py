@@ -30,7 +30,9 @@ from inferd_grammar.trials.messages import Attempt, Tried, read_message, write_m
 START = "import sys; sys.path[3:3] = sys.argv[1:]; from inferd_grammar.trials.child import main; main()"
 FEW_THREADS = {"OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
 QUICK_SECONDS = 0.1
-NICENESS = 15
+BEHIND = 15
+"""How much higher the nice value of what tries for long is. A lower value than this process has takes the rights of root."""
+LAST = 19
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ class TrialProcess:
         """Let a slow attempt have what others leave of the processors; quick ones are not worth waiting for."""
         assert self._child is not None
         with contextlib.suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, self._child.pid, NICENESS)
+            os.setpriority(os.PRIO_PROCESS, self._child.pid, min(os.getpriority(os.PRIO_PROCESS, 0) + BEHIND, LAST))
 
     def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
         """To and from a child that runs."""

@@ -8,7 +8,7 @@ from typing import TypeAlias, get_args
 
 from inferd.calls.generate_arguments import OnLength
 from inferd.model import Model
-from inferd.protocol import InvalidRequest
+from inferd.protocol import InvalidRequest, check_snapshot_name
 from inferd.sampling import Sampler
 from inferd.speculation import Speculator
 from inferd.speculation_stats import SpeculationCycle
@@ -30,6 +30,12 @@ def checked_text(name: str, value: str) -> str:
     if not isinstance(value, str):
         raise InvalidRequest(f"{name} must be a string, not {type(value).__name__}")
     return value
+
+
+def snapshot_name(name: str) -> str:
+    """Return the name. Raises InvalidRequest for one that no snapshot may have."""
+    check_snapshot_name(checked_text("name", name))
+    return name
 
 
 def checked_flag(name: str, value: bool) -> bool:

@@ -182,6 +182,18 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
+def test_a_slow_attempt_never_gets_a_lower_nice_value_than_the_server(
+    table: TokenTable, pool: TrialPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only root may lower one."""
+    given: list[int] = []
+    monkeypatch.setattr(trial_pool, "QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(os, "getpriority", lambda which, who: 17)
+    monkeypatch.setattr(os, "setpriority", lambda which, who, value: given.append(value))
+    GrammarCompiler(table, trials=pool).compile(LIGHT)
+    assert given == [19]
+
+
 def test_a_closed_pool_ends_its_children_and_refuses(table: TokenTable) -> None:
     pool = TrialPool()
     compiler = GrammarCompiler(table, trials=pool)

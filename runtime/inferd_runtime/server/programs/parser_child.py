@@ -42,7 +42,9 @@ QUICK_SECONDS = 0.1
 REST_SECONDS = 0.02
 """How long after an answer the next fork is made: who uploaded goes first."""
 REHEARSAL = b'{"files": {"main.py": "async def main(x: int = 1) -> str: ..."}}'
-NICENESS = 5
+BEHIND = 5
+"""How much higher the nice value of a slow upload's parser is. A lower value than this process's own takes root's rights."""
+LAST = 19
 PAGE = resource.getpagesize()
 CLOCKS: dict[int, bytes] = {signal.SIGPROF: TOO_SLOW, signal.SIGXCPU: TOO_SLOW, signal.SIGALRM: TOO_LATE}
 
@@ -51,6 +53,7 @@ def child_main(child: Child) -> int:
     """Answer until the gateway closes its end of the socket that is this process's standard input. Returns the exit code."""
     limits = child.settings(ParseLimits)
     link = socket.socket(fileno=os.dup(0))
+    slow = min(os.getpriority(os.PRIO_PROCESS, 0) + BEHIND, LAST)
     _parsed(REHEARSAL, limits)
     gc.freeze()  # what is loaded stays shared with the forks
     child.seal()
@@ -60,7 +63,7 @@ def child_main(child: Child) -> int:
                 upload = read_frame(sys.stdin.buffer.read, MAX_REQUEST)
             except EOFError:
                 return 0
-            write_frame(link.sendall, parser.answer(upload))
+            write_frame(link.sendall, parser.answer(upload, slow))
         select.select([0], [], [], REST_SECONDS)
 
 
@@ -81,15 +84,16 @@ class Fork:
         os.close(theirs)
         os.close(answers)
 
-    def answer(self, upload: bytes) -> bytes:
-        """Return what the fork answers to an upload, or how it ended without an answer."""
+    def answer(self, upload: bytes, slow: int) -> bytes:
+        """Return what the fork answers to an upload, or how it ended without an answer.
+
+        One that takes long goes on with the nice value ``slow``: it gets what others leave of the processors.
+        """
         with contextlib.suppress(OSError), open(self._sink, "wb", closefd=False) as sink:  # it may have ended already
             write_frame(sink.write, upload)
         if not select.select([self._source], [], [], QUICK_SECONDS)[0]:
             with contextlib.suppress(ProcessLookupError):
-                os.setpriority(
-                    os.PRIO_PROCESS, self._pid, NICENESS
-                )  # slow ones get what others leave of the processors
+                os.setpriority(os.PRIO_PROCESS, self._pid, slow)
         with contextlib.suppress(EOFError):
             return read_frame(lambda count: os.read(self._source, count), MAX_ANSWER)
         return CLOCKS.get(self._end(), CRASHED)

@@ -6,20 +6,17 @@ with the file is Unavailable, never an error of SQLite; the next call opens the 
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from inferd.protocol import InvalidRequest, NotFound, Unavailable
+from inferd.protocol import InvalidRequest, NotFound
+from inferd_runtime.server.database_file import DatabaseFile, DatabaseFormat
 from inferd_runtime.server.programs.bundles import Program
-from inferd_runtime.server.programs.registry_file import DatabaseFormat, open_database, storage_errors
 from inferd_runtime.server.tenancy.quotas import Quotas
 
 SCHEMA = """
@@ -37,7 +34,9 @@ COLUMNS_CHECK = """
 SELECT hash, bundle FROM sources LIMIT 0;
 SELECT number, tenant, name, version, hash, created_at, serves FROM programs LIMIT 0;
 """
-DATABASE = DatabaseFormat(2, SCHEMA, COLUMNS_CHECK)
+DATABASE = DatabaseFormat(
+    2, SCHEMA, COLUMNS_CHECK, "the registry of programs", "its programs have to be uploaded again"
+)
 HEXADECIMAL = re.compile("[0-9a-f]+")
 AUTOMATIC = re.compile(r"0\.0\.(\d+)")
 SHORTEST_HASH = 8
@@ -81,15 +80,11 @@ class Registry:
 
     def __init__(self, path: Path) -> None:
         """Open the file. One that is damaged is moved aside first; raises Unavailable where there can be none."""
-        self._path = path
-        self._open: sqlite3.Connection | None = _opened(path)
+        self._file = DatabaseFile(path, DATABASE)
 
     def close(self) -> None:
         """Close the file."""
-        db, self._open = self._open, None
-        if db is not None:
-            with contextlib.suppress(sqlite3.Error):  # of a file that cannot be written to the end
-                db.close()
+        self._file.close()
 
     def keep(self, program: Program, tenant: str, quotas: Quotas) -> Uploaded:
         """Keep a program.
@@ -98,7 +93,7 @@ class Registry:
         that name; but source that already has that name is not given another version. Raises InvalidRequest when other source
         has that name and version, LimitExceeded when the tenant keeps too much, Unavailable when the file cannot be written.
         """
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             known = self._same_source(db, program, tenant)
             if known is not None:
                 return Uploaded(replace(program, version=known), created=False)
@@ -118,12 +113,12 @@ class Registry:
         """
         if len(reference) > LONGEST_REFERENCE:
             raise NotFound(f"no program {reference[:SHORTEST_HASH]}... has been uploaded")
-        with self._database() as db:
+        with self._file.reading() as db:
             return self._resolve(db, reference, tenant)
 
     def find(self, key: tuple[str, str, str]) -> StoredProgram:
         """Return the program of a resolved reference. Raises NotFound if it was removed meanwhile."""
-        with self._database() as db:
+        with self._file.reading() as db:
             row = db.execute("SELECT bundle FROM sources WHERE hash = ?", (key[0],)).fetchone()
         if row is None:
             raise NotFound(f"no program {key[1]!r} has been uploaded", program=key[1])
@@ -134,7 +129,7 @@ class Registry:
 
         Raises what :meth:`resolve` raises.
         """
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             hash_, name, version = self._resolve(db, reference, tenant)
             if reference.startswith("sha256:"):
                 done = db.execute("DELETE FROM programs WHERE tenant = ? AND hash = ?", (tenant, hash_))
@@ -149,27 +144,8 @@ class Registry:
     def entries(self, tenant: str) -> list[Entry]:
         """Return a tenant's programs, newest first."""
         query = "SELECT hash, name, version, created_at, serves FROM programs WHERE tenant = ? ORDER BY number DESC"
-        with self._database() as db:
+        with self._file.reading() as db:
             return [Entry(*row) for row in db.execute(query, (tenant,))]
-
-    @contextmanager
-    def _database(self) -> Iterator[sqlite3.Connection]:
-        """The open file. One that turns out to be damaged is closed: the next call opens it again, and so moves it aside."""
-        try:
-            with storage_errors(self._path):
-                if self._open is None:
-                    self._open = _opened(self._path)
-                yield self._open
-        except Unavailable as error:
-            if error.detail.get("reason") == "damaged":
-                self.close()
-            raise
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._database() as db, db:  # commits, or rolls back what an exception interrupted
-            db.execute("BEGIN IMMEDIATE")
-            yield db
 
     def _check_quotas(self, db: sqlite3.Connection, tenant: str, size: int, quotas: Quotas) -> None:
         """Raise LimitExceeded if one more program of ``size`` bytes is too much. The same source twice is counted once."""
@@ -222,11 +198,3 @@ class Registry:
         if len({row[0] for row in rows}) > 1:
             raise InvalidRequest(f"{reference!r} fits more than one program: give more digits")
         return rows[0][0], rows[0][1], rows[0][2]
-
-
-def _opened(path: Path) -> sqlite3.Connection:
-    """Open the file. An upload does not wait for the disk: the last ones may be lost with the machine's power, never the file."""
-    db = open_database(path, DATABASE)
-    with storage_errors(path):
-        db.execute("PRAGMA synchronous=NORMAL")
-    return db

@@ -6,17 +6,14 @@ own. What goes wrong with the file is Unavailable.
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from inferd_runtime.server.database_file import DatabaseFile, DatabaseFormat
 from inferd_runtime.server.dialects.responses.items import Item
 from inferd_runtime.server.dialects.responses.stored import StoredResponse
-from inferd_runtime.server.programs.registry_file import DatabaseFormat, open_database, storage_errors
 from inferd_runtime.server.tenancy.quotas import Quotas
 
 SCHEMA = """
@@ -50,18 +47,15 @@ class ResponseFile:
     """The file. Every method raises Unavailable where the file or the disk does not do what it should."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._db = open_database(path, FORMAT)
-        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._file = DatabaseFile(path, FORMAT)
 
     def close(self) -> None:
         """Close the file."""
-        with contextlib.suppress(sqlite3.Error):
-            self._db.close()
+        self._file.close()
 
     def keep(self, tenant: str, response_id: str, packed: bytes, items: Sequence[str]) -> None:
         """Keep a response of :func:`packed_response`, whose ``items`` can be referred to from now on."""
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             size = len(packed) + RESPONSE_BYTES + ITEM_BYTES * len(items)
             row = (response_id, tenant, size, packed)
             number = db.execute("INSERT INTO responses (id, tenant, size, stored) VALUES (?, ?, ?, ?)", row).lastrowid
@@ -70,13 +64,13 @@ class ResponseFile:
 
     def delete(self, tenant: str, response_id: str) -> bool:
         """Forget a response. Returns False if the tenant has none of that id."""
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             gone = db.execute("DELETE FROM responses WHERE id = ? AND tenant = ?", (response_id, tenant))
             return gone.rowcount > 0
 
     def prune(self, tenant: str, quotas: Quotas) -> None:
         """Forget the tenant's oldest responses beyond its quotas, but never its newest one."""
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             query = "SELECT number, size FROM responses WHERE tenant = ? ORDER BY number DESC"
             total, gone = 0, []
             for place, (number, size) in enumerate(db.execute(query, (tenant,)).fetchall()):
@@ -88,9 +82,9 @@ class ResponseFile:
 
     def find(self, tenant: str, response_id: str) -> StoredResponse | None:
         """Return a response of the tenant; None if there is none of that id."""
-        with storage_errors(self._path, FORMAT.what):
+        with self._file.reading() as db:
             query = "SELECT stored FROM responses WHERE id = ? AND tenant = ?"
-            row = self._db.execute(query, (response_id, tenant)).fetchone()
+            row = db.execute(query, (response_id, tenant)).fetchone()
         return None if row is None else _stored.decode(row[0])
 
     def size(self, tenant: str, response_id: str, items: Sequence[str]) -> int:
@@ -100,28 +94,19 @@ class ResponseFile:
             "SELECT coalesce(sum(length(stored)), 0) FROM responses WHERE tenant = ? AND (id = ? OR number IN "
             f"(SELECT response FROM items WHERE tenant = ? AND id IN ({marks})))"
         )
-        with storage_errors(self._path, FORMAT.what):
-            return int(self._db.execute(query, (tenant, response_id, tenant, *items)).fetchone()[0])
+        with self._file.reading() as db:
+            return int(db.execute(query, (tenant, response_id, tenant, *items)).fetchone()[0])
 
     def items(self, tenant: str, ids: Sequence[str]) -> dict[str, Item]:
         """Return those of the tenant's items that are kept, by their ids."""
-        with storage_errors(self._path, FORMAT.what):
-            numbers = {row[0] for item in ids for row in self._numbers(tenant, item)}
+        numbered = "SELECT response FROM items WHERE tenant = ? AND id = ?"
+        with self._file.reading() as db:
+            numbers = {row[0] for item in ids for row in db.execute(numbered, (tenant, item))}
             query = "SELECT stored FROM responses WHERE number = ?"
-            packed = [self._db.execute(query, (number,)).fetchone()[0] for number in sorted(numbers)]
+            packed = [db.execute(query, (number,)).fetchone()[0] for number in sorted(numbers)]
         wanted = set(ids)
         found = [item for one in packed for item in _stored.decode(one).conversation]
         return {item["id"]: item for item in found if item["id"] in wanted}
-
-    def _numbers(self, tenant: str, item: str) -> list[tuple[int]]:
-        query = "SELECT response FROM items WHERE tenant = ? AND id = ?"
-        return self._db.execute(query, (tenant, item)).fetchall()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with storage_errors(self._path, FORMAT.what), self._db:
-            self._db.execute("BEGIN IMMEDIATE")
-            yield self._db
 
 
 def packed_response(stored: StoredResponse) -> tuple[bytes, list[str]]:

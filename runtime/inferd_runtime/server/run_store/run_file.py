@@ -6,17 +6,15 @@ wrong with the file is Unavailable.
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from inferd.protocol import ErrorInfo
-from inferd_runtime.server.programs.registry_file import DatabaseFormat, open_database, storage_errors
+from inferd_runtime.server.database_file import DatabaseFile, DatabaseFormat
 from inferd_runtime.server.run_store.records import (
     RECORD_BYTES,
     KeptKey,
@@ -74,20 +72,17 @@ class RunFile:
     """The file. Every method raises Unavailable where the file or the disk does not do what it should."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._db = open_database(path, FORMAT)
-        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._file = DatabaseFile(path, FORMAT)
 
     def close(self) -> None:
         """Close the file."""
-        with contextlib.suppress(sqlite3.Error):
-            self._db.close()
+        self._file.close()
 
     # Writing --------------------------------------------------------------------------------------------------------
 
     def begin(self, tenant: str, record: RunRecord, key: KeptKey | None = None) -> None:
         """Keep a run that has been launched, and the key of its launch."""
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             row = (record.id, tenant, RECORD_BYTES, *_packed(record))
             db.execute(
                 "INSERT OR IGNORE INTO runs (id, tenant, over, size, record, listed) VALUES (?, ?, 0, ?, ?, ?)", row
@@ -97,7 +92,7 @@ class RunFile:
 
     def keep_relaunch(self, run: str, relaunch: Relaunch, said: Said) -> None:
         """Keep what starting a run again takes, until it is over. It has said nothing yet: ``said``."""
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             row = (run, msgspec.msgpack.encode(relaunch), said.position, said.digest)
             db.execute(
                 "INSERT OR IGNORE INTO relaunches SELECT ?1, ?2, 1, ?3, ?4 WHERE EXISTS (SELECT 1 FROM runs WHERE id = ?1)",
@@ -106,17 +101,17 @@ class RunFile:
 
     def forget_relaunch(self, run: str) -> None:
         """Do not start a run again."""
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             db.execute("DELETE FROM relaunches WHERE run = ?", (run,))
 
     def set_attempts(self, run: str, attempts: int) -> None:
         """Keep how often a run was started."""
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             db.execute("UPDATE relaunches SET attempts = ? WHERE run = ?", (attempts, run))
 
     def add_input(self, run: str, number: int, message: str) -> None:
         """Keep a message that was sent to a run, its ``number``-th."""
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             db.execute(
                 "INSERT OR REPLACE INTO inputs SELECT ?1, ?2, ?3 WHERE EXISTS (SELECT 1 FROM relaunches WHERE run = ?1)",
                 (run, number, message),
@@ -124,7 +119,7 @@ class RunFile:
 
     def append(self, run: str, events: Sequence[StoredEvent], said: Said | None = None) -> None:
         """Keep further events of a run; ``said``: what it has said with them, if it may be started again."""
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             self._append(db, run, events)
             if said is not None:
                 row = (said.position, said.digest, run)
@@ -134,7 +129,7 @@ class RunFile:
         self, tenant: str, record: RunRecord, result: Sequence[str] | None, events: Sequence[StoredEvent], first: int
     ) -> None:
         """Keep how a run ended, with the parts of its result and its last events. Events before index ``first`` are dropped."""
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             row = (record.id, tenant, *_packed(record))
             db.execute(
                 "INSERT INTO runs (id, tenant, over, size, record, listed) VALUES (?1, ?2, 1, 0, ?3, ?4) "
@@ -155,7 +150,7 @@ class RunFile:
 
     def prune(self, tenant: str, quotas: Quotas) -> None:
         """Forget the tenant's oldest finished runs beyond its quotas, but never its newest one."""
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             rows = db.execute(
                 "SELECT id, size FROM runs WHERE tenant = ? AND over = 1 ORDER BY number DESC", (tenant,)
             ).fetchall()
@@ -169,7 +164,7 @@ class RunFile:
 
     def end_active(self, error: ErrorInfo) -> int:
         """End the runs that were active when the last server ended, but for those to start again. Returns how many."""
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             rows = db.execute(
                 "SELECT id, record FROM runs WHERE over = 0 AND id NOT IN (SELECT run FROM relaunches)"
             ).fetchall()
@@ -190,17 +185,17 @@ class RunFile:
 
     def unfinished(self) -> list[str]:
         """Return the ids of the runs to start again, oldest first."""
-        with storage_errors(self._path, FORMAT.what):
+        with self._file.reading() as db:
             query = "SELECT id FROM runs WHERE over = 0 AND id IN (SELECT run FROM relaunches) ORDER BY number"
-            return [run for (run,) in self._db.execute(query)]
+            return [run for (run,) in db.execute(query)]
 
     def unfinished_run(self, run: str) -> UnfinishedRun:
         """Return a run to start again."""
-        with storage_errors(self._path, FORMAT.what):
+        with self._file.reading() as db:
             query = "SELECT record, tenant, relaunch, attempts, position, digest FROM runs, relaunches WHERE id = ? AND run = id"
-            record, tenant, relaunch, attempts, position, digest = self._db.execute(query, (run,)).fetchone()
-            inputs = self._db.execute("SELECT message FROM inputs WHERE run = ? ORDER BY number", (run,))
-            events = self._db.execute("SELECT events FROM events WHERE run = ? ORDER BY first", (run,))
+            record, tenant, relaunch, attempts, position, digest = db.execute(query, (run,)).fetchone()
+            inputs = db.execute("SELECT message FROM inputs WHERE run = ? ORDER BY number", (run,))
+            events = db.execute("SELECT events FROM events WHERE run = ? ORDER BY first", (run,))
             return UnfinishedRun(
                 _record.decode(record), tenant, _relaunch.decode(relaunch), attempts, Said(position, digest),
                 [message for (message,) in inputs], [event for (packed,) in events for event in _events.decode(packed)],
@@ -208,49 +203,43 @@ class RunFile:
 
     def find(self, tenant: str, run: str) -> RunRecord | None:
         """Return a tenant's run that is over; None if there is none of that id."""
-        with storage_errors(self._path, FORMAT.what):
+        with self._file.reading() as db:
             query = "SELECT record FROM runs WHERE id = ? AND tenant = ? AND over = 1"
-            row = self._db.execute(query, (run, tenant)).fetchone()
+            row = db.execute(query, (run, tenant)).fetchone()
         return None if row is None else _record.decode(row[0])
 
     def records(self, tenant: str) -> list[RunRecord]:
         """Return the tenant's runs that are over, newest first, as a list shows them."""
-        with storage_errors(self._path, FORMAT.what):
+        with self._file.reading() as db:
             query = "SELECT listed FROM runs WHERE tenant = ? AND over = 1 ORDER BY number DESC"
-            rows = self._db.execute(query, (tenant,)).fetchall()
+            rows = db.execute(query, (tenant,)).fetchall()
         return [_record.decode(row[0]) for row in rows]
 
     def result_slice(self, run: str, offset: int, size: int) -> bytes:
         """Return ``size`` bytes of a run's result from ``offset`` on; nothing behind its end or without a result."""
-        with storage_errors(self._path, FORMAT.what):
-            row = self._db.execute("SELECT number FROM runs WHERE id = ? AND result IS NOT NULL", (run,)).fetchone()
+        with self._file.reading() as db:
+            row = db.execute("SELECT number FROM runs WHERE id = ? AND result IS NOT NULL", (run,)).fetchone()
             if row is None:
                 return b""
-            with self._db.blobopen("runs", "result", row[0], readonly=True) as blob:
+            with db.blobopen("runs", "result", row[0], readonly=True) as blob:
                 blob.seek(min(offset, len(blob)))
                 return blob.read(size)
 
     def events(self, run: str, start: int) -> list[StoredEvent]:
         """Return the next stretch of a run's events from index ``start`` on; nothing after the last one."""
-        with storage_errors(self._path, FORMAT.what):
+        with self._file.reading() as db:
             query = "SELECT events FROM events WHERE run = ? AND last >= ? ORDER BY first LIMIT 1"
-            row = self._db.execute(query, (run, start)).fetchone()
+            row = db.execute(query, (run, start)).fetchone()
         return [] if row is None else [event for event in _events.decode(row[0]) if event.index >= start]
 
     def key(self, tenant: str, key: str) -> KeptKey | None:
         """Return what a key of the tenant stands for, None if it stands for nothing (any more)."""
-        with storage_errors(self._path, FORMAT.what):
+        with self._file.reading() as db:
             query = "SELECT key, fingerprint, run, created_at FROM keys WHERE tenant = ? AND key = ? AND created_at > ?"
-            row = self._db.execute(query, (tenant, key, time.time() - KEY_SECONDS)).fetchone()
+            row = db.execute(query, (tenant, key, time.time() - KEY_SECONDS)).fetchone()
         return None if row is None else KeptKey(*row)
 
     # Parts ----------------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with storage_errors(self._path, FORMAT.what), self._db:
-            self._db.execute("BEGIN IMMEDIATE")
-            yield self._db
 
     def _keep_result(self, db: sqlite3.Connection, run: str, parts: Sequence[bytes]) -> None:
         """Write a result part by part: one call that copies all of it would hold up every other thread."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,27 @@ def test_too_much_time_is_named(parser: ParserProcess) -> None:
     with pytest.raises(Unavailable, match="busy"):
         impatient.parse(SLOW)
     impatient.close()
+
+
+LOW = """
+import os, sys
+from inferd.protocol import LimitExceeded
+from inferd_runtime.server.programs.parser_messages import ParseLimits
+from inferd_runtime.server.programs.parser_process import ParserProcess
+os.nice(6)
+parser = ParserProcess(ParseLimits(cpu_s=0.3, wall_s=60, memory_mb=192))
+try:
+    parser.parse(sys.stdin.buffer.read())
+except LimitExceeded as error:
+    print(error.detail["limit"], parser.alive)
+parser.close()
+"""
+
+
+def test_slow_uploads_end_no_parser_of_a_server_with_a_low_priority() -> None:
+    """Only root may lower a nice value, and a server may have been started with a high one."""
+    done = subprocess.run([sys.executable, "-c", LOW], input=SLOW, capture_output=True, check=True)
+    assert done.stdout.split() == [b"parse_cpu_s", b"True"], done.stderr
 
 
 def test_nothing_of_the_gateways_environment_but_what_python_needs_reaches_the_parser(

@@ -83,7 +83,7 @@ def test_damage_that_comes_while_the_server_runs_is_named_and_then_moved_aside(t
     filled(path)
     registry = Registry(path)
     path.write_bytes(b"\xff" * path.stat().st_size)
-    with registry._database() as db:
+    with registry._file.reading() as db:
         db.execute("PRAGMA shrink_memory")  # what was read already would hide it
     with pytest.raises(Unavailable) as caught:
         registry.find(registry.resolve("first", "ann"))
@@ -127,7 +127,7 @@ def test_a_file_that_another_process_holds_is_unavailable_until_it_is_free(tmp_p
 def test_a_full_database_keeps_what_it_has(tmp_path: Path) -> None:
     registry = Registry(tmp_path / FILE)
     registry.keep(program("first"), "ann", QUOTAS)
-    with registry._database() as db:
+    with registry._file.reading() as db:
         db.execute("PRAGMA max_page_count=20")
     with pytest.raises(Unavailable) as caught:
         registry.keep(program("large", 500_000), "ann", QUOTAS)

@@ -141,12 +141,14 @@ def test_a_tenants_keys_are_bounded(file: RunFile, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_full_disk_is_unavailable_and_over_when_there_is_room_again(file: RunFile) -> None:
-    pages = file._db.execute("PRAGMA page_count").fetchone()[0]
-    file._db.execute(f"PRAGMA max_page_count={pages}")
+    with file._file.reading() as db:
+        pages = db.execute("PRAGMA page_count").fetchone()[0]
+        db.execute(f"PRAGMA max_page_count={pages}")
     with pytest.raises(Unavailable, match="the disk is full") as caught:
         keep(file, "a", result='"' + "x" * 200_000 + '"')
     assert caught.value.detail["reason"] == "disk_full"
-    file._db.execute("PRAGMA max_page_count=1000000")
+    with file._file.reading() as db:
+        db.execute("PRAGMA max_page_count=1000000")
     keep(file, "b")
     assert file.find("ann", "b") is not None
 
@@ -193,14 +195,16 @@ def test_what_starting_a_run_again_takes_is_kept_until_it_is_over(tmp_path: Path
     )
     second.forget_relaunch("a")
     assert second.end_active(LOST) == 1
-    assert second._db.execute("SELECT count(*) FROM inputs").fetchone() == (0,)
+    with second._file.reading() as db:
+        assert db.execute("SELECT count(*) FROM inputs").fetchone() == (0,)
     second.close()
 
 
 def test_a_file_of_the_format_before_is_read(tmp_path: Path) -> None:
     file = RunFile(tmp_path / "r")
     keep(file, "a")
-    file._db.executescript("DROP TABLE inputs; DROP TABLE relaunches; PRAGMA user_version=1")
+    with file._file.reading() as db:
+        db.executescript("DROP TABLE inputs; DROP TABLE relaunches; PRAGMA user_version=1")
     file.close()
     again = RunFile(tmp_path / "r")
     assert again.find("ann", "a") == record("a")

@@ -28,7 +28,7 @@ REASONS = {
     sqlite3.SQLITE_NOTADB: ("damaged", "it is damaged: try again, and it is moved aside"),
 }
 """``detail["reason"]`` and words, by SQLite's primary result code."""
-log = logging.getLogger("inferd.registry")
+log = logging.getLogger("inferd.storage")
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,50 @@ class DatabaseFormat:
     number: int
     schema: str
     check: str
-    what: str = "the registry of programs"
-    lost: str = "its programs have to be uploaded again"
+    what: str
+    lost: str
+
+
+class DatabaseFile:
+    """An open file. One that turns out to be damaged is closed: the next use opens it again, and so moves it aside.
+
+    All methods raise what :func:`open_database` raises, and Unavailable where file or disk do not do what they should. What is
+    written does not wait for the disk: the last of it may be lost with the machine's power, never the file.
+    """
+
+    def __init__(self, path: Path, wanted: DatabaseFormat) -> None:
+        self._path = path
+        self._format = wanted
+        self._db: sqlite3.Connection | None = None
+        with self.reading():
+            pass
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._db is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.close()
+            self._db = None
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Lend the connection to read from."""
+        try:
+            with storage_errors(self._path, self._format.what):
+                if self._db is None:
+                    self._db = open_database(self._path, self._format)
+                yield self._db
+        except Unavailable as error:
+            if error.detail.get("reason") == "damaged":
+                self.close()
+            raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Lend the connection to write to: all of the block, or nothing where it raises."""
+        with self.reading() as db, db:
+            db.execute("BEGIN IMMEDIATE")
+            yield db
 
 
 def open_database(path: Path, wanted: DatabaseFormat) -> sqlite3.Connection:
@@ -71,6 +113,7 @@ def _opened(path: Path, wanted: DatabaseFormat) -> sqlite3.Connection:
         if not 0 <= found <= wanted.number:
             raise InvalidRequest(f"{path} has format {found}; this version of inferd reads format {wanted.number}")
         db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
         db.execute("PRAGMA foreign_keys=ON")
         if found < wanted.number:  # written only once: a disk that is full later still gives what it has
             db.executescript(f"BEGIN; {wanted.schema} PRAGMA user_version={wanted.number}; COMMIT;")
@@ -105,7 +148,7 @@ def _move_aside(path: Path) -> Path:
 
 
 @contextmanager
-def storage_errors(path: Path, what: str = DatabaseFormat.what) -> Iterator[None]:
+def storage_errors(path: Path, what: str) -> Iterator[None]:
     """Turn what SQLite and the file system raise in the body into Unavailable; ``detail["reason"]`` says what it is."""
     try:
         yield
