@@ -27,8 +27,8 @@ from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.models.jinja_template import RENDER_SECONDS, RenderBudget
 from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.options import ModelOptions
-from inferd_runtime.server.engine_process.draft_models import vocabulary_of
 from inferd_runtime.server.engine_process.serving import serve_models
+from inferd_runtime.server.engine_process.vocabularies import vocabulary_of
 from inferd_runtime.session.constraints.conversion import to_grammar
 from inferd_runtime.session.generation.sources import build_sources
 from inferd_runtime.session.served_model import ServedModel

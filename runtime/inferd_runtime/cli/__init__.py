@@ -1,5 +1,5 @@
-"""The command line: ``inferd run``, ``serve``, ``upload``, ``launch``, ``ps``, ``logs``, ``stop``, ``batch``, ``pull``,
-``models``, ``token``, ``tenants``, ``doctor``, ``build-runner``.
+"""The command line: ``inferd run``, ``serve``, ``serve-draft``, ``upload``, ``launch``, ``ps``, ``logs``, ``stop``, ``batch``,
+``pull``, ``models``, ``token``, ``tenants``, ``doctor``, ``build-runner``.
 
 This file says which verbs there are; each is imported only when it is used, so that the command line starts fast.
 """
@@ -15,6 +15,7 @@ from inferd_runtime import __version__
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("run", "run a program once, with a runtime of its own"),
     "serve": ("serve", "serve a runtime over HTTP and WebSocket"),
+    "serve-draft": ("serve_draft", "serve a draft model to servers on other machines"),
     "upload": ("remote", "upload a program to a server"),
     "launch": ("launch", "run an uploaded program and stream what it prints"),
     "ps": ("remote", "list a server's runs"),

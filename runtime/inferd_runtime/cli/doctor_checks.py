@@ -15,11 +15,11 @@ from typing import Literal
 
 from inferd.protocol import InferdError
 from inferd_runtime.cli.client import Server
+from inferd_runtime.draft_models.options import is_loopback
 from inferd_runtime.isolation.report import report
 from inferd_runtime.models.fitting.memory import available_host_bytes
 from inferd_runtime.models.store.store import ModelStore
 from inferd_runtime.sandbox.runner_build.component import runner_is_built
-from inferd_runtime.server.gateway.listening import is_loopback
 from inferd_runtime.settings.settings import Settings
 
 NEEDED = ("msgspec", "pyzmq", "starlette", "uvicorn", "wasmtime", "torch", "transformers", "tokenizers", "llguidance")

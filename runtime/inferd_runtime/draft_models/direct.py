@@ -11,6 +11,8 @@ from inferd_runtime.draft_models.messages import AnswerCallback, AskDraft, Draft
 class DirectDrafts:
     """The reference for the other transports. ``overlaps``: draft ahead all the same, as if there were time for it."""
 
+    round_trip = 0.0
+
     def __init__(self, host: DraftHost, *, overlaps: bool = False) -> None:
         self.overlaps = overlaps
         self._host = host

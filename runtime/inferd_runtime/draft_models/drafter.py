@@ -19,6 +19,7 @@ from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import NOTHING, Probabilities, Proposal
 
 LONGEST_PAUSE = 256
+SHORTEST_WITHIN = 1e-3
 TIMEOUT = 0.25
 """Seconds that a step waits for a draft at most, by default."""
 
@@ -27,12 +28,15 @@ TIMEOUT = 0.25
 class DraftModelLink:
     """What the drafters of one draft model share: the transport to it, its counters, and measurements.
 
-    ``max_context``: tokens that it can hold. ``timeout``: seconds that a step waits for a draft at most.
+    ``max_context``: tokens that it can hold. ``timeout``: seconds that a step waits for a draft at most. ``remote``: it is on
+    another machine, and not trusted: its tokens are verified by agreement alone, as rejection sampling would believe its
+    distributions.
     """
 
     transport: DraftTransport
     max_context: int
     timeout: float = TIMEOUT
+    remote: bool = False
     counters: DraftModelCounters = field(default_factory=DraftModelCounters)
     experience: DraftExperience = field(default_factory=DraftExperience)
     clock: Callable[[], float] = time.monotonic
@@ -192,24 +196,32 @@ class DraftModelDrafter(Drafter):
         """Ask for the tokens that the next proposal lacks, else for tokens ahead of it."""
         wanted = self._bridge.wanted(self._wanted)
         base, missing = len(self._bridge.path), len(self._stream) < wanted and not self._stream_ended
-        ahead = 2 * wanted + 1 if self._link.transport.overlaps else wanted
-        count = min(wanted if missing else ahead, self._link.max_context - base)
+        patience = min(self._link.timeout, self._length.patience(self._wanted)) if wait and missing else 0.0
+        lead = self._length.lead(wanted + 1)
+        ahead = 2 * wanted + 1 + lead if self._link.transport.overlaps else wanted
+        behind = wanted if patience else wanted + self._length.lead(1)
+        count = min(behind if missing else ahead, self._link.max_context - base)
         if self._stream_ended or count <= len(self._stream):
             return
-        if not missing and self._sent is not None and self._sent.goal >= base + wanted:
+        if not missing and self._sent is not None and self._sent.goal >= base + wanted + lead:
             return
-        now = self._link.clock()
-        self._send(count, now + self._link.timeout if wait and missing else 0.0)
+        self._send(count, patience)
 
-    def _send(self, count: int, until: float) -> None:
-        """Send the committed tokens that the draft side does not know, or all of them the first time."""
+    def _send(self, count: int, patience: float) -> None:
+        """Send the committed tokens that the draft side does not know, or all of them the first time.
+
+        The next step waits for the answer for ``patience`` seconds at most, and the draft side hears of it where messages travel.
+        """
+        until = self._link.clock() + patience if patience else 0.0
+        travel = self._link.transport.round_trip
+        within = max(SHORTEST_WITHIN, patience - travel) if patience and travel else 0.0
         self._requests += 1
         self._link.counters.requests += 1
         path, start = self._bridge.path, self._sent_length if self._begun else 0
         spec = None if self._begun else self._spec
         self._begun, self._sent_length = True, len(path)
         self._sent = _Sent(self._requests, until, len(path) + count)
-        request = AskDraft(self._number, start, path[start:], count, self._length.least_survival, spec)
+        request = AskDraft(self._number, start, path[start:], count, self._length.least_survival, spec, within)
         self._link.transport.ask(request, partial(self._take_answer, self._requests))
 
     def _take_answer(self, number: int, answer: DraftAnswer) -> None:
@@ -221,8 +233,7 @@ class DraftModelDrafter(Drafter):
             if newest:
                 self._start_over(answer)
             return
-        if answer.drawn:
-            self._link.experience.count_tokens(answer.drawn, answer.seconds)
+        self._count_answer(answer)
         # With any answer the draft side has read the prompt: from now on an answer is worth waiting for.
         self._warm = True
         grown = number >= self._valid_from and self._extend(answer)
@@ -231,6 +242,13 @@ class DraftModelDrafter(Drafter):
             self._pause, self._skip = 1, 0
             if self._wanted and grown:
                 self._ask(wait=False)
+
+    def _count_answer(self, answer: DraftAnswer) -> None:
+        """Learn from an answer how long drafts take, and count one that came when the target had written as much itself."""
+        self._link.experience.round_trip = self._link.transport.round_trip
+        if answer.drawn:
+            self._link.experience.count_tokens(answer.drawn, answer.seconds)
+            self._link.counters.late += answer.base + len(answer.tokens) <= len(self._bridge.path)
 
     def _extend(self, answer: DraftAnswer) -> bool:
         """Extend the stream by the tokens of an answer beyond it. Returns False if there are none."""

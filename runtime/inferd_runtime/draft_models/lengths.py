@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 MARGIN = 1.03
@@ -17,6 +18,8 @@ FIRST_PROBE, LAST_PROBE = 8, 256
 PROBE_TOKENS = 3
 SECOND_LOOK = 2
 TENTHS = 10
+LEAST_FLOW = 0.01
+"""The chance that a draft is still right when it arrives below which none is asked for."""
 FIRST_CONTROL, CONTROL = 4, 32
 """One step in so many (the first sooner) goes without a draft, to measure what the others cost."""
 
@@ -64,11 +67,13 @@ class DraftExperience:
     """Measurements shared by all generations of one draft model.
 
     Times are in steps of the target alone, as long as those take at that moment: a machine that gets slower slows both down.
+    ``round_trip``: seconds that a request and its answer usually travel; 0 on one machine.
     """
 
     def __init__(self) -> None:
         self.calibration = Calibration()
         self.acceptance = Average(0.02, FIRST_ACCEPTANCE)
+        self.round_trip = 0.0
         self._alone = Average(0.2)
         self._cost = Average(0.1, FIRST_COST)
         self._slowdown = Average(0.1, 1.0)
@@ -77,6 +82,11 @@ class DraftExperience:
     def cost(self) -> float:
         """The time to draw a draft token, in steps."""
         return self._cost.value or 0.0
+
+    @property
+    def travel(self) -> float:
+        """The round trip in steps; 0 as long as it is not known how long those take."""
+        return self.round_trip / self.step_seconds if self.step_seconds else 0.0
 
     @property
     def slowdown(self) -> float:
@@ -108,6 +118,9 @@ class DraftLength:
     (Leviathan et al. 2023, arXiv 2211.17192, equation 1) and takes 1 + n c steps of the target's time. If the draft model
     ``overlaps``, only a wrong guess makes a step wait for it. Drafted tokens that are not verified gain nothing. No draft is
     always a candidate: a model that does not help is asked for a probe now and then, ever more rarely.
+
+    A draft from another machine is waited for only if it is likely to come while that still pays; else the draft model works
+    further ahead, and no step waits.
     """
 
     def __init__(self, experience: DraftExperience, *, most: int, overlaps: bool) -> None:
@@ -169,17 +182,60 @@ class DraftLength:
         """Count how many of the proposed tokens were verified."""
         self._used.add(min(1.0, verified / proposed))
 
+    def patience(self, count: int) -> float:
+        """Return the seconds that a step may wait for a draft of ``count`` tokens: as long as the draft still pays after that.
+
+        0 if it is not likely to come in time, or if steps are faster that never wait. On one machine there is no such deadline.
+        """
+        experience = self._experience
+        if not experience.round_trip:
+            return math.inf
+        pays = self._tokens(count) / MARGIN - experience.slowdown
+        likely = experience.travel + count * experience.cost
+        if likely > pays or self._flowing_speed(count) >= self._waiting_speed(count):
+            return 0.0
+        return pays * experience.step_seconds
+
+    def lead(self, tokens: int) -> int:
+        """Return by how much the target goes on while a request and its answer travel, at so many tokens a step."""
+        return math.ceil(self._experience.travel) * tokens
+
     def _speed(self, count: int) -> float:
         """Return the expected tokens per time, relative to no draft."""
-        chance, cost = min(self.acceptance, 0.999), self._experience.cost
-        tokens = (1 - chance ** (count + 1)) / (1 - chance)
-        if self._used.value is not None:
-            tokens = 1 + (tokens - 1) * self._used.value
         if count == 0:
             return 1.0
-        step = self._experience.slowdown
+        return max(self._waiting_speed(count), self._flowing_speed(count) if self._experience.travel else 0.0)
+
+    def _tokens(self, count: int) -> float:
+        """Return the expected tokens of a step that verifies ``count`` drafted ones."""
+        chance = self._chance
+        tokens = (1 - chance ** (count + 1)) / (1 - chance)
+        return tokens if self._used.value is None else 1 + (tokens - 1) * self._used.value
+
+    @property
+    def _chance(self) -> float:
+        return min(self.acceptance, 0.999)
+
+    def _waiting_speed(self, count: int) -> float:
+        """Return the speed if a step waits for a draft that is not there."""
+        tokens, step, cost = self._tokens(count), self._experience.slowdown, self._experience.cost
         if not self._overlaps:
             return tokens / (step + count * cost)
-        whole = chance ** (count + 1)
+        whole, travel = self._chance ** (count + 1), self._experience.travel
+        wait = travel + count * cost
+        late = max(0.0, wait + cost - step)
+        return float(tokens / (step + (1 - whole) * wait + whole * min(late, wait)))
+
+    def _flowing_speed(self, count: int) -> float:
+        """Return the speed if no step ever waits.
+
+        After a wrong guess the target goes on alone until an answer is there, and once more if that is wrong about these steps.
+        """
+        chance, step, cost = self._chance, self._experience.slowdown, self._experience.cost
+        away = math.ceil(self._experience.travel + cost)
+        survives = chance**away
+        if survives < LEAST_FLOW:
+            return 0.0
+        alone, hits = away / survives, 1 / (1 - chance ** (count + 1))
         late = max(0.0, (count + 1) * cost - step)
-        return float(tokens / (step + (1 - whole) * count * cost + whole * min(late, count * cost)))
+        return (alone + hits * (self._tokens(count) + late)) / (alone + hits * (step + late))

@@ -36,7 +36,8 @@ class AskDraft:
 
     Tokens that the draft model has drawn already are kept as far as they agree with ``tokens``. A newer request of a sequence
     supersedes the one before, which is answered at once with what there is. A draft ends where its confidences multiply to less
-    than ``least``. ``spec`` starts the sequence anew.
+    than ``least``. ``spec`` starts the sequence anew. ``within``: seconds after which it is answered with what there is, as
+    a later draft is of no use; 0: whenever it is whole.
     """
 
     op: ClassVar[str] = ASK
@@ -46,6 +47,7 @@ class AskDraft:
     count: int
     least: float = 0.0
     spec: DraftSpec | None = None
+    within: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -95,10 +97,16 @@ Pollable = Any
 class DraftTransport(Protocol):
     """The transport to a draft model. Belongs to the thread of the step loop, and never blocks it.
 
-    ``overlaps``: the draft model works while the target does.
+    ``overlaps``: the draft model works while the target does. ``round_trip``: the usual seconds that a request and its answer
+    travel between two machines; 0 on one machine, and as long as it is not known.
     """
 
     overlaps: bool
+
+    @property
+    def round_trip(self) -> float:
+        """See the class."""
+        ...
 
     def ask(self, request: AskDraft, done: AnswerCallback) -> None:
         """Send a request. ``done`` is called with the answer once, here or in :meth:`poll`, if there is one."""

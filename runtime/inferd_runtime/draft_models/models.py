@@ -31,6 +31,21 @@ class DraftModel:
     bridge: Callable[[], TokenBridge] | None = None
 
 
+@dataclass(frozen=True)
+class AbsentDraftModel:
+    """A draft model on another machine that was not there at the start. ``arrived`` returns it once it is, and does not wait."""
+
+    name: str
+    link: DraftModelLink
+    arrived: Callable[[], DraftModel | None]
+
+
+class NoDrafts(Drafter):
+    """The drafter of a generation whose draft model was not there when it started."""
+
+    source = "draft_model"
+
+
 def connect(name: str, link: DraftModelLink, target: Vocabulary, draft: Vocabulary) -> DraftModel:
     """Return a draft model for a target, with a bridge if their vocabularies differ."""
     if target.checksum == draft.checksum:
@@ -45,7 +60,7 @@ class DraftModels:
     """
 
     def __init__(
-        self, models: Sequence[DraftModel], *,
+        self, models: Sequence[DraftModel | AbsentDraftModel], *,
         lengths: type[DraftLength] = DraftLength, bandit: Callable[[int], Bandit] = Thompson,
     ) -> None:  # fmt: skip
         if not models:
@@ -87,6 +102,8 @@ class DraftModels:
         """
         arm = self._find(name, verifier)
         model = self._models[arm]
+        if isinstance(model, AbsentDraftModel):
+            return NoDrafts()
         if model.bridge is not None:
             sampler = replace(sampler, penalties=None)
         spec = DraftSpec(tenant, sampler, model.width, verifier == "rejection", prompt, salt)
@@ -101,6 +118,9 @@ class DraftModels:
     def poll(self) -> bool:
         """Hand over the answers that have arrived, and give up late ones that are waited for. Returns False if there is none."""
         progressed = [model.link.transport.poll() for model in self._models]
+        self._models = [
+            model.arrived() or model if isinstance(model, AbsentDraftModel) else model for model in self._models
+        ]
         late = [drafter.give_up_late() for drafter in self._open if drafter.patience() is not None]
         return any((*progressed, *late))
 
@@ -120,20 +140,25 @@ class DraftModels:
             model.link.transport.close()
 
     def _find(self, name: str, verifier: str) -> int:
-        fit = [at for at, model in enumerate(self._models) if verifier != "rejection" or model.bridge is None]
+        fit = [at for at, model in enumerate(self._models) if verifier != "rejection" or _gives_distributions(model)]
+        here = [at for at in fit if isinstance(self._models[at], DraftModel)]
         if not name and fit:
             chosen = self._bandit.choose()
-            return chosen if chosen in fit else fit[0]
+            return chosen if chosen in here else (here or fit)[0]
         if name and name not in self.names:
             raise NotFound(f"there is no draft model {name!r}; there are {', '.join(self.names)}")
         arm = self.names.index(name) if name else 0
         if arm not in fit:
-            raise InvalidRequest(
-                f'draft model {self.names[arm]!r} has another vocabulary: it cannot draft for the verifier "rejection"'
-            )
+            why = "is on another machine" if self._models[arm].link.remote else "has another vocabulary"
+            raise InvalidRequest(f'draft model {self.names[arm]!r} {why}: it cannot draft for the verifier "rejection"')
         return arm
 
     def _learn(self, arm: int, speed: float) -> None:
         """Reward the draft model with the share of the time that it has saved."""
         if speed:
             self._bandit.learn(arm, max(0.0, 1.0 - 1.0 / speed))
+
+
+def _gives_distributions(model: DraftModel | AbsentDraftModel) -> bool:
+    """Return True if its distributions are of the target's tokens, and can be believed."""
+    return isinstance(model, DraftModel) and model.bridge is None and not model.link.remote

@@ -1,10 +1,11 @@
 """The options of one draft model.
 
-As text: ``NAME[,for=MODEL][,process=true][,timeout_ms=N][,choice=thompson|ucb][,dtype=...]...``.
+As text: ``NAME[,for=MODEL][,process=true][,at=HOST:PORT[,tls=true|false]][,timeout_ms=N][,choice=thompson|ucb][,dtype=...]...``.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +16,45 @@ from inferd_runtime.models.option_lists import check_once, read_entries, read_en
 from inferd_runtime.models.options import ModelOptions
 
 TIMEOUT_MS = 250
-OWN = ("for", "process", "timeout_ms", "choice")
+OWN = ("for", "process", "at", "tls", "timeout_ms", "choice")
+MOST_PORT = 65535
 CHOICES = ("thompson", "ucb")
 """Bandits that choose between draft models. The first is the default."""
 
 
 @dataclass(frozen=True)
+class DraftAddress:
+    """Where a draft engine on another machine listens. ``tls``: whether the connection is encrypted."""
+
+    host: str
+    port: int
+    tls: bool
+
+    @classmethod
+    def parse(cls, text: str, tls: bool | None = None, *, first_port: int = 1) -> DraftAddress:
+        """Read ``HOST:PORT``; an IPv6 address stands in brackets. Without a word on TLS, it is off on this machine alone.
+
+        Ports begin with ``first_port``. Raises InvalidRequest.
+        """
+        found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([A-Za-z0-9._-]{1,253})):(\d{1,5})", text)
+        if found is None or not first_port <= int(found[3]) <= MOST_PORT:
+            raise InvalidRequest(f"expected HOST:PORT, got {text!r}")
+        host = found[1] or found[2]
+        return cls(host, int(found[3]), not is_loopback(host) if tls is None else tls)
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine reaches the address. A name other than localhost may mean anything."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+@dataclass(frozen=True)
 class DraftOptions:
-    """A draft model for ``target`` ("": the default model), in a ``process`` of its own or in a thread of the engine process.
+    """A draft model for ``target`` ("": the default model): in a thread of the engine process, in a ``process`` of its own, or
+    ``at`` a draft engine on another machine, which alone decides on the options of the model itself.
 
     A step waits for its drafts at most ``timeout_ms``. ``choice``: the bandit that chooses between the target's draft models,
     one of CHOICES; "": the one that another of them names, else the default.
@@ -33,6 +65,7 @@ class DraftOptions:
     process: bool = False
     timeout_ms: int = TIMEOUT_MS
     choice: str = ""
+    at: DraftAddress | None = None
 
     @classmethod
     def parse(cls, text: str) -> DraftOptions:
@@ -55,13 +88,40 @@ class DraftOptions:
             raise InvalidRequest(
                 f"draft model {model.name!r}: choice must be one of {', '.join(CHOICES)}, got {choice!r}"
             )
-        return cls(model, str(values.get("for", "")), process == "true", int(timeout), choice)
+        at = _read_address(model, values)
+        if at is not None and process == "true":
+            raise InvalidRequest(f"draft model {model.name!r}: process and at are two places")
+        return cls(model, str(values.get("for", "")), process == "true", int(timeout), choice, at)
+
+    @property
+    def beside(self) -> bool:
+        """True if the engine process loads it for a thread of its own."""
+        return not self.process and self.at is None
 
     def target_among(self, names: Sequence[str]) -> str:
         """Return the name of its target among the models ``names``. Raises NotFound if it is not there."""
         if self.target and self.target not in names:
             raise NotFound(f"draft model {self.model.name!r}: no model {self.target!r} is served")
         return self.target or names[0]
+
+
+def _read_address(model: ModelOptions, values: Mapping[str, Any]) -> DraftAddress | None:
+    """Return the address among a draft model's options. Raises InvalidRequest that names what is wrong."""
+    tls = str(values["tls"]).lower() if "tls" in values else None
+    if tls not in ("true", "false", None):
+        raise InvalidRequest(f"draft model {model.name!r}: tls must be true or false, got {tls!r}")
+    if "at" not in values:
+        if tls is not None:
+            raise InvalidRequest(f"draft model {model.name!r}: tls is for a draft model at HOST:PORT")
+        return None
+    if model != ModelOptions(model.name):
+        raise InvalidRequest(
+            f"draft model {model.name!r}: `inferd serve-draft` decides how a model that is elsewhere is loaded"
+        )
+    try:
+        return DraftAddress.parse(str(values["at"]), None if tls is None else tls == "true")
+    except InvalidRequest as error:
+        raise InvalidRequest(f"draft model {model.name!r}: at: {error.message}") from None
 
 
 def choices_of(drafts: Sequence[DraftOptions], names: Sequence[str]) -> dict[str, str]:

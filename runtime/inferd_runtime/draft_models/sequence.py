@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
@@ -26,12 +26,13 @@ FEW_ROWS = 8
 
 @dataclass(slots=True)
 class _OpenRequest:
-    """A request that is not answered yet: the tokens drawn for it, and the ``seconds`` that they took."""
+    """A request that is not answered yet, with its deadline ``until``: the tokens drawn for it, and the ``seconds`` they took."""
 
     count: int
     least: float
     done: AnswerCallback
     since: float
+    until: float
     drawn: int = 0
     seconds: float = 0.0
 
@@ -68,7 +69,8 @@ class DraftSequence:
     def ask(self, request: AskDraft, done: AnswerCallback) -> None:
         """Follow the committed tokens, and open the request. An open one is answered with what there is."""
         self._answer()
-        self._open = _OpenRequest(request.count, request.least, done, time.perf_counter())
+        now = time.perf_counter()
+        self._open = _OpenRequest(request.count, request.least, done, now, now + (request.within or inf))
         try:
             self._follow(request.start, request.tokens)
         except InferdError as error:
@@ -169,7 +171,7 @@ class DraftSequence:
             self._open.drawn += 1
             self._open.seconds += now - self._open.since
         self._open.since = now
-        if self._met():
+        if self._met() or now >= self._open.until:
             self._answer()
 
     def _adjusted(self, logits: LogitRows) -> LogitRows:

@@ -28,6 +28,7 @@ class DraftThread:
     """
 
     overlaps = True
+    round_trip = 0.0
 
     def __init__(self, host: DraftHost, prepare: Callable[[], None] | None = None) -> None:
         self._host = host

@@ -85,8 +85,8 @@ class EngineSettings:
     )
     draft: tuple[DraftOptions, ...] = setting(
         (),
-        "NAME[,for=MODEL][,process=true][,timeout_ms=N][,choice=thompson|ucb]: a draft model, with a model's "
-        "options; may be given several times",
+        "NAME[,for=MODEL][,process=true][,at=HOST:PORT[,tls=true|false]][,timeout_ms=N][,choice=thompson|ucb]: a draft "
+        "model, with a model's options; `at` is where `inferd serve-draft` runs; may be given several times",
         read=read_drafts,
     )
     max_adapters: int = setting(8, "adapters that a tenant may have loaded at a time")
@@ -141,7 +141,14 @@ class Settings:
     )
     tls_cert: Path | None = setting(None, "a certificate with its chain, in PEM format: the server speaks TLS")
     tls_key: Path | None = setting(None, "the certificate's private key; nobody else may be able to read it")
-    ca: Path | None = setting(None, "certificates in PEM format that a client trusts, instead of the system's")
+    ca: Path | None = setting(
+        None,
+        "certificates in PEM format that a client, or a server of its draft engines, trusts instead of the system's",
+    )
+    draft_key_file: Path | None = setting(
+        None,
+        "a file with the key that `inferd serve-draft` and its targets share; nobody else may be able to read it",
+    )
     insecure: bool = setting(False, "true: listen without TLS where other machines can connect, as behind a proxy")
     metrics_for: Literal["admin", "all"] = setting("admin", "admin or all: whose token opens /metrics")
     audit_log: Path | None = setting(

@@ -73,7 +73,9 @@ class DraftModelCounters:
 
     ``hits``: steps after which the draft ahead went on as the target did; ``misses``: steps after which it did not, and was
     thrown away. ``timeouts``: drafts that were late for their step; ``failures``: requests that ended with an error.
-    ``waited``: seconds that steps waited for drafts.
+    ``waited``: seconds that steps waited for drafts. ``late``: answers of which nothing was left, as the target had gone on.
+    ``connections``: those made to a draft engine on another machine; ``round_trip``: seconds that a message usually travels to it
+    and back.
     """
 
     requests: int = 0
@@ -82,6 +84,9 @@ class DraftModelCounters:
     timeouts: int = 0
     failures: int = 0
     waited: float = 0.0
+    late: int = 0
+    connections: int = 0
+    round_trip: float = 0.0
 
 
 def count_sources(sources: Sequence[str], path: Sequence[int], filtered: Sequence[str]) -> list[SourceCount]:

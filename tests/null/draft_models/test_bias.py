@@ -49,6 +49,7 @@ class Slow:
     """A draft side that makes a step when the test says so, and whose answers come when they are polled."""
 
     overlaps = True
+    round_trip = 0.0
     waits_on: Sequence[Any] = ()
 
     def __init__(self) -> None:

@@ -353,6 +353,7 @@ class Prophet:
     """A draft model that knows what comes: it answers in tokens of its own, and errs now and then."""
 
     overlaps = True
+    round_trip = 0.0
     waits_on: Sequence[Any] = ()
 
     def __init__(self, vocabulary: Vocabulary, text: bytes) -> None:

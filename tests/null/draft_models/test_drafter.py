@@ -31,6 +31,7 @@ class Post:
     """A transport whose other end is the test."""
 
     overlaps = True
+    round_trip = 0.0
     waits_on: Sequence[Any] = ()
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ def serve(start: EngineStart, stop: StopRequest, phases: Phases) -> None:
     trials = TrialPool(partial(start_compiler, start.require_isolation))
     followers = Followers(settings.tensor_parallel)
     clock = tenants_clock(settings.tenancy)
-    models = serve_models(settings, trials, followers, clock, phases)
+    models = serve_models(settings, trials, followers, clock, phases, start.drafts)
     log.info("engine started: %s", phases)
     store = SnapshotStore(settings.snapshots, settings.snapshot_bytes) if settings.snapshots else None
 

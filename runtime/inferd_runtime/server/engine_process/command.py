@@ -19,17 +19,31 @@ DRAFT_MODULE = "inferd_runtime.server.engine_process.draft_process"
 
 
 @dataclass(frozen=True)
+class DraftSecrets:
+    """The key that is shared with draft engines on other machines, and the certificates in PEM format that are trusted to be
+    theirs ("": those that the system trusts).
+    """
+
+    key: str = ""
+    trusted: str = ""
+
+
+NO_SECRETS = DraftSecrets()
+
+
+@dataclass(frozen=True)
 class EngineStart:
     """Where an engine process listens (``ipc://FILE``), how it serves, and the key that only it and its parent hold.
 
     For an engine that is the key of :class:`~inferd_runtime.session.grants.SessionGrants`; for a draft model's process it is
-    the identity of its parent's socket.
+    the identity of its parent's socket. ``drafts``: what it needs for draft engines on other machines.
     """
 
     endpoint: str
     key: str
     settings: EngineSettings
     require_isolation: bool = False
+    drafts: DraftSecrets = NO_SECRETS
 
 
 def engine_launch(start: EngineStart) -> Launch:

@@ -43,6 +43,7 @@ class RemoteDrafts:
     """
 
     overlaps = True
+    round_trip = 0.0
 
     def __init__(self, settings: EngineSettings) -> None:
         self._held = contextlib.ExitStack()

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from tokenizers import Tokenizer
-
 from inferd_grammar import TokenTable
 from inferd_runtime.draft_models.draft_host import DraftHost
 from inferd_runtime.draft_models.drafter import DraftModelLink
@@ -15,7 +13,10 @@ from inferd_runtime.draft_models.models import DraftModels, connect
 from inferd_runtime.draft_models.options import DraftOptions, choices_of
 from inferd_runtime.draft_models.thread import DraftThread
 from inferd_runtime.engine.scheduling.tenants import Tenancy
+from inferd_runtime.server.engine_process.command import NO_SECRETS, DraftSecrets
 from inferd_runtime.server.engine_process.draft_link import RemoteDrafts
+from inferd_runtime.server.engine_process.network_drafts import at_address
+from inferd_runtime.server.engine_process.vocabularies import vocabulary_of
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.speculation.bandit import Bandit, Thompson, UcbTuned
@@ -53,17 +54,6 @@ def draft_process_settings(settings: EngineSettings, draft: DraftOptions) -> Eng
     return replace(own, model=(model,), products=products, adapter=(), draft=(), snapshots=None)
 
 
-def vocabulary_of(table: TokenTable) -> Vocabulary:
-    """Return a tokenizer's vocabulary. Special tokens are read as the text they are written in."""
-    tokenizer = Tokenizer.from_str(table.source)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True
-    return Vocabulary(
-        table.tokens, table.special_names, lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
-    )
-
-
 def in_thread(options: DraftOptions, served: ServedModel, prepare: Callable[[], None]) -> ReadyDraft:
     """Run a loaded draft model in a thread of its own; ``prepare`` runs there first."""
     transport = DraftThread(DraftHost(served.engine, served.tokenizer.eos_tokens), prepare)
@@ -87,16 +77,26 @@ def in_process(options: DraftOptions, settings: EngineSettings) -> ReadyDraft:
     )
 
 
-def attach(served: Sequence[ServedModel], drafts: Sequence[ReadyDraft]) -> list[ServedModel]:
-    """Return the served models, each with its draft models. Raises as :func:`~inferd_runtime.draft_models.options.choices_of`."""
+def attach(
+    served: Sequence[ServedModel],
+    drafts: Sequence[ReadyDraft],
+    elsewhere: Sequence[DraftOptions] = (),
+    secrets: DraftSecrets = NO_SECRETS,
+) -> list[ServedModel]:
+    """Return the served models, each with its draft models: the loaded ones, and those at draft engines ``elsewhere``.
+
+    Raises as :func:`~inferd_runtime.draft_models.options.choices_of`, and Unavailable for a draft engine that refuses.
+    """
     names = [model.info.name for model in served]
-    choices = choices_of([draft.options for draft in drafts], names)
+    choices = choices_of([*(draft.options for draft in drafts), *elsewhere], names)
     attached = []
     for model in served:
         own = [draft for draft in drafts if draft.options.target_among(names) == model.info.name]
-        if own:
+        away = [draft for draft in elsewhere if draft.target_among(names) == model.info.name]
+        if own or away:
             target = vocabulary_of(model.grammars.table)
             models = [connect(one.options.model.name, one.link, target, one.vocabulary) for one in own]
-            model = replace(model, drafts=DraftModels(models, bandit=BANDITS[choices[model.info.name]]))
+            remote = [at_address(one, target, secrets) for one in away]
+            model = replace(model, drafts=DraftModels([*models, *remote], bandit=BANDITS[choices[model.info.name]]))
         attached.append(model)
     return attached

@@ -54,7 +54,7 @@ class ModelPlan:
         served = settings.models
         names = [model.name for model in served]
         choices_of(settings.draft, names)
-        drafts = tuple(draft for draft in settings.draft if not draft.process)
+        drafts = tuple(draft for draft in settings.draft if draft.beside)
         owners = tuple(names.index(draft.target_among(names)) for draft in drafts)
         beside = tuple(draft.model.over(settings.defaults) for draft in drafts)
         return cls(served, drafts, owners, tuple(model.checked() for model in (*served, *beside)))

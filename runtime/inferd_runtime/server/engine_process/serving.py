@@ -18,6 +18,7 @@ from inferd_runtime.models.adapter_options import AdapterOptions
 from inferd_runtime.models.lora.files import AdapterFiles
 from inferd_runtime.models.parallel import use_threads
 from inferd_runtime.phases import Phases
+from inferd_runtime.server.engine_process.command import NO_SECRETS, DraftSecrets
 from inferd_runtime.server.engine_process.draft_models import (
     ReadyDraft,
     attach,
@@ -43,12 +44,13 @@ def serve_models(
     followers: Followers | None = None,
     clock: FairClock[str] | None = None,
     phases: Phases | None = None,
+    drafts: DraftSecrets = NO_SECRETS,
 ) -> list[ServedModel]:
     """Load the models of ``settings`` and build their engines, with adapters and draft models.
 
     Constraints are compiled without a limit unless there are ``trials``. The ranks of a divided model end with this process;
     a caller that passes ``followers`` can end them earlier. All served models share the tenants' ``clock``.
-    ``phases`` hears how long each part took.
+    ``phases`` hears how long each part took. ``drafts``: the secrets of draft engines on other machines.
     Raises InferdError; LimitExceeded before any weight is read when the models do not fit together.
     """
     plan = ModelPlan.of(settings)
@@ -65,7 +67,8 @@ def serve_models(
         in_thread(draft, model, partial(use_threads, settings.threads or 0, one.loaded.module))
         for draft, model, one in zip(plan.drafts, served[count:], driven[count:], strict=True)
     ]
-    models = attach(served[:count], threaded + _draft_processes(settings))
+    elsewhere = [draft for draft in settings.draft if draft.at is not None]
+    models = attach(served[:count], threaded + _draft_processes(settings), elsewhere, drafts)
     phases.end("adapters, draft models")
     return models
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import ssl
 import stat
 from pathlib import Path
 
 from inferd.protocol import InvalidRequest, Unavailable
+from inferd_runtime.draft_models.options import is_loopback
 from inferd_runtime.server.tokens_file import OTHERS
 from inferd_runtime.settings.settings import Settings
 
@@ -59,14 +59,6 @@ def check_exposure(settings: Settings) -> None:
         f"{settings.host} can be reached from other machines, and without TLS tokens and texts cross the network in the "
         "clear: give --tls-cert and --tls-key, or --insecure where a proxy in front speaks TLS"
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if only this machine reaches the address. A name other than localhost may mean anything."""
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def listen(host: str, port: int) -> socket.socket:

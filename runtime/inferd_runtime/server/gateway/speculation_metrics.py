@@ -33,6 +33,9 @@ DRAFT_MODEL_TOTALS = {
     "timeouts": ("inferd_draft_model_timeouts_total", "Drafts that were waited for in vain."),
     "failures": ("inferd_draft_model_failures_total", "Requests to the draft model that ended with an error."),
     "waited": ("inferd_draft_model_waited_seconds_total", "Seconds that steps waited for the draft model."),
+    "late": ("inferd_draft_model_late_total", "Answers that came when nothing was left of their drafts."),
+    "connections": ("inferd_draft_model_connections_total", "Connections made to a draft engine on another machine."),
+    "round_trip": ("inferd_draft_model_round_trip_seconds", "How long a message usually travels there and back."),
 }
 PER_POSITION = "Draft tokens that were accepted, by position in the draft."
 UNUSED = SourceStats()

@@ -40,6 +40,7 @@ from inferd_runtime.sandbox.messages import (
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
 from inferd_runtime.sandbox.worker_start import WorkerBounds, WorkerLinks, WorkerStart, worker_launch
 from inferd_runtime.server.engine_process.command import EngineStart, engine_launch
+from inferd_runtime.server.engine_process.draft_secrets import draft_secrets
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.processes.rundir import SOCKETS, let_children_connect, make_sockets_folder, run_directory
 from inferd_runtime.server.programs.bundles import Program
@@ -93,9 +94,10 @@ def default_commands(settings: Settings) -> Commands:
     """Return how the real engine and the real sandbox worker are started."""
     snapshots = settings.data_dir / SNAPSHOT_FOLDER
     serving = replace(settings.engine, tenancy=load_tenancy(settings), snapshots=snapshots)
+    drafts = draft_secrets(settings)
 
     def engine(endpoint: str, key: str) -> Launch:
-        return engine_launch(EngineStart(endpoint, key, serving, settings.require_isolation))
+        return engine_launch(EngineStart(endpoint, key, serving, settings.require_isolation, drafts))
 
     def worker(links: WorkerLinks) -> Launch:
         bounds = WorkerBounds(settings.runs_per_worker, settings.worker_memory_mb)
