@@ -94,6 +94,8 @@ class DraftModelDrafter(Drafter):
 
     def observe(self, tokens: Sequence[int]) -> None:
         """Consume the committed tokens from the stream, or discard it; then ask the draft model for more."""
+        # What was drawn while the step ran has arrived, and is a hit or a miss.
+        self._link.transport.poll()
         self._end_step(len(tokens))
         drawn, length = len(self._stream), len(self._bridge.path)
         used, agreed = self._bridge.follow(tokens, [guess.token for guess in self._stream])

@@ -32,18 +32,13 @@ class NetworkDraftModel:
     def __init__(self, options: DraftOptions, target: Vocabulary, secrets: DraftSecrets) -> None:
         assert options.at is not None
         self.options = options
+        self.transport = NetworkDrafts(_link_target(options.at, target, secrets))
         self.link = DraftModelLink(
-            NetworkDrafts(_link_target(options.at, target, secrets)), 0, options.timeout_ms / 1000, remote=True
+            self.transport, 0, options.timeout_ms / 1000, remote=True, counters=self.transport.counters
         )
         self._target = target
         self._reader = ThreadPoolExecutor(1, "vocabulary")
         self._reading: Future[DraftModel] | None = None
-
-    @property
-    def transport(self) -> NetworkDrafts:
-        """The transport."""
-        assert isinstance(self.link.transport, NetworkDrafts)
-        return self.link.transport
 
     def first(self, seconds: float = FIRST_SECONDS) -> DraftModel | None:
         """Wait for the draft engine. None if it is not there in time; raises Unavailable if it refuses this target."""

@@ -47,7 +47,14 @@ def test_a_request_out_of_range_is_refused(change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"width": 0}, {"width": 1 << 30}, {"probabilities": True}, {"prompt": -1}, {"salt": "x" * 2000}, {"tenant": "x" * 2000}],
+    [
+        {"width": 0},
+        {"width": 1 << 30},
+        {"probabilities": True},
+        {"prompt": -1},
+        {"salt": "x" * 2000},
+        {"tenant": "x" * 2000},
+    ],
 )
 def test_a_sequence_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(MalformedFrame):
@@ -96,9 +103,7 @@ def test_terms_that_cannot_be_kept_to_are_refused(change: dict[str, Any]) -> Non
         check_terms(replace(TERMS, **change))
 
 
-@given(
-    st.integers(-5, 80), st.lists(st.integers(-2, 14), max_size=50), st.integers(-5, 80), st.floats(), st.booleans()
-)
+@given(st.integers(-5, 80), st.lists(st.integers(-2, 14), max_size=50), st.integers(-5, 80), st.floats(), st.booleans())
 def test_what_passes_is_within_the_vocabulary_and_what_was_asked(
     base: int, tokens: list[int], drawn: int, seconds: float, lost: bool
 ) -> None:
