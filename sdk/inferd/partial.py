@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -211,6 +212,15 @@ class PartialJson:
 
     def _refusal(self, problem: str) -> ConstraintError:
         return ConstraintError(f"the output is not JSON: character {self._at}: {problem}")
+
+
+def finished_members(text: str) -> dict[str, Any]:
+    """Return what is complete in the JSON text of an object that was cut; nothing where it is none."""
+    partial = PartialJson()
+    with suppress(ConstraintError):
+        partial.feed(text)
+    value = partial.snapshot().value
+    return value if isinstance(value, dict) else {}
 
 
 def decoded_start(raw: str) -> str:

@@ -14,10 +14,12 @@ from typing import Any
 
 from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_items
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from inferd.partial import finished_members
 from inferd.protocol import InferdError, InvalidRequest, LimitExceeded, cut
 from inferd_runtime.models.template_input import END_MARK, TemplateInput
 
@@ -88,7 +90,7 @@ class JinjaTemplate:
 
     def render(self, conversation: TemplateInput, budget: RenderBudget) -> str:
         """Return the text. Raises InvalidRequest when the template refuses the messages, LimitExceeded past the budget."""
-        messages = [_with_aliases(message) for message in conversation.messages]
+        messages = [_as_read(message) for message in conversation.messages]
         if conversation.continue_final:
             messages[-1]["content"] += MARK
         values = {
@@ -132,7 +134,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
         self._current = _Current()
-        self.filters["tojson"] = _to_json
+        self.filters.update(tojson=_to_json, items=_items)
         self.globals.update(raise_exception=_refuse, strftime_now=_now, namespace=_Namespace)
 
     @contextmanager
@@ -208,13 +210,37 @@ def _to_json(
     """Return JSON as transformers' filter writes it; Jinja's own would escape it for HTML."""
     if isinstance(indent, int) and indent > MAX_INDENT:
         raise TemplateError(f"tojson indents by {MAX_INDENT} at most")
+    if isinstance(value, _BrokenJson):
+        return str(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _with_aliases(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a message, with its reasoning under the other name that templates read."""
-    reasoning = message.get("reasoning_content")
-    return dict(message) if reasoning is None else {**message, "thinking": reasoning}
+class _BrokenJson(str):
+    """The arguments of a call that was cut: to a template that writes them as JSON, what there is of it."""
+
+    __slots__ = ()
+
+
+def _items(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield an object's members, as Jinja's filter does; those that are complete where it was cut."""
+    yield from do_items(finished_members(value) if isinstance(value, _BrokenJson) else value)
+
+
+def _as_read(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a message as templates read it: its reasoning under two names, the arguments of calls as JSON."""
+    read = dict(message)
+    if read.get("reasoning_content") is not None:
+        read["thinking"] = read["reasoning_content"]
+    if read.get("tool_calls"):
+        read["tool_calls"] = [_call_as_read(call) for call in read["tool_calls"]]
+    return read
+
+
+def _call_as_read(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    arguments = call["function"].get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    return {**call, "function": {**call["function"], "arguments": _BrokenJson(arguments)}}
 
 
 def _cut_at_mark(text: str) -> str:

@@ -21,7 +21,7 @@ MAX_HELD = 256
 class AnswerShape:
     """How to read an answer. ``tools``: the names that may be called; none: no calls are looked for. ``reasoning``: the marks
     around what the model thinks, None where it has none; ``thinking``: the prompt has opened them already.
-    ``parallel``: there may be several calls; else the first one is the end.
+    ``parallel``: there may be several calls; else the first one is the end. ``required``: the answer is calls and nothing else.
     """
 
     tool_format: str = HERMES
@@ -29,6 +29,7 @@ class AnswerShape:
     reasoning: tuple[str, str] | None = None
     thinking: bool = False
     parallel: bool = True
+    required: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,29 @@ class AnswerParser:
         self._held += text
         return list(self._parts(last=False))
 
-    def finish(self) -> list[AnswerPart]:
-        """Return what was held back, at the end of the text."""
-        return [*self._parts(last=True), *self._give_up()]
+    def finish(self, *, cut: bool = False) -> list[AnswerPart]:
+        """Return what was held back, at the end of the text. If it was ``cut``, the beginning of a mark or call is left out."""
+        if cut and self._is_in_mark:
+            self._held = ""
+        parts = list(self._parts(last=True))
+        return parts if cut and self._is_in_call else [*parts, *self._give_up()]
+
+    @property
+    def _is_in_mark(self) -> bool:
+        """True if what is held back is more than the first character of a mark."""
+        marks = [*(self._shape.reasoning or ()), *(self._marks if self._shape.tools else ())]
+        held = self._held.lstrip(BLANK)
+        return len(held) > 1 and any(mark.startswith(held) for mark in marks)
+
+    @property
+    def _is_in_call(self) -> bool:
+        """True if what is held back is certainly the beginning of a call, or stands between two of them."""
+        marked = self._shape.required or any(mark in self._skipped for mark in self._marks)
+        return marked and not self._call.failed
+
+    @property
+    def _marks(self) -> tuple[str, ...]:
+        return (CALL_BEGIN, CALL_END) if self._shape.tool_format == HERMES else LEADING_MARKS
 
     def _parts(self, last: bool) -> Iterator[AnswerPart]:
         """Run the states until none of them gets further: a state takes text from ``_held``, and may go to another one."""

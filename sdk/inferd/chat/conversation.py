@@ -61,6 +61,7 @@ async def rendered(request: ChatRequest, *, with_text: bool = False) -> Conversa
         reasoning,
         thinking=reasoning is not None and not request.continue_final and reply.text.rstrip().endswith(reasoning[0]),
         parallel=request.tool_choice.parallel,
+        required=request.tool_choice.mode == "required",
     )
     return Conversation(
         request, reply.tokens, shape, _constraint(request, tool_format), reply.text if with_text else ""

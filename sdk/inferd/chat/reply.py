@@ -98,11 +98,10 @@ class Reply:
             if answer.over:  # behind the only call that there may be
                 await generator.aclose()
                 break
-        await self._send(answer.last_events())
+        is_cut = generator.finish == "length" and not answer.over
+        await self._send(answer.last_events(cut=is_cut))
         self._count(generator)
-        await self._finish(
-            "length" if generator.finish == "length" else None, choice, generator.stopped_by, generator.stop_token
-        )
+        await self._finish("length" if is_cut else None, choice, generator.stopped_by, generator.stop_token)
         return "".join(pieces)
 
     async def write_text(self, text: str, reason: FinishReason | None = None, *, choice: int = 0) -> None:
@@ -110,7 +109,7 @@ class Reply:
         :meth:`finish`.
         """
         answer = _AnswerStream(self, AnswerParser(self._shape), choice)
-        await self._send([*answer.events(text, (), ()), *answer.last_events()])
+        await self._send([*answer.events(text, (), ()), *answer.last_events(cut=reason == "length")])
         await self.finish(reason, choice=choice)
 
     async def finish(self, reason: FinishReason | None = None, *, choice: int = 0, stopped_by: str = "") -> None:
@@ -197,9 +196,9 @@ class _AnswerStream:
         """True once nothing more can come."""
         return self._parser.over
 
-    def last_events(self) -> list[ChatEvent]:
-        """Return what was held back."""
-        events = [self._event(part) for part in self._parser.finish()]
+    def last_events(self, *, cut: bool) -> list[ChatEvent]:
+        """Return what was held back. ``cut``: the text could have gone on."""
+        events = [self._event(part) for part in self._parser.finish(cut=cut)]
         if self._tokens or self._scores:
             events.append(self._event(TextPart("")))
         return events

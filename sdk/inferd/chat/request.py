@@ -20,7 +20,7 @@ UNBOUNDED = 1 << 30
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that the model made. ``arguments`` is the JSON text of an object."""
+    """A call that the model made. ``arguments`` is the JSON text of an object, or the part of it that was written."""
 
     id: str
     name: str
@@ -164,7 +164,7 @@ class ChatRequest:
         return self.sampling.sampler(choice)
 
     def template_messages(self) -> list[dict[str, Any]]:
-        """Return the messages as chat templates expect them. Raises InvalidRequest for a call whose arguments are no object."""
+        """Return the messages as chat templates expect them. A call's arguments are an object, or the text that is none."""
         return [_template_message(message) for message in self.messages]
 
     def template_tools(self) -> list[dict[str, Any]]:
@@ -197,4 +197,15 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
 
 
 def _template_call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.loads(call.arguments)}}
+    arguments = _object_of(call.arguments)
+    function = {"name": call.name, "arguments": call.arguments if arguments is None else arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _object_of(arguments: str) -> dict[str, Any] | None:
+    """Return the object of some arguments; None for a text that is none, as that of a call which was cut."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -40,9 +40,10 @@ class RenderChat:
     """Render a conversation with the model's chat template, as a context's first tokens.
 
     ``messages`` have the fields that templates of Hugging Face read: role, content (text), name, reasoning_content, tool_calls
-    (id, type, function: name and arguments as an object), tool_call_id. ``tools`` are in OpenAI's form. ``template_arguments``:
-    further variables of the template. ``cue``: open the assistant's turn behind them. ``continue_final``: leave the last message
-    open, so that its text is continued; not with ``cue``. ``text``: answer with the rendered text, too.
+    (id, type, function: name and arguments as an object, or as a text that is none, which is written as it is), tool_call_id.
+    ``tools`` are in OpenAI's form. ``template_arguments``: further variables of the template. ``cue``: open the assistant's turn
+    behind them. ``continue_final``: leave the last message open, so that its text is continued; not with ``cue``.
+    ``text``: answer with the rendered text, too.
 
     The names of special tokens in any of these are read as text: only the template itself writes special tokens.
     """
@@ -149,7 +150,8 @@ def _check_call(name: str, call: Any) -> None:
     if not isinstance(function, dict) or not function.keys() <= {"name", "arguments"}:
         raise InvalidRequest(f"{name}.function must be an object with name and arguments, not {shown(function)}")
     _check_text(f"{name}.function.name", function.get("name"), missing=False)
-    _check_object(f"{name}.function.arguments", function.get("arguments"))
+    if not isinstance(function.get("arguments"), str):
+        _check_object(f"{name}.function.arguments", function.get("arguments"))
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:

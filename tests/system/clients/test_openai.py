@@ -81,6 +81,24 @@ class TestBothWays:
         assert streamed is not None
         assert streamed[0].function.arguments == call.function.arguments
 
+    def test_a_call_that_was_cut_is_told_as_such_and_can_be_sent_back(self, client: openai.OpenAI, model: str) -> None:
+        asked = {"messages": ASK, "tools": [WEATHER], "tool_choice": "required", "seed": 3}
+        found = []
+        for tokens in range(1, 9):
+            answer = client.chat.completions.create(model=model, max_tokens=tokens, **asked)
+            (choice,) = answer.choices
+            assert (choice.finish_reason, choice.message.content or "") == ("length", "")
+            found += choice.message.tool_calls or []
+            if not choice.message.tool_calls:
+                continue
+            result = {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "cut"}
+            again = client.chat.completions.create(
+                model=model, max_tokens=4, tools=[WEATHER], messages=[*ASK, choice.message, result]
+            )
+            assert again.usage is not None
+        assert {call.function.name for call in found} == {"weather"}
+        assert any(not call.function.arguments.endswith("}") for call in found)
+
     def test_a_conversation_with_tools_goes_on(self, client: openai.OpenAI, model: str) -> None:
         called = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
         messages = [

@@ -309,10 +309,15 @@ class Generation:
             if self._text.stopped_by:
                 self.finish = "stop"
             elif kept == room:
-                self.finish = "length" if self.spec.grammar is None or not self.spec.grammar.keeps_budget else "stop"
+                self.finish = "stop" if self._is_complete() else "length"
             if self.finish:
                 return kept, text
         return len(tokens), text
+
+    def _is_complete(self) -> bool:
+        """True if the constraint took the text to an end behind which nothing may follow."""
+        grammar = self.spec.grammar
+        return grammar is not None and grammar.keeps_budget and grammar.must_end()
 
     def _forced_to_end(self) -> bool:
         """True if the grammar allows end-of-text only. Then it is appended without a forward pass."""

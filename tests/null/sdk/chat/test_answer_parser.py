@@ -25,11 +25,11 @@ MISTRAL = AnswerShape("mistral", TOOLS)
 CALL = CallPart("weather")
 
 
-def parse(shape: AnswerShape, pieces: list[str]) -> list[AnswerPart]:
+def parse(shape: AnswerShape, pieces: list[str], *, cut: bool = False) -> list[AnswerPart]:
     """Return the parts of a text that comes in pieces, neighbours of one kind joined."""
     parser = AnswerParser(shape)
     joined: list[AnswerPart] = []
-    for part in [*(part for piece in pieces for part in parser.feed(piece)), *parser.finish()]:
+    for part in [*(part for piece in pieces for part in parser.feed(piece)), *parser.finish(cut=cut)]:
         last = joined[-1] if joined else None
         if last is not None and type(last) is type(part) and not isinstance(part, CallPart):
             joined[-1] = type(part)(last.text + part.text)  # type: ignore[union-attr]
@@ -74,6 +74,36 @@ def test_an_answer_is_split_however_it_is_cut(shape: AnswerShape, text: str, exp
     assert parse(shape, list(text)) == expected
     for at in range(len(text) + 1):
         assert parse(shape, [text[:at], text[at:]]) == expected
+
+
+REQUIRED = AnswerShape("json", TOOLS, required=True)
+CUT_CASES = [
+    (HERMES, "Hello <tool", [TextPart("Hello ")]),
+    (HERMES, "a <", [TextPart("a <")]),
+    (HERMES, "<thi", []),
+    (HERMES, "<think>hm</th", [ReasoningPart("hm")]),
+    (HERMES, "Sure. <tool_call>", [TextPart("Sure. ")]),
+    (HERMES, '<tool_call>\n{"na', []),
+    (HERMES, '<tool_call>\n{"arguments": {"a": 1}, "na', []),
+    (HERMES, '<tool_call>\n{"name": "weather", "arguments": {"a": 1', [CALL, ArgumentsPart('{"a": 1')]),
+    (HERMES, '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool', [CALL, ArgumentsPart("{}")]),
+    (HERMES, '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>\n<tool_c', [CALL, ArgumentsPart("{}")]),
+    (HERMES, "<tool_call>no", [TextPart("<tool_call>no")]),
+    (MISTRAL, '[TOOL_CALLS][{"name": "wea', []),
+    (MISTRAL, "[TOOL_CA", []),
+    (LLAMA, '<|python_tag|>{"name"', []),
+    (LLAMA, '{"name": "Ro', [TextPart('{"name": "Ro')]),
+    (REQUIRED, '{"name": "wea', []),
+    (REQUIRED, '{"na', []),
+    (REQUIRED, '{"other', [TextPart('{"other')]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "text", "expected"), CUT_CASES)
+def test_a_call_that_was_cut_leaves_none_of_its_marks_in_the_text(
+    shape: AnswerShape, text: str, expected: list[AnswerPart]
+) -> None:
+    assert parse(shape, list(text), cut=True) == parse(shape, [text], cut=True) == expected
 
 
 @given(st.text(alphabet='<>/tool_cal{}"\\ \n:ax1[],name'), st.sampled_from([HERMES, LLAMA, MISTRAL, AnswerShape()]))

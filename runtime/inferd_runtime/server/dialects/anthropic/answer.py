@@ -19,6 +19,7 @@ from inferd.chat import (
     ToolCallStarted,
     UsageReport,
 )
+from inferd.partial import finished_members
 from inferd.protocol import InferdError
 from inferd_runtime.server.dialects.anthropic.errors import error_body
 from inferd_runtime.server.dialects.collected import CollectedAnswer
@@ -185,11 +186,13 @@ def usage_json(usage: UsageReport) -> dict[str, Any]:
 
 
 def _tool_use(call: ToolCall) -> dict[str, Any]:
-    """Return a call's block; without arguments where tokens ran out before they were complete, which ``stop_reason`` says."""
+    """Return a call's block. Where tokens ran out, which ``stop_reason`` says, it has what is complete of the arguments: as much
+    as Anthropic's client makes of a stream.
+    """
     try:
         arguments = json.loads(call.arguments or "{}")
     except ValueError:
-        arguments = {}
+        arguments = finished_members(call.arguments)
     return {
         "type": "tool_use",
         "id": call.id,

@@ -136,12 +136,13 @@ def _message(choice: CollectedChoice) -> dict[str, Any]:
     if choice.reasoning:
         message |= {"reasoning": choice.reasoning, "reasoning_content": choice.reasoning}
     if choice.calls:
-        message["tool_calls"] = [_whole_call(call) for call in choice.calls]
+        message["tool_calls"] = [_whole_call(call, cut=choice.reason == "length") for call in choice.calls]
     return message
 
 
-def _whole_call(call: ToolCall) -> dict[str, Any]:
-    return _call_json(call.id, call.name, call.arguments or "{}")
+def _whole_call(call: ToolCall, *, cut: bool) -> dict[str, Any]:
+    """Return a call. One without arguments has the empty object, unless they may be missing because the answer was ``cut``."""
+    return _call_json(call.id, call.name, call.arguments or ("" if cut else "{}"))
 
 
 def _call_json(call_id: str, name: str, arguments: str = "") -> dict[str, Any]:

@@ -7,9 +7,8 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import Meta, Struct
 
 from inferd.chat import ChatMessage, ToolCall
-from inferd.protocol import InvalidRequest
-from inferd_runtime.carriable import read_json
 from inferd_runtime.server.dialects.openai.tools import ToolName
+from inferd_runtime.server.dialects.reading import read_arguments
 from inferd_runtime.server.dialects.refusals import refusal
 
 CallId = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -65,7 +64,7 @@ class UserMessage(Struct, tag="user", tag_field="role", forbid_unknown_fields=Tr
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True):
-    """A function that was called; ``arguments`` is the JSON text of an object ("" for none).
+    """A function that was called; ``arguments`` is the JSON text of an object ("" for none), or what was written of it.
 
     ``parsed_arguments`` says the same once more: OpenAI's client sends it where it has parsed an answer.
     """
@@ -178,11 +177,5 @@ def _assistant(message: AssistantMessage, place: str) -> ChatMessage:
 
 
 def _call(call: FunctionCall, place: str) -> ToolCall:
-    arguments = call.function.arguments.strip() or "{}"
-    try:
-        value = read_json(arguments, "the arguments")
-    except InvalidRequest as error:
-        raise refusal(f"{place}.function.arguments", error.message) from None
-    if not isinstance(value, dict):
-        raise refusal(f"{place}.function.arguments", "the arguments must be a JSON object")
+    arguments = read_arguments(call.function.arguments, f"{place}.function.arguments")
     return ToolCall(call.id, call.function.name, arguments)

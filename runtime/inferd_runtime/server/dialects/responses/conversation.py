@@ -17,7 +17,7 @@ def messages_of(earlier: Sequence[Item], items: Sequence[Item]) -> list[ChatMess
     """Return the messages that items make behind ``earlier`` ones.
 
     What the model thought, said and called in a row is one message. Raises InvalidRequest, which names the field, for the output
-    of a call that nobody made, and for a call that was not written to its end.
+    of a call that nobody made.
     """
     conversation = _Conversation()
     for item in earlier:

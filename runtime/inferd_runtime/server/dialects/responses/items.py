@@ -56,7 +56,7 @@ class ReasoningItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FunctionCallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call that the model made. ``arguments`` is the JSON text of an object."""
+    """A call that the model made. ``arguments`` is the JSON text of an object ("" for none), or what was written of it."""
 
     type: Literal["function_call"]
     call_id: ItemId

@@ -99,7 +99,7 @@ class OutputStream:
         if one is None:
             return b""
         if one.kind == "call":
-            one.pieces = [one.text or "{}"]
+            one.pieces = [one.text or ("" if status == "incomplete" else "{}")]
             done = self._events.event(
                 "response.function_call_arguments.done", **one.place, name=one.name, arguments=one.text
             )

@@ -71,6 +71,23 @@ def test_what_litellm_keeps_in_messages_is_not_refused() -> None:
     assert read(messages=[USER, {**CALLS, **kept, "tool_calls": [called]}, answered]) == read(messages=plain)
 
 
+@pytest.mark.parametrize(
+    ("sent", "rendered"),
+    [
+        ('{"city": "Ro', '{"city": "Ro'),
+        ("[]", "[]"),
+        ('"Rome"', '"Rome"'),
+        ("Rome", "Rome"),
+        (' {"city": "Rome"}', {"city": "Rome"}),
+        ("", {}),
+    ],
+)
+def test_a_call_that_was_cut_comes_back_as_the_text_that_it_is(sent: str, rendered: object) -> None:
+    """OpenAI takes any text: what a client got from an answer without room for more it sends back with the conversation."""
+    (message,) = read(messages=[calling(function={"name": "a", "arguments": sent})]).template_messages()
+    assert message["tool_calls"][0]["function"]["arguments"] == rendered
+
+
 @pytest.mark.parametrize("top_k", [-1, 0])
 def test_vllms_two_ways_to_switch_top_k_off(top_k: int) -> None:
     assert read(top_k=top_k).sampling.top_k == 0
@@ -224,6 +241,7 @@ def calling(**changes: Any) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": [{**CALL, **changes}]}
 
 
+UNCARRIABLE = ('{"x": 1e999}', '{"x": NaN}', '{"x": 123456789012345678901}', "[" * 5000)
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": None}, "model"),
@@ -245,8 +263,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [CALLS, tool_answer("c2")]}, "messages[1].tool_call_id"),
     ({"messages": [CALLS, tool_answer(), tool_answer()]}, "messages[2].tool_call_id"),
     ({"messages": [calling(function={"name": "a b", "arguments": "{}"})]}, "messages[0].tool_calls[0].function.name"),
-    ({"messages": [calling(function={"name": "a", "arguments": "[]"})]}, "messages[0].tool_calls[0].function.arguments"),
-    ({"messages": [calling(function={"name": "a", "arguments": "{"})]}, "messages[0].tool_calls[0].function.arguments"),
+    *(
+        ({"messages": [calling(function={"name": "a", "arguments": each})]}, "messages[0].tool_calls[0].function.arguments")
+        for each in UNCARRIABLE
+    ),
     ({"messages": [{"role": "assistant", "tool_calls": [CALL, CALL]}]}, "messages[0].tool_calls[1].id"),
     ({"messages": [calling(type="custom")]}, "messages[0].tool_calls[0].type"),
     ({"temperature": -0.1}, "temperature"),
