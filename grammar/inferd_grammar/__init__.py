@@ -12,6 +12,7 @@ from inferd_grammar.completion.plan import EndPlanner
 from inferd_grammar.constraints import (
     AllOfGrammar,
     AnyJsonGrammar,
+    AnyOfGrammar,
     ChoiceGrammar,
     Constraint,
     ExactGrammar,
@@ -20,8 +21,12 @@ from inferd_grammar.constraints import (
     LarkGrammar,
     PrefixedGrammar,
     RegexGrammar,
+    RepeatedGrammar,
+    SequenceGrammar,
     TaggedGrammar,
     TagGrammar,
+    TextGrammar,
+    UntilGrammar,
 )
 from inferd_grammar.errors import GrammarError, GrammarFailure
 from inferd_grammar.limits import CompileLimits
@@ -32,6 +37,7 @@ from inferd_grammar.validation import Checked, Problem
 __all__ = [
     "AllOfGrammar",
     "AnyJsonGrammar",
+    "AnyOfGrammar",
     "Checked",
     "ChoiceGrammar",
     "CompileLimits",
@@ -50,8 +56,12 @@ __all__ = [
     "PrefixedGrammar",
     "Problem",
     "RegexGrammar",
+    "RepeatedGrammar",
+    "SequenceGrammar",
     "TagGrammar",
     "TaggedGrammar",
+    "TextGrammar",
     "TokenTable",
+    "UntilGrammar",
     "walk",
 ]

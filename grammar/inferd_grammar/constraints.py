@@ -119,6 +119,43 @@ class PrefixedGrammar:
     inner: Constraint | None = None
 
 
+@dataclass(frozen=True)
+class TextGrammar:
+    """Exactly `text`, in which the names of special tokens stand for these tokens."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class UntilGrammar:
+    """Any text up to the first `end` in it, and that. The names of special tokens in `end` stand for these tokens."""
+
+    end: str
+
+
+@dataclass(frozen=True)
+class SequenceGrammar:
+    """Text of each of `members`, one behind the other. None of them may hold tagged text, which has no end of its own."""
+
+    members: tuple[Constraint, ...]
+
+
+@dataclass(frozen=True)
+class AnyOfGrammar:
+    """Text of one of `members`."""
+
+    members: tuple[Constraint, ...]
+
+
+@dataclass(frozen=True)
+class RepeatedGrammar:
+    """Texts of `inner`, one behind the other: at least `least` of them, at most `most` (None: any number)."""
+
+    inner: Constraint
+    least: int = 1
+    most: int | None = None
+
+
 Constraint = (
     JsonSchemaGrammar
     | RegexGrammar
@@ -130,4 +167,9 @@ Constraint = (
     | AllOfGrammar
     | ExactGrammar
     | PrefixedGrammar
+    | TextGrammar
+    | UntilGrammar
+    | SequenceGrammar
+    | AnyOfGrammar
+    | RepeatedGrammar
 )

@@ -7,6 +7,7 @@ import json
 from inferd_grammar.constraints import (
     AllOfGrammar,
     AnyJsonGrammar,
+    AnyOfGrammar,
     ChoiceGrammar,
     Constraint,
     ExactGrammar,
@@ -15,8 +16,12 @@ from inferd_grammar.constraints import (
     LarkGrammar,
     PrefixedGrammar,
     RegexGrammar,
+    RepeatedGrammar,
+    SequenceGrammar,
     TaggedGrammar,
     TagGrammar,
+    TextGrammar,
+    UntilGrammar,
 )
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.schema import schema_text
@@ -50,6 +55,16 @@ def constraint_key(constraint: Constraint, *, depth: int = 0) -> tuple[str, ...]
             return ("all_of", *(_nested(member, depth) for member in members))
         case ExactGrammar(inner):
             return ("exact", _nested(inner, depth))
+        case TextGrammar(text):
+            return ("text", _text(text, "text"))
+        case UntilGrammar(end):
+            return ("until", _text(end, "end of a text"))
+        case SequenceGrammar(members):
+            return ("sequence", *(_nested(member, depth) for member in members))
+        case AnyOfGrammar(members):
+            return ("any_of", *(_nested(member, depth) for member in members))
+        case RepeatedGrammar(inner, least, most):
+            return ("repeated", str(least), str(most), _nested(inner, depth))
         case PrefixedGrammar(prefix, None):
             return ("prefixed", _text(prefix, "prefix"))
         case PrefixedGrammar(prefix, inner) if inner is not None:

@@ -17,6 +17,7 @@ from typing import Any, get_args, get_origin
 from inferd_grammar.constraints import (
     AllOfGrammar,
     AnyJsonGrammar,
+    AnyOfGrammar,
     ChoiceGrammar,
     Constraint,
     ExactGrammar,
@@ -25,13 +26,18 @@ from inferd_grammar.constraints import (
     LarkGrammar,
     PrefixedGrammar,
     RegexGrammar,
+    RepeatedGrammar,
+    SequenceGrammar,
     TaggedGrammar,
+    TextGrammar,
+    UntilGrammar,
 )
 from inferd_grammar.errors import GrammarError
 
 _CONSTRAINTS = (
     AllOfGrammar,
     AnyJsonGrammar,
+    AnyOfGrammar,
     ChoiceGrammar,
     ExactGrammar,
     GbnfGrammar,
@@ -39,7 +45,11 @@ _CONSTRAINTS = (
     LarkGrammar,
     PrefixedGrammar,
     RegexGrammar,
+    RepeatedGrammar,
+    SequenceGrammar,
     TaggedGrammar,
+    TextGrammar,
+    UntilGrammar,
 )
 _SCALARS = (str, bool, int, float, type(None))
 

@@ -47,6 +47,7 @@ from inferd.protocol import (
     OpenSaved,
     Part,
     PromptLogprobs,
+    ReasoningSpec,
     SaveContext,
     SavedContext,
     TakeSaved,
@@ -373,6 +374,9 @@ class Context:
         ignore_eos: bool = ...,
         min_tokens: int = ...,
         stop_token_ids: Sequence[int] = ...,
+        reasoning: ReasoningSpec | None = ...,
+        shown: Sequence[str] = ...,
+        include_stop: bool = ...,
     ) -> Generator[T]: ...
 
     @overload
@@ -395,6 +399,9 @@ class Context:
         ignore_eos: bool = ...,
         min_tokens: int = ...,
         stop_token_ids: Sequence[int] = ...,
+        reasoning: ReasoningSpec | None = ...,
+        shown: Sequence[str] = ...,
+        include_stop: bool = ...,
     ) -> Generator[Any]: ...
 
     def generate(
@@ -416,6 +423,9 @@ class Context:
         ignore_eos: bool = False,
         min_tokens: int = 0,
         stop_token_ids: Sequence[int] = (),
+        reasoning: ReasoningSpec | None = None,
+        shown: Sequence[str] = (),
+        include_stop: bool = False,
     ) -> Generator[Any]:
         """Generate after the context's last token; what is delivered becomes part of the context.
 
@@ -423,13 +433,15 @@ class Context:
         user message, the assistant's turn is cued first.
 
         ``max_tokens``: at most this many, at least 1. ``stop``: end before the first of these texts; they are not
-        part of the output. ``stop_token_ids``: tokens that end the text as end-of-text does, which does not with
+        part of the output, unless ``include_stop``. ``shown``: names of special tokens that show in the text, where others do
+        not. ``stop_token_ids``: tokens that end the text as end-of-text does, which does not with
         ``ignore_eos``. ``min_tokens``: nothing but a complete constraint ends it before it has so many tokens.
         ``constrain``: the output matches a :class:`~inferd.JsonSchema`, :class:`~inferd.Regex`,
         :class:`~inferd.AnyJson`, :class:`~inferd.Choice`, :class:`~inferd.Lark`, :class:`~inferd.Gbnf`,
         :class:`~inferd.Tagged` or :class:`~inferd.AllOf`, or is masked by an object of your own with a method
-        ``step(accepted)``, which goes with no speculation. ``adapter``: compute with this LoRA adapter, the context's earlier
-        tokens too: those that were computed without it, or with another, are computed again.
+        ``step(accepted)``, which goes with no speculation. ``reasoning``: the model may think first, between these marks, and
+        ``constrain`` holds what comes behind; the text has both. ``adapter``: compute with this LoRA adapter, the context's
+        earlier tokens too: those that were computed without it, or with another, are computed again.
         ``priority``, from -3 to 3: each step up doubles its share of what your tenant gets; other tenants notice nothing.
 
         ``system_speculation``: the runtime drafts tokens ahead: True with every source that it has for the request,
@@ -477,6 +489,9 @@ class Context:
             ignore_eos=checked_flag("ignore_eos", ignore_eos),
             min_tokens=min_tokens,
             stop_token_ids=tuple(checked_tokens("stop_token_ids", stop_token_ids)),
+            reasoning=reasoning,
+            shown=checked_stop(shown),
+            include_stop=checked_flag("include_stop", include_stop),
         )
         check_start_generate(arguments.request(0))
         return Generator(self._handle, arguments)

@@ -1,4 +1,4 @@
-"""One llguidance grammar out of several: tagged text, prefixes, intersections of regular expressions.
+"""One llguidance grammar out of several: tagged text, sequences, prefixes, intersections of regular expressions.
 
 Every part becomes a grammar of its own in llguidance's list form, and refers to the others by name.
 """
@@ -11,12 +11,17 @@ from typing import Any
 
 from inferd_grammar.constraints import (
     AllOfGrammar,
+    AnyOfGrammar,
     Constraint,
     ExactGrammar,
     JsonSchemaGrammar,
     PrefixedGrammar,
+    RepeatedGrammar,
+    SequenceGrammar,
     TaggedGrammar,
     TagGrammar,
+    TextGrammar,
+    UntilGrammar,
 )
 from inferd_grammar.errors import GrammarError
 from inferd_grammar.limits import CompileLimits
@@ -26,6 +31,7 @@ from inferd_grammar.tokens import TokenTable
 
 _ANY_TEXT = "TEXT: /(?s:.)*/"
 _START_REGEX = "start: "
+_NOTHING = '""'
 
 Leaf = Callable[[Constraint], str]
 
@@ -70,7 +76,37 @@ class Composer:
             return self._append({"lark_grammar": self._joined(constraint)})
         if isinstance(constraint, PrefixedGrammar):
             return self._append({"lark_grammar": self._prefixed(constraint)})
+        if isinstance(constraint, TextGrammar):
+            return self._append({"lark_grammar": f"start: {' '.join(self._spelling(constraint.text)) or _NOTHING}"})
+        if isinstance(constraint, UntilGrammar):
+            return self._append({"lark_grammar": self._until(constraint.end)})
+        if isinstance(constraint, RepeatedGrammar):
+            return self._append({"lark_grammar": self._repeated(constraint)})
+        if isinstance(constraint, SequenceGrammar | AnyOfGrammar):
+            return self._append({"lark_grammar": self._side_by_side(constraint)})
         return self._append(_entry(self._leaf(constraint)))
+
+    def _until(self, end: str) -> str:
+        spelled = self._spelling(end)
+        if not spelled or (len(spelled) > 1 and not spelled[0].startswith("<[")):
+            raise GrammarError(f"the end {end!r} of a text must begin with a special token, or be plain text")
+        if spelled[0].startswith("<["):
+            return f"start: TEXT {' '.join(spelled)}\n{_ANY_TEXT}"
+        return f"start: head\nhead[lazy]: TEXT {spelled[0]}\n{_ANY_TEXT}"
+
+    def _repeated(self, constraint: RepeatedGrammar) -> str:
+        least, most = constraint.least, constraint.most
+        if least < 0 or (most is not None and most < max(least, 1)):
+            raise GrammarError(f"no text is repeated from {least} to {most} times")
+        return f"start: item{{{least},{'' if most is None else most}}}\nitem: @{self._add(constraint.inner)}"
+
+    def _side_by_side(self, constraint: SequenceGrammar | AnyOfGrammar) -> str:
+        if not constraint.members:
+            raise GrammarError("a sequence or an alternative needs at least one member")
+        if isinstance(constraint, SequenceGrammar) and any(isinstance(m, TaggedGrammar) for m in constraint.members):
+            raise GrammarError("tagged text has no end, so that nothing can follow it in a sequence")
+        names = [f"@{self._add(member)}" for member in constraint.members]
+        return f"start: {(' ' if isinstance(constraint, SequenceGrammar) else ' | ').join(names)}"
 
     def _append(self, entry: dict[str, Any]) -> str:
         name = f"part{len(self._parts)}"

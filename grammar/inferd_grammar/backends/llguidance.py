@@ -21,6 +21,7 @@ from inferd_grammar.backends.text import choice_pattern, one_line
 from inferd_grammar.constraints import (
     AllOfGrammar,
     AnyJsonGrammar,
+    AnyOfGrammar,
     ChoiceGrammar,
     Constraint,
     ExactGrammar,
@@ -29,7 +30,11 @@ from inferd_grammar.constraints import (
     LarkGrammar,
     PrefixedGrammar,
     RegexGrammar,
+    RepeatedGrammar,
+    SequenceGrammar,
     TaggedGrammar,
+    TextGrammar,
+    UntilGrammar,
 )
 from inferd_grammar.errors import DeadEnd, GrammarError, GrammarFailure
 from inferd_grammar.gbnf import gbnf_to_lark
@@ -114,7 +119,7 @@ class LlguidanceBackend:
             return self._compile_best_effort(inner, limits, exact)
         if isinstance(inner, JsonSchemaGrammar | AnyJsonGrammar):
             return self._compile_json(inner, limits, exact)
-        if isinstance(inner, TaggedGrammar | AllOfGrammar | PrefixedGrammar):
+        if isinstance(inner, _COMPOSED):
             return self._compile_composed(inner, limits, exact or isinstance(inner, PrefixedGrammar))
         grammar = _grammar(inner, limits)
         return self._start(_unforced(grammar) if exact else grammar, None)
@@ -224,6 +229,9 @@ class LlguidanceBackend:
         return LlguidanceCore(inner, tuple(checked), json.dumps([grammar, checked, sorted(named)]), named)
 
 
+_COMPOSED = (
+    TaggedGrammar, AllOfGrammar, PrefixedGrammar, TextGrammar, UntilGrammar, SequenceGrammar, AnyOfGrammar, RepeatedGrammar,
+)  # fmt: skip
 _CIRCULAR = "circular references with sibling keys"
 _NO_WAY_ON = "NoExtensionBias"
 

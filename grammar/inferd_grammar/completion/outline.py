@@ -15,6 +15,8 @@ from inferd_grammar.constraints import (
     ExactGrammar,
     JsonSchemaGrammar,
     PrefixedGrammar,
+    SequenceGrammar,
+    TextGrammar,
 )
 from inferd_grammar.limits import CompileLimits
 from inferd_grammar.rewrites.regex_syntax import NotUnderstood, shortest_match
@@ -54,6 +56,8 @@ def outline(constraint: Constraint, limits: CompileLimits) -> Outline:
             return outline(inner, limits)
         case PrefixedGrammar(prefix, inner) if inner is not None:
             return replace(outline(inner, limits), prefix=len(prefix.encode()))
+        case SequenceGrammar((TextGrammar(text), inner)):
+            return replace(outline(inner, limits), prefix=len(text.encode()))
         case AllOfGrammar(members):
             return next((known for known in (outline(m, limits) for m in members) if known.json), NOTHING_KNOWN)
     return NOTHING_KNOWN

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from inferd_grammar.constraints import (
     AllOfGrammar,
     AnyJsonGrammar,
+    AnyOfGrammar,
     ChoiceGrammar,
     Constraint,
     ExactGrammar,
@@ -20,8 +21,12 @@ from inferd_grammar.constraints import (
     LarkGrammar,
     PrefixedGrammar,
     RegexGrammar,
+    RepeatedGrammar,
+    SequenceGrammar,
     TaggedGrammar,
     TagGrammar,
+    TextGrammar,
+    UntilGrammar,
 )
 from inferd_grammar.matchers.matcher import GrammarMatcher, walk
 from inferd_grammar.tokens import TokenTable
@@ -73,6 +78,11 @@ COMPOSED_CONSTRAINTS: tuple[Constraint, ...] = (
     PrefixedGrammar("na", _CALL),
     PrefixedGrammar(" qu"),
     PrefixedGrammar("x", AllOfGrammar((_CALL, RegexGrammar("x?.{5}1.*")))),
+    RepeatedGrammar(SequenceGrammar((TextGrammar("<a>"), _CALL, TextGrammar("</a>"))), 1, 3),
+    SequenceGrammar(
+        (UntilGrammar("end"), AnyOfGrammar((ChoiceGrammar(("x", "xy")), RepeatedGrammar(RegexGrammar("[0-9]")))))
+    ),
+    SequenceGrammar((RepeatedGrammar(TextGrammar("a"), 0, 1), TextGrammar("b"))),
 )
 
 

@@ -7,8 +7,20 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-HERMES, LLAMA3, MISTRAL, JSON = "hermes", "llama3", "mistral", "json"
-TOOL_FORMATS = (HERMES, LLAMA3, MISTRAL, JSON)
+from inferd.chat.call_forms import (
+    ARGS,
+    CALL_BEGIN,
+    FUNCTION,
+    HERMES,
+    JSON,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_ARGS,
+    QWEN3_CODER,
+    TOOL_CALLS,
+)
+
+TOOL_FORMATS = (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, QWEN3_CODER, JSON)
 
 
 class FormatMark(NamedTuple):
@@ -27,8 +39,10 @@ class ReasoningMarks(NamedTuple):
 
 
 FORMAT_MARKS = (
-    FormatMark(("[TOOL_CALLS]",), MISTRAL),
-    FormatMark(("<tool_call>",), HERMES),
+    FormatMark((TOOL_CALLS, ARGS), MISTRAL_ARGS),
+    FormatMark((TOOL_CALLS,), MISTRAL),
+    FormatMark((CALL_BEGIN, FUNCTION), QWEN3_CODER),
+    FormatMark((CALL_BEGIN,), HERMES),
     FormatMark(("<|python_tag|>",), LLAMA3),
     FormatMark(("<|start_header_id|>", '"parameters"'), LLAMA3),
 )

@@ -13,6 +13,7 @@ from inferd_grammar.healing import Healer
 from inferd_runtime.draft_models.models import DraftModels
 from inferd_runtime.engine.adapters import AdapterSet
 from inferd_runtime.engine.engine import Engine
+from inferd_runtime.engine.jobs.reasoning import ReasoningMarks
 from inferd_runtime.engine.jobs.text import TextTokenizer
 from inferd_runtime.engine.jobs.timeline import GenerationClock
 from inferd_runtime.models.chat import ChatTemplate
@@ -51,7 +52,7 @@ class ServedModel:
     """One model with its engine, tokenizer, grammar compiler and LoRA adapters.
 
     ``auto_speculation``: whether requests that leave it to the operator are drafted for. ``drafts``: its draft models.
-    ``turns``: its generations that wait for their programs.
+    ``turns``: its generations that wait for their programs. ``reasoning_marks``: those that were used last, as tokens.
     ``trees``: whether the server's own sources may draft trees. ``tool_format``: how it writes calls of tools; "auto": as its
     chat template says.
     """
@@ -68,6 +69,7 @@ class ServedModel:
     generations: GenerationClock = field(default_factory=GenerationClock)
     turns: ProgramTurns = field(default_factory=ProgramTurns)
     tool_format: str = "auto"
+    reasoning_marks: dict[tuple[str, str], ReasoningMarks] = field(default_factory=dict)
 
     @cached_property
     def longest_token(self) -> int:

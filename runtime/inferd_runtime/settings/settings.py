@@ -74,9 +74,10 @@ class EngineSettings:
     speculation: Literal["on", "off"] = setting(
         "on", "on or off: whether to draft for generations that leave it to the operator"
     )
-    tool_format: Literal["auto", "hermes", "llama3", "mistral", "json"] = setting(
+    tool_format: Literal["auto", "hermes", "llama3", "mistral", "mistral_args", "qwen3_coder", "json"] = setting(
         "auto",
-        "auto, hermes, llama3, mistral or json: how the models write calls of tools; auto: as their chat templates say",
+        "auto, hermes, llama3, mistral, mistral_args, qwen3_coder or json: how the models write calls of tools; auto: as their "
+        "chat templates say",
     )
     adapter: tuple[AdapterOptions, ...] = setting(
         (),

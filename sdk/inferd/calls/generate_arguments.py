@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from inferd.constraints import StepConstraint
-from inferd.protocol import Sampling, StartGenerate
+from inferd.protocol import ReasoningSpec, Sampling, StartGenerate
 from inferd.schema import OutputConstraint
 from inferd.spec_config import RuntimeDrafts
 from inferd.speculation import Speculator
@@ -36,6 +36,9 @@ class GenerateArguments:
     ignore_eos: bool = False
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    reasoning: ReasoningSpec | None = None
+    shown: tuple[str, ...] = ()
+    include_stop: bool = False
 
     @property
     def constraint(self) -> OutputConstraint | None:
@@ -81,4 +84,7 @@ class GenerateArguments:
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
             stop_token_ids=list(self.stop_token_ids),
+            reasoning=self.reasoning,
+            shown=list(self.shown),
+            include_stop=self.include_stop,
         )

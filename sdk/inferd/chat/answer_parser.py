@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from inferd.chat.call_forms import (
+    HERMES,
+    LEADING_MARKS,
+    MARKED,
+    MISTRAL_ARGS,
+    QWEN3_CODER,
+    SHOWN_MARKS,
+    UNMARKED,
+    CallForm,
+)
 from inferd.chat.call_scanner import BLANK, CallScanner
+from inferd.chat.named_call import NamedCallScanner
+from inferd.chat.xml_call import Schemas, XmlCallScanner
 
-HERMES, MISTRAL, JSON = "hermes", "mistral", "json"
-CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"
-LEADING_MARKS = ("<|python_tag|>", "[TOOL_CALLS]")
-"""What stands before calls that are the whole of an answer, where a tokenizer shows it."""
 BETWEEN_CALLS = BLANK + "[],;"
 MAX_HELD = 256
 """Characters without a meaning that are held back, at the start or between calls: more of them are text."""
@@ -19,7 +27,8 @@ MAX_HELD = 256
 
 @dataclass(frozen=True)
 class AnswerShape:
-    """How to read an answer. ``tools``: the names that may be called; none: no calls are looked for. ``reasoning``: the marks
+    """How to read an answer. ``tools``: the names that may be called; none: no calls are looked for, and what looks like a call
+    of any other name is text. ``schemas``: those of their arguments. ``reasoning``: the marks
     around what the model thinks, None where it has none; ``thinking``: the prompt has opened them already.
     ``parallel``: there may be several calls; else the first one is the end. ``required``: the answer is calls and nothing else.
     """
@@ -30,6 +39,23 @@ class AnswerShape:
     thinking: bool = False
     parallel: bool = True
     required: bool = False
+    schemas: Schemas = field(default_factory=dict)
+
+    @property
+    def form(self) -> CallForm:
+        """Where calls stand."""
+        return MARKED.get(self.tool_format, UNMARKED)
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The marks that have to be seen in the text."""
+        return (*(self.reasoning or ()), *(SHOWN_MARKS if self.tools else ()))
+
+    def scanner(self) -> CallScanner | NamedCallScanner | XmlCallScanner:
+        """Return what reads a call."""
+        if self.tool_format == MISTRAL_ARGS:
+            return NamedCallScanner()
+        return XmlCallScanner(self.schemas) if self.tool_format == QWEN3_CODER else CallScanner()
 
 
 @dataclass(frozen=True)
@@ -72,9 +98,12 @@ class AnswerParser:
         self._shape = shape
         self._held = ""
         self._state = self._thinking if shape.thinking and shape.reasoning else self._beginning
-        self._call = CallScanner()
+        self._form = shape.form
+        self._call = shape.scanner()
         self._announced = False
         self._skipped = ""
+        self._follows_call = False
+        self._blank = ""
         self.calls = 0
 
     def feed(self, text: str) -> list[AnswerPart]:
@@ -91,20 +120,16 @@ class AnswerParser:
 
     @property
     def _is_in_mark(self) -> bool:
-        """True if what is held back is more than the first character of a mark."""
-        marks = [*(self._shape.reasoning or ()), *(self._marks if self._shape.tools else ())]
+        """True if what is held back is the beginning of a mark: more than its first character, where there may be other text."""
+        marks = [*(self._shape.reasoning or ()), *(self._form.marks if self._shape.tools else ())]
         held = self._held.lstrip(BLANK)
-        return len(held) > 1 and any(mark.startswith(held) for mark in marks)
+        return len(held) > (0 if self._shape.required else 1) and any(mark.startswith(held) for mark in marks)
 
     @property
     def _is_in_call(self) -> bool:
         """True if what is held back is certainly the beginning of a call, or stands between two of them."""
-        marked = self._shape.required or any(mark in self._skipped for mark in self._marks)
+        marked = self._shape.required or any(mark in self._skipped for mark in self._form.marks)
         return marked and not self._call.failed
-
-    @property
-    def _marks(self) -> tuple[str, ...]:
-        return (CALL_BEGIN, CALL_END) if self._shape.tool_format == HERMES else LEADING_MARKS
 
     def _parts(self, last: bool) -> Iterator[AnswerPart]:
         """Run the states until none of them gets further: a state takes text from ``_held``, and may go to another one."""
@@ -130,7 +155,7 @@ class AnswerParser:
 
     @property
     def _leads_with_calls(self) -> bool:
-        return bool(self._shape.tools) and self._shape.tool_format != HERMES
+        return bool(self._shape.tools) and not self._form.begin
 
     def _thinking(self, last: bool) -> Iterator[AnswerPart]:
         assert self._shape.reasoning is not None
@@ -149,10 +174,9 @@ class AnswerParser:
         yield from ()
 
     def _text(self, last: bool) -> Iterator[AnswerPart]:
-        wanted = CALL_BEGIN if self._shape.tools and self._shape.tool_format == HERMES else ""
+        wanted = self._form.begin if self._shape.tools else ""
         text, found = self._until(wanted, last)
-        if text and not (self.calls and not text.strip(BLANK)):
-            yield TextPart(text)
+        yield from self._said(text, BLANK)
         if found:
             self._skipped, self._state = wanted, self._between_calls
 
@@ -175,31 +199,34 @@ class AnswerParser:
         yield from ()
 
     def _between_calls(self, last: bool) -> Iterator[AnswerPart]:
-        """Look for the next call's bracket. Behind a mark of their own calls end with another; others end with the text."""
-        self._skip(self._held.lstrip(BETWEEN_CALLS))
+        """Look for the next call's beginning. Behind a mark of their own calls end with another; others end with the text."""
+        opening, end = self._form.opening, self._form.end
+        self._skip(self._held.lstrip(BETWEEN_CALLS if opening == "{" else BLANK))
         if len(self._skipped) > MAX_HELD:
             yield from self._give_up()
-        elif self._held.startswith("{"):
-            self._call, self._announced, self._state = CallScanner(), False, self._in_call
-        elif self._shape.tool_format == HERMES and self._held.startswith(CALL_END) and self.calls:
-            self._held, self._skipped, self._state = self._held[len(CALL_END) :], "", self._text
-        elif self._held and (last or not CALL_END.startswith(self._held)):
+        elif self._held and self._held.startswith(opening):
+            self._call, self._announced, self._state = self._shape.scanner(), False, self._in_call
+        elif end and self._held.startswith(end) and self.calls:
+            self._held, self._skipped, self._state = self._held[len(end) :], "", self._text
+        elif self._held and (last or not (end.startswith(self._held) or opening.startswith(self._held))):
             yield from self._give_up()
 
     def _in_call(self, last: bool) -> Iterator[AnswerPart]:
         self._held = self._call.feed(self._held)
         if self._call.name and not self._announced and not self._call.failed:
-            self._call.failed = self._shape.tool_format != HERMES and self._call.name not in self._shape.tools
+            self._call.failed = self._call.name not in self._shape.tools
             if not self._call.failed:
                 self._announced, self._skipped, self.calls = True, "", self.calls + 1
+                self._follows_call, self._blank = True, ""
                 yield CallPart(self._call.name)
         if self._announced and (text := self._call.new_arguments()):
             yield ArgumentsPart(text)
         if self._call.failed:
             yield from self._give_up()
         elif self._call.done:
-            self._call = CallScanner()
-            self._state = self._between_calls if self._shape.parallel else self._over
+            self._call = self._shape.scanner()
+            follows = self._text if self._form.begin and not self._form.end else self._between_calls
+            self._state = follows if self._shape.parallel else self._over
 
     @property
     def over(self) -> bool:
@@ -214,11 +241,19 @@ class AnswerParser:
     def _give_up(self) -> Iterator[AnswerPart]:
         """What looked like a call is none: it is text, but for what has been announced."""
         text = self._skipped if self._announced else self._skipped + self._call.text
-        if text and not (self.calls and not text.strip(BETWEEN_CALLS)):
-            yield TextPart(text)
+        yield from self._said(text, BETWEEN_CALLS)
         if self.over:
             return
-        self._call, self._announced, self._skipped, self._state = CallScanner(), False, "", self._text
+        self._call, self._announced, self._skipped, self._state = self._shape.scanner(), False, "", self._text
+
+    def _said(self, text: str, blank: str) -> Iterator[AnswerPart]:
+        """Yield text. What is ``blank`` behind a call waits for more, and is left out where another call or the end comes."""
+        text, self._blank = self._blank + text, ""
+        if self._follows_call and not text.strip(blank):
+            self._blank = text
+        elif text:
+            self._follows_call = False
+            yield TextPart(text)
 
     def _skip(self, rest: str) -> None:
         """Take the held text up to ``rest``. It is shown if no call follows."""

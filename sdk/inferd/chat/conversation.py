@@ -5,25 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from inferd.chat.answer_parser import HERMES, JSON, AnswerShape
+from inferd.chat.answer_parser import AnswerShape
+from inferd.chat.call_forms import HERMES, JSON
 from inferd.chat.request import ChatRequest
 from inferd.chat.tool_calls import call_or_json, told_in_text, tool_constraint
 from inferd.context import Context
 from inferd.generation import Generator
-from inferd.protocol import ChatFormat, GetChatFormat, InvalidRequest, RenderChat, RenderedChat
+from inferd.protocol import ChatFormat, GetChatFormat, InvalidRequest, ReasoningSpec, RenderChat, RenderedChat
 from inferd.schema import JsonSchema, OutputConstraint
 from inferd.transport import current_transport
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A request's conversation as tokens, what answers to it look like, and what they are held to."""
+    """A request's conversation as tokens, what answers to it look like, and what they are held to. ``may_think``: they may begin
+    with reasoning.
+    """
 
     request: ChatRequest
     tokens: list[int]
     shape: AnswerShape
     constraint: OutputConstraint | None
     text: str = ""
+    may_think: bool = False
 
     def generate(self, ctx: Context, *, choice: int = 0, logprobs: int | None = None) -> Generator[Any]:
         """Generate an answer in a context that holds the conversation, as the request asks: sampler, length, ends, constraint,
@@ -44,7 +48,16 @@ class Conversation:
             on_length="cut" if self.constraint is None else "complete_or_cut",
             adapter=request.adapter or None,
             priority=request.priority,
+            reasoning=self._reasoning,
+            shown=self.shape.shown,
+            include_stop=request.include_stop,
         )
+
+    @property
+    def _reasoning(self) -> ReasoningSpec | None:
+        if self.shape.reasoning is None or not self.may_think:
+            return None
+        return ReasoningSpec(*self.shape.reasoning, self.shape.thinking, self.request.reasoning_budget)
 
 
 async def rendered(request: ChatRequest, *, with_text: bool = False) -> Conversation:
@@ -55,17 +68,19 @@ async def rendered(request: ChatRequest, *, with_text: bool = False) -> Conversa
     reasoning = (form.reasoning_begin, form.reasoning_end) if form.reasoning_begin else None
     asked = replace(_render_request(request, form), text=with_text or reasoning is not None)
     reply: RenderedChat = await current_transport().call(asked)
+    written = reply.text.rstrip()
     shape = AnswerShape(
         tool_format,
         frozenset(tool.name for tool in tools),
         reasoning,
-        thinking=reasoning is not None and not request.continue_final and reply.text.rstrip().endswith(reasoning[0]),
+        thinking=reasoning is not None and not request.continue_final and written.endswith(reasoning[0]),
         parallel=request.tool_choice.parallel,
         required=request.tool_choice.mode == "required",
+        schemas={tool.name: tool.parameters for tool in tools},
     )
-    return Conversation(
-        request, reply.tokens, shape, _constraint(request, tool_format), reply.text if with_text else ""
-    )
+    may_think = reasoning is not None and not request.continue_final and not written.endswith(reasoning[1])
+    constraint = _constraint(request, tool_format)
+    return Conversation(request, reply.tokens, shape, constraint, reply.text if with_text else "", may_think)
 
 
 def _render_request(request: ChatRequest, form: ChatFormat) -> RenderChat:

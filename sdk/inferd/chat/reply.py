@@ -49,7 +49,8 @@ class Reply:
     """The answers to a request: ``request.n`` of them, counted from 0. Any of them may be written until it is finished.
 
     The client sees what is written in the order of calls. When the last answer is finished, what the session used is reported.
-    ``prompt_length``: the prompt's tokens, where they are known: reported with the first of the text.
+    ``prompt_length``: the prompt's tokens, where they are known; else the runtime is asked for them. They are reported with the
+    first of the text.
     """
 
     def __init__(self, request: ChatRequest, shape: AnswerShape | None = None, prompt_length: int = 0) -> None:
@@ -61,11 +62,11 @@ class Reply:
         self._reasoning = 0
         self._predicted = (0, 0)
         self._prompt: list[int] = []
-        self._untold = prompt_length
+        self._untold: int | None = prompt_length
 
     async def prompt(self, tokens: Sequence[int]) -> None:
         """Tell what the prompt's tokens are, before anything else: for a client that wants token ids."""
-        self._prompt, self._untold = list(tokens), 0
+        self._prompt, self._untold = list(tokens), None
         told = UsageReport(len(self._prompt), 0, prompt_tokens=self._prompt)
         await session.send({MESSAGE_KEY: [to_message(told)]})
 
@@ -86,7 +87,7 @@ class Reply:
         """Write a generation as an answer while it comes, tool calls and reasoning told apart, finish it, and return its text."""
         answer = _AnswerStream(self, AnswerParser(self._shape), choice)
         pieces: list[str] = []
-        events = self._early_report()
+        events: list[ChatEvent] = []
         async for step in generator:
             pieces.append(step.text)
             scores = await self._scores.of(step.logprobs) if self._request.logprobs is not None else []
@@ -134,16 +135,22 @@ class Reply:
         self._calls[choice] = call + 1
         return ToolCallStarted(call, new_call_id(), name, choice)
 
-    def _early_report(self) -> list[ChatEvent]:
+    async def _early_report(self) -> list[ChatEvent]:
         """Return the report of the prompt's length, once. It goes with the first text: what fails before is still refused."""
-        untold, self._untold = self._untold, 0
+        untold, self._untold = self._untold, None
+        if untold is None:
+            return []
+        if not untold:
+            used: Usage = await current_transport().call(GetUsage())
+            untold = used.prompt_tokens
         return [UsageReport(untold, 0)] if untold else []
 
     async def _send(self, events: Sequence[ChatEvent]) -> None:
         for event in events:
             self._check(getattr(event, "choice", 0))
         if events:  # as they are: session.send would look at every value again
-            await current_transport().call(SendMessage({MESSAGE_KEY: [to_message(event) for event in events]}))
+            told = [*await self._early_report(), *events]
+            await current_transport().call(SendMessage({MESSAGE_KEY: [to_message(event) for event in told]}))
 
     def _check(self, choice: int) -> None:
         if choice not in self._open:

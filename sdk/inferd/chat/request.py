@@ -123,6 +123,8 @@ class ChatRequest:
     ``prediction``: what the answer will probably be. ``speculation``: whether the runtime drafts. ``continue_final``: the last
     message is an assistant's, and is to be gone on with. ``template_arguments`` go to the model's chat template. ``session``
     names a conversation, ``cache_salt`` keeps its computed prefix from being found without it. ``echo``: begin with the prompt.
+    ``reasoning_budget``: tokens that the model may think (None: as many as it likes), where its template marks what it thinks.
+    ``include_stop``: the stop string that ends a text is a part of it.
     ``return_tokens``: token ids are wanted with the text. ``user`` and ``metadata`` are the client's own.
     """
 
@@ -153,6 +155,8 @@ class ChatRequest:
     stream: bool = False
     user: str = ""
     metadata: dict[str, str] = field(default_factory=dict)
+    reasoning_budget: int | None = None
+    include_stop: bool = False
 
     @property
     def most_tokens(self) -> int:

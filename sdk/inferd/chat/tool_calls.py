@@ -6,16 +6,27 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from inferd.chat.answer_parser import CALL_BEGIN, CALL_END, HERMES, MISTRAL
+from inferd.chat.call_forms import (
+    ARGS,
+    CALL_BEGIN,
+    CALL_END,
+    LLAMA3,
+    MARKED,
+    MISTRAL,
+    MISTRAL_ARGS,
+    QWEN3_CODER,
+    CallForm,
+)
+from inferd.chat.composed import AnyOf, InSequence, Prefixed, Repeated, Text
 from inferd.chat.request import ChatMessage, Tool, ToolChoice
-from inferd.constraints import AllOf, Tag, Tagged
+from inferd.chat.xml_constraint import xml_call
+from inferd.constraints import Tag, Tagged
 from inferd.program.json_types import closed
-from inferd.protocol import ConstraintSpec, InvalidRequest
-from inferd.schema import JsonSchema, OutputConstraint, Regex
+from inferd.protocol import InvalidRequest
+from inferd.schema import JsonSchema, OutputConstraint
 
-ARGUMENTS_KEY = {"llama3": "parameters"}
+ARGUMENTS_KEY = {LLAMA3: "parameters"}
 """By format the key of a call's arguments, where it is not ``arguments``."""
-CALL_LINES = r"(<tool_call>\n\{[^\n]*\}\n</tool_call>\n?)+"
 COMPOSING = frozenset({"allOf", "if", "dependentSchemas", "unevaluatedProperties"})
 INTRODUCTION = (
     "You may call functions. The functions, as JSON Schema:\n{tools}\n\n"
@@ -23,36 +34,24 @@ INTRODUCTION = (
 )
 
 
-class Prefixed(OutputConstraint):
-    """``prefix``, then text of ``constraint``."""
-
-    def __init__(self, prefix: str, constraint: OutputConstraint) -> None:
-        self.constraint = ConstraintSpec("prefixed", value=prefix, members=[constraint.constraint])
-
-    def parse(self, text: str) -> str:
-        """Return the text itself."""
-        return text
-
-
 def tool_constraint(tool_format: str, tools: Sequence[Tool], choice: ToolChoice) -> OutputConstraint | None:
     """Return what keeps the calls of an answer to ``tools``, those that the choice leaves; None where none may be called.
 
     With the choice ``required`` the answer is calls and nothing else; with ``auto`` a call is held to its tool from its
-    opening on. Raises InvalidRequest for parameters that are no schema.
+    opening on. Raises InvalidRequest for parameters that are no schema, or that the format cannot be held to.
     """
     if not tools:
         return None
-    calls = JsonSchema(_any_call(tools, ARGUMENTS_KEY.get(tool_format, "arguments")))
+    form = MARKED.get(tool_format)
+    if form is not None:
+        return _marked(form, _written_call(tool_format, tools, strict=choice.mode != "auto"), choice)
     if choice.mode == "auto":
-        return _tagged(tool_format, tools, calls)
-    if tool_format == MISTRAL:
-        most = {} if choice.parallel else {"maxItems": 1}
-        return JsonSchema(_array_of(calls, most))
-    if tool_format != HERMES:
+        return _unmarked(tool_format, tools)
+    calls = JsonSchema(_any_call(tools, ARGUMENTS_KEY.get(tool_format, "arguments")))
+    if tool_format != MISTRAL:
         return calls
-    if not choice.parallel:
-        return Prefixed(f"{CALL_BEGIN}\n", calls)
-    return AllOf([_tagged(tool_format, tools, calls), Regex(CALL_LINES)])
+    most = {} if choice.parallel else {"maxItems": 1}
+    return JsonSchema(_array_of(calls, most))
 
 
 def call_or_json(tools: Sequence[Tool], answer: JsonSchema[Any]) -> OutputConstraint:
@@ -63,9 +62,31 @@ def call_or_json(tools: Sequence[Tool], answer: JsonSchema[Any]) -> OutputConstr
     return JsonSchema(schema)
 
 
-def _tagged(tool_format: str, tools: Sequence[Tool], calls: JsonSchema[Any]) -> Tagged:
-    if tool_format == HERMES:
-        return Tagged([Tag(CALL_BEGIN, Prefixed("\n", calls), f"\n{CALL_END}")])
+def _marked(form: CallForm, call: OutputConstraint, choice: ToolChoice) -> OutputConstraint:
+    """Return calls between marks: somewhere in a text, or nothing else. The only call that there may be is over before its end
+    mark.
+    """
+    line = "\n" if form.end else ""
+    begin, end = Text(f"{form.begin}{line}"), f"{line}{form.end}"
+    if choice.mode == "auto":
+        return Tagged([Tag(form.begin, InSequence([Text(line), call]) if line else call, end)])
+    if not choice.parallel:
+        return InSequence([begin, call])
+    one = InSequence([begin, call, Text(end)])
+    return InSequence([one, Repeated(InSequence([Text(line), one]) if line else one)])
+
+
+def _written_call(tool_format: str, tools: Sequence[Tool], *, strict: bool) -> OutputConstraint:
+    """Return a call of any of the tools, as it stands between marks."""
+    if tool_format == QWEN3_CODER:
+        return AnyOf([xml_call(tool, checked_parameters(tool), strict=strict) for tool in tools])
+    if tool_format == MISTRAL_ARGS:
+        named = [(Text(f"{tool.name}{ARGS}"), JsonSchema(checked_parameters(tool))) for tool in tools]
+        return AnyOf([InSequence(one) for one in named])
+    return JsonSchema(_any_call(tools, "arguments"))
+
+
+def _unmarked(tool_format: str, tools: Sequence[Tool]) -> Tagged:
     key = ARGUMENTS_KEY.get(tool_format, "arguments")
     spaces = (" ", "")  # as models write a call, and as JSON is written elsewhere here
     return Tagged(

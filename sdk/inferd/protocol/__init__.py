@@ -75,6 +75,7 @@ from inferd.protocol.generation import (
     CloseGenerate as CloseGenerate,
     GenerationStarted as GenerationStarted,
     NextSteps as NextSteps,
+    ReasoningSpec as ReasoningSpec,
     StartGenerate as StartGenerate,
     Step as Step,
     Steps as Steps,

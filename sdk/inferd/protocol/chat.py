@@ -61,7 +61,8 @@ class RenderChat:
 class ChatFormat:
     """What a model's chat template knows. ``template``: whether there is one; ``tools``: whether it renders tools.
 
-    ``tool_format``: how the model writes a call of a tool: hermes | llama3 | mistral | json. ``reasoning_begin`` and
+    ``tool_format``: how the model writes a call of a tool: hermes | llama3 | mistral | mistral_args |
+    qwen3_coder | json. ``reasoning_begin`` and
     ``reasoning_end``: the marks around its reasoning, "" where the template names none.
     """
 

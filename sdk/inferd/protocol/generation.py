@@ -18,6 +18,8 @@ MAX_PRIORITY = 3
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 16_384
 MAX_STOP_TOKENS = 256
+MAX_MARK = 64
+MAX_SHOWN_TOKENS = 64
 ON_LENGTH = ("cut", "complete", "try_complete", "complete_or_cut")
 
 
@@ -66,6 +68,20 @@ class Steps:
     stop_token: int | None = None
 
 
+@dataclass(frozen=True)
+class ReasoningSpec:
+    """What a model thinks before it answers stands between ``begin`` and ``end``, names of special tokens or other texts.
+
+    ``opened``: the context ends with ``begin``; else the model may open it with what it writes first. ``budget``: behind so many
+    tokens ``end`` is forced; None: never.
+    """
+
+    begin: str
+    end: str
+    opened: bool = False
+    budget: int | None = None
+
+
 @operation("generate.start", GenerationStarted)
 @dataclass(frozen=True)
 class StartGenerate:
@@ -83,6 +99,8 @@ class StartGenerate:
     "complete_or_cut" cuts it, too, and any text whose shortest end needs more tokens than there are.
     ``stop_token_ids`` end the text as end-of-text does, which does not with ``ignore_eos``. ``min_tokens``: so many tokens come
     before any token or stop string ends the text; a constraint that is complete ends it all the same.
+    ``reasoning``: the model may think first, and the constraint holds what comes behind that. ``shown``: names of special tokens
+    that show in the text. ``include_stop``: the stop string that ends the text is a part of it.
     """
 
     context: int
@@ -104,6 +122,9 @@ class StartGenerate:
     ignore_eos: bool = False
     min_tokens: int = 0
     stop_token_ids: list[int] = field(default_factory=list)
+    reasoning: ReasoningSpec | None = None
+    shown: list[str] = field(default_factory=list)
+    include_stop: bool = False
 
 
 def check_start_generate(request: StartGenerate) -> None:
@@ -120,6 +141,7 @@ def check_start_generate(request: StartGenerate) -> None:
             limit="stop", value=MAX_STOPS, raise_with="fewer stop strings",
         )  # fmt: skip
     _check_ends(request)
+    _check_reasoning(request)
     check_whole("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if request.logprobs is not None:
         check_whole("logprobs", request.logprobs, 0, MAX_LOGPROBS)
@@ -150,6 +172,28 @@ def _check_ends(request: StartGenerate) -> None:
     if request.ignore_eos and (request.constraint is not None or request.heal):
         other = "heal" if request.constraint is None else "a constraint (constrain=)"
         raise InvalidRequest(f"ignore_eos does not go with {other}, whose end is the end of the text")
+
+
+def _check_reasoning(request: StartGenerate) -> None:
+    """Raises InvalidRequest or LimitExceeded for reasoning and shown tokens that no text could have."""
+    if len(request.shown) > MAX_SHOWN_TOKENS:
+        raise LimitExceeded(
+            f"shown: {len(request.shown)} of them; {MAX_SHOWN_TOKENS} are allowed",
+            limit="shown_tokens", value=MAX_SHOWN_TOKENS, raise_with="fewer of them",
+        )  # fmt: skip
+    reasoning = request.reasoning
+    if reasoning is None:
+        return
+    for name, mark in (("begin", reasoning.begin), ("end", reasoning.end)):
+        if not 0 < len(mark) <= MAX_MARK:
+            raise InvalidRequest(f"reasoning: {name} must have 1 to {MAX_MARK} characters, not {len(mark)}")
+    if reasoning.budget is not None:
+        check_whole("reasoning: budget", reasoning.budget, 0)
+    if request.program_constraint or request.heal:
+        other = "heal" if request.heal else "a constraint of your own"
+        raise InvalidRequest(f"reasoning and {other} exclude each other")
+    if request.constraint is not None and request.constraint.best_effort:
+        raise InvalidRequest("reasoning does not go with mode best_effort, which checks the output as a whole")
 
 
 def _check_exclusions(request: StartGenerate) -> None:

@@ -15,6 +15,7 @@ MAX_ACCEPT = 32
 """The most tokens that one ``grammar.accept`` takes, for every one may cost a mask; the SDK splits longer lists."""
 MAX_NESTING = 16
 """The deepest nesting of constraints."""
+MAX_REPEATED = 1000
 MODES = ("strict", "best_effort")
 USED_FIELDS: Mapping[str, frozenset[str]] = {
     "json_schema": frozenset({"value", "mode", "soft_max_length", "soft_max_items"}),
@@ -27,15 +28,23 @@ USED_FIELDS: Mapping[str, frozenset[str]] = {
     "all_of": frozenset({"members"}),
     "exact": frozenset({"members"}),
     "prefixed": frozenset({"value", "members"}),
+    "text": frozenset({"value"}),
+    "until": frozenset({"value"}),
+    "sequence": frozenset({"members"}),
+    "any_of": frozenset({"members"}),
+    "repeated": frozenset({"members", "least", "most"}),
 }
 """By kind of constraint the fields that it uses; the others must keep their defaults."""
 LISTS: Mapping[str, tuple[str, str]] = {
     "choice": ("options", "options must hold at least one string"),
     "tagged": ("tags", "tags must hold at least one tag"),
     "all_of": ("members", "constraints must hold at least one constraint"),
+    "until": ("value", "the end of a text must not be empty"),
+    "sequence": ("members", "constraints must hold at least one constraint"),
+    "any_of": ("members", "constraints must hold at least one constraint"),
 }
 """By kind of constraint the list that must not be empty, and what is said of one that is."""
-MEMBERS: Mapping[str, tuple[int, int]] = {"exact": (1, 1), "prefixed": (0, 1)}
+MEMBERS: Mapping[str, tuple[int, int]] = {"exact": (1, 1), "prefixed": (0, 1), "repeated": (1, 1)}
 """By kind of constraint how many members it has at least and at most, where that is bounded."""
 
 
@@ -46,7 +55,9 @@ class ConstraintSpec:
     json_schema (``value``: the schema's text; ``mode``: strict | best_effort; ``soft_max_length`` and ``soft_max_items``: ends
     of strings and arrays for which the schema says none, 0 is none), any_json, regex, lark and gbnf (``value``),
     choice (``options``), tagged (``tags``), all_of (``members``: all of them), exact (``members``: one, whose masks allow
-    every split of the text into tokens), prefixed (``value``, then text of ``members``: at most one).
+    every split of the text into tokens), prefixed (``value``, then text of ``members``: at most one), text (``value``, in which
+    names of special tokens stand for these tokens), until (any text up to the first ``value``, and that), sequence and any_of
+    (``members``: each, or one), repeated (``members``: one, ``least`` to ``most`` times; 0 is any number).
     """
 
     kind: str
@@ -57,6 +68,8 @@ class ConstraintSpec:
     tags: list[TagConstraint] = field(default_factory=list)
     soft_max_length: int = 0
     soft_max_items: int = 0
+    least: int = 0
+    most: int = 0
 
     @property
     def best_effort(self) -> bool:
@@ -104,6 +117,8 @@ def check_constraint_fields(constraint: ConstraintSpec) -> None:
             raise InvalidRequest(f"a constraint of kind {kind} has no {unused.name}")
     check_whole("soft_max_length", constraint.soft_max_length, 0)
     check_whole("soft_max_items", constraint.soft_max_items, 0)
+    check_whole("least", constraint.least, 0, MAX_REPEATED)
+    check_whole("most", constraint.most, 0, MAX_REPEATED)
     if constraint.best_effort and (constraint.soft_max_length or constraint.soft_max_items):
         raise InvalidRequest("soft_max_length and soft_max_items go with mode strict alone")
     needed, message = LISTS.get(kind, ("kind", ""))

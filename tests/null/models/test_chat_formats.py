@@ -17,6 +17,19 @@ def test_the_format_of_tool_calls_is_found_in_the_template(kind: str, expected: 
 
 
 @pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("'[TOOL_CALLS]' + name + '[ARGS]' + arguments | tojson", "mistral_args"),
+        ("'[TOOL_CALLS]' + calls | tojson", "mistral"),
+        ("'<tool_call>\\n<function=' + call.name + '>'", "qwen3_coder"),
+        ("'<tool_call>' + call | tojson", "hermes"),
+    ],
+)
+def test_newer_formats_are_told_from_older_ones(template: str, expected: str) -> None:
+    assert tool_format_of(template) == expected
+
+
+@pytest.mark.parametrize(
     ("template", "begin", "end"),
     [
         ("{{ messages }}", "", ""),

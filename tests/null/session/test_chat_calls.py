@@ -116,7 +116,7 @@ def test_no_text_becomes_a_special_token(caller: DirectSession, text: str) -> No
         ([{"role": "assistant", "tool_calls": ["f"]}], {}, r"messages\[0\]\.tool_calls\[0\]"),
         ([{"role": "assistant", "tool_calls": [{**CALL, "type": "x"}]}], {}, r"tool_calls\[0\]\.type"),
         (
-            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}],
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": ["{}"]}}]}],
             {},
             r"function\.arguments",
         ),

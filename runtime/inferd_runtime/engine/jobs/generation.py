@@ -304,7 +304,7 @@ class Generation:
         for kept, token in enumerate(tokens, start=1):
             if token in self._ends:
                 self.finish, self._wrote_end, self.stop_token = "stop", True, token
-                return kept, text
+                return kept, text + self._shown_end(token)
             text += self._text.feed(token)
             if self._text.stopped_by:
                 self.finish = "stop"
@@ -313,6 +313,10 @@ class Generation:
             if self.finish:
                 return kept, text
         return len(tokens), text
+
+    def _shown_end(self, token: int) -> str:
+        """Return the text of the token that ended it, if it was one of ``stop_tokens`` and shows."""
+        return self._text.feed(token) if self._text.include_stop and token in self.spec.stop_tokens else ""
 
     def _is_complete(self) -> bool:
         """True if the constraint took the text to an end behind which nothing may follow."""

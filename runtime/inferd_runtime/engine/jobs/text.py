@@ -27,10 +27,13 @@ class TextTokenizer(Protocol):
 class TextAssembler:
     """Feeds tokens to a stream decoder and watches for stop strings, behind the first ``least`` tokens.
 
-    ``stopped_by``: the stop string that is complete, "" before.
+    ``include_stop``: the stop string is a part of the text. ``stopped_by``: the stop string that is complete, "" before.
     """
 
-    def __init__(self, decode: Callable[[int], str], stops: Sequence[str], least: int = 0) -> None:
+    def __init__(
+        self, decode: Callable[[int], str], stops: Sequence[str], least: int = 0, *, include_stop: bool = False
+    ) -> None:
+        self.include_stop = include_stop
         self._decode = decode
         self._stops = tuple(stops)
         self._unwatched = least
@@ -46,7 +49,7 @@ class TextAssembler:
         found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
             at, self.stopped_by = min(found)
-            text, self._held = self._held[:at], ""
+            text, self._held = self._held[: at + len(self.stopped_by) * self.include_stop], ""
             return text
         keep = self._undecided()
         text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

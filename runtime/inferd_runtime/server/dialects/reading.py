@@ -196,6 +196,11 @@ def _is_json(text: str) -> bool:
     return True
 
 
+def thinking_budget(asked: int | None) -> int | None:
+    """Return how many tokens may be thought; None, as for vLLM's -1: any number."""
+    return None if asked is None or asked < 0 else asked
+
+
 def check_tools(tools: Sequence[Tool], choice: ToolChoice, tools_at: str, choice_at: str) -> None:
     """Raises InvalidRequest for two tools of one name, and for a choice that the tools do not leave."""
     names: set[str] = set()

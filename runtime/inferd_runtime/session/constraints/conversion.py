@@ -8,6 +8,7 @@ from inferd import protocol as p
 from inferd_grammar import (
     AllOfGrammar,
     AnyJsonGrammar,
+    AnyOfGrammar,
     ChoiceGrammar,
     Constraint,
     ExactGrammar,
@@ -16,8 +17,12 @@ from inferd_grammar import (
     LarkGrammar,
     PrefixedGrammar,
     RegexGrammar,
+    RepeatedGrammar,
+    SequenceGrammar,
     TaggedGrammar,
     TagGrammar,
+    TextGrammar,
+    UntilGrammar,
 )
 
 
@@ -43,5 +48,15 @@ def to_grammar(constraint: p.ConstraintSpec) -> Constraint:
             return PrefixedGrammar(constraint.value, to_grammar(constraint.members[0]) if constraint.members else None)
         case "all_of":
             return AllOfGrammar(tuple(to_grammar(member) for member in constraint.members))
+        case "text":
+            return TextGrammar(constraint.value)
+        case "until":
+            return UntilGrammar(constraint.value)
+        case "sequence":
+            return SequenceGrammar(tuple(to_grammar(member) for member in constraint.members))
+        case "any_of":
+            return AnyOfGrammar(tuple(to_grammar(member) for member in constraint.members))
+        case "repeated":
+            return RepeatedGrammar(to_grammar(constraint.members[0]), constraint.least, constraint.most or None)
     tags = ((tag, to_grammar(tag.content)) for tag in constraint.tags)
     return TaggedGrammar(tuple(TagGrammar(tag.begin, content, tag.end) for tag, content in tags))

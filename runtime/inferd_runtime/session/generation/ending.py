@@ -9,12 +9,17 @@ from inferd_grammar import Compiled, EndPlanner
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 
 
-def settled_ending(request: p.StartGenerate, compiled: Compiled, context: CachedSequence) -> p.StartGenerate:
-    """Return the request with what "complete_or_cut" comes to: "complete" where an end is found and fits, else "cut"."""
+def settled_ending(
+    request: p.StartGenerate, compiled: Compiled, context: CachedSequence, reserved: int = 0
+) -> p.StartGenerate:
+    """Return the request with what "complete_or_cut" comes to: "complete" where an end is found and fits, else "cut".
+
+    ``reserved``: tokens that are needed beside the constrained text.
+    """
     if request.on_length != "complete_or_cut":
         return request
     planner, room = compiled.planner(), context.max_length - len(context.tokens)
-    fits = planner is not None and planner.needed <= min(room, request.max_tokens)
+    fits = planner is not None and planner.needed + reserved <= min(room, request.max_tokens)
     return replace(request, on_length="complete" if fits else "cut")
 
 

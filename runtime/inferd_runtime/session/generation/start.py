@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from inferd import protocol as p
-from inferd_grammar import Compiled
+from inferd_grammar import Compiled, EndPlanner
 from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
 from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor, OutputMasks
 from inferd_runtime.engine.jobs.late_ends import LateEnds
@@ -21,6 +21,8 @@ from inferd_runtime.session.generation.ending import end_planner, settled_ending
 from inferd_runtime.session.generation.finished_text import BestEffortCheck, at_once
 from inferd_runtime.session.generation.healing import Healing
 from inferd_runtime.session.generation.open_generation import OpenGeneration, ProgramInputs
+from inferd_runtime.session.generation.reasoning import reserved_tokens, with_reasoning
+from inferd_runtime.session.generation.shown_tokens import shown_decoder
 from inferd_runtime.session.generation.sources import build_sources
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.state import Call, OpenContext, SessionState
@@ -74,9 +76,10 @@ def _submit(
     inputs = ProgramInputs.of(request, model.info.vocab_size)
     with entry.leased(request.adapter) as lease:
         masks: OutputMasks | None = inputs.mask
+        planner: EndPlanner | None = None
         if compiled is not None:
             matcher = compiled.matcher()
-            request = settled_ending(request, compiled, context)
+            request = settled_ending(request, compiled, context, reserved_tokens(request, model))
             planner = end_planner(request, compiled, context)
             masks = GrammarCursor(
                 matcher,
@@ -86,6 +89,7 @@ def _submit(
                 bounded=request.on_length != "cut",
             )
             closing.callback(compiled.learn, matcher)
+        masks = with_reasoning(masks, request, model, context, planner)
         with _undone_on_error(context, healing) as undo:
             sources = build_sources(request, model, context, sampler, inputs.draft)
             if sources is not None:
@@ -144,8 +148,9 @@ def _spec(
 
 def _text(request: p.StartGenerate, model: ServedModel, healing: Healing | None) -> TextAssembler:
     """Return what turns the output's tokens into text, behind the healed end of the prompt."""
-    decode = model.tokenizer.stream()
-    return TextAssembler(decode if healing is None else healing.behind(decode), request.stop, request.min_tokens)
+    decode = shown_decoder(model, request.shown)
+    decode = decode if healing is None else healing.behind(decode)
+    return TextAssembler(decode, request.stop, request.min_tokens, include_stop=request.include_stop)
 
 
 def _finished_check(state: SessionState, request: p.StartGenerate, compiled: Compiled | None) -> BestEffortCheck | None:

@@ -21,6 +21,14 @@ from inferd.chat.answer_parser import (
 TOOLS = frozenset({"weather"})
 HERMES = AnswerShape("hermes", TOOLS, ("<think>", "</think>"))
 LLAMA = AnswerShape("llama3", TOOLS)
+NAMED = AnswerShape("mistral_args", TOOLS, ("[THINK]", "[/THINK]"))
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"enum": ["C", "F"]}, "at": {"type": "array"},
+    },
+}  # fmt: skip
+XML = AnswerShape("qwen3_coder", TOOLS, schemas={"weather": WEATHER})
 MISTRAL = AnswerShape("mistral", TOOLS)
 CALL = CallPart("weather")
 
@@ -48,6 +56,7 @@ CASES = [
         '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>',
         [TextPart("Sure. "), CALL, ArgumentsPart('{"at": [1, "}\\""]}'), CALL, ArgumentsPart("{}")],
     ),
+    (HERMES, '<tool_call>{"name": "weather"}</tool_call>\n\nDone.\n\nYes.\n', [CALL, TextPart("\n\nDone.\n\nYes.\n")]),
     (HERMES, '<tool_call>\n{"name": "weather", "arguments": {"a": 1', [CALL, ArgumentsPart('{"a": 1')]),
     (HERMES, '<tool_call>\n{"na', [TextPart('<tool_call>\n{"na')]),
     (HERMES, "a <tool_call>no</tool_call> b", [TextPart("a <tool_call>no</tool_call> b")]),
@@ -64,6 +73,23 @@ CASES = [
         '[TOOL_CALLS][{"name": "weather", "arguments": {"x": 1}}, {"name": "weather", "arguments": "{\\"x\\": 2}"}]',
         [CALL, ArgumentsPart('{"x": 1}'), CALL, ArgumentsPart('{"x": 2}')],
     ),
+    (NAMED, 'Sure.[TOOL_CALLS]weather[ARGS]{"x": "}"}[TOOL_CALLS]weather[CALL_ID]a1[ARGS] {}',
+     [TextPart("Sure."), CALL, ArgumentsPart('{"x": "}"}'), CALL, ArgumentsPart("{}")]),
+    (NAMED, '[THINK]hm[/THINK][TOOL_CALLS]weather{"x": 1}', [ReasoningPart("hm"), CALL, ArgumentsPart('{"x": 1}')]),
+    (NAMED, "[TOOL_CALLS]other[ARGS]{}", [TextPart("[TOOL_CALLS]other[ARGS]{}")]),
+    (NAMED, "[TOOL_CALLS] no call!", [TextPart("[TOOL_CALLS] no call!")]),
+    (NAMED, "weather{}", [TextPart("weather{}")]),
+    (XML, "Sure.\n<tool_call>\n<function=weather>\n<parameter=city>\nNew\nYork\n</parameter>\n<parameter=days>\n3\n"
+          "</parameter>\n<parameter=unit>\nC\n</parameter>\n<parameter=at>\n[1, 2]\n</parameter>\n</function>\n</tool_call>",
+     [TextPart("Sure.\n"), CALL, ArgumentsPart('{"city": "New\\nYork", "days": 3, "unit": "C", "at": [1, 2]}')]),
+    (XML, "<tool_call><function=weather></function></tool_call>\n<tool_call>\n<function=weather>\n<parameter=city>\n12\n"
+          "</parameter>\n<parameter=days>\nmany\n</parameter>\n<parameter=new>\nTrue\n</parameter>\n</function>\n</tool_call>",
+     [CALL, ArgumentsPart("{}"), CALL, ArgumentsPart('{"city": "12", "days": "many", "new": "True"}')]),
+    (XML, "<tool_call>\n<function=other>\n</function>\n</tool_call> done",
+     [TextPart("<tool_call>\n<function=other>\n</function>\n</tool_call> done")]),
+    (XML, "<tool_call>what</tool_call>", [TextPart("<tool_call>what</tool_call>")]),
+    (HERMES, '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>',
+     [TextPart('<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>')]),
     (AnswerShape(), '<tool_call>{"name": "weather"}', [TextPart('<tool_call>{"name": "weather"}')]),
 ]  # fmt: skip
 
@@ -93,9 +119,18 @@ CUT_CASES = [
     (MISTRAL, "[TOOL_CA", []),
     (LLAMA, '<|python_tag|>{"name"', []),
     (LLAMA, '{"name": "Ro', [TextPart('{"name": "Ro')]),
+    (NAMED, "[TOOL_CALLS]weat", []),
+    (NAMED, '[TOOL_CALLS]weather[ARGS]{"x": 1', [CALL, ArgumentsPart('{"x": 1')]),
+    (NAMED, "[TOOL_CALLS]weather[AR", []),
+    (XML, "<tool_call>\n<function=wea", []),
+    (
+        XML,
+        "<tool_call>\n<function=weather>\n<parameter=days>\n3\n</parameter>\n<parameter=city>\nRo",
+        [CALL, ArgumentsPart('{"days": 3')],
+    ),
     (REQUIRED, '{"name": "wea', []),
     (REQUIRED, '{"na', []),
-    (REQUIRED, '{"other', [TextPart('{"other')]),
+    (REQUIRED, '{"other"', [TextPart('{"other"')]),
 ]  # fmt: skip
 
 
@@ -106,13 +141,22 @@ def test_a_call_that_was_cut_leaves_none_of_its_marks_in_the_text(
     assert parse(shape, list(text), cut=True) == parse(shape, [text], cut=True) == expected
 
 
-@given(st.text(alphabet='<>/tool_cal{}"\\ \n:ax1[],name'), st.sampled_from([HERMES, LLAMA, MISTRAL, AnswerShape()]))
+LETTERS = st.text(alphabet='<>/tool_cal{}"\\ \n:ax1[],name')
+PIECES = (
+    "<tool_call>", "</tool_call>", "<function=", "weather", ">", "<parameter=", "city", "</parameter>", "</function>",
+    "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "{", "}", '"', "\n", "other", '{"name": "weather", "arguments": {}}',
+)  # fmt: skip
+ANY_TEXT = LETTERS | st.lists(st.sampled_from(PIECES)).map("".join)
+SHAPES = [HERMES, LLAMA, MISTRAL, NAMED, XML]
+
+
+@given(ANY_TEXT, st.sampled_from([*SHAPES, AnswerShape()]))
 def test_any_text_is_read(text: str, shape: AnswerShape) -> None:
     """Nothing raises, and pieces make no difference."""
     assert parse(shape, list(text)) == parse(shape, [text])
 
 
-@given(st.text(alphabet='<>/tool_cal{}"\\ \n:ax1[],name'), st.sampled_from([HERMES, LLAMA, MISTRAL]))
+@given(ANY_TEXT, st.sampled_from(SHAPES))
 def test_text_without_a_call_is_whole(text: str, shape: AnswerShape) -> None:
     """What looked like the beginning of a call is shown when it was none."""
     parts = parse(shape, [text])
@@ -137,8 +181,16 @@ def test_one_call_is_the_end_where_there_may_be_one_only() -> None:
     assert parser.finish() == []
 
 
-@pytest.mark.parametrize("shape", [HERMES, LLAMA, MISTRAL])
-@pytest.mark.parametrize("unit", [" ", "[", "<tool_call>", '{"name": "weather", "arguments": {"a": "x'])
+@pytest.mark.parametrize(
+    ("shape", "unit"),
+    [
+        *((shape, unit) for shape in (HERMES, LLAMA, MISTRAL)
+          for unit in (" ", "[", "<tool_call>", '{"name": "weather", "arguments": {"a": "x')),
+        (NAMED, '[TOOL_CALLS]weather[ARGS]{"a": "x'),
+        (XML, "<tool_call>\n<function=weather>\n<parameter=city>\nx"),
+        (XML, "<tool_call>\n<function=weather"),
+    ],
+)  # fmt: skip
 def test_long_texts_are_read_in_time_in_proportion_to_them(shape: AnswerShape, unit: str) -> None:
     """What was held back was looked at again with every piece: seconds for 50,000 blanks."""
     parser = AnswerParser(shape)

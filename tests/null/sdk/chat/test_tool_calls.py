@@ -97,6 +97,79 @@ def test_calls_without_marks(tool_format: str) -> None:
     assert not accepts(tool_format, AUTO, call.replace("Rome", "Oslo"))
 
 
+CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}
+TRIP = Tool("trip", parameters=CITY)
+
+
+def named(*calls: str) -> str:
+    return "".join(f"[TOOL_CALLS]{call}" for call in calls)
+
+
+def xml(name: str, **arguments: str) -> str:
+    written = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+    return f"<tool_call>\n<function={name}>\n{written}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("choice", "text", "allowed"),
+    [
+        (AUTO, "No call.", True),
+        (AUTO, "Wait." + named('weather[ARGS]{"city":"Rome"}', "link[ARGS]{}"), True),
+        (AUTO, named('weather[ARGS]{"city":"Oslo"}'), False),
+        (AUTO, named("other[ARGS]{}"), False),
+        (MUST, named('weather[ARGS]{"city":"Rome"}', "link[ARGS]{}"), True),
+        (MUST, "Wait." + named("link[ARGS]{}"), False),
+        (MUST_ONE, named("link[ARGS]{}"), True),
+        (MUST_ONE, named("link[ARGS]{}", "link[ARGS]{}"), False),
+    ],
+)
+def test_calls_by_name(choice: ToolChoice, text: str, allowed: bool) -> None:
+    assert accepts("mistral_args", choice, text) is allowed
+
+
+@pytest.mark.parametrize(
+    ("choice", "text", "allowed"),
+    [
+        (AUTO, "No call.", True),
+        (AUTO, "Wait.\n" + xml("trip", city="New\nYork", days="3"), True),
+        (AUTO, xml("trip", city="Rome"), True),
+        (AUTO, xml("trip", days="3"), False),
+        (AUTO, xml("trip", city="Rome", days="many"), False),
+        (AUTO, xml("trip", city="Rome", other="x"), False),
+        (AUTO, xml("other"), False),
+        (MUST, "\n".join([xml("weather", city="Rome"), xml("trip", city="Oslo")]), True),
+        (MUST, xml("weather", city="Oslo"), False),
+        (MUST, "Wait.\n" + xml("trip", city="Rome"), False),
+        (MUST_ONE, xml("trip", city="Rome").removesuffix("\n</tool_call>"), True),
+    ],
+)
+def test_calls_whose_parameters_stand_alone(choice: ToolChoice, text: str, allowed: bool) -> None:
+    assert accepts("qwen3_coder", choice, text, (WEATHER, TRIP)) is allowed
+
+
+@pytest.mark.parametrize(
+    ("parameters", "keyword"),
+    [
+        ({"properties": {"a": {"type": "string", "pattern": "^a"}}}, "pattern"),
+        ({"properties": {"a": {"type": "string", "maxLength": 3}}}, "maxLength"),
+        ({"properties": {"a": {"$ref": "#/properties/b"}, "b": {"type": "integer"}}}, r"\$ref"),
+        ({"anyOf": [{"required": ["a"]}], "properties": {"a": {"type": "integer"}}}, "anyOf"),
+    ],
+)
+def test_what_a_format_cannot_hold_is_refused_where_a_call_must_come_and_free_elsewhere(
+    parameters: dict[str, object], keyword: str
+) -> None:
+    tool = Tool("free", parameters={"type": "object", **parameters})
+    with pytest.raises(InvalidRequest, match=f"'free': '{keyword}'"):
+        tool_constraint("qwen3_coder", (tool,), MUST)
+    assert accepts("qwen3_coder", AUTO, xml("free", a="anything"), (tool,)) is ("properties" in parameters)
+
+
+def test_references_into_shared_definitions_hold_in_a_parameter() -> None:
+    assert accepts("qwen3_coder", MUST, xml("link", next='{"next":{}}'), (LINKED,))
+    assert not accepts("qwen3_coder", MUST, xml("link", next='{"x":{}}'), (LINKED,))
+
+
 def test_a_list_of_calls() -> None:
     assert accepts("mistral", MUST, f"[{ROME},{ROME}]")
     assert not accepts("mistral", MUST_ONE, f"[{ROME},{ROME}]")

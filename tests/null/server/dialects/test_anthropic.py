@@ -206,7 +206,7 @@ def test_arguments_that_are_cut_off_make_no_broken_body() -> None:
     assert (message.content[0].input, message.stop_reason) == ({}, "max_tokens")
 
 
-@pytest.mark.parametrize("cut", ["", '{"days": 3, "city": "Ro', '{"days": 3'])
+@pytest.mark.parametrize("cut", ["", '{"days": 3, "city": "Ro', '{"days": 3,'])
 def test_a_call_that_was_cut_has_what_the_vendors_client_makes_of_its_stream(cut: str) -> None:
     events: list[ChatEvent] = [ToolCallStarted(0, "c", "weather"), ToolArguments(0, cut), ChoiceFinished("length")]
     whole = Recorded(events).client.messages.create(model="t", max_tokens=1, messages=MESSAGES)

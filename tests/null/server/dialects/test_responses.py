@@ -429,13 +429,15 @@ def test_what_is_unknown_or_not_supported_is_refused_by_name(body: dict[str, Any
     assert caught.value.detail["param"] == param
 
 
-def test_a_call_that_was_cut_off_cannot_be_followed() -> None:
+def test_a_call_that_was_cut_off_can_be_followed() -> None:
     events: list[ChatEvent] = [ToolCallStarted(0, "c", "weather"), ToolArguments(0, '{"ci'), ChoiceFinished("length")]
     served = Served(events)
     first = served.client.responses.create(model="tiny", input="one", tools=[TOOL])
     assert first.output[0].status == "incomplete"
-    with pytest.raises(openai.BadRequestError, match="previous_response_id"):
-        served.client.responses.create(model="tiny", input="two", previous_response_id=first.id)
+    served.client.responses.create(model="tiny", input="two", previous_response_id=first.id)
+    assert served.exchange is not None
+    (_, called, _) = served.exchange.request.template_messages()
+    assert called["tool_calls"][0]["function"]["arguments"] == '{"ci'
 
 
 def test_an_unknown_response_is_not_found() -> None:

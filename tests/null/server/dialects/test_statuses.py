@@ -33,7 +33,8 @@ STANDING = {
     "chat_tools", "chat_values", "cpu_seconds", "disk", "embed_inputs", "export_bytes", "files", "grammars", "handles",
     "interface_bytes", "logit_bias", "mask_seconds", "matchers", "max_tokens", "memory", "memory_bytes", "message_bytes",
     "models_bytes", "parameters", "parse_cpu_s", "parse_memory_mb", "parts", "predicted", "probes", "render_seconds",
-    "reply_numbers", "snapshot_bytes", "source_bytes", "source_lines", "stop", "stop_tokens", "tool_calls", "wall_seconds",
+    "reply_numbers", "shown_tokens", "snapshot_bytes", "source_bytes", "source_lines",
+    "stop", "stop_tokens", "tool_calls", "wall_seconds",
 }  # fmt: skip
 """Limits that the same request is always beyond, besides those with a status of their own."""
 

@@ -186,8 +186,8 @@ def usage_json(usage: UsageReport) -> dict[str, Any]:
 
 
 def _tool_use(call: ToolCall) -> dict[str, Any]:
-    """Return a call's block. Where tokens ran out, which ``stop_reason`` says, it has what is complete of the arguments: as much
-    as Anthropic's client makes of a stream.
+    """Return a call's block. Where tokens ran out, which ``stop_reason`` says, it has what is complete of the arguments. A
+    number at the end may go on: it is not.
     """
     try:
         arguments = json.loads(call.arguments or "{}")

@@ -116,7 +116,7 @@ _COUNTED = (
     RequestField("tool_choice", "auto, any, tool, none; disable_parallel_tool_use: one call at most"),
     RequestField(
         "thinking",
-        "the chat template's enable_thinking; the budget is not enforced, max_tokens is",
+        "the chat template's enable_thinking; behind budget_tokens of it its end is forced",
     ),
     RequestField("output_config", "format: JSON of a schema; effort goes to the chat template as reasoning_effort"),
     RequestField("output_format", "the older name of output_config.format"),

@@ -72,6 +72,7 @@ def messages_request(body: MessagesBody, headers: ClientHeaders) -> ChatRequest:
         "cache_salt": body.cache_salt or "",
         "stream": bool(body.stream),
         "user": (body.metadata and body.metadata.user_id) or "",
+        "reasoning_budget": budget,
     }
     return dataclasses.replace(request, **changed)
 

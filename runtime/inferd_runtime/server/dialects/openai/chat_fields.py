@@ -13,7 +13,7 @@ from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
 from inferd_runtime.server.dialects.openai.common_fields import COMMON_FIELDS, CommonFields, check_ends, common_request
 from inferd_runtime.server.dialects.openai.messages import HINTS, AnyMessage, TextPart, read_messages, without_nulls
 from inferd_runtime.server.dialects.openai.tools import MAX_TOOLS, AnyToolChoice, FunctionTool, read_choice, read_tools
-from inferd_runtime.server.dialects.reading import as_kind
+from inferd_runtime.server.dialects.reading import MAX_WHOLE, as_kind, thinking_budget
 from inferd_runtime.server.dialects.refusals import refusal
 
 MAX_TOP_LOGPROBS = 20
@@ -46,6 +46,7 @@ class ChatFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
     reasoning_effort: Effort | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=MAX_WHOLE)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
@@ -67,6 +68,10 @@ CHAT_FIELDS = FieldTable(
         RequestField("parallel_tool_calls", "false: one call at most"),
         RequestField("prediction", "drafted, so that an answer like it comes sooner; the answer is the same"),
         RequestField("reasoning_effort", "goes to the chat template, with enable_thinking, which 'none' makes false"),
+        RequestField(
+            "thinking_token_budget",
+            "behind so many tokens of reasoning its end is forced; -1 (the default) is no limit",
+        ),
         RequestField("chat_template_kwargs", "go to the chat template"),
         RequestField("continue_final_message", "goes on with the last message, an assistant's"),
         RequestField("add_generation_prompt", "false only with continue_final_message, which excludes true"),
@@ -120,6 +125,7 @@ def chat_request(asked: ChatFields, headers: ClientHeaders) -> ChatRequest:
         template_arguments=_template_arguments(asked),
         user=asked.user or asked.safety_identifier or "",
         metadata=asked.metadata or {},
+        reasoning_budget=thinking_budget(asked.thinking_token_budget),
     )
     return check_ends(request)
 

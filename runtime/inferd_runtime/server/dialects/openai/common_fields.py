@@ -69,6 +69,7 @@ class CommonFields(Struct, kw_only=True, forbid_unknown_fields=True):
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     return_token_ids: bool | None = None
     speculation: bool | Literal["auto"] | None = None
+    include_stop_str_in_output: bool | None = None
 
 
 COMMON_FIELDS = (
@@ -101,7 +102,7 @@ COMMON_FIELDS = (
     RequestField("cache_salt", "the computed prompt is found again only with the same salt"),
     RequestField("return_token_ids", "token_ids of the answers, and prompt_token_ids"),
     RequestField("speculation", 'whether the runtime drafts: true, false, or "auto" (the default)'),
-    RequestField("include_stop_str_in_output", "the text ends before the stop string", (False,)),
+    RequestField("include_stop_str_in_output", "true: the stop string that ends the text is a part of it"),
     RequestField("skip_special_tokens", "texts have no special tokens", (True,)),
     RequestField("spaces_between_special_tokens", "texts have no special tokens", (True,)),
     RequestField("use_beam_search", "there is no beam search; a program can do it", (False,)),
@@ -113,7 +114,6 @@ COMMON_FIELDS = (
     RequestField("allowed_token_ids", "use logit_bias or structured_outputs", ()),
     RequestField("bad_words", "use logit_bias", ([],)),
     RequestField("watermarking", "there is none", (False,)),
-    RequestField("thinking_token_budget", "thinking has no limit of its own", (-1,)),
     RequestField("return_tokens_as_token_ids", "use return_token_ids", (False,)),
     RequestField("return_token_offsets", "offsets are not told", (False,)),
     RequestField("return_mm_kwargs", "there is only text", (True,)),
@@ -153,6 +153,7 @@ def common_request(asked: CommonFields, headers: ClientHeaders) -> ChatRequest:
         return_tokens=bool(asked.return_token_ids or options.continuous_usage_stats),
         stream=bool(asked.stream),
         user=asked.user or "",
+        include_stop=bool(asked.include_stop_str_in_output),
     )
 
 

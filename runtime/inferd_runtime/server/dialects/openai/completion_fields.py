@@ -47,6 +47,7 @@ COMPLETION_FIELDS = FieldTable(
         RequestField("logprobs", f"0 to {MAX_LOGPROBS}: log-probabilities, and so many of the most likely tokens"),
         RequestField("echo", "the text begins with the prompt; not with logprobs"),
         RequestField("best_of", "only n itself: a program can choose among answers (best-of-n)"),
+        RequestField("thinking_token_budget", "there is no reasoning here", (-1,)),
         RequestField("suffix", "no text is filled in", ("",)),
         RequestField("add_special_tokens", "prompts begin as the model expects it", (True,)),
         RequestField("prompt_embeds", "prompts are text or token ids", ()),

@@ -125,6 +125,7 @@ class ResponsesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     top_k: Annotated[int, Meta(ge=0, le=MAX_WHOLE)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     cache_salt: str | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=MAX_WHOLE)] | None = None
 
 
 RESPONSES_FIELDS = FieldTable(
@@ -166,6 +167,10 @@ RESPONSES_FIELDS = FieldTable(
             "min_p", "this runtime's own: tokens that are less likely than this share of the likeliest are left out"
         ),
         RequestField("cache_salt", "this runtime's own: the computed prompt is found again only with the same salt"),
+        RequestField(
+            "thinking_token_budget",
+            "this runtime's own: behind so many tokens of reasoning its end is forced; -1 is no limit",
+        ),
         RequestField("stream_options", "events have no padding", ({}, {"include_obfuscation": False})),
         RequestField("prompt_cache_retention", "computed prompts are kept while there is room", ("in_memory",)),
         RequestField("prompt_cache_options", "prompts are found by their beginning", ({}, {"mode": "implicit"})),

@@ -19,6 +19,7 @@ from inferd_runtime.server.dialects.reading import (
     not_supported,
     read_object,
     schema_format,
+    thinking_budget,
 )
 from inferd_runtime.server.dialects.responses.fields import (
     INCLUDED,
@@ -94,6 +95,7 @@ def responses_request(body: ResponsesBody, headers: ClientHeaders) -> ChatReques
         stream=bool(body.stream),
         user=body.safety_identifier or body.user or "",
         metadata=dict(body.metadata or {}),
+        reasoning_budget=thinking_budget(body.thinking_token_budget),
     )
 
 

@@ -1,0 +1,30 @@
+"""Special tokens that show in a text: the marks of calls and of reasoning, which whoever reads the text has to see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from inferd_runtime.session.served_model import ServedModel
+
+
+def shown_decoder(model: ServedModel, names: Sequence[str]) -> Callable[[int], str]:
+    """Return a stream decoder that writes the special tokens in ``names`` as these names, where the model has them."""
+    decode, table = model.tokenizer.stream(), model.grammars.table
+    found = {part for name in names for part in table.split_special(name) if isinstance(part, int)}
+    shown = {token: model.bytes_of(token).decode() for token in found.difference(model.tokenizer.eos_tokens)}
+    if not shown:
+        return decode
+
+    is_within = False
+
+    def decoded(token: int) -> str:
+        nonlocal decode, is_within
+        if token not in shown:
+            text = decode(token)
+            is_within = not text
+            return text
+        if is_within:  # a character that nothing completes any more
+            decode, is_within = model.tokenizer.stream(), False
+        return shown[token]
+
+    return decoded

@@ -1,0 +1,141 @@
+"""A call as Qwen3-Coder writes it: ``<function=name>``, each argument in a ``<parameter=name>`` of its own, ``</function>``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from inferd.chat.call_forms import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END
+from inferd.chat.call_scanner import BLANK
+
+MAX_NAME = 256
+"""Characters of a name: what is longer is none."""
+WORDS = {"true", "false", "null"}
+Schemas = Mapping[str, Mapping[str, Any]]
+"""The schemas of tools' arguments, by the tools' names."""
+
+
+def is_text(schema: Any) -> bool:
+    """Return True if a schema is one of texts alone: these are written without quotes."""
+    if not isinstance(schema, Mapping):
+        return False
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    only_texts = isinstance(values, list) and bool(values) and all(isinstance(value, str) for value in values)
+    return bool(schema.get("type", "string" if only_texts else "") == "string")
+
+
+def value_text(written: str, schema: Any) -> str:
+    """Return the JSON text of an argument. What should be JSON and is none is a text all the same."""
+    if not is_text(schema) and schema is not None:
+        plain = written.strip()
+        if plain.lower() in WORDS:
+            return plain.lower()
+        try:
+            json.loads(plain, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            return plain
+    return json.dumps(written, ensure_ascii=False)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+class XmlCallScanner:
+    """Takes the text of a call from ``<function=`` on; see :class:`~inferd.chat.call_scanner.CallScanner`.
+
+    An argument comes out when it is complete: only then its JSON text is known.
+    """
+
+    def __init__(self, schemas: Schemas) -> None:
+        self.name = ""
+        self.done = False
+        self.failed = False
+        self._schemas = schemas
+        self._state: Callable[[], bool] = self._in_name
+        self._rest = ""
+        self._taken: list[str] = []
+        self._value: list[str] = []
+        self._parameter = ""
+        self._count = 0
+        self._arguments: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All that was taken."""
+        return "".join(self._taken) + self._rest
+
+    def feed(self, text: str) -> str:
+        """Take text up to the call's end, or to where it fails, and return what is behind."""
+        self._rest += text
+        while not self.done and not self.failed and self._state():
+            pass
+        if not self.done and not self.failed:
+            return ""
+        rest, self._rest = self._rest, ""
+        return rest
+
+    def new_arguments(self) -> str:
+        """Return the arguments' text that has come since the last call."""
+        new, self._arguments = "".join(self._arguments), []
+        return new
+
+    def _in_name(self) -> bool:
+        name = self._named(FUNCTION)
+        if name:
+            self.name, self._state = name, self._between
+        return bool(name)
+
+    def _between(self) -> bool:
+        """Before a parameter, or the end."""
+        self._take(len(self._rest) - len(self._rest.lstrip(BLANK)))
+        if self._rest.startswith(FUNCTION_END):
+            self._take(len(FUNCTION_END))
+            self._arguments.append("}" if self._count else "{}")
+            self.done = True
+        elif FUNCTION_END.startswith(self._rest):
+            return False
+        elif name := self._named(PARAMETER):
+            self._parameter, self._state = name, self._in_value
+            return True
+        return False
+
+    def _in_value(self) -> bool:
+        at = self._rest.find(PARAMETER_END)
+        certain = at if at >= 0 else max(0, len(self._rest) - len(PARAMETER_END) + 1)
+        self._value.append(self._take(certain))
+        if at < 0:
+            return False
+        self._take(len(PARAMETER_END))
+        written, self._value, self._state = "".join(self._value), [], self._between
+        written = written.removeprefix("\n").removesuffix("\n")
+        value = value_text(written, self._schema(self._parameter))
+        self._arguments.append(f"{', ' if self._count else '{'}{json.dumps(self._parameter)}: {value}")
+        self._count += 1
+        return True
+
+    def _schema(self, parameter: str) -> Any:
+        """Return the schema of an argument, None where it is not known."""
+        properties = self._schemas.get(self.name, {}).get("properties")
+        return properties.get(parameter) if isinstance(properties, Mapping) else None
+
+    def _named(self, opening: str) -> str:
+        """Take ``opening``, a name and ``>``, and return the name; "" if it is not complete, or none."""
+        end = self._rest.find(">")
+        if not self._rest.startswith(opening[: len(self._rest)]) or (
+            len(self._rest) > MAX_NAME + len(opening) and end < 0
+        ):
+            self.failed = True
+        if self.failed or end < 0:
+            return ""
+        name = self._take(end + 1)[len(opening) : -1].strip()
+        self.failed = not name
+        return name
+
+    def _take(self, count: int) -> str:
+        taken, self._rest = self._rest[:count], self._rest[count:]
+        self._taken.append(taken)
+        return taken

@@ -1,0 +1,91 @@
+"""What holds a call that Qwen3-Coder writes to its tool: each parameter to its own schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from inferd.chat.call_forms import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END
+from inferd.chat.composed import AnyOf, InSequence, Repeated, Text, Until
+from inferd.chat.request import Tool
+from inferd.chat.xml_call import is_text
+from inferd.protocol import InvalidRequest
+from inferd.schema import JsonSchema, OutputConstraint
+
+VALUE_END = f"\n{PARAMETER_END}\n"
+LOCAL = ("#/$defs/", "#/definitions/")
+"""Where references of a parameter's schema may lead."""
+NOT_HELD = ("pattern", "minLength", "maxLength", "format")
+"""Keywords of texts that are written without quotes: nothing counts their characters."""
+COMPOSING = (
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "dependentSchemas",
+    "dependentRequired",
+    "patternProperties",
+    "$ref",
+)
+"""Keywords of an object by which its parameters depend on each other, or have no names."""
+
+
+def xml_call(tool: Tool, parameters: Mapping[str, Any], *, strict: bool) -> OutputConstraint:
+    """Return what a call of a tool looks like behind ``<tool_call>`` and a line feed.
+
+    Raises InvalidRequest, which names the tool and the keyword, for what cannot be held in this format; unless ``strict`` that
+    part is free.
+    """
+    begin, end = Text(f"{FUNCTION}{tool.name}>\n"), Text(FUNCTION_END)
+    composing = next((key for key in COMPOSING if key in parameters), None)
+    if composing is not None:
+        _refuse(tool, composing, strict)
+        return InSequence([begin, Until(FUNCTION_END)])
+    properties, required = parameters.get("properties") or {}, parameters.get("required") or []
+    members: list[OutputConstraint] = [begin]
+    for name, schema in properties.items():
+        one = InSequence([Text(f"{PARAMETER}{name}>\n"), *_value(tool, schema, parameters, strict)])
+        members.append(one if name in required else Repeated(one, 0, 1))
+    return InSequence([*members, end])
+
+
+def _value(tool: Tool, schema: Any, parameters: Mapping[str, Any], strict: bool) -> list[OutputConstraint]:
+    """Return a parameter's value, and the end of it."""
+    if is_text(schema):
+        return _text_value(tool, schema, strict)
+    if any(not reference.startswith(LOCAL) for reference in _references(schema)):
+        _refuse(tool, "$ref", strict)
+        return [Until(VALUE_END)]
+    shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+    whole = {**shared, **schema} if isinstance(schema, Mapping) else schema
+    return [JsonSchema(whole), Text(VALUE_END)]
+
+
+def _text_value(tool: Tool, schema: Mapping[str, Any], strict: bool) -> list[OutputConstraint]:
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if values:
+        return [AnyOf([Text(f"{value}{VALUE_END}") for value in values])]
+    for keyword in NOT_HELD:
+        if keyword in schema:
+            _refuse(tool, keyword, strict)
+    return [Until(VALUE_END)]
+
+
+def _references(schema: Any) -> list[str]:
+    if isinstance(schema, list):
+        return [found for part in schema for found in _references(part)]
+    if not isinstance(schema, Mapping):
+        return []
+    found = [found for part in schema.values() for found in _references(part)]
+    reference = schema.get("$ref")
+    return [*found, reference] if isinstance(reference, str) else found
+
+
+def _refuse(tool: Tool, keyword: str, strict: bool) -> None:
+    if strict:
+        raise InvalidRequest(
+            f"the tool {tool.name!r}: {keyword!r} cannot be held in the way in which this model writes calls "
+            "(qwen3_coder); leave it out, or leave the call to the model (tool_choice auto)",
+            param="tools",
+        )
