@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -141,6 +142,72 @@ def test_a_script_generates_with_and_without(url: str, home: Path) -> None:
 
     for part in (as_ann, as_bob, as_ann_again):
         anyio.run(part)
+
+
+def test_an_adapter_is_a_model_of_http_clients(url: str, home: Path) -> None:
+    """By its name, in every dialect: the server's for all tenants, a tenant's own for nobody else."""
+    folder = write_adapter(home / "named", 4)
+
+    async def load() -> dict[str, str]:
+        async with inferd.connect(url, ANN):
+            return {"named": await say(await Adapter.load(folder)), "tiny": await say(), "house": await say("house")}
+
+    async def drop() -> None:
+        async with inferd.connect(url, ANN):
+            (own,) = [each for each in await Adapter.list() if not each.shared]
+            await own.drop()
+
+    said = anyio.run(load)
+    with http_client(url, ANN) as ann, http_client(url, BOB) as bob:
+        assert {name: completed(ann, name) for name in said} == said
+        assert len({chatted(ann, name) for name in said}) == 3
+        assert all(streamed(ann, name) == messaged(ann, name) == chatted(ann, name) for name in said)
+        assert embedded(ann, "house") != embedded(ann, "tiny")
+        assert {each["id"]: each["parent"] for each in ann.get("/v1/models").json()["data"]} == {
+            "tiny": None, "house": "tiny", "named": "tiny",
+        }  # fmt: skip
+        assert (chatted(bob, "house"), bob.get("/v1/models/named").status_code) == (chatted(ann, "house"), 404)
+        refused = bob.post("/v1/chat/completions", json={**CHAT, "model": "named"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+        anyio.run(drop)
+        assert ann.post("/v1/chat/completions", json={**CHAT, "model": "named"}).status_code == 404
+
+
+CHAT = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8, "temperature": 0}
+
+
+def http_client(url: str, token: str) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {token}"}
+    return httpx.Client(base_url=url.replace("ws", "http", 1), headers=headers, timeout=60)
+
+
+def answered(client: httpx.Client, path: str, body: dict[str, Any]) -> Any:
+    return client.post(path, json=body).raise_for_status().json()
+
+
+def completed(client: httpx.Client, model: str) -> str:
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+    return str(answered(client, "/v1/completions", body)["choices"][0]["text"])
+
+
+def chatted(client: httpx.Client, model: str) -> str:
+    return str(answered(client, "/v1/chat/completions", {**CHAT, "model": model})["choices"][0]["message"]["content"])
+
+
+def streamed(client: httpx.Client, model: str) -> str:
+    text = client.post("/v1/chat/completions", json={**CHAT, "model": model, "stream": True}).raise_for_status().text
+    data = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")]
+    return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in data)
+
+
+def messaged(client: httpx.Client, model: str) -> str:
+    blocks = answered(client, "/v1/messages", {**CHAT, "model": model})["content"]
+    return "".join(block["text"] for block in blocks)
+
+
+def embedded(client: httpx.Client, model: str) -> list[float]:
+    found: list[float] = answered(client, "/v1/embeddings", {"model": model, "input": PROMPT})["data"][0]["embedding"]
+    return found
 
 
 def test_a_program_chooses_an_adapter(url: str, home: Path, environment: dict[str, str]) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 from inferd.chat.conversation import open_context
 from inferd.chat.reply import Reply
 from inferd.chat.request import ChatRequest
+from inferd.context import Context
 from inferd.model import Model
+from inferd.protocol import TokenLogprob
 
 
 async def answer(request: ChatRequest) -> None:
@@ -21,6 +23,7 @@ async def answer(request: ChatRequest) -> None:
     async with AsyncExitStack() as held:
         ctx, conversation = await open_context(request)
         await held.enter_async_context(ctx)
+        scores = await _scored_prompt(request, ctx) if request.echo and request.logprobs is not None else None
         if request.n > 1:
             await ctx.flush(request.adapter or None)  # computed once, then shared
         forks = [await held.enter_async_context(await ctx.fork()) for _ in range(1, request.n)]
@@ -28,7 +31,11 @@ async def answer(request: ChatRequest) -> None:
         if request.return_tokens:
             await reply.prompt(await ctx.tokens())
         if request.echo:
-            await _echo(request, reply)
+            await _echo(request, reply, scores)
+        if request.most_tokens == 0:
+            for choice in range(request.n):
+                await reply.finish("length", choice=choice)
+            return
         answers = enumerate([ctx, *forks])
         await all_of(
             [reply.write(conversation.generate(each, choice=choice), choice=choice) for choice, each in answers]
@@ -46,9 +53,19 @@ async def all_of(writing: Sequence[Coroutine[Any, Any, Any]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _echo(request: ChatRequest, reply: Reply) -> None:
+async def _scored_prompt(request: ChatRequest, ctx: Context) -> list[TokenLogprob]:
+    """Return how likely each token of the prompt is. It is computed while the context takes it once more, from its start."""
+    tokens = await ctx.tokens()
+    await ctx.truncate(0)
+    return await ctx.prompt_logprobs(tokens, request.logprobs or 0, adapter=request.adapter or None)
+
+
+async def _echo(request: ChatRequest, reply: Reply, scores: list[TokenLogprob] | None) -> None:
     prompt = request.prompt or ""
     if not isinstance(prompt, str):
         prompt = await (await Model.load(request.model)).tokenizer.decode(prompt)
     for choice in range(request.n):
-        await reply.text(prompt, choice=choice)
+        if scores is None:
+            await reply.text(prompt, choice=choice)
+        else:
+            await reply.scored_text(prompt, scores, choice=choice)

@@ -97,24 +97,25 @@ def _render_request(request: ChatRequest, form: ChatFormat) -> RenderChat:
 
 def _tool_format(request: ChatRequest, form: ChatFormat) -> str:
     """Return how calls are written: where the answer may also be JSON, they are JSON without marks."""
-    if request.output is not None and request.callable_tools():
+    if request.output is not None and request.callable_tools() and request.tool_choice.mode != "required":
         return JSON
     return form.tool_format if form.tools else HERMES
 
 
 def _constraint(request: ChatRequest, tool_format: str) -> OutputConstraint | None:
-    """Return what an answer is held to. Raises InvalidRequest where tool calls and an output format exclude each other."""
+    """Return what an answer is held to; one that has to be a call has no text that a format could hold for.
+
+    Raises InvalidRequest where tool calls and an output format exclude each other.
+    """
     tools, output = request.callable_tools(), request.output
-    if output is None:
+    if output is None or (tools and request.tool_choice.mode == "required"):
         return tool_constraint(tool_format, tools, request.tool_choice)
     if not tools:
         return output.constraint()
     constraint = output.constraint()
-    if request.tool_choice.mode == "required" or not isinstance(constraint, JsonSchema):
+    if not isinstance(constraint, JsonSchema):
         message = "tools and this output format exclude each other: a call is JSON, and so must be the format of other answers"
-        raise InvalidRequest(
-            message, param="tool_choice" if isinstance(constraint, JsonSchema) else "structured_outputs"
-        )
+        raise InvalidRequest(message, param="structured_outputs")
     return call_or_json(tools, constraint)
 
 

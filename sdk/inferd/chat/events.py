@@ -14,12 +14,15 @@ REQUIRED = frozenset({"text", "call", "id", "name", "reason", "prompt", "complet
 
 @dataclass(frozen=True)
 class TokenScore:
-    """A token's text and log-probability, and those of the most likely ones at its place. ``data``: its bytes."""
+    """A token's text and log-probability, and those of the most likely ones at its place. ``data``: its bytes.
+
+    The first token of a prompt has nothing before it, and so no log-probability.
+    """
 
     token: int
     text: str
     data: list[int]
-    logprob: float
+    logprob: float | None
     top: list[TokenScore] = field(default_factory=list)
 
 

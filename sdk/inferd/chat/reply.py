@@ -33,11 +33,13 @@ from inferd.chat.events import (
 from inferd.chat.request import ChatRequest
 from inferd.chat.token_scores import TokenScores
 from inferd.generation import Generator
-from inferd.protocol import GetUsage, InvalidRequest, SendMessage, Usage
+from inferd.protocol import GetUsage, InvalidRequest, SendMessage, TokenLogprob, Usage
 from inferd.transport import current_transport
 
 MESSAGE_KEY = "chat"
 """Of the messages that carry events, so that a program may send messages of its own beside them."""
+SCORED_AT_ONCE = 128
+"""Tokens with their alternatives in one message."""
 
 
 def new_call_id() -> str:
@@ -73,6 +75,16 @@ class Reply:
     async def text(self, text: str, *, choice: int = 0) -> None:
         """Write more text of an answer."""
         await self._send([TextDelta(checked_text("text", text), choice)])
+
+    async def scored_text(self, text: str, entries: Sequence[TokenLogprob], *, choice: int = 0) -> None:
+        """Write a text whose tokens are known with their log-probabilities, in pieces that a message has room for."""
+        at = 0
+        for start in range(0, len(entries), SCORED_AT_ONCE):
+            scores = await self._scores.of(entries[start : start + SCORED_AT_ONCE])
+            is_last = start + SCORED_AT_ONCE >= len(entries)
+            end = len(text) if is_last else min(len(text), at + sum(len(score.text) for score in scores))
+            await self._send([TextDelta(checked_text("text", text[at:end]), choice, scores=scores)])
+            at = end
 
     async def reasoning(self, text: str, *, choice: int = 0) -> None:
         """Write more of what was thought before the answer."""

@@ -31,8 +31,8 @@ class TokenScores:
 
     def _score(self, entry: TokenLogprob) -> TokenScore:
         top = [self._one(*pair) for pair in zip(entry.top_tokens, entry.top_logprobs, strict=True)]
-        return self._one(entry.token, entry.logprob or 0.0, top)
+        return self._one(entry.token, entry.logprob, top)
 
-    def _one(self, token: int, logprob: float, top: list[TokenScore] | None = None) -> TokenScore:
+    def _one(self, token: int, logprob: float | None, top: list[TokenScore] | None = None) -> TokenScore:
         data = self._bytes[token]
         return TokenScore(token, data.decode(errors="replace"), list(data), logprob, top or [])

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from inferd.protocol import ERRORS, Done, InvalidRequest, LimitExceeded, NotFound, Unavailable
-from inferd_runtime.server.gateway.replies import status_of
+from inferd_runtime.server.gateway.replies import error_reply, status_of
 from inferd_runtime.server.gateway.script_session import (
     MAX_OUTSTANDING_BYTES,
     OutstandingCalls,
@@ -26,8 +26,20 @@ def test_every_error_has_a_status_of_its_kind() -> None:
     assert statuses["program.syntax"] == 422
     assert statuses["unavailable"] == 503
     assert statuses["internal"] == 500
-    assert statuses["limit"] == 429
+    assert statuses["limit"] == 400
     assert status_of(LimitExceeded("x", limit="body_bytes")) == 413
+
+
+@pytest.mark.parametrize(
+    ("limit", "status"),
+    [("memory_mb", 400), ("wall_s", 400), ("message_bytes", 400), ("waiting", 429), ("launches_per_minute", 429),
+     ("followers", 429), ("waiting_uploads", 429), ("stored_bytes", 507), ("source_bytes", 413), ("head_bytes", 431)],
+)  # fmt: skip
+def test_only_a_limit_that_passes_is_told_to_be_asked_for_again(limit: str, status: int) -> None:
+    """Clients and libraries repeat what gets 429 by themselves, however often that takes."""
+    answer = error_reply(LimitExceeded("no", limit=limit))
+    assert answer.status_code == status
+    assert ("retry-after" in answer.headers) == (status == 429)
 
 
 def test_back_off_doubles_up_to_a_bound_and_starts_again_after_a_good_life() -> None:

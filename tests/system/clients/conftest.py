@@ -1,4 +1,4 @@
-"""One real server for all tests of a file: gateway, engine with the embedded model, sandbox workers; and the vendors' clients."""
+"""One real server for all tests here: gateway, engine with the embedded model, sandbox workers; and the vendors' clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from inferd_runtime.server.gateway.app import open_gateway
 from inferd_runtime.settings.settings import Settings
 
 ROOT = Path(__file__).parents[3]
-TOKEN = "token-of-clients-0123456789"
+TOKEN, BOB = "token-of-clients-0123456789", "token-of-bob-0123456789"
+"""Of the server's own tenant, an admin; and of another one."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,13 @@ def live_server(folder: Path, **changes: Any) -> Iterator[LiveServer]:
         yield LiveServer(gateway.url, gateway)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with live_server(tmp_path_factory.mktemp("server")) as live:
+    folder = tmp_path_factory.mktemp("server")
+    tokens = folder / "tokens"
+    tokens.write_text(f"{BOB} bob\n")
+    tokens.chmod(0o600)
+    with live_server(folder, tokens_file=tokens) as live:
         for name in ("chat", "best-of-n", "self-consistency"):
             live.upload((ROOT / "inferlets" / name / "main.py").read_text(), name)
         yield live

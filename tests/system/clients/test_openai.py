@@ -172,11 +172,6 @@ def test_programs_are_models(client: openai.OpenAI) -> None:
     assert "of 5)" in (voted.choices[0].message.content or "")
 
 
-def test_completions_take_several_prompts(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model="tiny", prompt=["one", "two"], max_tokens=4, n=2, temperature=0, echo=True)
-    assert [choice.text[:3] for choice in answer.choices] == ["one", "one", "two", "two"]
-
-
 def test_embeddings_are_the_same_as_numbers_and_as_base64(client: openai.OpenAI) -> None:
     numbers = client.embeddings.create(model="tiny", input=["a b", "c"], encoding_format="float")
     packed = client.embeddings.create(model="tiny", input=["a b", "c"])
@@ -216,22 +211,13 @@ def running(http: httpx.Client) -> int:
 
 
 @pytest.mark.parametrize(
-    ("body", "kind", "param"),
-    [
-        ({"model": "none"}, openai.NotFoundError, "model"),
-        ({"temperature": 3}, openai.BadRequestError, "temperature"),
-        ({"wrong": 1}, openai.BadRequestError, "wrong"),
-        ({"messages": [{"role": "user", "content": "x " * 9000}]}, openai.BadRequestError, None),
-        (NO_SCHEMA, openai.BadRequestError, "response_format"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_answered_is_refused_by_name(
-    client: openai.OpenAI, body: dict[str, object], kind: type[openai.APIStatusError], param: str | None
-) -> None:
-    with pytest.raises(kind) as refused:
+    ("body", "param"),
+    [({"temperature": 3}, "temperature"), ({"wrong": 1}, "wrong"), (NO_SCHEMA, "response_format")],
+)
+def test_what_cannot_be_answered_is_refused_by_name(client: openai.OpenAI, body: dict[str, object], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="tiny", messages=ASK, max_tokens=3, extra_body=body)
-    if param is not None:
-        assert refused.value.param == param  # type: ignore[attr-defined]
+    assert refused.value.param == param
 
 
 def test_a_wrong_key_is_refused(server: LiveServer) -> None:

@@ -68,7 +68,7 @@ async def test_what_is_wrong_with_a_request_is_named(serve: Serve) -> None:
         assert await launch(program="hello", arguments=[1]) == (400, "client.invalid")
         assert await launch(program="hello", argumnets={}) == (400, "client.invalid")
         assert await launch(program="hello", arguments={"name": "x"}, limits={"wall": 1}) == (400, "client.invalid")
-        assert await launch(program="hello", arguments={"name": "x"}, limits={"memory_mb": 9999}) == (429, "limit")
+        assert await launch(program="hello", arguments={"name": "x"}, limits={"memory_mb": 9999}) == (400, "limit")
         assert code_of(await post("/v1/runs", content=b"{nonsense")) == (400, "client.invalid")
         assert code_of(await post("/v1/programs", json={"files": {"main.py": "x = ("}})) == (422, "program.syntax")
         assert code_of(await served.client.get("/v1/nix")) == (404, "client.not_found")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from inferd.protocol import InferdError
 from inferd_runtime.server.dialects.anthropic.dialect import AnthropicMessages
@@ -27,8 +27,19 @@ ERROR_SHAPES: dict[str, ErrorShape] = {
     **dict.fromkeys(OPENAI_PATHS, error_reply_openai),
 }
 """By the beginning of a path."""
+SHARED_PATH = "/v1/models"
+"""What both vendors call their list of models, which they shape differently."""
+ANTHROPIC_HEADER = "anthropic-version"
+"""Every client of Anthropic's sends it, and no other one does."""
 
 
-def error_shape(path: str) -> ErrorShape | None:
-    """Return how errors under a path are written; None for the runtime's own routes."""
+def is_for_anthropic(path: str, headers: Container[str]) -> bool:
+    """Return True if a request under the shared path is of an Anthropic client."""
+    return path.startswith(SHARED_PATH) and ANTHROPIC_HEADER in headers
+
+
+def error_shape(path: str, headers: Container[str] = ()) -> ErrorShape | None:
+    """Return how errors under a path are written, for a request with these headers; None for the runtime's own routes."""
+    if is_for_anthropic(path, headers):
+        return error_reply_anthropic
     return next((shape for start, shape in ERROR_SHAPES.items() if path.startswith(start)), None)

@@ -69,8 +69,11 @@ def retry_headers(error: InferdError) -> dict[str, str]:
     status = status_of(error)
     if status in (500, 504):
         return {"x-should-retry": "false"}  # OpenAI's and Anthropic's clients ask again otherwise, and get the same
-    if status not in (429, 503):
-        return {}
+    return {"Retry-After": retry_after(error)} if status in (429, 503) else {}
+
+
+def retry_after(error: InferdError) -> str:
+    """Return the seconds after which to try again, a whole number as the header ``Retry-After`` has it."""
     seconds: Any = error.detail.get("retry_after_s")
     known = isinstance(seconds, int | float) and math.isfinite(seconds)
-    return {"Retry-After": str(max(1, math.ceil(seconds)) if known else 1)}
+    return str(max(1, math.ceil(seconds)) if known else 1)

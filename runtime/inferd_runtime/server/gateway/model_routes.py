@@ -18,6 +18,12 @@ from inferd.protocol.passes import MAX_INPUTS
 from inferd.transport import restore_transport, use_transport
 from inferd_runtime.server.chat.tenant_sessions import TenantSessions
 from inferd_runtime.server.dialects.anthropic.dialect import AnthropicCountTokens
+from inferd_runtime.server.dialects.anthropic.model_list import (
+    LISTED,
+    ModelQuery,
+    anthropic_model_json,
+    anthropic_models_body,
+)
 from inferd_runtime.server.dialects.exchange import unknown_model
 from inferd_runtime.server.dialects.openai.chat import ChatCompletions
 from inferd_runtime.server.dialects.openai.embeddings import embeddings_body, read_embeddings
@@ -29,11 +35,16 @@ from inferd_runtime.server.dialects.openai.tokens import (
     rendered_body,
     tokenized_body,
 )
+from inferd_runtime.server.dialects.reading import invalid
 from inferd_runtime.server.dialects.refusals import naming
+from inferd_runtime.server.dialects.routes import is_for_anthropic
 from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.chat_routes import ChatApi
 from inferd_runtime.server.gateway.replies import JSON_TYPE, reply
 from inferd_runtime.server.telemetry.request_ids import REQUEST_KEY
+
+MAX_DIGITS = 4
+"""Of a number in a query."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +67,22 @@ class ModelApi:
         ]
 
     async def models(self, request: Request) -> Response:
-        """Answer what clients may name as their model, and the served models with their sizes; the first is the default."""
+        """Answer what clients may name as their model, and the served models with their sizes; the first is the default.
+        Anthropic's clients get a page of the names.
+        """
+        query = _model_query(request)
         entries = await self.chat.serving.entries(request.scope[TENANT_KEY])
+        if is_for_anthropic(request.url.path, request.headers):
+            return reply(anthropic_models_body(entries, query))
         return reply({**models_body(entries), "models": self.chat.runtime.models.models})
 
     async def model(self, request: Request) -> Response:
         """Answer one of them."""
         name = request.path_params["model"]
+        shape = anthropic_model_json if is_for_anthropic(request.url.path, request.headers) else model_json
         for entry in await self.chat.serving.entries(request.scope[TENANT_KEY]):
             if entry.id == name:
-                return reply(model_json(entry))
+                return reply(shape(entry))
         raise unknown_model(name)
 
     async def embeddings(self, request: Request) -> Response:
@@ -145,3 +162,13 @@ class ModelApi:
             if name in ("", info.name):
                 return info
         raise unknown_model(name)
+
+
+def _model_query(request: Request) -> ModelQuery:
+    """Return which models a client asks for. Raises InvalidRequest, which names the parameter."""
+    query = request.query_params
+    limit = query.get("limit", str(LISTED))
+    if not (limit.isascii() and limit.isdecimal() and len(limit) <= MAX_DIGITS):
+        raise invalid("limit", "limit: it must be a number")
+    lifecycles = [*query.getlist("lifecycle"), *query.getlist("lifecycle[]")]
+    return ModelQuery(int(limit), query.get("after_id", ""), query.get("before_id", ""), lifecycles)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from inferd.protocol import InferdError
+from inferd.protocol import InferdError, LimitExceeded
 from inferd_runtime.server.dialects.routes import error_shape
+from inferd_runtime.server.dialects.statuses import TRANSIENT_LIMITS, retry_after
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.records import RunRecord
 from inferd_runtime.server.supervisor.run_keeper import AnyRun
@@ -27,16 +28,18 @@ STATUS = {
     "client.idempotency_key": 422,
     "client.unauthorized": 401,
     "client.forbidden": 403,
-    "limit": 429,
+    "limit": 400,
     "cancelled": 409,
     "unavailable": 503,
     "internal": 500,
 }
 TOO_LARGE = 413
 HEAD_TOO_LARGE = 431
+TOO_MANY = 429
+RETRIED = (TOO_MANY, 503)
 REQUEST_ID = "request_id"
 """Where a dialect's error says which request it is of, if it does."""
-NO_REQUEST: Mapping[str, Any] = {"path": ""}
+NO_REQUEST: Mapping[str, Any] = {"path": "", "headers": []}
 """What stands for a request that could not be read."""
 JSON_TYPE = "application/json"
 RESULT = b'"result":'
@@ -52,13 +55,18 @@ ROOM_LIMITS = frozenset({"programs", "stored_bytes"})
 
 
 def status_of(error: InferdError) -> int:
-    """Return the HTTP status of an error: its code's, else the nearest parent's."""
-    if error.detail.get("limit") == "head_bytes":
+    """Return the HTTP status of an error: its code's, else the nearest parent's. Clients ask again after 429, which only a limit
+    has that the same request may be within later.
+    """
+    limit = error.detail.get("limit")
+    if limit == "head_bytes":
         return HEAD_TOO_LARGE
-    if error.detail.get("limit") in SIZE_LIMITS:
+    if limit in SIZE_LIMITS:
         return TOO_LARGE
-    if error.detail.get("limit") in ROOM_LIMITS or error.detail.get("reason") == "disk_full":
+    if limit in ROOM_LIMITS or error.detail.get("reason") == "disk_full":
         return NO_ROOM
+    if isinstance(error, LimitExceeded) and limit in TRANSIENT_LIMITS:
+        return TOO_MANY
     code = error.code
     while code not in STATUS and "." in code:
         code = code.rpartition(".")[0]
@@ -71,8 +79,8 @@ def reply(value: Any, status: int = 200) -> Response:
 
 
 def error_reply(error: InferdError, scope: Mapping[str, Any] = NO_REQUEST) -> Response:
-    """Return an error in the shape of the request's dialect, by its path, else as ``{"error": {code, message, detail}}``."""
-    shape = error_shape(scope["path"])
+    """Return an error in the shape of the request's dialect; of no dialect's as ``{"error": {code, message, detail}}``."""
+    shape = error_shape(scope["path"], Headers(raw=list(scope["headers"])))
     if shape is not None:
         shaped = shape(error)
         named = {key: scope.get(REQUEST_KEY) for key in shaped.body if key == REQUEST_ID}
@@ -80,9 +88,8 @@ def error_reply(error: InferdError, scope: Mapping[str, Any] = NO_REQUEST) -> Re
         response.headers.update(shaped.headers)
     else:
         response = reply({"error": error.to_wire()}, status_of(error))
-        retry_after = error.detail.get("retry_after_s")
-        if isinstance(retry_after, int | float):
-            response.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
+        if response.status_code in RETRIED:
+            response.headers["Retry-After"] = retry_after(error)
     if response.status_code == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     return response

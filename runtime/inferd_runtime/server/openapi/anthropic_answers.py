@@ -28,6 +28,31 @@ class AnthropicError(Struct):
     request_id: str | None
 
 
+class AnthropicModel(Struct):
+    """What a client may name as its model. Both maxima are the size of its context, null where that is not known."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    deprecated_at: None
+    retires_at: None
+    line: None
+    max_input_tokens: int | None
+    max_tokens: int | None
+    capabilities: None
+
+
+class AnthropicModelPage(Struct):
+    """A page of them."""
+
+    data: list[AnthropicModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
 class SaidText(Struct, tag="text", tag_field="type"):
     """Text."""
 

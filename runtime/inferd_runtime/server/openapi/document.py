@@ -75,7 +75,7 @@ def _kinds(operations: Iterable[Operation]) -> list[Any]:
     for operation in operations:
         found += operation.body
         for answer in operation.answers.values():
-            found += [kind for kind in (answer.kind, answer.stream) if kind not in (None, dict)]
+            found += [kind for kind in (answer.kind, answer.stream, answer.other) if kind not in (None, dict)]
     return list(dict.fromkeys(found))
 
 
@@ -93,7 +93,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
         + [_parameter(one) for one in operation.parameters],
         "responses": {
             **{str(status): _answer(answer) for status, answer in operation.answers.items()},
-            **{str(status): _error(status, operation.path) for status in _statuses(operation)},
+            **{str(status): _error(status, operation) for status in _statuses(operation)},
         },
     }
     if operation.body:
@@ -130,7 +130,8 @@ def _parameter(parameter: OperationParameter) -> dict[str, Any]:
 def _answer(answer: OperationAnswer) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if answer.media:
-        content[answer.media] = {"schema": _body_schema(answer.kind)}
+        body = _body_schema(answer.kind)
+        content[answer.media] = {"schema": either(body, reference(answer.other)) if answer.other else body}
     if answer.stream is not None:
         data = {"type": "string", "contentMediaType": JSON, "contentSchema": reference(answer.stream)}
         event = {"type": "object", "properties": {"event": {"type": "string"}, "data": data}, "required": ["data"]}
@@ -147,10 +148,13 @@ def _body_schema(kind: Any) -> Schema:
     return reference(kind)
 
 
-def _error(status: int, path: str) -> dict[str, Any]:
-    """Return an error's answer in the shape of its path."""
+def _error(status: int, operation: Operation) -> dict[str, Any]:
+    """Return an error's answer in the shape of its path, or in either where two dialects share it."""
+    schema = _error_schema(operation.path)
+    if any(answer.other for answer in operation.answers.values()):
+        schema = either(schema, reference(AnthropicError))
     value: dict[str, Any] = {
-        "description": ERRORS[status], "content": {JSON: {"schema": _error_schema(path)}},
+        "description": ERRORS[status], "content": {JSON: {"schema": schema}},
     }  # fmt: skip
     if status in RETRIED:
         value["headers"] = {

@@ -176,8 +176,8 @@ class TextLogprobs(Struct):
     """Log-probabilities as lists side by side; ``text_offset``: where in the text each token begins."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

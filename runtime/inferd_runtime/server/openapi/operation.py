@@ -25,7 +25,8 @@ class OperationParameter:
 
 @dataclass(frozen=True)
 class OperationAnswer:
-    """What is sent with one status: ``kind`` is the type of a JSON body: None for text, ``dict`` for any object.
+    """What is sent with one status: ``kind`` is the type of a JSON body: None for text, ``dict`` for any object. ``other``: the
+    type of the body for the other vendor's clients, where two share a route.
 
     ``stream``: the type of each event, where the answer may come as server-sent events. ``lines``: the media type of such a
     stream as lines of JSON, "" where there is none.
@@ -35,6 +36,7 @@ class OperationAnswer:
     kind: Any = None
     media: str = JSON
     stream: Any = None
+    other: Any = None
     lines: str = ""
 
 

@@ -10,6 +10,11 @@ from inferd_runtime.server.dialects.anthropic.fields import (
     CountTokensBody,
     MessagesBody,
 )
+from inferd_runtime.server.dialects.anthropic.model_list import (
+    LIFECYCLES,
+    LISTED as MODELS_LISTED,
+    MAX_LISTED as MOST_MODELS_LISTED,
+)
 from inferd_runtime.server.dialects.openai.chat_fields import CHAT_FIELDS, ChatFields
 from inferd_runtime.server.dialects.openai.completion_fields import COMPLETION_FIELDS, CompletionFields
 from inferd_runtime.server.dialects.openai.embeddings import EMBEDDING_FIELDS, EmbeddingFields
@@ -22,6 +27,7 @@ from inferd_runtime.server.dialects.openai.tokens import (
 )
 from inferd_runtime.server.dialects.responses.fields import INCLUDED, RESPONSES_FIELDS, ResponsesBody
 from inferd_runtime.server.dialects.responses.stored import LISTED, MAX_LISTED
+from inferd_runtime.server.dialects.routes import ANTHROPIC_HEADER
 from inferd_runtime.server.gateway.requests import MAX_KEY, LaunchBody, MessageBody
 from inferd_runtime.server.openapi import (
     anthropic_answers as anthropic,
@@ -40,6 +46,18 @@ SESSION = OperationParameter(
     "x-session-id", "names a conversation, which stays in the cache between its requests", {"type": "string"}, "header"
 )
 INCLUDE = OperationParameter("include", "what to include", {"enum": list(INCLUDED)})
+FOR_ANTHROPIC = OperationParameter(
+    ANTHROPIC_HEADER, "with it answers and errors are in Anthropic's shape", {"type": "string"}, "header"
+)
+MODEL_PAGE = (
+    OperationParameter(
+        "limit", f"Anthropic's: models on a page, {MODELS_LISTED} by default",
+        {"type": "integer", "minimum": 1, "maximum": MOST_MODELS_LISTED},
+    ),
+    OperationParameter("after_id", "Anthropic's: the model before the first", {"type": "string"}),
+    OperationParameter("before_id", "Anthropic's: the model behind the last, without after_id", {"type": "string"}),
+    OperationParameter("lifecycle", "Anthropic's: every model is active", {"enum": list(LIFECYCLES)}),
+)  # fmt: skip
 ANSWERED = (404, 409, 504)
 """Errors of a request that names a model, behind which a run may be that somebody cancels, or that takes too long."""
 
@@ -216,11 +234,12 @@ RESPONSES_OPERATIONS = (
 MODEL_OPERATIONS = (
     Operation(
         method="GET", path="/v1/models", tag=MODELS, summary="What clients may name as their model",
-        answers=_says("The names", openai.ModelList),
+        parameters=(FOR_ANTHROPIC, *MODEL_PAGE),
+        answers={200: OperationAnswer("The names", openai.ModelList, other=anthropic.AnthropicModelPage)},
     ),
     Operation(
-        method="GET", path="/v1/models/{model}", tag=MODELS, summary="One of them",
-        answers=_says("The model", openai.ShownModel),
+        method="GET", path="/v1/models/{model}", tag=MODELS, summary="One of them", parameters=(FOR_ANTHROPIC,),
+        answers={200: OperationAnswer("The model", openai.ShownModel, other=anthropic.AnthropicModel)},
     ),
     Operation(
         method="POST", path="/v1/embeddings", tag=MODELS, summary="A vector for each input", body=(EmbeddingFields,),

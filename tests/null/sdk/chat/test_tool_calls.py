@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from inferd import Grammar, InvalidRequest, JsonSchema
-from inferd.chat import ChatMessage, Tool, ToolCall, ToolChoice
+from inferd.chat import ChatMessage, ChatRequest, OutputFormat, Tool, ToolCall, ToolChoice, rendered
 from inferd.chat.tool_calls import call_or_json, checked_parameters, told_in_text, tool_constraint
 from inferd_runtime.testing.transport import run_program
 
@@ -224,3 +225,21 @@ def test_an_answer_may_be_a_call_or_json_of_a_format() -> None:
             return found
 
     assert run_program(main) == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    "form", [OutputFormat("json_object"), OutputFormat("regex", "[a-z]+")], ids=lambda form: form.kind
+)
+def test_an_answer_that_has_to_be_a_call_has_no_text_for_a_format(form: OutputFormat) -> None:
+    """Libraries ask for both: what the model has to call, and what its last answer will be."""
+    asked = ChatRequest(messages=[ChatMessage("user", "x")], tools=[WEATHER], tool_choice=MUST, output=form)
+
+    async def main() -> tuple[object, object]:
+        held = (await rendered(asked)).constraint
+        plain = (await rendered(replace(asked, output=None))).constraint
+        assert held is not None
+        assert plain is not None
+        return held.constraint, plain.constraint
+
+    held, plain = run_program(main)
+    assert held == plain

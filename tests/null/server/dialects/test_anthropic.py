@@ -410,3 +410,9 @@ def test_errors_have_the_vendors_types(error: InferdError, status: int, kind: st
     reply = error_reply_anthropic(error)
     assert (reply.status, reply.body["type"], reply.body["error"]["type"]) == (status, "error", kind)
     assert ("Retry-After" in reply.headers) == (status in (429, 503))
+
+
+def test_a_prompt_that_is_too_long_is_told_in_anthropics_words() -> None:
+    """Clients that make a conversation shorter and ask again look for them."""
+    reply = error_reply_anthropic(LimitExceeded("9 tokens, 8 fit", limit="context_tokens"))
+    assert reply.body["error"]["message"] == "prompt is too long: 9 tokens, 8 fit"

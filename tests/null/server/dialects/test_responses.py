@@ -418,7 +418,7 @@ def test_tool_choices(choice: Any, wanted: ToolChoice) -> None:
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"reasoning": {"summary": "concise"}}, "reasoning.summary"),
         ({"n": 2}, "n"),
         ({"messages": []}, "messages"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 
 from inferd.protocol import InferdError
 from inferd_runtime.server.dialects.exchange import ErrorReply
-from inferd_runtime.server.dialects.statuses import retry_headers, status_of
+from inferd_runtime.server.dialects.statuses import is_prompt_too_long, retry_headers, status_of
 
 TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
@@ -25,6 +25,9 @@ TYPES: Mapping[int, str] = {
     507: "invalid_request_error",
 }
 
+TOO_LONG = "prompt is too long: "
+"""How Anthropic's message begins: clients that then make their conversation shorter look for these words."""
+
 
 def error_reply_anthropic(error: InferdError, request_id: str = "") -> ErrorReply:
     """Return an error as Anthropic's clients expect it. The field at fault is named by its message."""
@@ -35,7 +38,8 @@ def error_reply_anthropic(error: InferdError, request_id: str = "") -> ErrorRepl
 def error_body(error: InferdError, request_id: str = "") -> dict[str, Any]:
     """Return an error's JSON. ``param`` is this runtime's own: the field at fault."""
     info = error.to_wire()
-    described: dict[str, Any] = {"type": TYPES.get(status_of(error), "api_error"), "message": info.message}
+    message = TOO_LONG + info.message if is_prompt_too_long(error) else info.message
+    described: dict[str, Any] = {"type": TYPES.get(status_of(error), "api_error"), "message": message}
     if info.detail.get("param"):
         described["param"] = info.detail["param"]
     return {"type": "error", "error": described, "request_id": request_id or None}

@@ -24,8 +24,8 @@ def sse(value: Any) -> bytes:
 
 
 def shown_logprob(score: TokenScore) -> float:
-    """Return a token's log-probability as JSON can hold it: one that is impossible has OpenAI's lowest."""
-    return max(score.logprob, LOWEST_LOGPROB)
+    """Return a token's log-probability as JSON can hold it: one that is impossible, or has none, has OpenAI's lowest."""
+    return LOWEST_LOGPROB if score.logprob is None else max(score.logprob, LOWEST_LOGPROB)
 
 
 def usage_json(report: UsageReport) -> dict[str, Any]:

@@ -109,7 +109,7 @@ COMMON_FIELDS = (
     RequestField("length_penalty", "there is no beam search", (1.0,)),
     RequestField("truncate_prompt_tokens", "a prompt that is too long is refused", ()),
     RequestField("truncation_side", "a prompt that is too long is refused", ()),
-    RequestField("prompt_logprobs", "prompts are not scored", ()),
+    RequestField("prompt_logprobs", "use echo with logprobs, on /v1/completions", ()),
     RequestField("logprob_token_ids", "log-probabilities are told of the most likely tokens", ()),
     RequestField("allowed_token_ids", "use logit_bias or structured_outputs", ()),
     RequestField("bad_words", "use logit_bias", ([],)),

@@ -31,7 +31,7 @@ class CompletionFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
     """The fields that work."""
 
     prompt: str | list[str | int | list[int]]
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     best_of: int | None = None
@@ -43,9 +43,9 @@ COMPLETION_FIELDS = FieldTable(
             "prompt", f"a string, token ids, or up to {MAX_PROMPTS} strings or lists of token ids, n answers for each"
         ),
         *COMMON_FIELDS,
-        RequestField("max_tokens", f"at least 1; {DEFAULT_MAX_TOKENS} by default"),
+        RequestField("max_tokens", f"at least 1, or 0 with echo; {DEFAULT_MAX_TOKENS} by default"),
         RequestField("logprobs", f"0 to {MAX_LOGPROBS}: log-probabilities, and so many of the most likely tokens"),
-        RequestField("echo", "the text begins with the prompt; not with logprobs"),
+        RequestField("echo", "the text begins with the prompt; with logprobs its tokens are scored, too"),
         RequestField("best_of", "only n itself: a program can choose among answers (best-of-n)"),
         RequestField("thinking_token_budget", "there is no reasoning here", (-1,)),
         RequestField("suffix", "no text is filled in", ("",)),
@@ -64,8 +64,8 @@ def completion_requests(asked: CompletionFields, headers: ClientHeaders) -> list
     """Return a neutral request for each prompt. Raises InvalidRequest, which names the field."""
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
         raise refusal("best_of", "only n itself is supported: a program can choose among answers", "unsupported_value")
-    if asked.echo and asked.logprobs is not None:
-        raise refusal("logprobs", "excludes echo: prompts are not scored", "unsupported_value")
+    if asked.max_tokens == 0 and not asked.echo:
+        raise refusal("max_tokens", "0 needs echo: true")
     request = replace(
         common_request(asked, headers),
         max_tokens=DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens,

@@ -157,7 +157,8 @@ def _reason(reason: str) -> str:
 
 
 def _logprobs_json(scores: list[TokenScore], start: int) -> dict[str, Any]:
-    """Return log-probabilities as lists side by side. The token itself is always among the most likely ones of its place.
+    """Return log-probabilities as lists side by side. The token itself is always among the most likely ones of its place; the
+    first of a prompt has none, and null for them.
 
     ``start``: where in the text the first token begins.
     """
@@ -166,7 +167,11 @@ def _logprobs_json(scores: list[TokenScore], start: int) -> dict[str, Any]:
         offsets.append(offsets[-1] + len(score.text))
     return {
         "tokens": [score.text for score in scores],
-        "token_logprobs": [shown_logprob(score) for score in scores],
-        "top_logprobs": [{each.text: shown_logprob(each) for each in (*score.top, score)} for score in scores],
+        "token_logprobs": [None if score.logprob is None else shown_logprob(score) for score in scores],
+        "top_logprobs": [_top_logprobs(score) for score in scores],
         "text_offset": offsets[:-1],
     }
+
+
+def _top_logprobs(score: TokenScore) -> dict[str, float] | None:
+    return None if score.logprob is None else {each.text: shown_logprob(each) for each in (*score.top, score)}

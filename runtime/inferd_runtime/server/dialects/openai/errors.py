@@ -25,6 +25,8 @@ ENGINE_FIELDS = {"template_arguments": "chat_template_kwargs", "inputs": "input"
 """What the engine calls a field, where that is not its name here: token ids without a name are the prompt's."""
 NAMED_BY_ENGINE = CHAT_FIELDS.working | {"input", "prompt", "tokens"}
 CONTEXT_CODE = "context_length_exceeded"
+TOO_LONG = "This model's maximum context length is exceeded: "
+WRONG_KEY = "Incorrect API key provided: "
 LIMITED_FIELDS = {
     "stop": "stop",
     "logit_bias": "logit_bias",
@@ -52,7 +54,15 @@ def error_body(error: InferdError) -> dict[str, Any]:
     status = status_of(error)
     kind = TYPES.get(status, REQUEST_ERROR if status < 500 else SERVER_ERROR)
     wire = error.to_wire()
-    return {"error": {"message": wire.message, "type": kind, "param": _param(error), "code": _code(error, status)}}
+    message = _opening(error, status) + wire.message
+    return {"error": {"message": message, "type": kind, "param": _param(error), "code": _code(error, status)}}
+
+
+def _opening(error: InferdError, status: int) -> str:
+    """Return the words that OpenAI's message begins with, where libraries tell errors apart by these: LiteLLM does."""
+    if is_prompt_too_long(error):
+        return TOO_LONG
+    return WRONG_KEY if status == 401 else ""
 
 
 def _param(error: InferdError) -> str | None:

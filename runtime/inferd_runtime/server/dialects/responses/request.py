@@ -40,12 +40,12 @@ from inferd_runtime.server.dialects.sampling import allowing_no_share
 
 TEXT_MEANS_NOTHING: Mapping[str, Sequence[Any]] = {"verbosity": (None, "medium")}
 REASONING_MEANS_NOTHING: Mapping[str, Sequence[Any]] = {
-    "summary": (None, "auto"),
-    "generate_summary": (None, "auto"),
+    "summary": (None, "auto", "detailed"),
+    "generate_summary": (None, "auto", "detailed"),
     "context": (None, "auto"),
     "mode": (None, "standard"),
 }
-"""A summary "auto" is the most that there is: none, since what the model thinks is told in full."""
+"""The most detailed summary is what the model thinks itself, which is told in full: there is none beside it."""
 TOOL_MEANS_NOTHING: Mapping[str, Sequence[Any]] = {
     "allowed_callers": (None, ["direct"]),
     "defer_loading": (None, False),

@@ -62,7 +62,17 @@ def test_each_error_has_its_status_and_type(
 ) -> None:
     reply = error_reply_openai(error)
     assert reply.status == status
-    assert reply.body == {"error": {"message": error.message, "type": kind, "param": param, "code": code}}
+    told = dict(reply.body["error"])
+    assert told.pop("message").endswith(error.message)
+    assert told == {"type": kind, "param": param, "code": code}
+
+
+def test_messages_begin_with_the_words_that_libraries_look_for() -> None:
+    """LiteLLM, and what stands on it, tells a wrong key and a full context from other wrong requests by OpenAI's words."""
+    wrong_key = error_reply_openai(Unauthorized("it has expired")).body["error"]["message"]
+    assert wrong_key == "Incorrect API key provided: it has expired"
+    too_long = error_reply_openai(LimitExceeded("9 tokens, 8 fit", limit="context_tokens")).body["error"]["message"]
+    assert too_long == "This model's maximum context length is exceeded: 9 tokens, 8 fit"
 
 
 def test_clients_are_told_when_to_come_again() -> None:

@@ -1,16 +1,15 @@
-"""OpenAI's own package over a socket: chat and text completions that a real engine writes."""
+"""OpenAI's own package over a socket: the fields of chat and text completions, each with what it changes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import openai
 import pytest
-from live_server import LiveServer, live_server
-from pydantic import BaseModel
 
-pytestmark = pytest.mark.system
+from .conftest import LiveServer
+
 HELLO: Any = [{"role": "user", "content": "Hello there"}]
 SCHEMA = {
     "type": "object",
@@ -22,27 +21,10 @@ WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters"
 ASKED: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 12, "temperature": 0}
 
 
-class City(BaseModel):
-    """What an answer is held to."""
-
-    name: Literal["Bern", "Rome"]
-
-
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    server: LiveServer
-    with live_server(tmp_path_factory.mktemp("server")) as server:
-        yield server.openai()
-
-
-def test_an_answer_and_its_stream_say_the_same(client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(**ASKED)
-    chunks = list(client.chat.completions.create(**ASKED, stream=True, stream_options={"include_usage": True}))
-    texts = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
-    assert "".join(texts) == whole.choices[0].message.content
-    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
-    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 12
-    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens > 0
+def client(server: LiveServer) -> Iterator[openai.OpenAI]:
+    with server.openai() as client:
+        yield client
 
 
 def test_seeds_penalties_and_several_answers(client: openai.OpenAI) -> None:
@@ -95,10 +77,7 @@ def test_token_ids_and_usage_while_it_streams(client: openai.OpenAI) -> None:
     assert counts[-1] == 12
 
 
-def test_log_probabilities_and_a_bias(client: openai.OpenAI) -> None:
-    told = client.chat.completions.create(**ASKED, logprobs=True, top_logprobs=3).choices[0].logprobs.content
-    assert len(told) == 12
-    assert all(entry.token == entry.top_logprobs[0].token for entry in told)
+def test_a_biased_token_is_not_drawn(client: openai.OpenAI) -> None:
     first = client.chat.completions.create(**ASKED, extra_body={"return_token_ids": True}).choices[0].token_ids[0]
     biased = client.chat.completions.create(
         **ASKED, logit_bias={str(first): -100}, extra_body={"return_token_ids": True}
@@ -107,8 +86,6 @@ def test_log_probabilities_and_a_bias(client: openai.OpenAI) -> None:
 
 
 def test_formats_hold(client: openai.OpenAI) -> None:
-    parsed = client.chat.completions.parse(**{**ASKED, "max_tokens": 60}, response_format=City)
-    assert isinstance(parsed.choices[0].message.parsed, City)
     for structured, allowed in (
         ({"choice": ["yes", "no"]}, {"yes", "no"}),
         ({"regex": "(ab|cd)e"}, {"abe", "cde"}),
@@ -129,13 +106,6 @@ def test_a_tool_is_called_answered_and_the_conversation_goes_on(client: openai.O
     assert call.function.arguments in ('{"city":"Bern"}', '{"city":"Rome"}')
     said = [*HELLO, choice.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
     assert client.chat.completions.create(**{**asked, "messages": said}).usage.completion_tokens > 0
-
-
-def test_a_prediction_changes_nothing_but_the_time(client: openai.OpenAI) -> None:
-    text = client.chat.completions.create(**ASKED).choices[0].message.content
-    predicted = client.chat.completions.create(**ASKED, prediction={"type": "content", "content": text})
-    assert predicted.choices[0].message.content == text
-    assert predicted.usage.completion_tokens_details.accepted_prediction_tokens > 0
 
 
 def test_the_last_message_is_gone_on_with(client: openai.OpenAI) -> None:
@@ -161,7 +131,30 @@ def test_text_completions_of_several_prompts(client: openai.OpenAI) -> None:
     assert len(logprobs.tokens) == len(logprobs.text_offset) == 6
 
 
-def test_openais_errors(client: openai.OpenAI) -> None:
+def test_an_echoed_prompt_is_scored_as_it_was_generated(client: openai.OpenAI) -> None:
+    """What evaluation harnesses ask for: the log-probabilities of a text that somebody else chose."""
+    asked: Any = {"model": "tiny", "logprobs": 2, "temperature": 0}
+    first = client.completions.create(prompt="Hello", max_tokens=8, extra_body={"return_token_ids": True}, **asked)
+    tokens = [*first.choices[0].prompt_token_ids, *first.choices[0].token_ids]
+    generated = first.choices[0].logprobs.token_logprobs
+    for more in (0, 1):
+        scored = client.completions.create(prompt=[tokens, tokens[:3]], max_tokens=more, echo=True, **asked)
+        told = scored.choices[0].logprobs
+        assert len(told.tokens) == len(told.top_logprobs) == len(tokens) + more
+        assert told.token_logprobs[0] is None
+        assert told.token_logprobs[len(tokens) - 8 : len(tokens)] == pytest.approx(generated, abs=1e-3)
+        assert first.choices[0].text in scored.choices[0].text
+        assert len(scored.choices[1].logprobs.tokens) == 3 + more
+        assert scored.usage.prompt_tokens == len(tokens) + 3
+    whole = client.completions.create(prompt="Hello there", max_tokens=3, echo=True, **asked)
+    stream = list(client.completions.create(prompt="Hello there", max_tokens=3, echo=True, stream=True, **asked))
+    pieces = [chunk.choices[0] for chunk in stream]
+    assert "".join(piece.text for piece in pieces) == whole.choices[0].text
+    offsets = [at for piece in pieces if piece.logprobs for at in piece.logprobs.text_offset]
+    assert offsets == whole.choices[0].logprobs.text_offset
+
+
+def test_errors_have_openais_codes(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         client.chat.completions.create(**{**ASKED, "model": "nothing"})
     assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
@@ -173,5 +166,3 @@ def test_openais_errors(client: openai.OpenAI) -> None:
     assert outside.value.param == "logit_bias"
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model="tiny", prompt=[[1], [99_999_999]])
-    with pytest.raises(openai.AuthenticationError):
-        client.with_options(api_key="nobody").chat.completions.create(**ASKED)

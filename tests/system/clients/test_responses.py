@@ -1,0 +1,165 @@
+"""OpenAI's own package for responses: a real engine answers, a real store keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from .conftest import BOB, LiveServer
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bern", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+FUNCTION: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
+LONG: Any = {
+    "type": "json_schema", "name": "long",
+    "schema": {"type": "object", "properties": {"a": {"type": "string", "minLength": 5000}}, "required": ["a"]},
+}  # fmt: skip
+"""An answer that takes its time."""
+
+
+class City(BaseModel):
+    """What an answer is held to."""
+
+    name: Literal["Bern", "Rome"]
+
+
+@pytest.fixture(scope="module")
+def client(server: LiveServer) -> Iterator[openai.OpenAI]:
+    with server.openai() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def other(server: LiveServer) -> Iterator[openai.OpenAI]:
+    """Of another tenant."""
+    with server.openai(api_key=BOB) as client:
+        yield client
+
+
+def test_a_response_and_its_stream_say_the_same(client: openai.OpenAI) -> None:
+    whole = client.responses.create(model="tiny", input="Hello there", max_output_tokens=12, temperature=0)
+    events = list(
+        client.responses.create(model="tiny", input="Hello there", max_output_tokens=12, temperature=0, stream=True)
+    )
+    assert whole.output_text
+    assert events[-1].type == f"response.{whole.status}"
+    assert events[-1].response.output_text == whole.output_text
+    assert client.responses.retrieve(events[-1].response.id).output_text == whole.output_text
+
+
+def test_a_response_that_follows_another_finds_its_keys_and_values(client: openai.OpenAI) -> None:
+    first = client.responses.create(
+        model="tiny", input="Tell me about " + "trees and " * 30, max_output_tokens=20, temperature=0
+    )
+    second = client.responses.create(
+        model="tiny", input="And now?", previous_response_id=first.id, max_output_tokens=5, temperature=0
+    )
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
+    assert second.usage.input_tokens_details.cached_tokens > first.usage.input_tokens - 32
+    listed = client.responses.input_items.list(second.id, order="asc")
+    assert [item.role for item in listed] == ["user", "assistant", "user"]
+
+
+def test_a_function_is_called_and_answered(client: openai.OpenAI) -> None:
+    first = client.responses.create(
+        model="tiny",
+        input="Weather?",
+        tools=[FUNCTION],
+        tool_choice={"type": "function", "name": "weather"},
+        max_output_tokens=100,
+    )
+    (call,) = first.output
+    assert call.type == "function_call"
+    assert json.loads(call.arguments)["city"] in ("Bern", "Rome")
+    output: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
+    second = client.responses.create(model="tiny", input=output, previous_response_id=first.id, max_output_tokens=5)
+    assert second.usage is not None
+    assert second.usage.output_tokens > 0
+
+
+def test_a_response_is_held_to_a_model_and_tells_log_probabilities(client: openai.OpenAI) -> None:
+    parsed = client.responses.parse(model="tiny", input="A city?", text_format=City, max_output_tokens=60)
+    assert isinstance(parsed.output_parsed, City)
+    scored = client.responses.create(
+        model="tiny",
+        input="Hello there",
+        temperature=0,
+        max_output_tokens=3,
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+    )
+    logprobs = scored.output[0].content[0].logprobs
+    assert [len(one.top_logprobs) for one in logprobs] == [2] * len(logprobs)
+    assert len(logprobs) == 3
+
+
+def test_a_response_belongs_to_its_tenant(client: openai.OpenAI, other: openai.OpenAI) -> None:
+    response = client.responses.create(model="tiny", input="Hi", max_output_tokens=2)
+    for call in (
+        other.responses.retrieve,
+        other.responses.delete,
+        other.responses.cancel,
+        other.responses.input_items.list,
+    ):
+        with pytest.raises(openai.NotFoundError):
+            call(response.id)
+    with pytest.raises(openai.BadRequestError, match="Previous response"):
+        other.responses.create(model="tiny", input="Hi", previous_response_id=response.id)
+    client.responses.delete(response.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(response.id)
+
+
+def until_over(client: openai.OpenAI, response_id: str) -> Any:
+    """Ask for a response until it is over."""
+    for _ in range(600):
+        response = client.responses.retrieve(response_id)
+        if response.status != "in_progress":
+            return response
+    raise AssertionError("it is never over")
+
+
+def test_a_response_in_the_background_is_asked_for_until_it_is_over(client: openai.OpenAI) -> None:
+    begun = client.responses.create(model="tiny", input="Hi", background=True, max_output_tokens=5, temperature=0)
+    assert (begun.status, begun.background) == ("in_progress", True)
+    ended = until_over(client, begun.id)
+    waited = client.responses.create(model="tiny", input="Hi", max_output_tokens=5, temperature=0)
+    assert (ended.status, ended.output_text) == (waited.status, waited.output_text)
+    assert client.responses.cancel(begun.id).status == ended.status
+
+
+def test_a_response_in_the_background_is_cancelled(client: openai.OpenAI, other: openai.OpenAI) -> None:
+    begun = client.responses.create(
+        model="tiny", input="Hi", background=True, text={"format": LONG}, max_output_tokens=3000
+    )
+    with pytest.raises(openai.NotFoundError):
+        other.responses.cancel(begun.id)
+    assert client.responses.cancel(begun.id).status == "cancelled"
+    assert client.responses.retrieve(begun.id).status == "cancelled"
+    with pytest.raises(openai.NotFoundError, match="nothing"):
+        client.responses.create(model="nothing", input="Hi", background=True)
+    waited = client.responses.create(model="tiny", input="Hi", max_output_tokens=1)
+    with pytest.raises(openai.BadRequestError, match="background"):
+        client.responses.cancel(waited.id)
+
+
+def test_openais_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="nothing") as unknown:
+        client.responses.create(model="nothing", input="Hi")
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(model="tiny", input="Hi", truncation="auto")
+    assert refused.value.param == "truncation"
+    with pytest.raises(openai.BadRequestError, match="limit"):
+        client.responses.input_items.list("anything", limit=1000)
