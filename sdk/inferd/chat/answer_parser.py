@@ -31,6 +31,7 @@ class AnswerShape:
     of any other name is text. ``schemas``: those of their arguments. ``reasoning``: the marks
     around what the model thinks, None where it has none; ``thinking``: the prompt has opened them already.
     ``parallel``: there may be several calls; else the first one is the end. ``required``: the answer is calls and nothing else.
+    ``held``: its text is held to a format.
     """
 
     tool_format: str = HERMES
@@ -39,6 +40,7 @@ class AnswerShape:
     thinking: bool = False
     parallel: bool = True
     required: bool = False
+    held: bool = False
     schemas: Schemas = field(default_factory=dict)
 
     @property
@@ -117,6 +119,13 @@ class AnswerParser:
             self._held = ""
         parts = list(self._parts(last=True))
         return parts if cut and self._is_in_call else [*parts, *self._give_up()]
+
+    @property
+    def is_in_free_text(self) -> bool:
+        """True within text beside calls that nothing holds, so that it has no end of its own."""
+        is_text = self._state in (self._text, self._beginning, self._leading, self._after_thinking)
+        is_held = self._shape.required or self._shape.held or not self._shape.tools
+        return is_text and not is_held and not self._follows_call
 
     @property
     def _is_in_mark(self) -> bool:

@@ -76,6 +76,7 @@ async def rendered(request: ChatRequest, *, with_text: bool = False) -> Conversa
         thinking=reasoning is not None and not request.continue_final and written.endswith(reasoning[0]),
         parallel=request.tool_choice.parallel,
         required=request.tool_choice.mode == "required",
+        held=request.output is not None,
         schemas={tool.name: tool.parameters for tool in tools},
     )
     may_think = reasoning is not None and not request.continue_final and not written.endswith(reasoning[1])

@@ -111,7 +111,7 @@ class Reply:
             if answer.over:  # behind the only call that there may be
                 await generator.aclose()
                 break
-        is_cut = generator.finish == "length" and not answer.over
+        is_cut = not answer.over and (generator.finish == "length" or answer.ran_out(generator))
         await self._send(answer.last_events(cut=is_cut))
         self._count(generator)
         await self._finish("length" if is_cut else None, choice, generator.stopped_by, generator.stop_token)
@@ -214,6 +214,11 @@ class _AnswerStream:
     def over(self) -> bool:
         """True once nothing more can come."""
         return self._parser.over
+
+    def ran_out(self, generator: Generator[Any]) -> bool:
+        """Return True if the text ended where its tokens were used up: a constraint on calls alone calls that an end."""
+        ended = bool(generator.stopped_by) or generator.stop_token is not None
+        return generator.finish == "stop" and not ended and self._parser.is_in_free_text
 
     def last_events(self, *, cut: bool) -> list[ChatEvent]:
         """Return what was held back. ``cut``: the text could have gone on."""

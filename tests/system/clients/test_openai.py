@@ -100,6 +100,11 @@ class TestBothWays:
         assert {call.function.name for call in found} == {"weather"}
         assert any(not call.function.arguments.endswith("}") for call in found)
 
+    def test_text_beside_tools_that_is_cut_is_told_as_such(self, client: openai.OpenAI, model: str) -> None:
+        answer = client.chat.completions.create(model=model, messages=ASK, tools=[WEATHER], max_tokens=5, temperature=0)
+        assert answer.choices[0].message.content
+        assert answer.choices[0].finish_reason == "length"
+
     def test_a_conversation_with_tools_goes_on(self, client: openai.OpenAI, model: str) -> None:
         called = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
         messages = [

@@ -309,7 +309,7 @@ class Generation:
             if self._text.stopped_by:
                 self.finish = "stop"
             elif kept == room:
-                self.finish = "stop" if self._is_complete() else "length"
+                self.finish = "length" if self.spec.grammar is None or not self.spec.grammar.keeps_budget else "stop"
             if self.finish:
                 return kept, text
         return len(tokens), text
@@ -317,11 +317,6 @@ class Generation:
     def _shown_end(self, token: int) -> str:
         """Return the text of the token that ended it, if it was one of ``stop_tokens`` and shows."""
         return self._text.feed(token) if self._text.include_stop and token in self.spec.stop_tokens else ""
-
-    def _is_complete(self) -> bool:
-        """True if the constraint took the text to an end behind which nothing may follow."""
-        grammar = self.spec.grammar
-        return grammar is not None and grammar.keeps_budget and grammar.must_end()
 
     def _forced_to_end(self) -> bool:
         """True if the grammar allows end-of-text only. Then it is appended without a forward pass."""
