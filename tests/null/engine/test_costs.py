@@ -45,9 +45,8 @@ class Timed(NullDriver):
         (Timed(1.0, 0.0, pages=1), 8.0),
     ],
 )
-def test_the_fixed_part_is_told_in_rows(monkeypatch: pytest.MonkeyPatch, driver: Timed, fixed: float) -> None:
-    monkeypatch.setattr(costs.time, "perf_counter", lambda: driver.now)
-    assert measure_cost(driver).fixed == pytest.approx(fixed)
+def test_the_fixed_part_is_told_in_rows(driver: Timed, fixed: float) -> None:
+    assert measure_cost(driver, clock=lambda: driver.now).fixed == pytest.approx(fixed)
 
 
 def profiled(monkeypatch: pytest.MonkeyPatch, driver: Timed, limit: float = MOST_SECONDS) -> StepTimes:

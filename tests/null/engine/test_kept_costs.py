@@ -24,8 +24,8 @@ def kept(tmp_path: Path) -> KeptResults[KeptCosts]:
 
 
 def measured(patch: pytest.MonkeyPatch, cost: StepCost, times: StepTimes) -> None:
-    patch.setattr(kept_costs, "measure_cost", lambda driver: cost)
-    patch.setattr(kept_costs, "measure_times", lambda driver: times)
+    patch.setattr(kept_costs, "measure_cost", lambda driver, clock: cost)
+    patch.setattr(kept_costs, "measure_times", lambda driver, clock: times)
     patch.setattr(kept_costs, "clocks", lambda: (0.0, 0.0))
 
 

@@ -16,7 +16,7 @@ ROUNDS = 3
 SETTLE_GENERATIONS = 6
 SLACK_MB = 40.0
 """A worker keeps the tail of a large value now and then."""
-MOST_OF_A_WORKER_MB = 180.0
+MOST_OF_A_WORKER_MB = 260.0
 HEAVY = (
     "12 ends with 3 MB of arguments", "6 errors of 20 MB", "12 messages of 3 MB to one that does not read",
     "12 programs with 3 MB of arguments", "3 results of 20 MB", "4 outputs of 20 MB",

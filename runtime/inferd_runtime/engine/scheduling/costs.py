@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from statistics import median
+from typing import TypeAlias
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from inferd_runtime.engine.scheduling.fairness import StepCost
 from inferd_runtime.models.batch import Batch, Placement, Span
 from inferd_runtime.speculation.times import Profile, StepTimes
 
+Seconds: TypeAlias = Callable[[], float]
+"""A clock."""
 MANY = 33
 """Rows of the wide step that :func:`measure_cost` times."""
 MIXED = 8
@@ -35,45 +38,50 @@ MOST_SECONDS = 1.5
 MOST_REPEATS = 20
 
 
-def measure_cost(driver: Driver) -> StepCost:
-    """Time a step of one decode row and one of many, and return what that tells. It writes into pages, which must be unused."""
+def measure_cost(driver: Driver, clock: Seconds | None = None) -> StepCost:
+    """Time a step of one decode row and one of many, and return what that tells. It writes into pages, which must be unused.
+
+    ``clock``: by which steps are timed, ``time.perf_counter`` by default.
+    """
     many = min(MANY, driver.pages)
     if many < 2:
         return StepCost()
-    few, lots = (_median_time(driver, rows) for rows in (1, many))
+    few, lots = (_median_time(driver, rows, clock or time.perf_counter) for rows in (1, many))
     row = max((lots - few) / (many - 1), few / (LARGEST + 1), 1e-9)
     return StepCost(max(0.0, few / row - 1), row, timed=True)
 
 
-def measure_times(driver: Driver, limit: float = MOST_SECONDS) -> StepTimes:
+def measure_times(driver: Driver, limit: float = MOST_SECONDS, clock: Seconds | None = None) -> StepTimes:
     """Time steps of 1 to 64 sequences with 1 to 17 rows each, a long context, and a tree. It writes into pages, which must be
     unused.
 
     It takes about ``limit`` seconds: cheap points are timed often, and batches that would take too long not at all; those are
-    extrapolated. If not even two points fit into the cache, a row is taken to cost 1 % of a step.
+    extrapolated. If not even two points fit into the cache, a row is taken to cost 1 % of a step. ``clock``: see
+    :func:`measure_cost`.
     """
     rows = [count for count in ROWS if _fits(driver, 1, count, SHORT)]
     if len(rows) < 2:
         return StepTimes.linear(1.0, 0.01)
-    clock = _Clock(driver, limit)
-    table, sequences = [clock.row(1, rows)], [1]
-    context, reread = clock.context(rows[-1])
-    tree = clock.tree(rows[len(rows) // 2])
-    uneven = clock.uneven(MIXED) if _fits(driver, MIXED, 2, SHORT) else 0.0
+    timing = _Timing(driver, limit, clock or time.perf_counter)
+    table, sequences = [timing.row(1, rows)], [1]
+    context, reread = timing.context(rows[-1])
+    tree = timing.tree(rows[len(rows) // 2])
+    uneven = timing.uneven(MIXED) if _fits(driver, MIXED, 2, SHORT) else 0.0
     for count in SEQUENCES[1:]:
         expected = sum(table[-1]) * count / sequences[-1]
-        if not _fits(driver, count, rows[-1], SHORT) or clock.left < 2 * expected:
+        if not _fits(driver, count, rows[-1], SHORT) or timing.left < 2 * expected:
             break
-        table.append(clock.row(count, rows))
+        table.append(timing.row(count, rows))
         sequences.append(count)
     return StepTimes(Profile(sequences, rows, np.asarray(table), context, reread, tree, uneven))
 
 
-class _Clock:
+class _Timing:
     """Times batches on a driver for ``limit`` seconds in all. Of several times the shortest counts: nothing disturbed it."""
 
-    def __init__(self, driver: Driver, limit: float) -> None:
+    def __init__(self, driver: Driver, limit: float, clock: Seconds) -> None:
         self._driver = driver
+        self._clock = clock
         self._share = limit / len(SEQUENCES)
         self._end = time.perf_counter() + limit
 
@@ -138,9 +146,9 @@ class _Clock:
             self._end += time.perf_counter() - start
 
     def _time(self, batch: Batch) -> float:
-        start = time.perf_counter()
+        start = self._clock()
         _run(self._driver, batch)
-        return time.perf_counter() - start
+        return self._clock() - start
 
 
 def _run(driver: Driver, batch: Batch) -> None:
@@ -151,14 +159,14 @@ def _run(driver: Driver, batch: Batch) -> None:
         driver.forward(batch)
 
 
-def _median_time(driver: Driver, rows: int) -> float:
+def _median_time(driver: Driver, rows: int, clock: Seconds) -> float:
     batch = _decode_rows(rows, driver.page_size)
     _run(driver, batch)
     times = []
     for _ in range(REPEATS):
-        start = time.perf_counter()
+        start = clock()
         _run(driver, batch)
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
     return median(times)
 
 

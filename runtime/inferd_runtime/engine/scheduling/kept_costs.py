@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from inferd_runtime.engine.driver import Driver
-from inferd_runtime.engine.scheduling.costs import measure_cost, measure_times
+from inferd_runtime.engine.scheduling.costs import Seconds, measure_cost, measure_times
 from inferd_runtime.engine.scheduling.fairness import StepCost
 from inferd_runtime.kept_results import KeptResults, key_of
 from inferd_runtime.speculation.times import Profile, StepTimes
@@ -47,18 +47,18 @@ class KeptCosts:
 
 
 def known_costs(
-    driver: Driver, depends: tuple[object, ...], kept: KeptResults[KeptCosts]
+    driver: Driver, depends: tuple[object, ...], kept: KeptResults[KeptCosts], clock: Seconds | None = None
 ) -> tuple[StepCost, StepTimes]:
     """Return what steps of a driver cost: what is kept for all that it ``depends`` on, else what is measured now.
 
-    Measuring writes into pages, which must be unused.
+    Measuring writes into pages, which must be unused; ``clock``: see :func:`measure_cost`.
     """
     key = key_of((type(driver).__name__, driver.pages, driver.page_size, driver.kv_layout, *depends), ROOMS)
     found = kept.find(key)
     if found is not None:
         return found.cost, found.times()
     wall, cpu = clocks()
-    cost, times = measure_cost(driver), measure_times(driver)
+    cost, times = measure_cost(driver, clock), measure_times(driver, clock=clock)
     wall, cpu = (now - then for now, then in zip(clocks(), (wall, cpu), strict=True))
     # Where neighbours had the processor for long, the times say more about them: the next start measures again.
     if cost.timed and times.learns and cpu >= LEAST_SHARE * wall:

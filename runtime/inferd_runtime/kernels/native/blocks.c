@@ -14,12 +14,12 @@
 #define GROUP 32
 #define SCALES (LANES * 2)
 #define BLOCK(bits) ((bits) == 4 ? 2 * SCALES + GROUP * LANES / 2 : SCALES + GROUP * LANES)
-#define MOST_ROWS 16
-#define MOST_SUMS 16
+#define MOST_ROWS 24
+#define MOST_SUMS 24  // registers, beside those that unpacking takes
 #define TILES 8           // that one row is multiplied with at a time
 #define SMALL (1 << 17)   // weights, below which waking up threads takes longer than multiplying
 #define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL _Pragma("GCC unroll 24")
 
 INLINE __m512 halves(const uint8_t *at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at)); }
 
@@ -73,16 +73,20 @@ INLINE void multiply_rows(const int bits, const int rows, const int tiles, int a
     for (; t < all; t++) multiply_tiles(bits, rows, 1, weight + t * tile, in, out + t * LANES, inputs, outputs, add);
 }
 
-// Few rows are multiplied with several tiles at a time: as many sums as hide how long one takes.
+// Many rows are divided evenly, so that as many as possible share the unpacking of a weight. Few are multiplied with several tiles
+// at a time: as many sums as hide how long one takes.
 INLINE void multiply_part(const int bits, int all, const uint8_t *weight, const float *in, float *out, long count, long inputs,
                           long outputs, int add) {
-  for (; count >= MOST_ROWS; count -= MOST_ROWS, in += MOST_ROWS * inputs, out += MOST_ROWS * outputs)
-    multiply_rows(bits, MOST_ROWS, 1, all, weight, in, out, inputs, outputs, add);
+  while (count > 0) {
+    const long passes = (count + MOST_ROWS - 1) / MOST_ROWS, rows = (count + passes - 1) / passes;
 #define ROWS(rows, tiles) \
   case rows: multiply_rows(bits, rows, tiles, all, weight, in, out, inputs, outputs, add); break;
-  switch (count) {
-    ROWS(1, 8) ROWS(2, 4) ROWS(3, 4) ROWS(4, 4) ROWS(5, 2) ROWS(6, 2) ROWS(7, 2) ROWS(8, 2)
-    ROWS(9, 1) ROWS(10, 1) ROWS(11, 1) ROWS(12, 1) ROWS(13, 1) ROWS(14, 1) ROWS(15, 1)
+    switch (rows) {
+      ROWS(1, 8) ROWS(2, 4) ROWS(3, 4) ROWS(4, 4) ROWS(5, 3) ROWS(6, 3) ROWS(7, 3) ROWS(8, 2) ROWS(9, 1) ROWS(10, 1)
+      ROWS(11, 1) ROWS(12, 1) ROWS(13, 1) ROWS(14, 1) ROWS(15, 1) ROWS(16, 1) ROWS(17, 1) ROWS(18, 1) ROWS(19, 1)
+      ROWS(20, 1) ROWS(21, 1) ROWS(22, 1) ROWS(23, 1) ROWS(24, 1)
+    }
+    count -= rows, in += rows * inputs, out += rows * outputs;
   }
 }
 
