@@ -9,6 +9,7 @@
 
 #include <immintrin.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #define LANES 16
 #define GROUP 32
@@ -16,6 +17,9 @@
 #define BLOCK(bits) ((bits) == 4 ? 2 * SCALES + GROUP * LANES / 2 : SCALES + GROUP * LANES)
 #define MOST_ROWS 24
 #define MOST_SUMS 24  // registers, beside those that unpacking takes
+#define PANEL_ROWS 8
+#define PANEL_TILES 3
+#define MANY 32           // rows, from which on unpacking to memory is worth it
 #define TILES 8           // that one row is multiplied with at a time
 #define SMALL (1 << 17)   // weights, below which waking up threads takes longer than multiplying
 #define INLINE static inline __attribute__((always_inline))
@@ -90,13 +94,64 @@ INLINE void multiply_part(const int bits, int all, const uint8_t *weight, const 
   }
 }
 
+// Writes the weights of tiles side by side, [inputs][tiles][LANES].
+INLINE void unpack(const int bits, const int tiles, const uint8_t *weight, float *out, long inputs) {
+  const long tile = inputs / GROUP * BLOCK(bits);
+  for (int t = 0; t < tiles; t++) {
+    const uint8_t *block = weight + t * tile;
+    float *to = out + t * LANES;
+    for (long first = 0; first < inputs; first += GROUP, block += BLOCK(bits)) {
+      __m512 scale = halves(block), offset = bits == 4 ? halves(block + SCALES) : scale;
+      UNROLL for (int s = 0; s < GROUP; s++, to += tiles * LANES)
+        _mm512_store_ps(to, bits == 4 ? weight4(block, s, scale, offset) : weight8(block, s, scale));
+    }
+  }
+}
+
+// Multiplies `rows` rows with unpacked tiles.
+INLINE void multiply_panel(const int rows, const int tiles, const float *panel, const float *in, float *out, long inputs,
+                           long outputs, int add) {
+  __m512 sums[PANEL_ROWS * PANEL_TILES], weight[PANEL_TILES];
+  UNROLL for (int each = 0; each < rows * tiles; each++) sums[each] = _mm512_setzero_ps();
+  for (long at = 0; at < inputs; at++, panel += tiles * LANES) {
+    UNROLL for (int t = 0; t < tiles; t++) weight[t] = _mm512_load_ps(panel + t * LANES);
+    UNROLL for (int r = 0; r < rows; r++) {
+      __m512 value = _mm512_set1_ps(in[r * inputs + at]);
+      UNROLL for (int t = 0; t < tiles; t++) sums[r * tiles + t] = _mm512_fmadd_ps(weight[t], value, sums[r * tiles + t]);
+    }
+  }
+  UNROLL for (int each = 0; each < rows * tiles; each++) {
+    float *to = out + each / tiles * outputs + each % tiles * LANES;
+    _mm512_storeu_ps(to, add ? _mm512_add_ps(_mm512_loadu_ps(to), sums[each]) : sums[each]);
+  }
+}
+
+// Multiplies a multiple of PANEL_ROWS rows with `all` tiles, which are unpacked first.
+INLINE void multiply_many(const int bits, int all, const uint8_t *weight, const float *in, float *out, long count, long inputs,
+                          long outputs, int add) {
+  const long tile = inputs / GROUP * BLOCK(bits);
+  float *panel = aligned_alloc(64, PANEL_TILES * LANES * inputs * sizeof(float));
+#define PANEL(tiles)                                                                                              \
+  for (; t + tiles <= all; t += tiles) {                                                                          \
+    unpack(bits, tiles, weight + t * tile, panel, inputs);                                                        \
+    for (long row = 0; row < count; row += PANEL_ROWS)                                                            \
+      multiply_panel(PANEL_ROWS, tiles, panel, in + row * inputs, out + row * outputs + t * LANES, inputs, outputs, add); \
+  }
+  int t = 0;
+  PANEL(3) PANEL(2) PANEL(1)
+  free(panel);
+}
+
 INLINE void multiply(const int bits, const uint8_t *weight, const float *in, float *out, long count, long inputs, long outputs,
                      int add) {
   const long tile = inputs / GROUP * BLOCK(bits), tiles = outputs / LANES;
 #pragma omp parallel for schedule(static) if (inputs * outputs >= SMALL)
-  for (long first = 0; first < tiles; first += TILES)
-    multiply_part(bits, tiles - first < TILES ? tiles - first : TILES, weight + first * tile, in, out + first * LANES, count,
-                  inputs, outputs, add);
+  for (long first = 0; first < tiles; first += TILES) {
+    const long all = tiles - first < TILES ? tiles - first : TILES, many = count < MANY ? 0 : count / PANEL_ROWS * PANEL_ROWS;
+    const uint8_t *part = weight + first * tile;
+    if (many) multiply_many(bits, all, part, in, out + first * LANES, many, inputs, outputs, add);
+    multiply_part(bits, all, part, in + many * inputs, out + many * outputs + first * LANES, count - many, inputs, outputs, add);
+  }
 }
 
 // in [count, inputs], out [count, outputs]; inputs a multiple of GROUP, outputs of LANES. `add`: on to what is in `out`.
