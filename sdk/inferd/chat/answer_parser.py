@@ -121,6 +121,11 @@ class AnswerParser:
         return parts if cut and self._is_in_call else [*parts, *self._give_up()]
 
     @property
+    def is_thinking(self) -> bool:
+        """True within reasoning."""
+        return self._state == self._thinking
+
+    @property
     def is_in_free_text(self) -> bool:
         """True within text beside calls that nothing holds, so that it has no end of its own."""
         is_text = self._state in (self._text, self._beginning, self._leading, self._after_thinking)

@@ -206,8 +206,9 @@ class _AnswerStream:
         """Return what a step adds. Its tokens go with its first text; where it shows none, with the next."""
         self._tokens += tokens
         self._scores += scores
+        was_thinking = self._parser.is_thinking
         parts = self._parser.feed(text)
-        self.thinking = bool(parts) and isinstance(parts[0], ReasoningPart)
+        self.thinking = was_thinking or any(isinstance(part, ReasoningPart) for part in parts)
         return [self._event(part) for part in parts]
 
     @property

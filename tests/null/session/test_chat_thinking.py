@@ -1,0 +1,190 @@
+"""Answers of models that think first, and whose marks are tokens: what clients see under formats, tools and budgets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from chat_models import HERMES, ChatKind, make
+
+from inferd import protocol as p
+from inferd.chat import ChatMessage, ChatRequest, OutputFormat, SamplingOptions, Tool, ToolChoice, answer
+from inferd.transport import restore_transport, use_transport
+from inferd_grammar import GrammarCompiler, TokenTable
+from inferd_runtime.engine.adapters import AdapterSet
+from inferd_runtime.engine.engine import Engine, EngineOptions
+from inferd_runtime.server.chat.program_events import EventReader
+from inferd_runtime.server.dialects.collected import CollectedAnswer
+from inferd_runtime.session.served_model import ServedModel
+from inferd_runtime.testing.null_driver import NullDriver
+from inferd_runtime.testing.transport import DirectTransport
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+WEATHER = Tool("weather", parameters=CITY)
+FORMAT = OutputFormat("json_schema", json.dumps({**CITY, "additionalProperties": False}))
+CHOICE = OutputFormat("choice", options=["yes", "no"])
+TURNS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+BY_ITSELF = HERMES.replace("<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n")
+CLOSED = HERMES.replace("<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n<think>\n\n</think>\n\n")
+NAMED = (
+    BY_ITSELF.replace(
+        "<tool_call>\n{{ call.function | tojson }}\n</tool_call>", "[TOOL_CALLS]{{ call.function.name }}[ARGS]{}"
+    )
+    .replace("<think>", "[THINK]")
+    .replace("</think>", "[/THINK]")
+)
+NAMED_MARKS = ("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]")
+KINDS = {
+    "opened": ChatKind(HERMES, TURNS, MARKS),
+    "by itself": ChatKind(BY_ITSELF, TURNS, MARKS),
+    "special marks": ChatKind(NAMED, (*TURNS[:2], *NAMED_MARKS, TURNS[2])),
+    "closed": ChatKind(CLOSED, TURNS, MARKS),
+    "no reasoning": ChatKind(
+        BY_ITSELF.replace("'</think>' in content", "false").replace("split('</think>')", "split('x')"), TURNS, MARKS
+    ),
+}
+THINKS = ("opened", "by itself", "special marks")
+
+
+class Listening(DirectTransport):
+    """A transport that keeps what the program says to its client."""
+
+    def __init__(self, model: ServedModel, choices: int) -> None:
+        super().__init__(model)
+        self.answer = CollectedAnswer.of(choices)
+        self._reader = EventReader(choices)
+
+    async def call(self, request: Any) -> Any:
+        if not isinstance(request, p.SendMessage):
+            return await super().call(request)
+        for event in self._reader.read(request.message):
+            self.answer.add(event)
+        return p.Done()
+
+
+def served(kind: str) -> ServedModel:
+    tokenizer = make(KINDS[kind])
+    table = TokenTable.from_tokenizer_json(tokenizer.json, eos_ids=tokenizer.eos_tokens)
+    driver = NullDriver(vocab_size=table.vocab_size, pages=2048, max_context=2048)
+    info = p.ModelInfo("null", table.vocab_size, 2048, driver.page_size, list(tokenizer.eos_tokens), "null")
+    engine = Engine(driver, EngineOptions(token_budget=64))
+    return ServedModel(info, engine, tokenizer, GrammarCompiler(table), AdapterSet(driver))
+
+
+MODELS = {kind: served(kind) for kind in KINDS}
+
+
+def answered(
+    kind: str, seed: int = 1, *, ends: float = 6.0, begins: float = 6.0, **fields: Any
+) -> tuple[CollectedAnswer, p.StartGenerate]:
+    """An answer of a model that ends its reasoning now and then, and what was asked of the engine."""
+    model = MODELS[kind]
+    names = model.grammars.table.special_names
+    biases = {str(names[name]): ends for name in ("</think>", "[/THINK]") if name in names}
+    biases |= {str(names[name]): begins for name in ("<think>", "[THINK]") if name in names and kind != "opened"}
+    request = ChatRequest(
+        messages=[ChatMessage("user", "Which city?")],
+        sampling=SamplingOptions(temperature=0.7, seed=seed, logit_bias=biases),
+        speculation=False,
+        **{"max_tokens": 200, **fields},
+    )
+    transport = Listening(model, request.n)
+    token = use_transport(transport)
+    try:
+        asyncio.run(answer(request))
+    finally:
+        restore_transport(token)
+        transport.direct.close()
+    (started,) = [each for each in transport.requests if isinstance(each, p.StartGenerate)]
+    return transport.answer, started
+
+
+@pytest.mark.parametrize("kind", THINKS)
+def test_a_format_holds_what_comes_behind_the_reasoning(kind: str) -> None:
+    thought = 0
+    for seed in range(5):
+        (choice,) = answered(kind, seed, output=FORMAT)[0].choices
+        assert json.loads(choice.text)["city"] in ("Rome", "Oslo")
+        assert choice.reason == "stop"
+        assert not any(mark in choice.reasoning + choice.text for mark in ("</think>", "[/THINK]"))
+        thought += bool(choice.reasoning)
+    assert thought >= 3
+
+
+@pytest.mark.parametrize("kind", THINKS)
+def test_calls_that_must_come_come_behind_the_reasoning(kind: str) -> None:
+    thought = 0
+    for seed in range(5):
+        choice = answered(kind, seed, tools=[WEATHER], tool_choice=ToolChoice("required"))[0].choices[0]
+        assert {call.name for call in choice.calls} == {"weather"}
+        assert all(json.loads(call.arguments)["city"] in ("Rome", "Oslo") for call in choice.calls[:-1])
+        assert choice.text.strip() == ""
+        thought += bool(choice.reasoning)
+    assert thought >= 3
+
+
+@pytest.mark.parametrize("kind", THINKS)
+def test_a_model_may_end_its_reasoning_where_it_may_call_tools(kind: str) -> None:
+    """Under any constraint special tokens were out of reach, and with them the end of the reasoning."""
+    biases = [6.0 + seed / 2 for seed in range(12)]
+    asked: dict[str, Any] = {"tools": [WEATHER], "max_tokens": 120, "begins": 10.0}
+    found = [answered(kind, seed, ends=ends, **asked)[0].choices[0] for seed, ends in enumerate(biases)]
+    assert any(choice.reasoning and (choice.text or choice.calls) for choice in found)
+    assert not any("</think>" in choice.text or "[/THINK]" in choice.text for choice in found)
+
+
+@pytest.mark.parametrize("kind", ["closed", "no reasoning"])
+def test_without_reasoning_a_format_holds_from_the_first_token(kind: str) -> None:
+    (choice,) = (found := answered(kind, output=FORMAT))[0].choices
+    assert (choice.reasoning, found[1].reasoning) == ("", None)
+    assert json.loads(choice.text)["city"] in ("Rome", "Oslo")
+
+
+@pytest.mark.parametrize("kind", THINKS)
+@pytest.mark.parametrize("output", [CHOICE, None])
+@pytest.mark.parametrize("budget", [0, 7])
+def test_a_budget_ends_the_reasoning(kind: str, output: OutputFormat | None, budget: int) -> None:
+    collected, _ = answered(kind, ends=-100.0, begins=12.0, output=output, reasoning_budget=budget, max_tokens=40)
+    (choice,) = collected.choices
+    assert collected.usage.reasoning == budget + 1  # the mark behind it counts, too
+    assert choice.text
+    if output is not None:
+        assert choice.text in ("yes", "no")
+
+
+@pytest.mark.parametrize("kind", THINKS)
+def test_drafts_change_no_answer(kind: str) -> None:
+    for fields in (
+        {"output": FORMAT},
+        {"tools": [WEATHER], "tool_choice": ToolChoice("required")},
+        {"reasoning_budget": 9},
+    ):
+        plain = answered(kind, 3, **fields)[0].choices[0]
+        drafted = answered(kind, 3, **fields, prediction=plain.reasoning + plain.text)[0].choices[0]
+        calls = [[(call.name, call.arguments) for call in choice.calls] for choice in (plain, drafted)]
+        assert (plain.text, plain.reasoning, plain.reason, calls[0]) == (
+            drafted.text,
+            drafted.reasoning,
+            drafted.reason,
+            calls[1],
+        )
+
+
+@pytest.mark.parametrize("kind", ["opened", "special marks"])
+def test_calls_whose_marks_are_tokens_are_held_to_the_schema(kind: str) -> None:
+    """The marks of calls that must come were written in letters, and nothing held what stood between them."""
+    model = MODELS[kind]
+    begin = model.grammars.table.special_names["[TOOL_CALLS]" if kind == "special marks" else "<tool_call>"]
+    for seed in range(5):
+        request = {
+            "tools": [WEATHER],
+            "tool_choice": ToolChoice("required"),
+            "return_tokens": True,
+            "reasoning_budget": 0,
+        }
+        (choice,) = answered(kind, seed, **request)[0].choices
+        assert begin in choice.tokens or not choice.tokens
+        assert all(json.loads(call.arguments)["city"] in ("Rome", "Oslo") for call in choice.calls[:1])
