@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from inferd.protocol import ERRORS, Done, InvalidRequest, LimitExceeded, NotFound, Unavailable
-from inferd_runtime.server.gateway.replies import error_reply, status_of
+from inferd_runtime.server.gateway.replies import error_reply, own_status
 from inferd_runtime.server.gateway.script_session import (
     MAX_OUTSTANDING_BYTES,
     OutstandingCalls,
@@ -19,7 +19,7 @@ from inferd_runtime.server.processes.child_process import describe_exit
 
 
 def test_every_error_has_a_status_of_its_kind() -> None:
-    statuses = {code: status_of(error("x")) for code, error in ERRORS.items()}
+    statuses = {code: own_status(error("x")) for code, error in ERRORS.items()}
     assert statuses["client.not_found"] == 404
     assert statuses["client.constraint"] == 400
     assert statuses["client.unauthorized"] == 401
@@ -27,7 +27,7 @@ def test_every_error_has_a_status_of_its_kind() -> None:
     assert statuses["unavailable"] == 503
     assert statuses["internal"] == 500
     assert statuses["limit"] == 400
-    assert status_of(LimitExceeded("x", limit="body_bytes")) == 413
+    assert own_status(LimitExceeded("x", limit="body_bytes")) == 413
 
 
 @pytest.mark.parametrize(

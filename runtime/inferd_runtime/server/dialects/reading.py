@@ -25,8 +25,6 @@ MAX_SCHEMA_BYTES = 512 << 10
 """Of tools, and of a format: reading half a MiB of schemas takes the gateway about 40 ms."""
 SCHEMA_FIELDS = frozenset({"tools", "response_format", "structured_outputs", "output_format", "output_config", "text"})
 """Fields of all dialects that hold schemas."""
-MAX_TOOLS = 512
-"""Tools of one request of Anthropic's dialect or Responses."""
 MAX_WHOLE = (1 << 53) - 1
 """The highest whole number of a field without a limit of its own: what every JSON reader keeps exactly."""
 WHERE = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
@@ -167,9 +165,20 @@ def schema_format(schema: Mapping[str, Any], at: str) -> OutputFormat:
     return wanted
 
 
-def is_object_schema(schema: Mapping[str, Any]) -> bool:
-    """Return True if a schema of arguments is one of objects; one that says no type counts."""
-    return bool(schema.get("type", "object") == "object")
+def read_tool(value: Any, kind: str, struct: type[T], means_nothing: Mapping[str, Sequence[Any]], at: str) -> T:
+    """Return a tool of the client's own, which its dialect calls ``kind``. Raises InvalidRequest that names the field."""
+    given = value.get("type") if isinstance(value, dict) else None
+    if isinstance(given, str) and given != kind:
+        raise not_supported(f"{at}.type", f"tools of type {cut(given, MAX_SHOWN)!r} are")
+    tool: T = as_kind(value, struct, at)
+    check_means_nothing(tool, means_nothing, f"{at}.")
+    return tool
+
+
+def check_object_schema(schema: Mapping[str, Any], at: str) -> None:
+    """Raises InvalidRequest for a schema of arguments that is not one of objects; one that says no type is."""
+    if schema.get("type", "object") != "object":
+        raise invalid(at, f'{at}: its type must be "object"')
 
 
 def read_arguments(text: str, at: str) -> str:

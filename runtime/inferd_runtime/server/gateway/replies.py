@@ -54,9 +54,10 @@ NO_ROOM = 507
 ROOM_LIMITS = frozenset({"programs", "stored_bytes"})
 
 
-def status_of(error: InferdError) -> int:
-    """Return the HTTP status of an error: its code's, else the nearest parent's. Clients ask again after 429, which only a limit
-    has that the same request may be within later.
+def own_status(error: InferdError) -> int:
+    """Return the HTTP status of an error of the runtime's own routes: its code's, else the nearest parent's.
+
+    Clients ask again after 429, which only a limit has that the same request may be within later.
     """
     limit = error.detail.get("limit")
     if limit == "head_bytes":
@@ -87,7 +88,7 @@ def error_reply(error: InferdError, scope: Mapping[str, Any] = NO_REQUEST) -> Re
         response = reply({**shaped.body, **named}, shaped.status)
         response.headers.update(shaped.headers)
     else:
-        response = reply({"error": error.to_wire()}, status_of(error))
+        response = reply({"error": error.to_wire()}, own_status(error))
         if response.status_code in RETRIED:
             response.headers["Retry-After"] = retry_after(error)
     if response.status_code == 401:

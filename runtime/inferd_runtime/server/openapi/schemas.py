@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from inferd.protocol.chat import MAX_TOOLS
 from inferd_runtime.server.dialects.anthropic.blocks import (
     KINDS,
     MEANS_NOTHING as BLOCK_MEANS_NOTHING,
@@ -22,7 +23,6 @@ from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
 from inferd_runtime.server.dialects.openai.common_fields import MAX_TOKEN
 from inferd_runtime.server.dialects.openai.completion_fields import CompletionFields
 from inferd_runtime.server.dialects.openai.embeddings import EmbeddingFields
-from inferd_runtime.server.dialects.reading import MAX_TOOLS
 from inferd_runtime.server.dialects.responses.fields import (
     INCLUDED,
     ReasoningOptions,

@@ -11,7 +11,7 @@ from small_disk import make_read_only, make_writable, small_disk
 
 from inferd.protocol import InvalidRequest, LimitExceeded, NotFound, Unavailable
 from inferd_runtime.sandbox.messages import Bundle
-from inferd_runtime.server.gateway.replies import status_of
+from inferd_runtime.server.gateway.replies import own_status
 from inferd_runtime.server.programs.bundles import Program, make_program
 from inferd_runtime.server.programs.registry import Registry
 from inferd_runtime.server.tenancy.quotas import Quotas
@@ -116,7 +116,7 @@ def test_a_file_that_another_process_holds_is_unavailable_until_it_is_free(tmp_p
     other.execute("BEGIN EXCLUSIVE")
     with pytest.raises(Unavailable) as caught:
         registry.keep(program("third"), "ann", QUOTAS)
-    assert (reason(caught), status_of(caught.value)) == ("locked", 503)
+    assert (reason(caught), own_status(caught.value)) == ("locked", 503)
     other.execute("ROLLBACK")
     other.close()
     registry.keep(program("third"), "ann", QUOTAS)
@@ -131,7 +131,7 @@ def test_a_full_database_keeps_what_it_has(tmp_path: Path) -> None:
         db.execute("PRAGMA max_page_count=20")
     with pytest.raises(Unavailable) as caught:
         registry.keep(program("large", 500_000), "ann", QUOTAS)
-    assert (reason(caught), status_of(caught.value)) == ("disk_full", 507)
+    assert (reason(caught), own_status(caught.value)) == ("disk_full", 507)
     assert names(registry) == ["first"]
     registry.keep(program("second"), "ann", QUOTAS)
     registry.close()
@@ -178,11 +178,11 @@ def test_quotas_of_programs_and_bytes_are_named_with_a_way_out(tmp_path: Path) -
     registry.keep(program("first"), "ann", small)
     with pytest.raises(LimitExceeded, match="DELETE") as caught:
         registry.keep(program("large", 100_000), "ann", small)
-    assert (caught.value.detail["limit"], status_of(caught.value)) == ("stored_bytes", 507)
+    assert (caught.value.detail["limit"], own_status(caught.value)) == ("stored_bytes", 507)
     registry.keep(program("second"), "ann", small)
     with pytest.raises(LimitExceeded, match="DELETE") as caught:
         registry.keep(program("third"), "ann", small)
-    assert (caught.value.detail["limit"], status_of(caught.value)) == ("programs", 507)
+    assert (caught.value.detail["limit"], own_status(caught.value)) == ("programs", 507)
     assert not registry.keep(program("second"), "ann", small).created
     registry.keep(program("third"), "bob", small)
     assert registry.remove("second", "ann") == 1

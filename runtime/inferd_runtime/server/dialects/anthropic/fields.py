@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from inferd.protocol.chat import MAX_TOOLS
 from inferd.protocol.generation import MAX_STOPS
 from inferd.protocol.sampling import MAX_SEED
 from inferd_runtime.server.dialects.anthropic.blocks import CacheControl, Name
 from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
-from inferd_runtime.server.dialects.reading import MAX_TOOLS, MAX_WHOLE
+from inferd_runtime.server.dialects.reading import MAX_WHOLE
 
 MIN_BUDGET = 1024
 KEEP_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from inferd.chat import ChatMessage, ChatRequest, OutputFormat, SamplingOptions, Tool, ToolChoice
-from inferd.protocol import cut
 from inferd_runtime.server.dialects.anthropic.blocks import read_messages, read_text
 from inferd_runtime.server.dialects.anthropic.fields import (
     COUNT_TOKENS_FIELDS,
@@ -19,14 +18,13 @@ from inferd_runtime.server.dialects.anthropic.fields import (
 )
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.reading import (
-    MAX_SHOWN,
     as_kind,
-    check_means_nothing,
+    check_object_schema,
     check_tools,
     invalid,
-    is_object_schema,
     not_supported,
     read_object,
+    read_tool,
     schema_format,
 )
 from inferd_runtime.server.dialects.sampling import allowing_no_share
@@ -98,13 +96,8 @@ def counted_request(body: CountTokensBody) -> ChatRequest:
 
 
 def _tool(value: Any, at: str) -> Tool:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind != "custom":
-        raise not_supported(f"{at}.type", f"tools of type {cut(kind, MAX_SHOWN)!r} are")
-    tool: AnthropicTool = as_kind(value, AnthropicTool, at)
-    check_means_nothing(tool, TOOL_MEANS_NOTHING, f"{at}.")
-    if not is_object_schema(tool.input_schema):
-        raise invalid(f"{at}.input_schema", f'{at}.input_schema: its type must be "object"')
+    tool = read_tool(value, "custom", AnthropicTool, TOOL_MEANS_NOTHING, at)
+    check_object_schema(tool.input_schema, f"{at}.input_schema")
     return Tool(tool.name, tool.description or "", tool.input_schema)
 
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import msgspec
 
-from inferd.chat import ChatEvent, ReasoningDelta, TextDelta, TokenScore, UsageReport
+from inferd.chat import ChatEvent, ChatRequest, ChoiceFinished, ReasoningDelta, TextDelta, TokenScore, UsageReport
+from inferd.protocol import InferdError
 from inferd_runtime import __version__
-from inferd_runtime.server.dialects.openai.common_fields import Reporting
+from inferd_runtime.server.dialects.openai.common_fields import Reporting, stop_reason
+from inferd_runtime.server.dialects.openai.errors import error_body
 
 FINGERPRINT = f"fp_inferd_{__version__}"
 """What OpenAI calls the serving configuration: the version decides which tokens a seed draws."""
@@ -41,6 +43,12 @@ def usage_json(report: UsageReport) -> dict[str, Any]:
             "rejected_prediction_tokens": report.rejected_prediction,
         },
     }
+
+
+def ending(event: ChoiceFinished, request: ChatRequest) -> dict[str, Any]:
+    """Return how an answer ended; ``stop_reason`` as vLLM tells it."""
+    reason = stop_reason(event.stopped_by, event.stop_token, request)
+    return {"finish_reason": event.reason, "stop_reason": reason}
 
 
 @dataclass(frozen=True)
@@ -100,6 +108,10 @@ class ChunkWriter:
         elif self._reporting.usage:
             value["usage"] = None
         return sse(value)
+
+    def failure(self, error: InferdError) -> bytes:
+        """Return the end of a stream that broke off."""
+        return sse(error_body(error)) + DONE
 
     def closing(self) -> bytes:
         """Return the end of a stream, with the usage where it was asked for."""

@@ -21,17 +21,15 @@ from inferd.protocol import InferdError
 from inferd_runtime.server.dialects.collected import CollectedAnswer, CollectedChoice
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.openai.answer_parts import (
-    DONE,
     AnswerHead,
     ChunkWriter,
     answer_head,
+    ending,
     shown_logprob,
-    sse,
     usage_json,
 )
 from inferd_runtime.server.dialects.openai.chat_fields import chat_request, read_chat_fields
 from inferd_runtime.server.dialects.openai.common_fields import Reporting, output_field, reporting, stop_reason
-from inferd_runtime.server.dialects.openai.errors import error_body
 from inferd_runtime.server.dialects.reading import read_object
 
 WHOLE, CHUNK = "chat.completion", "chat.completion.chunk"
@@ -83,11 +81,7 @@ class ChatCompletionExchange:
                 arguments = {"index": event.call, "function": {"arguments": event.text}}
                 return self._chunk(event.choice, {"tool_calls": [arguments]})
             case ChoiceFinished():
-                ending = {
-                    "finish_reason": event.reason,
-                    "stop_reason": stop_reason(event.stopped_by, event.stop_token, self.request),
-                }
-                return self._chunk(event.choice, {}, **ending)
+                return self._chunk(event.choice, {}, **ending(event, self.request))
             case _:
                 return b""
 
@@ -97,7 +91,7 @@ class ChatCompletionExchange:
 
     def failure(self, error: InferdError) -> bytes:
         """Return the error, and the end."""
-        return sse(error_body(error)) + DONE
+        return self._writer.failure(error)
 
     def body(self, answer: CollectedAnswer) -> dict[str, Any]:
         """Return the whole answer."""

@@ -12,7 +12,13 @@ from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
 from inferd_runtime.server.dialects.openai.common_fields import COMMON_FIELDS, CommonFields, check_ends, common_request
 from inferd_runtime.server.dialects.openai.messages import HINTS, AnyMessage, TextPart, read_messages, without_nulls
-from inferd_runtime.server.dialects.openai.tools import MAX_TOOLS, AnyToolChoice, FunctionTool, read_choice, read_tools
+from inferd_runtime.server.dialects.openai.tools import (
+    MAX_FUNCTIONS,
+    AnyToolChoice,
+    FunctionTool,
+    read_choice,
+    read_tools,
+)
 from inferd_runtime.server.dialects.reading import MAX_WHOLE, as_kind, thinking_budget
 from inferd_runtime.server.dialects.refusals import refusal
 
@@ -41,7 +47,7 @@ class ChatFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_FUNCTIONS)] | None = None
     tool_choice: AnyToolChoice | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
@@ -63,7 +69,7 @@ CHAT_FIELDS = FieldTable(
         RequestField("max_completion_tokens", "at least 1; without it an answer may fill the context"),
         RequestField("logprobs", "log-probabilities of the tokens"),
         RequestField("top_logprobs", f"0 to {MAX_TOP_LOGPROBS}, with logprobs"),
-        RequestField("tools", f"up to {MAX_TOOLS} functions; arguments are held to the schema, strict or not"),
+        RequestField("tools", f"up to {MAX_FUNCTIONS} functions; arguments are held to the schema, strict or not"),
         RequestField("tool_choice", "none, auto, required, a function by name, allowed_tools"),
         RequestField("parallel_tool_calls", "false: one call at most"),
         RequestField("prediction", "drafted, so that an answer like it comes sooner; the answer is the same"),

@@ -7,22 +7,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from inferd.chat import ChatEvent, ChatRequest, ChoiceFinished, TextDelta, TokenScore, UsageReport
+from inferd.chat import ChatEvent, ChatRequest, ChoiceFinished, FinishReason, TextDelta, TokenScore, UsageReport
 from inferd.protocol import InferdError
 from inferd_runtime.server.dialects.collected import CollectedAnswer, CollectedChoice
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.openai.answer_parts import (
-    DONE,
     AnswerHead,
     ChunkWriter,
     answer_head,
+    ending,
     shown_logprob,
-    sse,
     usage_json,
 )
 from inferd_runtime.server.dialects.openai.common_fields import Reporting, output_field, reporting, stop_reason
 from inferd_runtime.server.dialects.openai.completion_fields import completion_requests, read_completion_fields
-from inferd_runtime.server.dialects.openai.errors import error_body
 from inferd_runtime.server.dialects.reading import read_object
 
 KIND = "text_completion"
@@ -71,11 +69,8 @@ class CompletionExchange:
             case TextDelta():
                 return self._text(event)
             case ChoiceFinished():
-                ending = {
-                    "finish_reason": _reason(event.reason),
-                    "stop_reason": stop_reason(event.stopped_by, event.stop_token, self.request),
-                }
-                return self._chunk(event.choice, "", **ending)
+                ended = replace(event, reason=_reason(event.reason))
+                return self._chunk(event.choice, "", **ending(ended, self.request))
             case _:
                 return b""
 
@@ -85,7 +80,7 @@ class CompletionExchange:
 
     def failure(self, error: InferdError) -> bytes:
         """Return the error, and the end."""
-        return sse(error_body(error)) + DONE
+        return self._writer.failure(error)
 
     def body(self, answer: CollectedAnswer) -> dict[str, Any]:
         """Return the whole answer."""
@@ -151,7 +146,7 @@ def _sum(reports: list[UsageReport]) -> UsageReport:
     return replace(total, prompt_tokens=reports[0].prompt_tokens) if len(reports) == 1 else total
 
 
-def _reason(reason: str) -> str:
+def _reason(reason: FinishReason) -> FinishReason:
     """Return how a text ended, which cannot be with a tool's call."""
     return "stop" if reason == "tool_calls" else reason
 

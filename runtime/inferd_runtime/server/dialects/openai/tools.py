@@ -9,7 +9,8 @@ from msgspec import Meta, Struct
 from inferd.chat import Tool, ToolChoice
 from inferd_runtime.server.dialects.refusals import refusal
 
-MAX_TOOLS = 128
+MAX_FUNCTIONS = 128
+"""As OpenAI has it."""
 ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
 
 

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from inferd.protocol.chat import MAX_TOOLS
 from inferd.protocol.sampling import MAX_SEED
 from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
-from inferd_runtime.server.dialects.reading import MAX_TOOLS, MAX_WHOLE
+from inferd_runtime.server.dialects.reading import MAX_WHOLE
 from inferd_runtime.server.dialects.responses.items import FunctionName, ItemId
 
 LOGPROBS = "message.output_text.logprobs"

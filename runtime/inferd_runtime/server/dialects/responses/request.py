@@ -13,11 +13,12 @@ from inferd_runtime.server.dialects.reading import (
     MAX_SHOWN,
     as_kind,
     check_means_nothing,
+    check_object_schema,
     check_tools,
     invalid,
-    is_object_schema,
     not_supported,
     read_object,
+    read_tool,
     schema_format,
     thinking_budget,
 )
@@ -105,13 +106,8 @@ def read_tools(body: ResponsesBody) -> list[Tool]:
 
 
 def _tool(value: Any, at: str) -> Tool:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind != "function":
-        raise not_supported(f"{at}.type", f"tools of type {cut(kind, MAX_SHOWN)!r} are")
-    tool: ResponseTool = as_kind(value, ResponseTool, at)
-    check_means_nothing(tool, TOOL_MEANS_NOTHING, f"{at}.")
-    if not is_object_schema(tool.parameters or {}):
-        raise invalid(f"{at}.parameters", f'{at}.parameters: its type must be "object"')
+    tool = read_tool(value, "function", ResponseTool, TOOL_MEANS_NOTHING, at)
+    check_object_schema(tool.parameters or {}, f"{at}.parameters")
     return Tool(tool.name, tool.description or "", tool.parameters or dict(ANY_OBJECT))
 
 
