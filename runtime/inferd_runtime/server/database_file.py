@@ -87,6 +87,17 @@ class DatabaseFile:
             db.execute("BEGIN IMMEDIATE")
             yield db
 
+    @contextmanager
+    def taking_over(self, path: Path) -> Iterator[sqlite3.Connection]:
+        """Lend the connection as :meth:`transaction` does, with the file of a process that has ended attached as ``other``."""
+        with self.reading() as db:
+            db.execute("ATTACH ? AS other", (str(path),))
+            try:
+                with self.transaction() as writing:
+                    yield writing
+            finally:
+                db.execute("DETACH other")
+
 
 def open_database(path: Path, wanted: DatabaseFormat) -> sqlite3.Connection:
     """Open the file of a format, made if there is none; one that is damaged is moved aside with a message in the log.

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from inferd_runtime.server.gateway.http_protocol import MAX_HEAD_BYTES, TypedHtt
 from inferd_runtime.server.gateway.listening import check_exposure, listen, tls_context, url_of
 from inferd_runtime.server.gateway.model_routes import ModelApi
 from inferd_runtime.server.gateway.openapi_route import document_route
+from inferd_runtime.server.gateway.replica_role import ReplicaRole
 from inferd_runtime.server.gateway.replies import error_reply
 from inferd_runtime.server.gateway.request_watch import RequestWatch
 from inferd_runtime.server.gateway.responses_routes import ResponsesApi
@@ -78,6 +79,17 @@ class Front:
 
     connections: ConnectionTable
     audit: AuditLog | None = None
+
+
+@dataclass(frozen=True)
+class Entrance:
+    """Where clients come in: who may, how much of it, and the socket that listens. ``url`` has no slash at its end."""
+
+    url: str
+    tokens: AccessTokens
+    use: TenantUse
+    front: Front
+    listener: Listener
 
 
 @dataclass(frozen=True)
@@ -170,26 +182,52 @@ async def _bug(request: Request, error: Exception) -> Response:
     return error_reply(InternalError(f"a bug in the runtime: {type(error).__name__}"), request.scope)
 
 
+@contextmanager
+def open_entrance(settings: Settings, role: ReplicaRole | None = None) -> Iterator[Entrance]:
+    """Lock the folders, load tokens and quotas, and listen. Nothing is accepted before :func:`serve_app`."""
+    check_exposure(settings)
+    tls = tls_context(settings)
+    files = raise_file_limit()
+    with ExitStack() as stack:
+        stack.enter_context(locked_folders(settings.state_dir, settings.data_dir))
+        if role is None:
+            store = stack.enter_context(contextlib.closing(TokenStore(settings.data_dir / TOKENS_FILE)))
+            tokens, quotas = load_tokens(settings, store), None
+        else:
+            tokens, quotas = role.tokens, role.quotas
+        whole = TenantQuotas(tokens, load_quotas(settings))
+        use = TenantUse(whole if quotas is None else quotas(whole), shared_sizes(settings, files))
+        front = Front(ConnectionTable(use, table_limits(settings, files)), stack.enter_context(_audit_log(settings)))
+        socket_ = stack.enter_context(contextlib.closing(listen(settings.host, settings.port)))
+        url = url_of(settings.host, socket_.getsockname()[1], tls is not None)
+        yield Entrance(url, tokens, use, front, Listener(socket_, tls, settings.header_s))
+
+
 @asynccontextmanager
-async def open_gateway(settings: Settings, commands: Commands | None = None) -> AsyncIterator[Gateway]:
-    """Listen at once, start the runtime, and stop everything in order at the end.
+async def serve_app(app: ASGIApp, settings: Settings, entrance: Entrance) -> AsyncIterator[None]:
+    """Have an application answer what comes through an entrance while the body runs."""
+    server = _Server(_uvicorn_config(app, settings), entrance.listener, entrance.front.connections)
+    async with _serving(server):
+        yield
+
+
+@asynccontextmanager
+async def open_gateway(
+    settings: Settings, commands: Commands | None = None, role: ReplicaRole | None = None
+) -> AsyncIterator[Gateway]:
+    """Listen at once, start the runtime, and stop everything in order at the end. ``role``: it is one of a cluster's replicas.
 
     Until engine and worker are up, ``/readyz`` and launches answer 503; wait for it with ``runtime.wait_ready()``. Raises
     Unavailable when the address is in use or another server has the folders, InvalidRequest for bad tokens, certificates
     and quotas, and for an address that others reach without TLS.
     """
-    check_exposure(settings)
-    tls = tls_context(settings)
-    files = raise_file_limit()
     async with AsyncExitStack() as stack:
-        stack.enter_context(locked_folders(settings.state_dir, settings.data_dir))
-        store = stack.enter_context(contextlib.closing(TokenStore(settings.data_dir / TOKENS_FILE)))
-        tokens = load_tokens(settings, store)
-        use = TenantUse(TenantQuotas(tokens, load_quotas(settings)), shared_sizes(settings, files))
-        table = ConnectionTable(use, table_limits(settings, files))
-        audit = stack.enter_context(_audit_log(settings))
-        listener = stack.enter_context(contextlib.closing(listen(settings.host, settings.port)))
-        programs = await stack.enter_async_context(open_library(settings.data_dir / REGISTRY_FILE, use.quotas))
+        entrance = stack.enter_context(open_entrance(settings, role))
+        tokens, use = entrance.tokens, entrance.use
+        library = (
+            open_library(settings.data_dir / REGISTRY_FILE, use.quotas) if role is None else role.programs(use.quotas)
+        )
+        programs = await stack.enter_async_context(library)
         archive = await stack.enter_async_context(open_archive(settings.data_dir / RUNS_FILE))
         runtime = await stack.enter_async_context(
             open_runtime(settings, commands, wait=False, use=use, archive=archive)
@@ -202,12 +240,12 @@ async def open_gateway(settings: Settings, commands: Commands | None = None) -> 
         serving = ChatServing(runtime, programs, sessions, DirectChat(runtime, sessions, builtin_main(), warm))
         own, chat = Api(runtime, programs, tokens), ChatApi(runtime, serving)
         routes = all_routes(own, ModelApi(chat, sessions), chat, responses)
-        app = make_app(routes, tokens, Front(table, audit))
-        server = _Server(_uvicorn_config(app, settings), Listener(listener, tls, settings.header_s), table)
-        url = url_of(settings.host, listener.getsockname()[1], tls is not None)
-        async with _serving(server):
+        if role is not None:
+            runtime.new_run_id, runtime.keeper.settles_all = role.run_id, True
+            routes = [*role.routes(runtime, responses), *routes]
+        async with serve_app(make_app(routes, tokens, entrance.front), settings, entrance):
             try:
-                yield Gateway(url, runtime, tokens, table)
+                yield Gateway(entrance.url, runtime, tokens, entrance.front.connections)
             finally:
                 # Runs end first: only then do the streams that follow them, which the server waits for.
                 with anyio.CancelScope(shield=True):

@@ -30,7 +30,7 @@ def stream_events(run: AnyRun, request: Request) -> StreamingResponse:
     ``?follow=false`` ends with what has happened so far. A client that leaves does not change the run.
     """
     as_sse = SSE in request.headers.get("accept", "")
-    start, follow = _first_index(request), _follow(request)
+    start, follow = first_index(request), follow_of(request)
     with ExitStack() as counted:
         if isinstance(run, Run):
             counted.enter_context(run.followed())
@@ -51,7 +51,8 @@ class EventResponse(StreamingResponse):
                 await super().__call__(scope, receive, send)
 
 
-def _first_index(request: Request) -> int:
+def first_index(request: Request) -> int:
+    """Return the index of the first event that a client asks for. Raises InvalidRequest."""
     last = request.headers.get("last-event-id")
     behind = 0 if last is None else _whole(last, "Last-Event-ID") + 1
     asked = request.query_params.get("from")
@@ -64,7 +65,8 @@ def _whole(text: str, name: str) -> int:
     return int(text)
 
 
-def _follow(request: Request) -> bool:
+def follow_of(request: Request) -> bool:
+    """Return whether a client waits for what is to come. Raises InvalidRequest."""
     text = request.query_params.get("follow", "true")
     if text not in ("true", "false"):
         raise InvalidRequest(f"follow must be true or false, got {text!r}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -20,7 +20,7 @@ from inferd_runtime.server.programs.bundles import Program, assemble_program
 from inferd_runtime.server.programs.parser_messages import ParsedUpload
 from inferd_runtime.server.programs.parser_pool import ParserPool
 from inferd_runtime.server.programs.registry import Entry, Registry, StoredProgram, Uploaded
-from inferd_runtime.server.tenancy.quotas import QuotasOf
+from inferd_runtime.server.tenancy.quotas import Quotas, QuotasOf
 
 CACHED_BYTES = 32 << 20
 """Source and interfaces of programs that can be launched without being parsed again."""
@@ -28,6 +28,25 @@ MAX_RESOLVED = 4096
 """References of tenants that are remembered."""
 T = TypeVar("T")
 Key = tuple[str, str, str]
+
+
+class Programs(Protocol):
+    """Where programs are kept: :class:`Registry`, or what asks another process for them. Its calls block."""
+
+    def keep(self, program: Program, tenant: str, quotas: Quotas) -> Uploaded:
+        """Keep a program."""
+
+    def resolve(self, reference: str, tenant: str) -> Key:
+        """Return the hash, name and version that a reference stands for."""
+
+    def find(self, key: Key) -> StoredProgram:
+        """Return the program of a resolved reference."""
+
+    def remove(self, reference: str, tenant: str) -> int:
+        """Remove programs; returns how many."""
+
+    def entries(self, tenant: str) -> list[Entry]:
+        """Return a tenant's programs, newest first."""
 
 
 class ProgramCache:
@@ -59,7 +78,8 @@ class ProgramCache:
 class ResolvedReferences:
     """What references stood for when they were looked up, until the programs change."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_RESOLVED) -> None:
+        self._most = most
         self.changes = 0
         """How often the programs have changed: what was looked up before the last time is not kept."""
         self._keys: dict[tuple[str, str], Key] = {}
@@ -70,9 +90,9 @@ class ResolvedReferences:
 
     def put(self, reference: str, tenant: str, key: Key, changes: int) -> None:
         """Keep what was looked up when ``changes`` was the number of changes."""
-        if changes != self.changes:
+        if changes != self.changes or not self._most:
             return
-        if len(self._keys) >= MAX_RESOLVED:
+        if len(self._keys) >= self._most:
             self._keys.clear()
         self._keys[tenant, reference] = key
 
@@ -85,13 +105,15 @@ class ResolvedReferences:
 class ProgramLibrary:
     """Made by :func:`open_library`; belongs to one event loop."""
 
-    def __init__(self, registry: Registry, parsers: ParserPool, quotas: QuotasOf) -> None:
+    def __init__(
+        self, registry: Programs, parsers: ParserPool, quotas: QuotasOf, most_resolved: int = MAX_RESOLVED
+    ) -> None:
         self._registry = registry
         self._parsers = parsers
         self._quotas = quotas
         self._thread = anyio.CapacityLimiter(1)
         self._cache = ProgramCache()
-        self._resolved = ResolvedReferences()
+        self._resolved = ResolvedReferences(most_resolved)
 
     async def upload(self, read: Callable[[], Awaitable[bytes]], tenant: str) -> Uploaded:
         """Parse and keep the program that ``read`` returns as JSON; see :class:`UploadBody`.
@@ -107,7 +129,7 @@ class ProgramLibrary:
 
     async def find(self, reference: str, tenant: str) -> Program:
         """Return a program, parsed again if need be. Raises what :meth:`Registry.resolve` raises."""
-        key = self._resolved.get(reference, tenant) or await self._resolve(reference, tenant)
+        key = await self.resolve(reference, tenant)
         found = self._cache.get(key)
         if found is not None:
             return found
@@ -121,6 +143,15 @@ class ProgramLibrary:
     async def remove(self, reference: str, tenant: str) -> int:
         """Remove programs; see :meth:`Registry.remove`."""
         return await self._change(lambda: self._registry.remove(reference, tenant))
+
+    async def resolve(self, reference: str, tenant: str) -> Key:
+        """Return the hash, name and version that a reference stands for. Raises what :meth:`Registry.resolve` raises."""
+        return self._resolved.get(reference, tenant) or await self._resolve(reference, tenant)
+
+    async def stored(self, key: Key) -> StoredProgram:
+        """Return the source of what :meth:`resolve` returned. Raises NotFound if it was removed meanwhile."""
+        found: StoredProgram = await self._in_thread(lambda: self._registry.find(key))
+        return found
 
     async def _resolve(self, reference: str, tenant: str) -> Key:
         changes = self._resolved.changes
@@ -139,7 +170,7 @@ class ProgramLibrary:
         return self._registry.keep(program, tenant, self._quotas(tenant))
 
     async def _load(self, key: Key) -> Program:
-        stored: StoredProgram = await self._in_thread(lambda: self._registry.find(key))
+        stored = await self.stored(key)
         parsed = await self._parsers.parse(stored.bundle)
         program = assemble_program(parsed.bundle, parsed.interface, stored.name, stored.version)
         if program.id != stored.id:

@@ -33,6 +33,14 @@ SELECT number, id, tenant, size, stored FROM responses LIMIT 0;
 SELECT tenant, id, response FROM items LIMIT 0;
 """
 FORMAT = DatabaseFormat(1, SCHEMA, CHECK, "the store of responses", "its responses are forgotten")
+COLUMNS = "id, tenant, size, stored"
+TAKE_OVER = (
+    f"INSERT OR IGNORE INTO responses ({COLUMNS}) SELECT {COLUMNS} FROM other.responses ORDER BY number",
+    "INSERT OR IGNORE INTO items SELECT items.tenant, items.id, responses.number FROM other.items AS items "
+    "JOIN other.responses AS theirs ON theirs.number = items.response "
+    "JOIN main.responses AS responses ON responses.id = theirs.id",
+)
+"""What copies the tables of the attached file ``other``, in which responses have other numbers."""
 RESPONSE_BYTES = 512
 ITEM_BYTES = 256
 """What a response and an item that can be referred to take beside their contents, about."""
@@ -61,6 +69,13 @@ class ResponseFile:
             number = db.execute("INSERT INTO responses (id, tenant, size, stored) VALUES (?, ?, ?, ?)", row).lastrowid
             rows = [(tenant, item, number) for item in items]
             db.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?)", rows)
+
+    def take_over(self, path: Path) -> None:
+        """Take all that is in the file of a server that has ended; what is here already stays as it is."""
+        ResponseFile(path).close()  # it may have to be mended, or be of an older format
+        with self._file.taking_over(path) as db:
+            for copy in TAKE_OVER:
+                db.execute(copy)
 
     def delete(self, tenant: str, response_id: str) -> bool:
         """Forget a response. Returns False if the tenant has none of that id."""

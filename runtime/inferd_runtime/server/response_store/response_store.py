@@ -99,6 +99,10 @@ class ResponseStore:
         if not await self._archive.read(lambda file: file.delete(tenant, response_id)):
             raise unknown_response(response_id)
 
+    async def take_over(self, path: Path) -> None:
+        """Take the responses from the file of a server that has ended. Raises Unavailable."""
+        await self._archive.read(lambda file: file.take_over(path))
+
 
 @asynccontextmanager
 async def open_response_store(path: Path, quotas: QuotasOf, most_bytes: int) -> AsyncIterator[ResponseStore]:

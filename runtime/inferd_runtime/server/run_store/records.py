@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 import msgspec
 
 from inferd.protocol import ErrorInfo
@@ -12,6 +14,11 @@ SHOWN_MESSAGE = 500
 """Characters of an error's message in a list of runs."""
 RECORD_BYTES = 1024
 """Bytes that are counted for a run beside its events, its result and its error."""
+
+
+def new_run_id(server: str = "") -> str:
+    """Return an id for a run. ``server``: hexadecimal digits that it begins with, which tell where it was launched."""
+    return f"run-{server}{secrets.token_hex(8)}"
 
 
 class ProgramName(msgspec.Struct, frozen=True):

@@ -59,6 +59,15 @@ SELECT run, relaunch, attempts, position, digest FROM relaunches LIMIT 0;
 SELECT run, number, message FROM inputs LIMIT 0;
 """
 FORMAT = DatabaseFormat(2, SCHEMA, CHECK, "the store of runs", "its runs are forgotten")
+RUN_COLUMNS = "id, tenant, over, size, record, listed, result"
+TAKE_OVER = (
+    f"INSERT OR IGNORE INTO runs ({RUN_COLUMNS}) SELECT {RUN_COLUMNS} FROM other.runs ORDER BY number",
+    "INSERT OR IGNORE INTO events SELECT * FROM other.events",
+    "INSERT OR IGNORE INTO keys SELECT * FROM other.keys",
+    "INSERT OR IGNORE INTO relaunches SELECT * FROM other.relaunches",
+    "INSERT OR IGNORE INTO inputs SELECT * FROM other.inputs",
+)
+"""What copies the tables of the attached file ``other``."""
 KEY_SECONDS = 24 * 3600.0
 """How long a key stands for its launch."""
 MAX_KEYS = 10_000
@@ -161,6 +170,19 @@ class RunFile:
                 if place and (too_many or (quotas.kept_bytes and total > quotas.kept_bytes)):
                     gone.append((run,))
             db.executemany("DELETE FROM runs WHERE id = ?", gone)
+
+    def take_over(self, path: Path, error: ErrorInfo) -> list[str]:
+        """Take all that is in the file of a server that has ended, and return the ids of its runs that are to start again.
+
+        Its other active runs end with ``error``. What is here already stays as it is, so it may be done twice.
+        """
+        with contextlib.closing(RunFile(path)) as other:
+            other.end_active(error)
+            unfinished = other.unfinished()
+        with self._file.taking_over(path) as db:
+            for copy in TAKE_OVER:
+                db.execute(copy)
+        return unfinished
 
     def end_active(self, error: ErrorInfo) -> int:
         """End the runs that were active when the last server ended, but for those to start again. Returns how many."""

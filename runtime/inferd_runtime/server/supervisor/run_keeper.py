@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -97,6 +98,8 @@ class RunKeeper:
         self.archive = archive
         self._runs = runs
         self._quotas = quotas
+        self.settles_all = False
+        """Whether :meth:`settled` waits for every run, not only for those that survive."""
         self._recent: dict[tuple[str, str], KeptKey] = {}
         self._recovered = anyio.Event()
         if archive is None:
@@ -172,7 +175,7 @@ class RunKeeper:
 
     async def settled(self, run: AnyRun) -> None:
         """Wait until what happened to a run that survives is on disk, as far as the store works."""
-        if self.archive is not None and isinstance(run, Run) and run.survives:
+        if self.archive is not None and isinstance(run, Run) and (run.survives or self.settles_all):
             with contextlib.suppress(Unavailable):
                 await self.archive.read(lambda file: None)
 
@@ -282,6 +285,20 @@ class RunKeeper:
             log.warning("%d runs were active when the last server ended", ended)
         for name in await archive.read(lambda file: file.unfinished()):
             resume(await archive.read(partial(_unfinished_run, name)))
+
+    async def take_over(self, path: Path, resume: Callable[[UnfinishedRun], None]) -> int:
+        """Take the runs from the store of a server that has ended; those that survive are resumed. Returns how many those are.
+
+        Raises Unavailable.
+        """
+        await self._recovered.wait()
+        if self.archive is None:
+            raise Unavailable("runs are kept in memory only")
+        names = await self.archive.read(lambda file: file.take_over(path, SERVER_ENDED.to_wire()))
+        for name in names:
+            if self._runs.find(name) is None:
+                resume(await self.archive.read(partial(_unfinished_run, name)))
+        return len(names)
 
 
 def _append(run: str, events: list[StoredEvent], said: Said | None, file: RunFile) -> None:

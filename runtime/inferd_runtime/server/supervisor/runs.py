@@ -6,7 +6,6 @@ Everything here is a synchronous state machine but for :meth:`Run.follow` and :m
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
@@ -22,7 +21,7 @@ import msgspec
 from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, LimitExceeded, NotFound, cut, shown
 from inferd_runtime.sandbox.messages import Limits, Output, RunFinished, RunUsage, Sent
 from inferd_runtime.server.programs.bundles import Program
-from inferd_runtime.server.run_store.records import ProgramName, RunRecord, Said, StoredEvent
+from inferd_runtime.server.run_store.records import ProgramName, RunRecord, Said, StoredEvent, new_run_id
 from inferd_runtime.server.supervisor.transcript import MESSAGE, RunReplay, Transcript
 from inferd_runtime.server.tenancy.quotas import QuotasOf, quota_exceeded
 
@@ -143,7 +142,7 @@ class Run:
     tenant: str
     limits: Limits
     buffer: EventBuffer
-    id: str = field(default_factory=lambda: f"run-{secrets.token_hex(8)}")
+    id: str = field(default_factory=new_run_id)
     created_at: float = field(default_factory=time.time)
     started_at: float | None = None
     finished_at: float | None = None

@@ -45,7 +45,7 @@ from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.processes.rundir import SOCKETS, let_children_connect, make_sockets_folder, run_directory
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.archive import RunArchive
-from inferd_runtime.server.run_store.records import KeptKey, UnfinishedRun
+from inferd_runtime.server.run_store.records import KeptKey, UnfinishedRun, new_run_id
 from inferd_runtime.server.supervisor.charging import charge_produced_tokens
 from inferd_runtime.server.supervisor.engine_supervisor import EngineSupervisor
 from inferd_runtime.server.supervisor.held_runs import HeldRun, RunRequest, check_undelivered, session_of
@@ -134,6 +134,7 @@ class Runtime:
         self.tenant_totals = TenantTotals()
         self.traces: RunObserver | None = None
         """Hears of runs that begin and end."""
+        self.new_run_id: Callable[[], str] = new_run_id
         self._wiring = wiring
         self._held: dict[str, HeldRun] = {}
         self._undelivered: dict[str, list[str]] = {}
@@ -190,7 +191,7 @@ class Runtime:
         self.use.admit_launch(tenant)
         run = Run(
             asked.program, asked.arguments, tenant, asked.limits, EventBuffer(self.settings.run_event_bytes),
-            on_cancel=self._end, on_message=self._deliver, retry_safe=asked.retry_safe,
+            id=self.new_run_id(), on_cancel=self._end, on_message=self._deliver, retry_safe=asked.retry_safe,
             seed=secrets.randbits(SEED_BITS) if asked.seed is None else asked.seed,
         )  # fmt: skip
         self.fleet.pool.submit(run.id, tenant)
@@ -212,7 +213,7 @@ class Runtime:
         tasks.start_soon(self.fleet.run)
         tasks.start_soon(self._watch_clock)
         tasks.start_soon(charge_produced_tokens, self.engine, self.use)
-        tasks.start_soon(self.keeper.recover, self._resume)
+        tasks.start_soon(self.keeper.recover, self.resume)
         self.fleet.apply()
 
     async def wait_ready(self) -> None:
@@ -259,8 +260,8 @@ class Runtime:
             self.fleet.send(held.worker, Cancel(run.id, error))
         self._leave_worker(run)
 
-    def _resume(self, unfinished: UnfinishedRun) -> None:
-        """Start a run again that the last server left, or end it if it was started too often."""
+    def resume(self, unfinished: UnfinishedRun) -> None:
+        """Start a run again that another server left, or end it if it was started too often."""
         run = resumed_run(unfinished, self.settings.run_event_bytes)
         run.on_cancel, run.on_message = self._end, self._deliver
         self.runs.add(run)

@@ -1,0 +1,1 @@
+"""The one address of a cluster: decides which replica a request goes to, and passes bytes on in both directions."""

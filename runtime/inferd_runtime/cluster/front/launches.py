@@ -1,0 +1,119 @@
+"""``POST /v1/runs``: a launch is sent to one replica, and to no other one unless that has what the first one left.
+
+Each launch has a key. One whose replica ended before it answered is asked for again at the heir, which knows by the key whether
+the run was begun.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+
+import anyio.lowlevel
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from inferd.protocol import Unavailable
+from inferd_runtime.cluster.front.hop_client import Headers, HopClient, HopRequest, ReplicaGone, hop_request
+from inferd_runtime.cluster.front.members import Launching, Member, Members
+from inferd_runtime.cluster.front.proxied import OF_A_CONNECTION
+from inferd_runtime.cluster.front.start_keys import Beginning, launch_beginning
+from inferd_runtime.cluster.hop import pinned
+from inferd_runtime.server.gateway.audit import SUBJECT_KEY
+from inferd_runtime.server.gateway.auth import TENANT_KEY
+from inferd_runtime.server.gateway.chat_routes import SESSION_HEADER
+from inferd_runtime.server.gateway.requests import launch_key
+from inferd_runtime.server.programs.library import ProgramLibrary
+
+KEY_HEADER = b"idempotency-key"
+MOST_KEYS = 10_000
+MOST_TRIES = 8
+
+
+class LaunchedRun(msgspec.Struct, frozen=True):
+    """What of a launch's answer the front needs."""
+
+    id: str
+
+
+@dataclass
+class Launches:
+    """Belongs to the front's event loop."""
+
+    hop: HopClient
+    members: Members
+    programs: ProgramLibrary
+    key: str
+    _homes: OrderedDict[tuple[str, str], str] = field(default_factory=OrderedDict)
+    """By tenant and a client's key the replica that was asked."""
+
+    async def launch(self, request: Request, body: bytes) -> Response:
+        """Answer a launch."""
+        tenant, key = request.scope[TENANT_KEY], launch_key(request)
+        fields = _fields(body)
+        program = await self._program(fields, tenant)
+        sent = hop_request(request, self.key, body if program is None else self._pinned(fields, tenant, program))
+        if not key:
+            sent = replace(sent, headers=[*sent.headers, (KEY_HEADER, f"front-{secrets.token_hex(12)}".encode())])
+        arguments = bytes(fields.get("arguments", b""))
+        session = request.headers.get(SESSION_HEADER)
+        beginning = launch_beginning("" if program is None else program[0], arguments, session)
+        home = self._homes.get((tenant, key)) if key else None
+        for _ in range(MOST_TRIES):
+            async with self._at(home, tenant, beginning) as launching:
+                self._remember(tenant, key, launching.member)
+                try:
+                    return await self._send(request, sent, launching)
+                except ReplicaGone as gone:
+                    home = launching.member.name if gone.reached else None
+            await anyio.lowlevel.checkpoint()
+        raise Unavailable("no replica could be asked to start this run", retry_after_s=1.0)
+
+    async def _send(self, request: Request, sent: HopRequest, launching: Launching) -> Response:
+        """Send a launch to a replica, and note the run that it became. Raises ReplicaGone."""
+        member = launching.member
+        with self.members.watched(member):
+            async with self.hop.stream(member.url, sent) as answer:
+                data = await answer.aread()
+        headers: Headers = [(name, value) for name, value in answer.headers if name.lower() not in OF_A_CONNECTION]
+        if answer.status in (200, 201):
+            launching.run = request.scope[SUBJECT_KEY] = msgspec.json.decode(data, type=LaunchedRun).id
+        response = Response(data, answer.status)
+        response.raw_headers = headers
+        return response
+
+    def _at(self, home: str | None, tenant: str, beginning: Beginning) -> AbstractAsyncContextManager[Launching]:
+        if home is None:
+            return self.members.launching(tenant, beginning)
+        return self.members.launching_at(home, tenant, beginning)
+
+    async def _program(self, fields: dict[str, msgspec.Raw], tenant: str) -> tuple[str, str, str] | None:
+        """Return the program that a launch names; None where it names none, which the replica says. Raises NotFound."""
+        try:
+            reference = msgspec.json.decode(fields.get("program", b""), type=str)
+        except msgspec.MsgspecError:
+            return None
+        return await self.programs.resolve(reference, tenant)
+
+    def _pinned(self, fields: dict[str, msgspec.Raw], tenant: str, program: tuple[str, str, str]) -> bytes:
+        reference = msgspec.json.encode(pinned(self.key, tenant, program))
+        return msgspec.json.encode({**fields, "program": msgspec.Raw(reference)})
+
+    def _remember(self, tenant: str, key: str, member: Member) -> None:
+        if key:
+            self._homes[tenant, key] = member.name
+            self._homes.move_to_end((tenant, key))
+            while len(self._homes) > MOST_KEYS:
+                self._homes.popitem(last=False)
+
+
+def _fields(body: bytes) -> dict[str, msgspec.Raw]:
+    """Return the fields of a launch's body as they are; none of a body that is no JSON object, which the replica refuses."""
+    try:
+        fields: dict[str, msgspec.Raw] = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, RecursionError):
+        return {}
+    return fields

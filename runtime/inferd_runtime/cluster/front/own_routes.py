@@ -1,0 +1,176 @@
+"""What the front answers itself: programs, which it keeps, and what is the sum of what replicas answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import msgspec
+from prometheus_client import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from inferd.protocol import PROTOCOL_VERSION, InferdError
+from inferd_runtime import __version__
+from inferd_runtime.cluster.front.hop_client import HopClient, HopRequest, hop_request
+from inferd_runtime.cluster.front.members import Member, Members
+from inferd_runtime.server.gateway.auth import ROLE_KEY, TENANT_KEY, AccessTokens, require_admin
+from inferd_runtime.server.gateway.openapi_route import document_route
+from inferd_runtime.server.gateway.replies import program_json, reply
+from inferd_runtime.server.gateway.requests import read_bytes
+from inferd_runtime.server.programs.library import ProgramLibrary
+from inferd_runtime.server.tenancy.quotas import Role
+from inferd_runtime.server.tenancy.tenant_use import TenantUse
+from inferd_runtime.settings.settings import Settings
+
+SECONDS = 30.0
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class OwnRoutes:
+    """The routes."""
+
+    settings: Settings
+    programs: ProgramLibrary
+    members: Members
+    hop: HopClient
+    key: str
+    use: TenantUse
+    tokens: AccessTokens
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routing table."""
+        return [
+            Route("/livez", self.livez),
+            Route("/readyz", self.readyz),
+            Route("/version", self.version),
+            Route("/metrics", self.metrics),
+            Route("/v1/cluster", self.cluster),
+            Route("/v1/tenants", self.tenants),
+            Route("/v1/programs", self.list_programs, methods=["GET"]),
+            Route("/v1/programs", self.upload, methods=["POST"]),
+            Route("/v1/programs/{reference}", self.get_program, methods=["GET"]),
+            Route("/v1/programs/{reference}", self.remove_program, methods=["DELETE"]),
+            Route("/v1/runs", self.list_runs, methods=["GET"]),
+            document_route(),
+        ]
+
+    async def livez(self, request: Request) -> Response:
+        """Answer that the process is alive."""
+        return reply({"live": True})
+
+    async def version(self, request: Request) -> Response:
+        """Answer the versions of inferd and of its protocol."""
+        return reply({"version": __version__, "protocol": PROTOCOL_VERSION})
+
+    async def readyz(self, request: Request) -> Response:
+        """Answer 200 if a replica takes runs, else 503."""
+        usable = len(self.members.usable())
+        return reply(
+            {"ready": usable > 0, "replicas": {"up": len(self.members.live), "usable": usable}}, 200 if usable else 503
+        )
+
+    async def cluster(self, request: Request) -> Response:
+        """Answer how each replica is: to admins alone."""
+        require_admin(request.scope)
+        loads = self.members.router.loads
+        replicas = [
+            {
+                "name": one.name, "url": one.url, "ready": one.report.ready, "draining": one.report.draining,
+                "starts": loads.get(one.name, 0), "runs": len(one.report.runs), "waiting": one.report.waiting,
+                "jobs": one.report.jobs, "kv_use": round(one.report.kv_use, 4), "heir_of": one.report.heir_of,
+            }
+            for one in self.members.live.values()
+        ]  # fmt: skip
+        return reply({"replicas": replicas, "without_heir": sorted(self.members.without_heir)})
+
+    # Programs -------------------------------------------------------------------------------------------------------
+
+    async def upload(self, request: Request) -> Response:
+        """Keep a program: 201, or 200 when it was there already."""
+
+        async def read() -> bytes:
+            return await read_bytes(request, self.settings.max_body_bytes, self.use.bodies)
+
+        done = await self.programs.upload(read, request.scope[TENANT_KEY])
+        return reply({**program_json(done.program), "created": done.created}, 201 if done.created else 200)
+
+    async def list_programs(self, request: Request) -> Response:
+        """Answer the tenant's programs, newest first."""
+        return reply({"programs": await self.programs.entries(request.scope[TENANT_KEY])})
+
+    async def get_program(self, request: Request) -> Response:
+        """Answer one program with its interface."""
+        found = await self.programs.find(request.path_params["reference"], request.scope[TENANT_KEY])
+        return reply(program_json(found))
+
+    async def remove_program(self, request: Request) -> Response:
+        """Remove a version of a program, or all of its versions; runs that have it go on."""
+        reference, tenant = request.path_params["reference"], request.scope[TENANT_KEY]
+        return reply({"removed": await self.programs.remove(reference, tenant)})
+
+    # Sums -----------------------------------------------------------------------------------------------------------
+
+    async def list_runs(self, request: Request) -> Response:
+        """Answer the tenant's runs of all replicas without their results, newest first."""
+        answers = await self._asked(hop_request(request, self.key))
+        runs = [run for _, data in answers for run in msgspec.json.decode(data)["runs"]]
+        return reply({"runs": sorted(runs, key=lambda run: -run["created_at"])})
+
+    async def tenants(self, request: Request) -> Response:
+        """Answer quotas in the whole cluster and what is used of them: of all tenants for an admin, else the tenant's own."""
+        own = request.scope[TENANT_KEY]
+        names = sorted({*self.tokens.tenants, own}) if request.scope.get(ROLE_KEY) is Role.ADMIN else [own]
+        answers = await self._asked(hop_request(request, self.key))
+        used = [one for _, data in answers for one in msgspec.json.decode(data)["tenants"]]
+        return reply({"tenants": [self._tenant(name, used) for name in names]})
+
+    def _tenant(self, name: str, used: list[dict[str, Any]]) -> dict[str, Any]:
+        total: dict[str, float] = {"runs": 0, "waiting": 0}
+        for one in used:
+            if one["tenant"] == name:
+                for what, amount in one["use"].items():
+                    total[what] = total.get(what, 0) + amount
+        here = {"sockets": self.use.sockets.held(name), "connections": self.use.connections.held(name)}
+        return {"tenant": name, "quotas": self.use.quotas(name), "use": {**total, **here}}
+
+    async def metrics(self, request: Request) -> Response:
+        """Answer the figures of all replicas, each with the label ``replica``; to whom, the replicas decide."""
+        if self.settings.metrics_for == "admin":
+            require_admin(request.scope)
+        families: dict[str, Metric] = {}
+        for member, data in await self._asked(hop_request(request, self.key)):
+            for family in text_string_to_metric_families(data.decode()):
+                kept = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                kept.samples += [one._replace(labels={**one.labels, "replica": member.name}) for one in family.samples]
+        return Response(generate_latest(_Page(families)), headers={"content-type": METRICS_TYPE})
+
+    async def _asked(self, request: HopRequest) -> list[tuple[Member, bytes]]:
+        """Return what each replica answers; those that do not are left out."""
+        answers: list[tuple[Member, bytes]] = []
+
+        async def ask(member: Member) -> None:
+            try:
+                with self.members.watched(member):
+                    answers.append((member, await self.hop.ask(member.url, request, SECONDS)))
+            except InferdError:
+                return
+
+        async with anyio.create_task_group() as tasks:
+            for member in list(self.members.live.values()):
+                tasks.start_soon(ask, member)
+        return answers
+
+
+@dataclass(frozen=True)
+class _Page:
+    families: dict[str, Metric]
+
+    def collect(self) -> list[Metric]:
+        """Return every metric family."""
+        return list(self.families.values())

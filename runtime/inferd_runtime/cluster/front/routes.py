@@ -1,0 +1,177 @@
+"""The routes that are passed on: which replica each request goes to."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio.to_thread
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from inferd.protocol import InferdError, NotFound
+from inferd_runtime.cluster.front.hop_client import (
+    OK,
+    HopClient,
+    HopRequest,
+    authorization_of_hop,
+    hop_request,
+)
+from inferd_runtime.cluster.front.launches import Launches
+from inferd_runtime.cluster.front.members import Member, Members
+from inferd_runtime.cluster.front.proxied import Choose, ProxiedResponse
+from inferd_runtime.cluster.front.run_stream import RunStream
+from inferd_runtime.cluster.front.socket_relay import relay_session
+from inferd_runtime.cluster.front.start_keys import beginning_of
+from inferd_runtime.server.gateway.audit import SUBJECT_KEY
+from inferd_runtime.server.gateway.auth import TENANT_KEY
+from inferd_runtime.server.gateway.chat_routes import SESSION_HEADER, SHORT_BODY
+from inferd_runtime.server.gateway.requests import read_bytes
+from inferd_runtime.server.tenancy.tenant_use import TenantUse
+
+METHODS = ["GET", "POST", "DELETE"]
+PRIVATE = "/cluster/"
+RESPONSES = "/v1/responses"
+MOST_RESPONSES = 50_000
+SECONDS = 30.0
+
+
+class _Follows(msgspec.Struct, frozen=True):
+    previous_response_id: str | None = None
+
+
+@dataclass
+class ClusterApi:
+    """The routes. ``most``: bytes of a request's body."""
+
+    hop: HopClient
+    members: Members
+    launches: Launches
+    key: str
+    use: TenantUse
+    most: int
+    _responses: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    """By a response's id the replica that has it."""
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routing table. What it does not name goes where its body's beginning is cached."""
+        one = RESPONSES + "/{response}"
+        return [
+            Route("/v1/runs", self.launch, methods=["POST"]),
+            Route("/v1/runs/{run}", self.of_run, methods=["GET"]),
+            Route("/v1/runs/{run}/events", self.events, methods=["GET"]),
+            Route("/v1/runs/{run}/cancel", self.of_run, methods=["POST"]),
+            Route("/v1/runs/{run}/messages", self.of_run, methods=["POST"]),
+            Route(RESPONSES, self.respond, methods=["POST"]),
+            Route(one, self.of_response, methods=["GET", "DELETE"]),
+            Route(one + "/{what}", self.of_response, methods=["GET", "POST"]),
+            WebSocketRoute("/v1/session", self.session),
+            Route("/{path:path}", self.anything, methods=METHODS),
+        ]
+
+    async def launch(self, request: Request) -> Response:
+        """Start a run; see :class:`Launches`."""
+        return await self.launches.launch(request, await self._body(request))
+
+    async def events(self, request: Request) -> Response:
+        """Stream a run's events."""
+        run = request.path_params["run"]
+        request.scope[SUBJECT_KEY] = run
+        return RunStream(self.hop, self.members, run, request, self.key)
+
+    async def of_run(self, request: Request) -> Response:
+        """Ask whoever has the run. Nothing is asked twice of it but its state."""
+        run = request.path_params["run"]
+        request.scope[SUBJECT_KEY] = run
+        body = await self._body(request)
+
+        @asynccontextmanager
+        async def choose() -> AsyncIterator[Member]:
+            member = await self.members.of_run(run) or self.members.any()
+            with self.members.answering(member):
+                yield member
+
+        return self._proxied(hop_request(request, self.key, body), choose)
+
+    async def session(self, websocket: WebSocket) -> None:
+        """Serve a script's session."""
+        await relay_session(websocket, self.members, self.use, authorization_of_hop(websocket, self.key))
+
+    async def anything(self, request: Request) -> Response:
+        """Ask where the request's beginning is cached, else the least busy replica. Raises NotFound for the cluster's paths."""
+        if request.url.path.startswith(PRIVATE):
+            raise NotFound(f"there is no route {request.method} {request.url.path}")
+        body = await self._body(request)
+        return await self._placed(request, body)
+
+    async def _placed(self, request: Request, body: bytes) -> Response:
+        session, tenant = request.headers.get(SESSION_HEADER), request.scope[TENANT_KEY]
+        if len(body) <= SHORT_BODY:
+            beginning = beginning_of(body, session)
+        else:
+            beginning = await anyio.to_thread.run_sync(beginning_of, body, session)
+        sent = hop_request(request, self.key, body)
+        return self._proxied(sent, lambda: self.members.placed(tenant, beginning))
+
+    def _proxied(self, sent: HopRequest, choose: Choose) -> Response:
+        return ProxiedResponse(self.hop, self.members, sent, choose)
+
+    async def _body(self, request: Request) -> bytes:
+        return await read_bytes(request, self.most, self.use.bodies)
+
+    # Responses ------------------------------------------------------------------------------------------------------
+
+    async def respond(self, request: Request) -> Response:
+        """Ask who has the response that the request goes on with; without one, where its beginning is cached."""
+        body = await self._body(request)
+        try:
+            previous = msgspec.json.decode(body, type=_Follows).previous_response_id
+        except (msgspec.MsgspecError, RecursionError):
+            previous = None
+        if previous is None:
+            return await self._placed(request, body)
+        return self._at(await self._home(request, previous), hop_request(request, self.key, body))
+
+    async def of_response(self, request: Request) -> Response:
+        """Ask who has the response."""
+        body = await self._body(request)
+        return self._at(
+            await self._home(request, request.path_params["response"]), hop_request(request, self.key, body)
+        )
+
+    def _at(self, member: Member, sent: HopRequest) -> Response:
+        @asynccontextmanager
+        async def choose() -> AsyncIterator[Member]:
+            with self.members.answering(member):
+                yield member
+
+        return self._proxied(sent, choose)
+
+    async def _home(self, request: Request, response: str) -> Member:
+        """Return who has a response: each replica is asked once, and any is who says that it is not there."""
+        known = self._responses.get(response)
+        member = None if known is None else self.members.live.get(self.members.heir(known))
+        if member is not None:
+            return member
+        asked = hop_request(request, self.key)
+        asked = HopRequest(b"GET", f"{RESPONSES}/{response}".encode(), asked.headers)
+        for one in list(self.members.live.values()):
+            if await self._has(one, asked):
+                self._responses[response] = one.name
+                while len(self._responses) > MOST_RESPONSES:
+                    self._responses.popitem(last=False)
+                return one
+        return self.members.any()
+
+    async def _has(self, member: Member, asked: HopRequest) -> bool:
+        try:
+            with self.members.watched(member):
+                async with self.hop.stream(member.url, asked, SECONDS) as answer:
+                    return answer.status == OK
+        except InferdError:
+            return False

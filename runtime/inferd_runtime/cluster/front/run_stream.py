@@ -1,0 +1,163 @@
+"""A run's events for a client, from whichever replica has the run. If that one ends, the stream goes on where it was."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import anyio
+import httpcore
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from inferd.protocol import InferdError, NotFound
+from inferd_runtime.cluster.front.hop_client import OK, HopClient, HopRequest, ReplicaGone, hop_request
+from inferd_runtime.cluster.front.members import Member, Members
+from inferd_runtime.cluster.front.proxied import pass_back, until_left
+from inferd_runtime.server.gateway.event_stream import NDJSON, SSE, first_index, follow_of
+
+EVENT = re.compile(rb'(?:id: (?P<sse>\d+)\nevent: (?P<kind>\w+)\n|\{"index":(?P<index>\d+),"type":"(?P<type>\w+)")')
+"""How an event's text begins."""
+MOST_HELD = 1 << 20
+"""Bytes of an event that is not complete: a longer one is passed on in parts, and cannot be taken up again."""
+AGAIN_SECONDS = 0.1
+ASK_SECONDS = 30.0
+
+
+class EventSplitter:
+    """Cuts a stream of events behind whole ones, and knows the index of the last. Pure.
+
+    ``next``: index behind the last event that was passed on; ``finished``: that was the run's last one.
+    """
+
+    def __init__(self, start: int, as_sse: bool) -> None:
+        self.next = start
+        self.finished = False
+        self._end = b"\n\n" if as_sse else b"\n"
+        self._rest = b""
+
+    def split(self, data: bytes) -> bytes:
+        """Return what may be passed on now that ``data`` has come."""
+        self._rest += data
+        at = self._rest.rfind(self._end) + len(self._end) if self._end in self._rest else 0
+        whole, self._rest = self._rest[:at], self._rest[at:]
+        self._note(whole)
+        if len(self._rest) > MOST_HELD:
+            whole, self._rest = whole + self._rest, b""
+        return whole
+
+    def drop(self) -> None:
+        """Forget the beginning of an event whose end does not come."""
+        self._rest = b""
+
+    def _note(self, whole: bytes) -> None:
+        for text in whole.split(self._end):
+            found = EVENT.match(text)
+            if found is not None:
+                self.next = int(found["sse"] or found["index"]) + 1
+                self.finished = (found["kind"] or found["type"]) == b"finished"
+
+
+class RunStream(Response):
+    """Answers ``GET /v1/runs/{run}/events``, whose ``request`` gets the index to begin with each time it is passed on."""
+
+    def __init__(self, hop: HopClient, members: Members, run: str, request: Request, key: str) -> None:
+        self._hop = hop
+        self._members = members
+        self._run = run
+        self._as_sse = SSE in request.headers.get("accept", "")
+        self._follow = follow_of(request)
+        self._events = EventSplitter(first_index(request), self._as_sse)
+        self._request = hop_request(request, key)
+        self._begun = self._broken = False
+        self._unsure = False
+        """Whether more may have been shown than is stored of the run: a replica was lost while this stream followed it there."""
+        self._error: InferdError | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, until the run is over or the client has left. Raises what the first replica answers instead."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(until_left, receive, tasks.cancel_scope)
+            try:
+                await self._answer(scope, send)
+            except InferdError as error:  # kept: what leaves a task group comes out wrapped
+                self._error = error
+            tasks.cancel_scope.cancel()
+        if self._error is not None and not self._begun:
+            raise self._error
+
+    async def _answer(self, scope: Scope, send: Send) -> None:
+        while await self._pass_on(scope, send):
+            if not await self._more():
+                await send({"type": "http.response.body", "body": b""})
+                return
+
+    async def _pass_on(self, scope: Scope, send: Send) -> bool:
+        """Pass events on until the replica sends no more. False if it answered something else, which was passed on."""
+        member = await self._member()
+        self._broken = False
+        try:
+            with self._members.watched(member):
+                async with self._hop.stream(member.url, self._asking()) as answer:
+                    if answer.status != OK and not self._begun:
+                        await pass_back(answer, scope, send)
+                        return False
+                    await self._begin(answer, send)
+                    async for data in answer.aiter_stream():
+                        whole = self._events.split(data)
+                        if whole:
+                            await send({"type": "http.response.body", "body": whole, "more_body": True})
+        except ReplicaGone:
+            self._broken = self._unsure = True
+            self._events.drop()
+        return True
+
+    async def _begin(self, answer: httpcore.Response, send: Send) -> None:
+        if not self._begun:
+            self._begun = True
+            kind = SSE if self._as_sse else NDJSON
+            headers = [(b"content-type", f"{kind}; charset=utf-8".encode()), (b"cache-control", b"no-store")]
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+
+    async def _more(self) -> bool:
+        """Return whether to ask again. Where more was shown than the heir has, its last event is asked for: how the run ended."""
+        if self._events.finished or not self._follow:
+            return False
+        try:
+            record = await self._record()
+        except NotFound:
+            return False
+        if record.finished_at is not None and self._events.next >= record.next_event:
+            if not self._broken and not self._unsure:
+                return False
+            if not self._broken:
+                self._events.next, self._unsure = record.next_event - 1, False
+        await anyio.sleep(AGAIN_SECONDS)
+        return True
+
+    async def _record(self) -> RunState:
+        """Return where the run is now, from whoever has it. Raises NotFound."""
+        while True:
+            member = await self._member()
+            request = replace(self._request, target=f"/v1/runs/{self._run}".encode())
+            try:
+                with self._members.watched(member):
+                    return msgspec.json.decode(await self._hop.ask(member.url, request, ASK_SECONDS), type=RunState)
+            except ReplicaGone:
+                await anyio.sleep(AGAIN_SECONDS)
+
+    async def _member(self) -> Member:
+        return await self._members.of_run(self._run) or self._members.any()
+
+    def _asking(self) -> HopRequest:
+        query = f"from={self._events.next}&follow={'true' if self._follow else 'false'}"
+        return replace(self._request, target=f"/v1/runs/{self._run}/events?{query}".encode())
+
+
+class RunState(msgspec.Struct, frozen=True):
+    """What of a run's JSON the stream of its events needs."""
+
+    next_event: int
+    finished_at: float | None

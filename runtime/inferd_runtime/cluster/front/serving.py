@@ -1,0 +1,103 @@
+"""Opens the front: the address for clients, and the private one for replicas."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+import anyio
+
+from inferd_runtime.cluster.front.hop_client import HopClient
+from inferd_runtime.cluster.front.launches import Launches
+from inferd_runtime.cluster.front.members import Members
+from inferd_runtime.cluster.front.own_routes import OwnRoutes
+from inferd_runtime.cluster.front.private_routes import PrivateRoutes
+from inferd_runtime.cluster.front.routes import ClusterApi
+from inferd_runtime.cluster.front.watching import Watcher
+from inferd_runtime.cluster.hop import HopTokens
+from inferd_runtime.cluster.messages import JoinCluster
+from inferd_runtime.server.connections.acceptor import Listener
+from inferd_runtime.server.connections.connection_table import ConnectionTable
+from inferd_runtime.server.gateway.app import (
+    REGISTRY_FILE,
+    Entrance,
+    Front,
+    announced,
+    make_app,
+    open_entrance,
+    serve_app,
+)
+from inferd_runtime.server.gateway.listening import listen, url_of
+from inferd_runtime.server.processes.background import background_tasks
+from inferd_runtime.server.programs.library import open_library
+from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
+from inferd_runtime.server.tenancy.tenant_use import TenantUse
+from inferd_runtime.settings.settings import Settings
+
+NO_LIMIT = Quotas(connections=0, sockets=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontStart:
+    """What a front is told when it starts. ``private_host``: where it listens for replicas, at any port."""
+
+    key: str
+    settings: Settings
+    private_host: str = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class ClusterFront:
+    """A front that listens. ``url`` is for clients, ``private_url`` for replicas."""
+
+    url: str
+    private_url: str
+    members: Members
+    watcher: Watcher
+    stopping: anyio.Event = field(default_factory=anyio.Event)
+
+    async def join(self, name: str, url: str) -> None:
+        """Take a replica in. Raises what :meth:`Watcher.join` raises."""
+        await self.watcher.join(JoinCluster(name, url))
+
+
+@contextmanager
+def _private_entrance(host: str, key: str) -> Iterator[Entrance]:
+    use = TenantUse(same_for_all(NO_LIMIT))
+    with contextlib.closing(listen(host, 0)) as socket:
+        url = url_of(host, socket.getsockname()[1], tls=False)
+        yield Entrance(url, HopTokens(key), use, Front(ConnectionTable(use)), Listener(socket))
+
+
+@asynccontextmanager
+async def open_front(order: FrontStart) -> AsyncIterator[ClusterFront]:
+    """Open both addresses. Raises what :func:`~inferd_runtime.server.gateway.app.open_entrance` raises."""
+    settings = order.settings
+    async with AsyncExitStack() as stack:
+        entrance = stack.enter_context(open_entrance(settings))
+        private = stack.enter_context(_private_entrance(order.private_host, order.key))
+        use, members, hop = entrance.use, Members(), HopClient()
+        stack.push_async_callback(hop.close)
+        programs = await stack.enter_async_context(open_library(settings.data_dir / REGISTRY_FILE, use.quotas))
+        watcher = Watcher(hop, members, order.key, settings.data_dir, private.url, lambda name: {}, lambda report: None)
+        watcher.look()
+        own = OwnRoutes(settings, programs, members, hop, order.key, use, entrance.tokens)
+        launches = Launches(hop, members, programs, order.key)
+        api = ClusterApi(hop, members, launches, order.key, use, settings.max_body_bytes)
+        tasks = await stack.enter_async_context(background_tasks())
+        tasks.start_soon(watcher.watch)
+        inner = make_app(PrivateRoutes(programs, watcher).routes(), private.tokens, private.front)
+        await stack.enter_async_context(serve_app(inner, settings, private))
+        outer = make_app([*own.routes(), *api.routes()], entrance.tokens, entrance.front)
+        await stack.enter_async_context(serve_app(outer, settings, entrance))
+        yield ClusterFront(entrance.url, private.url, members, watcher)
+
+
+async def serve_front(order: FrontStart, ready: Callable[[ClusterFront], None], stopping: anyio.Event) -> None:
+    """Serve until ``stopping`` is set. ``ready`` hears once clients are answered."""
+    async with open_front(order) as front:
+        with announced(order.settings.state_dir, front.url):
+            ready(front)
+            await stopping.wait()

@@ -1,0 +1,130 @@
+"""Asks the replicas several times a second how they are, and finds heirs for those that have ended."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from inferd.protocol import InferdError
+from inferd_runtime.cluster.front.hop_client import HopClient, ReplicaGone, own_request
+from inferd_runtime.cluster.front.members import Member, Members
+from inferd_runtime.cluster.messages import (
+    REPLICA_NAME,
+    REPLICAS_FOLDER,
+    REPORT_PATH,
+    TAKE_OVER_PATH,
+    FrontOrder,
+    JoinCluster,
+    QuotaPart,
+    ReplicaReport,
+    TakeOver,
+)
+from inferd_runtime.server.gateway.app import RUNS_FILE
+
+POLL_SECONDS = 0.25
+ANSWER_SECONDS = 5.0
+MOST_SILENT = 3
+"""Polls that a replica may leave unanswered before nothing more is started on it."""
+TAKE_OVER_SECONDS = 60.0
+Shares = Callable[[str], dict[str, dict[str, QuotaPart]]]
+log = logging.getLogger("inferd.cluster")
+
+
+@dataclass
+class Watcher:
+    """``front``: the private address, for replicas. ``shares``: a replica's shares of quotas, by name; ``heard`` gets reports."""
+
+    hop: HopClient
+    members: Members
+    key: str
+    data_dir: Path
+    front: str
+    shares: Shares
+    heard: Callable[[ReplicaReport], None]
+
+    async def watch(self) -> None:
+        """Poll for ever. A replica that does not answer holds up no other."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._succeed)
+            while True:
+                for member in list(self.members.live.values()):
+                    if not member.asked:
+                        member.asked = True
+                        tasks.start_soon(self._poll, member)
+                await anyio.sleep(POLL_SECONDS)
+
+    async def _succeed(self) -> None:
+        while True:
+            await self._find_heirs()
+            with anyio.move_on_after(POLL_SECONDS):
+                await self.members.change()
+
+    async def join(self, joining: JoinCluster) -> None:
+        """Take a replica in that says it is there, once it answers. Raises ReplicaGone, and the error that it answers."""
+        if joining.name not in self.members.live:
+            report = await self._ask(joining.name, joining.url, FrontOrder(front=self.front))
+            self.members.join(joining, report)
+
+    async def _poll(self, member: Member) -> None:
+        report = member.report
+        order = FrontOrder(
+            front=self.front, drained=report.draining, in_flight=member.in_flight, shares=self.shares(member.name)
+        )
+        asked_at = time.monotonic()
+        try:
+            heard = await self._ask(member.name, member.url, order)
+        except ReplicaGone as gone:
+            self._unanswered(member, gone)
+        except InferdError as error:
+            log.error("replica %s: %s", member.name, error.message)
+        else:
+            self.heard(heard)
+            self.members.reported(member, heard, asked_at)
+        finally:
+            member.asked = False
+
+    async def _ask(self, name: str, url: str, order: FrontOrder) -> ReplicaReport:
+        answer = await self.hop.ask(url, own_request(self.key, REPORT_PATH, order), ANSWER_SECONDS)
+        report = msgspec.json.decode(answer, type=ReplicaReport)
+        if report.name != name:
+            raise ReplicaGone(reached=False)  # another one listens there now
+        return report
+
+    def _unanswered(self, member: Member, gone: ReplicaGone) -> None:
+        member.silent += 1
+        if not gone.reached:
+            self.members.lost(member)
+        elif member.silent >= MOST_SILENT:
+            self.members.router.drain(member.name)
+
+    # Heirs ----------------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Note which folders are there whose replicas are not."""
+        folder = self.data_dir / REPLICAS_FOLDER
+        names = {path.parent.name for path in folder.glob(f"*/{RUNS_FILE}")}
+        left = {name for name in names if REPLICA_NAME.fullmatch(name)} - self.members.live.keys()
+        self.members.without_heir |= left - self.members.heirs.keys()
+
+    async def _find_heirs(self) -> None:
+        """Have replicas take over what others left. What a process still holds stays: that one starts, or is about to end."""
+        self.look()
+        for name in sorted(self.members.without_heir):
+            usable = self.members.usable()
+            if not usable:
+                return
+            heir = min(usable, key=lambda one: (len(one.report.runs), one.name))
+            question = own_request(self.key, TAKE_OVER_PATH, TakeOver(name))
+            try:
+                await self.hop.ask(heir.url, question, TAKE_OVER_SECONDS)
+            except InferdError as error:
+                log.debug("%s does not take over from %s: %s", heir.name, name, error.message)
+            else:
+                log.info("%s has what %s left", heir.name, name)
+                self.members.taken_over(name, heir.name)

@@ -1,0 +1,117 @@
+"""What a cluster's front and its replicas tell each other, beside the requests of clients."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+REPORT_PATH, TAKE_OVER_PATH = "/cluster/report", "/cluster/take-over"
+RESOLVE_PATH, SOURCE_PATH, ENTRIES_PATH = "/cluster/programs/resolve", "/cluster/programs/source", "/cluster/programs"
+JOIN_PATH = "/cluster/join"
+NAME_DIGITS = 8
+REPLICA_NAME = re.compile(f"[0-9a-f]{{{NAME_DIGITS}}}")
+RUN_ID = re.compile(f"run-([0-9a-f]{{{NAME_DIGITS}}})[0-9a-f]{{16}}")
+REPLICAS_FOLDER = "replicas"
+"""In the cluster's data folder: a folder for each replica, named by it."""
+
+
+class QuotaPart(msgspec.Struct, frozen=True, array_like=True):
+    """A replica's share of one quota of a tenant; ``number`` says which of all shares that it was sent."""
+
+    number: int
+    amount: float
+
+
+class QuotaUse(msgspec.Struct, frozen=True, array_like=True):
+    """What a replica says of one quota of a tenant; see :meth:`~inferd_runtime.cluster.quota_shares.SharedQuota.report`."""
+
+    number: int
+    held: float
+    wanted: float
+
+
+class FrontOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What the front tells a replica, several times a second.
+
+    Fields:
+        front: the front's private address.
+        drained: the front has seen that the replica is to end, and starts nothing more on it.
+        in_flight: requests that the replica is answering, but for streams of runs' events.
+        shares: by tenant and quota.
+    """
+
+    front: str
+    drained: bool = False
+    in_flight: int = 0
+    shares: dict[str, dict[str, QuotaPart]] = {}
+
+
+class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replica answers.
+
+    Fields:
+        name: the replica's.
+        ready: launches work.
+        draining: it is to end.
+        runs: those that are not over, by id their tenant.
+        waiting: how many of them wait for a worker.
+        jobs: what its engines work on.
+        pages, pages_free: of its KV caches.
+        heir_of: replicas whose runs it has taken over.
+        uses: by tenant and quota.
+    """
+
+    name: str
+    ready: bool = True
+    draining: bool = False
+    runs: dict[str, str] = {}
+    waiting: int = 0
+    jobs: int = 0
+    pages: int = 0
+    pages_free: int = 0
+    heir_of: list[str] = []
+    uses: dict[str, dict[str, QuotaUse]] = {}
+
+    @property
+    def kv_use(self) -> float:
+        """The part of all KV pages that is held, 0 to 1."""
+        return 1 - self.pages_free / self.pages if self.pages else 0.0
+
+
+class JoinCluster(msgspec.Struct, frozen=True):
+    """What tells the front that a replica is there, and where it listens."""
+
+    name: str
+    url: str
+
+
+class TakeOver(msgspec.Struct, frozen=True):
+    """Asks a replica to take over what one that has ended left behind."""
+
+    name: str
+
+
+class ProgramQuery(msgspec.Struct, frozen=True):
+    """Asks the front for a tenant's programs, or what a reference of the tenant stands for."""
+
+    tenant: str
+    reference: str = ""
+
+
+class ProgramKey(msgspec.Struct, frozen=True):
+    """A program's hash, name and version."""
+
+    hash: str
+    name: str
+    version: str
+
+
+class ProgramEntry(msgspec.Struct, frozen=True):
+    """A line of a tenant's list of programs."""
+
+    id: str
+    name: str
+    version: str
+    created_at: float
+    serves: str

@@ -1,0 +1,111 @@
+"""The routes of a replica that the front alone may use."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.to_thread
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from inferd.protocol import InferdError, InvalidRequest
+from inferd_runtime.carriable import read_json
+from inferd_runtime.cluster.hop import require_cluster
+from inferd_runtime.cluster.messages import (
+    REPLICA_NAME,
+    REPORT_PATH,
+    TAKE_OVER_PATH,
+    FrontOrder,
+    ReplicaReport,
+    TakeOver,
+)
+from inferd_runtime.cluster.replica.quotas import ReplicaQuotas
+from inferd_runtime.cluster.replica.state import ReplicaState
+from inferd_runtime.server.gateway.app import RUNS_FILE
+from inferd_runtime.server.gateway.replies import reply
+from inferd_runtime.server.processes.folder_lock import locked_folders
+from inferd_runtime.server.response_store.response_store import RESPONSES_FILE, ResponseStore
+from inferd_runtime.server.supervisor.runtime import Runtime
+from inferd_runtime.session.wire import EngineStats, GetEngineStats
+
+STATS_SECONDS = 1.0
+"""How often the engine is asked for its figures, and how long it may take."""
+
+
+@dataclass
+class ReplicaApi:
+    """The routes of one replica."""
+
+    runtime: Runtime
+    responses: ResponseStore
+    state: ReplicaState
+    quotas: ReplicaQuotas
+    _stats: EngineStats = field(default_factory=lambda: EngineStats(0, 0, 0, 0, 0))
+    _asked_at: float = -STATS_SECONDS
+    _taking_over: anyio.Lock = field(default_factory=anyio.Lock)
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routing table."""
+        return [
+            Route(REPORT_PATH, self.report, methods=["POST"]),
+            Route(TAKE_OVER_PATH, self.take_over, methods=["POST"]),
+        ]
+
+    async def report(self, request: Request) -> Response:
+        """Hear what the front says, and answer how things are here."""
+        require_cluster(request.scope)
+        order = read_json(await request.body(), "the order", FrontOrder)
+        self.state.ordered(order)
+        self.quotas.apply(order.shares)
+        stats, runtime = await self._engine_stats(), self.runtime
+        return reply(
+            ReplicaReport(
+                name=self.state.name,
+                ready=runtime.engine.pid is not None and runtime.fleet.pool.any_ready,
+                draining=self.state.draining,
+                runs={run.id: run.tenant for run in runtime.runs.active},
+                waiting=len(runtime.fleet.pool.waiting),
+                jobs=stats.jobs,
+                pages=stats.pages,
+                pages_free=stats.pages_free,
+                heir_of=self.state.heir_of,
+                uses=self.quotas.uses(runtime),
+            )
+        )
+
+    async def take_over(self, request: Request) -> Response:
+        """Take over what a replica left that has ended: its runs, of which those that survive go on here, and its responses.
+
+        Raises Unavailable while that one is alive.
+        """
+        require_cluster(request.scope)
+        name = read_json(await request.body(), "the order", TakeOver).name
+        folder = self.state.folder.parent / name
+        if not REPLICA_NAME.fullmatch(name) or name == self.state.name:
+            raise InvalidRequest(f"{name!r} is no other replica")
+        async with self._taking_over:
+            if (folder / RUNS_FILE).exists():
+                with locked_folders(folder):
+                    resumed = await self.runtime.keeper.take_over(folder / RUNS_FILE, self.runtime.resume)
+                    if (folder / RESPONSES_FILE).exists():
+                        await self.responses.take_over(folder / RESPONSES_FILE)
+                    self.state.took_over(name)
+                    await anyio.to_thread.run_sync(shutil.rmtree, folder)
+                return reply({"resumed": resumed})
+        return reply({"resumed": 0})
+
+    async def _engine_stats(self) -> EngineStats:
+        """Return the engine's figures, of at most a second ago where it answers in time."""
+        now = time.monotonic()
+        if now - self._asked_at >= STATS_SECONDS and self.runtime.engine.pid is not None:
+            self._asked_at = now
+            with anyio.move_on_after(STATS_SECONDS):
+                try:
+                    self._stats = await self.runtime.engine.call(GetEngineStats(), EngineStats)
+                except InferdError:
+                    self._asked_at = now  # it has just ended: the next answer tells
+        return self._stats

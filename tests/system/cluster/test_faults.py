@@ -1,0 +1,126 @@
+"""Replicas that are killed, and replicas that end, under runs: nothing hangs, is said twice, or is lost. No Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from typing import Any
+
+import anyio
+import pytest
+
+from .conftest import Cluster, until
+
+pytestmark = pytest.mark.anyio
+COUNTS = """
+import worker
+async def main():
+    print('a' * 10)
+    first = await worker.receive()
+    print('b', first)
+    second = await worker.receive()
+    print('c', second)
+    return [first, second]
+"""
+
+
+@pytest.fixture(autouse=True)
+async def two_replicas(cluster: Cluster) -> None:
+    while len(cluster.replicas) < 2:
+        await cluster.start_replica()
+
+
+async def _say(cluster: Cluster, run: str, message: Any) -> None:
+    sent = await cluster.client.post(f"/v1/runs/{run}/messages", json={"message": message}, timeout=60)
+    assert sent.status_code == 202, sent.text
+
+
+def _text(events: list[dict[str, Any]]) -> str:
+    return "".join(event.get("text", "") for event in events)
+
+
+def _is_stored(cluster: Cluster, run: str) -> bool:
+    """Whether the end of a run is on disk: that is so a moment after it is told."""
+    files = cluster.settings.data_dir.glob("replicas/*/runs.sqlite3")
+    with contextlib.ExitStack() as opened:
+        open_files = [opened.enter_context(contextlib.closing(sqlite3.connect(file))) for file in files]
+        return any(db.execute("SELECT 1 FROM runs WHERE id = ? AND over = 1", (run,)).fetchone() for db in open_files)
+
+
+class Follower:
+    """A client that reads a run's events as they come."""
+
+    def __init__(self, cluster: Cluster, run: str, kind: str = "application/x-ndjson") -> None:
+        self.events: list[dict[str, Any]] = []
+        self._cluster, self._run, self._kind = cluster, run, kind
+
+    async def read(self) -> None:
+        path = f"/v1/runs/{self._run}/events"
+        async with self._cluster.client.stream("GET", path, headers={"Accept": self._kind}, timeout=90) as answer:
+            async for line in answer.aiter_lines():
+                text = line.removeprefix("data: ")
+                if text.startswith("{"):
+                    self.events.append(json.loads(text))
+
+
+@pytest.mark.parametrize("kind", ["application/x-ndjson", "text/event-stream"])
+async def test_a_killed_replicas_retry_safe_run_goes_on_elsewhere_and_says_nothing_twice(
+    cluster: Cluster, kind: str
+) -> None:
+    await cluster.upload(COUNTS)
+    run = await cluster.launch(retry_safe=True)
+    follower = Follower(cluster, run["id"], kind)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(follower.read)
+        await _say(cluster, run["id"], 1)
+        await until(lambda: "b 1\n" in _text(follower.events))
+        await cluster.kill(cluster.of(run))
+        await _say(cluster, run["id"], 2)
+    assert _text(follower.events) == "a" * 10 + "\nb 1\nc 2\n"
+    assert [event["index"] for event in follower.events] == list(range(len(follower.events)))
+    assert follower.events[-1]["result"] == [1, 2]
+    assert (await cluster.finished(run["id"]))["result"] == [1, 2]
+
+
+async def test_other_runs_of_a_killed_replica_end_with_a_typed_error(cluster: Cluster) -> None:
+    await cluster.upload(COUNTS)
+    run = await cluster.launch(session="one")
+    over = await cluster.launch(session="one")
+    for message in (1, 2):
+        await _say(cluster, over["id"], message)
+    await cluster.finished(over["id"])
+    await until(lambda: _is_stored(cluster, over["id"]))
+    follower = Follower(cluster, run["id"])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(follower.read)
+        await until(lambda: "a" in _text(follower.events))
+        await cluster.kill(cluster.of(run))
+    assert follower.events[-1]["type"] == "finished"
+    assert follower.events[-1]["error"]["code"] == "unavailable"
+    assert (await cluster.finished(run["id"]))["error"]["code"] == "unavailable"
+    assert (await cluster.finished(over["id"]))["result"] == [1, 2]
+    assert (await cluster.launch(session="one"))["id"]
+
+
+async def test_a_replica_that_ends_loses_no_run(cluster: Cluster) -> None:
+    await cluster.upload(COUNTS)
+    runs = [await cluster.launch(session="two") for _ in range(4)]
+    assert len({cluster.of(run).name for run in runs}) == 1
+    ending = cluster.of(runs[0])
+    ending.terminate()
+
+    async def drains() -> bool:
+        return any(one["draining"] for one in (await cluster.state())["replicas"])
+
+    await until(drains)
+    later = await cluster.launch(session="two")
+    assert cluster.of(later) is not ending
+    for run in runs:
+        await _say(cluster, run["id"], 1)
+        await _say(cluster, run["id"], 2)
+    assert await ending.wait() == 0
+    del cluster.replicas[ending.name]
+    for run in runs:
+        assert (await cluster.finished(run["id"]))["result"] == [1, 2]
+    assert {run["id"] for run in runs} < {one["id"] for one in (await cluster.client.get("/v1/runs")).json()["runs"]}

@@ -1,0 +1,123 @@
+"""Two runtimes behind one address: routes, sessions, streams, programs. Processes of their own, and no Ray."""
+
+from __future__ import annotations
+
+import httpx
+import msgspec
+import pytest
+import websockets
+
+from inferd_runtime.cluster.hop import hop_authorization
+from inferd_runtime.cluster.messages import RUN_ID
+from inferd_runtime.server.tenancy.quotas import Role
+from inferd_runtime.server.tenancy.tokens import TokenRights
+
+from .conftest import ANN, BOB, KEY, ROOT, Cluster
+
+pytestmark = pytest.mark.anyio
+HELLO = "async def main(word: str = 'x'):\n    print('hello', word)\n    return word\n"
+WAITS = "import worker\nasync def main():\n    print('up')\n    return await worker.receive()\n"
+
+
+@pytest.fixture(autouse=True)
+async def two_replicas(cluster: Cluster) -> None:
+    while len(cluster.replicas) < 2:
+        await cluster.start_replica()
+
+
+async def test_every_route_of_a_run_answers_through_one_address(cluster: Cluster) -> None:
+    client = cluster.client
+    assert (await cluster.upload(HELLO))["created"]
+    run = await cluster.launch(arguments={"word": "w"})
+    over = await cluster.finished(run["id"])
+    assert over["result"] == "w"
+    assert over["program"]["name"] == "p"
+    events = await cluster.events(run["id"])
+    assert "".join(event["text"] for event in events[1:-1]) == "hello w\n"
+    assert [event["index"] for event in events] == list(range(len(events)))
+    waiting = await cluster.launch(program=(await cluster.upload(WAITS, "waits"))["id"])
+    sent = await client.post(f"/v1/runs/{waiting['id']}/messages", json={"message": {"a": 1}})
+    assert sent.status_code == 202
+    assert (await cluster.finished(waiting["id"]))["result"] == {"a": 1}
+    cancelled = await cluster.launch(program="waits")
+    assert (await client.post(f"/v1/runs/{cancelled['id']}/cancel")).status_code == 202
+    assert (await cluster.finished(cancelled["id"]))["state"] == "cancelled"
+    listed = (await client.get("/v1/runs")).json()["runs"]
+    assert [one["id"] for one in listed] == [cancelled["id"], waiting["id"], run["id"]]
+    assert (await client.get("/v1/models")).status_code == 200
+    assert (await client.get("/readyz")).json()["replicas"] == {"up": 2, "usable": 2}
+    assert (await client.get(f"/v1/runs/{run['id']}", headers={"Authorization": f"Bearer {BOB}"})).status_code == 404
+    for path in ("/cluster/report", "/v1/runs/run-0", "/nothing"):
+        assert (await client.get(path)).status_code == 404
+
+
+async def test_a_program_uploaded_once_runs_on_every_replica(cluster: Cluster) -> None:
+    program = await cluster.upload(WAITS, "q")
+    runs = [await cluster.launch("q") for _ in range(8)]
+    assert {RUN_ID.fullmatch(run["id"])[1] for run in runs} == cluster.replicas.keys()
+    assert {run["program"]["id"] for run in runs} == {program["id"]}
+    newer = await cluster.upload(WAITS + "#", "q")
+    assert {(await cluster.launch("q"))["program"]["id"] for _ in range(4)} == {newer["id"]}
+    assert (await cluster.client.delete("/v1/programs/q")).json() == {"removed": 2}
+    refused = await cluster.client.post("/v1/runs", json={"program": "q"})
+    assert refused.status_code == 404
+    hers = f"Bearer {BOB}"
+    refused = await cluster.client.post("/v1/runs", json={"program": program["id"]}, headers={"Authorization": hers})
+    assert refused.status_code == 404
+
+
+async def test_runs_of_a_session_start_on_one_replica_and_a_launch_starts_once(cluster: Cluster) -> None:
+    await cluster.upload(WAITS)
+    at = {RUN_ID.fullmatch((await cluster.launch(session="s"))["id"])[1] for _ in range(6)}
+    assert len(at) == 1
+    headers = {"Idempotency-Key": "k"}
+    first = await cluster.client.post("/v1/runs", json={"program": "p"}, headers=headers)
+    again = await cluster.client.post("/v1/runs", json={"program": "p"}, headers=headers)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["id"] == again.json()["id"]
+    other = await cluster.client.post("/v1/runs", json={"program": "p", "arguments": {"a": 1}}, headers=headers)
+    assert other.status_code in (400, 422)
+
+
+async def test_a_script_has_its_session_through_the_front(cluster: Cluster) -> None:
+    assert cluster.front is not None
+    url = "ws" + cluster.front.url.removeprefix("http") + "/v1/session"
+    headers = {"Authorization": f"Bearer {ANN}"}
+    before = await cluster.starts()
+    async with websockets.connect(url, additional_headers=headers, proxy=None) as socket:
+        await socket.send(msgspec.msgpack.encode({"t": 1, "op": "model.tokenize", "a": {"text": "ab"}}))
+        assert msgspec.msgpack.decode(await socket.recv()) == {"t": 1, "ok": {"tokens": [97, 98]}}
+        (at,) = [name for name, starts in (await cluster.starts()).items() if starts > before[name]]
+        await cluster.kill(cluster.replicas[at])
+        with pytest.raises(websockets.ConnectionClosed) as closed:
+            await socket.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1012
+
+
+async def test_a_replica_answers_nobody_who_has_not_the_clusters_key(cluster: Cluster) -> None:
+    async with httpx.AsyncClient() as stranger:
+        assert cluster.front is not None
+        replica = next(iter(cluster.replicas.values()))
+        for token in (ANN, ROOT, f"{KEY}:admin", f"x{KEY}:admin::ann"):
+            headers = {"Authorization": f"Bearer {token}"}
+            for url in (f"{replica.url}/v1/runs", f"{cluster.front.private_url}/cluster/programs"):
+                assert (await stranger.get(url, headers=headers)).status_code == 401
+        for rights in (TokenRights("ann"), TokenRights("ann", Role.ADMIN)):
+            headers = {"Authorization": hop_authorization(KEY, rights)}
+            answer = await stranger.post(f"{replica.url}/cluster/report", json={"front": "http://x"}, headers=headers)
+            assert answer.status_code == 403
+
+
+async def test_a_front_that_was_killed_finds_runs_and_programs_again(cluster: Cluster) -> None:
+    assert cluster.front is not None
+    await cluster.upload(WAITS)
+    run = await cluster.launch(session="s")
+    await cluster.front.kill()
+    await cluster.start_front()
+    assert (await cluster.client.get(f"/v1/runs/{run['id']}")).json()["state"] == "running"
+    replicas = (await cluster.state())["replicas"]
+    assert [one["starts"] for one in replicas] == [one["runs"] for one in replicas]
+    await cluster.client.post(f"/v1/runs/{run['id']}/messages", json={"message": 5})
+    assert (await cluster.finished(run["id"]))["result"] == 5
+    assert {"p", "waits"} <= {one["name"] for one in (await cluster.client.get("/v1/programs")).json()["programs"]}
