@@ -6,6 +6,7 @@ wrong with the file is Unavailable.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
 from collections.abc import Sequence
