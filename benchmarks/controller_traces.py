@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +18,13 @@ from prompts import Prompt, prompts
 
 ROOT = Path(__file__).resolve().parents[1]
 TRACES = ROOT / "docs" / "data" / "speculation_traces.json"
+REAL_MODEL = "smollm2-135m"
+REAL_TRACES = TRACES.with_name("speculation_traces_smollm2.json")
 LENGTH = 16
 HELD_OUT = {"copy": "copy", "json": "extract", "code": "edit", "prose": "prose"}
 EACH = 15
 MOST_TOKENS = 240
+REAL_EACH, REAL_TOKENS = 10, 100
 
 
 class Place(NamedTuple):
@@ -34,9 +37,9 @@ class Place(NamedTuple):
 Trace = Sequence[Place]
 
 
-def load() -> dict[str, list[Trace]]:
+def load(path: Path = TRACES) -> dict[str, list[Trace]]:
     """The recorded traces by workload, one per request, and ``adversarial``: the drafts of ``copy``, none of which ever holds."""
-    recorded = json.loads(TRACES.read_text())
+    recorded = json.loads(path.read_text())
     traces: dict[str, list[Trace]] = {
         kind: [[Place(match, held) for match, held in one] for one in some] for kind, some in recorded.items()
     }
@@ -58,8 +61,46 @@ def record() -> None:
         kind: [_run(model, tokenizer, text, kind) for text in [_shared(tokenizer, kind), *_held_out(kind)]]
         for kind in HELD_OUT
     }
+    _write(TRACES, traces)
+
+
+def record_real() -> None:
+    """The same with a real model, greedy, over the kinds of ``real_model_prompts.py`` and over texts that nobody tuned for."""
+    import torch
+    from generation_arms import EngineArm
+
+    torch.set_num_threads(1)
+    arm = EngineArm(REAL_MODEL, 1)
+    _write(REAL_TRACES, {kind: [_luck(arm, prompt) for prompt in some] for kind, some in _real_prompts().items()})
+
+
+def _real_prompts() -> dict[str, list[Prompt]]:
+    from real_model_prompts import SYSTEM, of_kind
+
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import tiny_data as data
+
+    asked = {
+        "copy (held out)": "Repeat this text word for word:",
+        "edit (held out)": "Write this text again, but replace every name by Anna:",
+        "summary (held out)": "Summarize this text in two sentences:",
+    }
+    texts = [document.text[:400] for document in data.held_out("prose", REAL_EACH, 707, data.load_corpus())]
+    known = {kind: of_kind(kind) for kind in ("copy", "json", "code", "prose")}
+    return known | {
+        kind: [Prompt(kind, SYSTEM, f"{words}\n\n{text}", max_tokens=REAL_TOKENS) for text in texts]
+        for kind, words in asked.items()
+    }
+
+
+def _luck(arm: Any, prompt: Prompt) -> list[Place]:
+    output, _, _ = arm.run(prompt, speculation=False, grammar=bool(prompt.schema))
+    return places(arm.tokens(prompt), output)
+
+
+def _write(path: Path, traces: Mapping[str, Sequence[Trace]]) -> None:
     lines = [f'"{kind}": [\n' + ",\n".join(json.dumps(one) for one in some) + "\n]" for kind, some in traces.items()]
-    TRACES.write_text("{\n" + ",\n".join(lines).replace(", ", ",") + "\n}\n")
+    path.write_text("{\n" + ",\n".join(lines).replace(", ", ",") + "\n}\n")
 
 
 def _shared(tokenizer: Any, kind: str) -> str:
