@@ -13,7 +13,7 @@ from inferd_runtime.draft_models.draft_sampling import Guess
 from inferd_runtime.draft_models.lengths import DraftExperience, DraftLength
 from inferd_runtime.draft_models.messages import AskDraft, DraftAnswer, DraftSpec, DraftTransport
 from inferd_runtime.draft_models.step_watch import StepWatch
-from inferd_runtime.speculation.bridge import TokenBridge
+from inferd_runtime.speculation.bridge import TokenBridge, common_prefix
 from inferd_runtime.speculation.counters import DraftModelCounters
 from inferd_runtime.speculation.drafter import Drafter
 from inferd_runtime.speculation.drafts import NOTHING, Probabilities, Proposal
@@ -82,6 +82,8 @@ class DraftModelDrafter(Drafter):
         self._stream_ended = False
         self._sent_length = 0
         """The number of tokens of the path that the draft side knows."""
+        self._compared = 0
+        """The index in the path up to which drawn tokens were compared with what the target wrote."""
         self._begun = self._warm = self._dropped = False
         self._wanted = 0
         self._sent: _Sent | None = None
@@ -101,6 +103,7 @@ class DraftModelDrafter(Drafter):
         used, agreed = self._bridge.follow(tokens, [guess.token for guess in self._stream])
         self._length.learn([guess.confidence for guess in self._stream[: used + (not agreed)]], used)
         self._sent_length = min(self._sent_length, self._bridge.changed_from)
+        self._compared = len(self._bridge.path) if drawn else min(self._compared, self._bridge.changed_from)
         if not agreed or self._bridge.changed_from < length:
             self._valid_from = self._requests + 1
         self._stream = self._stream[used:] if agreed else []
@@ -114,15 +117,20 @@ class DraftModelDrafter(Drafter):
         self._choose()
 
     def _end_step(self, tokens: int) -> None:
-        self._watch.end(tokens, beside=self._sent is not None or self._proposed > 0)
+        self._watch.end(tokens, beside=self._works_beside or self._proposed > 0)
         if self._proposed:
             self._length.count_verified(self._proposed, self._verified)
         self._proposed = self._verified = 0
 
+    @property
+    def _works_beside(self) -> bool:
+        """True if the draft model may slow the target down now. On another machine it does not."""
+        return self._sent is not None and not self._link.remote
+
     def propose(self, limit: int, ahead: Sequence[int] = ()) -> Proposal:
         """Return the start of the stream, in the target's tokens."""
         self.give_up_late()
-        self._link.counters.waited += self._watch.begin(beside=self._sent is not None)
+        self._link.counters.waited += self._watch.begin(beside=self._works_beside)
         self._proposed = 0
         if not self._stream or not self._wanted:
             return NOTHING
@@ -207,11 +215,12 @@ class DraftModelDrafter(Drafter):
             return
         if not missing and self._sent is not None and self._sent.goal >= base + wanted + lead:
             return
-        self._send(count, patience)
+        self._send(count, patience, 0 if patience else self._length.lead(1))
 
-    def _send(self, count: int, patience: float) -> None:
+    def _send(self, count: int, patience: float, lead: int) -> None:
         """Send the committed tokens that the draft side does not know, or all of them the first time.
 
+        ``lead``: how many of the tokens the target will have written itself before they arrive.
         The next step waits for the answer for ``patience`` seconds at most, and the draft side hears of it where messages travel.
         """
         until = self._link.clock() + patience if patience else 0.0
@@ -223,7 +232,7 @@ class DraftModelDrafter(Drafter):
         spec = None if self._begun else self._spec
         self._begun, self._sent_length = True, len(path)
         self._sent = _Sent(self._requests, until, len(path) + count)
-        request = AskDraft(self._number, start, path[start:], count, self._length.least_survival, spec, within)
+        request = AskDraft(self._number, start, path[start:], count, self._length.least_survival(lead), spec, within)
         self._link.transport.ask(request, partial(self._take_answer, self._requests))
 
     def _take_answer(self, number: int, answer: DraftAnswer) -> None:
@@ -236,6 +245,7 @@ class DraftModelDrafter(Drafter):
                 self._start_over(answer)
             return
         self._count_answer(answer)
+        self._learn_late(answer)
         # With any answer the draft side has read the prompt: from now on an answer is worth waiting for.
         self._warm = True
         grown = number >= self._valid_from and self._extend(answer)
@@ -247,10 +257,23 @@ class DraftModelDrafter(Drafter):
 
     def _count_answer(self, answer: DraftAnswer) -> None:
         """Learn from an answer how long drafts take, and count one that came when the target had written as much itself."""
-        self._link.experience.round_trip = self._link.transport.round_trip
+        experience = self._link.experience
+        experience.round_trip = self._link.transport.round_trip
+        for confidence in answer.confidence:
+            experience.confidence.add(confidence)
         if answer.drawn:
-            self._link.experience.count_tokens(answer.drawn, answer.seconds)
+            experience.count_tokens(answer.drawn, answer.seconds)
             self._link.counters.late += answer.base + len(answer.tokens) <= len(self._bridge.path)
+
+    def _learn_late(self, answer: DraftAnswer) -> None:
+        """Learn from the tokens of an answer that the target has written itself meanwhile, each once."""
+        written = self._bridge.path[answer.base :]
+        right = common_prefix(answer.tokens, written)
+        known = max(0, self._compared - answer.base)
+        tried = min(right + 1, len(written), len(answer.tokens))
+        if known <= right and known < tried and answer.confidence:
+            self._length.learn(answer.confidence[known:tried], right - known)
+            self._compared = answer.base + tried
 
     def _extend(self, answer: DraftAnswer) -> bool:
         """Extend the stream by the tokens of an answer beyond it. Returns False if there are none."""

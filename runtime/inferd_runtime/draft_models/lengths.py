@@ -73,6 +73,7 @@ class DraftExperience:
     def __init__(self) -> None:
         self.calibration = Calibration()
         self.acceptance = Average(0.02, FIRST_ACCEPTANCE)
+        self.confidence = Average(0.02, FIRST_ACCEPTANCE)
         self.round_trip = 0.0
         self._alone = Average(0.2)
         self._cost = Average(0.1, FIRST_COST)
@@ -156,10 +157,12 @@ class DraftLength:
         self._until_probe = self._probe
         return min(PROBE_TOKENS, self._most), True
 
-    @property
-    def least_survival(self) -> float:
-        """The chance of a whole draft below which it ends. It is lower where most tokens are right."""
-        return LEAST_SURVIVAL * (1 - self.acceptance)
+    def least_survival(self, lead: int = 0) -> float:
+        """Return the chance of a whole draft below which it ends. It is lower where most tokens are right.
+
+        The first ``lead`` tokens do not count: the target will have written them itself when the draft arrives.
+        """
+        return float(LEAST_SURVIVAL * (1 - self.acceptance) * (self._experience.confidence.value or 0.0) ** lead)
 
     def learn(self, confidence: Sequence[float], right: int) -> None:
         """Count the first ``right`` tokens as what the target wrote, and the next one, if there is one, as wrong.
