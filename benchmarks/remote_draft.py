@@ -103,7 +103,9 @@ class Stream:
         self.drafts: DraftModels | None = None
         if port is not None:
             self.transport = connected(port)
-            link = DraftModelLink(self.transport, TERMS.max_context, 0.25, remote=True, counters=self.transport.counters)
+            link = DraftModelLink(
+                self.transport, TERMS.max_context, 0.25, remote=True, counters=self.transport.counters
+            )
             self.drafts = DraftModels([DraftModel("far", link, VOCAB)])
 
     def speed(self) -> float:

@@ -16,7 +16,7 @@ import zmq
 from inferd import protocol as p
 from inferd_runtime.isolation.order import Launch
 from inferd_runtime.isolation.start import close_input, give_order
-from inferd_runtime.server.engine_process.command import EngineStart, engine_launch
+from inferd_runtime.server.engine_process.command import NO_SECRETS, DraftSecrets, EngineStart, engine_launch
 from inferd_runtime.session.grants import SessionGrants, new_key
 from inferd_runtime.session.wire import (
     CLOSE_NAMED,
@@ -114,9 +114,9 @@ class Caller:
         return answer
 
 
-def new_engine(endpoint: str, settings: EngineSettings) -> Launch:
+def new_engine(endpoint: str, settings: EngineSettings, drafts: DraftSecrets = NO_SECRETS) -> Launch:
     """How an engine process is started."""
-    return engine_launch(EngineStart(endpoint, KEY.hex(), settings))
+    return engine_launch(EngineStart(endpoint, KEY.hex(), settings, drafts=drafts))
 
 
 def start(launch: Launch) -> subprocess.Popen[bytes]:
@@ -130,9 +130,9 @@ def start(launch: Launch) -> subprocess.Popen[bytes]:
 class EngineProcess:
     """An engine process with one thread, and ``settings``."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, drafts: DraftSecrets = NO_SECRETS, **settings: Any) -> None:
         self.endpoint = f"ipc://{folder}/engine"
-        self.process = start(new_engine(self.endpoint, EngineSettings(threads=1, **settings)))
+        self.process = start(new_engine(self.endpoint, EngineSettings(threads=1, **settings), drafts))
         self._context: zmq.Context[Any] = zmq.Context()
         self._callers: list[Caller] = []
 

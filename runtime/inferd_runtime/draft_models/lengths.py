@@ -142,8 +142,9 @@ class DraftLength:
 
     def choose(self) -> tuple[int, bool]:
         """Count a step, and return how many tokens to ask for after it, and True if that is only a probe."""
-        best = max(range(self._most + 1), key=self._speed)
-        if best and self._speed(best) >= MARGIN:
+        outlook = self._outlook()
+        best = max(range(1, self._most + 1), key=outlook.speed)
+        if outlook.speed(best) >= MARGIN:
             self._until_probe = self._probe = FIRST_PROBE
             self._until_control -= 1
             if self._until_control > 0:
@@ -193,9 +194,10 @@ class DraftLength:
         experience = self._experience
         if not experience.round_trip:
             return math.inf
-        pays = self._tokens(count) / MARGIN - experience.slowdown
+        outlook = self._outlook()
+        pays = outlook.tokens(count) / MARGIN - experience.slowdown
         likely = experience.travel + count * experience.cost
-        if likely > pays or self._flowing_speed(count) >= self._waiting_speed(count):
+        if likely > pays or outlook.flowing(count) >= outlook.waiting(count):
             return 0.0
         return pays * experience.step_seconds
 
@@ -203,42 +205,58 @@ class DraftLength:
         """Return by how much the target goes on while a request and its answer travel, at so many tokens a step."""
         return math.ceil(self._experience.travel) * tokens
 
-    def _speed(self, count: int) -> float:
-        """Return the expected tokens per time, relative to no draft."""
-        if count == 0:
-            return 1.0
-        return max(self._waiting_speed(count), self._flowing_speed(count) if self._experience.travel else 0.0)
+    def _outlook(self) -> _Outlook:
+        experience = self._experience
+        return _Outlook(
+            min(self.acceptance, 0.999), experience.cost, experience.slowdown, experience.travel,
+            1.0 if self._used.value is None else self._used.value, self._overlaps,
+        )  # fmt: skip
 
-    def _tokens(self, count: int) -> float:
-        """Return the expected tokens of a step that verifies ``count`` drafted ones."""
+
+class _Outlook:
+    """The expected speed of drafts, at one moment: tokens per time relative to no draft.
+
+    ``chance``: of a token to be accepted if the one before it is; ``cost``: of drawing one, ``step``: of a step with a draft,
+    ``travel``: of a request and its answer, all in steps; ``used``: the share of drafted tokens that are verified.
+    """
+
+    __slots__ = ("_alone", "_chance", "_cost", "_overlaps", "_step", "_travel", "_used")
+
+    def __init__(self, chance: float, cost: float, step: float, travel: float, used: float, overlaps: bool) -> None:
+        self._chance, self._cost, self._step, self._travel, self._used = chance, cost, step, travel, used
+        self._overlaps = overlaps
+        away = math.ceil(travel + cost)
+        survives = chance**away
+        self._alone = away / survives if travel and survives >= LEAST_FLOW else math.inf
+
+    def tokens(self, count: int) -> float:
+        """Return the tokens of a step that verifies ``count`` drafted ones."""
         chance = self._chance
-        tokens = (1 - chance ** (count + 1)) / (1 - chance)
-        return tokens if self._used.value is None else 1 + (tokens - 1) * self._used.value
+        return 1 + ((1 - chance ** (count + 1)) / (1 - chance) - 1) * self._used
 
-    @property
-    def _chance(self) -> float:
-        return min(self.acceptance, 0.999)
+    def speed(self, count: int) -> float:
+        """Return the speed of drafts of ``count`` tokens, waited for or not, whichever is faster."""
+        waiting = self.waiting(count)
+        return waiting if self._alone == math.inf else max(waiting, self.flowing(count))
 
-    def _waiting_speed(self, count: int) -> float:
+    def waiting(self, count: int) -> float:
         """Return the speed if a step waits for a draft that is not there."""
-        tokens, step, cost = self._tokens(count), self._experience.slowdown, self._experience.cost
+        step, cost = self._step, self._cost
+        wait = self._travel + count * cost
         if not self._overlaps:
-            return tokens / (step + count * cost)
-        whole, travel = self._chance ** (count + 1), self._experience.travel
-        wait = travel + count * cost
-        late = max(0.0, wait + cost - step)
-        return float(tokens / (step + (1 - whole) * wait + whole * min(late, wait)))
+            return self.tokens(count) / (step + wait)
+        whole = self._chance ** (count + 1)
+        late = min(wait, max(0.0, wait + cost - step))
+        return self.tokens(count) / (step + (1 - whole) * wait + whole * late)
 
-    def _flowing_speed(self, count: int) -> float:
-        """Return the speed if no step ever waits.
+    def flowing(self, count: int) -> float:
+        """Return the speed if no step ever waits; 0 where that is not tried.
 
         After a wrong guess the target goes on alone until an answer is there, and once more if that is wrong about these steps.
         """
-        chance, step, cost = self._chance, self._experience.slowdown, self._experience.cost
-        away = math.ceil(self._experience.travel + cost)
-        survives = chance**away
-        if survives < LEAST_FLOW:
+        if self._alone == math.inf:
             return 0.0
-        alone, hits = away / survives, 1 / (1 - chance ** (count + 1))
-        late = max(0.0, (count + 1) * cost - step)
-        return (alone + hits * (self._tokens(count) + late)) / (alone + hits * (step + late))
+        step = self._step
+        hits = 1 / (1 - self._chance ** (count + 1))
+        late = max(0.0, (count + 1) * self._cost - step)
+        return (self._alone + hits * (self.tokens(count) + late)) / (self._alone + hits * (step + late))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inferd.protocol import InvalidRequest, NotFound
-from inferd_runtime.draft_models.options import DraftOptions, choices_of, read_drafts
+from inferd_runtime.draft_models.options import DraftAddress, DraftOptions, choices_of, read_drafts
 from inferd_runtime.isolation.settings_json import decode_settings, encode_settings
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.server.engine_process.command import EngineStart
@@ -23,6 +23,10 @@ from inferd_runtime.settings.sources import Sources, resolve
         ("a/b,process=true", DraftOptions(ModelOptions("a/b"), process=True)),
         ("d,for=tiny,timeout_ms=40", DraftOptions(ModelOptions("d"), "tiny", False, 40)),
         ("d,choice=ucb", DraftOptions(ModelOptions("d"), choice="ucb")),
+        ("d,at=127.0.0.1:70", DraftOptions(ModelOptions("d"), at=DraftAddress("127.0.0.1", 70, False))),
+        ("d,at=gpu-2.lan:7071", DraftOptions(ModelOptions("d"), at=DraftAddress("gpu-2.lan", 7071, True))),
+        ("d,at=[fe80::1]:7071,tls=false", DraftOptions(ModelOptions("d"), at=DraftAddress("fe80::1", 7071, False))),
+        ("d,at=localhost:7071,tls=true", DraftOptions(ModelOptions("d"), at=DraftAddress("localhost", 7071, True))),
         ("d,dtype=bfloat16,for=tiny,pages=9", DraftOptions(ModelOptions("d", "bfloat16", "", 9), "tiny")),
     ],
 )
@@ -35,6 +39,16 @@ def test_text_is_read_and_reaches_another_process(text: str, options: DraftOptio
     ("value", "named"),
     [
         ("d,process=maybe", "process must be true or false"),
+        ("d,at=host", "draft model 'd': at: expected HOST:PORT, got 'host'"),
+        ("d,at=host:0", "expected HOST:PORT"),
+        ("d,at=host:70000", "expected HOST:PORT"),
+        ("d,at=ho st:7", "expected HOST:PORT"),
+        ("d,at=fe80::1:7", "expected HOST:PORT"),
+        ("d,at=", "expected HOST:PORT"),
+        ("d,at=host:7,tls=maybe", "tls must be true or false"),
+        ("d,tls=true", "tls is for a draft model at HOST:PORT"),
+        ("d,at=host:7,process=true", "process and at are two places"),
+        ("d,at=host:7,dtype=bfloat16", "`inferd serve-draft` decides how"),
         ("d,timeout_ms=0", "timeout_ms must be a positive whole number"),
         ("d,choice=best", "draft model 'd': choice must be one of thompson, ucb, got 'best'"),
         ("d,choice=", "choice must be one of"),

@@ -94,7 +94,7 @@ def test_speculation_is_told_by_source_and_under_vllms_names() -> None:
         steps=100, drafts=40, emitted=155, accepted=60, accepted_per_position=[38, 22],
         sources={"ngram": SourceStats(60, 3, 50), "program": SourceStats(20, 0, 10)},
     )  # fmt: skip
-    draft = {"small": DraftModelCounters(9, 5, 3, 2, 1, 0.25)}
+    draft = {"small": DraftModelCounters(9, 5, 3, 2, 1, 0.25, 4, 3, 0.125)}
     page = page_of(ModelStats("tiny", 5, 1, 64, 60, 0, 0, 0, done, True, draft), ModelStats("b", 0, 0, 4, 4))
     lines = page.splitlines()
     for line in (
@@ -118,6 +118,9 @@ def test_speculation_is_told_by_source_and_under_vllms_names() -> None:
         'inferd_draft_model_hits_total{draft_model="small",model="tiny"} 5.0',
         'inferd_draft_model_timeouts_total{draft_model="small",model="tiny"} 2.0',
         'inferd_draft_model_waited_seconds_total{draft_model="small",model="tiny"} 0.25',
+        'inferd_draft_model_late_total{draft_model="small",model="tiny"} 4.0',
+        'inferd_draft_model_connections_total{draft_model="small",model="tiny"} 3.0',
+        'inferd_draft_model_round_trip_seconds{draft_model="small",model="tiny"} 0.125',
         "# TYPE vllm:spec_decode_num_drafts_total counter",
         "# TYPE inferd_spec_breaker_open gauge",
     ):

@@ -28,6 +28,10 @@ class Refused(Exception):
     """The other side does not want the connection, and says why; trying again with the same settings is of no use."""
 
 
+class RefusedForNow(Refused):
+    """There is no room at the moment. Its frame has the ticket 1."""
+
+
 @dataclass(frozen=True)
 class Hello:
     """Opens the hand-shake, from both sides. ``nonce``: 32 random bytes."""
@@ -145,7 +149,7 @@ class TargetHandshake:
     def receive(self, frame: Frame) -> Outgoing | None:
         """Take a frame and return the next one; None when it is over. Raises Refused or MalformedFrame."""
         if frame.kind is Kind.REFUSED:
-            raise Refused(refusal_text(frame.payload))
+            raise (RefusedForNow if frame.ticket else Refused)(refusal_text(frame.payload))
         if not self._transcript:
             return self._prove(_checked_hello(frame, Kind.CHALLENGE))
         if frame.kind is not Kind.WELCOME or self.terms is not None:

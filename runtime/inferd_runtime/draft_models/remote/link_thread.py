@@ -15,7 +15,7 @@ from threading import Thread
 from inferd_runtime.draft_models.remote.breaker import LinkBreaker
 from inferd_runtime.draft_models.remote.checks import check_terms
 from inferd_runtime.draft_models.remote.frames import FIRST_FRAME_BYTES, Frame, Kind, MalformedFrame
-from inferd_runtime.draft_models.remote.handshake import DraftTerms, Outgoing, Refused, TargetHandshake
+from inferd_runtime.draft_models.remote.handshake import DraftTerms, Outgoing, Refused, RefusedForNow, TargetHandshake
 from inferd_runtime.draft_models.remote.streams import ConnectionEnded, FrameStream
 
 LOG = logging.getLogger("inferd.drafts")
@@ -130,10 +130,11 @@ class LinkThread:
             number, reason, final = self._number, "", False
             try:
                 await self._connection()
-            except (Refused, ssl.SSLCertVerificationError, UnicodeError) as error:
+            except (RefusedForNow, ConnectionEnded, MalformedFrame, OSError) as error:
+                # A certificate that does not verify is an OSError, too.
+                reason, final = str(error) or type(error).__name__, isinstance(error, ssl.SSLCertVerificationError)
+            except (Refused, UnicodeError) as error:
                 reason, final = str(error), True
-            except (ConnectionEnded, MalformedFrame, OSError) as error:
-                reason = str(error) or type(error).__name__
             self._breaker.failed(time.monotonic())
             self._report(reason)
             self._emit(Disconnected(self._number if self._number > number else 0, reason, final))

@@ -49,16 +49,17 @@ class NetworkDrafts:
         self._open: dict[int, _OpenAsk] = {}
         self._connection = 0
         self._refusal = ""
+        self._failed = False
         self._travel = RoundTrip()
         self._link = LinkThread(target, self._waker.wake)
 
     def first_terms(self, seconds: float) -> DraftTerms | None:
-        """Wait for the first hand-shake, and return its terms; None when the time is up.
+        """Wait for the first hand-shake, and return its terms; None if nobody is there, and when the time is up.
 
         Raises Unavailable if the draft engine refuses this target, or is not the one that it should be.
         """
         until = time.monotonic() + seconds
-        while self.terms is None and time.monotonic() < until:
+        while self.terms is None and not self._failed and time.monotonic() < until:
             self.wait(max(0.0, until - time.monotonic()))
             self.poll()
             if self._refusal:
@@ -118,7 +119,7 @@ class NetworkDrafts:
             return True
         if isinstance(event, Arrived):
             return event.number == self._connection and self._answered(event)
-        self._refusal = event.reason if event.final else ""
+        self._refusal, self._failed = event.reason if event.final else "", True
         if event.number and event.number == self._connection:
             self._disconnect()
         return True

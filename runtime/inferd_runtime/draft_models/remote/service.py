@@ -14,7 +14,7 @@ from functools import partial
 from inferd_runtime.draft_models.messages import AskDraft, DraftAnswer, DraftTransport, DropDraft
 from inferd_runtime.draft_models.remote.checks import MOST_ERROR, check_ask
 from inferd_runtime.draft_models.remote.frames import Frame, Kind, MalformedFrame, pack, unpack
-from inferd_runtime.draft_models.remote.handshake import DraftHandshake, DraftTerms, Refused
+from inferd_runtime.draft_models.remote.handshake import DraftHandshake, DraftTerms, Refused, RefusedForNow
 from inferd_runtime.draft_models.remote.sessions import DraftSession, HalfOpen, SessionTable
 from inferd_runtime.draft_models.remote.streams import ConnectionEnded, FrameStream
 
@@ -62,8 +62,8 @@ class DraftService:
         self._terms = terms
         self._key = key
         self._tls = tls
-        self._sessions = sessions or SessionTable()
-        self._half_open = half_open or HalfOpen()
+        self._sessions = SessionTable() if sessions is None else sessions
+        self._half_open = HalfOpen() if half_open is None else half_open
         self._handshake_seconds = handshake_seconds
 
     @property
@@ -157,7 +157,7 @@ class DraftService:
             try:
                 message = shake.receive(await stream.receive())
             except Refused as refused:
-                stream.send(Kind.REFUSED, str(refused).encode())
+                stream.send(Kind.REFUSED, str(refused).encode(), int(isinstance(refused, RefusedForNow)))
                 await stream.finish()
                 raise
             stream.send(message.kind, message.payload)

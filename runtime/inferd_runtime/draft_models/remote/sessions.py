@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 
 from inferd_runtime.draft_models.messages import AskDraft
-from inferd_runtime.draft_models.remote.handshake import Refused
+from inferd_runtime.draft_models.remote.handshake import RefusedForNow
 
 MOST_SESSIONS = 64
 MOST_SEQUENCES = 1024
@@ -66,9 +66,9 @@ class SessionTable:
         return len(self._open)
 
     def open(self) -> DraftSession:
-        """Open a session. Raises Refused when there are too many."""
+        """Open a session. Raises RefusedForNow when there are too many."""
         if len(self._open) >= self._most:
-            raise Refused(f"{self._most} sessions are open, and no more are allowed")
+            raise RefusedForNow(f"{self._most} sessions are open, and no more are allowed")
         session = DraftSession(secrets.token_hex(8), self._numbers, self._most_sequences)
         self._open[session.name] = session
         return session

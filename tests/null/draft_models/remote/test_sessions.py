@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tiers import examples
 
 from inferd_runtime.draft_models.messages import AskDraft, DraftSpec
 from inferd_runtime.draft_models.remote.handshake import Refused
@@ -79,6 +80,7 @@ class Sessions(RuleBasedStateMachine):
 
 
 TestSessions = Sessions.TestCase
+TestSessions.settings = settings(max_examples=examples(40), stateful_step_count=30)
 
 
 def test_the_least_recently_used_sequence_goes_first() -> None:
