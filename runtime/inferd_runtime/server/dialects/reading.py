@@ -23,7 +23,12 @@ MAX_FIELDS = 256
 """More than any dialect has."""
 MAX_SCHEMA_BYTES = 512 << 10
 """Of tools, and of a format: reading half a MiB of schemas takes the gateway about 40 ms."""
-SCHEMA_FIELDS = frozenset({"tools", "response_format", "structured_outputs", "output_format", "output_config", "text"})
+SCHEMA_FIELDS = frozenset(
+    {
+        *("tools", "response_format", "structured_outputs", "output_format", "output_config", "text"),
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    }
+)
 """Fields of all dialects that hold schemas."""
 MAX_WHOLE = (1 << 53) - 1
 """The highest whole number of a field without a limit of its own: what every JSON reader keeps exactly."""

@@ -57,7 +57,6 @@ class SaidText(Struct, tag="text", tag_field="type"):
     """Text."""
 
     text: str
-    citations: UnsetType | None = UNSET
 
 
 class SaidThinking(Struct, tag="thinking", tag_field="type"):

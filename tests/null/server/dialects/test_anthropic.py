@@ -412,6 +412,16 @@ def test_errors_have_the_vendors_types(error: InferdError, status: int, kind: st
     assert ("Retry-After" in reply.headers) == (status in (429, 503))
 
 
+def test_a_text_has_no_citations_that_are_null() -> None:
+    """Vercel's client takes a list of them or none: it refuses the whole message otherwise."""
+    exchange = AnthropicMessages().read(
+        b'{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}]}', ClientHeaders()
+    )
+    answer = CollectedAnswer.of(1)
+    answer.add(TextDelta("a"))
+    assert exchange.body(answer)["content"] == [{"type": "text", "text": "a"}]
+
+
 def test_a_prompt_that_is_too_long_is_told_in_anthropics_words() -> None:
     """Clients that make a conversation shorter and ask again look for them."""
     reply = error_reply_anthropic(LimitExceeded("9 tokens, 8 fit", limit="context_tokens"))

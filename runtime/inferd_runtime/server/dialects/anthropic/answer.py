@@ -94,7 +94,7 @@ class AnthropicExchange:
             thinking = "" if self._hides_thinking else choice.reasoning
             blocks.append({"type": "thinking", "thinking": thinking, "signature": signature(choice.reasoning)})
         if choice.text:
-            blocks.append({"type": "text", "text": choice.text, "citations": None})
+            blocks.append({"type": "text", "text": choice.text})
         blocks += [_tool_use(call) for call in choice.calls]
         end = ChoiceFinished(choice.reason or "stop", 0, choice.stopped_by)
         return self._message(blocks, end, answer.usage)

@@ -29,7 +29,7 @@ from inferd_runtime.server.dialects.openai.answer_parts import (
     usage_json,
 )
 from inferd_runtime.server.dialects.openai.chat_fields import chat_request, read_chat_fields
-from inferd_runtime.server.dialects.openai.common_fields import Reporting, output_field, reporting, stop_reason
+from inferd_runtime.server.dialects.openai.common_fields import Reporting, reporting, stop_reason
 from inferd_runtime.server.dialects.reading import read_object
 
 WHOLE, CHUNK = "chat.completion", "chat.completion.chunk"
@@ -55,7 +55,7 @@ class ChatCompletionExchange:
         self.model = head.model
         self.request = request
         self.streams = request.stream
-        self.output_field = output_field(request)
+        self.output_field = told.output_field
         self._head = head
         self._told = told
         self._writer = ChunkWriter(head, CHUNK, told)

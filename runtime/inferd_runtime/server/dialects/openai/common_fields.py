@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -12,7 +12,13 @@ from inferd.protocol.generation import MAX_PRIORITY, MAX_STOP_CHARACTERS, MAX_ST
 from inferd.protocol.sampling import MAX_BIASES, MAX_SEED
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.field_table import RequestField
-from inferd_runtime.server.dialects.openai.output_formats import ResponseFormat, StructuredOutputs, output_format
+from inferd_runtime.server.dialects.openai.output_formats import (
+    GUIDED,
+    PLACE,
+    ResponseFormat,
+    StructuredOutputs,
+    output_format,
+)
 from inferd_runtime.server.dialects.refusals import refusal
 from inferd_runtime.server.dialects.sampling import allowing_no_share
 
@@ -33,11 +39,15 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Reporting:
-    """What a client wants to be told: ``usage`` at the end of a stream or (``continuous``) with each chunk, and token ids."""
+    """What a client wants to be told: ``usage`` at the end of a stream or (``continuous``) with each chunk, and token ids.
+
+    ``output_field``: what it called the field that says what an answer has to be.
+    """
 
     usage: bool = False
     continuous: bool = False
     token_ids: bool = False
+    output_field: str = "response_format"
 
 
 class CommonFields(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -63,6 +73,11 @@ class CommonFields(Struct, kw_only=True, forbid_unknown_fields=True):
     user: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Meta(min_length=1)] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     session_id: Name | None = None
     request_id: Annotated[str, Meta(pattern=r"^[\x21-\x7e]{1,128}\Z")] | None = None
@@ -123,12 +138,12 @@ COMMON_FIELDS = (
     RequestField("kv_transfer_params", "prompts are computed where they are answered", ()),
     RequestField("ec_transfer_params", "there is only text", ()),
     RequestField("vllm_xargs", "there are no extensions of this kind; write a program", ({},)),
-    RequestField("guided_json", "use structured_outputs.json", ()),
-    RequestField("guided_regex", "use structured_outputs.regex", ()),
-    RequestField("guided_choice", "use structured_outputs.choice", ()),
-    RequestField("guided_grammar", "use structured_outputs.grammar", ()),
-    RequestField("guided_json_object", "use structured_outputs.json_object", (False,)),
-    RequestField("guided_decoding_backend", "the runtime chooses it", ()),
+    RequestField("guided_json", "the older name of structured_outputs.json"),
+    RequestField("guided_regex", "the older name of structured_outputs.regex"),
+    RequestField("guided_choice", "the older name of structured_outputs.choice"),
+    RequestField("guided_grammar", "the older name of structured_outputs.grammar"),
+    RequestField("guided_json_object", "the older name of structured_outputs.json_object"),
+    RequestField("guided_decoding_backend", "the runtime chooses it", ("auto", "guidance")),
     RequestField("guided_whitespace_pattern", "there is no such choice", ()),
 )
 
@@ -139,7 +154,7 @@ def common_request(asked: CommonFields, headers: ClientHeaders) -> ChatRequest:
     options = asked.stream_options or StreamOptions()
     return ChatRequest(
         model=asked.model,
-        output=output_format(asked.response_format, asked.structured_outputs),
+        output=output_format(asked.response_format, *_structured(asked)),
         sampling=_sampling(asked),
         n=asked.n or 1,
         stop=_stops(asked.stop),
@@ -157,10 +172,20 @@ def common_request(asked: CommonFields, headers: ClientHeaders) -> ChatRequest:
     )
 
 
-def output_field(request: ChatRequest) -> str:
-    """Return the field that a request's output format came from."""
-    of_format = request.output is None or request.output.kind in ("json_object", "json_schema")
-    return "response_format" if of_format else "structured_outputs"
+def _structured(asked: CommonFields) -> tuple[StructuredOutputs | None, str]:
+    """Return what the text is held to beside ``response_format``, and the field that says so. Libraries that do not know which
+    vLLM they speak to send vLLM's older names beside the new one. Raises InvalidRequest where they differ.
+    """
+    found, place = asked.structured_outputs, PLACE
+    for name, kind in GUIDED.items():
+        value = getattr(asked, name)
+        if value is None or value is False:
+            continue
+        older = StructuredOutputs(**{kind: value})
+        if found not in (None, older):
+            raise refusal(name, f"differs from {place}: give one of them")
+        found, place = (older, name) if found is None else (found, place)
+    return found, place
 
 
 def _check_stream_options(asked: CommonFields) -> None:
@@ -222,4 +247,10 @@ def _stops(stop: str | list[str] | None) -> list[str]:
 def reporting(asked: CommonFields) -> Reporting:
     """Return what the client wants to be told besides the text."""
     options = asked.stream_options or StreamOptions()
-    return Reporting(bool(options.include_usage), bool(options.continuous_usage_stats), bool(asked.return_token_ids))
+    structured, place = _structured(asked)
+    return Reporting(
+        usage=bool(options.include_usage),
+        continuous=bool(options.continuous_usage_stats),
+        token_ids=bool(asked.return_token_ids),
+        output_field="response_format" if structured is None else place,
+    )

@@ -19,7 +19,7 @@ from inferd_runtime.server.dialects.openai.answer_parts import (
     shown_logprob,
     usage_json,
 )
-from inferd_runtime.server.dialects.openai.common_fields import Reporting, output_field, reporting, stop_reason
+from inferd_runtime.server.dialects.openai.common_fields import Reporting, reporting, stop_reason
 from inferd_runtime.server.dialects.openai.completion_fields import completion_requests, read_completion_fields
 from inferd_runtime.server.dialects.reading import read_object
 
@@ -51,7 +51,7 @@ class CompletionExchange:
         self.requests = requests
         self.request = requests[0]
         self.streams = self.request.stream
-        self.output_field = output_field(self.request)
+        self.output_field = told.output_field
         self.choices = len(requests) * self.request.n
         self._head = head
         self._told = told

@@ -12,6 +12,8 @@ from inferd_runtime.carriable import read_json
 from inferd_runtime.server.dialects.refusals import naming, refusal
 
 PLACE = "structured_outputs"
+GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar", "json_object")}
+"""Older names, each of a field of ``structured_outputs``."""
 GBNF_RULE = "::="
 """Separates a rule's name from what it stands for in GBNF, and means nothing in Lark."""
 
@@ -56,15 +58,20 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
     whitespace_pattern: None = None
 
 
-def output_format(form: ResponseFormat | None, structured: StructuredOutputs | None) -> OutputFormat | None:
-    """Return what the answer is held to, None for any text. Raises InvalidRequest, which names the field."""
+def output_format(
+    form: ResponseFormat | None, structured: StructuredOutputs | None, place: str = PLACE
+) -> OutputFormat | None:
+    """Return what the answer is held to, None for any text. ``place``: the field that ``structured`` came from.
+
+    Raises InvalidRequest, which names the field.
+    """
     asked = None if form is None else _response_format(form)
     if structured is not None:
         if asked is not None:
-            raise refusal(PLACE, "response_format and structured_outputs exclude each other")
-        asked = _structured(structured)
+            raise refusal(place, f"response_format and {place} exclude each other")
+        asked = _structured(structured, place)
     if asked is not None:
-        with naming("response_format.json_schema" if structured is None else PLACE):
+        with naming("response_format.json_schema" if structured is None else place):
             asked.constraint()
     return asked
 
@@ -81,16 +88,16 @@ def _response_format(form: ResponseFormat) -> OutputFormat | None:
             return OutputFormat("json_schema", json.dumps(json_schema.schema, ensure_ascii=False))
 
 
-def _structured(asked: StructuredOutputs) -> OutputFormat:
+def _structured(asked: StructuredOutputs, place: str) -> OutputFormat:
     kinds = {
         "json": asked.json is not None, "regex": asked.regex is not None, "choice": asked.choice is not None,
         "grammar": asked.grammar is not None, "json_object": bool(asked.json_object),
     }  # fmt: skip
     given = [name for name, wanted in kinds.items() if wanted]
     if len(given) != 1:
-        raise refusal(PLACE, f"exactly one of {', '.join(kinds)} must be given, not {' and '.join(given) or 'none'}")
+        raise refusal(place, f"exactly one of {', '.join(kinds)} must be given, not {' and '.join(given) or 'none'}")
     if asked.json is not None:
-        return OutputFormat("json_schema", _schema_text(asked.json))
+        return OutputFormat("json_schema", _schema_text(asked.json, place if place in GUIDED else f"{place}.json"))
     if asked.regex is not None:
         return OutputFormat("regex", asked.regex)
     if asked.choice is not None:
@@ -100,10 +107,10 @@ def _structured(asked: StructuredOutputs) -> OutputFormat:
     return OutputFormat("json_object")
 
 
-def _schema_text(schema: str | dict[str, Any]) -> str:
+def _schema_text(schema: str | dict[str, Any], place: str) -> str:
     if isinstance(schema, dict):
         return json.dumps(schema, ensure_ascii=False)
-    with naming(f"{PLACE}.json"):
+    with naming(place):
         if not isinstance(read_json(schema, "the schema"), dict):
-            raise refusal(f"{PLACE}.json", "the schema must be a JSON object")
+            raise refusal(place, "the schema must be a JSON object")
     return schema

@@ -196,6 +196,11 @@ def test_log_probabilities_are_asked_for_in_two_fields() -> None:
         ({"structured_outputs": {"grammar": 'start: "a"'}}, OutputFormat("lark", 'start: "a"')),
         ({"structured_outputs": {"grammar": 'root ::= "a"'}}, OutputFormat("gbnf", 'root ::= "a"')),
         ({"structured_outputs": {"json_object": True}}, OutputFormat("json_object")),
+        ({"guided_json": SCHEMA}, OutputFormat("json_schema", json.dumps(SCHEMA))),
+        ({"guided_regex": "a+", "guided_decoding_backend": "guidance"}, OutputFormat("regex", "a+")),
+        ({"guided_choice": ["a"], "structured_outputs": {"choice": ["a"]}}, OutputFormat("choice", options=["a"])),
+        ({"guided_grammar": 'start: "a"', "guided_json_object": False}, OutputFormat("lark", 'start: "a"')),
+        ({"guided_json_object": True}, OutputFormat("json_object")),
     ],
 )  # fmt: skip
 def test_what_the_answer_is_held_to(fields: dict[str, Any], output: OutputFormat | None) -> None:
@@ -350,7 +355,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"function_call": {"name": "f"}}, "function_call"),
     ({"web_search_options": {}}, "web_search_options"),
-    ({"guided_json": SCHEMA}, "guided_json"),
+    ({"guided_json": "["}, "guided_json"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+    ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "guided_regex"),
+    ({"guided_regex": "a", "response_format": JSON_SCHEMA}, "guided_regex"),
+    ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend"),
     ({"ignore_eos": 0}, "ignore_eos"),
     ({"ignore_eos": True, "response_format": {"type": "json_object"}}, "ignore_eos"),
     ({"ignore_eos": True, "tools": [TOOL]}, "ignore_eos"),
@@ -390,3 +400,17 @@ def test_a_body_that_is_no_object_is_refused_as_a_whole(body: bytes) -> None:
 def test_other_kinds_of_content_say_what_is_not_supported() -> None:
     with pytest.raises(InvalidRequest, match="images are not supported"):
         read(messages=[{"role": "user", "content": IMAGE}])
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({}, "response_format"),
+        ({"response_format": JSON_SCHEMA}, "response_format"),
+        ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs"),
+        ({"guided_json": SCHEMA}, "guided_json"),
+    ],
+)
+def test_a_format_that_the_engine_refuses_is_named_as_the_client_named_it(fields: dict[str, Any], named: str) -> None:
+    body = json.dumps({"model": "m", "messages": [USER], **fields}).encode()
+    assert ChatCompletions().read(body, ClientHeaders()).output_field == named
