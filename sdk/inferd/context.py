@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any
 
 from inferd.adapter import Adapter, adapter_name
 from inferd.calls.arguments import (
@@ -71,7 +71,15 @@ from inferd.spec_config import Prediction, RuntimeDrafts, SystemSpeculation
 from inferd.speculation import Speculator
 from inferd.transport import current_transport
 
-T = TypeVar("T")
+# The standard library's type variables have defaults from Python 3.13 on only, and nothing else is imported here.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 MAX_TOKENS = 256
 
 
@@ -354,63 +362,13 @@ class Context:
         self._handle.learn_length(reply.length)
         return reply
 
-    @overload
-    def generate(
-        self,
-        sampler: Sampler,
-        *,
-        max_tokens: int = ...,
-        stop: Sequence[str] = ...,
-        constrain: JsonSchema[T],
-        speculator: Speculator | None = ...,
-        system_speculation: SystemSpeculation = ...,
-        predict: Prediction | None = ...,
-        on_cycle: CycleCallback | None = ...,
-        heal: bool = ...,
-        logprobs: int | None = ...,
-        on_length: OnLength | None = ...,
-        adapter: str | Adapter | None = ...,
-        priority: int = ...,
-        ignore_eos: bool = ...,
-        min_tokens: int = ...,
-        stop_token_ids: Sequence[int] = ...,
-        reasoning: ReasoningSpec | None = ...,
-        shown: Sequence[str] = ...,
-        include_stop: bool = ...,
-    ) -> Generator[T]: ...
-
-    @overload
-    def generate(
-        self,
-        sampler: Sampler,
-        *,
-        max_tokens: int = ...,
-        stop: Sequence[str] = ...,
-        constrain: OutputConstraint | StepConstraint | None = ...,
-        speculator: Speculator | None = ...,
-        system_speculation: SystemSpeculation = ...,
-        predict: Prediction | None = ...,
-        on_cycle: CycleCallback | None = ...,
-        heal: bool = ...,
-        logprobs: int | None = ...,
-        on_length: OnLength | None = ...,
-        adapter: str | Adapter | None = ...,
-        priority: int = ...,
-        ignore_eos: bool = ...,
-        min_tokens: int = ...,
-        stop_token_ids: Sequence[int] = ...,
-        reasoning: ReasoningSpec | None = ...,
-        shown: Sequence[str] = ...,
-        include_stop: bool = ...,
-    ) -> Generator[Any]: ...
-
     def generate(
         self,
         sampler: Sampler,
         *,
         max_tokens: int = MAX_TOKENS,
         stop: Sequence[str] = (),
-        constrain: OutputConstraint | StepConstraint | None = None,
+        constrain: JsonSchema[T] | OutputConstraint | StepConstraint | None = None,
         speculator: Speculator | None = None,
         system_speculation: SystemSpeculation = False,
         predict: Prediction | None = None,
@@ -426,7 +384,7 @@ class Context:
         reasoning: ReasoningSpec | None = None,
         shown: Sequence[str] = (),
         include_stop: bool = False,
-    ) -> Generator[Any]:
+    ) -> Generator[T]:
         """Generate after the context's last token; what is delivered becomes part of the context.
 
         Returns at once; the generation starts when the first step is asked for. If the last thing added is a system or
