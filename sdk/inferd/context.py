@@ -13,6 +13,7 @@ from inferd.calls.arguments import (
     checked_cycle,
     checked_flag,
     checked_on_length,
+    checked_reasoning,
     checked_sampler,
     checked_speculator,
     checked_stop,
@@ -447,7 +448,7 @@ class Context:
             ignore_eos=checked_flag("ignore_eos", ignore_eos),
             min_tokens=min_tokens,
             stop_token_ids=tuple(checked_tokens("stop_token_ids", stop_token_ids)),
-            reasoning=reasoning,
+            reasoning=checked_reasoning(reasoning),
             shown=checked_stop(shown),
             include_stop=checked_flag("include_stop", include_stop),
         )

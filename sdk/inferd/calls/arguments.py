@@ -8,7 +8,7 @@ from typing import TypeAlias, get_args
 
 from inferd.calls.generate_arguments import OnLength
 from inferd.model import Model
-from inferd.protocol import InvalidRequest, check_snapshot_name
+from inferd.protocol import InvalidRequest, ReasoningSpec, check_snapshot_name
 from inferd.sampling import Sampler
 from inferd.speculation import Speculator
 from inferd.speculation_stats import SpeculationCycle
@@ -59,6 +59,13 @@ def checked_stop(stop: Sequence[str]) -> tuple[str, ...]:
     if not all(isinstance(text, str) for text in stop):
         raise InvalidRequest(f"stop must hold strings, not {list(stop)!r}")
     return tuple(stop)
+
+
+def checked_reasoning(reasoning: ReasoningSpec | None) -> ReasoningSpec | None:
+    """Return a ReasoningSpec, or None."""
+    if reasoning is not None and not isinstance(reasoning, ReasoningSpec):
+        raise InvalidRequest(f"reasoning must be a ReasoningSpec, not {reasoning!r}")
+    return reasoning
 
 
 def checked_speculator(speculator: Speculator | None) -> Speculator | None:

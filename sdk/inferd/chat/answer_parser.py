@@ -9,12 +9,11 @@ from typing import TypeAlias
 from inferd.chat.call_forms import (
     HERMES,
     LEADING_MARKS,
-    MARKED,
     MISTRAL_ARGS,
     QWEN3_CODER,
     SHOWN_MARKS,
-    UNMARKED,
     CallForm,
+    form_of,
 )
 from inferd.chat.call_scanner import BLANK, CallScanner
 from inferd.chat.named_call import NamedCallScanner
@@ -28,8 +27,8 @@ MAX_HELD = 256
 @dataclass(frozen=True)
 class AnswerShape:
     """How to read an answer. ``tools``: the names that may be called; none: no calls are looked for, and what looks like a call
-    of any other name is text. ``schemas``: those of their arguments. ``reasoning``: the marks
-    around what the model thinks, None where it has none; ``thinking``: the prompt has opened them already.
+    of any other name is text. ``schemas``: those of their arguments. ``reasoning``: the marks around what the model thinks, None
+    where it has none; ``thinking``: the prompt has opened them already.
     ``parallel``: there may be several calls; else the first one is the end. ``required``: the answer is calls and nothing else.
     ``held``: its text is held to a format.
     """
@@ -46,7 +45,7 @@ class AnswerShape:
     @property
     def form(self) -> CallForm:
         """Where calls stand."""
-        return MARKED.get(self.tool_format, UNMARKED)
+        return form_of(self.tool_format)
 
     @property
     def shown(self) -> tuple[str, ...]:
@@ -188,7 +187,7 @@ class AnswerParser:
         yield from ()
 
     def _text(self, last: bool) -> Iterator[AnswerPart]:
-        wanted = self._form.begin if self._shape.tools else ""
+        wanted = (self._form.begin or self._form.within) if self._shape.tools else ""
         text, found = self._until(wanted, last)
         yield from self._said(text, BLANK)
         if found:

@@ -19,12 +19,14 @@ LEADING_MARKS = ("<|python_tag|>", TOOL_CALLS)
 class CallForm:
     """Where a call stands. ``begin``: the mark before each; "": calls are the whole of an answer, which begins with a bracket.
 
-    ``end``: the mark behind each, "" for none. ``opening``: what the call's own text begins with, "" for a name.
+    ``end``: the mark behind each, "" for none. ``opening``: what the call's own text begins with, "" for a name. ``within``: a
+    mark behind which calls are the rest of an answer, "" for none.
     """
 
     begin: str = ""
     end: str = ""
     opening: str = "{"
+    within: str = ""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -38,6 +40,13 @@ MARKED: Mapping[str, CallForm] = {
     QWEN3_CODER: CallForm(CALL_BEGIN, CALL_END, FUNCTION),
     MISTRAL_ARGS: CallForm(TOOL_CALLS, "", ""),
 }
-"""The formats whose calls have marks; those of any other one are JSON without."""
+"""The formats whose calls have marks each; those of any other one are JSON without."""
+LISTED = CallForm(within=TOOL_CALLS)
+"""A list of calls, which text may precede where the model writes the mark."""
 SHOWN_MARKS = (CALL_BEGIN, CALL_END, *LEADING_MARKS, ARGS, CALL_ID)
 """What has to be seen in an answer's text to read calls, also where it is a special token."""
+
+
+def form_of(tool_format: str) -> CallForm:
+    """Return where calls of a format stand."""
+    return MARKED.get(tool_format, LISTED if tool_format == MISTRAL else UNMARKED)

@@ -15,6 +15,7 @@ from inferd.chat.call_forms import (
     MISTRAL,
     MISTRAL_ARGS,
     QWEN3_CODER,
+    TOOL_CALLS,
     CallForm,
 )
 from inferd.chat.composed import AnyOf, InSequence, Prefixed, Repeated, Text
@@ -89,9 +90,11 @@ def _written_call(tool_format: str, tools: Sequence[Tool], *, strict: bool) -> O
 def _unmarked(tool_format: str, tools: Sequence[Tool]) -> Tagged:
     key = ARGUMENTS_KEY.get(tool_format, "arguments")
     spaces = (" ", "")  # as models write a call, and as JSON is written elsewhere here
-    return Tagged(
-        [_opened(tool, key, JsonSchema(checked_parameters(tool)), space) for tool in tools for space in spaces]
-    )
+    tags = [_opened(tool, key, JsonSchema(checked_parameters(tool)), space) for tool in tools for space in spaces]
+    if tool_format != MISTRAL:
+        return Tagged(tags)
+    listed = JsonSchema(_array_of(JsonSchema(_any_call(tools, key)), {}))
+    return Tagged([Tag(TOOL_CALLS, InSequence([Repeated(Text(" "), 0, 1), listed]), ""), *tags])
 
 
 def _opened(tool: Tool, key: str, parameters: JsonSchema[Any], space: str) -> Tag:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from inferd.chat.call_forms import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END
-from inferd.chat.composed import AnyOf, InSequence, Repeated, Text, Until
+from inferd.chat.composed import InSequence, Repeated, Text, Until
 from inferd.chat.request import Tool
 from inferd.chat.xml_call import is_text
 from inferd.protocol import InvalidRequest
-from inferd.schema import JsonSchema, OutputConstraint
+from inferd.schema import Choice, JsonSchema, OutputConstraint
 
 VALUE_END = f"\n{PARAMETER_END}\n"
 LOCAL = ("#/$defs/", "#/definitions/")
@@ -65,7 +65,7 @@ def _value(tool: Tool, schema: Any, parameters: Mapping[str, Any], strict: bool)
 def _text_value(tool: Tool, schema: Mapping[str, Any], strict: bool) -> list[OutputConstraint]:
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values:
-        return [AnyOf([Text(f"{value}{VALUE_END}") for value in values])]
+        return [Choice(list(values)), Text(VALUE_END)]
     for keyword in NOT_HELD:
         if keyword in schema:
             _refuse(tool, keyword, strict)

@@ -90,6 +90,10 @@ CASES = [
     (XML, "<tool_call>what</tool_call>", [TextPart("<tool_call>what</tool_call>")]),
     (HERMES, '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>',
      [TextPart('<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>')]),
+    (
+        MISTRAL, 'Wait. [TOOL_CALLS] [{"name": "weather", "arguments": {}}]',
+        [TextPart("Wait. "), CALL, ArgumentsPart("{}")],
+    ),
     (AnswerShape(), '<tool_call>{"name": "weather"}', [TextPart('<tool_call>{"name": "weather"}')]),
 ]  # fmt: skip
 

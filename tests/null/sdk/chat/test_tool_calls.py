@@ -166,9 +166,22 @@ def test_what_a_format_cannot_hold_is_refused_where_a_call_must_come_and_free_el
     assert accepts("qwen3_coder", AUTO, xml("free", a="anything"), (tool,)) is ("properties" in parameters)
 
 
+def test_one_of_several_texts_may_begin_like_another_and_name_a_token() -> None:
+    unit = {"type": "object", "properties": {"a": {"enum": ["C", "CC", "<turn>"]}}, "required": ["a"]}
+    for value in ("C", "CC", "<turn>"):
+        assert accepts("qwen3_coder", MUST, xml("u", a=value), (Tool("u", parameters=unit),))
+
+
 def test_references_into_shared_definitions_hold_in_a_parameter() -> None:
     assert accepts("qwen3_coder", MUST, xml("link", next='{"next":{}}'), (LINKED,))
     assert not accepts("qwen3_coder", MUST, xml("link", next='{"x":{}}'), (LINKED,))
+
+
+@pytest.mark.parametrize(("city", "allowed"), [("Rome", True), ("Oslo", False)])
+def test_a_list_of_calls_behind_its_mark_is_held_wherever_it_comes(city: str, allowed: bool) -> None:
+    call = ROME.replace("Rome", city)
+    for text in (f"[TOOL_CALLS] [{call}]", f"Wait. [TOOL_CALLS][{call},{call}]"):
+        assert accepts("mistral", AUTO, text) is allowed
 
 
 def test_a_list_of_calls() -> None:
