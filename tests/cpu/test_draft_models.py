@@ -27,7 +27,7 @@ from inferd_runtime.isolation.settings_json import decode_settings, encode_setti
 from inferd_runtime.models.loading import resolve
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.server.engine_process.command import EngineStart, draft_launch
-from inferd_runtime.server.engine_process.draft_link import RemoteDrafts
+from inferd_runtime.server.engine_process.draft_link import ProcessDrafts
 from inferd_runtime.server.engine_process.draft_models import draft_process_settings, in_process
 from inferd_runtime.server.engine_process.serving import serve_model
 from inferd_runtime.session.served_model import ServedModel
@@ -176,7 +176,7 @@ def test_a_draft_process_that_dies_in_mid_generation_costs_speed_only_and_comes_
     loop: Loop, names: dict[str, str], plain: dict[str, list[int]]
 ) -> None:
     transport, counters = loop.transport(names["process"]), loop.drafts.counters[names["process"]]
-    assert isinstance(transport, RemoteDrafts)
+    assert isinstance(transport, ProcessDrafts)
     first, kills, asked = transport.pid, 0, counters.requests
 
     def kill() -> None:

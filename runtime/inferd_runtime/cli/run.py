@@ -26,7 +26,8 @@ from inferd_runtime.server.programs.bundles import Program, make_program, read_s
 from inferd_runtime.settings.settings import Settings
 
 SETTINGS = (
-    "model", "server", "keep_warm", "timings", "state_dir", "adapter", "draft", "device", "dtype", "weights", "threads", "pages",
+    "model", "server", "keep_warm", "timings", "state_dir", "adapter", "draft", "draft_key_file", "ca", "device",
+    "dtype", "weights", "threads", "pages",
     *LIMIT_SETTINGS,
 )  # fmt: skip
 log = logging.getLogger("inferd.run")

@@ -15,7 +15,7 @@ from inferd_runtime.draft_models.options import DraftAddress, DraftOptions
 from inferd_runtime.draft_models.remote.handshake import DraftTerms
 from inferd_runtime.draft_models.remote.link_thread import MOST_WELCOME
 from inferd_runtime.draft_models.remote.service import DraftService
-from inferd_runtime.server.engine_process.draft_link import RemoteDrafts
+from inferd_runtime.server.engine_process.draft_link import ProcessDrafts
 from inferd_runtime.server.engine_process.draft_models import draft_process_settings
 from inferd_runtime.server.engine_process.draft_secrets import read_draft_key
 from inferd_runtime.server.engine_process.vocabularies import vocabulary_of
@@ -62,7 +62,7 @@ def draft_server(settings: Settings, address: DraftAddress) -> Iterator[DraftSer
     with contextlib.ExitStack() as held:
         listener = held.enter_context(listen(address.host, address.port))
         model = settings.engine.models[0]
-        transport = RemoteDrafts(draft_process_settings(settings.engine, DraftOptions(model, process=True)))
+        transport = ProcessDrafts(draft_process_settings(settings.engine, DraftOptions(model, process=True)))
         held.callback(transport.close)
         terms = terms_of(Path(model.name).name, transport.describe())
         yield DraftServer(DraftService(transport, terms, key, tls), listener, terms)

@@ -80,6 +80,13 @@ class Four(DraftLength):
         return 4, False
 
 
+class Worth(Four):
+    """Finds that 30 ms of waiting pay."""
+
+    def patience(self, count: int) -> float:
+        return 0.03
+
+
 class Stand:
     """A drafter between a transport that the test answers and a clock that the test sets."""
 
@@ -181,6 +188,36 @@ def test_nobody_waits_for_the_prompt_and_a_step_waits_for_a_draft_until_the_time
     assert list(stand.drafter.propose(16).tokens) == [3, 4, 5, 6]
     assert stand.line.counters.waited == pytest.approx(0.25)
     assert stand.line.counters.timeouts == 0
+
+
+def test_a_far_draft_carries_its_deadline_and_is_not_waited_for_beyond_it(spec: DraftSpec) -> None:
+    stand = Stand(spec, Worth)
+    stand.post.round_trip, stand.line.remote = 0.002, True
+    stand.drafter.observe(PROMPT)
+    assert stand.post.last.within == 0.0, "nobody waits for the prompt"
+    stand.post.answer([6, 7])
+    stand.step(0)
+    assert not stand.drafter.ready()
+    assert stand.drafter.patience() == pytest.approx(0.03)
+    assert stand.post.last.within == pytest.approx(0.028), "what is left when the way is taken off"
+    stand.clock.now += 0.031
+    assert stand.drafter.ready()
+    assert not stand.drafter.propose(16).tokens
+    assert stand.line.counters.timeouts == 1
+
+
+def test_answers_that_come_too_late_are_dropped_counted_and_learnt_from(stand: Stand) -> None:
+    stand.line.remote = True
+    before = stand.drafter._length.acceptance
+    for token in (6, 7, 8):
+        stand.step(token)
+    stand.post.answer([6, 7, 9], at=0)
+    assert not stand.drafter.propose(16).tokens
+    assert stand.line.counters.late == 1
+    once = stand.drafter._length.acceptance
+    assert once != before
+    stand.post.answer([6, 7, 9], at=0)
+    assert stand.drafter._length.acceptance == once, "each token is learnt once"
 
 
 def test_a_draft_model_slower_than_a_step_is_waited_for_once_it_has_read_the_prompt(stand: Stand) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
@@ -10,9 +11,12 @@ import pytest
 from inferd_runtime.draft_models.lengths import CONTROL, Calibration, DraftExperience, DraftLength
 
 
-def settled(acceptance: float, cost: float, *, overlaps: bool = False, slowdown: float = 1.0) -> DraftLength:
-    """A length that has seen so much that it knows these."""
+def settled(
+    acceptance: float, cost: float, *, overlaps: bool = False, slowdown: float = 1.0, travel: float = 0.0
+) -> DraftLength:
+    """A length that has seen so much that it knows these; times are in steps."""
     experience = DraftExperience()
+    experience.round_trip = 0.01 * travel
     for _ in range(200):
         experience.count_step(0.01, beside=False)
         experience.count_step(0.01 * slowdown, beside=True)
@@ -73,6 +77,40 @@ def test_one_step_in_so_many_goes_without() -> None:
     length = settled(0.9, 0.1)
     counts = [length.choose()[0] for _ in range(4 * CONTROL)]
     assert 4 <= counts.count(0) <= 5
+
+
+def test_on_one_machine_there_is_no_deadline_and_no_lead() -> None:
+    length = settled(0.8, 0.1, overlaps=True)
+    assert length.patience(4) == math.inf
+    assert length.lead(5) == 0
+
+
+@pytest.mark.parametrize("travel", [0.1, 1.0, 5.0, 50.0])
+@pytest.mark.parametrize("acceptance", [0.05, 0.5, 0.9])
+def test_a_step_never_waits_longer_than_the_draft_is_worth(travel: float, acceptance: float) -> None:
+    length = settled(acceptance, 0.05, overlaps=True, travel=travel)
+    for count in range(1, 17):
+        worth = 0.01 * (sum(length.acceptance**at for at in range(count + 1)) - 1)
+        patience = length.patience(count)
+        assert 0.0 <= patience <= worth
+        assert not patience or patience >= 0.01 * travel, "it would not come in time"
+
+
+def test_a_draft_that_comes_at_once_is_waited_for_if_that_is_faster() -> None:
+    assert settled(0.9, 0.02, overlaps=True, travel=0.1).patience(8) > 0.0
+
+
+def test_a_draft_that_travels_too_far_is_not_asked_for_but_for_probes() -> None:
+    assert settled(0.9, 0.05, overlaps=True, travel=3.0).choose()[0] > 0
+    length = settled(0.5, 0.05, overlaps=True, travel=20.0)
+    asked = [at for at in range(1000) if length.choose()[0]]
+    assert 2 <= len(asked) <= 12
+
+
+def test_what_the_target_writes_meanwhile_is_drafted_on_top() -> None:
+    length = settled(0.8, 0.05, overlaps=True, travel=2.4)
+    assert (length.lead(1), length.lead(5)) == (3, 15)
+    assert length.least_survival(3) < length.least_survival()
 
 
 def test_a_stall_of_the_machine_is_forgotten() -> None:

@@ -34,7 +34,7 @@ from inferd_runtime.server.engine_process import draft_link
 from inferd_runtime.settings.settings import EngineSettings
 
 draft_link.BlockingChild = lambda launch: print(launch.settings.endpoint, flush=True)
-link = draft_link.RemoteDrafts(EngineSettings())
+link = draft_link.ProcessDrafts(EngineSettings())
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -116,7 +116,8 @@ class DraftService:
             try:
                 await self._serve_guest(connection, address)
             except (ConnectionEnded, MalformedFrame, Refused, OSError) as error:
-                LOG.info("connection from %s ended: %s", address, str(error) or type(error).__name__)
+                # Not louder: strangers could fill the log with it. A target says itself why it has no connection.
+                LOG.debug("connection from %s ended: %s", address, str(error) or type(error).__name__)
             except Exception:
                 # The boundary of a connection: a bug ends this one alone.
                 LOG.exception("connection from %s ended", address)
@@ -132,10 +133,12 @@ class DraftService:
                     await self._shake_hands(guest)
             finally:
                 self._half_open.leave(address)
+            LOG.info("a target at %s has opened a session", address)
             await self._answer_requests(guest)
         finally:
             if guest is not None and guest.session is not None:
                 self._drop(self._sessions.close(guest.session))
+                LOG.info("the session of a target at %s is over", address)
             if stream is not None:
                 stream.abort()
 

@@ -35,7 +35,7 @@ START_SECONDS = 600.0
 TICK_MS = 200
 
 
-class RemoteDrafts:
+class ProcessDrafts:
     """A draft model's process and the socket to it; used by the thread of the step loop alone.
 
     A request that the process cannot receive at once is answered with an error. A process that has died is started

@@ -14,7 +14,7 @@ from inferd_runtime.draft_models.options import DraftOptions, choices_of
 from inferd_runtime.draft_models.thread import DraftThread
 from inferd_runtime.engine.scheduling.tenants import Tenancy
 from inferd_runtime.server.engine_process.command import NO_SECRETS, DraftSecrets
-from inferd_runtime.server.engine_process.draft_link import RemoteDrafts
+from inferd_runtime.server.engine_process.draft_link import ProcessDrafts
 from inferd_runtime.server.engine_process.network_drafts import at_address
 from inferd_runtime.server.engine_process.vocabularies import vocabulary_of
 from inferd_runtime.session.served_model import ServedModel
@@ -66,7 +66,7 @@ def in_process(options: DraftOptions, settings: EngineSettings) -> ReadyDraft:
 
     Raises the InferdError that the process ended with.
     """
-    transport = RemoteDrafts(settings)
+    transport = ProcessDrafts(settings)
     with ExitStack() as undo:
         undo.callback(transport.close)
         known = transport.describe()
