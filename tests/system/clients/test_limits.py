@@ -12,10 +12,14 @@ import httpx
 import openai
 import pytest
 
+from inferd_runtime.settings.settings import EngineSettings
+
 from .conftest import LiveServer, live_server
 
 ASK = [{"role": "user", "content": "Hi"}]
 ENDLESS = {"ignore_eos": True}
+PAGES, PAGE = 256, 16
+"""A cache that a few requests fill; tokens of a page."""
 OWN = """# /// script
 # [tool.inferd]
 # serves = "chat"
@@ -33,9 +37,45 @@ async def main(request: ChatRequest) -> None:
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("limited")
     with live_server(
-        folder, quota=("admin,sockets=2",), wall_s=4.0, max_body_bytes=65_536, chat_program="mine"
-    ) as live:
+        folder, quota=("admin,sockets=2",), wall_s=4.0, max_body_bytes=65_536, chat_program="mine",
+        engine=EngineSettings(pages=PAGES),
+    ) as live:  # fmt: skip
         yield live
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_a_conversation_with_a_name_stays_in_a_cache_that_others_fill(limited: LiveServer, path: str) -> None:
+    """Its next request finds what its last one computed; that of a conversation without a name is gone by then."""
+    with limited.http() as client:
+        named, nameless = ([said(path, name)] for name in ("The gulls", "The boats"))
+        headers = {"X-Session-Id": f"harbour{path.count('/')}-{len(path)}"}
+        prompts = [converse(client, path, named, headers)[0], converse(client, path, nameless, {})[0]]
+        for other in range(PAGES // 28):
+            filler = {"model": "tiny", "prompt": [300 + other] * 29 * PAGE, "max_tokens": 1}
+            client.post("/v1/completions", json=filler).raise_for_status()
+        kept = converse(client, path, named, headers)[1]
+        assert prompts[0] - PAGE - 1 <= kept
+        assert converse(client, path, nameless, {})[1] == 0
+
+
+def said(path: str, who: str) -> dict[str, str]:
+    """A user's message of some ten pages; no two conversations begin alike."""
+    return {"role": "user", "content": f"{who} of {path} came back to the harbour, and it was quiet. " * 12}
+
+
+def converse(
+    client: httpx.Client, path: str, messages: list[dict[str, str]], headers: dict[str, str]
+) -> tuple[int, int]:
+    """Ask a conversation, add the answer and a question, and return the prompt's tokens, and those that were found."""
+    responses = path == "/v1/responses"
+    body = {"model": "tiny", "input" if responses else "messages": messages, "temperature": 0}
+    body |= {"max_output_tokens": 4} if responses else {"max_tokens": 4}
+    usage = client.post(path, json=body, headers=headers).raise_for_status().json()["usage"]
+    messages += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And then?"}]
+    if "prompt_tokens" in usage:
+        return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+    cached = usage["input_tokens_details"]["cached_tokens"] if responses else usage["cache_read_input_tokens"]
+    return usage["input_tokens"] + (0 if responses else cached), cached
 
 
 def test_too_many_requests_at_a_time_are_told_when_to_come_back(limited: LiveServer) -> None:
