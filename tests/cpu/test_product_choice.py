@@ -23,7 +23,7 @@ from inferd_runtime.models.passes.products import DenseProduct, FewRowsProduct
 from inferd_runtime.server.engine_process.command import EngineStart
 from inferd_runtime.server.engine_process.draft_models import draft_process_settings
 from inferd_runtime.server.engine_process.model_loading import driver_options
-from inferd_runtime.server.supervisor.runtime import default_commands
+from inferd_runtime.server.supervisor.commands import default_commands
 from inferd_runtime.settings.settings import EngineSettings, Settings
 from inferd_runtime.settings.sources import Sources, resolve
 from inferd_runtime.testing.recorded_host import RecordedHost

@@ -19,7 +19,7 @@ from inferd_runtime.isolation.settings_json import decode_settings, encode_setti
 from inferd_runtime.isolation.tether import die_with
 from inferd_runtime.log_lines import configure_logging
 from inferd_runtime.server.processes.child_protocol import exit_code
-from inferd_runtime.server.supervisor.runtime import Commands
+from inferd_runtime.server.supervisor.commands import Commands
 from inferd_runtime.settings.settings import Settings
 
 NOT_INHERITED = ("INFERD_", "RAY_")

@@ -12,7 +12,7 @@ from inferd_runtime.draft_models.options import DraftAddress, DraftOptions, choi
 from inferd_runtime.isolation.settings_json import decode_settings, encode_settings
 from inferd_runtime.models.options import ModelOptions
 from inferd_runtime.server.engine_process.command import EngineStart
-from inferd_runtime.server.supervisor.runtime import default_commands
+from inferd_runtime.server.supervisor.commands import default_commands
 from inferd_runtime.settings.sources import Sources, resolve
 
 

@@ -13,7 +13,7 @@ from inferd_runtime.isolation.settings_json import decode_settings, encode_setti
 from inferd_runtime.models.adapter_options import AdapterOptions
 from inferd_runtime.server.engine_process.command import EngineStart
 from inferd_runtime.server.processes.child_protocol import exit_code, printed_error
-from inferd_runtime.server.supervisor.runtime import default_commands
+from inferd_runtime.server.supervisor.commands import default_commands
 from inferd_runtime.settings.settings import EngineSettings, Settings
 from inferd_runtime.settings.sources import Sources, resolve
 

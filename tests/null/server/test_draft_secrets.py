@@ -12,7 +12,7 @@ from inferd.protocol import InvalidRequest
 from inferd_runtime.draft_models.options import DraftAddress, read_drafts
 from inferd_runtime.server.draft_server import draft_server
 from inferd_runtime.server.engine_process.draft_secrets import draft_secrets
-from inferd_runtime.server.supervisor.runtime import default_commands
+from inferd_runtime.server.supervisor.commands import default_commands
 from inferd_runtime.settings.settings import EngineSettings, Settings
 
 KEY = "0123456789abcdef0123456789abcdefQQ"

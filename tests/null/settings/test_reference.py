@@ -7,7 +7,7 @@ from pathlib import Path
 
 from settings_reference import reference
 
-from inferd_runtime.server.supervisor.runtime import default_commands
+from inferd_runtime.server.supervisor.commands import default_commands
 from inferd_runtime.settings.settings import ENGINE_FIELDS, FIELDS, OTHER_FIELDS, EngineSettings, Settings
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "settings.md"

@@ -8,7 +8,7 @@ from pathlib import Path
 from inferd_runtime.cluster.process import run_process
 from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.order import Launch
-from inferd_runtime.server.supervisor.runtime import Commands
+from inferd_runtime.server.supervisor.commands import Commands
 
 FAKES = Path(__file__).resolve().parents[1] / "server"
 

@@ -21,8 +21,9 @@ from inferd_runtime.isolation.report import layers
 from inferd_runtime.sandbox.messages import Bundle
 from inferd_runtime.sandbox.worker_start import WorkerBounds, WorkerLinks, WorkerStart, worker_launch
 from inferd_runtime.server.programs.bundles import Program, make_program
+from inferd_runtime.server.supervisor.commands import Commands, default_commands
 from inferd_runtime.server.supervisor.runs import Run
-from inferd_runtime.server.supervisor.runtime import Commands, Runtime, default_commands, open_runtime
+from inferd_runtime.server.supervisor.runtime import Runtime, open_runtime
 from inferd_runtime.session.wire import EngineStats, GetEngineStats
 from inferd_runtime.settings.settings import EngineSettings, Settings
 

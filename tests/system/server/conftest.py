@@ -19,7 +19,7 @@ import pytest
 from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.order import Launch
 from inferd_runtime.server.gateway.app import Gateway, open_gateway
-from inferd_runtime.server.supervisor.runtime import Commands
+from inferd_runtime.server.supervisor.commands import Commands
 from inferd_runtime.settings.settings import ENGINE_FIELDS, EngineSettings, Settings
 
 HERE = Path(__file__).parent

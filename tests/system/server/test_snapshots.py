@@ -11,7 +11,7 @@ import pytest
 
 import inferd
 from inferd import Context, Sampler
-from inferd_runtime.server.supervisor.runtime import Commands, default_commands
+from inferd_runtime.server.supervisor.commands import Commands, default_commands
 
 from .conftest import ANN, BOB, Serve, Served, fake_commands, settings_in
 

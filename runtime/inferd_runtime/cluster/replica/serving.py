@@ -20,7 +20,7 @@ from inferd_runtime.cluster.replica.state import ReplicaState
 from inferd_runtime.server.gateway.app import Gateway, open_gateway
 from inferd_runtime.server.gateway.replica_role import ReplicaRole
 from inferd_runtime.server.run_store.records import new_run_id
-from inferd_runtime.server.supervisor.runtime import Commands
+from inferd_runtime.server.supervisor.commands import Commands
 from inferd_runtime.settings.settings import Settings
 
 FRONT_SECONDS = 10.0

@@ -55,7 +55,8 @@ from inferd_runtime.server.response_store.response_store import (
     open_response_store,
 )
 from inferd_runtime.server.run_store.archive import open_archive
-from inferd_runtime.server.supervisor.runtime import Commands, Runtime, open_runtime
+from inferd_runtime.server.supervisor.commands import Commands
+from inferd_runtime.server.supervisor.runtime import Runtime, open_runtime
 from inferd_runtime.server.telemetry.request_ids import RequestIds
 from inferd_runtime.server.telemetry.traces import otlp_provider, traced
 from inferd_runtime.server.tenancy.tenant_use import TenantUse

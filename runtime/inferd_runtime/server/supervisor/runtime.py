@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ import anyio.abc
 import zmq
 
 from inferd.protocol import Cancelled, ErrorInfo, LimitExceeded, Models, Unavailable
-from inferd_runtime.isolation.order import Launch
 from inferd_runtime.log_lines import current_request, run_fields
 from inferd_runtime.sandbox.messages import (
     Cancel,
@@ -37,16 +36,14 @@ from inferd_runtime.sandbox.messages import (
     Sent,
     Started,
 )
-from inferd_runtime.sandbox.runner_build.component import ensure_runner
-from inferd_runtime.sandbox.worker_start import WorkerBounds, WorkerLinks, WorkerStart, worker_launch
-from inferd_runtime.server.engine_process.command import EngineStart, engine_launch
-from inferd_runtime.server.engine_process.draft_secrets import draft_secrets
+from inferd_runtime.sandbox.worker_start import WorkerLinks
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.processes.rundir import SOCKETS, let_children_connect, make_sockets_folder, run_directory
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.archive import RunArchive
 from inferd_runtime.server.run_store.records import KeptKey, UnfinishedRun, new_run_id
 from inferd_runtime.server.supervisor.charging import charge_produced_tokens
+from inferd_runtime.server.supervisor.commands import Commands, default_commands
 from inferd_runtime.server.supervisor.engine_supervisor import EngineSupervisor
 from inferd_runtime.server.supervisor.held_runs import HeldRun, RunRequest, check_undelivered, session_of
 from inferd_runtime.server.supervisor.loop_socket import LoopSocket
@@ -60,7 +57,6 @@ from inferd_runtime.server.supervisor.worker_fleet import FleetLaunch, RunReport
 from inferd_runtime.server.supervisor.worker_pool import PoolSettings, WorkerPool
 from inferd_runtime.server.tenancy.quotas import ADMIN_QUOTAS, same_for_all
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
-from inferd_runtime.server.tokens_file import load_tenancy
 from inferd_runtime.settings.settings import FIELDS, Settings
 
 GRACE_SECONDS = 5.0
@@ -78,32 +74,7 @@ ENGINE_BACK_SECONDS = 120.0
 STOP_SECONDS = 3.0
 MAX_ZMQ_SOCKETS = 16384
 """Far more than the sessions of scripts that the gateway admits: ZeroMQ's own 1,023 must not be what refuses one."""
-SNAPSHOT_FOLDER = "snapshots"
 log = logging.getLogger("inferd.runtime")
-
-
-@dataclass(frozen=True)
-class Commands:
-    """How the children are started: ``engine(endpoint, key)``; ``worker(links)``, which may take as long as a build."""
-
-    engine: Callable[[str, str], Launch]
-    worker: Callable[[WorkerLinks], Launch]
-
-
-def default_commands(settings: Settings) -> Commands:
-    """Return how the real engine and the real sandbox worker are started."""
-    snapshots = settings.data_dir / SNAPSHOT_FOLDER
-    serving = replace(settings.engine, tenancy=load_tenancy(settings), snapshots=snapshots)
-    drafts = draft_secrets(settings)
-
-    def engine(endpoint: str, key: str) -> Launch:
-        return engine_launch(EngineStart(endpoint, key, serving, settings.require_isolation, drafts))
-
-    def worker(links: WorkerLinks) -> Launch:
-        bounds = WorkerBounds(settings.runs_per_worker, settings.worker_memory_mb)
-        return worker_launch(WorkerStart(links, str(ensure_runner())), bounds, require_all=settings.require_isolation)
-
-    return Commands(engine, worker)
 
 
 @dataclass(frozen=True)

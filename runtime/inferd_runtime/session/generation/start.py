@@ -9,6 +9,7 @@ from functools import partial
 
 from inferd import protocol as p
 from inferd_grammar import Compiled, EndPlanner
+from inferd_grammar.matchers.matcher import GuardedMatcher
 from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
 from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor, OutputMasks
 from inferd_runtime.engine.jobs.late_ends import LateEnds
@@ -78,16 +79,10 @@ def _submit(
         masks: OutputMasks | None = inputs.mask
         planner: EndPlanner | None = None
         if compiled is not None:
-            matcher = compiled.matcher()
             request = settled_ending(request, compiled, context, reserved_tokens(request, model))
             planner = end_planner(request, compiled, context)
-            masks = GrammarCursor(
-                matcher,
-                -(-model.info.vocab_size // 32),
-                model.tokenizer.eos_tokens,
-                planner,
-                bounded=request.on_length != "cut",
-            )
+            matcher = compiled.matcher()
+            masks = _cursor(request, matcher, model, planner)
             closing.callback(compiled.learn, matcher)
         masks = with_reasoning(masks, request, model, context, planner)
         with _undone_on_error(context, healing) as undo:
@@ -111,6 +106,13 @@ def _submit(
     return p.GenerationStarted(
         state.open_generation(opened), len(prompt), prompt if request.program_speculation else []
     )
+
+
+def _cursor(
+    request: p.StartGenerate, matcher: GuardedMatcher, model: ServedModel, planner: EndPlanner | None
+) -> GrammarCursor:
+    words, bounded = -(-model.info.vocab_size // 32), request.on_length != "cut"
+    return GrammarCursor(matcher, words, model.tokenizer.eos_tokens, planner, bounded=bounded)
 
 
 @contextmanager
