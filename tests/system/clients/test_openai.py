@@ -145,6 +145,9 @@ class TestBothWays:
         assert cut.choices[0].message.content == text[: text.index(stop)]
         assert cut.choices[0].model_extra is not None
         assert cut.choices[0].model_extra["stop_reason"] == stop
+        shown = {"stop": [stop], "extra_body": {"include_stop_str_in_output": True}}
+        with_it = client.chat.completions.create(model=model, messages=ASK, max_tokens=12, temperature=0, **shown)
+        assert with_it.choices[0].message.content == text[: text.index(stop)] + stop
 
 
 def test_a_prediction_is_counted_and_changes_nothing(client: openai.OpenAI) -> None:
@@ -175,6 +178,13 @@ def test_programs_are_models(client: openai.OpenAI) -> None:
     assert best.usage.completion_tokens > 8  # of all candidates
     voted = client.chat.completions.create(model="self-consistency@0.1.0", messages=ASK, max_tokens=8, seed=1)
     assert "of 5)" in (voted.choices[0].message.content or "")
+
+
+def test_the_stream_of_a_program_begins_with_the_prompts_tokens(client: openai.OpenAI) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"messages": ASK, "max_tokens": 4, "stream": True, "stream_options": options}
+    first, *_, last = client.chat.completions.create(model="best-of-n", **asked)
+    assert first.usage.prompt_tokens == last.usage.prompt_tokens > 0
 
 
 def test_embeddings_are_the_same_as_numbers_and_as_base64(client: openai.OpenAI) -> None:
