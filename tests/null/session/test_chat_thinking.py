@@ -129,8 +129,8 @@ def test_calls_that_must_come_come_behind_the_reasoning(kind: str) -> None:
 @pytest.mark.parametrize("kind", THINKS)
 def test_a_model_may_end_its_reasoning_where_it_may_call_tools(kind: str) -> None:
     """Under any constraint special tokens were out of reach, and with them the end of the reasoning."""
-    biases = [6.0 + seed / 2 for seed in range(12)]
-    asked: dict[str, Any] = {"tools": [WEATHER], "max_tokens": 120, "begins": 10.0}
+    biases = [7.5 + seed / 2 for seed in range(7)]
+    asked: dict[str, Any] = {"tools": [WEATHER], "max_tokens": 60, "begins": 10.0}
     found = [answered(kind, seed, ends=ends, **asked)[0].choices[0] for seed, ends in enumerate(biases)]
     assert any(choice.reasoning and (choice.text or choice.calls) for choice in found)
     assert not any("</think>" in choice.text or "[/THINK]" in choice.text for choice in found)

@@ -39,7 +39,7 @@ def reserved_tokens(request: p.StartGenerate, model: ServedModel) -> int:
 
 
 def marks_of(spec: p.ReasoningSpec, model: ServedModel) -> ReasoningMarks:
-    """Return the marks as tokens. Raises InvalidRequest for an end mark that no tokens write."""
+    """Return the marks as tokens. Raises InvalidRequest for a mark that no tokens write."""
     known = model.reasoning_marks
     key = (spec.begin, spec.end)
     if key not in known:
@@ -49,7 +49,8 @@ def marks_of(spec: p.ReasoningSpec, model: ServedModel) -> ReasoningMarks:
         marks = ReasoningMarks(
             (spec.begin, begin), (spec.end, end), table.tokens, model.bytes_of, model.tokenizer.eos_tokens
         )
-        if not b"".join(map(model.bytes_of, end)).endswith(marks.end):
-            raise p.InvalidRequest(f"reasoning: no tokens of this model write its end {p.cut(spec.end, 50)!r}")
+        for mark, tokens in ((marks.begin, begin), (marks.end, end)):
+            if not b"".join(map(model.bytes_of, tokens)).endswith(mark):
+                raise p.InvalidRequest(f"reasoning: no tokens of this model write {p.cut(mark.decode(), 50)!r}")
         known[key] = marks
     return known[key]
