@@ -84,21 +84,31 @@ class FunctionCall(Struct, tag="function", tag_field="type", forbid_unknown_fiel
     provider_specific_fields: Any = None
 
 
+class ThoughtBlock(Struct, tag="thinking", tag_field="type", forbid_unknown_fields=True):
+    """What the model thought, as Anthropic writes it and LiteLLM keeps it."""
+
+    thinking: str
+    signature: str | None = None
+    cache_control: Any = None
+
+
 class AssistantMessage(Struct, tag="assistant", tag_field="role", forbid_unknown_fields=True, kw_only=True):
     """What the model said, as it was answered, with what is null or empty in it. ``parsed`` is the content once more.
 
-    ``provider_specific_fields`` is what LiteLLM keeps in messages for itself.
+    ``provider_specific_fields`` is what LiteLLM keeps in messages for itself, ``thinking_blocks`` another shape of ``reasoning``.
     """
 
     content: str | list[TextPart | RefusalPart] | None = None
     refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    thinking_blocks: list[ThoughtBlock] | None = None
     tool_calls: list[FunctionCall] | None = None
     name: str | None = None
     parsed: Any = None
     provider_specific_fields: Any = None
     annotations: Nothing = None
+    images: Nothing = None
     audio: None = None
     function_call: None = None
 
@@ -172,8 +182,12 @@ def _assistant(message: AssistantMessage, place: str) -> ChatMessage:
         if call.id in ids:
             raise refusal(f"{place}.tool_calls[{index}].id", "another call of this message has this id")
         ids.add(call.id)
-    reasoning = message.reasoning or message.reasoning_content or ""
+    reasoning = message.reasoning or message.reasoning_content or _thought(message.thinking_blocks or [])
     return ChatMessage("assistant", text_of(content or ""), reasoning, calls, name=message.name or "")
+
+
+def _thought(blocks: list[ThoughtBlock]) -> str:
+    return "\n".join(block.thinking for block in blocks)
 
 
 def _call(call: FunctionCall, place: str) -> ToolCall:

@@ -151,6 +151,14 @@ def test_contents_are_texts_or_lists_of_parts() -> None:
     ]  # fmt: skip
 
 
+def test_thoughts_are_read_in_the_shape_of_another_vendor() -> None:
+    """A conversation that LiteLLM began with one vendor's model goes on with another's."""
+    blocks = [{"type": "thinking", "thinking": "a", "signature": "x"}, {"type": "thinking", "thinking": "b"}]
+    said = {"role": "assistant", "content": "x", "thinking_blocks": blocks, "images": []}
+    both = {**said, "reasoning_content": "hm"}
+    assert [each.reasoning for each in read(messages=[USER, said, both]).messages] == ["", "a\nb", "hm"]
+
+
 def test_null_in_a_message_means_left_out() -> None:
     message = {**USER, "name": None, "tool_calls": None, "tool_call_id": None, "refusal": None}
     assert read(messages=[message]) == read()
