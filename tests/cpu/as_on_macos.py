@@ -40,7 +40,13 @@ LINUX_ONLY: dict[ModuleType, str] = {
 }
 NOT_ON_A_HOST = ("inferd_runtime.sandbox.runner.", "inferd_runtime.kernels.triton")
 """The guest's modules and the kernels for GPUs."""
-OPTIONAL = ("inferd.outlines", "inferd_grammar.backends.outlines", "inferd_grammar.backends.xgrammar")
+OPTIONAL = (
+    "inferd.outlines",
+    "inferd_grammar.backends.outlines",
+    "inferd_grammar.backends.xgrammar",
+    "inferd_runtime.cluster.ray_serve.cluster",
+    "inferd_runtime.cluster.ray_serve.deployments",
+)
 """Modules that need a package which may not be installed."""
 
 

@@ -96,6 +96,12 @@ def test_wasmtime_is_imported_by_the_sandbox_alone() -> None:
     assert all("sandbox" in path.parts for path in users)
 
 
+def test_ray_is_imported_by_the_cluster_on_it_alone() -> None:
+    users = {path for path in sources(RUNTIME) if any(m.split(".")[0] == "ray" for m in imports(path))}
+    assert users
+    assert all("ray_serve" in path.parts for path in users)
+
+
 def test_torch_stays_in_its_rooms() -> None:
     users = {
         path.relative_to(RUNTIME).as_posix()

@@ -26,6 +26,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "models": ("models", "list what is here; models rm | served | fit"),
     "token": ("token", "make, list, rotate and revoke access tokens"),
     "tenants": ("tenants", "show what tenants may have, and have"),
+    "cluster": ("cluster", "several runtimes as one: cluster up | status | scale | down"),
     "doctor": ("doctor", "look at this machine, the settings and the server: what is missing, what is dangerous"),
     "build-runner": ("build", "build the sandbox's Python component now, not at the first run"),
 }

@@ -166,6 +166,9 @@ class Settings:
     )
     models_bytes: int = setting(0, "bytes that pulled models may take on disk; 0: no limit", NOT_NEGATIVE)
     data_dir: Path = setting(Path("~/.local/share/inferd"), "where uploaded programs and saved contexts are kept")
+    context_dir: Path | None = setting(
+        None, "where saved contexts are kept, instead of in the data folder: servers may share it"
+    )
     state_dir: Path = setting(
         Path("~/.local/state/inferd"), "where a server leaves its address and token for this user's commands"
     )

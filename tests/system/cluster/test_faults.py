@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import random
 import sqlite3
 from typing import Any
 
@@ -29,6 +31,28 @@ async def main():
 async def two_replicas(cluster: Cluster) -> None:
     while len(cluster.replicas) < 2:
         await cluster.start_replica()
+
+
+ECHOES = """
+import asyncio
+async def main(text: str):
+    for character in text * 4:
+        print(character)
+        await asyncio.sleep(0.1)
+    return text
+"""
+
+
+async def _ending(cluster: Cluster, number: int) -> dict[str, Any]:
+    """Launch a run and return how it ended; what it printed is checked."""
+    body = {"arguments": {"text": f"t{number}"}, "retry_safe": number % 2 == 0}
+    with anyio.fail_after(90):
+        run = await cluster.launch("echoes", **body)
+        events = await cluster.events(run["id"])
+    assert events[-1]["type"] == "finished", events
+    if events[-1]["error"] is None:
+        assert _text(events) == "".join(f"{character}\n" for character in f"t{number}" * 4)
+    return events[-1]
 
 
 async def _say(cluster: Cluster, run: str, message: Any) -> None:
@@ -125,3 +149,35 @@ async def test_a_replica_that_ends_loses_no_run(cluster: Cluster) -> None:
     for run in runs:
         assert (await cluster.finished(run["id"]))["result"] == [1, 2]
     assert {run["id"] for run in runs} < {one["id"] for one in (await cluster.client.get("/v1/runs")).json()["runs"]}
+
+
+@pytest.mark.long
+async def test_100_runs_under_10_kills_hang_nowhere_and_bring_what_they_should(cluster: Cluster) -> None:
+    """Half of the runs are retry-safe. A replica, or the front, is killed at a random time, again and again."""
+    await cluster.upload(ECHOES, "echoes")
+    draw, ended, endings = random.Random(15), anyio.Event(), dict[int, dict[str, Any]]()
+    numbers = itertools.count()
+
+    async def client() -> None:
+        while len(endings) < 100 or not ended.is_set():
+            number = next(numbers)
+            endings[number] = await _ending(cluster, number)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(client)
+        for kill in range(10):
+            await anyio.sleep(draw.uniform(0.2, 1.5))
+            await cluster.upload(f"{ECHOES}\n# {kill}", f"echoes-{kill}")
+            await cluster.kill(draw.choice(list(cluster.replicas.values())))
+            await cluster.start_replica()
+        ended.set()
+    failed = {number: over["error"] for number, over in endings.items() if over["error"] is not None}
+    assert len(endings) >= 100
+    assert all(over["result"] == f"t{number}" for number, over in endings.items() if number not in failed)
+    assert {error["code"] for error in failed.values()} <= {"unavailable"}
+    print(
+        f"{len(endings)} runs, {len(failed)} ended with unavailable, of them retry-safe {sum(n % 2 == 0 for n in failed)}"
+    )
+    kept = {one["name"] for one in (await cluster.client.get("/v1/programs")).json()["programs"]}
+    assert {f"echoes-{kill}" for kill in range(10)} <= kept

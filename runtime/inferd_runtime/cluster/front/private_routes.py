@@ -61,7 +61,8 @@ class PrivateRoutes:
         return reply(await self.programs.entries(asked.tenant))
 
     async def join(self, request: Request) -> Response:
-        """Take a replica in; one that is known is not asked again."""
+        """Take a replica in, and answer its last report; one that is known is not asked again."""
         require_cluster(request.scope)
-        await self.watcher.join(msgspec.json.decode(await request.body(), type=JoinCluster))
-        return reply({"joined": True})
+        joining = msgspec.json.decode(await request.body(), type=JoinCluster)
+        await self.watcher.join(joining)
+        return reply(self.watcher.members.live[joining.name].report)

@@ -37,6 +37,12 @@ from inferd_runtime.server.tenancy.tenant_use import TenantUse
 from inferd_runtime.settings.settings import Settings
 
 NO_LIMIT = Quotas(connections=0, sockets=0)
+LOOKED_AT = (
+    "host", "port", "token", "tokens_file", "tls_cert", "tls_key", "insecure", "metrics_for", "audit_log", "quota", "data_dir",
+    "state_dir", "max_connections", "max_sockets", "max_body_total", "max_body_bytes", "header_s", "body_s", "keep_alive_s",
+    "unread_s", "log_format", "log_level",
+)  # fmt: skip
+"""The settings that a front looks at. All others are replicas' alone: the front goes on while these change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +52,11 @@ class FrontStart:
     key: str
     settings: Settings
     private_host: str = "127.0.0.1"
+
+
+def front_settings(settings: Settings) -> Settings:
+    """Return a front's settings, which are the same for clusters that differ in what it does not look at."""
+    return Settings(**{name: getattr(settings, name) for name in LOOKED_AT})
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Commands:
 
 def default_commands(settings: Settings) -> Commands:
     """Return how the real engine and the real sandbox worker are started."""
-    snapshots = settings.data_dir / SNAPSHOT_FOLDER
+    snapshots = settings.context_dir or settings.data_dir / SNAPSHOT_FOLDER
     serving = replace(settings.engine, tenancy=load_tenancy(settings), snapshots=snapshots)
     drafts = draft_secrets(settings)
 

@@ -1,0 +1,167 @@
+"""A cluster on Ray Serve on this machine: two replicas with the embedded model, sandboxes and all."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import psutil
+import pytest
+
+from inferd_runtime.cluster.messages import RUN_ID
+
+from .conftest import until
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'inferd[cluster]'")
+pytestmark = [pytest.mark.anyio, pytest.mark.cluster]
+TELLS = """
+import asyncio
+from inferd import Context, Sampler
+async def main(tokens: int = 40):
+    context = Context().user("Tell me.")
+    async for step in context.generate(Sampler.multinomial(), max_tokens=tokens):
+        print(step.text, end="", flush=True)
+        await asyncio.sleep(0.05)
+"""
+SECONDS = 180
+
+
+class RayCluster:
+    """A cluster that the command line has started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = ""
+
+    def command(self, *arguments: str) -> Any:
+        """Run ``inferd cluster``; returns what it prints as JSON."""
+        folders = [f"--state-dir={self.folder}/state", f"--data-dir={self.folder}/data"]
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("INFERD_", "RAY_"))}
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "inferd_runtime.cli", "cluster", *arguments, *folders, "--json"],
+            env=own, capture_output=True, text=True, timeout=SECONDS,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-4000:]
+        return json.loads(done.stdout) if done.stdout.strip() else None
+
+    def client(self) -> httpx.AsyncClient:
+        token = (self.folder / "state" / "token").read_text().strip()
+        return httpx.AsyncClient(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=SECONDS)
+
+    def processes(self) -> list[psutil.Process]:
+        """All processes of the cluster and its Ray: those that know its folder, and what they have started."""
+        record = json.loads((self.folder / "data" / "cluster.json").read_text())
+        named = [
+            one
+            for one in psutil.process_iter(["cmdline"])
+            if record["started_ray"] in " ".join(one.info["cmdline"] or ())
+        ]
+        return list({one.pid: one for parent in named for one in (parent, *parent.children(recursive=True))}.values())
+
+
+@pytest.fixture(scope="module")
+def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    cluster = RayCluster(tmp_path_factory.mktemp("ray"))
+    options = ("--replicas=2", "--ray-port=6397", "--port=0", "--replica-cpus=0.5", "--threads=1", "--drain-seconds=20")
+    try:
+        cluster.url = cluster.command("up", *options)["url"]
+        yield cluster
+    finally:
+        cluster.command("down")
+
+
+async def _replicas(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+    replicas: list[dict[str, Any]] = (await client.get("/v1/cluster")).json()["replicas"]
+    return replicas
+
+
+async def _two_usable(client: httpx.AsyncClient) -> bool:
+    return sum(one["ready"] and not one["draining"] for one in await _replicas(client)) == 2
+
+
+async def _launch(client: httpx.AsyncClient, **body: Any) -> str:
+    answer = await client.post("/v1/runs", json={"program": "tells", "retry_safe": True, "seed": 7, **body})
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+async def _said(client: httpx.AsyncClient, run: str) -> tuple[str, str]:
+    """What a run has printed, and how it ended."""
+    answer = await client.get(f"/v1/runs/{run}/events")
+    events = [json.loads(line) for line in answer.text.splitlines() if line]
+    assert [event["index"] for event in events] == list(range(len(events)))
+    return "".join(event.get("text", "") for event in events), events[-1]["state"]
+
+
+def test_nothing_that_ray_opens_can_be_reached_from_another_machine(on_ray: RayCluster) -> None:
+    ports = [
+        (process.name(), address.laddr)
+        for process in on_ray.processes()
+        for address in process.net_connections("tcp")
+        if address.status == psutil.CONN_LISTEN
+    ]
+    assert len(ports) > 3
+    assert {address.ip.removeprefix("::ffff:") for _, address in ports} == {"127.0.0.1"}, ports
+
+
+async def test_a_killed_replicas_runs_bring_the_same_tokens_and_ray_starts_another(on_ray: RayCluster) -> None:
+    async with on_ray.client() as client:
+        upload = {"files": {"main.py": TELLS}, "name": "tells"}
+        assert (await client.post("/v1/programs", json=upload)).status_code in (200, 201)
+        expected, state = await _said(client, await _launch(client))
+        assert state == "succeeded"
+        runs = [await _launch(client) for _ in range(6)]
+        named = RUN_ID.fullmatch(runs[0])
+        assert named is not None
+        (gateway,) = [one for one in on_ray.processes() if _holds(one, named[1])]
+        async with anyio.create_task_group() as tasks:
+            said: dict[str, tuple[str, str]] = {}
+
+            async def follow(run: str) -> None:
+                said[run] = await _said(client, run)
+
+            for run in runs:
+                tasks.start_soon(follow, run)
+            os.kill(gateway.pid, signal.SIGKILL)
+        assert said == dict.fromkeys(runs, (expected, "succeeded"))
+        await until(lambda: _two_usable(client), SECONDS)
+
+
+def _holds(process: psutil.Process, name: str) -> bool:
+    """Whether a process has the lock of a replica's folder: it is the replica's gateway."""
+    try:
+        return any(f"/replicas/{name}/runs.sqlite3" in file.path for file in process.open_files())
+    except psutil.Error:
+        return False
+
+
+async def test_an_upgrade_replaces_every_replica_and_no_request_fails(on_ray: RayCluster) -> None:
+    async with on_ray.client() as client:
+        before = {one["name"] for one in await _replicas(client)}
+        ended = anyio.Event()
+        answered: list[tuple[str, str]] = []
+
+        async def load() -> None:
+            while not ended.is_set():
+                answered.append(await _said(client, await _launch(client, arguments={"tokens": 8})))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(load)
+            options = ("--replicas=2", "--port=0", "--replica-cpus=0.5", "--threads=1", "--drain-seconds=21")
+            await anyio.to_thread.run_sync(on_ray.command, "up", *options)
+            await until(lambda: _two_usable(client), SECONDS)
+            ended.set()
+        assert not before & {one["name"] for one in await _replicas(client)}
+        assert {state for _, state in answered} == {"succeeded"}
+        assert len({text for text, _ in answered}) == 1
+        listed = (await client.get("/v1/runs")).json()["runs"]
+        assert len(listed) >= len(answered)
