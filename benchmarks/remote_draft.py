@@ -1,11 +1,12 @@
 """A draft model on another machine against none: tokens per second at several round trips, on paced models.
 
-``python benchmarks/remote_draft.py [--step-ms 20] [--draft-ms 2] [--acceptance 0.8]``. The target and the draft model compute
-nothing but a pseudo-random function, and take as long as they are told by sleeping; the draft engine is a process of its own, and
-a proxy in this process delays what goes over the connection. All else is the real thing: step loop, controller, drafter, frames,
-hand-shake, draft engine. So what is measured is what the way costs and what drafting behind it gains, not a model's speed.
+``python benchmarks/remote_draft.py [--acceptance 0.8] [--step-ms 20] [--draft-ms 2] [--wall]``. The target and the draft model
+compute nothing but a pseudo-random function, and take as long as they are told; so what is measured is what the way costs and
+what drafting behind it gains, not a model's speed. Step loop, controller, drafter and draft host are the real ones.
 
-Figures are wall time, as a step that waits uses no processor; arms are interleaved, and each is set beside no draft in the same
+Without ``--wall`` time is simulated (``remote_draft_clock.py``): a machine that others use shows as little as one of a few
+processors. With it, models sleep, the draft engine is a process of its own behind real connections, and a proxy in this process
+delays them; such figures are of use on an idle machine only. Arms are interleaved, and each stands beside no draft in the same
 round. SpecSplit's own figures stand beside them: its target is far slower, and it has published none without drafts.
 """
 
@@ -20,10 +21,12 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from measure import figure, interleaved, ratios
+from remote_draft_clock import SimulatedClock, SimulatedWay
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
@@ -32,8 +35,8 @@ from draft_engines import KEY, TERMS, Proxy, connected
 from inferd.protocol import Sampling
 from inferd_runtime.draft_models.draft_host import DraftHost
 from inferd_runtime.draft_models.drafter import DraftModelLink
+from inferd_runtime.draft_models.messages import DraftTransport
 from inferd_runtime.draft_models.models import DraftModel, DraftModels
-from inferd_runtime.draft_models.remote.network_drafts import NetworkDrafts
 from inferd_runtime.draft_models.remote.service import DraftService
 from inferd_runtime.draft_models.thread import DraftThread
 from inferd_runtime.engine.engine import Engine, EngineOptions
@@ -42,6 +45,7 @@ from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.sampling.host_sampling import LogitRows, RowSampler
 from inferd_runtime.engine.sampling.noise import mix
 from inferd_runtime.models.batch import Batch, Outputs
+from inferd_runtime.speculation.counters import DraftModelCounters
 from inferd_runtime.speculation.times import StepTimes
 from inferd_runtime.testing.byte_tokenizer import ByteTokenizer
 from inferd_runtime.testing.null_driver import NullDriver
@@ -68,17 +72,26 @@ class Pace:
 
 
 class PacedDriver(NullDriver):
-    """Takes ``seconds`` for a step. ``wrong``: the share of its tokens that are others than the unpaced driver's."""
+    """Takes ``seconds`` for a step. ``wrong``: the share of its tokens that are others than the unpaced driver's.
 
-    def __init__(self, seconds: float, wrong: float = 0.0) -> None:
+    ``clock``: the simulated one, None: it sleeps.
+    """
+
+    def __init__(self, seconds: float, wrong: float = 0.0, clock: SimulatedClock | None = None) -> None:
         super().__init__(vocab_size=VOCAB, pages=512, page_size=16, max_context=TERMS.max_context, scale=8.0)
         self._seconds = seconds
+        self._clock = clock
         self._wrong = int(wrong * 1000)
 
     def forward(self, batch: Batch) -> Outputs:
         """See :class:`NullDriver`."""
-        rows = max(1, len(batch.tokens))
-        done = time.perf_counter() + self._seconds * (1 + ROW_SHARE * (rows - 1))
+        seconds = self._seconds * (1 + ROW_SHARE * max(0, len(batch.tokens) - 1))
+        if self._clock is not None:
+            with self._clock.elsewhere():
+                outputs = super().forward(batch)
+            self._clock.pass_by(seconds)
+            return outputs
+        done = time.perf_counter() + seconds
         outputs = super().forward(batch)
         time.sleep(max(0.0, done - time.perf_counter()))
         return outputs
@@ -92,20 +105,24 @@ class PacedDriver(NullDriver):
 
 
 class Stream:
-    """Generations on the paced target, one after the other, with a draft model or without."""
+    """Generations on the paced target, one after the other, with a draft model or without.
 
-    def __init__(self, pace: Pace, port: int | None) -> None:
-        self._pace = pace
+    ``now`` tells the time; ``rest`` lets time pass, so many seconds at most, while the generation waits for a draft.
+    """
+
+    def __init__(
+        self, pace: Pace, now: Callable[[], float], clock: SimulatedClock | None = None,
+        transport: DraftTransport | None = None, rest: Callable[[float], object] = lambda seconds: None,
+    ) -> None:  # fmt: skip
+        self._pace, self._now, self._rest = pace, now, rest
         self._seed = 0
         times = StepTimes.linear(pace.step, pace.step * ROW_SHARE)
-        self._engine = Engine(PacedDriver(pace.step), EngineOptions(token_budget=64, times=times))
-        self.transport: NetworkDrafts | None = None
+        options = EngineOptions(token_budget=64, times=times, clock=now)
+        self._engine = Engine(PacedDriver(pace.step, clock=clock), options)
+        self.counters = DraftModelCounters()
         self.drafts: DraftModels | None = None
-        if port is not None:
-            self.transport = connected(port)
-            link = DraftModelLink(
-                self.transport, TERMS.max_context, 0.25, remote=True, counters=self.transport.counters
-            )
+        if transport is not None:
+            link = DraftModelLink(transport, TERMS.max_context, 0.25, True, self.counters, clock=now)
             self.drafts = DraftModels([DraftModel("far", link, VOCAB)])
 
     def speed(self) -> float:
@@ -118,10 +135,10 @@ class Stream:
         sources = self._engine.draft_budget.sources(drafters) if drafters else None
         spec = GenerationSpec(sampler, self._pace.tokens, frozenset([NO_END]), None, sources)
         generation = Generation(context, spec, TextAssembler(ByteTokenizer().stream(), ()))
-        started = time.perf_counter()
+        started = self._now()
         self._engine.submit(generation)
         self.written = self._run(generation)
-        seconds = time.perf_counter() - started
+        seconds = self._now() - started
         generation.close()
         context.release()
         return len(self.written) / seconds
@@ -133,8 +150,8 @@ class Stream:
             tokens += [token for step in generation.take() for token in step.tokens]
             if self.drafts is not None:
                 self.drafts.poll()
-            if not self._engine.step() and self.drafts is not None and self.transport is not None:
-                self.transport.wait(self.drafts.patience(LONGEST_WAIT))
+            if not self._engine.step() and self.drafts is not None:
+                self._rest(self.drafts.patience(LONGEST_WAIT))
         return tokens
 
     def close(self) -> None:
@@ -143,16 +160,54 @@ class Stream:
             self.drafts.close()
 
 
+def draft_host(pace: Pace, clock: SimulatedClock | None = None) -> DraftHost:
+    """Return the paced draft model. On a simulated clock the way to it says how long its steps take."""
+    driver = PacedDriver(0.0 if clock else pace.draft, 1 - pace.acceptance, clock)
+    return DraftHost(Engine(driver, EngineOptions(token_budget=64, swap_bytes=0)), ())
+
+
+def simulated(pace: Pace) -> dict[str, Stream]:
+    """Return a stream for each arm, each on a simulated clock of its own."""
+    plain = SimulatedClock()
+    streams = {"none": Stream(pace, plain.now, plain)}
+    terms = replace(TERMS, vocab_size=VOCAB)
+    for trip in ROUND_TRIPS:
+        clock = SimulatedClock()
+        way = SimulatedWay(clock, draft_host(pace, SimulatedClock()), terms, trip=trip / 1000, step=pace.draft)
+        streams[f"{trip} ms"] = Stream(pace, clock.now, clock, way, way.rest)
+    return streams
+
+
+@contextlib.contextmanager
+def real(pace: Pace) -> Iterator[dict[str, Stream]]:
+    """Start a draft engine, and give a stream for each arm, each behind a proxy of its own."""
+    command = [sys.executable, __file__, *sys.argv[1:], "--serve"]
+    with contextlib.ExitStack() as held:
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        held.callback(child.communicate)
+        assert child.stdout is not None
+        port = int(child.stdout.readline())
+        streams = {"none": Stream(pace, time.perf_counter)}
+        for trip in ROUND_TRIPS:
+            proxy = Proxy(port)
+            held.callback(proxy.close)
+            proxy.delay = lambda one_way=trip / 2000: one_way
+            transport = connected(proxy.port)
+            streams[f"{trip} ms"] = Stream(pace, time.perf_counter, None, transport, transport.wait)
+        yield streams
+        for stream in streams.values():
+            stream.close()
+
+
 def serve(pace: Pace) -> None:
     """Be the draft engine: print a port, and serve until the standard input ends."""
-    driver = PacedDriver(pace.draft, 1 - pace.acceptance)
-    host = DraftHost(Engine(driver, EngineOptions(token_budget=64, swap_bytes=0)), ())
+    host = draft_host(pace)
     listener = socket.create_server(("127.0.0.1", 0))
     print(listener.getsockname()[1], flush=True)
 
     async def run() -> None:
         drafts = DraftThread(host)
-        terms = TERMS.__class__(**{**vars(TERMS), "vocab_size": VOCAB})
+        terms = replace(TERMS, vocab_size=VOCAB)
         task = asyncio.create_task(DraftService(drafts, terms, KEY).serve(listener))
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -166,30 +221,21 @@ def serve(pace: Pace) -> None:
     asyncio.run(run())
 
 
-def measure(pace: Pace, port: int, rounds: int) -> dict[str, object]:
+def measure(streams: dict[str, Stream], rounds: int) -> dict[str, object]:
     """Run all arms, print each with its counters, and return the figures."""
-    proxies = {trip: Proxy(port) for trip in ROUND_TRIPS}
-    for trip, proxy in proxies.items():
-        proxy.delay = lambda one_way=trip / 2000: one_way
-    plain = Stream(pace, None)
-    streams = {trip: Stream(pace, proxy.port) for trip, proxy in proxies.items()}
-    arms = {"none": plain.speed, **{f"{trip} ms": stream.speed for trip, stream in streams.items()}}
-    samples = interleaved(arms, rounds)
-    for trip, stream in streams.items():
-        assert stream.written == plain.written, f"other tokens at {trip} ms"
-    print(f"no draft        {figure(samples['none'])} tokens/s")
-    found: dict[str, object] = {"plain_tokens_per_s": figure(samples["none"]).median}
-    for trip, stream in streams.items():
-        name = f"{trip} ms"
+    samples = interleaved({name: stream.speed for name, stream in streams.items()}, rounds)
+    plain = figure(samples["none"])
+    print(f"no draft        {plain} tokens/s")
+    found: dict[str, object] = {"plain_tokens_per_s": plain.median}
+    for name, stream in streams.items():
+        assert stream.written == streams["none"].written, f"other tokens at {name}"
+        if name == "none":
+            continue
         against = figure(ratios(samples[name], samples["none"]))
         print(f"{name:>6} away     {figure(samples[name])} tokens/s = {against} of no draft")
-        assert stream.transport is not None
-        print(f"                {stream.transport.counters}")
-        found[f"speed_{trip}_ms"], found[f"least_{trip}_ms"] = against.median, against.low
-    for stream in (plain, *streams.values()):
-        stream.close()
-    for proxy in proxies.values():
-        proxy.close()
+        print(f"                {stream.counters}")
+        key = name.replace(" ", "_")
+        found[f"speed_{key}"], found[f"least_{key}"] = against.median, against.low
     return found
 
 
@@ -200,6 +246,7 @@ def main() -> None:
     parser.add_argument("--acceptance", type=float, default=0.8)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--wall", action="store_true", help="real time and connections")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parsed = parser.parse_args()
     pace = Pace(parsed.step_ms / 1000, parsed.draft_ms / 1000, parsed.acceptance, parsed.tokens)
@@ -210,16 +257,14 @@ def main() -> None:
         f"a step {parsed.step_ms:g} ms, a draft token {parsed.draft_ms:g} ms, right {parsed.acceptance:g} of the time: "
         f"at most {ceiling:.2f} tokens a step"
     )
-    child = subprocess.Popen(
-        [sys.executable, __file__, *sys.argv[1:], "--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    try:
-        found = measure(pace, int(child.stdout.readline()), parsed.rounds)
-    finally:
-        child.communicate()
+    if parsed.wall:
+        with real(pace) as streams:
+            found = measure(streams, parsed.rounds)
+    else:
+        found = measure(simulated(pace), parsed.rounds)
     print("SpecSplit's own (tokens/s by draft length, another model and machine, no figure without drafts):", SPECSPLIT)
-    print(json.dumps({"benchmark": "remote_draft", **vars(pace), "ceiling": ceiling, **found, "specsplit": SPECSPLIT}))
+    clock = "wall" if parsed.wall else "simulated"
+    print(json.dumps({"benchmark": "remote_draft", "clock": clock, **vars(pace), "ceiling": ceiling, **found}))
 
 
 if __name__ == "__main__":

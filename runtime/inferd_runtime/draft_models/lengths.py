@@ -14,6 +14,8 @@ FIRST_COST = 0.25
 LARGEST = 8.0
 """A measured time counts as this many steps at most, so that a stall of the machine does not count against drafts."""
 LEAST_SURVIVAL = 0.1
+SETTLED_STEPS = 4
+"""A decision for no draft holds for so many steps, as weighing all lengths takes time in each."""
 FIRST_PROBE, LAST_PROBE = 8, 256
 PROBE_TOKENS = 3
 SECOND_LOOK = 2
@@ -134,6 +136,7 @@ class DraftLength:
         self._used = Average(0.1)
         self._until_probe = self._probe = FIRST_PROBE
         self._until_control = FIRST_CONTROL
+        self._settled = 0
 
     @property
     def acceptance(self) -> float:
@@ -142,9 +145,8 @@ class DraftLength:
 
     def choose(self) -> tuple[int, bool]:
         """Count a step, and return how many tokens to ask for after it, and True if that is only a probe."""
-        outlook = self._outlook()
-        best = max(range(1, self._most + 1), key=outlook.speed)
-        if outlook.speed(best) >= MARGIN:
+        best = self._best()
+        if best:
             self._until_probe = self._probe = FIRST_PROBE
             self._until_control -= 1
             if self._until_control > 0:
@@ -181,10 +183,23 @@ class DraftLength:
             self._right = self._right * DECAY**tried + right
             self._tried = self._tried * DECAY**tried + tried
             self._experience.acceptance.add(right / tried)
+            self._settled = 0
 
     def count_verified(self, proposed: int, verified: int) -> None:
         """Count how many of the proposed tokens were verified."""
         self._used.add(min(1.0, verified / proposed))
+
+    def _best(self) -> int:
+        """Return the length that promises most; 0 if none promises enough, which holds for some steps or until more is learnt."""
+        if self._settled:
+            self._settled -= 1
+            return 0
+        outlook = self._outlook()
+        best = max(range(1, self._most + 1), key=outlook.speed)
+        if outlook.speed(best) >= MARGIN:
+            return best
+        self._settled = SETTLED_STEPS
+        return 0
 
     def patience(self, count: int) -> float:
         """Return the seconds that a step may wait for a draft of ``count`` tokens: as long as the draft still pays after that.
