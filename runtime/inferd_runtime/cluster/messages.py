@@ -16,21 +16,6 @@ REPLICAS_FOLDER = "replicas"
 """In the cluster's data folder: a folder for each replica, named by it."""
 
 
-class QuotaPart(msgspec.Struct, frozen=True, array_like=True):
-    """A replica's share of one quota of a tenant; ``number`` says which of all shares that it was sent."""
-
-    number: int
-    amount: float
-
-
-class QuotaUse(msgspec.Struct, frozen=True, array_like=True):
-    """What a replica says of one quota of a tenant; see :meth:`~inferd_runtime.cluster.quota_shares.SharedQuota.report`."""
-
-    number: int
-    held: float
-    wanted: float
-
-
 class FrontOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What the front tells a replica, several times a second.
 
@@ -38,13 +23,11 @@ class FrontOrder(msgspec.Struct, frozen=True, kw_only=True):
         front: the front's private address.
         drained: the front has seen that the replica is to end, and starts nothing more on it.
         in_flight: requests that the replica is answering, but for streams of runs' events.
-        shares: by tenant and quota.
     """
 
     front: str
     drained: bool = False
     in_flight: int = 0
-    shares: dict[str, dict[str, QuotaPart]] = {}
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +42,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
         jobs: what its engines work on.
         pages, pages_free: of its KV caches.
         heir_of: replicas whose runs it has taken over.
-        uses: by tenant and quota.
+        produced: tokens that were generated here since it started, by tenant.
     """
 
     name: str
@@ -71,7 +54,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     pages: int = 0
     pages_free: int = 0
     heir_of: list[str] = []
-    uses: dict[str, dict[str, QuotaUse]] = {}
+    produced: dict[str, int] = {}
 
     @property
     def kv_use(self) -> float:

@@ -12,7 +12,7 @@ from inferd_runtime.cluster.messages import RUN_ID
 from inferd_runtime.server.tenancy.quotas import Role
 from inferd_runtime.server.tenancy.tokens import TokenRights
 
-from .conftest import ANN, BOB, KEY, ROOT, Cluster
+from .conftest import ANN, BOB, CID, KEY, ROOT, Cluster
 
 pytestmark = pytest.mark.anyio
 HELLO = "async def main(word: str = 'x'):\n    print('hello', word)\n    return word\n"
@@ -121,3 +121,16 @@ async def test_a_front_that_was_killed_finds_runs_and_programs_again(cluster: Cl
     await cluster.client.post(f"/v1/runs/{run['id']}/messages", json={"message": 5})
     assert (await cluster.finished(run["id"]))["result"] == 5
     assert {"p", "waits"} <= {one["name"] for one in (await cluster.client.get("/v1/programs")).json()["programs"]}
+
+
+async def test_a_tenant_launches_no_more_over_all_replicas_than_it_may(cluster: Cluster) -> None:
+    headers = {"Authorization": f"Bearer {CID}"}
+    upload = {"files": {"main.py": WAITS}, "name": "p"}
+    assert (await cluster.client.post("/v1/programs", json=upload, headers=headers)).status_code == 201
+    answers = [await cluster.client.post("/v1/runs", json={"program": "p"}, headers=headers) for _ in range(9)]
+    started = [answer.json()["id"] for answer in answers if answer.status_code == 201]
+    assert len(started) == 6
+    refused = answers[-1].json()["error"]
+    assert (answers[-1].status_code, refused["detail"]["limit"]) == (429, "launches_per_minute")
+    for run in started:
+        await cluster.client.post(f"/v1/runs/{run}/cancel", headers=headers)

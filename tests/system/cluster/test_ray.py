@@ -31,6 +31,19 @@ async def main(tokens: int = 40):
         print(step.text, end="", flush=True)
         await asyncio.sleep(0.05)
 """
+SAVES = """
+from inferd import Context
+async def main():
+    context = Context().system("A handbook of rules. " * 10)
+    await (await context.flush()).save("handbook", overwrite=True)
+"""
+OPENS = """
+from inferd import Context, Sampler
+async def main():
+    context = await Context.open("handbook")
+    text = await context.user("What?").generate(Sampler.argmax(), max_tokens=12).collect_text()
+    return [text, context.recomputed]
+"""
 SECONDS = 180
 
 
@@ -133,6 +146,24 @@ async def test_a_killed_replicas_runs_bring_the_same_tokens_and_ray_starts_anoth
             os.kill(gateway.pid, signal.SIGKILL)
         assert said == dict.fromkeys(runs, (expected, "succeeded"))
         await until(lambda: _two_usable(client), SECONDS)
+
+
+async def test_a_context_that_one_replica_saved_opens_on_the_other(on_ray: RayCluster) -> None:
+    async with on_ray.client() as client:
+        for name, source in (("saves", SAVES), ("opens", OPENS)):
+            upload = {"files": {"main.py": source}, "name": name}
+            assert (await client.post("/v1/programs", json=upload)).status_code in (200, 201)
+        found = []
+        # A new session goes to the replica that has waited longer, the first one's to its own.
+        for name, session in (("saves", "one"), ("opens", "two"), ("opens", "one")):
+            answer = await client.post("/v1/runs", json={"program": name}, headers={"x-session-id": session})
+            await _said(client, answer.json()["id"])
+            found.append((await client.get(f"/v1/runs/{answer.json()['id']}")).json())
+        saved, elsewhere, here = [RUN_ID.fullmatch(run["id"])[1] for run in found]  # type: ignore[index]
+        assert saved == here != elsewhere
+        assert [run["error"] for run in found] == [None] * 3
+        assert found[1]["result"] == found[2]["result"]
+        assert found[1]["result"][1] == 0
 
 
 def _holds(process: psutil.Process, name: str) -> bool:

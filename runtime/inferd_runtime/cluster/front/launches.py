@@ -27,6 +27,7 @@ from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.chat_routes import SESSION_HEADER
 from inferd_runtime.server.gateway.requests import launch_key
 from inferd_runtime.server.programs.library import ProgramLibrary
+from inferd_runtime.server.tenancy.tenant_use import TenantUse
 
 KEY_HEADER = b"idempotency-key"
 MOST_KEYS = 10_000
@@ -47,6 +48,7 @@ class Launches:
     members: Members
     programs: ProgramLibrary
     key: str
+    use: TenantUse
     _homes: OrderedDict[tuple[str, str], str] = field(default_factory=OrderedDict)
     """By tenant and a client's key the replica that was asked."""
 
@@ -62,6 +64,8 @@ class Launches:
         session = request.headers.get(SESSION_HEADER)
         beginning = launch_beginning("" if program is None else program[0], arguments, session)
         home = self._homes.get((tenant, key)) if key else None
+        if home is None:
+            self.use.admit_launch(tenant)
         for _ in range(MOST_TRIES):
             async with self._at(home, tenant, beginning) as launching:
                 self._remember(tenant, key, launching.member)

@@ -15,6 +15,7 @@ from inferd_runtime.cluster.front.members import Members
 from inferd_runtime.cluster.front.own_routes import OwnRoutes
 from inferd_runtime.cluster.front.private_routes import PrivateRoutes
 from inferd_runtime.cluster.front.routes import ClusterApi
+from inferd_runtime.cluster.front.token_charges import TokenCharges
 from inferd_runtime.cluster.front.watching import Watcher
 from inferd_runtime.cluster.hop import HopTokens
 from inferd_runtime.cluster.messages import JoinCluster
@@ -92,10 +93,10 @@ async def open_front(order: FrontStart) -> AsyncIterator[ClusterFront]:
         use, members, hop = entrance.use, Members(), HopClient()
         stack.push_async_callback(hop.close)
         programs = await stack.enter_async_context(open_library(settings.data_dir / REGISTRY_FILE, use.quotas))
-        watcher = Watcher(hop, members, order.key, settings.data_dir, private.url, lambda name: {}, lambda report: None)
+        watcher = Watcher(hop, members, order.key, settings.data_dir, private.url, TokenCharges(use).heard)
         watcher.look()
         own = OwnRoutes(settings, programs, members, hop, order.key, use, entrance.tokens)
-        launches = Launches(hop, members, programs, order.key)
+        launches = Launches(hop, members, programs, order.key, use)
         api = ClusterApi(hop, members, launches, order.key, use, settings.max_body_bytes)
         tasks = await stack.enter_async_context(background_tasks())
         tasks.start_soon(watcher.watch)

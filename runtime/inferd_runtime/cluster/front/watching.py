@@ -21,7 +21,6 @@ from inferd_runtime.cluster.messages import (
     TAKE_OVER_PATH,
     FrontOrder,
     JoinCluster,
-    QuotaPart,
     ReplicaReport,
     TakeOver,
 )
@@ -32,20 +31,18 @@ ANSWER_SECONDS = 5.0
 MOST_SILENT = 3
 """Polls that a replica may leave unanswered before nothing more is started on it."""
 TAKE_OVER_SECONDS = 60.0
-Shares = Callable[[str], dict[str, dict[str, QuotaPart]]]
 log = logging.getLogger("inferd.cluster")
 
 
 @dataclass
 class Watcher:
-    """``front``: the private address, for replicas. ``shares``: a replica's shares of quotas, by name; ``heard`` gets reports."""
+    """``front``: the private address, for replicas; ``heard`` gets each report."""
 
     hop: HopClient
     members: Members
     key: str
     data_dir: Path
     front: str
-    shares: Shares
     heard: Callable[[ReplicaReport], None]
 
     async def watch(self) -> None:
@@ -73,9 +70,7 @@ class Watcher:
 
     async def _poll(self, member: Member) -> None:
         report = member.report
-        order = FrontOrder(
-            front=self.front, drained=report.draining, in_flight=member.in_flight, shares=self.shares(member.name)
-        )
+        order = FrontOrder(front=self.front, drained=report.draining, in_flight=member.in_flight)
         asked_at = time.monotonic()
         try:
             heard = await self._ask(member.name, member.url, order)

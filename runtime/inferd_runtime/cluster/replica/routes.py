@@ -23,7 +23,6 @@ from inferd_runtime.cluster.messages import (
     ReplicaReport,
     TakeOver,
 )
-from inferd_runtime.cluster.replica.quotas import ReplicaQuotas
 from inferd_runtime.cluster.replica.state import ReplicaState
 from inferd_runtime.server.gateway.app import RUNS_FILE
 from inferd_runtime.server.gateway.replies import reply
@@ -43,7 +42,6 @@ class ReplicaApi:
     runtime: Runtime
     responses: ResponseStore
     state: ReplicaState
-    quotas: ReplicaQuotas
     _stats: EngineStats = field(default_factory=lambda: EngineStats(0, 0, 0, 0, 0))
     _asked_at: float = -STATS_SECONDS
     _taking_over: anyio.Lock = field(default_factory=anyio.Lock)
@@ -60,7 +58,6 @@ class ReplicaApi:
         require_cluster(request.scope)
         order = read_json(await request.body(), "the order", FrontOrder)
         self.state.ordered(order)
-        self.quotas.apply(order.shares)
         stats, runtime = await self._engine_stats(), self.runtime
         return reply(
             ReplicaReport(
@@ -73,7 +70,7 @@ class ReplicaApi:
                 pages=stats.pages,
                 pages_free=stats.pages_free,
                 heir_of=self.state.heir_of,
-                uses=self.quotas.uses(runtime),
+                produced=dict(runtime.use.produced),
             )
         )
 

@@ -13,7 +13,7 @@ import anyio
 
 from inferd_runtime.cluster.hop import HopTokens
 from inferd_runtime.cluster.messages import NAME_DIGITS, REPLICAS_FOLDER
-from inferd_runtime.cluster.replica.quotas import ReplicaQuotas
+from inferd_runtime.cluster.replica.quotas import quotas_at_replica
 from inferd_runtime.cluster.replica.remote_programs import RemotePrograms, open_remote_library
 from inferd_runtime.cluster.replica.routes import ReplicaApi
 from inferd_runtime.cluster.replica.state import ReplicaState
@@ -76,14 +76,14 @@ async def open_replica(order: ReplicaOrder, commands: Commands | None = None) ->
     """Open the runtime; launches work once ``gateway.runtime.wait_ready()`` returns."""
     settings = order.own_settings
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    state, quotas = ReplicaState(order.name, settings.data_dir), ReplicaQuotas()
+    state = ReplicaState(order.name, settings.data_dir)
     programs = RemotePrograms(order.key, lambda: state.front)
     role = ReplicaRole(
         tokens=HopTokens(order.key),
-        quotas=quotas.over,
+        quotas=quotas_at_replica,
         programs=lambda of: open_remote_library(of, programs),
         run_id=partial(new_run_id, order.name),
-        routes=lambda runtime, responses: ReplicaApi(runtime, responses, state, quotas).routes(),
+        routes=lambda runtime, responses: ReplicaApi(runtime, responses, state).routes(),
     )
     async with open_gateway(settings, commands, role) as gateway:
         yield Replica(gateway, state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +42,8 @@ class TenantUse:
             _half_kept(sizes.connections), "max_connections", "the server's --max-connections"
         )
         self.bodies = SharedPlaces(sizes.body_rule, "held_body_bytes", "the server's --max-body-total")
+        self.produced: Counter[str] = Counter()
+        """Tokens that were generated since the start, by tenant."""
         self._clock = clock
         self._launches: defaultdict[str, MinuteBucket] = defaultdict(MinuteBucket)
         self._tokens: defaultdict[str, MinuteBucket] = defaultdict(MinuteBucket)
@@ -72,6 +74,7 @@ class TenantUse:
 
     def charge_tokens(self, tenant: str, tokens: int) -> None:
         """Count tokens that a tenant's runs and sessions have generated: it may be more than was left."""
+        self.produced[tenant] += tokens
         most = self.quotas(tenant).tokens_per_minute
         if most:
             self._tokens[tenant].charge(most, self._clock(), tokens)
