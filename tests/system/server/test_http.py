@@ -83,7 +83,7 @@ async def test_without_the_token_only_liveness_and_version_answer(serve: Serve) 
     async with serve() as served, httpx.AsyncClient(base_url=served.gateway.url) as stranger:
         assert (await stranger.get("/livez")).json() == {"live": True}
         assert (await stranger.get("/version")).json()["protocol"] == 1
-        for path in ("/readyz", "/metrics", "/v1/programs", "/v1/runs", "/v1/runs/x/events", "/nix"):
+        for path in ("/readyz", "/health", "/metrics", "/v1/programs", "/v1/runs", "/v1/runs/x/events", "/nix"):
             for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {ANN}"}):
                 response = await stranger.get(path, headers=headers)
                 assert code_of(response) == (401, "client.unauthorized")
@@ -241,8 +241,9 @@ async def test_models_and_readiness(serve: Serve) -> None:
     async with serve() as served:
         found = (await served.client.get("/v1/models")).json()
         assert [model["name"] for model in found["models"]] == [model["id"] for model in found["data"]] == ["fake"]
-        ready = await served.client.get("/readyz")
-        assert (ready.status_code, ready.json()["ready"]) == (200, True)
+        for path in ("/readyz", "/health"):
+            ready = await served.client.get(path)
+            assert (ready.status_code, ready.json()["ready"]) == (200, True)
 
 
 async def test_speculation_is_streamed_until_the_runtime_closes(serve: Serve) -> None:

@@ -17,7 +17,7 @@ from inferd_runtime.server.tenancy.rates import MinuteBucket
 
 SUBJECT_KEY = "inferd.subject"
 """In the scope: the run or program that a request turned out to be about."""
-NOT_AUDITED = frozenset({"/livez", "/readyz", "/version", "/metrics"})
+NOT_AUDITED = frozenset({"/livez", "/readyz", "/health", "/version", "/metrics"})
 MAX_PATH = 200
 REFUSED_PER_MINUTE = 600
 """Lines about requests without a valid token: a flood of them must not fill the disk. What is left out is counted."""

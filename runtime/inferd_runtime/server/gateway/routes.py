@@ -55,6 +55,7 @@ class Api:
         return [
             Route("/livez", self.livez),
             Route("/readyz", self.readyz),
+            Route("/health", self.readyz),
             Route("/version", self.version),
             Route("/metrics", self.metrics),
             Route("/v1/tenants", self.tenants),

@@ -79,6 +79,10 @@ RUNTIME_OPERATIONS = (
         answers={**_says("They would", own.Readiness), 503: OperationAnswer("They would not", own.Readiness)},
     ),
     Operation(
+        method="GET", path="/health", tag=OWN, summary="The same as /readyz, where tools for vLLM ask",
+        answers={**_says("They would", own.Readiness), 503: OperationAnswer("They would not", own.Readiness)},
+    ),
+    Operation(
         method="GET", path="/version", tag=OWN, summary="Versions of inferd and of its protocol", public=True,
         answers=_says("The versions", own.Versions),
     ),
