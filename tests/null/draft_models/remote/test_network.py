@@ -53,10 +53,10 @@ def test_a_draft_engine_that_is_cut_off_at_any_point_changes_no_token(stand: Sta
     source = random.Random(3)
 
     def poll() -> None:
-        if source.random() < 0.02:
+        if source.random() < 0.03:
             stand.proxy.cut()
 
-    for seed in range(4):
+    for seed in range(2):
         drawn = sampler(0.8, seed)
         assert stand.drafted(drawn, 200, poll) == stand.plain(drawn, 200)
     assert stand.counters.failures > 0
@@ -81,18 +81,21 @@ def test_it_drafts_again_when_it_comes_back(stand: Stand, sampler: Sampler, make
     assert stand.counters.hits > hits
 
 
-def test_delays_of_up_to_200_ms_change_no_token_and_no_step_waits_for_them(stand: Stand, sampler: Sampler) -> None:
+def test_delays_of_up_to_200_ms_change_no_token_and_waiting_for_them_is_soon_given_up(
+    stand: Stand, sampler: Sampler
+) -> None:
     source = random.Random(5)
     stand.proxy.delay = lambda: source.uniform(0.0, 0.1)  # one way
     for temperature in (0.0, 0.8):
         drawn = sampler(temperature, 3)
         assert stand.drafted(drawn, 60) == stand.plain(drawn, 60)
-    assert stand.counters.waited < 5.0
+    assert stand.counters.late > 0
+    assert stand.counters.waited < 1.5, "of 120 steps, each of which could have waited for 50 ms"
 
 
 def test_frames_that_are_corrupted_change_no_token_and_are_never_believed(stand: Stand, sampler: Sampler) -> None:
-    stand.proxy.corrupt = 0.05
-    for seed in range(4):
+    stand.proxy.corrupt = 0.08
+    for seed in range(2):
         drawn = sampler(0.8, seed)
         assert stand.drafted(drawn, 200) == stand.plain(drawn, 200)
     assert stand.counters.connections > 1

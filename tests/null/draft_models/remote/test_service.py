@@ -19,6 +19,7 @@ from inferd_runtime.draft_models.remote.frames import HEADER, Frame, FrameReader
 from inferd_runtime.draft_models.remote.handshake import TargetHandshake
 from inferd_runtime.draft_models.remote.link_thread import LinkTarget
 from inferd_runtime.draft_models.remote.network_drafts import NetworkDrafts
+from inferd_runtime.draft_models.remote.service import MOST_PENDING
 from inferd_runtime.draft_models.remote.sessions import HalfOpen, SessionTable
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 
@@ -76,6 +77,10 @@ class Insider:
 
     def send(self, kind: Kind, payload: bytes = b"", ticket: int = 0) -> None:
         self.connection.sendall(self.writer.write(kind, payload, ticket))
+
+    def flood(self, payload: bytes, count: int) -> None:
+        for ticket in range(count):
+            self.send(Kind.ASK, payload, ticket)
 
     def receive(self) -> Frame:
         while (frame := self.reader.next()) is None:
@@ -207,6 +212,7 @@ def test_tls_is_verified_and_nothing_is_said_without_it(make_host: MakeHost) -> 
     drafts.close()
     with pytest.raises(Unavailable, match=r"(?i)certificate.verify.failed"):
         connected(engine.port, tls=doubting)
+    assert closed(stranger(engine)), "half of a TLS handshake has an end"
     plain = stranger(engine)
     hello = TargetHandshake(KEY).begin()
     plain.sendall(FrameWriter().write(hello.kind, hello.payload))
@@ -250,6 +256,34 @@ class Liar:
     def close(self) -> None: ...
 
 
+def test_requests_that_are_not_answered_yet_are_bounded_by_not_reading_more(make_host: MakeHost) -> None:
+    engine, silent = Engine(make_host(0)), Silent()
+    engine.service._transport = silent
+    insider = Insider(engine)
+    insider.connection.settimeout(0.5)
+    payload = pack(AskDraft(1, 0, [70000] * 500, 1, spec=SPEC))
+    with pytest.raises(TimeoutError):
+        insider.flood(payload, 20 * MOST_PENDING // len(payload))
+    assert len(silent.asked) * len(payload) <= MOST_PENDING + len(payload)
+    drafts = connected(engine.port)
+    drafts.close()
+    insider.connection.close()
+    engine.close()
+
+
+def test_a_target_that_does_not_read_its_answers_loses_its_session(make_host: MakeHost) -> None:
+    engine, liar = Engine(make_host(0)), Liar()
+    engine.service._transport = liar
+    liar.answer = DraftAnswer(3, [1] * 200, [1.0] * 200)
+    insider = Insider(engine)
+    payload = pack(AskDraft(1, 0, [1, 2, 3], 4, spec=SPEC))
+    with pytest.raises(ConnectionError):
+        insider.flood(payload, 1 << 20)
+    insider.connection.close()
+    until(lambda: engine.service.sessions == 0)
+    engine.close()
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -272,6 +306,17 @@ def test_an_answer_that_no_draft_engine_gives_ends_the_connection_and_is_not_use
     until(lambda: drafts.poll() and drafts.counters.connections == 2, "it connects again")
     drafts.close()
     engine.close()
+
+
+class Silent(Liar):
+    """Never answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[AskDraft] = []
+
+    def ask(self, request: AskDraft, done: Callable[[Any], None]) -> None:
+        self.asked.append(request)
 
 
 def _as_is(service: Any) -> Callable[..., None]:
