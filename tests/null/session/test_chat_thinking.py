@@ -136,6 +136,12 @@ def test_a_model_may_end_its_reasoning_where_it_may_call_tools(kind: str) -> Non
     assert not any("</think>" in choice.text or "[/THINK]" in choice.text for choice in found)
 
 
+def test_reasoning_before_text_that_nothing_has_to_follow_is_cut_as_it_is() -> None:
+    collected, _ = answered("opened", ends=-100.0, tools=[WEATHER], max_tokens=12)
+    (choice,) = collected.choices
+    assert (choice.text, choice.reason, collected.usage.reasoning) == ("", "length", 12)
+
+
 @pytest.mark.parametrize("kind", ["closed", "no reasoning"])
 def test_without_reasoning_a_format_holds_from_the_first_token(kind: str) -> None:
     (choice,) = (found := answered(kind, output=FORMAT))[0].choices

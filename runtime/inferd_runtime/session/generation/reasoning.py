@@ -19,14 +19,15 @@ def with_reasoning(
 ) -> OutputMasks | None:
     """Return masks that let the model think first, if the request says so.
 
-    Where the text is to be complete when its tokens are used up, the reasoning ends early enough for its shortest end.
+    Where the text is to be complete when its tokens are used up, the reasoning ends early enough for its shortest end. A text
+    that may be empty needs none of that.
     """
     spec = request.reasoning
     if spec is None or (masks is None and spec.budget is None):
         return masks
     marks = marks_of(spec, model)
     budget = spec.budget
-    if planner is not None and request.on_length != "cut":
+    if planner is not None and planner.needed and request.on_length != "cut":
         room = min(request.max_tokens, context.max_length - len(context.tokens))
         left = max(0, room - planner.needed - marks.most_tokens)
         budget = left if budget is None else min(budget, left)
