@@ -86,11 +86,12 @@ def test_delays_of_up_to_200_ms_change_no_token_and_waiting_for_them_is_soon_giv
 ) -> None:
     source = random.Random(5)
     stand.proxy.delay = lambda: source.uniform(0.0, 0.1)  # one way
-    for temperature in (0.0, 0.8):
-        drawn = sampler(temperature, 3)
-        assert stand.drafted(drawn, 60) == stand.plain(drawn, 60)
-    assert stand.counters.late > 0
-    assert stand.counters.waited < 1.5, "of 120 steps, each of which could have waited for 50 ms"
+    expected = [stand.plain(sampler(temperature, 3), 120) for temperature in (0.0, 0.8)]
+    stand.while_verifying = lambda: stand.transport.wait(0.005)
+    assert [stand.drafted(sampler(temperature, 3), 120) for temperature in (0.0, 0.8)] == expected
+    counters = stand.counters
+    assert counters.late + counters.hits + counters.misses > 0, "some answers came while it ran"
+    assert counters.waited < 3.0, "of 240 steps, each of which could have waited for 50 ms"
 
 
 def test_frames_that_are_corrupted_change_no_token_and_are_never_believed(stand: Stand, sampler: Sampler) -> None:
