@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -45,6 +46,7 @@ async def main():
     return [text, context.recomputed]
 """
 SECONDS = 180
+PORT = 7397
 
 
 class RayCluster:
@@ -83,7 +85,14 @@ class RayCluster:
 @pytest.fixture(scope="module")
 def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
     cluster = RayCluster(tmp_path_factory.mktemp("ray"))
-    options = ("--replicas=2", "--ray-port=6397", "--port=0", "--replica-cpus=0.5", "--threads=1", "--drain-seconds=20")
+    options = (
+        "--replicas=2",
+        "--ray-port=6397",
+        f"--port={PORT}",
+        "--replica-cpus=0.5",
+        "--threads=1",
+        "--drain-seconds=20",
+    )
     try:
         cluster.url = cluster.command("up", *options)["url"]
         yield cluster
@@ -134,7 +143,7 @@ async def test_a_killed_replicas_runs_bring_the_same_tokens_and_ray_starts_anoth
         runs = [await _launch(client) for _ in range(6)]
         named = RUN_ID.fullmatch(runs[0])
         assert named is not None
-        (gateway,) = [one for one in on_ray.processes() if _holds(one, named[1])]
+        (gateway,) = [one for one in on_ray.processes() if _holds(one, f"/replicas/{named[1]}/runs.sqlite3")]
         async with anyio.create_task_group() as tasks:
             said: dict[str, tuple[str, str]] = {}
 
@@ -166,12 +175,30 @@ async def test_a_context_that_one_replica_saved_opens_on_the_other(on_ray: RayCl
         assert found[1]["result"][1] == 0
 
 
-def _holds(process: psutil.Process, name: str) -> bool:
-    """Whether a process has the lock of a replica's folder: it is the replica's gateway."""
+def _holds(process: psutil.Process, end: str) -> bool:
+    """Whether a process has a file open whose path ends so."""
     try:
-        return any(f"/replicas/{name}/runs.sqlite3" in file.path for file in process.open_files())
+        return any(file.path.endswith(end) for file in process.open_files())
     except psutil.Error:
         return False
+
+
+async def test_a_killed_front_comes_back_at_its_address_and_knows_what_goes_on(on_ray: RayCluster) -> None:
+    async with on_ray.client() as client:
+        upload = {"files": {"main.py": TELLS}, "name": "tells"}
+        assert (await client.post("/v1/programs", json=upload)).status_code in (200, 201)
+        run = await _launch(client)
+        (front,) = [one for one in on_ray.processes() if _holds(one, f"{on_ray.folder}/data/programs.sqlite3")]
+        os.kill(front.pid, signal.SIGKILL)
+
+        async def answers() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                return await _two_usable(client)
+            return False
+
+        await until(answers, SECONDS)
+        assert (await _said(client, run))[1] == "succeeded"
+        assert (await client.get("/v1/programs/tells")).status_code == 200
 
 
 async def test_an_upgrade_replaces_every_replica_and_no_request_fails(on_ray: RayCluster) -> None:
@@ -187,7 +214,7 @@ async def test_an_upgrade_replaces_every_replica_and_no_request_fails(on_ray: Ra
         async with anyio.create_task_group() as tasks:
             for _ in range(2):
                 tasks.start_soon(load)
-            options = ("--replicas=2", "--port=0", "--replica-cpus=0.5", "--threads=1", "--drain-seconds=21")
+            options = ("--replicas=2", f"--port={PORT}", "--replica-cpus=0.5", "--threads=1", "--drain-seconds=21")
             await anyio.to_thread.run_sync(on_ray.command, "up", *options)
             await until(lambda: _two_usable(client), SECONDS)
             ended.set()
