@@ -199,6 +199,19 @@ def test_a_session_keeps_so_many_sequences_and_forgets_the_oldest(engine: Engine
     until(lambda: not len(engine.host), "what a target leaves behind is dropped")
 
 
+def test_a_target_that_lost_its_connection_finds_its_keys_and_values_again(engine: Engine) -> None:
+    request, fed = AskDraft(1, 0, [at % 12 for at in range(200)], 2, spec=SPEC), []
+    for _ in range(2):
+        insider, before = Insider(engine), engine.host.engine.driver.tokens_fed  # type: ignore[attr-defined]
+        insider.send(Kind.ASK, pack(request), 1)
+        assert len(unpack(insider.receive().payload, DraftAnswer).tokens) == 2
+        insider.connection.close()
+        until(lambda: not len(engine.host))
+        fed.append(engine.host.engine.driver.tokens_fed - before)  # type: ignore[attr-defined]
+    assert fed[0] >= 200
+    assert fed[1] < 20, "the prefix index has them"
+
+
 def test_tls_is_verified_and_nothing_is_said_without_it(make_host: MakeHost) -> None:
     authority, other = trustme.CA(), trustme.CA()
     served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
