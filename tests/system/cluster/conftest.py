@@ -193,8 +193,8 @@ async def open_cluster(folder: Path, replicas: int = 2, **changes: Any) -> Async
                     await process.kill()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
-    """Two replicas, which the tests of a file share: who ends one starts another."""
+    """Two replicas, which all tests share: who finds fewer starts another."""
     async with open_cluster(tmp_path_factory.mktemp("cluster")) as shared:
         yield shared

@@ -43,7 +43,7 @@ async def test_every_route_of_a_run_answers_through_one_address(cluster: Cluster
     assert (await client.post(f"/v1/runs/{cancelled['id']}/cancel")).status_code == 202
     assert (await cluster.finished(cancelled["id"]))["state"] == "cancelled"
     listed = (await client.get("/v1/runs")).json()["runs"]
-    assert [one["id"] for one in listed] == [cancelled["id"], waiting["id"], run["id"]]
+    assert [one["id"] for one in listed][:3] == [cancelled["id"], waiting["id"], run["id"]]
     assert (await client.get("/v1/models")).status_code == 200
     assert (await client.get("/readyz")).json()["replicas"] == {"up": 2, "usable": 2}
     assert (await client.get(f"/v1/runs/{run['id']}", headers={"Authorization": f"Bearer {BOB}"})).status_code == 404
