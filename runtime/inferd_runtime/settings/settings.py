@@ -155,6 +155,12 @@ class Settings:
     audit_log: Path | None = setting(
         None, "a file that gets a line of JSON for each request: who, what, from where, and what came of it"
     )
+    cors_origin: tuple[str, ...] = setting(
+        (),
+        "https://app.example or the like: an origin whose pages may call this server from a browser; *: any; may be given "
+        "several times",
+        read=read_texts,
+    )
     quota: tuple[str, ...] = setting(
         (),
         "user,NAME=VALUE,..., admin,... or tenant:TENANT,...: what a role or a tenant may have (0: no limit); may be given "

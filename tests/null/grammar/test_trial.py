@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -183,14 +184,16 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("patient")
 def test_a_slow_attempt_never_gets_a_lower_nice_value_than_the_server(
-    table: TokenTable, pool: TrialPool, monkeypatch: pytest.MonkeyPatch
+    table: TokenTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only root may lower one."""
-    given: list[int] = []
-    monkeypatch.setattr(trial_pool, "QUICK_SECONDS", 0.0)
-    monkeypatch.setattr(os, "getpriority", lambda which, who: 17)
-    monkeypatch.setattr(os, "setpriority", lambda which, who, value: given.append(value))
-    GrammarCompiler(table, trials=pool).compile(LIGHT)
+    with closing(TrialPool()) as pool:
+        GrammarCompiler(table, trials=pool).compile(LIGHT)
+        given: list[int] = []
+        monkeypatch.setattr(os, "getpriority", lambda which, who: 17)
+        monkeypatch.setattr(os, "setpriority", lambda which, who, value: given.append(value))
+        with closing(pool._take()) as process:
+            process._demote()
     assert given == [19]
 
 

@@ -39,9 +39,9 @@ from inferd_runtime.settings.settings import Settings
 
 NO_LIMIT = Quotas(connections=0, sockets=0)
 LOOKED_AT = (
-    "host", "port", "token", "tokens_file", "tls_cert", "tls_key", "insecure", "metrics_for", "audit_log", "quota", "data_dir",
-    "state_dir", "max_connections", "max_sockets", "max_body_total", "max_body_bytes", "header_s", "body_s", "keep_alive_s",
-    "unread_s", "log_format", "log_level",
+    "host", "port", "token", "tokens_file", "tls_cert", "tls_key", "insecure", "metrics_for", "audit_log", "cors_origin",
+    "quota", "data_dir", "state_dir", "max_connections", "max_sockets", "max_body_total", "max_body_bytes", "header_s",
+    "body_s", "keep_alive_s", "unread_s", "log_format", "log_level",
 )  # fmt: skip
 """The settings that a front looks at. All others are replicas' alone: the front goes on while these change."""
 

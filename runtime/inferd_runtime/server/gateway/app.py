@@ -19,6 +19,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
@@ -70,16 +71,20 @@ CLOSE_SECONDS = 5
 KEEP_ALIVE_OF_UVICORN = 3600
 """Longer than ours, which says when a connection has been idle for too long."""
 METHOD_NOT_ALLOWED = 405
+BROWSER_METHODS = ("GET", "POST", "DELETE")
+SHOWN = ("x-request-id", "retry-after", "x-should-retry")
+"""Headers of answers that pages may read."""
 MAX_SCRIPT_MESSAGE = MAX_EXPORT_BYTES + (64 << 10)
 log = logging.getLogger("inferd.gateway")
 
 
 @dataclass(frozen=True)
 class Front:
-    """What stands before the routes: the open connections, and the audit log if there is one."""
+    """What stands before the routes: open connections, the audit log if there is one, and the origins whose pages may call."""
 
     connections: ConnectionTable
     audit: AuditLog | None = None
+    origins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,12 +149,28 @@ def make_app(routes: Sequence[BaseRoute], tokens: AccessTokens, front: Front | N
     outer = [] if table is None else [Middleware(RequestWatch, table=table)]
     if front is not None and front.audit is not None:
         outer.append(Middleware(Audited, audit=front.audit))
+    if front is not None and front.origins:
+        outer.append(cross_origin(front.origins))
     return RequestIds(
         Starlette(
             routes=list(routes),
             middleware=[*outer, Middleware(BearerAuth, tokens=tokens, table=table)],
             exception_handlers=handlers,  # type: ignore[arg-type]
         )
+    )
+
+
+def cross_origin(origins: Sequence[str]) -> Middleware:
+    """Return what lets pages of these origins call in a browser (https://fetch.spec.whatwg.org/#http-cors-protocol).
+
+    A browser asks first, without a token: so this stands before what looks at tokens. Cookies play no part.
+    """
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=list(origins),
+        allow_methods=BROWSER_METHODS,
+        allow_headers=["*"],
+        expose_headers=SHOWN,
     )
 
 
@@ -198,7 +219,8 @@ def open_entrance(settings: Settings, role: ReplicaRole | None = None) -> Iterat
             tokens, quotas = role.tokens, role.quotas
         whole = TenantQuotas(tokens, load_quotas(settings))
         use = TenantUse(whole if quotas is None else quotas(whole), shared_sizes(settings, files))
-        front = Front(ConnectionTable(use, table_limits(settings, files)), stack.enter_context(_audit_log(settings)))
+        audit = stack.enter_context(_audit_log(settings))
+        front = Front(ConnectionTable(use, table_limits(settings, files)), audit, settings.cors_origin)
         socket_ = stack.enter_context(contextlib.closing(listen(settings.host, settings.port)))
         url = url_of(settings.host, socket_.getsockname()[1], tls is not None)
         yield Entrance(url, tokens, use, front, Listener(socket_, tls, settings.header_s))

@@ -1,0 +1,59 @@
+"""Pages in browsers: those of the origins that an operator names may call, without and with a token; others may not."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from inferd_runtime.server.connections.connection_table import ConnectionTable
+from inferd_runtime.server.gateway.app import Front, make_app
+from inferd_runtime.server.gateway.auth import AccessTokens
+from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
+from inferd_runtime.server.tenancy.tenant_use import TenantUse
+
+PAGE = "https://app.example"
+ASKS = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def hello(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("hello")
+
+
+async def ask(origins: tuple[str, ...], method: str, origin: str, **headers: str) -> httpx.Response:
+    tokens = AccessTokens.of_tenants({"secret": "alice"})
+    front = Front(ConnectionTable(TenantUse(same_for_all(Quotas()))), origins=origins)
+    app = make_app([Route("/v1/models", hello, methods=["GET", "POST"])], tokens, front)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        return await client.request(method, "/v1/models", headers={"origin": origin, **headers})
+
+
+async def test_a_browser_asks_without_a_token_and_calls_with_one() -> None:
+    asked = await ask((PAGE,), "OPTIONS", PAGE, **ASKS)
+    assert asked.status_code == 200
+    assert asked.headers["access-control-allow-origin"] == PAGE
+    assert "POST" in asked.headers["access-control-allow-methods"]
+    assert "authorization" in asked.headers["access-control-allow-headers"]
+    answered = await ask((PAGE,), "POST", PAGE, authorization="Bearer secret")
+    assert (answered.status_code, answered.headers["access-control-allow-origin"]) == (200, PAGE)
+    assert "x-request-id" in answered.headers["access-control-expose-headers"]
+
+
+async def test_a_page_may_read_why_it_was_refused() -> None:
+    refused = await ask((PAGE,), "POST", PAGE)
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, PAGE)
+
+
+@pytest.mark.parametrize("origins", [(), (PAGE,)])
+async def test_other_origins_may_not(origins: tuple[str, ...]) -> None:
+    for method, headers in (("OPTIONS", ASKS), ("POST", {"authorization": "Bearer secret"})):
+        answer = await ask(origins, method, "https://elsewhere.example", **headers)
+        assert "access-control-allow-origin" not in answer.headers
