@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferd_grammar.backends.compose import Composer
+from inferd_grammar.backends.plain_lark import require_plain_lark
 from inferd_grammar.backends.text import choice_pattern, one_line
 from inferd_grammar.constraints import (
     AllOfGrammar,
@@ -80,11 +81,6 @@ _LEFT_OUT = KEYWORDS - {
 }
 _SPECIAL_MARK = b"\xff"  # how the library writes a special token among bytes
 _SPECIAL_FIRST = re.compile(rb"\xff\[(\d+)\]")
-_LARK_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
-_LARK_SPECIAL = re.compile(r"<[^<>\n]*>")
-_LARK_RULE = re.compile(r"^[ \t]*[?!]*[A-Za-z_]\w*[^:\n]*:", re.MULTILINE)
-_LARK_OUTSIDE = re.compile(r"@\w+|%llguidance")
-_LARK_ATTRIBUTE = re.compile(r"\[[^\]\n]*\b(max_tokens|stop|temperature|capture)\b[^\]\n]*\]")
 
 
 class LlguidanceBackend:
@@ -352,7 +348,7 @@ def _grammar(constraint: Constraint, limits: CompileLimits) -> str:
         return llguidance.LLMatcher.grammar_from_regex(choice_pattern(constraint, limits))
     if isinstance(constraint, LarkGrammar):
         require_size(constraint.text, "Lark grammar", limits)
-        _require_plain_lark(constraint.text, limits)
+        require_plain_lark(constraint.text, limits)
         return llguidance.LLMatcher.grammar_from_lark(constraint.text)
     if isinstance(constraint, GbnfGrammar):
         require_size(constraint.text, "GBNF grammar", limits)
@@ -442,18 +438,6 @@ def _assertions(schema: Any, keywords: frozenset[str]) -> list[Checked]:
         for key in item
         if key in keywords
     ]
-
-
-def _require_plain_lark(text: str, limits: CompileLimits) -> None:
-    bare = _LARK_LITERALS.sub("", text)
-    if (count := len(_LARK_RULE.findall(bare))) > limits.max_rules:
-        raise GrammarError(f"Lark grammar has {count} rules; max_rules is {limits.max_rules}")
-    if special := _LARK_SPECIAL.search(bare):
-        raise GrammarError(f"Lark grammar names the special token {special[0]}: not supported")
-    if outside := _LARK_OUTSIDE.search(bare):
-        raise GrammarError(f"{outside[0]!r} in a Lark grammar is not supported")
-    if attribute := _LARK_ATTRIBUTE.search(bare):
-        raise GrammarError(f"Lark rule attribute {attribute[1]!r} is not supported")
 
 
 def _pointer(reason: str, schema: Any) -> str | None:

@@ -1,0 +1,27 @@
+"""Which of llguidance's extensions of Lark a grammar from outside may use: those that say nothing but which texts match."""
+
+from __future__ import annotations
+
+import re
+
+from inferd_grammar.errors import GrammarError
+from inferd_grammar.limits import CompileLimits
+
+_LARK_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
+_LARK_SPECIAL = re.compile(r"<[^<>\n]*>")
+_LARK_RULE = re.compile(r"^[ \t]*[?!]*[A-Za-z_]\w*[^:\n]*:", re.MULTILINE)
+_LARK_OUTSIDE = re.compile(r"@\w+|%llguidance")
+_LARK_ATTRIBUTE = re.compile(r"\[[^\]\n]*\b(max_tokens|stop|temperature|capture)\b[^\]\n]*\]")
+
+
+def require_plain_lark(text: str, limits: CompileLimits) -> None:
+    """Raise GrammarError for a grammar with too many rules, special tokens, or what reaches beyond the grammar."""
+    bare = _LARK_LITERALS.sub("", text)
+    if (count := len(_LARK_RULE.findall(bare))) > limits.max_rules:
+        raise GrammarError(f"Lark grammar has {count} rules; max_rules is {limits.max_rules}")
+    if special := _LARK_SPECIAL.search(bare):
+        raise GrammarError(f"Lark grammar names the special token {special[0]}: not supported")
+    if outside := _LARK_OUTSIDE.search(bare):
+        raise GrammarError(f"{outside[0]!r} in a Lark grammar is not supported")
+    if attribute := _LARK_ATTRIBUTE.search(bare):
+        raise GrammarError(f"Lark rule attribute {attribute[1]!r} is not supported")
