@@ -16,7 +16,7 @@ import pytest
 from hostile_constraints import HELD, REFUSED, object_of, patterns, schema
 
 from inferd import protocol as p
-from inferd_grammar.trials.pool import NICENESS
+from inferd_grammar.trials.pool import BEHIND
 
 from .engine_client import Caller, EngineProcess, engine_process
 
@@ -129,7 +129,7 @@ def _whole(caller: Caller, generation: int) -> p.Steps | p.InferdError:
 @contextmanager
 def busy_process() -> Iterator[None]:
     """A process as nice as the compiler that does nothing but take a processor."""
-    with subprocess.Popen([sys.executable, "-c", f"import os\nos.nice({NICENESS})\nwhile True: pass"]) as process:
+    with subprocess.Popen([sys.executable, "-c", f"import os\nos.nice({BEHIND})\nwhile True: pass"]) as process:
         try:
             yield
         finally:
