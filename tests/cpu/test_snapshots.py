@@ -14,6 +14,7 @@ import pytest
 
 from inferd import protocol as p
 from inferd_runtime.engine.sequences.snapshots import export_kv, import_kv
+from inferd_runtime.kv.snapshot_folder import SnapshotFolder
 from inferd_runtime.kv.snapshot_format import Snapshot, decode, encode
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.server.engine_process.serving import serve_model
@@ -26,13 +27,14 @@ OTHER_PROCESS = """
 import sys, torch
 from pathlib import Path
 from inferd import protocol as p
+from inferd_runtime.kv.snapshot_folder import SnapshotFolder
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.server.engine_process.serving import serve_model
 from inferd_runtime.settings.settings import EngineSettings
 from inferd_runtime.testing.direct import DirectSession
 
 torch.set_num_threads(1)
-store = SnapshotStore(Path(sys.argv[1]), 1 << 30)
+store = SnapshotStore(SnapshotFolder(Path(sys.argv[1]), 1 << 30))
 session = DirectSession(serve_model(EngineSettings(threads=1)), snapshots=store)
 opened = session.call(p.OpenSaved("a"))
 sampling = p.Sampling(temperature=0.8, top_p=0.9, seed=11)
@@ -50,7 +52,7 @@ def models() -> tuple[Any, Any]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SnapshotStore]:
-    store = SnapshotStore(tmp_path / "snapshots", 1 << 30)
+    store = SnapshotStore(SnapshotFolder(tmp_path / "snapshots", 1 << 30))
     yield store
     store.close()
 

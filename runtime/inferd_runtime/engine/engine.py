@@ -67,7 +67,7 @@ class Engine:
 
     def __init__(self, driver: Driver, options: EngineOptions | None = None) -> None:
         options = options or EngineOptions()
-        accounts = Accounts(options.tenancy)
+        self.accounts = accounts = Accounts(options.tenancy)
         self.driver = driver
         self._width = options.fixed_rows
         self.pool = PagePool(driver.pages - (self._width > 0), driver.page_size)

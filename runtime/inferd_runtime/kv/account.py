@@ -11,7 +11,7 @@ class QuotaExceeded(Exception):
 
 @dataclass(slots=True)
 class Account:
-    """``used`` pages of ``quota`` (0: no limit). A page that several tables of the tenant share counts once.
+    """``used`` pages of ``quota`` (0: no limit; below 0: none). A page that several tables of the tenant share counts once.
 
     Pages of a context that was moved out of the cache count on, so that pressure by others cannot make room for more.
     """

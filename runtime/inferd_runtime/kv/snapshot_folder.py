@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import logging
 import os
 import secrets
@@ -17,20 +16,12 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from inferd.protocol import (
-    InvalidRequest,
-    LimitExceeded,
-    NotFound,
-    SavedContext,
-    SnapshotDamaged,
-    Unavailable,
-    check_snapshot_name,
-)
+from inferd.protocol import SavedContext, SnapshotDamaged, Unavailable, check_snapshot_name
 from inferd_runtime.kv import snapshot_format
 from inferd_runtime.kv.snapshot_format import Snapshot
+from inferd_runtime.kv.snapshot_place import BLOCK, Row, Taken, in_blocks, in_use, over_quota, tenant_folder, unknown
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS snapshots (
@@ -42,37 +33,9 @@ CREATE TABLE IF NOT EXISTS snapshots (
 FORMAT = 1
 DATABASE, LOCK = "snapshots.sqlite3", "lock"
 SUFFIX, UNFINISHED = ".safetensors", ".part"
-BLOCK = 4096
-"""Bytes of the smallest file; quotas count in these."""
 HEADROOM = 2 * BLOCK
 """Bytes that are assumed for a header that is not written yet."""
 log = logging.getLogger("inferd.snapshots")
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of the table. ``file`` is relative to the folder."""
-
-    tenant: str
-    name: str
-    file: str
-    model: str
-    length: int
-    bytes: int
-    created: float
-
-    @property
-    def saved(self) -> SavedContext:
-        """The row as its owner sees it."""
-        return SavedContext(self.name, self.model, self.length, self.bytes, self.created)
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A snapshot that was withdrawn from the table. :meth:`SnapshotFolder.finish_take` ends it."""
-
-    snapshot: Snapshot
-    row: Row
 
 
 class SnapshotFolder:
@@ -109,7 +72,7 @@ class SnapshotFolder:
         check_snapshot_name(name)
         with disk_errors():
             self._check_room(tenant, name, snapshot.nbytes + HEADROOM, overwrite)
-            file = f"{_tenant_folder(tenant)}/{secrets.token_hex(16)}{SUFFIX}"
+            file = f"{tenant_folder(tenant)}/{secrets.token_hex(16)}{SUFFIX}"
             path = self._folder / file
             part = path.with_suffix(UNFINISHED)
             try:
@@ -133,7 +96,7 @@ class SnapshotFolder:
             check(snapshot)
             with self._transaction() as db:
                 if not db.execute("DELETE FROM snapshots WHERE file = ?", (row.file,)).rowcount:
-                    raise _unknown(name)
+                    raise unknown(name)
             return Taken(snapshot, row)
 
     def finish_take(self, taken: Taken, *, used: bool) -> None:
@@ -152,7 +115,7 @@ class SnapshotFolder:
             row = self._row(tenant, name)
             with self._transaction() as db:
                 if not db.execute("DELETE FROM snapshots WHERE file = ?", (row.file,)).rowcount:
-                    raise _unknown(name)
+                    raise unknown(name)
             (self._folder / row.file).unlink(missing_ok=True)
 
     def saved(self, tenant: str) -> list[SavedContext]:
@@ -167,7 +130,7 @@ class SnapshotFolder:
         check_snapshot_name(name)
         row = self._find(self._db(), tenant, name)
         if row is None:
-            raise _unknown(name)
+            raise unknown(name)
         return row
 
     def _find(self, db: sqlite3.Connection, tenant: str, name: str) -> Row | None:
@@ -194,13 +157,10 @@ class SnapshotFolder:
         db = self._db()
         old = self._find(db, tenant, name)
         if old is not None and not overwrite:
-            raise InvalidRequest(f"there is a snapshot {name!r} already; delete it, or save with overwrite=True")
+            raise in_use(name)
         sizes = db.execute("SELECT bytes FROM snapshots WHERE tenant = ? AND name != ?", (tenant, name))
-        if sum(_blocks(row[0]) for row in sizes) + _blocks(size) > self._quota:
-            raise LimitExceeded(
-                f"the snapshots would take more than the {self._quota} bytes that a tenant may use; delete some",
-                limit="snapshot_bytes", value=self._quota, raise_with="--snapshot-bytes of the server",
-            )  # fmt: skip
+        if sum(in_blocks(row[0]) for row in sizes) + in_blocks(size) > self._quota:
+            raise over_quota(self._quota)
         return old
 
     # -- Files ----------------------------------------------------------------------------------------------------
@@ -216,7 +176,7 @@ class SnapshotFolder:
             return snapshot_format.read(self._folder / row.file)
         except FileNotFoundError:
             if self._find(self._db(), row.tenant, row.name) is None:
-                raise _unknown(row.name) from None  # another process has just deleted it
+                raise unknown(row.name) from None  # another process has just deleted it
             raise SnapshotDamaged(f"the file of snapshot {row.name!r} is gone") from None
 
     # -- The table ------------------------------------------------------------------------------------------------
@@ -283,16 +243,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _tenant_folder(tenant: str) -> str:
-    """Return a folder name that does not show the tenant's and cannot lead out of the folder."""
-    return hashlib.sha256(tenant.encode()).hexdigest()[:32]
-
-
-def _blocks(size: int) -> int:
-    return -(-size // BLOCK) * BLOCK
-
-
-def _unknown(name: str) -> NotFound:
-    return NotFound(f"there is no snapshot {name!r}")

@@ -10,6 +10,7 @@ import msgspec
 
 from inferd import protocol as p
 from inferd_runtime.carriable import check_carriable, is_plain
+from inferd_runtime.engine.scheduling.fairness import FairClock
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session.constraints.compile_queue import CompileQueue
 from inferd_runtime.session.cycles import CycleFeed
@@ -17,6 +18,7 @@ from inferd_runtime.session.grants import Grant, SessionGrants
 from inferd_runtime.session.lanes import Lanes
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.session import Session
+from inferd_runtime.session.shared_tenants import SharedTenants
 from inferd_runtime.session.short_replies import shortened
 from inferd_runtime.session.state import guarded
 from inferd_runtime.session.step_profile import StepProfile
@@ -32,6 +34,7 @@ from inferd_runtime.session.wire import (
     OK,
     OPEN,
     PRODUCED,
+    SHARE,
     SLOW_STEP,
     STATS,
     TICKET,
@@ -45,6 +48,7 @@ from inferd_runtime.session.wire import (
     ModelStats,
     OpenSession,
     ProducedTokens,
+    ShareTenants,
 )
 
 Send = Callable[[bytes, list[bytes]], None]
@@ -75,6 +79,7 @@ class SessionHub:
         snapshots: SnapshotStore | None = None,
         compiles: CompileQueue | None = None,
         texts: Lanes | None = None,
+        clock: FairClock[str] | None = None,
     ) -> None:
         self._models = models
         self._send = send
@@ -82,6 +87,7 @@ class SessionHub:
         self._snapshots = snapshots
         self._compiles = compiles
         self._texts = texts
+        self._shared = SharedTenants(clock, [model.engine.accounts for model in models.values()])
         self._cycles = CycleFeed()
         self.profile = StepProfile()
         self._sessions: dict[bytes, Session] = {}
@@ -228,6 +234,8 @@ class SessionHub:
             return p.Done()
         if op == PRODUCED:
             return ProducedTokens(self.take_produced())
+        if op == SHARE:
+            return self._shared.share(msgspec.msgpack.decode(payload, type=ShareTenants))
         if op == SLOW_STEP:
             return FoundSlowStep(self.profile.read(msgspec.msgpack.decode(payload, type=GetSlowStep).over_ms))
         asked = msgspec.msgpack.decode(payload, type=GetCycles)

@@ -41,7 +41,8 @@ RUN_SESSION = "run/"
 GENERATIONS = "engine.generations"
 SLOW_STEP = "engine.slow_step"
 PRODUCED = "engine.produced"
-GATEWAY_OPERATIONS = frozenset({STATS, CYCLES, CLOSE_NAMED, GENERATIONS, SLOW_STEP, PRODUCED})
+SHARE = "engine.share"
+GATEWAY_OPERATIONS = frozenset({STATS, CYCLES, CLOSE_NAMED, GENERATIONS, SLOW_STEP, PRODUCED, SHARE})
 PRIVATE_OPERATIONS = frozenset({OPEN, CLOSE, CANCEL}) | GATEWAY_OPERATIONS
 
 
@@ -132,6 +133,30 @@ class ProducedTokens:
     """The answer: by tenant, of those that have generated any."""
 
     tenants: dict[str, int]
+
+
+@dataclass(frozen=True)
+class ShareTenants:
+    """Tell an engine of several that serve the same tenants what the others do. The answer is :class:`TenantsHere`.
+
+    Fields:
+        elsewhere: seconds of service that tenants received from the others since this was sent last.
+        pages: how many of its pages a tenant may hold here, where it has a limit.
+        parts: what the limits of other tenants are divided by.
+    """
+
+    elsewhere: dict[str, float] = field(default_factory=dict)
+    pages: dict[str, int] = field(default_factory=dict)
+    parts: int = 1
+    op: ClassVar[str] = SHARE
+
+
+@dataclass(frozen=True)
+class TenantsHere:
+    """Seconds of service that tenants received here since that was asked last, and the most pages that each holds of a model."""
+
+    served: dict[str, float] = field(default_factory=dict)
+    pages: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -173,8 +173,18 @@ class Settings:
     models_bytes: int = setting(0, "bytes that pulled models may take on disk; 0: no limit", NOT_NEGATIVE)
     data_dir: Path = setting(Path("~/.local/share/inferd"), "where uploaded programs and saved contexts are kept")
     context_dir: Path | None = setting(
-        None, "where saved contexts are kept, instead of in the data folder: servers may share it"
+        None, "where saved contexts are kept, instead of in the data folder: servers of this machine may share it"
     )
+    context_store: str = setting(
+        "",
+        "s3://bucket/folder, gs://..., file:///mnt/shared or another URL of fsspec: where saved contexts are kept instead, so "
+        "that servers of several machines share them",
+    )
+    context_store_options: Path | None = setting(
+        None,
+        "a file of JSON with arguments of that store's fsspec backend, such as keys; nobody else may be able to read it",
+    )
+    context_store_s: float = setting(60.0, "seconds that a request to that store may take")
     state_dir: Path = setting(
         Path("~/.local/state/inferd"), "where a server leaves its address and token for this user's commands"
     )

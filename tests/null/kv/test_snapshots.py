@@ -28,8 +28,9 @@ from inferd.protocol import (
     Unavailable,
 )
 from inferd_runtime.kv import snapshot_folder
-from inferd_runtime.kv.snapshot_folder import BLOCK, SnapshotFolder
+from inferd_runtime.kv.snapshot_folder import SnapshotFolder
 from inferd_runtime.kv.snapshot_format import Facts, PlaceMark, Snapshot, TurnMark, decode, encode, write
+from inferd_runtime.kv.snapshot_place import BLOCK
 from inferd_runtime.kv.snapshots import SnapshotStore
 
 PAGE, PAGE_BYTES = 4, 24
@@ -470,7 +471,7 @@ class Told:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SnapshotStore]:
-    store = SnapshotStore(tmp_path / "snapshots", 1 << 20, max_waiting=100)
+    store = SnapshotStore(SnapshotFolder(tmp_path / "snapshots", 1 << 20), max_waiting=100)
     yield store
     store.close()
 
@@ -520,13 +521,13 @@ def test_work_that_was_cancelled_before_it_began_is_not_told(store: SnapshotStor
 
 
 def test_closing_finishes_what_was_submitted(tmp_path: Path) -> None:
-    store = SnapshotStore(tmp_path / "snapshots", 1 << 20)
+    store = SnapshotStore(SnapshotFolder(tmp_path / "snapshots", 1 << 20))
     outcomes: list[Any] = []
     store.submit(lambda folder: folder.save("ann", "a", make(), overwrite=False), outcomes.append)
     store.close()
     assert not isinstance(outcomes[0], InferdError)
     assert len(files(tmp_path)) == 1
-    assert store._folder._opened is None, "the table is closed, too"
+    assert store._place._opened is None, "the table is closed, too"
     with pytest.raises(RuntimeError):
         store.submit(lambda _: 1, outcomes.append)
 
@@ -545,7 +546,7 @@ def test_a_store_clears_away_what_a_crash_left_behind(tmp_path: Path) -> None:
     left = tmp_path / "snapshots" / "tenant" / "left.part"
     left.parent.mkdir(parents=True)
     left.touch()
-    SnapshotStore(tmp_path / "snapshots", 1 << 20).close()
+    SnapshotStore(SnapshotFolder(tmp_path / "snapshots", 1 << 20)).close()
     assert not left.exists()
 
 

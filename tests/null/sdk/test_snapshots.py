@@ -15,6 +15,7 @@ from session_runtime import SessionRuntime
 import inferd
 from inferd import Context, Sampler, protocol as p
 from inferd.testing import FakeRuntime
+from inferd_runtime.kv.snapshot_folder import SnapshotFolder
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.sandbox.runner.transport import GuestTransport
 
@@ -24,7 +25,7 @@ ARGMAX = Sampler.argmax()
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SnapshotStore]:
-    store = SnapshotStore(tmp_path / "snapshots", 1 << 20)
+    store = SnapshotStore(SnapshotFolder(tmp_path / "snapshots", 1 << 20))
     yield store
     store.close()
 

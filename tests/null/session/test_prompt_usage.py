@@ -10,6 +10,7 @@ import pytest
 
 from inferd import protocol as p
 from inferd_runtime.engine.engine import EngineOptions
+from inferd_runtime.kv.snapshot_folder import SnapshotFolder
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
 from inferd_runtime.testing.direct import DirectSession
@@ -111,7 +112,7 @@ def test_work_without_a_generation_counts_its_tokens(rows: Rows) -> None:
 
 
 def test_a_restored_prompt_is_cached(rows: Rows, tmp_path: Path) -> None:
-    store = SnapshotStore(tmp_path, 1 << 20)
+    store = SnapshotStore(SnapshotFolder(tmp_path, 1 << 20))
     caller = rows.session(snapshots=store)
     context = caller.text(TEXT)
     caller.generate(context, max_tokens=5)
@@ -166,7 +167,7 @@ def test_contexts_of_different_salts_share_no_page(rows: Rows) -> None:
 
 
 def test_forks_and_saved_copies_keep_the_salt(rows: Rows, tmp_path: Path) -> None:
-    store = SnapshotStore(tmp_path, 1 << 20)
+    store = SnapshotStore(SnapshotFolder(tmp_path, 1 << 20))
     caller = rows.session(snapshots=store)
     context = salted(caller, "a", "short")
     caller.call(p.SaveContext(context, "kept"))

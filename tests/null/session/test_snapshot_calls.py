@@ -17,6 +17,7 @@ from inferd import protocol as p
 from inferd.calls.forward_arguments import attention_runs
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.scheduling.tenants import Tenancy, TenantLimits
+from inferd_runtime.kv.snapshot_folder import SnapshotFolder
 from inferd_runtime.kv.snapshot_format import PlaceMark, Snapshot, decode, encode
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.testing.byte_tokenizer import VOCAB_SIZE
@@ -31,7 +32,7 @@ Connect = Callable[..., DirectSession]
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SnapshotStore]:
-    store = SnapshotStore(tmp_path / "snapshots", 1 << 20)
+    store = SnapshotStore(SnapshotFolder(tmp_path / "snapshots", 1 << 20))
     yield store
     store.close()
 

@@ -41,9 +41,10 @@ class ReplicaOrder:
         """The settings of the replica's gateway, which has a folder of its own."""
         folder = self.settings.data_dir / REPLICAS_FOLDER / self.name
         contexts = self.settings.context_dir or self.settings.data_dir / SNAPSHOT_FOLDER
+        shared = None if self.settings.context_store else contexts
         return replace(
             self.settings, host=self.host, port=0, data_dir=folder, state_dir=folder, tls_cert=None, tls_key=None,
-            insecure=True, audit_log=None, idle_minutes=0.0, context_dir=contexts,
+            insecure=True, audit_log=None, idle_minutes=0.0, context_dir=shared,
         )  # fmt: skip
 
 

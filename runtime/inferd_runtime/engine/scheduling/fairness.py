@@ -106,6 +106,7 @@ class FairClock(Generic[K]):
         self._active: dict[object, Collection[K]] = {}
         self._seen: dict[K, float] = {}
         self._served = 0.0
+        self._given: dict[K, float] = {}
 
     def allow(self, lead: float) -> None:
         """Let clocks be ahead by ``lead``, or by more if that was allowed before."""
@@ -135,13 +136,31 @@ class FairClock(Generic[K]):
     def charge(self, key: K, service: float) -> None:
         """Advance a clock by the service that its key received, unless nobody else is there."""
         self._served += service
+        self._given[key] = self._given.get(key, 0.0) + service
+        self._advance(key, service)
+
+    def charge_elsewhere(self, key: K, service: float, most: float) -> None:
+        """Advance a clock by service that its key received on another machine, unless nobody else is there.
+
+        It comes to be no further ahead of the one furthest behind than ``most`` service: that is how long a key waits at most for
+        what it had elsewhere.
+        """
+        self._advance(key, service, most)
+
+    def take_given(self) -> dict[K, float]:
+        """Return the service that each key received here since the last call."""
+        given, self._given = self._given, {}
+        return given
+
+    def _advance(self, key: K, service: float, most: float | None = None) -> None:
         others = [self._clocks[other] for other in self._seen if other != key]
         if not others:
             return
-        clock = self._clocks.get(key, 0.0)
+        clock, behind, weight = self._clocks.get(key, 0.0), min(others), self._weight(key)
         if key not in self._seen:
-            clock = max(clock, min(others))  # as if it came back now: what it pays is not forgotten when it does
-        self._clocks[key] = clock + service / self._weight(key)
+            clock = max(clock, behind)  # as if it came back now: what it pays is not forgotten when it does
+        advanced = clock + service / weight
+        self._clocks[key] = advanced if most is None else max(clock, min(advanced, behind + most / weight))
 
     def _start(self, active: set[K]) -> None:
         """Start the clocks of new keys, and forget who has been away for long."""

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from inferd_runtime.kv.account import Account
 
+NOTHING = -1
+"""The quota of an account that may hold no pages."""
+
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
@@ -28,11 +31,23 @@ class Tenancy:
         return self.named.get(tenant, self.default)
 
 
+@dataclass(frozen=True)
+class PageShares:
+    """How many pages of a limit may be held here, where several machines share it.
+
+    ``pages``: by tenant; others may hold one of ``parts`` even parts.
+    """
+
+    pages: Mapping[str, int] = field(default_factory=dict)
+    parts: int = 1
+
+
 class Accounts:
     """One account of pages per tenant, made when it is first asked for."""
 
     def __init__(self, tenancy: Tenancy) -> None:
         self._tenancy = tenancy
+        self._shares = PageShares()
         self._accounts: dict[str, Account] = {}
 
     def __iter__(self) -> Iterator[Account]:
@@ -46,5 +61,18 @@ class Accounts:
         """Return the tenant's account."""
         account = self._accounts.get(tenant)
         if account is None:
-            account = self._accounts[tenant] = Account(tenant, self._tenancy.limits(tenant).kv_pages)
+            account = self._accounts[tenant] = Account(tenant, self._quota(tenant))
         return account
+
+    def share(self, shares: PageShares) -> None:
+        """Have tenants hold only their shares of their pages from now on. Those that hold more keep it, and take nothing more."""
+        self._shares = shares
+        for tenant, account in self._accounts.items():
+            account.quota = self._quota(tenant)
+
+    def _quota(self, tenant: str) -> int:
+        """Return what an account's quota is: see :class:`~inferd_runtime.kv.account.Account`."""
+        whole = self._tenancy.limits(tenant).kv_pages
+        if not whole:
+            return 0
+        return self._shares.pages.get(tenant, whole // self._shares.parts) or NOTHING

@@ -401,7 +401,8 @@ class CachedSequence:
 
 def quota_error(account: Account, pages: int) -> LimitExceeded:
     """Return the error for a tenant whose quota has no room for ``pages`` more."""
+    most = max(account.quota, 0)
     return LimitExceeded(
-        f"tenant {account.tenant!r} may hold {account.quota} KV pages and holds {account.used}; {pages} more are needed",
-        limit="tenant_kv_pages", value=account.quota, raise_with="releasing contexts, or a higher quota of the tenant",
+        f"tenant {account.tenant!r} may hold {most} KV pages and holds {account.used}; {pages} more are needed",
+        limit="tenant_kv_pages", value=most, raise_with="releasing contexts, or a higher quota of the tenant",
     )  # fmt: skip

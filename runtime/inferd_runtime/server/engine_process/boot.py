@@ -11,6 +11,7 @@ from typing import Any
 import zmq
 
 from inferd_grammar.trials.pool import TrialPool
+from inferd_runtime.kv.snapshot_folder import SnapshotFolder
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.phases import Phases
 from inferd_runtime.server.engine_process.command import EngineStart
@@ -29,6 +30,8 @@ from inferd_runtime.session.wire import send_frames
 log = logging.getLogger("inferd.engine")
 TEXT_LANES = 1
 """Threads that tokenize long texts."""
+STORE_THREADS = 8
+"""Requests to a store of saved contexts elsewhere that are under way at a time."""
 
 
 def serve(start: EngineStart, stop: StopRequest, phases: Phases) -> None:
@@ -42,14 +45,15 @@ def serve(start: EngineStart, stop: StopRequest, phases: Phases) -> None:
     clock = tenants_clock(settings.tenancy)
     models = serve_models(settings, trials, followers, clock, phases, start.drafts)
     log.info("engine started: %s", phases)
-    store = SnapshotStore(settings.snapshots, settings.snapshot_bytes) if settings.snapshots else None
+    store = snapshot_store(start)
 
     def send(identity: bytes, frames: list[bytes]) -> None:
         send_frames(socket, [identity, *frames])
 
     beside = Beside(CompileQueue(trials, charge=clock.charge), Lanes(TEXT_LANES, "text", clock.charge), store)
     grants = SessionGrants(bytes.fromhex(start.key))
-    hub = SessionHub({model.info.name: model for model in models}, send, grants, store, beside.compiles, beside.texts)
+    served = {model.info.name: model for model in models}
+    hub = SessionHub(served, send, grants, store, beside.compiles, beside.texts, clock)
     loop = EngineLoop(socket, hub, models, Mailbox(hub, clock), beside)
     gc.freeze()  # what is loaded stays: collections, which the step loop waits for, do not look at it
     loop.run(stop, check=settings.check)
@@ -59,6 +63,15 @@ def serve(start: EngineStart, stop: StopRequest, phases: Phases) -> None:
         store.close()
     socket.close()
     context.term()
+
+
+def snapshot_store(start: EngineStart) -> SnapshotStore | None:
+    """Return where contexts are saved; None where none are. Raises InvalidRequest for a store that cannot be used."""
+    quota, contexts = start.settings.snapshot_bytes, start.contexts
+    if contexts.url:
+        return SnapshotStore(contexts.open(quota), threads=STORE_THREADS, seconds=contexts.seconds)
+    folder = start.settings.snapshots
+    return None if folder is None else SnapshotStore(SnapshotFolder(folder, quota))
 
 
 def bind(context: zmq.Context[Any], endpoint: str) -> zmq.Socket[bytes]:

@@ -11,6 +11,7 @@ from inferd_runtime.isolation.child import Child
 from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.model_files import model_access
 from inferd_runtime.isolation.order import Access, Launch
+from inferd_runtime.kv.snapshot_objects import ContextStore
 from inferd_runtime.server.processes.child_protocol import exit_code
 from inferd_runtime.settings.settings import EngineSettings
 
@@ -29,6 +30,7 @@ class DraftSecrets:
 
 
 NO_SECRETS = DraftSecrets()
+LOCAL = ContextStore()
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class EngineStart:
     """Where an engine process listens (``ipc://FILE``), how it serves, and the key that only it and its parent hold.
 
     For an engine that is the key of :class:`~inferd_runtime.session.grants.SessionGrants`; for a draft model's process it is
-    the identity of its parent's socket. ``drafts``: what it needs for draft engines on other machines.
+    the identity of its parent's socket. ``drafts``: what it needs for draft engines on other machines. ``contexts``: where saved
+    contexts lie instead of in the settings' folder.
     """
 
     endpoint: str
@@ -44,6 +47,7 @@ class EngineStart:
     settings: EngineSettings
     require_isolation: bool = False
     drafts: DraftSecrets = NO_SECRETS
+    contexts: ContextStore = LOCAL
 
 
 def engine_launch(start: EngineStart) -> Launch:
@@ -57,15 +61,16 @@ def draft_launch(start: EngineStart) -> Launch:
 
 
 def _launch(module: str, start: EngineStart) -> Launch:
-    access = engine_access(start.settings, Path(start.endpoint.removeprefix("ipc://")).parent)
+    own = [Path(start.endpoint.removeprefix("ipc://")).parent, *map(Path, filter(None, [start.contexts.folder]))]
+    access = engine_access(start.settings, *own)
     return Launch(module, ChildKind.MODEL, settings=start, access=access, require_all=start.require_isolation)
 
 
-def engine_access(settings: EngineSettings, sockets: Path) -> Access:
-    """Return the files of a process that serves models: theirs, adapters, caches, saved contexts, its sockets' folder."""
+def engine_access(settings: EngineSettings, *folders: Path) -> Access:
+    """Return the files of a process that serves models: theirs, adapters, caches, saved contexts, ``folders`` of its own."""
     named = [Path(model.name).expanduser() for model in (*settings.model, *(draft.model for draft in settings.draft))]
     adapters = [adapter.folder for adapter in settings.adapter]
-    own = [folder for folder in (cache_folder(), settings.snapshots, sockets) if folder is not None]
+    own = [folder for folder in (cache_folder(), settings.snapshots, *folders) if folder is not None]
     own += map(Path, settings.engine_write)
     return model_access([*named, *adapters, *map(Path, settings.engine_read)], own)
 

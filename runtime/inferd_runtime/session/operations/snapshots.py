@@ -7,8 +7,8 @@ from typing import Any
 
 from inferd import protocol as p
 from inferd_runtime.engine.sequences.snapshots import capture, export_kv, find_model, restore
-from inferd_runtime.kv.snapshot_folder import SnapshotFolder, Taken
 from inferd_runtime.kv.snapshot_format import Snapshot, TurnMark, decode
+from inferd_runtime.kv.snapshot_place import SnapshotPlace, Taken
 from inferd_runtime.kv.snapshots import SnapshotStore
 from inferd_runtime.session.state import Call, OpenContext, SessionState, guarded
 from inferd_runtime.session.transcript import Turn
@@ -24,8 +24,8 @@ def save(state: SessionState, call: Call) -> None:
     tenant, entry = state.tenant, state.free_context(request.context)
     snapshot = capture(entry.model.engine, entry.model.info, entry.context, _marks(entry))
 
-    def write(folder: SnapshotFolder) -> p.SavedContext:
-        return folder.save(tenant, request.name, snapshot, overwrite=request.overwrite)
+    def write(place: SnapshotPlace) -> p.SavedContext:
+        return place.save(tenant, request.name, snapshot, overwrite=request.overwrite)
 
     _await(state, call, write, lambda saved: saved, nbytes=snapshot.nbytes)
 
@@ -36,7 +36,7 @@ def open_saved(state: SessionState, call: Call) -> None:
     p.check_snapshot_name(request.name)
     tenant = state.tenant
     state.check_room()
-    _await(state, call, lambda folder: folder.load(tenant, request.name), lambda snapshot: _opened(state, snapshot))
+    _await(state, call, lambda place: place.load(tenant, request.name), lambda snapshot: _opened(state, snapshot))
 
 
 def take(state: SessionState, call: Call) -> None:
@@ -46,11 +46,11 @@ def take(state: SessionState, call: Call) -> None:
     tenant, store, models = state.tenant, _store(state), [model.info for model in state.models.values()]
     state.check_room()
 
-    def withdraw(folder: SnapshotFolder) -> Taken:
-        return folder.take(tenant, request.name, lambda snapshot: find_model(snapshot, models))
+    def withdraw(place: SnapshotPlace) -> Taken:
+        return place.take(tenant, request.name, lambda snapshot: find_model(snapshot, models))
 
     def finish(taken: Taken, used: bool) -> None:
-        store.submit(lambda folder: folder.finish_take(taken, used=used), lambda _: None)
+        store.submit(lambda place: place.finish_take(taken, used=used), lambda _: None)
 
     def reply(taken: Taken) -> p.Opened:
         used = False
@@ -69,13 +69,13 @@ def delete(state: SessionState, call: Call) -> None:
     request: p.DeleteSaved = call.request
     p.check_snapshot_name(request.name)
     tenant = state.tenant
-    _await(state, call, lambda folder: folder.delete(tenant, request.name), lambda _: p.Done())
+    _await(state, call, lambda place: place.delete(tenant, request.name), lambda _: p.Done())
 
 
 def list_saved(state: SessionState, call: Call) -> None:
     """Answer with the tenant's snapshots."""
     tenant = state.tenant
-    _await(state, call, lambda folder: folder.saved(tenant), p.SavedContexts)
+    _await(state, call, lambda place: place.saved(tenant), p.SavedContexts)
 
 
 def export(state: SessionState, call: Call) -> None:
@@ -108,13 +108,13 @@ def _store(state: SessionState) -> SnapshotStore:
 def _await(
     state: SessionState,
     call: Call,
-    work: Callable[[SnapshotFolder], Any],
+    work: Callable[[SnapshotPlace], Any],
     reply: SnapshotReply,
     *,
     unwanted: Callable[[Any], None] = lambda _: None,
     nbytes: int = 0,
 ) -> None:
-    """Answer with ``reply(result)`` when the disk has done ``work``. After a cancel, ``unwanted`` is called with the result."""
+    """Answer with ``reply(result)`` when the place has done ``work``. After a cancel, ``unwanted`` is called with the result."""
 
     def done(result: Any) -> None:
         failed = isinstance(result, p.InferdError)
