@@ -5,22 +5,41 @@ Tables, read off the template's text: a template names the marks of its format w
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from inferd.chat.call_forms import (
     ARGS,
     CALL_BEGIN,
+    DEEPSEEK_SEP,
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
     FUNCTION,
+    GRANITE,
+    GRANITE_CALLS,
+    HARMONY,
     HERMES,
+    JAMBA,
+    JAMBA_CALLS,
     JSON,
     LLAMA3,
     MISTRAL,
     MISTRAL_ARGS,
+    NEMOTRON,
+    NEMOTRON_CALLS,
+    PHI4,
+    PHI4_CALLS,
     QWEN3_CODER,
+    SEED_CALL,
+    SEED_OSS,
     TOOL_CALLS,
+    UNKNOWN,
 )
 
-TOOL_FORMATS = (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, QWEN3_CODER, JSON)
+TOOL_FORMATS = (
+    *(HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, QWEN3_CODER, DEEPSEEK_V3, DEEPSEEK_V31, GRANITE, PHI4, NEMOTRON, JAMBA),
+    *(SEED_OSS, HARMONY, JSON),
+)
 
 
 class FormatMark(NamedTuple):
@@ -39,14 +58,28 @@ class ReasoningMarks(NamedTuple):
 
 
 FORMAT_MARKS = (
+    FormatMark((CALL_BEGIN, "<arg_key>"), UNKNOWN),  # GLM 4.5
+    FormatMark(("<|channel|>", "<|call|>", "to="), HARMONY),
+    FormatMark((DEEPSEEK_SEP, "```json"), DEEPSEEK_V3),
+    FormatMark((DEEPSEEK_SEP,), DEEPSEEK_V31),
     FormatMark((TOOL_CALLS, ARGS), MISTRAL_ARGS),
     FormatMark((TOOL_CALLS,), MISTRAL),
     FormatMark((CALL_BEGIN, FUNCTION), QWEN3_CODER),
     FormatMark((CALL_BEGIN,), HERMES),
     FormatMark(("<|python_tag|>",), LLAMA3),
     FormatMark(("<|start_header_id|>", '"parameters"'), LLAMA3),
+    FormatMark(("<|header_start|>", '"parameters"'), LLAMA3),
+    FormatMark((GRANITE_CALLS,), GRANITE),
+    FormatMark(("<|start_of_role|>available_tools",), GRANITE),
+    FormatMark((f"{PHI4_CALLS}[",), PHI4),
+    FormatMark(("<|tool|>", "<|/tool|>"), PHI4),
+    FormatMark((NEMOTRON_CALLS,), NEMOTRON),
+    FormatMark((SEED_CALL, FUNCTION), SEED_OSS),
+    FormatMark((JAMBA_CALLS,), JAMBA),
 )
-"""The first that a template holds counts; JSON alone where it holds none."""
+"""The first that a template holds counts."""
+CALL_MARK = re.compile(r"<[^<>\s]*(?:call|invoke|start_action|action_start|tools_prefix)[^<>\s]*>", re.IGNORECASE)
+"""What looks like a mark of calls: a template that has one, and is not in the table, writes calls in a way of its own."""
 REASONING_MARKS = (
     ReasoningMarks("<think>", "</think>", ("</think>",)),
     ReasoningMarks("[THINK]", "[/THINK]", ("[/THINK]",)),
@@ -63,8 +96,11 @@ ASSISTANT_MARKS = frozenset({"<tool_call>", "</tool_call>", *(text for marks in 
 
 
 def tool_format_of(template: str) -> str:
-    """Return how a model with this template writes calls of tools."""
-    return next((mark.tool_format for mark in FORMAT_MARKS if all(text in template for text in mark.texts)), JSON)
+    """Return how a model with this template writes calls of tools: JSON alone where it has no marks for them, "unknown" where it
+    has others than those in the table.
+    """
+    found = next((mark.tool_format for mark in FORMAT_MARKS if all(text in template for text in mark.texts)), None)
+    return found or (UNKNOWN if CALL_MARK.search(template) else JSON)
 
 
 def reasoning_of(template: str) -> ReasoningMarks:

@@ -221,6 +221,19 @@ class _BrokenJson(str):
     __slots__ = ()
 
 
+class _Arguments(dict[str, Any]):
+    """The arguments of a call: to a template that writes them as a text, as DeepSeek's do, their JSON."""
+
+    def __str__(self) -> str:
+        return _to_json(dict(self))
+
+    def __add__(self, text: str) -> str:
+        return str(self) + text
+
+    def __radd__(self, text: str) -> str:
+        return text + str(self)
+
+
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:
     """Yield an object's members, as Jinja's filter does; those that are complete where it was cut."""
     yield from do_items(finished_members(value) if isinstance(value, _BrokenJson) else value)
@@ -238,9 +251,8 @@ def _as_read(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _call_as_read(call: Mapping[str, Any]) -> Mapping[str, Any]:
     arguments = call["function"].get("arguments")
-    if not isinstance(arguments, str):
-        return call
-    return {**call, "function": {**call["function"], "arguments": _BrokenJson(arguments)}}
+    read = _BrokenJson(arguments) if isinstance(arguments, str) else _Arguments(arguments or {})
+    return {**call, "function": {**call["function"], "arguments": read}}
 
 
 def _cut_at_mark(text: str) -> str:

@@ -83,7 +83,8 @@ class ServedModel:
         marks = reasoning_of(template)
         written = tool_format_of(template) if self.tool_format == "auto" else self.tool_format
         tools = bool(template) and "tools" in self.tokenizer.template_variables
-        return ChatFormat(tools, written, marks.begin, marks.end, bool(template))
+        begin, end = (self.tokenizer.encode(mark, special=True) for mark in marks[:2])
+        return ChatFormat(tools, written, marks.begin, marks.end, bool(template), begin, end)
 
     @cached_property
     def _special_texts(self) -> dict[int, bytes]:

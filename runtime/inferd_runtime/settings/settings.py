@@ -74,11 +74,14 @@ class EngineSettings:
     speculation: Literal["on", "off"] = setting(
         "on", "on or off: whether to draft for generations that leave it to the operator"
     )
-    tool_format: Literal["auto", "hermes", "llama3", "mistral", "mistral_args", "qwen3_coder", "json"] = setting(
+    tool_format: Literal[
+        "auto", "hermes", "llama3", "mistral", "mistral_args", "qwen3_coder", "deepseek_v3", "deepseek_v31", "granite",
+        "phi4", "nemotron", "jamba", "seed_oss", "harmony", "json",
+    ] = setting(
         "auto",
-        "auto, hermes, llama3, mistral, mistral_args, qwen3_coder or json: how the models write calls of tools; auto: as their "
-        "chat templates say",
-    )
+        "auto, hermes, llama3, mistral, mistral_args, qwen3_coder, deepseek_v3, deepseek_v31, granite, phi4, nemotron, jamba, "
+        "seed_oss, harmony or json: how the models write calls of tools; auto: as their chat templates say",
+    )  # fmt: skip
     adapter: tuple[AdapterOptions, ...] = setting(
         (),
         "NAME=FOLDER[,model=MODEL]: a LoRA adapter in PEFT's format for every tenant; may be given several times",

@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from inferd.chat.call_forms import (
+    HARMONY,
+    HARMONY_MARKS,
+    HEADED,
     HERMES,
     LEADING_MARKS,
-    MISTRAL_ARGS,
-    QWEN3_CODER,
     SHOWN_MARKS,
+    XML_FORMATS,
     CallForm,
     form_of,
 )
 from inferd.chat.call_scanner import BLANK, CallScanner
-from inferd.chat.named_call import NamedCallScanner
+from inferd.chat.headed_call import HeadedCallScanner
 from inferd.chat.xml_call import Schemas, XmlCallScanner
 
 BETWEEN_CALLS = BLANK + "[],;"
@@ -30,7 +32,7 @@ class AnswerShape:
     of any other name is text. ``schemas``: those of their arguments. ``reasoning``: the marks around what the model thinks, None
     where it has none; ``thinking``: the prompt has opened them already.
     ``parallel``: there may be several calls; else the first one is the end. ``required``: the answer is calls and nothing else.
-    ``held``: its text is held to a format.
+    ``held``: its text is held to a format. ``mark_tokens``: the marks around reasoning as tokens.
     """
 
     tool_format: str = HERMES
@@ -41,6 +43,7 @@ class AnswerShape:
     required: bool = False
     held: bool = False
     schemas: Schemas = field(default_factory=dict)
+    mark_tokens: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
     @property
     def form(self) -> CallForm:
@@ -50,13 +53,14 @@ class AnswerShape:
     @property
     def shown(self) -> tuple[str, ...]:
         """The marks that have to be seen in the text."""
-        return (*(self.reasoning or ()), *(SHOWN_MARKS if self.tools else ()))
+        own = HARMONY_MARKS if self.tool_format == HARMONY else ()
+        return (*(self.reasoning or ()), *(SHOWN_MARKS if self.tools else ()), *own)
 
-    def scanner(self) -> CallScanner | NamedCallScanner | XmlCallScanner:
+    def scanner(self) -> CallScanner | HeadedCallScanner | XmlCallScanner:
         """Return what reads a call."""
-        if self.tool_format == MISTRAL_ARGS:
-            return NamedCallScanner()
-        return XmlCallScanner(self.schemas) if self.tool_format == QWEN3_CODER else CallScanner()
+        if self.tool_format in HEADED:
+            return HeadedCallScanner(HEADED[self.tool_format])
+        return XmlCallScanner(self.schemas) if self.tool_format in XML_FORMATS else CallScanner()
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,7 @@ class AnswerParser:
         if len(self._held) - len(stripped) > MAX_HELD:
             self._state = self._text
             return
-        for mark in LEADING_MARKS:
+        for mark in (*LEADING_MARKS, self._form.within):
             if not last and len(stripped) < len(mark) and mark.startswith(stripped):
                 return
             stripped = stripped.removeprefix(mark).lstrip(BLANK)

@@ -6,12 +6,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from inferd.chat.answer_parser import AnswerShape
-from inferd.chat.call_forms import HERMES, JSON
+from inferd.chat.call_forms import HARMONY, HERMES, JSON, UNKNOWN
+from inferd.chat.harmony import harmony_constraint
 from inferd.chat.request import ChatRequest
-from inferd.chat.tool_calls import call_or_json, told_in_text, tool_constraint
+from inferd.chat.tool_calls import call_or_json, checked_parameters, told_in_text, tool_constraint
 from inferd.context import Context
 from inferd.generation import Generator
-from inferd.protocol import ChatFormat, GetChatFormat, InvalidRequest, ReasoningSpec, RenderChat, RenderedChat
+from inferd.model import Model
+from inferd.protocol import (
+    ChatFormat,
+    GetChatFormat,
+    InvalidRequest,
+    ReasoningSpec,
+    RenderChat,
+    RenderedChat,
+    Tokenize,
+    Tokens,
+)
 from inferd.schema import JsonSchema, OutputConstraint
 from inferd.transport import current_transport
 
@@ -78,10 +89,12 @@ async def rendered(request: ChatRequest, *, with_text: bool = False) -> Conversa
         required=request.tool_choice.mode == "required",
         held=request.output is not None,
         schemas={tool.name: tool.parameters for tool in tools},
+        mark_tokens=(tuple(form.begin_tokens), tuple(form.end_tokens)),
     )
     may_think = reasoning is not None and not request.continue_final and not written.endswith(reasoning[1])
     constraint = _constraint(request, tool_format)
-    return Conversation(request, reply.tokens, shape, constraint, reply.text if with_text else "", may_think)
+    tokens = await _truncated(request, reply.tokens)
+    return Conversation(request, tokens, shape, constraint, reply.text if with_text else "", may_think)
 
 
 def _render_request(request: ChatRequest, form: ChatFormat) -> RenderChat:
@@ -97,7 +110,15 @@ def _render_request(request: ChatRequest, form: ChatFormat) -> RenderChat:
 
 
 def _tool_format(request: ChatRequest, form: ChatFormat) -> str:
-    """Return how calls are written: where the answer may also be JSON, they are JSON without marks."""
+    """Return how calls are written: where the answer may also be JSON, they are JSON without marks.
+
+    Raises InvalidRequest for tools where the model writes calls in a way that is not known.
+    """
+    if form.tool_format == HARMONY:
+        return HARMONY
+    if form.tools and form.tool_format == UNKNOWN and request.callable_tools():
+        message = "tools: this model's chat template writes calls in a format that is not known; --tool-format sets one"
+        raise InvalidRequest(message, param="tools")
     if request.output is not None and request.callable_tools() and request.tool_choice.mode != "required":
         return JSON
     return form.tool_format if form.tools else HERMES
@@ -109,6 +130,9 @@ def _constraint(request: ChatRequest, tool_format: str) -> OutputConstraint | No
     Raises InvalidRequest where tool calls and an output format exclude each other.
     """
     tools, output = request.callable_tools(), request.output
+    if tool_format == HARMONY:
+        schemas = [(tool, JsonSchema(checked_parameters(tool))) for tool in tools]
+        return harmony_constraint(schemas, request.tool_choice, None if output is None else output.constraint())
     if output is None or (tools and request.tool_choice.mode == "required"):
         return tool_constraint(tool_format, tools, request.tool_choice)
     if not tools:
@@ -124,9 +148,30 @@ async def open_context(request: ChatRequest) -> tuple[Context, Conversation]:
     """Return a new context that holds what the request asks about. Raises what the runtime answers."""
     ctx = Context(request.model or None, cache_salt=request.cache_salt)
     if request.prompt is not None:
-        ctx.append(request.prompt)
+        ctx.append(await _prompt(request, request.prompt))
         output = request.output
         return ctx, Conversation(request, [], AnswerShape(), None if output is None else output.constraint())
     conversation = await rendered(request)
     ctx.append(conversation.tokens)
     return ctx, conversation
+
+
+async def _prompt(request: ChatRequest, prompt: str | list[int]) -> str | list[int]:
+    """Return the prompt, as tokens where it is to be cut."""
+    if request.truncate is None:
+        return prompt
+    if not isinstance(prompt, str):
+        return await _truncated(request, prompt)
+    read: Tokens = await current_transport().call(Tokenize(prompt, request.model, start=True))
+    return await _truncated(request, read.tokens)
+
+
+async def _truncated(request: ChatRequest, tokens: list[int]) -> list[int]:
+    """Return the last tokens of a prompt, as many as the request says."""
+    if request.truncate is None:
+        return tokens
+    most = request.truncate
+    if most < 0:
+        model = await Model.load(request.model)
+        most = max(1, model.info.max_context - (request.max_tokens or 1))
+    return tokens[-most:]

@@ -10,7 +10,6 @@ from typing import Any
 from inferd import session
 from inferd.calls.arguments import checked_text
 from inferd.chat.answer_parser import (
-    AnswerParser,
     AnswerPart,
     AnswerShape,
     ArgumentsPart,
@@ -30,6 +29,8 @@ from inferd.chat.events import (
     UsageReport,
     to_message,
 )
+from inferd.chat.harmony import parser_of
+from inferd.chat.reasoning_count import ReasoningCount
 from inferd.chat.request import ChatRequest
 from inferd.chat.token_scores import TokenScores
 from inferd.generation import Generator
@@ -97,14 +98,14 @@ class Reply:
 
     async def write(self, generator: Generator[Any], *, choice: int = 0) -> str:
         """Write a generation as an answer while it comes, tool calls and reasoning told apart, finish it, and return its text."""
-        answer = _AnswerStream(self, AnswerParser(self._shape), choice)
+        answer = _AnswerStream(self, self._shape, choice)
         pieces: list[str] = []
         events: list[ChatEvent] = []
         async for step in generator:
             pieces.append(step.text)
             scores = await self._scores.of(step.logprobs) if self._request.logprobs is not None else []
             events += answer.events(step.text, step.tokens if self._request.return_tokens else [], scores)
-            self._reasoning += len(step.tokens) if answer.thinking else 0
+            answer.count_thought(step.tokens)
             if not generator.ready or answer.over:  # steps that have come together are sent together
                 await self._send(events)
                 events = []
@@ -113,6 +114,7 @@ class Reply:
                 break
         is_cut = not answer.over and (generator.finish == "length" or answer.ran_out(generator))
         await self._send(answer.last_events(cut=is_cut))
+        self._reasoning += answer.thought
         self._count(generator)
         await self._finish("length" if is_cut else None, choice, generator.stopped_by, generator.stop_token)
         return "".join(pieces)
@@ -121,7 +123,7 @@ class Reply:
         """Write a text that was generated before as a whole answer, as :meth:`write` would have. ``reason``: as in
         :meth:`finish`.
         """
-        answer = _AnswerStream(self, AnswerParser(self._shape), choice)
+        answer = _AnswerStream(self, self._shape, choice)
         await self._send([*answer.events(text, (), ()), *answer.last_events(cut=reason == "length")])
         await self.finish(reason, choice=choice)
 
@@ -191,25 +193,31 @@ class Reply:
 
 
 class _AnswerStream:
-    """Turns one generation's steps into events. ``thinking``: the last step was reasoning."""
+    """Turns one generation's steps into events."""
 
-    def __init__(self, reply: Reply, parser: AnswerParser, choice: int) -> None:
+    def __init__(self, reply: Reply, shape: AnswerShape, choice: int) -> None:
         self._reply = reply
-        self._parser = parser
+        self._parser = parser_of(shape)
+        self._thought = ReasoningCount(*shape.mark_tokens, opened=self._parser.is_thinking)
         self._choice = choice
         self._call = 0
         self._tokens: list[int] = []
         self._scores: list[TokenScore] = []
-        self.thinking = False
 
     def events(self, text: str, tokens: Sequence[int], scores: Sequence[TokenScore]) -> list[ChatEvent]:
         """Return what a step adds. Its tokens go with its first text; where it shows none, with the next."""
         self._tokens += tokens
         self._scores += scores
-        was_thinking = self._parser.is_thinking
-        parts = self._parser.feed(text)
-        self.thinking = was_thinking or any(isinstance(part, ReasoningPart) for part in parts)
-        return [self._event(part) for part in parts]
+        return [self._event(part) for part in self._parser.feed(text)]
+
+    def count_thought(self, tokens: Sequence[int]) -> None:
+        """Count the tokens of a step whose events have been taken, as far as they are reasoning."""
+        self._thought.take(tokens, is_thinking=self._parser.is_thinking)
+
+    @property
+    def thought(self) -> int:
+        """How many tokens were reasoning."""
+        return self._thought.tokens
 
     @property
     def over(self) -> bool:

@@ -124,7 +124,8 @@ class ChatRequest:
     message is an assistant's, and is to be gone on with. ``template_arguments`` go to the model's chat template. ``session``
     names a conversation, ``cache_salt`` keeps its computed prefix from being found without it. ``echo``: begin with the prompt.
     ``reasoning_budget``: tokens that the model may think (None: as many as it likes), where its template marks what it thinks.
-    ``include_stop``: the stop string that ends a text is a part of it.
+    ``include_stop``: the stop string that ends a text is a part of it. ``truncate``: only the last so many tokens of the prompt
+    are read; -1: as many as the context has room for; None: all.
     ``return_tokens``: token ids are wanted with the text. ``user`` and ``metadata`` are the client's own.
     """
 
@@ -157,6 +158,7 @@ class ChatRequest:
     metadata: dict[str, str] = field(default_factory=dict)
     reasoning_budget: int | None = None
     include_stop: bool = False
+    truncate: int | None = None
 
     @property
     def most_tokens(self) -> int:

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from inferd.chat.call_forms import (
-    ARGS,
     CALL_BEGIN,
     CALL_END,
+    HEADED,
+    LISTED,
     LLAMA3,
     MARKED,
-    MISTRAL,
-    MISTRAL_ARGS,
-    QWEN3_CODER,
-    TOOL_CALLS,
+    PHI4,
+    XML_FORMATS,
     CallForm,
+    HeadedCall,
 )
 from inferd.chat.composed import AnyOf, InSequence, Prefixed, Repeated, Text
 from inferd.chat.request import ChatMessage, Tool, ToolChoice
@@ -49,7 +49,7 @@ def tool_constraint(tool_format: str, tools: Sequence[Tool], choice: ToolChoice)
     if choice.mode == "auto":
         return _unmarked(tool_format, tools)
     calls = JsonSchema(_any_call(tools, ARGUMENTS_KEY.get(tool_format, "arguments")))
-    if tool_format != MISTRAL:
+    if tool_format not in LISTED:
         return calls
     most = {} if choice.parallel else {"maxItems": 1}
     return JsonSchema(_array_of(calls, most))
@@ -67,6 +67,8 @@ def _marked(form: CallForm, call: OutputConstraint, choice: ToolChoice) -> Outpu
     """Return calls between marks: somewhere in a text, or nothing else. The only call that there may be is over before its end
     mark.
     """
+    if form.between is not None:
+        return _section(form, call, form.between, choice)
     line = "\n" if form.end else ""
     begin, end = Text(f"{form.begin}{line}"), f"{line}{form.end}"
     if choice.mode == "auto":
@@ -77,24 +79,40 @@ def _marked(form: CallForm, call: OutputConstraint, choice: ToolChoice) -> Outpu
     return InSequence([one, Repeated(InSequence([Text(line), one]) if line else one)])
 
 
+def _section(form: CallForm, call: OutputConstraint, between: str, choice: ToolChoice) -> OutputConstraint:
+    """Return calls that stand between two marks together."""
+    if choice.mode != "auto" and not choice.parallel:
+        return InSequence([Text(form.begin), call])
+    calls = InSequence([call, Repeated(InSequence([Text(between), call]) if between else call)])
+    if choice.mode == "auto":
+        return Tagged([Tag(form.begin, calls, form.end)])
+    return InSequence([Text(form.begin), calls, Text(form.end)])
+
+
 def _written_call(tool_format: str, tools: Sequence[Tool], *, strict: bool) -> OutputConstraint:
     """Return a call of any of the tools, as it stands between marks."""
-    if tool_format == QWEN3_CODER:
+    if tool_format in XML_FORMATS:
         return AnyOf([xml_call(tool, checked_parameters(tool), strict=strict) for tool in tools])
-    if tool_format == MISTRAL_ARGS:
-        named = [(Text(f"{tool.name}{ARGS}"), JsonSchema(checked_parameters(tool))) for tool in tools]
-        return AnyOf([InSequence(one) for one in named])
+    if tool_format in HEADED:
+        return AnyOf([_headed(HEADED[tool_format], tool) for tool in tools])
     return JsonSchema(_any_call(tools, "arguments"))
+
+
+def _headed(written: HeadedCall, tool: Tool) -> OutputConstraint:
+    """Return a call that is a name and its arguments."""
+    head = Text(f"{written.before}{tool.name}{written.behind}")
+    members = [head, JsonSchema(checked_parameters(tool))]
+    return InSequence([*members, Text(written.end)] if written.end else members)
 
 
 def _unmarked(tool_format: str, tools: Sequence[Tool]) -> Tagged:
     key = ARGUMENTS_KEY.get(tool_format, "arguments")
     spaces = (" ", "")  # as models write a call, and as JSON is written elsewhere here
     tags = [_opened(tool, key, JsonSchema(checked_parameters(tool)), space) for tool in tools for space in spaces]
-    if tool_format != MISTRAL:
+    if tool_format not in LISTED or tool_format == PHI4:  # whose mark is a word that texts may have
         return Tagged(tags)
     listed = JsonSchema(_array_of(JsonSchema(_any_call(tools, key)), {}))
-    return Tagged([Tag(TOOL_CALLS, InSequence([Repeated(Text(" "), 0, 1), listed]), ""), *tags])
+    return Tagged([Tag(LISTED[tool_format].within, InSequence([Repeated(Text(" "), 0, 1), listed]), ""), *tags])
 
 
 def _opened(tool: Tool, key: str, parameters: JsonSchema[Any], space: str) -> Tag:

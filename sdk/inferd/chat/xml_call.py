@@ -47,7 +47,7 @@ def _refuse(constant: str) -> None:
 class XmlCallScanner:
     """Takes the text of a call from ``<function=`` on; see :class:`~inferd.chat.call_scanner.CallScanner`.
 
-    An argument comes out when it is complete: only then its JSON text is known.
+    A text comes out while it is written, any other argument when it is complete: only then its JSON is known.
     """
 
     def __init__(self, schemas: Schemas) -> None:
@@ -59,6 +59,8 @@ class XmlCallScanner:
         self._rest = ""
         self._taken: list[str] = []
         self._value: list[str] = []
+        self._is_text = self._is_begun = False
+        self._line_feed = ""
         self._parameter = ""
         self._count = 0
         self._arguments: list[str] = []
@@ -100,22 +102,47 @@ class XmlCallScanner:
             return False
         elif name := self._named(PARAMETER):
             self._parameter, self._state = name, self._in_value
+            self._is_text, self._is_begun, self._line_feed = is_text(self._schema(name)), False, ""
             return True
         return False
 
     def _in_value(self) -> bool:
         at = self._rest.find(PARAMETER_END)
         certain = at if at >= 0 else max(0, len(self._rest) - len(PARAMETER_END) + 1)
-        self._value.append(self._take(certain))
+        written = self._take(certain)
+        if self._is_text:
+            self._write_text(written, last=at >= 0)
+        else:
+            self._value.append(written)
         if at < 0:
             return False
         self._take(len(PARAMETER_END))
-        written, self._value, self._state = "".join(self._value), [], self._between
-        written = written.removeprefix("\n").removesuffix("\n")
-        value = value_text(written, self._schema(self._parameter))
-        self._arguments.append(f"{', ' if self._count else '{'}{json.dumps(self._parameter)}: {value}")
-        self._count += 1
+        self._write_end()
+        self._count, self._state = self._count + 1, self._between
         return True
+
+    def _write_text(self, written: str, *, last: bool) -> None:
+        """Write more of a text, but for the line feeds around it."""
+        text = self._line_feed + written
+        if not text and not last:
+            return
+        if not self._is_begun:
+            self._arguments.append(self._key + '"')
+            self._is_begun, text = True, text.removeprefix("\n")
+        kept = text.removesuffix("\n")
+        self._line_feed = "" if last else text[len(kept) :]
+        self._arguments.append(json.dumps(kept, ensure_ascii=False)[1:-1])
+
+    def _write_end(self) -> None:
+        if self._is_text:
+            self._arguments.append('"')
+            return
+        written, self._value = "".join(self._value).removeprefix("\n").removesuffix("\n"), []
+        self._arguments.append(self._key + value_text(written, self._schema(self._parameter)))
+
+    @property
+    def _key(self) -> str:
+        return f"{', ' if self._count else '{'}{json.dumps(self._parameter)}: "
 
     def _schema(self, parameter: str) -> Any:
         """Return the schema of an argument, None where it is not known."""

@@ -61,9 +61,9 @@ class RenderChat:
 class ChatFormat:
     """What a model's chat template knows. ``template``: whether there is one; ``tools``: whether it renders tools.
 
-    ``tool_format``: how the model writes a call of a tool: hermes | llama3 | mistral | mistral_args |
-    qwen3_coder | json. ``reasoning_begin`` and
-    ``reasoning_end``: the marks around its reasoning, "" where the template names none.
+    ``tool_format``: how the model writes a call of a tool (:mod:`inferd.chat.call_forms`), "unknown" for a way that is not there.
+    ``reasoning_begin`` and ``reasoning_end``: the marks around its reasoning, "" where the template names none; ``begin_tokens``
+    and ``end_tokens``: as tokens.
     """
 
     tools: bool
@@ -71,6 +71,8 @@ class ChatFormat:
     reasoning_begin: str
     reasoning_end: str
     template: bool
+    begin_tokens: list[int] = field(default_factory=list)
+    end_tokens: list[int] = field(default_factory=list)
 
 
 @operation("chat.format", ChatFormat)

@@ -23,10 +23,39 @@ def test_the_format_of_tool_calls_is_found_in_the_template(kind: str, expected: 
         ("'[TOOL_CALLS]' + calls | tojson", "mistral"),
         ("'<tool_call>\\n<function=' + call.name + '>'", "qwen3_coder"),
         ("'<tool_call>' + call | tojson", "hermes"),
+        ("'<｜tool▁sep｜>' + name + '\\n```json\\n' + arguments", "deepseek_v3"),
+        ("name + '<｜tool▁sep｜>' + arguments", "deepseek_v31"),
+        ("respond with <|tool_call|> followed by a JSON list", "granite"),
+        ("<|start_of_role|>available_tools<|end_of_role|>", "granite"),
+        ('formatted as functools[{"name": ', "phi4"),
+        ("'<TOOLCALL>[' + calls", "nemotron"),
+        ("'<tool_calls>[' + calls", "jamba"),
+        ("'<seed:tool_call>\\n<function=' + name", "seed_oss"),
+        ("'<|channel|>commentary to=functions.' + name + '<|call|>'", "harmony"),
+        ('<|header_start|>{"name": name, "parameters": values}', "llama3"),
+        ("{{ messages }}", "json"),
     ],
 )
 def test_newer_formats_are_told_from_older_ones(template: str, expected: str) -> None:
     assert tool_format_of(template) == expected
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "'<tool_call>' + name + '<arg_key>' + key",
+        "<|tool_calls_section_begin|>",
+        "<minimax:tool_call><invoke name=",
+        "<|START_ACTION|>[",
+        "<|action_start|><|plugin|>",
+        "<|tools_prefix|>[",
+        "<function_calls>",
+        "<|tool_call_start|>[",
+        "<start_function_call>call:",
+    ],
+)
+def test_marks_that_nobody_here_reads_are_not_taken_for_json(template: str) -> None:
+    assert tool_format_of(template) == "unknown"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ BY_KIND = (
 BY_NAME = (
     CALL + "{% for name, value in call.function.arguments | items %}{{ name }}={{ value }};{% endfor %}{% endfor %}"
 )
+JOINED = CALL + "{{ '<sep>' + call.function.arguments + '<end>' }}{% endfor %}"
+PRINTED = CALL + "{{ call.function.arguments }}{% endfor %}"
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,9 @@ BY_NAME = (
         (BY_NAME, '{"days": 3, "city": "Ro', "days=3;"),
         (BY_NAME, "Rome", ""),
         (AS_JSON, "[1]", "[1]"),
+        (JOINED, {"city": "Rome"}, '<sep>{"city": "Rome"}<end>'),
+        (JOINED, '{"city": "Ro', '<sep>{"city": "Ro<end>'),
+        (PRINTED, {"city": "Rome"}, '{"city": "Rome"}'),
     ],
 )
 def test_arguments_are_written_as_they_are(template: str, arguments: object, written: str) -> None:

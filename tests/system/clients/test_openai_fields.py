@@ -95,6 +95,8 @@ def test_formats_hold(client: openai.OpenAI) -> None:
     ):
         answer = client.chat.completions.create(**ASKED, extra_body={"structured_outputs": structured})
         assert answer.choices[0].message.content in allowed
+    answer = client.chat.completions.create(**ASKED, extra_body={"ebnf": 'root ::= "left" | "right"'})
+    assert answer.choices[0].message.content in {"left", "right"}
 
 
 def test_a_tool_is_called_answered_and_the_conversation_goes_on(client: openai.OpenAI) -> None:
@@ -106,6 +108,26 @@ def test_a_tool_is_called_answered_and_the_conversation_goes_on(client: openai.O
     assert call.function.arguments in ('{"city":"Bern"}', '{"city":"Rome"}')
     said = [*HELLO, choice.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
     assert client.chat.completions.create(**{**asked, "messages": said}).usage.completion_tokens > 0
+
+
+def test_a_function_is_called_in_the_older_form(client: openai.OpenAI) -> None:
+    asked = {**ASKED, "max_tokens": 100, "functions": [WEATHER["function"]]}
+    choice = client.chat.completions.create(**asked, function_call={"name": "weather"}).choices[0]
+    assert (choice.finish_reason, choice.message.function_call.name) == ("function_call", "weather")
+    result = {"role": "function", "name": "weather", "content": "sunny"}
+    said = [*HELLO, choice.message, result]
+    assert client.chat.completions.create(**{**asked, "messages": said}).usage.completion_tokens > 0
+
+
+def test_a_prompt_that_is_too_long_may_be_cut(client: openai.OpenAI) -> None:
+    long: Any = [{"role": "user", "content": "x y z " * 5000}]
+    cut = client.chat.completions.create(**{**ASKED, "messages": long}, extra_body={"truncate_prompt_tokens": 9})
+    assert cut.usage.prompt_tokens == 9
+    room = client.models.retrieve("tiny").max_model_len
+    asked: Any = {"model": "tiny", "max_tokens": 6, "extra_body": {"truncate_prompt_tokens": -1}}
+    assert client.completions.create(prompt="x y z " * 5000, **asked).usage.prompt_tokens == room - 6
+    embedded = client.embeddings.create(model="tiny", input="x y z " * 5000, extra_body={"truncate_prompt_tokens": -1})
+    assert embedded.usage.prompt_tokens == room
 
 
 def test_the_last_message_is_gone_on_with(client: openai.OpenAI) -> None:

@@ -26,7 +26,8 @@ MAX_SCHEMA_BYTES = 512 << 10
 SCHEMA_FIELDS = frozenset(
     {
         *("tools", "response_format", "structured_outputs", "output_format", "output_config", "text"),
-        *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema", "regex", "ebnf"),
+        "functions",
     }
 )
 """Fields of all dialects that hold schemas."""

@@ -15,7 +15,7 @@ from inferd.chat import ChatRequest, rendered
 from inferd.chat.conversation import Conversation
 from inferd.protocol import Detokenize, Embed, Embeddings, ModelInfo, Text, TokenBytes, Tokenize, TokenPieces
 from inferd.protocol.passes import MAX_INPUTS
-from inferd.transport import restore_transport, use_transport
+from inferd.transport import Transport, restore_transport, use_transport
 from inferd_runtime.server.chat.tenant_sessions import TenantSessions
 from inferd_runtime.server.dialects.anthropic.dialect import AnthropicCountTokens
 from inferd_runtime.server.dialects.anthropic.model_list import (
@@ -26,7 +26,8 @@ from inferd_runtime.server.dialects.anthropic.model_list import (
 )
 from inferd_runtime.server.dialects.exchange import unknown_model
 from inferd_runtime.server.dialects.openai.chat import ChatCompletions
-from inferd_runtime.server.dialects.openai.embeddings import embeddings_body, read_embeddings
+from inferd_runtime.server.dialects.openai.completion_fields import Prompt
+from inferd_runtime.server.dialects.openai.embeddings import EmbeddingQuery, embeddings_body, read_embeddings
 from inferd_runtime.server.dialects.openai.model_list import model_json, models_body
 from inferd_runtime.server.dialects.openai.tokens import (
     detokenized_body,
@@ -90,11 +91,12 @@ class ModelApi:
         tenant = request.scope[TENANT_KEY]
         query = await self.chat.read(request, lambda body, _: read_embeddings(body))
         target = await self.chat.serving.model_target(query.model, tenant)
-        texts = [each for each in query.inputs if isinstance(each, str)]
-        tokens = [each for each in query.inputs if not isinstance(each, str)]
         vectors: list[str] = []
         used = 0
         async with self.sessions.open(tenant) as calls:
+            inputs = await self._cut_inputs(query, target.model, calls)
+            texts = [each for each in inputs if isinstance(each, str)]
+            tokens = [each for each in inputs if not isinstance(each, str)]
             for start in range(0, len(query.inputs), MAX_INPUTS):
                 part = slice(start, start + MAX_INPUTS)
                 asked = Embed(texts[part], tokens[part], model=target.model, adapter=target.adapter)
@@ -104,6 +106,17 @@ class ModelApi:
                 used += found.prompt_tokens
         body = await anyio.to_thread.run_sync(embeddings_body, query, vectors, used)
         return Response(body, media_type=JSON_TYPE)
+
+    async def _cut_inputs(self, query: EmbeddingQuery, model: str, calls: Transport) -> list[Prompt]:
+        """Return the inputs, as tokens where they may have to be cut."""
+        if query.truncate is None:
+            return query.inputs
+        room = self._info(model).max_context
+        inputs: list[Prompt] = []
+        for each in query.inputs:
+            tokens = (await calls.call(Tokenize(each, model, start=True))).tokens if isinstance(each, str) else each
+            inputs.append(query.cut(tokens, room))
+        return inputs
 
     async def count_tokens(self, request: Request) -> Response:
         """Answer how many tokens a request of ``/v1/messages`` has."""

@@ -56,7 +56,7 @@ class ResponsesApi:
         if exchange.background:
             target = await self.chat.serving.target(exchange.model, tenant)
             answer = self.chat.serving.answer(target, tenant, exchange.request)
-            return reply((await self.store.background.start(exchange, answer, tenant)).response)
+            return reply((await self.store.begin(exchange, answer, tenant)).response)
         return await self.chat.respond(exchange, tenant)
 
     async def get(self, request: Request) -> Response:

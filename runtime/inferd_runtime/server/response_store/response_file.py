@@ -61,12 +61,19 @@ class ResponseFile:
         """Close the file."""
         self._file.close()
 
+    def begin(self, tenant: str, response_id: str, packed: bytes) -> None:
+        """Keep a response that is not over, unless it is kept already: what is left of it if the server ends now."""
+        with self._file.transaction() as db:
+            row = (response_id, tenant, len(packed) + RESPONSE_BYTES, packed)
+            db.execute("INSERT OR IGNORE INTO responses (id, tenant, size, stored) VALUES (?, ?, ?, ?)", row)
+
     def keep(self, tenant: str, response_id: str, packed: bytes, items: Sequence[str]) -> None:
         """Keep a response of :func:`packed_response`, whose ``items`` can be referred to from now on."""
         with self._file.transaction() as db:
             size = len(packed) + RESPONSE_BYTES + ITEM_BYTES * len(items)
             row = (response_id, tenant, size, packed)
-            number = db.execute("INSERT INTO responses (id, tenant, size, stored) VALUES (?, ?, ?, ?)", row).lastrowid
+            query = "INSERT OR REPLACE INTO responses (id, tenant, size, stored) VALUES (?, ?, ?, ?)"
+            number = db.execute(query, row).lastrowid
             rows = [(tenant, item, number) for item in items]
             db.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?)", rows)
 

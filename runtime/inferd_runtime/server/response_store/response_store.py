@@ -10,17 +10,19 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from inferd.protocol import Unavailable
 from inferd_runtime.server.dialects.responses.answer import ResponsesExchange
 from inferd_runtime.server.dialects.responses.items import Item
 from inferd_runtime.server.dialects.responses.stored import (
     StoredResponse,
+    broken_off,
     not_cancellable,
     still_in_progress,
     too_long,
     unknown_response,
 )
 from inferd_runtime.server.processes.background import background_tasks
-from inferd_runtime.server.response_store.background import BackgroundResponses
+from inferd_runtime.server.response_store.background import Answer, BackgroundResponses
 from inferd_runtime.server.response_store.response_file import ResponseFile, about_bytes, packed_response
 from inferd_runtime.server.run_store.archive import FileArchive
 from inferd_runtime.server.tenancy.quotas import QuotasOf
@@ -72,6 +74,17 @@ class ResponseStore:
         if not self._archive.save(job, about_bytes(stored)):
             log.error("a response is not kept: too much waits to be written")
 
+    async def begin(self, exchange: ResponsesExchange, answer: Answer, tenant: str) -> StoredResponse:
+        """Begin to answer in the background, and return the response as it is now. It is kept at once, so that it is known after
+        a restart. Raises what beginning the answer raises.
+        """
+        begun = await self.background.start(exchange, answer, tenant)
+        try:
+            await self._archive.read(lambda file: file.begin(tenant, exchange.id, packed_response(begun)[0]))
+        except Unavailable:
+            log.error("a response in the background is not kept before it is over")
+        return begun
+
     async def find(self, tenant: str, response_id: str) -> StoredResponse:
         """Return a response of the tenant, as it is now. Raises NotFound, Unavailable."""
         if (begun := self.background.find(tenant, response_id)) is not None:
@@ -79,7 +92,7 @@ class ResponseStore:
         stored = await self._archive.read(lambda file: file.find(tenant, response_id))
         if stored is None:
             raise unknown_response(response_id)
-        return stored
+        return broken_off(stored) if stored.is_in_progress else stored
 
     async def cancel(self, tenant: str, response_id: str) -> StoredResponse:
         """End a response in the background, and return how it ended.

@@ -30,20 +30,27 @@ WEATHER = {
 }  # fmt: skip
 XML = AnswerShape("qwen3_coder", TOOLS, schemas={"weather": WEATHER})
 MISTRAL = AnswerShape("mistral", TOOLS)
+DEEPSEEK = AnswerShape("deepseek_v3", TOOLS, ("<think>", "</think>"))
+DEEPSEEK_31 = AnswerShape("deepseek_v31", TOOLS)
 CALL = CallPart("weather")
 
 
 def parse(shape: AnswerShape, pieces: list[str], *, cut: bool = False) -> list[AnswerPart]:
     """Return the parts of a text that comes in pieces, neighbours of one kind joined."""
     parser = AnswerParser(shape)
-    joined: list[AnswerPart] = []
-    for part in [*(part for piece in pieces for part in parser.feed(piece)), *parser.finish(cut=cut)]:
-        last = joined[-1] if joined else None
+    return joined([*(part for piece in pieces for part in parser.feed(piece)), *parser.finish(cut=cut)])
+
+
+def joined(parts: list[AnswerPart]) -> list[AnswerPart]:
+    """Return parts with neighbours of one kind joined."""
+    found: list[AnswerPart] = []
+    for part in parts:
+        last = found[-1] if found else None
         if last is not None and type(last) is type(part) and not isinstance(part, CallPart):
-            joined[-1] = type(part)(last.text + part.text)  # type: ignore[union-attr]
+            found[-1] = type(part)(last.text + part.text)  # type: ignore[union-attr]
         else:
-            joined.append(part)
-    return joined
+            found.append(part)
+    return found
 
 
 CASES = [
@@ -94,6 +101,45 @@ CASES = [
         MISTRAL, 'Wait. [TOOL_CALLS] [{"name": "weather", "arguments": {}}]',
         [TextPart("Wait. "), CALL, ArgumentsPart("{}")],
     ),
+    (
+        DEEPSEEK,
+        "<think>hm</think>Sure.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+        '{"x": "}"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{}\n```'
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        [ReasoningPart("hm"), TextPart("Sure."), CALL, ArgumentsPart('{"x": "}"}'), CALL, ArgumentsPart("{}")],
+    ),
+    (
+        DEEPSEEK,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>other\n```json\n{}\n```<｜tool▁call▁end｜>",
+        [TextPart("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>other\n```json\n{}\n```<｜tool▁call▁end｜>")],
+    ),
+    (
+        DEEPSEEK_31,
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"x": 1}<｜tool▁call▁end｜><｜tool▁call▁begin｜>weather'
+        "<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>\nDone.",
+        [CALL, ArgumentsPart('{"x": 1}'), CALL, ArgumentsPart("{}"), TextPart("\nDone.")],
+    ),
+    (DEEPSEEK_31, "<｜tool▁calls▁begin｜> is a mark", [TextPart("<｜tool▁calls▁begin｜> is a mark")]),
+    *(
+        (
+            AnswerShape(name, TOOLS),
+            f'Sure. {begin}[{{"name": "weather", "arguments": {{"x": 1}}}}, {{"name": "weather", "arguments": {{}}}}]{end}',
+            [TextPart("Sure. "), CALL, ArgumentsPart('{"x": 1}'), CALL, ArgumentsPart("{}")],
+        )
+        for name, begin, end in (
+            ("granite", "<|tool_call|>", ""),
+            ("granite", "<|tool_call|>", "<|/tool_call|>"),
+            ("phi4", "functools", ""),
+            ("nemotron", "<TOOLCALL>", "</TOOLCALL>"),
+            ("jamba", "<tool_calls>\n", "\n</tool_calls>"),
+        )
+    ),
+    (AnswerShape("phi4", TOOLS), "functools is a module", [TextPart("functools is a module")]),
+    (
+        AnswerShape("seed_oss", TOOLS, schemas={"weather": WEATHER}),
+        "<seed:tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</seed:tool_call>",
+        [CALL, ArgumentsPart('{"city": "Rome"}')],
+    ),
     (AnswerShape(), '<tool_call>{"name": "weather"}', [TextPart('<tool_call>{"name": "weather"}')]),
 ]  # fmt: skip
 
@@ -130,7 +176,14 @@ CUT_CASES = [
     (
         XML,
         "<tool_call>\n<function=weather>\n<parameter=days>\n3\n</parameter>\n<parameter=city>\nRo",
-        [CALL, ArgumentsPart('{"days": 3')],
+        [CALL, ArgumentsPart('{"days": 3, "city": "Ro')],
+    ),
+    (DEEPSEEK, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>wea", []),
+    (DEEPSEEK, "Sure.<｜tool▁calls", [TextPart("Sure.")]),
+    (
+        DEEPSEEK_31,
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"x": 1',
+        [CALL, ArgumentsPart('{"x": 1')],
     ),
     (REQUIRED, '{"name": "wea', []),
     (REQUIRED, '{"na', []),
@@ -203,3 +256,14 @@ def test_long_texts_are_read_in_time_in_proportion_to_them(shape: AnswerShape, u
         parser.feed(piece)
     parser.finish()
     assert time.process_time() - began < 5
+
+
+def test_a_text_without_quotes_comes_out_while_it_is_written() -> None:
+    parser = AnswerParser(XML)
+    told = ""
+    for piece in ("<tool_call>\n<function=weather>\n<parameter=city>\n", 'São "P', "aulo\n", "é\n</para", "meter>\n"):
+        told += "".join(part.text for part in parser.feed(piece) if isinstance(part, ArgumentsPart))
+        if piece == "aulo\n":
+            assert told.startswith('{"city": "São')
+    parser.feed("</function>\n</tool_call>")
+    assert told == '{"city": "São \\"Paulo\\né"'

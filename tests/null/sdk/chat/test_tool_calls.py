@@ -10,6 +10,7 @@ import pytest
 from inferd import Grammar, InvalidRequest, JsonSchema
 from inferd.chat import ChatMessage, ChatRequest, OutputFormat, Tool, ToolCall, ToolChoice, rendered
 from inferd.chat.tool_calls import call_or_json, checked_parameters, told_in_text, tool_constraint
+from inferd_runtime.testing.served import null_model
 from inferd_runtime.testing.transport import run_program
 
 WEATHER = Tool(
@@ -166,6 +167,44 @@ def test_what_a_format_cannot_hold_is_refused_where_a_call_must_come_and_free_el
     assert accepts("qwen3_coder", AUTO, xml("free", a="anything"), (tool,)) is ("properties" in parameters)
 
 
+DEEPSEEK_MARKS = {
+    "deepseek_v3": ("function<｜tool▁sep｜>", "\n```json\n", "\n```"),
+    "deepseek_v31": ("", "<｜tool▁sep｜>", ""),
+}
+
+
+@pytest.mark.parametrize("tool_format", DEEPSEEK_MARKS)
+@pytest.mark.parametrize(
+    ("choice", "before", "cities", "allowed"),
+    [
+        (AUTO, "Wait.", ["Rome", "Rome"], True),
+        (AUTO, "", ["Rome", "Oslo"], False),
+        (MUST, "", ["Rome", "Rome"], True),
+        (MUST, "Wait.", ["Rome"], False),
+    ],
+)
+def test_calls_that_stand_between_two_marks(
+    tool_format: str, choice: ToolChoice, before: str, cities: list[str], allowed: bool
+) -> None:
+    kind, head, tail = DEEPSEEK_MARKS[tool_format]
+    calls = [f'<｜tool▁call▁begin｜>{kind}weather{head}{{"city":"{city}"}}{tail}<｜tool▁call▁end｜>' for city in cities]
+    section = (
+        f"<｜tool▁calls▁begin｜>{('' if tool_format == 'deepseek_v31' else chr(10)).join(calls)}<｜tool▁calls▁end｜>"
+    )
+    assert accepts(tool_format, choice, before + section) is allowed
+    assert accepts(tool_format, MUST_ONE, f"<｜tool▁calls▁begin｜>{calls[0]}")
+    assert not accepts(tool_format, MUST_ONE, section)
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "begin"), [("granite", "<|tool_call|>"), ("nemotron", "<TOOLCALL>"), ("jamba", "<tool_calls>")]
+)
+def test_lists_behind_other_marks(tool_format: str, begin: str) -> None:
+    assert accepts(tool_format, AUTO, f"Wait. {begin}[{ROME}]")
+    assert not accepts(tool_format, AUTO, f"{begin}[{OSLO}]")
+    assert accepts(tool_format, MUST, f"[{ROME},{ROME}]")
+
+
 def test_one_of_several_texts_may_begin_like_another_and_name_a_token() -> None:
     unit = {"type": "object", "properties": {"a": {"enum": ["C", "CC", "<turn>"]}}, "required": ["a"]}
     for value in ("C", "CC", "<turn>"):
@@ -256,3 +295,27 @@ def test_an_answer_that_has_to_be_a_call_has_no_text_for_a_format(form: OutputFo
 
     held, plain = run_program(main)
     assert held == plain
+
+
+def test_a_format_that_is_not_known_is_refused_where_tools_may_be_called() -> None:
+    asked = ChatRequest(messages=[ChatMessage("user", "x")], tools=[WEATHER])
+    model = replace(null_model(), tool_format="unknown")
+
+    async def main() -> None:
+        with pytest.raises(InvalidRequest, match="--tool-format") as refused:
+            await rendered(asked)
+        assert refused.value.detail["param"] == "tools"
+        await rendered(replace(asked, tool_choice=ToolChoice("none")))
+
+    run_program(main, model)
+
+
+@pytest.mark.parametrize(("most", "kept"), [(1, 1), (5, 5), (10**6, None), (-1, None)])
+def test_the_last_tokens_of_a_prompt_are_kept(most: int, kept: int | None) -> None:
+    asked = ChatRequest(messages=[ChatMessage("user", "x" * 50)], max_tokens=4)
+
+    async def main() -> tuple[list[int], list[int]]:
+        return (await rendered(asked)).tokens, (await rendered(replace(asked, truncate=most))).tokens
+
+    whole, cut = run_program(main)
+    assert cut == (whole if kept is None else whole[-kept:])

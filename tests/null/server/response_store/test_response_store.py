@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -190,4 +192,70 @@ def test_responses_are_not_packed_in_the_event_loop(tmp_path: Path, monkeypatch:
         assert threads[0] is not threading.current_thread()
 
     monkeypatch.setattr(response_store, "packed_response", packed)
+    scenario(tmp_path, body)
+
+
+@asynccontextmanager
+async def unending() -> AsyncIterator[Any]:
+    class Silent:
+        run = ""
+
+        async def next(self) -> list[Any]:
+            await anyio.sleep_forever()
+            return []
+
+    yield Silent()
+
+
+def test_what_a_server_was_at_when_it_was_killed_has_failed_after_the_restart(tmp_path: Path) -> None:
+    """The file is read as the killed server left it, before it could write anything more."""
+    exchange = asked(background=True)
+    killed, again = tmp_path / "killed", tmp_path / "again"
+    killed.mkdir()
+
+    async def before(store: ResponseStore) -> None:
+        begun = await store.begin(exchange, unending(), "ann")
+        assert begun.response["status"] == "in_progress"
+        assert (await store.find("ann", exchange.id)).response["status"] == "in_progress"
+        with pytest.raises(InvalidRequest, match="not over"):
+            await store.follow(asked(previous_response_id=exchange.id), "ann")
+        shutil.copytree(killed, again)
+
+    async def after(store: ResponseStore) -> None:
+        found = (await store.find("ann", exchange.id)).response
+        assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+        assert (await store.cancel("ann", exchange.id)).response == found
+        with pytest.raises(InvalidRequest, match="not over"):
+            await store.follow(asked(previous_response_id=exchange.id), "ann")
+        with pytest.raises(NotFound):
+            await store.find("bob", exchange.id)
+        await store.delete("ann", exchange.id)
+        with pytest.raises(NotFound):
+            await store.find("ann", exchange.id)
+
+    scenario(killed, before)
+    scenario(again, after)
+
+
+def test_what_is_over_before_its_beginning_is_written_stays_over(tmp_path: Path) -> None:
+    async def body(store: ResponseStore) -> None:
+        kept = answered(background=True)
+        store.keep(kept, "ann")
+        begun = StoredResponse({**kept.response, "status": "in_progress"}, kept.input)
+        await store._archive.read(lambda file: file.begin("ann", kept.id, packed_response(begun)[0]))
+        assert (await store.find("ann", kept.id)).response["status"] == "completed"
+
+    scenario(tmp_path, body)
+
+
+def test_how_it_ended_takes_the_place_of_how_it_began(tmp_path: Path) -> None:
+    async def body(store: ResponseStore) -> None:
+        kept = answered(background=True)
+        begun = StoredResponse({**kept.response, "status": "in_progress", "output": []}, kept.input)
+        await store._archive.read(lambda file: file.begin("ann", kept.id, packed_response(begun)[0]))
+        store.keep(kept, "ann")
+        assert (await store.find("ann", kept.id)).response == kept.response
+        reference = asked(input=[{"type": "item_reference", "id": kept.response["output"][0]["id"]}])
+        await store.follow(reference, "ann")
+
     scenario(tmp_path, body)

@@ -10,6 +10,7 @@ from inferd.chat import (
     ChatEvent,
     ChatRequest,
     ChoiceFinished,
+    FinishReason,
     ReasoningDelta,
     TextDelta,
     TokenScore,
@@ -45,19 +46,23 @@ class ChatCompletions:
         """Return the request. Raises InvalidRequest, with the field in ``detail["param"]``."""
         asked = read_chat_fields(read_object(body))
         head = answer_head("chatcmpl-", asked.request_id, headers.request_id, asked.model, self._clock())
-        return ChatCompletionExchange(chat_request(asked, headers), head, reporting(asked))
+        return ChatCompletionExchange(chat_request(asked, headers), head, reporting(asked), older=bool(asked.functions))
 
 
 class ChatCompletionExchange:
-    """A request for chat answers; see :class:`~inferd_runtime.server.dialects.exchange.Exchange`."""
+    """A request for chat answers; see :class:`~inferd_runtime.server.dialects.exchange.Exchange`.
 
-    def __init__(self, request: ChatRequest, head: AnswerHead, told: Reporting) -> None:
+    ``older``: it has ``functions`` in place of tools, and so has the answer a ``function_call``.
+    """
+
+    def __init__(self, request: ChatRequest, head: AnswerHead, told: Reporting, *, older: bool = False) -> None:
         self.model = head.model
         self.request = request
         self.streams = request.stream
         self.output_field = told.output_field
         self._head = head
         self._told = told
+        self._older = older
         self._writer = ChunkWriter(head, CHUNK, told)
 
     def opening(self) -> bytes:
@@ -73,15 +78,11 @@ class ChatCompletionExchange:
                 return self._text(event, {"content": event.text})
             case ReasoningDelta():
                 return self._text(event, {"reasoning": event.text, "reasoning_content": event.text})
-            case ToolCallStarted():
-                return self._chunk(
-                    event.choice, {"tool_calls": [{"index": event.call, **_call_json(event.id, event.name)}]}
-                )
-            case ToolArguments():
-                arguments = {"index": event.call, "function": {"arguments": event.text}}
-                return self._chunk(event.choice, {"tool_calls": [arguments]})
+            case ToolCallStarted() | ToolArguments():
+                return self._chunk(event.choice, self._call_delta(event))
             case ChoiceFinished():
-                return self._chunk(event.choice, {}, **ending(event, self.request))
+                ended = ending(event, self.request)
+                return self._chunk(event.choice, {}, **ended | {"finish_reason": self._reason(event.reason)})
             case _:
                 return b""
 
@@ -102,6 +103,13 @@ class ChatCompletionExchange:
             value["prompt_token_ids"] = answer.usage.prompt_tokens or None
         return value
 
+    def _call_delta(self, event: ToolCallStarted | ToolArguments) -> dict[str, Any]:
+        call = {"function": {"arguments": event.text}} if isinstance(event, ToolArguments) else _begun(event)
+        return {"function_call": call["function"]} if self._older else {"tool_calls": [{"index": event.call, **call}]}
+
+    def _reason(self, reason: FinishReason) -> str:
+        return "function_call" if self._older and reason == "tool_calls" else reason
+
     def _text(self, event: TextDelta | ReasoningDelta, delta: dict[str, Any]) -> bytes:
         shown = event.tokens if self._told.token_ids else []
         if not event.text and not shown and not event.scores:
@@ -115,28 +123,32 @@ class ChatCompletionExchange:
     def _choice(self, index: int, choice: CollectedChoice) -> dict[str, Any]:
         value = {
             "index": index,
-            "message": _message(choice),
+            "message": self._message(choice),
             "logprobs": None if self.request.logprobs is None else _logprobs_json(choice.scores, always=True),
-            "finish_reason": choice.reason or "stop",
+            "finish_reason": self._reason(choice.reason or "stop"),
             "stop_reason": stop_reason(choice.stopped_by, choice.stop_token, self.request),
         }
         return value | ({"token_ids": choice.tokens} if self._told.token_ids else {})
 
-
-def _message(choice: CollectedChoice) -> dict[str, Any]:
-    """Return an answer's message. Its content is null where there are calls and no text."""
-    content = None if choice.calls and not choice.text else choice.text
-    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
-    if choice.reasoning:
-        message |= {"reasoning": choice.reasoning, "reasoning_content": choice.reasoning}
-    if choice.calls:
-        message["tool_calls"] = [_whole_call(call, cut=choice.reason == "length") for call in choice.calls]
-    return message
+    def _message(self, choice: CollectedChoice) -> dict[str, Any]:
+        """Return an answer's message. Its content is null where there are calls and no text."""
+        content = None if choice.calls and not choice.text else choice.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
+        if choice.reasoning:
+            message |= {"reasoning": choice.reasoning, "reasoning_content": choice.reasoning}
+        calls = [_whole_call(call, cut=choice.reason == "length") for call in choice.calls]
+        if calls:
+            message |= {"function_call": calls[0]["function"]} if self._older else {"tool_calls": calls}
+        return message
 
 
 def _whole_call(call: ToolCall, *, cut: bool) -> dict[str, Any]:
     """Return a call. One without arguments has the empty object, unless they may be missing because the answer was ``cut``."""
     return _call_json(call.id, call.name, call.arguments or ("" if cut else "{}"))
+
+
+def _begun(event: ToolCallStarted) -> dict[str, Any]:
+    return _call_json(event.id, event.name)
 
 
 def _call_json(call_id: str, name: str, arguments: str = "") -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from inferd.chat import ChatMessage, ChatRequest
+from inferd.chat import ChatMessage, ChatRequest, Tool, ToolChoice
 from inferd_runtime.server.dialects.exchange import ClientHeaders
 from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
 from inferd_runtime.server.dialects.openai.common_fields import COMMON_FIELDS, CommonFields, check_ends, common_request
@@ -15,8 +15,13 @@ from inferd_runtime.server.dialects.openai.messages import HINTS, AnyMessage, Te
 from inferd_runtime.server.dialects.openai.tools import (
     MAX_FUNCTIONS,
     AnyToolChoice,
+    FunctionDefinition,
     FunctionTool,
+    NamedFunction,
+    OlderChoice,
     read_choice,
+    read_functions,
+    read_older_choice,
     read_tools,
 )
 from inferd_runtime.server.dialects.reading import MAX_WHOLE, as_kind, thinking_budget
@@ -50,6 +55,8 @@ class ChatFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
     tools: Annotated[list[FunctionTool], Meta(max_length=MAX_FUNCTIONS)] | None = None
     tool_choice: AnyToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: Annotated[list[FunctionDefinition], Meta(max_length=MAX_FUNCTIONS)] | None = None
+    function_call: OlderChoice | None = None
     prediction: Prediction | None = None
     reasoning_effort: Effort | None = None
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=MAX_WHOLE)] | None = None
@@ -72,6 +79,8 @@ CHAT_FIELDS = FieldTable(
         RequestField("tools", f"up to {MAX_FUNCTIONS} functions; arguments are held to the schema, strict or not"),
         RequestField("tool_choice", "none, auto, required, a function by name, allowed_tools"),
         RequestField("parallel_tool_calls", "false: one call at most"),
+        RequestField("functions", "the older form of tools: an answer has one function_call at most"),
+        RequestField("function_call", "the older form of tool_choice: none, auto, a function by name"),
         RequestField("prediction", "drafted, so that an answer like it comes sooner; the answer is the same"),
         RequestField("reasoning_effort", "goes to the chat template, with enable_thinking, which 'none' makes false"),
         RequestField(
@@ -93,8 +102,6 @@ CHAT_FIELDS = FieldTable(
         RequestField("audio", "there is only text", ()),
         RequestField("moderation", "nothing is moderated", ()),
         RequestField("web_search_options", "the runtime searches nothing", ()),
-        RequestField("functions", "the older form of tools", ([],)),
-        RequestField("function_call", "the older form of tool_choice", ("none", "auto")),
         RequestField("include_reasoning", "what a model thinks is told apart", (True,)),
         RequestField("echo", "use continue_final_message", (False,)),
         RequestField("add_special_tokens", "the chat template writes them", (False,)),
@@ -118,12 +125,12 @@ def read_chat_fields(value: dict[str, Any]) -> ChatFields:
 def chat_request(asked: ChatFields, headers: ClientHeaders) -> ChatRequest:
     """Return the neutral request. Raises InvalidRequest, which names the field."""
     messages = read_messages(asked.messages)
-    tools = read_tools(asked.tools or [])
+    tools, choice = _tools(asked)
     request = replace(
         common_request(asked, headers),
         messages=messages,
         tools=tools,
-        tool_choice=read_choice(asked.tool_choice, asked.parallel_tool_calls is not False, tools),
+        tool_choice=choice,
         max_tokens=_max_tokens(asked),
         logprobs=_logprobs(asked),
         prediction=_predicted_text(asked.prediction),
@@ -134,6 +141,19 @@ def chat_request(asked: ChatFields, headers: ClientHeaders) -> ChatRequest:
         reasoning_budget=thinking_budget(asked.thinking_token_budget),
     )
     return check_ends(request)
+
+
+def _tools(asked: ChatFields) -> tuple[list[Tool], ToolChoice]:
+    """Return the tools and the choice among them. Raises InvalidRequest for tools in both of their forms."""
+    if not asked.functions:
+        if isinstance(asked.function_call, NamedFunction):
+            raise refusal("function_call", "needs functions")
+        tools = read_tools(asked.tools or [])
+        return tools, read_choice(asked.tool_choice, asked.parallel_tool_calls is not False, tools)
+    if asked.tools or asked.tool_choice is not None:
+        raise refusal("functions", "tools take their place: give one of them")
+    tools = read_functions([(f"functions[{index}]", each) for index, each in enumerate(asked.functions)])
+    return tools, read_older_choice(asked.function_call, tools)
 
 
 def _max_tokens(asked: ChatFields) -> int | None:

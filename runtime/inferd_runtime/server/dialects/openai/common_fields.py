@@ -78,6 +78,11 @@ class CommonFields(Struct, kw_only=True, forbid_unknown_fields=True):
     guided_choice: Annotated[list[str], Meta(min_length=1)] | None = None
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_TOKEN)] | None = None
+    truncation_side: Literal["left"] | None = None
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     session_id: Name | None = None
     request_id: Annotated[str, Meta(pattern=r"^[\x21-\x7e]{1,128}\Z")] | None = None
@@ -118,12 +123,14 @@ COMMON_FIELDS = (
     RequestField("return_token_ids", "token_ids of the answers, and prompt_token_ids"),
     RequestField("speculation", 'whether the runtime drafts: true, false, or "auto" (the default)'),
     RequestField("include_stop_str_in_output", "true: the stop string that ends the text is a part of it"),
+    RequestField(
+        "truncate_prompt_tokens", "the last so many tokens of the prompt; -1: as many as the context has room for"
+    ),
+    RequestField("truncation_side", "left, with truncate_prompt_tokens"),
     RequestField("skip_special_tokens", "texts have no special tokens", (True,)),
     RequestField("spaces_between_special_tokens", "texts have no special tokens", (True,)),
     RequestField("use_beam_search", "there is no beam search; a program can do it", (False,)),
     RequestField("length_penalty", "there is no beam search", (1.0,)),
-    RequestField("truncate_prompt_tokens", "a prompt that is too long is refused", ()),
-    RequestField("truncation_side", "a prompt that is too long is refused", ()),
     RequestField("prompt_logprobs", "use echo with logprobs, on /v1/completions", ()),
     RequestField("logprob_token_ids", "log-probabilities are told of the most likely tokens", ()),
     RequestField("allowed_token_ids", "use logit_bias or structured_outputs", ()),
@@ -143,6 +150,9 @@ COMMON_FIELDS = (
     RequestField("guided_choice", "the older name of structured_outputs.choice"),
     RequestField("guided_grammar", "the older name of structured_outputs.grammar"),
     RequestField("guided_json_object", "the older name of structured_outputs.json_object"),
+    RequestField("json_schema", "SGLang's name of structured_outputs.json"),
+    RequestField("regex", "SGLang's name of structured_outputs.regex"),
+    RequestField("ebnf", "SGLang's name of structured_outputs.grammar"),
     RequestField("guided_decoding_backend", "the runtime chooses it", ("auto", "guidance")),
     RequestField("guided_whitespace_pattern", "there is no such choice", ()),
 )
@@ -151,6 +161,8 @@ COMMON_FIELDS = (
 def common_request(asked: CommonFields, headers: ClientHeaders) -> ChatRequest:
     """Return the neutral request, but for what only one of the routes has. Raises InvalidRequest, which names the field."""
     _check_stream_options(asked)
+    if asked.truncate_prompt_tokens == 0:
+        raise refusal("truncate_prompt_tokens", "at least 1, or -1")
     options = asked.stream_options or StreamOptions()
     return ChatRequest(
         model=asked.model,
@@ -169,6 +181,7 @@ def common_request(asked: CommonFields, headers: ClientHeaders) -> ChatRequest:
         stream=bool(asked.stream),
         user=asked.user or "",
         include_stop=bool(asked.include_stop_str_in_output),
+        truncate=asked.truncate_prompt_tokens,
     )
 
 

@@ -66,6 +66,8 @@ def completion_requests(asked: CompletionFields, headers: ClientHeaders) -> list
         raise refusal("best_of", "only n itself is supported: a program can choose among answers", "unsupported_value")
     if asked.max_tokens == 0 and not asked.echo:
         raise refusal("max_tokens", "0 needs echo: true")
+    if asked.echo and asked.truncate_prompt_tokens is not None:
+        raise refusal("truncate_prompt_tokens", "does not go with echo")
     request = replace(
         common_request(asked, headers),
         max_tokens=DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens,

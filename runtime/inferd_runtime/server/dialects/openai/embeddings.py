@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from inferd.protocol.floats import unpack_floats
 from inferd_runtime.server.dialects.field_table import FieldTable, RequestField
-from inferd_runtime.server.dialects.openai.common_fields import Name
+from inferd_runtime.server.dialects.openai.common_fields import MAX_TOKEN, Name
 from inferd_runtime.server.dialects.openai.completion_fields import Prompt, read_prompts
 from inferd_runtime.server.dialects.reading import as_kind, read_object
 from inferd_runtime.server.dialects.refusals import refusal
@@ -27,6 +27,8 @@ class EmbeddingFields(Struct, kw_only=True, forbid_unknown_fields=True):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     user: str | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_TOKEN)] | None = None
+    truncation_side: Literal["left"] | None = None
 
 
 EMBEDDING_FIELDS = FieldTable(
@@ -36,8 +38,8 @@ EMBEDDING_FIELDS = FieldTable(
         RequestField("encoding_format", "float (the default), or base64: 32-bit floats, little-endian"),
         RequestField("dimensions", "only the model's own number of dimensions"),
         RequestField("user", "the client's own"),
-        RequestField("truncate_prompt_tokens", "an input that is too long is refused", ()),
-        RequestField("truncation_side", "an input that is too long is refused", ()),
+        RequestField("truncate_prompt_tokens", "the last so many tokens of each input; -1: as many as the model takes"),
+        RequestField("truncation_side", "left, with truncate_prompt_tokens"),
         RequestField("add_special_tokens", "inputs begin as the model expects it", (True,)),
         RequestField("priority", "embeddings have none", (0,)),
         RequestField("embed_dtype", "vectors have 32 bits", ("float32",)),
@@ -48,12 +50,20 @@ EMBEDDING_FIELDS = FieldTable(
 
 @dataclass(frozen=True)
 class EmbeddingQuery:
-    """What is to be embedded. ``dimensions`` None: the client did not say."""
+    """What is to be embedded. ``dimensions`` None: the client did not say. ``truncate``: the last so many tokens of each input,
+    -1: as many as the model takes, None: all.
+    """
 
     model: str
     inputs: list[Prompt]
     base64: bool = False
     dimensions: int | None = None
+    truncate: int | None = None
+
+    def cut(self, tokens: list[int], max_context: int) -> list[int]:
+        """Return the last tokens of an input, as many as the request says."""
+        most = max_context if self.truncate is None or self.truncate < 0 else self.truncate
+        return tokens[-most:]
 
     def check_dimensions(self, dimensions: int) -> None:
         """Raises InvalidRequest if the client asks for another number of dimensions than the model has."""
@@ -64,8 +74,11 @@ class EmbeddingQuery:
 def read_embeddings(body: bytes) -> EmbeddingQuery:
     """Return the query of a request. Raises InvalidRequest, which names the field."""
     asked: EmbeddingFields = as_kind(EMBEDDING_FIELDS.take(read_object(body)), EmbeddingFields)
+    if asked.truncate_prompt_tokens == 0:
+        raise refusal("truncate_prompt_tokens", "at least 1, or -1")
     inputs = read_prompts(asked.input, "input", most=MAX_INPUTS)
-    return EmbeddingQuery(asked.model, inputs, asked.encoding_format == "base64", asked.dimensions)
+    is_base64 = asked.encoding_format == "base64"
+    return EmbeddingQuery(asked.model, inputs, is_base64, asked.dimensions, asked.truncate_prompt_tokens)
 
 
 def embeddings_body(query: EmbeddingQuery, packed: Sequence[str], tokens: int) -> bytes:

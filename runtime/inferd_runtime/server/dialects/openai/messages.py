@@ -20,7 +20,6 @@ HINTS = {
     "video_url": "videos are not supported, only text",
     "file": "files are not supported, only text",
     "custom": "custom tools are not supported, only functions",
-    "function": "the role 'function' is not supported: use role 'tool' and tool_calls",
     "structural_tag": "structural tags are not supported; tools have them where they need them",
 }
 """What is said about values that other servers know."""
@@ -84,6 +83,13 @@ class FunctionCall(Struct, tag="function", tag_field="type", forbid_unknown_fiel
     provider_specific_fields: Any = None
 
 
+class OlderCall(Struct, forbid_unknown_fields=True):
+    """A call as ``functions`` had it, before there were tools: one in a message, without an id."""
+
+    name: ToolName
+    arguments: str
+
+
 class ThoughtBlock(Struct, tag="thinking", tag_field="type", forbid_unknown_fields=True):
     """What the model thought, as Anthropic writes it and LiteLLM keeps it."""
 
@@ -110,7 +116,7 @@ class AssistantMessage(Struct, tag="assistant", tag_field="role", forbid_unknown
     annotations: Nothing = None
     images: Nothing = None
     audio: None = None
-    function_call: None = None
+    function_call: OlderCall | None = None
 
 
 class ToolMessage(Struct, tag="tool", tag_field="role", forbid_unknown_fields=True):
@@ -121,7 +127,16 @@ class ToolMessage(Struct, tag="tool", tag_field="role", forbid_unknown_fields=Tr
     name: str | None = None
 
 
-AnyMessage: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+class FunctionMessage(Struct, tag="function", tag_field="role", forbid_unknown_fields=True):
+    """What a function answered, before there were tools: to the last call of it."""
+
+    content: TextContent
+    name: ToolName
+
+
+AnyMessage: TypeAlias = (
+    SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
+)
 
 
 def without_nulls(messages: Any) -> Any:
@@ -149,11 +164,17 @@ def read_messages(messages: list[AnyMessage]) -> list[ChatMessage]:
     for index, message in enumerate(messages):
         read.append(_read(message, f"messages[{index}]"))
         open_calls |= {call.id for call in read[-1].tool_calls}
-        if isinstance(message, ToolMessage):
-            if message.tool_call_id not in open_calls:
-                raise refusal(f"messages[{index}].tool_call_id", "answers no call that was made before and is open")
-            open_calls.discard(message.tool_call_id)
+        if read[-1].role == "tool":
+            if read[-1].tool_call_id not in open_calls:
+                field = "name" if isinstance(message, FunctionMessage) else "tool_call_id"
+                raise refusal(f"messages[{index}].{field}", "answers no call that was made before and is open")
+            open_calls.discard(read[-1].tool_call_id)
     return read
+
+
+def _older_id(name: str) -> str:
+    """Return the id of a call that has none."""
+    return f"call_{name}"
 
 
 def _read(message: AnyMessage, place: str) -> ChatMessage:
@@ -164,6 +185,8 @@ def _read(message: AnyMessage, place: str) -> ChatMessage:
             return ChatMessage(
                 "tool", text_of(message.content), tool_call_id=message.tool_call_id, name=message.name or ""
             )
+        case FunctionMessage(content, name):
+            return ChatMessage("tool", text_of(content), tool_call_id=_older_id(name), name=name)
         case SystemMessage():
             return ChatMessage("system", text_of(message.content), name=message.name or "")
         case DeveloperMessage():
@@ -175,6 +198,8 @@ def _read(message: AnyMessage, place: str) -> ChatMessage:
 def _assistant(message: AssistantMessage, place: str) -> ChatMessage:
     content = message.refusal if message.content is None else message.content
     calls = [_call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls or [])]
+    if message.function_call is not None:
+        calls.append(_older_call(message.function_call, f"{place}.function_call"))
     if content is None and not calls:
         raise refusal(f"{place}.content", "required where there are no tool_calls", "missing_required_parameter")
     ids: set[str] = set()
@@ -193,3 +218,7 @@ def _thought(blocks: list[ThoughtBlock]) -> str:
 def _call(call: FunctionCall, place: str) -> ToolCall:
     arguments = read_arguments(call.function.arguments, f"{place}.function.arguments")
     return ToolCall(call.id, call.function.name, arguments)
+
+
+def _older_call(call: OlderCall, place: str) -> ToolCall:
+    return ToolCall(_older_id(call.name), call.name, read_arguments(call.arguments, f"{place}.arguments"))

@@ -12,8 +12,13 @@ from inferd_runtime.carriable import read_json
 from inferd_runtime.server.dialects.refusals import naming, refusal
 
 PLACE = "structured_outputs"
-GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar", "json_object")}
-"""Older names, each of a field of ``structured_outputs``."""
+GUIDED = {
+    **{f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar", "json_object")},
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+}
+"""Older names, and SGLang's, each of a field of ``structured_outputs``."""
 GBNF_RULE = "::="
 """Separates a rule's name from what it stands for in GBNF, and means nothing in Lark."""
 

@@ -54,14 +54,19 @@ class AllowedToolsChoice(Struct, tag="allowed_tools", tag_field="type", forbid_u
     allowed_tools: AllowedTools
 
 
+OlderChoice: TypeAlias = Literal["none", "auto"] | NamedFunction
 AnyToolChoice: TypeAlias = Literal["none", "auto", "required"] | FunctionChoice | AllowedToolsChoice
 
 
 def read_tools(tools: list[FunctionTool]) -> list[Tool]:
     """Return the tools. Raises InvalidRequest for a name that comes twice, and for arguments that are no object."""
+    return read_functions([(f"tools[{index}].function", tool.function) for index, tool in enumerate(tools)])
+
+
+def read_functions(functions: list[tuple[str, FunctionDefinition]]) -> list[Tool]:
+    """Return functions, each of which comes with its place in the request; see :func:`read_tools`."""
     read: list[Tool] = []
-    for index, tool in enumerate(tools):
-        function, place = tool.function, f"tools[{index}].function"
+    for place, function in functions:
         if function.name in (each.name for each in read):
             raise refusal(f"{place}.name", f"there is a tool {function.name!r} already")
         parameters = {"type": "object", **(function.parameters or {})}
@@ -88,6 +93,14 @@ def read_choice(choice: AnyToolChoice | None, parallel: bool, tools: list[Tool])
             if choice == "required" and not tools:
                 raise refusal("tool_choice", "'required' needs tools")
             return ToolChoice(choice, [], parallel)
+
+
+def read_older_choice(choice: OlderChoice | None, tools: list[Tool]) -> ToolChoice:
+    """Return the choice among ``functions``, of which one is called at most."""
+    if isinstance(choice, NamedFunction):
+        _check_known(choice.name, "function_call.name", tools)
+        return ToolChoice("required", [choice.name], parallel=False)
+    return ToolChoice(choice or "auto", [], parallel=False)
 
 
 def _check_known(name: str, place: str, tools: list[Tool]) -> None:

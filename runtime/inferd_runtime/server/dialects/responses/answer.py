@@ -78,7 +78,7 @@ class ResponsesExchange:
         """
         if self.previous and previous is None:
             raise unknown_previous(self.previous)
-        if previous is not None and previous.is_failed:
+        if previous is not None and (previous.is_failed or previous.is_in_progress):
             raise cannot_follow(self.previous)
         earlier = [] if previous is None else previous.conversation
         check_items(len(earlier), len(self._input))

@@ -39,6 +39,11 @@ class StoredResponse(msgspec.Struct, frozen=True):
         return bool(self.response["status"] == "failed")
 
     @property
+    def is_in_progress(self) -> bool:
+        """Return True if the response was not over when it was kept."""
+        return bool(self.response["status"] == "in_progress")
+
+    @property
     def conversation(self) -> list[Item]:
         """Return what a next response follows: everything but the instructions."""
         return [*self.input, *self.response["output"]]
@@ -58,10 +63,16 @@ def unknown_previous(response_id: str) -> InvalidRequest:
     )
 
 
+def broken_off(stored: StoredResponse) -> StoredResponse:
+    """Return a response that was in progress when the server which answered it ended."""
+    error = {"code": "server_error", "message": "the server ended before the response was complete"}
+    return StoredResponse({**stored.response, "status": "failed", "error": error}, stored.input)
+
+
 def cannot_follow(response_id: str) -> InvalidRequest:
-    """Return the error of a request that follows a response which failed."""
+    """Return the error of a request that follows a response which failed, or is not over."""
     at = "previous_response_id"
-    return invalid(at, f"{at}: {cut(response_id, MAX_SHOWN)!r} failed; follow the response before it")
+    return invalid(at, f"{at}: {cut(response_id, MAX_SHOWN)!r} is not over, or failed; follow the response before it")
 
 
 def too_long(field: str, size: int, most: int) -> InvalidRequest:

@@ -109,6 +109,22 @@ def test_calls_of_tools_come_whole_and_in_pieces() -> None:
     assert final.choices[0].message.tool_calls[1].id == "call_1"
 
 
+def test_a_function_is_called_as_it_was_before_there_were_tools() -> None:
+    server, client = serve([*call_events("weather", '{"city":', '"Rome"}'), ChoiceFinished("tool_calls")])
+    asked = {"model": "m", "messages": USER, "functions": [WEATHER["function"]]}
+    choice = client.chat.completions.create(**asked).choices[0]
+    assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("function_call", None, None)
+    assert (choice.message.function_call.name, choice.message.function_call.arguments) == ("weather", '{"city":"Rome"}')
+    deltas = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    called = [delta.delta.function_call for delta in deltas if delta.delta.function_call]
+    assert called[0].name == "weather"
+    assert "".join(each.arguments for each in called) == '{"city":"Rome"}'
+    assert deltas[-1].finish_reason == "function_call"
+    result = {"role": "function", "name": "weather", "content": "sunny"}
+    client.chat.completions.create(**{**asked, "messages": [*USER, choice.message.model_dump(), result]})
+    assert [message.role for message in server.asked[-1].request.messages] == ["user", "assistant", "tool"]
+
+
 def test_an_answer_goes_back_into_the_conversation_as_it_came() -> None:
     events = [thought("hm"), *call_events("weather", "{}"), ChoiceFinished("tool_calls")]
     server, client = serve(events)

@@ -234,6 +234,27 @@ def test_the_last_message_may_be_gone_on_with() -> None:
     assert not read(messages=messages).continue_final
 
 
+def test_functions_are_tools_of_which_one_is_called_at_most() -> None:
+    older = {"role": "assistant", "content": None, "function_call": {"name": "weather", "arguments": '{"a": 1}'}}
+    messages = [USER, older, {"role": "function", "name": "weather", "content": "sun"}]
+    asked = read(messages=messages, functions=[{"name": "weather"}], function_call={"name": "weather"})
+    assert asked.tools == [Tool("weather")]
+    assert asked.tool_choice == ToolChoice("required", ["weather"], parallel=False)
+    (call,) = asked.messages[1].tool_calls
+    assert (call.name, call.arguments) == ("weather", '{"a": 1}')
+    assert asked.messages[2] == ChatMessage("tool", "sun", tool_call_id=call.id, name="weather")
+    assert read(functions=[{"name": "weather"}]).tool_choice == ToolChoice("auto", [], parallel=False)
+    assert read(functions=[{"name": "weather"}], function_call="none").tool_choice.mode == "none"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [("regex", "[ab]", "regex"), ("ebnf", 'root ::= "a"', "gbnf"), ("json_schema", "{}", "json_schema")],
+)
+def test_the_names_of_sglang(name: str, value: str, kind: str) -> None:
+    assert read(**{name: value}).output == OutputFormat(kind, value)  # type: ignore[arg-type]
+
+
 HARMLESS = {
     "store": False, "service_tier": "auto", "modalities": ["text"], "verbosity": "medium", "length_penalty": 1,
     "ignore_eos": False, "skip_special_tokens": True, "prompt_cache_key": "k", "functions": [], "echo": False,
@@ -264,14 +285,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [3]}, "messages[0]"),
     ({"messages": [{"content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages[0].name"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     ({"messages": [USER, {"role": "assistant"}]}, "messages[1].content"),
     ({"messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content[0].type"),
     ({"messages": [{**USER, "mood": 1}]}, "messages[0].mood"),
     ({"messages": [{"role": "assistant", "content": "", "audio": {"id": "a"}}]}, "messages[0].audio"),
-    ({"messages": [{"role": "assistant", "content": "", "function_call": {"name": "f"}}]}, "messages[0].function_call"),
+    ({"messages": [{"role": "assistant", "content": "", "function_call": {"name": "f"}}]},
+     "messages[0].function_call.arguments"),
     ({"messages": [tool_answer()]}, "messages[0].tool_call_id"),
     ({"messages": [CALLS, tool_answer("c2")]}, "messages[1].tool_call_id"),
     ({"messages": [CALLS, tool_answer(), tool_answer()]}, "messages[2].tool_call_id"),
@@ -360,8 +382,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"service_tier": "flex"}, "service_tier"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"audio": {"voice": "v", "format": "mp3"}}, "audio"),
-    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"functions": [{"name": "f"}], "tools": [TOOL]}, "functions"),
+    ({"functions": [{"name": "f"}, {"name": "f"}]}, "functions[1].name"),
+    ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call.name"),
+    ({"functions": [{"name": "f"}], "function_call": "required"}, "function_call"),
     ({"function_call": {"name": "f"}}, "function_call"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"truncation_side": "right"}, "truncation_side"),
+    ({"regex": "a", "ebnf": "b"}, "ebnf"),
+    ({"json_schema": "["}, "json_schema"),
     ({"web_search_options": {}}, "web_search_options"),
     ({"guided_json": "["}, "guided_json"),
     ({"guided_choice": []}, "guided_choice"),

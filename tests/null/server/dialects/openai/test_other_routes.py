@@ -73,7 +73,8 @@ def test_inputs_are_texts_or_tokens(given: Any, inputs: list[Any]) -> None:
         ({"input": ["a"] * 2049}, "input"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
         ({"input": "a", "dimensions": 0}, "dimensions"),
-        ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"input": "a", "truncation_side": "right"}, "truncation_side"),
         ({"input": "a", "size": 1}, "size"),
     ],
 )
@@ -81,6 +82,12 @@ def test_bad_embedding_requests_are_refused_by_name(fields: dict[str, Any], para
     with pytest.raises(InvalidRequest) as raised:
         read_embeddings(encoded(model="m", **fields))
     assert raised.value.detail["param"] == param
+
+
+@pytest.mark.parametrize(("most", "kept"), [(None, [1, 2, 3]), (-1, [2, 3]), (1, [3]), (9, [1, 2, 3])])
+def test_the_last_tokens_of_an_input_are_kept(most: int | None, kept: list[int]) -> None:
+    query = read_embeddings(encoded(model="m", input="a", truncate_prompt_tokens=most))
+    assert query.cut([1, 2, 3], 2 if most == -1 else 10) == kept
 
 
 def test_vectors_are_not_cut() -> None:
