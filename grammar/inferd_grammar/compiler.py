@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from inferd_grammar.cache import CacheKey, OutcomeCache
 from inferd_grammar.completion.guesses import guess
 from inferd_grammar.completion.outline import NOTHING_KNOWN, Outline, outline
 from inferd_grammar.completion.plan import FIRST_LOOKS, GUARDED_LOOKS, GUESSING_COST, EndPlanner, first_end
+from inferd_grammar.completion.split import Splitter
 from inferd_grammar.constraints import AnyJsonGrammar, ChoiceGrammar, Constraint, ExactGrammar, JsonSchemaGrammar
 from inferd_grammar.errors import GrammarError, GrammarFailure, GrammarInterrupted, GrammarLimit
 from inferd_grammar.keys import constraint_key
@@ -65,6 +67,7 @@ class Compiled:
         self._validator = validator
         self._core = core
         self._learnt = 0
+        self._spelling = table
         self._table = table = table.allowing(core.named)
         self._lock = threading.Lock()  # llguidance raises when two threads copy one matcher at once
         self._first = np.empty(table.words, dtype=np.int32)
@@ -95,6 +98,10 @@ class Compiled:
             self._learnt += 1
             self._core = core
 
+    @cached_property
+    def _splitter(self) -> Splitter:
+        return self._spelling.splitter_for(self._core.named)
+
     @property
     def may_meet_dead_ends(self) -> bool:
         """True if masks may lead to where nothing can follow, so that a text needs a planner to be sure of an end."""
@@ -110,7 +117,7 @@ class Compiled:
         """Return the shortest whole text that the search finds (`inferd_grammar.completion`); None if it finds none."""
         if not self._searched:
             looks = FIRST_LOOKS if self.refusal is None else GUARDED_LOOKS
-            found = first_end(self.matcher(), self._table.splitter, self._outline, looks)
+            found = first_end(self.matcher(), self._splitter, self._outline, looks)
             self._end = self._guessed() if found is None else found
             self._searched = True
         return self._end
@@ -121,7 +128,7 @@ class Compiled:
         if guarded is None:
             return None
         schema, holds = guarded
-        matcher, splitter = self.matcher(), self._table.splitter
+        matcher, splitter = self.matcher(), self._splitter
         most = matcher.cost + GUESSING_COST
         texts = guess(schema, holds, lambda: matcher.cost < most)
         return next((text for text in texts if matcher.ends_with(splitter.split(text).tokens(0))), None)
@@ -131,7 +138,7 @@ class Compiled:
         end = self.shortest()
         if end is None:
             return None
-        return EndPlanner(self.matcher(), self._table, self._table.splitter, self._outline, end)
+        return EndPlanner(self.matcher(), self._table, self._splitter, self._outline, end)
 
     def validate(self, text: str) -> Problem | None:
         """Return what is wrong with a finished text; None if nothing is. Only `best_effort` leaves anything to find."""
@@ -223,7 +230,7 @@ class GrammarCompiler:
     def _outcome(self, constraint: Constraint) -> Compiled | GrammarError:
         try:
             core, grown = self._core(constraint)
-            known = outline(constraint, self.limits)
+            known = outline(constraint, self.limits, lambda text: self.table.spelled(text, core.named))
             validator = _validator(constraint, self.limits)
             compiled = Compiled(core, self.table, self._backend.name, validator, grown, known)
             if compiled.refusal is not None and compiled.shortest() is None:

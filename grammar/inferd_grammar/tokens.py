@@ -66,6 +66,17 @@ class TokenTable:
         """What spells bytes in the fewest tokens."""
         return Splitter(self.tokens)
 
+    def splitter_for(self, ids: Collection[int]) -> Splitter:
+        """Return what spells texts that may hold `ids`, special tokens that a grammar names."""
+        return self.splitter.naming(ids) if ids else self.splitter
+
+    def spelled(self, text: str, ids: Collection[int]) -> bytes:
+        """Return a text that may name special tokens as :meth:`splitter_for` spells it."""
+        splitter = self.splitter_for(ids)
+        return b"".join(
+            part.encode() if isinstance(part, str) else splitter.written(part) for part in self.split_special(text)
+        )
+
     @cached_property
     def no_mask(self) -> bytes:
         """Return the bytes of a mask row without any token."""

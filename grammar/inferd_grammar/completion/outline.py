@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,10 +11,12 @@ from typing import Any
 from inferd_grammar.constraints import (
     AllOfGrammar,
     AnyJsonGrammar,
+    AnyOfGrammar,
     Constraint,
     ExactGrammar,
     JsonSchemaGrammar,
     PrefixedGrammar,
+    RepeatedGrammar,
     SequenceGrammar,
     TextGrammar,
 )
@@ -30,13 +32,13 @@ class Outline:
     """What is known about the texts of a constraint.
 
     Fields:
-        json: they are one JSON value each, behind `prefix` bytes of something else.
+        json: they are one JSON value each, behind `prefix`, and perhaps before other fixed text.
         ranks: the names of properties by their place in the schema.
         samples: the insides of strings that patterns ask for, as JSON writes them.
     """
 
     json: bool = False
-    prefix: int = 0
+    prefix: bytes = b""
     ranks: Mapping[str, int] = field(default_factory=dict)
     samples: tuple[bytes, ...] = ()
 
@@ -44,8 +46,8 @@ class Outline:
 NOTHING_KNOWN = Outline()
 
 
-def outline(constraint: Constraint, limits: CompileLimits) -> Outline:
-    """Return the outline of a constraint that has compiled."""
+def outline(constraint: Constraint, limits: CompileLimits, spell: Callable[[str], bytes] = str.encode) -> Outline:
+    """Return the outline of a constraint that has compiled. ``spell`` writes a fixed text that may name special tokens."""
     match constraint:
         case AnyJsonGrammar():
             return Outline(json=True)
@@ -53,14 +55,27 @@ def outline(constraint: Constraint, limits: CompileLimits) -> Outline:
             places = list(iter_schemas(read_schema(schema_text(schema), limits)))
             return Outline(json=True, ranks=_ranks(places), samples=tuple(_samples(places)))
         case ExactGrammar(inner):
-            return outline(inner, limits)
+            return outline(inner, limits, spell)
         case PrefixedGrammar(prefix, inner) if inner is not None:
-            return replace(outline(inner, limits), prefix=len(prefix.encode()))
-        case SequenceGrammar((TextGrammar(text), inner)):
-            return replace(outline(inner, limits), prefix=len(text.encode()))
+            return _behind(prefix.encode(), outline(inner, limits, spell))
+        case SequenceGrammar((TextGrammar(text), inner, *rest)) if all(map(_may_be_fixed, rest)):
+            return _behind(spell(text), outline(inner, limits, spell))
+        case AnyOfGrammar((inner,)):
+            return outline(inner, limits, spell)
+        case SequenceGrammar((SequenceGrammar() as first, *rest)) if all(map(_may_be_fixed, rest)):
+            return outline(first, limits, spell)
         case AllOfGrammar(members):
             return next((known for known in (outline(m, limits) for m in members) if known.json), NOTHING_KNOWN)
     return NOTHING_KNOWN
+
+
+def _behind(prefix: bytes, inner: Outline) -> Outline:
+    return replace(inner, prefix=prefix + inner.prefix)
+
+
+def _may_be_fixed(constraint: Constraint) -> bool:
+    """Return True for fixed text, and for text that may be left out."""
+    return isinstance(constraint, TextGrammar) or (isinstance(constraint, RepeatedGrammar) and constraint.least == 0)
 
 
 def _ranks(places: list[tuple[str, Any]]) -> dict[str, int]:

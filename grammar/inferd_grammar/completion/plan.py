@@ -43,7 +43,7 @@ class EndPlanner:
         self._outline = outline
         self._end: Split = splitter.split(end)
         self._at = 0
-        self._skip = outline.prefix
+        self._skip = len(outline.prefix)
         self._place = START
         self._credit = _CREDIT
 
@@ -66,14 +66,14 @@ class EndPlanner:
                 return self._table.eos_ids[0]
             token = self._end.first(self._at)
             self._take(token)
-            self._at += len(self._table.tokens[token])
+            self._at += len(self._splitter.written(token))
         return token
 
     def _follow(self, token: int, left: int) -> bool:
         """Take the token, and find an end of at most `left` tokens behind it; take it back if there is none."""
         if self._matcher.take([token]) != 1:
             return False
-        written = self._table.tokens[token]
+        written = self._splitter.written(token)
         place = self._place_behind(written)
         if self._keeps_end(written, left) or self._finds_end(place, left):
             self._place = place
@@ -119,7 +119,7 @@ class EndPlanner:
     def _take(self, token: int) -> None:
         if self._matcher.take([token]) != 1:
             raise GrammarFailure("the matcher refuses an end that it had taken")
-        written = self._table.tokens[token]
+        written = self._splitter.written(token)
         self._place = self._place_behind(written)
         self._skip = max(0, self._skip - len(written))
 
@@ -130,7 +130,7 @@ class EndPlanner:
 def first_end(matcher: GuardedMatcher, splitter: Splitter, outline: Outline, looks: int = FIRST_LOOKS) -> bytes | None:
     """Return the shortest whole text of a matcher at its start; None if the search finds none."""
     search = EndSearch(matcher, splitter, outline, looks, detours=1)
-    prefix = matcher.forced()[: outline.prefix]
+    prefix = outline.prefix
     begun = splitter.split(prefix).tokens(0)
     taken = matcher.take(begun)
     text = search.run(START) if taken == len(begun) else None

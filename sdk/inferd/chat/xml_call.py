@@ -108,8 +108,8 @@ class XmlCallScanner:
 
     def _in_value(self) -> bool:
         at = self._rest.find(PARAMETER_END)
-        certain = at if at >= 0 else max(0, len(self._rest) - len(PARAMETER_END) + 1)
-        written = self._take(certain)
+        unsure = next(n for n in range(len(PARAMETER_END) - 1, -1, -1) if self._rest.endswith(PARAMETER_END[:n]))
+        written = self._take(at if at >= 0 else len(self._rest) - unsure)
         if self._is_text:
             self._write_text(written, last=at >= 0)
         else:

@@ -15,6 +15,7 @@ from tiers import examples
 
 from inferd.protocol import Sampling
 from inferd_grammar import Compiled, Constraint, GrammarCompiler, JsonSchemaGrammar, RegexGrammar, TokenTable
+from inferd_grammar.constraints import AnyOfGrammar, RepeatedGrammar, SequenceGrammar, TextGrammar
 from inferd_runtime.engine.engine import Engine, EngineOptions
 from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
 from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor
@@ -149,6 +150,43 @@ def test_other_constraints_end_in_time_too(constraint: Constraint) -> None:
         matcher = compiled.matcher()
         assert finish == "stop"
         assert matcher.ends_with(TABLE.splitter.split(text).tokens(0)), text
+
+
+CALL = SequenceGrammar(
+    (
+        TextGrammar("<|im_start|>call\n"),
+        JsonSchemaGrammar(
+            {
+                "type": "object",
+                "properties": {"city": {"type": "string", "minLength": 3}, "days": {"type": "integer", "minimum": 10}},
+                "required": ["city", "days"],
+                "additionalProperties": False,
+            }
+        ),
+        TextGrammar("\n<|im_end|>"),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        CALL,
+        SequenceGrammar((CALL, RepeatedGrammar(CALL, 0, None))),
+        SequenceGrammar(CALL.members[:2]),
+        SequenceGrammar((TextGrammar("<|im_end|>"), AnyOfGrammar((CALL,)), TextGrammar("<|im_end|>"))),
+    ],
+)
+def test_what_stands_between_special_tokens_ends_in_time(constraint: Constraint) -> None:
+    """As calls of tools do, whose marks are special tokens in most models."""
+    compiled = COMPILER.compile(constraint)
+    planner = compiled.planner()
+    assert planner is not None
+    for seed in range(10):
+        text, finish = generate(compiled, planner.needed + seed, seed, DRAFTERS[seed % 3](seed))
+        assert finish == "stop"
+        for call in text.removeprefix(b"call").split(b"call"):
+            assert json.loads(call)["days"] >= 10
 
 
 def test_a_budget_that_is_far_away_changes_no_text() -> None:

@@ -6,6 +6,7 @@ import json
 import time
 
 import pytest
+from answer_parts import joined
 from hypothesis import given, strategies as st
 
 from inferd.chat.answer_parser import (
@@ -39,18 +40,6 @@ def parse(shape: AnswerShape, pieces: list[str], *, cut: bool = False) -> list[A
     """Return the parts of a text that comes in pieces, neighbours of one kind joined."""
     parser = AnswerParser(shape)
     return joined([*(part for piece in pieces for part in parser.feed(piece)), *parser.finish(cut=cut)])
-
-
-def joined(parts: list[AnswerPart]) -> list[AnswerPart]:
-    """Return parts with neighbours of one kind joined."""
-    found: list[AnswerPart] = []
-    for part in parts:
-        last = found[-1] if found else None
-        if last is not None and type(last) is type(part) and not isinstance(part, CallPart):
-            found[-1] = type(part)(last.text + part.text)  # type: ignore[union-attr]
-        else:
-            found.append(part)
-    return found
 
 
 CASES = [

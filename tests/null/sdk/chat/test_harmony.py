@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from test_answer_parser import CALL, TOOLS, joined
-from test_tool_calls import AUTO, MUST, WEATHER
+from answer_parts import joined
 
-from inferd import Grammar, JsonSchema, OutputConstraint
-from inferd.chat import ToolChoice
-from inferd.chat.answer_parser import AnswerPart, AnswerShape, ArgumentsPart, ReasoningPart, TextPart
+from inferd import Grammar, JsonSchema
+from inferd.chat import Tool, ToolChoice
+from inferd.chat.answer_parser import AnswerPart, AnswerShape, ArgumentsPart, CallPart, ReasoningPart, TextPart
 from inferd.chat.harmony import FINAL, TO_FUNCTION, HarmonyParser, harmony_constraint
 from inferd.chat.tool_calls import checked_parameters
+from inferd.schema import OutputConstraint
 from inferd_runtime.testing.transport import run_program
 
+TOOLS, CALL = frozenset({"weather"}), CallPart("weather")
+WEATHER = Tool(
+    "weather", parameters={"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+)
+AUTO, MUST = ToolChoice(), ToolChoice("required")
 SHAPE = AnswerShape("harmony", TOOLS, ("<|channel|>analysis<|message|>", "<|end|>"))
 ONE = AnswerShape("harmony", TOOLS, parallel=False)
 THOUGHT = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
@@ -30,7 +35,7 @@ CASES = [
     ),
     (
         SHAPE,
-        "<|channel|>commentary<|message|>I look.<|end|>" + THOUGHT[:-17],
+        "<|channel|>commentary<|message|>I look.<|end|>" + THOUGHT.removesuffix("<|start|>assistant"),
         [TextPart("I look."), ReasoningPart("hm")],
     ),
     (SHAPE, "<|channel|>commentary to=functions.other<|message|>{}", [TextPart("{}")]),
