@@ -11,6 +11,7 @@ from inferd import session
 from inferd.adapter import Adapter
 from inferd.constraints import AllOf, Exact, Gbnf, Lark, StepConstraint, Tag, Tagged, TaggedSpan
 from inferd.context import Context
+from inferd.custom_sampler import Candidates, CustomSampler
 from inferd.generation import Generator
 from inferd.grammar import Grammar, Matcher
 from inferd.masks import TokenMask
@@ -47,6 +48,7 @@ from inferd.schema import AnyJson, Choice, JsonSchema, Regex
 from inferd.spec_config import SpecConfig
 from inferd.speculation import DraftTree, Speculator
 from inferd.speculation_stats import SourceStats, SpeculationCycle, SpeculationStats
+from inferd.vocabulary import TokenVocabulary
 
 if TYPE_CHECKING:
     from inferd.transport.websocket import Connection
@@ -56,12 +58,14 @@ __all__ = [
     "AllOf",
     "AnyJson",
     "Cancelled",
+    "Candidates",
     "CheckedKeyword",
     "Choice",
     "ClientError",
     "ConstraintError",
     "ConstraintViolated",
     "Context",
+    "CustomSampler",
     "Distribution",
     "DraftTree",
     "Entropy",
@@ -103,6 +107,7 @@ __all__ = [
     "TaggedSpan",
     "TokenLogprob",
     "TokenMask",
+    "TokenVocabulary",
     "Tokenizer",
     "Truncated",
     "Unauthorized",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from inferd.adapter import Adapter, adapter_name
 from inferd.calls.arguments import (
     CycleCallback,
+    checked_chooser,
     checked_cycle,
     checked_flag,
     checked_on_length,
@@ -32,6 +33,7 @@ from inferd.calls.forward_arguments import (
 )
 from inferd.calls.generate_arguments import GenerateArguments, OnLength
 from inferd.constraints import StepConstraint, checked_constraint
+from inferd.custom_sampler import ChooseToken, CustomSampler
 from inferd.generation import Generator
 from inferd.model import Model
 from inferd.probes import RowProbe
@@ -198,27 +200,28 @@ class Context:
     async def save(self, name: str, *, overwrite: bool = False) -> SavedContext:
         """Keep a copy of the context under ``name``, for :meth:`open`; it survives a restart of the runtime.
 
-        The context stays as it is and can be used at once. Names are the tenant's: 1 to 128 of the characters
-        ``A-Z a-z 0-9 . _ : / -``. Raises InvalidRequest for another name, and for one in use unless ``overwrite``;
-        LimitExceeded past the tenant's bytes.
+        The context stays as it is and can be used at once. While a generation runs on it, the copy holds what was delivered so
+        far, and the generation goes on; opened, it goes on with the same text if it is given the same seed. Names are the
+        tenant's: 1 to 128 of the characters ``A-Z a-z 0-9 . _ : / -``. Raises InvalidRequest for another name, and for one in
+        use unless ``overwrite``; LimitExceeded past the tenant's bytes.
         """
         request = SaveContext(0, snapshot_name(name), checked_flag("overwrite", overwrite))
-        context = await self._handle.prepare()
-        saved: SavedContext = await self._handle.call(replace(request, context=context), keeps_turn=True)
-        return saved
+        return await self._handle.save(request)
 
     @classmethod
-    async def open(cls, name: str) -> Context:
+    async def open(cls, name: str, model: str | Model | None = None) -> Context:
         """Return a new context that starts as the saved one: its conversation, its KV, and with a seed its next tokens.
 
-        Raises NotFound, SnapshotDamaged, and SnapshotForeign when no model with these weights is served.
+        ``model``: the model to open it on, which has to have the weights that it was saved with; None: whichever has, of
+        several the one of the same name. Raises NotFound, SnapshotDamaged, and SnapshotForeign for a model with other weights,
+        or when none with these is served.
         """
-        return cls._of(await ContextHandle.opened(OpenSaved(snapshot_name(name))))
+        return cls._of(await ContextHandle.opened(OpenSaved(snapshot_name(name), model_name(model))))
 
     @classmethod
-    async def take(cls, name: str) -> Context:
+    async def take(cls, name: str, model: str | Model | None = None) -> Context:
         """As :meth:`open`, and delete what was saved. Of several that take one name, exactly one gets it."""
-        return cls._of(await ContextHandle.opened(TakeSaved(snapshot_name(name))))
+        return cls._of(await ContextHandle.opened(TakeSaved(snapshot_name(name), model_name(model))))
 
     @staticmethod
     async def delete(name: str) -> None:
@@ -238,13 +241,13 @@ class Context:
         return data
 
     @classmethod
-    async def from_bytes(cls, data: bytes) -> Context:
+    async def from_bytes(cls, data: bytes, model: str | Model | None = None) -> Context:
         """Return a new context out of the bytes of :meth:`export`. Their form is checked, but not whether their
-        KV was computed by the model: pass only bytes that you trust.
+        KV was computed by the model: pass only bytes that you trust. ``model``: as in :meth:`open`.
         """
         if not isinstance(data, bytes):
             raise InvalidRequest(f"data must be bytes, not {type(data).__name__}")
-        request = ImportContext(data)
+        request = ImportContext(data, model_name(model))
         check_import(request)
         return cls._of(await ContextHandle.opened(request))
 
@@ -264,7 +267,8 @@ class Context:
     ) -> ForwardResult:
         """Append ``tokens``, compute everything pending, and look at the rows ``at``.
 
-        ``at`` are indices into ``tokens``; empty means the last one. Each :class:`~inferd.protocol.RowResult` holds
+        ``at`` are indices into ``tokens``; empty means the last one. Without ``tokens`` that is the last token that the context
+        holds: ``forward([])`` tells what comes next, and appends nothing. Each :class:`~inferd.protocol.RowResult` holds
         the token that ``sampler`` (argmax by default) draws after that row, the entropy of the distribution in
         nats, the ``top`` most likely tokens with their log-probabilities, and a result per probe, in the order of
         ``probes`` (:class:`~inferd.Logits`, :class:`~inferd.Distribution`, :class:`~inferd.Logprob`,
@@ -365,7 +369,7 @@ class Context:
 
     def generate(
         self,
-        sampler: Sampler,
+        sampler: Sampler | CustomSampler | ChooseToken,
         *,
         max_tokens: int = MAX_TOKENS,
         stop: Sequence[str] = (),
@@ -385,11 +389,15 @@ class Context:
         reasoning: ReasoningSpec | None = None,
         shown: Sequence[str] = (),
         include_stop: bool = False,
+        probes: Sequence[RowProbe] = (),
     ) -> Generator[T]:
         """Generate after the context's last token; what is delivered becomes part of the context.
 
         Returns at once; the generation starts when the first step is asked for. If the last thing added is a system or
         user message, the assistant's turn is cued first.
+
+        ``sampler``: how each token is drawn; or a function of your own that gets the :class:`~inferd.Candidates` for it and
+        returns one of them (or an ``async`` one), see :class:`~inferd.CustomSampler`: a round trip per token, no speculation.
 
         ``max_tokens``: at most this many, at least 1. ``stop``: end before the first of these texts; they are not
         part of the output, unless ``include_stop``. ``shown``: names of special tokens that show in the text, where others do
@@ -418,6 +426,9 @@ class Context:
         ``logprobs``: each step's ``logprobs`` hold one :class:`~inferd.TokenLogprob` per token, with so many (0 to 20) of the
         most likely tokens at its place. They are the model's own, before penalties, bias, constraint and temperature.
 
+        ``probes``, as in :meth:`forward`: each step's ``probes`` hold one list of results per token, of the row that it was drawn
+        from, behind penalties, bias and constraint, and before the temperature. Drafts change none of them.
+
         ``on_length`` says what happens when ``max_tokens`` (or the context) is used up. "complete": tokens are kept back for
         the nearest end that ``constrain`` allows, and the text is steered there in time; refused at the start where the
         shortest text needs more tokens than there are (:class:`~inferd.Truncated`), or no end is found (ConstraintError).
@@ -432,8 +443,11 @@ class Context:
             other = "predict=" if predict else "system_speculation=True"
             raise ValueError(f"speculator= and {other} exclude each other: pass one of them")
         self._handle.check()
+        drawn = checked_chooser(sampler)
         arguments = GenerateArguments(
-            sampling=checked_sampler(sampler).sampling,
+            sampling=drawn.sampling,
+            chooser=drawn if isinstance(drawn, CustomSampler) else None,
+            probes=tuple(wire_probes(probes)),
             max_tokens=max_tokens,
             stop=checked_stop(stop),
             constrain=checked_constraint(constrain),

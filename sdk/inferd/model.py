@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, overload
 
-from inferd.protocol import Detokenize, Embed, Embeddings, InvalidRequest, ListModels, ModelInfo, NotFound, Tokenize
+from inferd.protocol import (
+    Detokenize,
+    Embed,
+    Embeddings,
+    GetVocabulary,
+    InvalidRequest,
+    ListModels,
+    ModelInfo,
+    NotFound,
+    Tokenize,
+)
 from inferd.protocol.floats import unpack_floats
 from inferd.protocol.passes import check_embed
 from inferd.protocol.tokens import checked_tokens
-from inferd.transport import Transport, current_transport
+from inferd.transport import Transport, current_port
+from inferd.vocabulary import TokenVocabulary
 
 Vector: TypeAlias = list[float]
 
@@ -24,6 +35,7 @@ class Tokenizer:
 
     model: str
     transport: Transport
+    vocabularies: dict[str, TokenVocabulary] = field(default_factory=dict, repr=False, compare=False)
 
     async def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the token ids of ``text``; nothing is added around it.
@@ -43,6 +55,15 @@ class Tokenizer:
         text: str = reply.text
         return text
 
+    async def vocabulary(self) -> TokenVocabulary:
+        """Return the bytes of every token, as one value. It is fetched once per connection."""
+        known = self.vocabularies.get(self.model)
+        if known is None:
+            known = self.vocabularies[self.model] = TokenVocabulary(
+                await self.transport.call(GetVocabulary(self.model))
+            )
+        return known
+
 
 @dataclass(frozen=True)
 class Model:
@@ -58,9 +79,9 @@ class Model:
     @classmethod
     async def list(cls) -> builtins.list[Model]:
         """Return all models that are served, the default one first. Raises Unavailable when not connected."""
-        transport = current_transport()
-        reply = await transport.call(ListModels())
-        return [cls(info, Tokenizer(info.name, transport)) for info in reply.models]
+        port = current_port()
+        reply = await port.transport.call(ListModels())
+        return [cls(info, Tokenizer(info.name, port.transport, port.vocabularies)) for info in reply.models]
 
     @classmethod
     async def load(cls, name: str = "") -> Model:

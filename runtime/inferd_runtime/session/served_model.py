@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-from inferd.protocol import ChatFormat, ModelInfo
+import numpy as np
+
+from inferd.protocol import ChatFormat, ModelInfo, PackedVocabulary
 from inferd_grammar import GrammarCompiler
 from inferd_grammar.healing import Healer
 from inferd_runtime.draft_models.models import DraftModels
@@ -93,6 +95,14 @@ class ServedModel:
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token of the vocabulary: a special token's are its name."""
         return self.grammars.table.tokens[token] or self._special_texts.get(token, b"")
+
+    @cached_property
+    def vocabulary(self) -> PackedVocabulary:
+        """Return the bytes of all tokens."""
+        pieces = [self.bytes_of(token) for token in range(self.info.vocab_size)]
+        lengths = np.fromiter(map(len, pieces), np.dtype("<u4"), len(pieces)).tobytes()
+        special = self.grammars.table.special_names
+        return PackedVocabulary(b"".join(pieces), lengths, list(special), list(special.values()))
 
     @cached_property
     def healer(self) -> Healer:

@@ -1,4 +1,4 @@
-"""Replies without the fields that stand at their defaults: of most steps' nine fields that is all but two."""
+"""Replies without the fields that stand at their defaults: of most steps' ten fields that is all but two."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from inferd.protocol import CheckedKeyword, SourceCount, Step, Steps, TokenLogprob
+from inferd.protocol import CandidateRow, CheckedKeyword, SourceCount, Step, Steps, TokenLogprob, TokenProbes
 
 
 class ShortStep(msgspec.Struct, omit_defaults=True):
@@ -21,13 +21,14 @@ class ShortStep(msgspec.Struct, omit_defaults=True):
     saved_us: int = 0
     sources: list[SourceCount] = []
     logprobs: list[TokenLogprob] = []
+    probes: list[TokenProbes] = []
 
     @classmethod
     def of(cls, step: Step) -> ShortStep:
         """Return a step that is encoded in fewer bytes."""
         return cls(
             step.tokens, step.text, step.drafted, step.accepted, step.filtered, step.truncated, step.saved_us,
-            step.sources, step.logprobs,
+            step.sources, step.logprobs, step.probes,
         )  # fmt: skip
 
 
@@ -39,6 +40,7 @@ class ShortSteps(msgspec.Struct, omit_defaults=True):
     checked: list[CheckedKeyword] = []
     stopped_by: str = ""
     stop_token: int | None = None
+    candidates: list[CandidateRow] = []
 
 
 def shortened(reply: Any) -> Any:
@@ -46,4 +48,4 @@ def shortened(reply: Any) -> Any:
     if type(reply) is not Steps:
         return reply
     steps = list(map(ShortStep.of, reply.steps))
-    return ShortSteps(steps, reply.finish, reply.checked, reply.stopped_by, reply.stop_token)
+    return ShortSteps(steps, reply.finish, reply.checked, reply.stopped_by, reply.stop_token, reply.candidates)

@@ -76,11 +76,11 @@ class OpenContext:
         self.context.truncate(length)
         self._turns = [self._turns[0], *(mark for mark in self._turns[1:] if mark[0] <= length)]
 
-    def fork(self, length: int | None = None, behind: Sequence[int] = ()) -> OpenContext:
+    def fork(self, length: int | None = None, behind: Sequence[int] = (), *, own_noise: bool = True) -> OpenContext:
         """Return a copy of the first ``length`` tokens (None: all) with the tokens ``behind`` them, at the same place in the
-        conversation.
+        conversation. It has its own noise, unless it is to stand for this one.
         """
-        child = self.context.fork(length)
+        child = self.context.fork(length, own_noise=own_noise)
         child.append(behind)
         return OpenContext(self.model, child, *(mark for mark in self._turns if mark[0] <= len(child.tokens)))
 

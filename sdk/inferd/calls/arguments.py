@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias, get_args
 
 from inferd.calls.generate_arguments import OnLength
+from inferd.custom_sampler import ChooseToken, CustomSampler
 from inferd.model import Model
 from inferd.protocol import InvalidRequest, ReasoningSpec, check_snapshot_name
 from inferd.sampling import Sampler
@@ -50,6 +51,11 @@ def checked_sampler(sampler: Sampler) -> Sampler:
     if not isinstance(sampler, Sampler):
         raise InvalidRequest(f"sampler must be a Sampler, such as Sampler.argmax(), not {sampler!r}")
     return sampler
+
+
+def checked_chooser(sampler: Sampler | CustomSampler | ChooseToken) -> Sampler | CustomSampler:
+    """Return a Sampler, or one of the program's own."""
+    return sampler if isinstance(sampler, (Sampler, CustomSampler)) else CustomSampler.of(sampler)
 
 
 def checked_stop(stop: Sequence[str]) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from inferd.calls.generation_stream import GenerationStream
 from inferd.protocol import (
@@ -17,6 +18,8 @@ from inferd.protocol import (
     OpenSaved,
     Part,
     ReleaseContext,
+    SaveContext,
+    SavedContext,
     TakeSaved,
     TruncateContext,
     Unavailable,
@@ -149,6 +152,17 @@ class ContextHandle:
                 return self._adopt(await self.transport.call(ForkContext(await self._create(), generation.length)))
             context = await self._prepare()
         return self._adopt(await self.call(ForkContext(context), keeps_turn=True))
+
+    async def save(self, request: SaveContext) -> SavedContext:
+        """Keep a copy of this context, which holds what was buffered too. A generation that runs goes on."""
+        async with self._lock:
+            self.check()
+            generation = self._generation
+            if generation is not None and generation.running and not self._parts:
+                asked = replace(request, context=await self._create(), length=generation.length)
+                return cast("SavedContext", await self.transport.call(asked))
+            context = await self._prepare()
+        return cast("SavedContext", await self.call(replace(request, context=context), keeps_turn=True))
 
     async def truncate(self, length: int) -> None:
         """Keep the first ``length`` tokens; the last turn is as open as it was at that length."""

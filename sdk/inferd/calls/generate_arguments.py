@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from inferd.constraints import StepConstraint
-from inferd.protocol import ReasoningSpec, Sampling, StartGenerate
+from inferd.custom_sampler import CustomSampler
+from inferd.protocol import Probe, ReasoningSpec, Sampling, StartGenerate
 from inferd.schema import OutputConstraint
 from inferd.spec_config import RuntimeDrafts
 from inferd.speculation import Speculator
@@ -39,6 +40,8 @@ class GenerateArguments:
     reasoning: ReasoningSpec | None = None
     shown: tuple[str, ...] = ()
     include_stop: bool = False
+    chooser: CustomSampler | None = None
+    probes: tuple[Probe, ...] = ()
 
     @property
     def constraint(self) -> OutputConstraint | None:
@@ -87,4 +90,6 @@ class GenerateArguments:
             reasoning=self.reasoning,
             shown=list(self.shown),
             include_stop=self.include_stop,
+            candidates=None if self.chooser is None else self.chooser.k,
+            probes=list(self.probes),
         )

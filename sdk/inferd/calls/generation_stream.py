@@ -14,6 +14,7 @@ from typing import Any
 from inferd.calls.constraint_runner import ConstraintRunner
 from inferd.calls.generate_arguments import GenerateArguments
 from inferd.calls.generation_state import GenerationEvent, GenerationState, Lifecycle
+from inferd.calls.sampler_runner import SamplerRunner
 from inferd.calls.speculator_runner import NO_DRAFT, CheckedDraft, SpeculatorRunner
 from inferd.protocol import (
     CheckedKeyword,
@@ -109,6 +110,7 @@ class RunningGeneration:
         self._speculator = None if arguments.speculator is None else SpeculatorRunner(arguments.speculator, start)
         own = arguments.own_constraint
         self._constraint = None if own is None else ConstraintRunner(own)
+        self._chooser = None if arguments.chooser is None else SamplerRunner(arguments.chooser, start)
         self._answered = True  # otherwise the runtime may have closed the generation by itself
 
     def ending(self, keep: int) -> CloseGenerate:
@@ -118,10 +120,12 @@ class RunningGeneration:
     async def fetch(self, delivered: int, least: int = 1) -> Steps:
         """Ask for more steps behind ``delivered`` tokens, ``least`` at a time where the program takes no part in them.
 
-        Raises what the runtime answers or the program's constraint raises.
+        Raises what the runtime answers, or the program's constraint or sampler raises.
         """
         if self._constraint is not None:
             return await self._fetch_masked(self._constraint)
+        if self._chooser is not None:
+            return await self._fetch_chosen(self._chooser)
         if self._speculator is not None:
             # The model always adds one token of its own, so a longer draft could not be delivered.
             return await self._fetch_drafted(self._speculator, max(self._max_tokens - delivered - 1, 0))
@@ -166,6 +170,16 @@ class RunningGeneration:
         reply: Steps = await self._call(sent)
         constraint.record([token for step in reply.steps for token in step.tokens])
         return reply
+
+    async def _fetch_chosen(self, chooser: SamplerRunner) -> Steps:
+        """Send the token that the program chooses. The first answer brings no step, but the first row to choose from."""
+        while True:
+            sent = NextSteps(self._generation, token=await chooser.next_token())
+            check_next_steps(sent)
+            reply: Steps = await self._call(sent)
+            chooser.record([token for step in reply.steps for token in step.tokens], reply.candidates)
+            if reply.steps or not reply.candidates:
+                return reply
 
     async def _call(self, request: Any) -> Any:
         self._answered = False

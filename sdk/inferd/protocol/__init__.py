@@ -17,6 +17,11 @@ from inferd.protocol.adapters import (
     Upload as Upload,
     UploadAdapter as UploadAdapter,
 )
+from inferd.protocol.candidates import (
+    MAX_CANDIDATES as MAX_CANDIDATES,
+    CandidateRow as CandidateRow,
+    check_candidates as check_candidates,
+)
 from inferd.protocol.carrying import (
     cut as cut,
     shown as shown,
@@ -107,9 +112,11 @@ from inferd.protocol.grammar import (
 )
 from inferd.protocol.models import (
     Detokenize as Detokenize,
+    GetVocabulary as GetVocabulary,
     ListModels as ListModels,
     ModelInfo as ModelInfo,
     Models as Models,
+    PackedVocabulary as PackedVocabulary,
     Text as Text,
     TokenBytes as TokenBytes,
     Tokenize as Tokenize,
@@ -134,6 +141,7 @@ from inferd.protocol.passes import (
     RowResult as RowResult,
     TokenLogprob as TokenLogprob,
     TokenLogprobs as TokenLogprobs,
+    TokenProbes as TokenProbes,
     check_embed as check_embed,
     check_forward as check_forward,
     check_mask_allows as check_mask_allows,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from inferd.protocol.candidates import CandidateRow, check_candidates
 from inferd.protocol.contexts import ContextState
 from inferd.protocol.errors import ConstraintError, InvalidRequest, LimitExceeded
 from inferd.protocol.grammar import CheckedKeyword, ConstraintSpec, check_constraint
 from inferd.protocol.operations import operation
-from inferd.protocol.passes import MAX_LOGPROBS, TokenLogprob
+from inferd.protocol.passes import MAX_LOGPROBS, Probe, TokenLogprob, TokenProbes, check_probes
 from inferd.protocol.ranges import check_whole
 from inferd.protocol.sampling import Sampling
 from inferd.protocol.speculation import SourceCount, SpeculationSettings, check_settings, check_tree
@@ -30,7 +31,7 @@ class Step:
     ``drafted`` tokens were verified, ``accepted`` of them stand, and the model added one of its own; ``truncated`` of all
     these came behind the end of the generation and count for nothing. ``filtered`` guesses were illegal under the
     constraint. ``sources`` says whose they were. ``saved_us``: microseconds that the drafts saved, by the cost model's estimate.
-    ``logprobs``, where they were asked for: one per token.
+    ``logprobs`` and ``probes``, where they were asked for: one per token.
     """
 
     tokens: list[int]
@@ -42,11 +43,12 @@ class Step:
     saved_us: int = 0
     sources: list[SourceCount] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    probes: list[TokenProbes] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class GenerationStarted:
-    """A started generation. ``prompt`` is filled only for a program's own speculator, which learns from it."""
+    """A started generation. ``prompt`` is filled only for a program's own speculator or sampler, which learns from it."""
 
     generation: int
     position: int
@@ -59,6 +61,7 @@ class Steps:
 
     ``checked``, with the end of a best_effort constraint: the keywords that only the finished text was checked for.
     ``stopped_by``: the stop string that ended it, "" for any other end. ``stop_token``: the token that did, end-of-text included.
+    ``candidates``: the row that a program's own sampler has to choose of; none at the end, and where there is no such sampler.
     """
 
     steps: list[Step]
@@ -66,6 +69,7 @@ class Steps:
     checked: list[CheckedKeyword] = field(default_factory=list)
     stopped_by: str = ""
     stop_token: int | None = None
+    candidates: list[CandidateRow] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,9 @@ class StartGenerate:
     before any token or stop string ends the text; a constraint that is complete ends it all the same.
     ``reasoning``: the model may think first, and the constraint holds what comes behind that. ``shown``: names of special tokens
     that show in the text. ``include_stop``: the stop string that ends the text is a part of it.
+    ``candidates``: the program chooses each token itself, of so many of the most likely (0: all, at most MAX_CANDIDATES): every
+    ``generate.next`` but the first brings one; without speculation, and without a constraint of its own. ``probes``: what to
+    tell of each token's distribution, behind penalties, bias and mask.
     """
 
     context: int
@@ -125,6 +132,8 @@ class StartGenerate:
     reasoning: ReasoningSpec | None = None
     shown: list[str] = field(default_factory=list)
     include_stop: bool = False
+    candidates: int | None = None
+    probes: list[Probe] = field(default_factory=list)
 
 
 def check_start_generate(request: StartGenerate) -> None:
@@ -145,6 +154,9 @@ def check_start_generate(request: StartGenerate) -> None:
     check_whole("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if request.logprobs is not None:
         check_whole("logprobs", request.logprobs, 0, MAX_LOGPROBS)
+    check_probes("generate", request.probes)
+    if request.candidates is not None:
+        check_candidates(request.candidates, request.sampling)
     check_ids("predict", request.predicted)
     if request.on_length not in ON_LENGTH:
         raise InvalidRequest(f"on_length must be {' or '.join(map(repr, ON_LENGTH))}, not {request.on_length!r}")
@@ -213,6 +225,11 @@ def _check_exclusions(request: StartGenerate) -> None:
             f"program_constraint (a constraint of your own) and {_first(others)} exclude each other: "
             "each step waits for its mask"
         )
+    others = {"a constraint of your own": request.program_constraint, speculator: request.program_speculation, **drafts}
+    if request.candidates is not None and any(others.values()):
+        raise InvalidRequest(
+            f"candidates (a sampler of your own) and {_first(others)} exclude each other: each step waits for its token"
+        )
     if request.heal and request.program_constraint:
         raise InvalidRequest(
             "heal and program_constraint exclude each other: healing is a constraint on the first tokens"
@@ -246,7 +263,8 @@ MOST_STEPS = 32
 class NextSteps:
     """Wait for the next finished steps. ``least``: for so many of them, or the end; for one where the program takes part in every
     step. ``draft`` only with ``program_speculation``, a mask (allowed token ids, or bits as
-    in ``forward``; neither: all) only with ``program_constraint``. ``parents``: per draft token, which one it follows (-1:
+    in ``forward``; neither: all) only with ``program_constraint``, a ``token`` (of the row that was offered last) only with
+    ``candidates``. ``parents``: per draft token, which one it follows (-1:
     the context; a smaller index than its own); empty means a chain. ``positions`` are absolute.
     """
 
@@ -257,6 +275,7 @@ class NextSteps:
     mask: list[int] | None = None
     mask_bits: str = ""
     least: int = 1
+    token: int | None = None
 
 
 def check_next_steps(request: NextSteps) -> None:
@@ -264,6 +283,8 @@ def check_next_steps(request: NextSteps) -> None:
     and ConstraintError for a mask that allows nothing.
     """
     check_whole("least", request.least, 1, MOST_STEPS)
+    if request.token is not None:
+        check_ids("token", [request.token])
     if request.draft or request.parents:
         check_ids("draft", request.draft)
         check_tree(request.draft, request.parents or None)

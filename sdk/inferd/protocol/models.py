@@ -84,6 +84,27 @@ class TokenBytes:
     model: str = ""
 
 
+@dataclass(frozen=True)
+class PackedVocabulary:
+    """The bytes of all tokens behind each other, in the order of their ids; ``lengths``: uint32, little-endian, one per token.
+
+    ``special_names``, of the tokens ``special_tokens``, are what these stand for, here as in ``model.token_bytes``.
+    """
+
+    data: bytes
+    lengths: bytes
+    special_names: list[str]
+    special_tokens: list[int]
+
+
+@operation("model.vocabulary", PackedVocabulary)
+@dataclass(frozen=True)
+class GetVocabulary:
+    """Ask what every token of a model stands for."""
+
+    model: str = ""
+
+
 def check_detokenize(request: Detokenize | TokenBytes) -> None:
     """Raises InvalidRequest for a negative token id."""
     check_ids("tokens", request.tokens)

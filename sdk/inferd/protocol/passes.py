@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from inferd.protocol.errors import InvalidRequest, LimitExceeded
@@ -45,6 +45,17 @@ def check_probe(probe: Probe) -> None:
         raise InvalidRequest("logprobs: tokens must name at least one token")
 
 
+def check_probes(op: str, probes: Sequence[Probe]) -> None:
+    """Raises LimitExceeded for too many probes, InvalidRequest, which names the kind and field, for one that is none."""
+    if len(probes) > MAX_PROBES:
+        raise LimitExceeded(
+            f"{op}: {len(probes)} probes; {MAX_PROBES} are allowed", limit="probes", value=MAX_PROBES,
+            raise_with="several calls",
+        )  # fmt: skip
+    for probe in probes:
+        check_probe(probe)
+
+
 @dataclass(frozen=True)
 class ProbeResult:
     """What one probe found in one row: :attr:`values`, of ``tokens`` where it speaks of some tokens only."""
@@ -61,6 +72,22 @@ class ProbeResult:
     def value(self) -> float:
         """The first number, for probes that give one (Entropy, Logprob)."""
         return self.values[0]
+
+
+@dataclass(frozen=True)
+class TokenProbes:
+    """What the probes of a generation found in one token's row, in the order of the request: a sequence of results."""
+
+    results: list[ProbeResult]
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __getitem__(self, index: int) -> ProbeResult:
+        return self.results[index]
+
+    def __iter__(self) -> Iterator[ProbeResult]:
+        return iter(self.results)
 
 
 @dataclass(frozen=True)
@@ -81,8 +108,8 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class RowResult:
-    """A probed row of ``forward``: the sampled token, the most likely tokens with their log-probabilities, the entropy
-    in nats, and what each probe found, in the order of the request.
+    """A probed row of ``forward``, that of token ``index`` of those given (-1: the context's last): the sampled token, the
+    most likely tokens with their log-probabilities, the entropy in nats, and what each probe found, in the order of the request.
     """
 
     index: int
@@ -106,9 +133,9 @@ class ForwardResult:
 class Forward:
     """Append ``tokens``, compute everything pending, and answer for the rows ``at`` (indices into ``tokens``).
 
-    An empty ``at`` means the last token. ``top`` asks for that many most likely tokens with log-probabilities, ``probes``
-    for more. ``mask`` (allowed token ids; None: all; or as ``mask_bits``, see ``masks.py``) and the bias, added to the
-    logits of ``bias_tokens``, come before sampler and probes.
+    An empty ``at`` means the last token: without ``tokens`` the context's own, whose row is number -1. ``top`` asks for that many
+    most likely tokens with log-probabilities, ``probes`` for more. ``mask`` (allowed token ids; None: all; or as ``mask_bits``,
+    see ``masks.py``) and the bias, added to the logits of ``bias_tokens``, come before sampler and probes.
 
     ``attention_mask``: per token, which tokens of the context it attends to, as run lengths over the whole context
     behind the last token given: hidden, seen, hidden, ... Empty means all up to itself. ``positions``: per token, where
@@ -136,20 +163,12 @@ def check_forward(request: Forward) -> None:
     The sampler has a check of its own, ``check_sampling``.
     """
     count = len(request.tokens)
-    if not count:
-        raise InvalidRequest("forward needs at least one token")
     check_ids("tokens", request.tokens)
     check_ids("at", request.at)
-    if max(request.at, default=0) >= count:
+    if max(request.at, default=-1) >= count:
         raise InvalidRequest(f"at must hold indices below {count}, the number of tokens, not {request.at}")
     check_whole("top", request.top, 0)
-    if len(request.probes) > MAX_PROBES:
-        raise LimitExceeded(
-            f"forward: {len(request.probes)} probes; {MAX_PROBES} are allowed", limit="probes", value=MAX_PROBES,
-            raise_with="several calls",
-        )  # fmt: skip
-    for probe in request.probes:
-        check_probe(probe)
+    check_probes("forward", request.probes)
     _check_bias(request.bias_tokens, request.bias_values)
     if request.attention_mask:
         check_one_each("attention_mask", "row", len(request.attention_mask), count)

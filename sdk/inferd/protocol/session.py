@@ -17,8 +17,10 @@ class Received:
 
 @dataclass(frozen=True)
 class Usage:
-    """A session's usage so far: ``tokens`` generated and delivered, and the engine ``steps`` that made them.
+    """A session's usage so far: ``tokens`` of the model's output, and the engine ``steps`` that made them.
 
+    One token each: what ``generate`` and ``verify`` wrote, a row that ``forward`` looked at, a token that
+    ``prompt_logprobs`` scored, a vector of ``embed``. What failed counts as far as it came.
     ``prompt_tokens`` are those that the session gave to its contexts, each counted once, when work on it begins.
     ``cached_tokens`` are those of them whose keys and values were not computed for the session: they were found by prefix, or
     came with a snapshot.

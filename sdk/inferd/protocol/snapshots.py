@@ -77,19 +77,28 @@ class Exported:
 @operation("context.save", SavedContext)
 @dataclass(frozen=True)
 class SaveContext:
-    """Keep a copy of a context under a name of the tenant's. A name in use is refused unless ``overwrite``."""
+    """Keep a copy of a context under a name of the tenant's. A name in use is refused unless ``overwrite``.
+
+    While a generation runs on the context, the copy is of its first ``length`` tokens (-1: all that was delivered), as in
+    ``context.fork``, and it goes on undisturbed. Otherwise the length is the context's.
+    """
 
     context: int
     name: str
     overwrite: bool = False
+    length: int = -1
 
 
 @operation("context.open", Opened)
 @dataclass(frozen=True)
 class OpenSaved:
-    """A new context that starts as a copy of a snapshot."""
+    """A new context that starts as a copy of a snapshot, on ``model``, which has to have its weights ("": whichever has).
+
+    Of several that have, the one with the name that the snapshot's model had is taken.
+    """
 
     name: str
+    model: str = ""
 
 
 @operation("context.take", Opened)
@@ -98,6 +107,7 @@ class TakeSaved:
     """As ``context.open``, and the snapshot is gone afterwards. Of several takers exactly one gets it."""
 
     name: str
+    model: str = ""
 
 
 @operation("context.delete", Done)
@@ -125,9 +135,13 @@ class ExportContext:
 @operation("context.import", Opened)
 @dataclass(frozen=True)
 class ImportContext:
-    """A new context out of the bytes of ``context.export``. Its KV is believed for this context and its forks alone."""
+    """A new context out of the bytes of ``context.export``. Its KV is believed for this context and its forks alone.
+
+    ``model``: as in ``context.open``.
+    """
 
     data: bytes
+    model: str = ""
 
 
 def check_import(request: ImportContext) -> None:

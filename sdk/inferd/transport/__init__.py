@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from inferd.protocol import InferdError, Unavailable
+from inferd.vocabulary import TokenVocabulary
 
 
 class Transport(Protocol):
@@ -23,10 +24,14 @@ class Transport(Protocol):
 
 
 class Port:
-    """A transport in use, and requests that release the handles that were garbage-collected before they were released."""
+    """A transport in use, and requests that release the handles that were garbage-collected before they were released.
+
+    ``vocabularies``: those that were fetched, by the model's name.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
+        self.vocabularies: dict[str, TokenVocabulary] = {}
         self._abandoned: deque[list[Any]] = deque()
 
     def abandon(self, requests: list[Any]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from session_runtime import SessionRuntime
 
 import inferd
-from inferd import Context, Sampler, protocol as p
+from inferd import Context, Model, Sampler, protocol as p
 from inferd.testing import FakeRuntime
 from inferd_runtime.kv.snapshot_folder import SnapshotFolder
 from inferd_runtime.kv.snapshots import SnapshotStore
@@ -42,6 +42,22 @@ async def test_an_opened_context_holds_what_was_saved(store: SnapshotStore) -> N
         assert await opened.tokens() == held
         assert (opened.length, opened.restored, opened.recomputed) == (saved.length, saved.length - 1, 0)
         assert (ctx.restored, ctx.recomputed) == (0, 0)
+
+
+async def test_a_generation_goes_on_while_it_is_saved(store: SnapshotStore) -> None:
+    with SessionRuntime(snapshots=store):
+        seeded = Sampler.multinomial(1.0, seed=5)
+        plain = await Context().append("abc").generate(seeded, max_tokens=12).collect_tokens()
+        ctx, written = Context().append("abc"), list[int]()
+        async for step in ctx.generate(seeded, max_tokens=12):
+            written += step.tokens
+            await ctx.save("a", overwrite=True)
+            opened = await Context.open("a", model=await Model.load())
+            assert (await opened.tokens())[3:] == written
+            left = 12 - len(written)
+            assert not left or written + await opened.generate(seeded, max_tokens=left).collect_tokens() == plain
+            await opened.release()
+        assert written == plain
 
 
 async def test_what_is_buffered_is_saved_and_a_generation_ends(store: SnapshotStore) -> None:

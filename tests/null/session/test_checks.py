@@ -127,7 +127,7 @@ OTHERS: list[tuple[Callable[[], Any], Any]] = [
     (lambda: Context().verify([1] * 65), p.VerifyDraft(1, [1] * 65)),
     (lambda: Context().verify([1, 2], [-1]), p.VerifyDraft(1, [1, 2], [-1])),
     (lambda: Context().verify([1, 2], [-1, 1]), p.VerifyDraft(1, [1, 2], [-1, 1])),
-    (lambda: Context().forward([]), p.Forward(1, [])),
+    (lambda: Context().forward([], at=[0]), p.Forward(1, [], at=[0])),
     (lambda: Context().forward([1], at=[1]), p.Forward(1, [1], at=[1])),
     (lambda: Context().forward([1], top=-1), p.Forward(1, [1], top=-1)),
     (lambda: Context().forward([1], bias={1: math.inf}), p.Forward(1, [1], bias_tokens=[1], bias_values=[math.inf])),

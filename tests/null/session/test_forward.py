@@ -448,6 +448,48 @@ def test_an_embedding_that_cannot_fit_names_the_limit() -> None:
     caller.close()
 
 
+# -- The end of a context ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("computed", ["nothing", "all but the last", "all"])
+def test_a_pass_without_tokens_looks_at_the_end_and_appends_nothing(caller: DirectSession, computed: str) -> None:
+    context = caller.text("hello")
+    if computed == "all but the last":
+        caller.call(p.FlushContext(context))
+    if computed == "all":
+        caller.call(p.Forward(context, [*b"!"]))
+        caller.call(p.AppendContext(context, [p.Part("tokens", tokens=[1])]))
+        caller.call(p.Forward(context, [2]))
+    held = caller.tokens(context)
+    hot = p.Sampling(temperature=1.0, seed=4)
+    for _ in range(2):
+        result = caller.call(p.Forward(context, [], sampling=hot, probes=[p.Probe("logits")]))
+        assert logits_of(result.rows[0]) == driver_of(caller).logits(held).tolist()
+        assert (result.rows[0].index, result.length) == (-1, len(held))
+    assert caller.tokens(context) == held
+    assert caller.generate(context, sampling=hot, max_tokens=1).tokens == [result.rows[0].token]
+
+
+def test_looking_at_a_shared_end_changes_nothing_for_who_shares_it(caller: DirectSession) -> None:
+    context = caller.text("a prompt of some pages, all of them shared")
+    caller.call(p.FlushContext(context))
+    fork = caller.call(p.ForkContext(context)).context
+    fed = driver_of(caller).tokens_fed
+    rows = [caller.call(p.Forward(which, [], probes=[p.Probe("logits")])).rows[0] for which in (context, fork, fork)]
+    assert len({tuple(logits_of(row)) for row in rows}) == 1
+    assert driver_of(caller).tokens_fed == fed + 3
+    tokens = [caller.generate(which, max_tokens=8).tokens for which in (context, fork)]
+    assert tokens[0] == tokens[1]
+    caller.engine.check_integrity()
+
+
+def test_an_empty_context_has_no_end_to_look_at(caller: DirectSession) -> None:
+    context = caller.context()
+    with pytest.raises(p.InvalidRequest, match="the context is empty and no token is given"):
+        caller.call(p.Forward(context, []))
+    assert caller.call(p.Forward(context, [*b"ab"])).rows[0].index == 1
+
+
 # -- Refusals ---------------------------------------------------------------------------------------------------------
 
 BAD: list[tuple[Any, type[Exception], str]] = [
@@ -487,6 +529,8 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (p.Forward(1, [1, 2], attention_mask=[[0, 7]]), p.InvalidRequest, "one row for each of the 2 tokens, not 1"),
     (p.Forward(1, [1], attention_mask=[[0, 7, -1]]), p.InvalidRequest, "speaks of 6 tokens"),
     (p.Forward(1, [1, 2], attention_mask=[[0, 7], [0, 7]]), p.InvalidRequest, "behind it"),
+    (p.Forward(1, [], attention_mask=[[0, 5]]), p.InvalidRequest, "one row for each of the 0 tokens, not 1"),
+    (p.Forward(1, [], positions=[5]), p.InvalidRequest, "one number for each of the 0 tokens, not 1"),
     (p.Forward(1, [1], attention_mask=[[0, 5, 1]]), p.InvalidRequest, "see itself"),
     (p.Forward(1, [1], attention_mask=[[6]]), p.InvalidRequest, "see itself"),
     (

@@ -240,6 +240,60 @@ def test_another_model_is_refused_and_both_are_named(connect: Connect, request_t
     assert first.call(p.TakeSaved("a")).length
 
 
+@pytest.mark.parametrize("request_type", [p.OpenSaved, p.TakeSaved])
+def test_a_context_is_opened_on_the_model_that_is_asked_for(store: SnapshotStore, request_type: Any) -> None:
+    models = {name: null_model(name) for name in ("first", "second", "other")}
+    models["other"] = dataclasses.replace(
+        models["other"], info=dataclasses.replace(models["other"].info, fingerprint="of other weights")
+    )
+    caller = DirectSession(models["first"], snapshots=store)
+    caller.session._state.models = models
+    caller.call(p.SaveContext(caller.text("hello"), "a"))
+    with pytest.raises(p.SnapshotForeign, match=r"model 'first' .*; served: 'other' with 'of other weights'"):
+        caller.call(request_type("a", "other"))
+    with pytest.raises(p.NotFound, match="no model 'nobody' is served; there is first, second, other"):
+        caller.call(request_type("a", "nobody"))
+    opened = caller.call(request_type("a", "second"))
+    assert caller.session._state.contexts[opened.context].model is models["second"]
+    assert caller.tokens(opened.context) == [*b"hello"]
+    caller.close()
+
+
+@pytest.mark.parametrize("speculates", [False, True])
+def test_a_context_is_saved_in_the_middle_of_a_generation(connect: Connect, speculates: bool) -> None:
+    caller = connect()
+    settings = {"sampling": HOT, "max_tokens": 20, "system_speculation": speculates}
+    whole = caller.generate(caller.text(PROMPT), **settings).tokens
+    context, written = caller.text(PROMPT), list[int]()
+    generation, finish = caller.call(p.StartGenerate(context, **settings)).generation, ""
+    while not finish:
+        saved = caller.call(p.SaveContext(context, "a", overwrite=True))
+        assert saved.length == len(PROMPT) + len(written)
+        opened = caller.call(p.OpenSaved("a"))
+        assert caller.tokens(opened.context) == [*PROMPT.encode(), *written]
+        rest = caller.generate(opened.context, sampling=HOT, max_tokens=20 - len(written)).tokens
+        assert [*written, *rest] == whole
+        caller.call(p.ReleaseContext(opened.context))
+        reply = caller.call(p.NextSteps(generation))
+        finish, written = reply.finish, [*written, *(token for step in reply.steps for token in step.tokens)]
+    assert written == whole
+    caller.call(p.CloseGenerate(generation))
+    twin = caller.text(PROMPT)
+    caller.generate(twin, **settings)
+    assert continuation(caller, context) == continuation(caller, twin)
+
+
+def test_a_part_of_what_was_delivered_can_be_saved(connect: Connect) -> None:
+    caller = connect()
+    context = caller.text(PROMPT)
+    generation = caller.call(p.StartGenerate(context, max_tokens=20)).generation
+    written = [token for step in caller.call(p.NextSteps(generation, least=6)).steps for token in step.tokens]
+    caller.call(p.SaveContext(context, "a", length=len(PROMPT) + 4))
+    assert caller.tokens(caller.call(p.OpenSaved("a")).context) == [*PROMPT.encode(), *written[:4]]
+    with pytest.raises(p.InvalidRequest, match="the context holds"):
+        caller.call(p.SaveContext(context, "b", length=len(PROMPT) + len(written) + 1))
+
+
 def test_a_damaged_snapshot_is_a_typed_error(connect: Connect, tmp_path: Path) -> None:
     session = connect()
     session.call(p.SaveContext(used(session), "a"))

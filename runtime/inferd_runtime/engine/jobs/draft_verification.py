@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from inferd.protocol import InvalidRequest
+from inferd.protocol import InvalidRequest, Usage
 from inferd_runtime.engine.jobs.forward_pass import ContextJob
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.sampling.penalties import History
@@ -57,6 +57,12 @@ class DraftVerification(ContextJob):
             # The last token's logits are wanted, so it is computed once more.
             context.uncompute(len(context.tokens) - 1)
 
+    @property
+    def usage(self) -> Usage:
+        """The accepted tokens and the model's own, as if they had been generated."""
+        accepted = len(self.accepted)
+        return Usage(tokens=accepted + (self.token >= 0), steps=self.steps, drafted=self.drafted, accepted=accepted)
+
     def propose(self) -> Draft:
         """Return the program's draft, cut before an end-of-text."""
         return self._draft.without(self._ends)
@@ -77,7 +83,7 @@ class DraftVerification(ContextJob):
         """Append the accepted tokens and the next one, and end."""
         if not done.tokens:
             return
-        self.drafted = len(done.work.draft)
+        self.steps, self.drafted = 1, len(done.work.draft)
         index = {verified: node for node, verified in match_nodes(self._draft, done.work.draft).items()}
         self.path = [self._named[index[node]] for node in done.path]
         self.accepted, self.token = list(done.tokens[:-1]), done.tokens[-1]

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from inferd.protocol import InferdError, InvalidRequest
+from inferd.protocol import InferdError, InvalidRequest, Usage
 from inferd_runtime.engine.jobs.forward_pass import ContextJob
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.engine.stages import Verified, Work
@@ -108,7 +108,13 @@ class Embedding(ContextJob):
         except InferdError:
             context.release()
             raise
+        self._vectors = 0
         self._next = context.rows_from = pooling.first_row(len(tokens))
+
+    @property
+    def usage(self) -> Usage:
+        """A token for each vector."""
+        return Usage(tokens=self._vectors, steps=self.steps)
 
     def work(self, budget: int, draft: Draft) -> Work:
         """Return the next chunk, with the states that the pooling needs of it."""
@@ -121,7 +127,10 @@ class Embedding(ContextJob):
         if done.hidden is not None:
             if len(done.hidden) < done.work.hidden:
                 raise InvalidRequest("embed: this model's hidden states cannot be read")
-            self._spend(self._pooling.add(done.hidden))
+            grown = self._pooling.add(done.hidden)
+            self.steps += 1
+            self._vectors += grown // done.hidden.shape[1]
+            self._spend(grown)
             self._next = self.context.table.length
         if self.context.pending == 0:
             self._end()

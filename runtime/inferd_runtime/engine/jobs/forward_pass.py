@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from inferd.protocol import InferdError, InvalidRequest, RowResult
+from inferd.protocol import InferdError, InvalidRequest, RowResult, Usage
 from inferd_runtime.engine.job import NextWork
 from inferd_runtime.engine.sampling.host_sampling import LogitRows, RowSampler, draw, log_softmax
 from inferd_runtime.engine.sampling.probes import Reading, RowEdit, entropy, top_logprobs
@@ -20,7 +20,10 @@ ROWS_PER_STEP = 64
 
 
 class ContextJob:
-    """The common part of these jobs: it owns the context until the job ends, and then calls ``listener`` once."""
+    """The common part of these jobs: it owns the context until the job ends, and then calls ``listener`` once.
+
+    ``steps``: how many engine steps brought it something to read.
+    """
 
     def __init__(self, context: CachedSequence) -> None:
         if context.user is not None:
@@ -31,7 +34,13 @@ class ContextJob:
         self.speculates = False
         self.error: InferdError | None = None
         self.listener: Callable[[], None] | None = None
+        self.steps = 0
         self._ended = False
+
+    @property
+    def usage(self) -> Usage:
+        """What it has used so far, beside the prompt's tokens: nothing where the model's output is not read."""
+        return Usage()
 
     def ready(self) -> bool:
         """True until it has ended."""
@@ -115,7 +124,8 @@ class RowSpec:
 class ForwardPass(ContextJob):
     """Appends tokens, computes all that is pending, and keeps the results of the requested rows.
 
-    ``at`` are the indices of the tokens whose rows are requested. ``positions`` (one per token; empty: each after the one
+    ``at`` are the indices of the tokens whose rows are requested; empty: the last one's, which without tokens is the context's
+    own. Raises InvalidRequest if there is no token at all. ``positions`` (one per token; empty: each after the one
     before) and ``visible`` (bool[length of the context with the tokens] per token; empty: all up to itself) stay with the
     context.
     """
@@ -130,6 +140,8 @@ class ForwardPass(ContextJob):
         positions: Sequence[int] = (),
         visible: Sequence[Seen] = (),
     ) -> None:
+        if not tokens and not context.tokens:
+            raise InvalidRequest("forward: the context is empty and no token is given, so there is no row to look at")
         super().__init__(context)
         self._base = len(context.tokens)
         self._at = list(at) or [len(tokens) - 1]
@@ -143,10 +155,17 @@ class ForwardPass(ContextJob):
             context.user = None
             raise
         context.place(self._base, positions, visible)
+        # Without tokens the last row is wanted, so its token is computed once more.
+        context.uncompute(self._wanted[0])
         context.rows_from = self._wanted[0]
 
     def _undo(self) -> None:
         self.context.truncate(self._base)
+
+    @property
+    def usage(self) -> Usage:
+        """A token for each row that was read, whose distribution or drawn token the program gets."""
+        return Usage(tokens=len(self.results), steps=self.steps)
 
     def work(self, budget: int, draft: Draft) -> Work:
         """Return the next chunk, with logits from the next requested row on."""
@@ -158,6 +177,7 @@ class ForwardPass(ContextJob):
     def commit(self, done: Verified) -> None:
         """Read the requested rows; end if nothing is pending."""
         assert done.logits is not None
+        self.steps += done.work.rows > 0
         end = self.context.table.length
         first = end - done.work.rows
         for index in self._wanted:

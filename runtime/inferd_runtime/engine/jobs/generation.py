@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inferd.protocol import InferdError, InvalidRequest, Step, TokenLogprob, Usage
 from inferd_runtime.engine.job import NextWork
+from inferd_runtime.engine.jobs.boundary import JobBoundary
 from inferd_runtime.engine.jobs.grammar_masks import OutputMasks
+from inferd_runtime.engine.jobs.program_choice import ProgramChoice
+from inferd_runtime.engine.jobs.step_probes import StepProbes
 from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.jobs.timeline import Timeline
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
@@ -31,7 +34,8 @@ class GenerationSpec:
     ``paced``: every step waits for :meth:`Generation.allow`. ``priority`` (-3 to 3): each step up doubles its share among the
     tenant's own work. ``logprobs``: every token comes with its log-probability by the model's own logits, before penalties,
     bias, mask and temperature, and with so many of the most likely tokens at its place; None: without. ``stop_tokens`` end
-    the text as ``eos_tokens`` do; with ``ignore_eos`` only they do.
+    the text as ``eos_tokens`` do; with ``ignore_eos`` only they do. ``choice``: the program chooses each token.
+    ``probes`` read the row of each token.
     """
 
     sampler: RowSampler
@@ -44,6 +48,18 @@ class GenerationSpec:
     logprobs: int | None = None
     stop_tokens: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    choice: ProgramChoice | None = None
+    probes: StepProbes | None = None
+
+    @property
+    def scored(self) -> bool:
+        """True if rows are read on the host, and not only drawn from."""
+        return self.logprobs is not None or self.choice is not None or self.probes is not None
+
+    def most_undelivered(self, asked: int = 0) -> int:
+        """Return how many steps may wait for a reader that asks for ``asked`` of them at a time."""
+        most = max(MAX_UNDELIVERED_STEPS, 2 * asked)
+        return most if self.probes is None else min(most, self.probes.most_steps)
 
     @property
     def ends(self) -> frozenset[int]:
@@ -66,7 +82,7 @@ class Generation:
         self.speculates = spec.sources is not None
         self.spec = spec
         self.outbox: deque[Step] = deque()
-        self.most_undelivered = MAX_UNDELIVERED_STEPS
+        self.most_undelivered = spec.most_undelivered()
         self.finish = ""
         self.stop_token: int | None = None
         self.error: InferdError | None = None
@@ -82,7 +98,7 @@ class Generation:
         self._allowed = not spec.paced
         penalties = spec.sampler.penalties
         self._history = None if penalties is None else History(penalties, context.tokens)
-        self._bare = spec.grammar is None and penalties is None and spec.logprobs is None
+        self._bare = spec.grammar is None and penalties is None and not spec.scored
         self._plain = self._bare and spec.sources is None
         context.user = self
         if context.pending == 0:
@@ -140,17 +156,35 @@ class Generation:
         draft = draft.likeliest(budget - len(pending))
         legal, masks = (draft, None) if self.spec.grammar is None else self.spec.grammar.masks(draft)
         return Work(
-            [*pending, *legal.tokens], len(legal) + 1, legal, masks, self.spec.sampler,
+            [*pending, *legal.tokens], len(legal) + 1, legal, masks,
+            self.spec.sampler if self.spec.choice is None else None,
             filtered=filtered_sources(draft, legal),
             adjustments=None if self._history is None else self._history.rows(legal),
-            scored=self.spec.logprobs is not None,
-            admit=self._admit if self.spec.grammar is not None and self.spec.grammar.steers else None,
+            scored=self.spec.scored,
+            admit=self._admit if self._steers and self.spec.choice is None else None,
         )  # fmt: skip
 
     def commit(self, done: Verified) -> None:
-        """Take the accepted tokens and the one after them; end at end-of-text, a stop string, or the length."""
-        if not done.tokens:
-            return
+        """Take the accepted tokens and the one after them, or offer the program the row that it chooses from."""
+        if self.spec.choice is not None and done.work.rows:
+            self.spec.choice.put(done, len(self.context.tokens))
+            self._allowed = False
+            self._notify()
+        elif done.tokens:
+            self._take(done)
+
+    def choose(self, token: int) -> None:
+        """Take the token that the program chose of the row that it was offered, or what its constraint steers to instead.
+
+        Raises InvalidRequest for a token that it may not have, and leaves it the row.
+        """
+        assert self.spec.choice is not None
+        done = self.spec.choice.take(token)
+        with JobBoundary(self):
+            self._take(done._replace(tokens=self._admit(done.tokens)) if self._steers else done)
+
+    def _take(self, done: Verified) -> None:
+        """Take emitted tokens; end at end-of-text, a stop string, or the length."""
         if self.spec.grammar is not None:
             self.spec.grammar.advance(done.tokens)
         if self.spec.sources is not None:
@@ -244,6 +278,10 @@ class Generation:
 
     # -- Inside ---------------------------------------------------------------------------------------------------
 
+    @property
+    def _steers(self) -> bool:
+        return self.spec.grammar is not None and self.spec.grammar.steers
+
     def _admit(self, tokens: Sequence[int]) -> Sequence[int]:
         """Return the tokens to write instead of sampled ones, so that the text is complete when the room is used up."""
         assert self.spec.grammar is not None
@@ -255,6 +293,7 @@ class Generation:
 
     def _emit(self, done: Verified) -> None:
         """Cut the emitted tokens where the generation ends, append them to the context, and queue the step."""
+        probed = [] if self.spec.probes is None else self.spec.probes.read(done)  # before its penalties go on
         kept, text = self._cut(done.tokens)
         self.context.write(done.tokens[:kept])
         if self._history is not None:
@@ -268,7 +307,8 @@ class Generation:
             text += self._text.rest()
         elif self.spec.sources is not None:
             self.spec.sources.observe(done.tokens[:kept])
-        self.outbox.append(self._step(done, content, text, kept))
+        step = self._step(done, content, text, kept)
+        self.outbox.append(replace(step, probes=probed[: len(content)]) if probed else step)
         if self.timeline is not None:
             self.timeline.wrote(kept)
 

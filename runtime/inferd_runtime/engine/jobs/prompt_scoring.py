@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inferd.protocol import InferdError, TokenLogprob
+from inferd.protocol import InferdError, TokenLogprob, Usage
 from inferd_runtime.engine.jobs.forward_pass import ContextJob, rows_per_step
 from inferd_runtime.engine.sampling.probes import check_numbers, token_logprob
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
@@ -37,6 +37,11 @@ class PromptScoring(ContextJob):
     def _undo(self) -> None:
         self.context.truncate(self._base)
 
+    @property
+    def usage(self) -> Usage:
+        """A token for each row that was read: the first token of an empty context has none."""
+        return Usage(tokens=len(self._results) - (self._base == 0), steps=self.steps)
+
     def ready(self) -> bool:
         """True while more than the last token is pending."""
         return not self._ended and self.context.pending > 1
@@ -56,6 +61,7 @@ class PromptScoring(ContextJob):
     def commit(self, done: Verified) -> None:
         """Score the tokens after the chunk's rows, each once: a chunk comes again after the context left the cache."""
         assert done.logits is not None
+        self.steps += done.work.rows > 0
         tokens, end = self.context.tokens, self.context.table.length
         for at in range(self._base + len(self._results) - 1, end):
             row = done.logits[at - (end - done.work.rows)]

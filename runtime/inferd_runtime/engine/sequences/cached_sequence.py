@@ -234,8 +234,11 @@ class CachedSequence:
         if not parked.length:
             self.drop_computed()
 
-    def fork(self, length: int | None = None) -> CachedSequence:
-        """Return a copy of the first ``length`` tokens (None: all) that shares the computed pages and has its own noise."""
+    def fork(self, length: int | None = None, *, own_noise: bool = True) -> CachedSequence:
+        """Return a copy of the first ``length`` tokens (None: all) that shares the computed pages.
+
+        It has its own noise, unless it is to stand for this one.
+        """
         held = len(self.tokens[:length])
         child = CachedSequence(self._family, self.account, self.salt, self._marks.fork(self.computed, held))
         child.adapter = self.adapter
@@ -249,8 +252,11 @@ class CachedSequence:
             child.table.private_from = None
         if self.memory is not None and self.memory.length <= len(child.tokens):
             child.memory = self.memory.fork()
-        self.forks += 1
-        child.lineage = mix(mix(self.lineage) + self.forks)
+        if own_noise:
+            self.forks += 1
+            child.lineage = mix(mix(self.lineage) + self.forks)
+        else:
+            child.lineage, child.forks = self.lineage, self.forks
         self._family.adopt(child)
         return child
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from inferd import protocol as p
 from inferd_runtime.engine.jobs.draft_verification import check_draft
-from inferd_runtime.engine.jobs.generation import MAX_UNDELIVERED_STEPS, Generation
+from inferd_runtime.engine.jobs.generation import Generation
 from inferd_runtime.engine.jobs.grammar_masks import OfferedMask
 from inferd_runtime.engine.sampling.probes import read_mask
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
@@ -21,10 +21,11 @@ from inferd_runtime.speculation.drafts import ROOT
 
 @dataclass(frozen=True)
 class ProgramInputs:
-    """The inputs that a program sends with every step: the draft of its speculator, or the mask of its constraint."""
+    """The inputs that a program sends with every step: its speculator's draft, its constraint's mask, or its sampler's token."""
 
     draft: OfferedDraft | None = None
     mask: OfferedMask | None = None
+    chooses: bool = False
 
     @classmethod
     def of(cls, request: p.StartGenerate, vocab_size: int) -> ProgramInputs:
@@ -32,23 +33,37 @@ class ProgramInputs:
         return cls(
             OfferedDraft() if request.program_speculation else None,
             OfferedMask(vocab_size) if request.program_constraint else None,
+            request.candidates is not None,
         )
 
-    def take(self, request: p.NextSteps, context: CachedSequence) -> bool:
+    def take(self, request: p.NextSteps, generation: Generation) -> bool:
         """Check and hand over what ``generate.next`` brings. True if a step waits for it.
 
         Raises InvalidRequest, and ConstraintError for a mask that allows nothing.
         """
+        if self.chooses or request.token is not None:
+            return self._choose(request, generation)
         if self.draft is None and (request.draft or request.positions or request.parents):
             raise p.InvalidRequest("a draft needs a generation started with program_speculation")
         if self.mask is None and (request.mask is not None or request.mask_bits):
             raise p.InvalidRequest("a mask needs a generation started with program_constraint")
         if self.draft is not None:
-            check_offer(request, context)
+            check_offer(request, generation.context)
             self.draft.offer(request.draft, request.parents)
         if self.mask is not None:
             self.mask.offer(read_mask(request.mask, request.mask_bits, self.mask.vocab_size))
         return self.draft is not None or self.mask is not None
+
+    def _choose(self, request: p.NextSteps, generation: Generation) -> bool:
+        """Take the program's token. Without one the row stays as it is, which the answer then tells again."""
+        if not self.chooses:
+            raise p.InvalidRequest("a token needs a generation started with candidates (a sampler of your own)")
+        if request.draft or request.positions or request.parents or request.mask is not None or request.mask_bits:
+            raise p.InvalidRequest("neither a draft nor a mask goes with candidates (a sampler of your own)")
+        if request.token is not None:
+            generation.choose(request.token)
+        assert generation.spec.choice is not None
+        return generation.spec.choice.offer is None and not generation.finished()
 
 
 class OpenGeneration:
@@ -81,8 +96,8 @@ class OpenGeneration:
         """Check and hand over what ``generate.next`` brings. Raises InvalidRequest or ConstraintError."""
         if self.generation.listener is not None:
             raise p.InvalidRequest("another generate.next is waiting on this generation")
-        self.generation.most_undelivered = max(MAX_UNDELIVERED_STEPS, 2 * request.least)
-        if not self.generation.finished() and self._inputs.take(request, self.generation.context):
+        self.generation.most_undelivered = self.generation.spec.most_undelivered(request.least)
+        if not self.generation.finished() and self._inputs.take(request, self.generation):
             self.generation.allow()
             self._turns.answered(self.generation)
 
@@ -91,14 +106,26 @@ class OpenGeneration:
         generation = self.generation
         if generation.error is not None and not generation.outbox:
             return generation.error
-        wanted = 1 if generation.spec.paced else least
-        if len(generation.outbox) < wanted and not generation.finished():
+        if not self._is_answerable(least):
             return None
         steps = generation.take()
         self._turns.asked(generation)
         self.delivered_steps += len(steps)
-        done = p.Steps(steps, generation.finish, stopped_by=generation.stopped_by, stop_token=generation.stop_token)
+        choice = generation.spec.choice
+        done = p.Steps(
+            steps, generation.finish, stopped_by=generation.stopped_by, stop_token=generation.stop_token,
+            candidates=[] if choice is None or choice.offer is None else [choice.offer],
+        )  # fmt: skip
         return done if self._finished is None else self._finished.reply(done, self._notify)
+
+    def _is_answerable(self, least: int) -> bool:
+        """True if it ended, or has ``least`` steps: one where a program takes part, and a row to choose from where it chooses."""
+        generation, spec = self.generation, self.generation.spec
+        if generation.finished():
+            return True
+        if spec.choice is not None:
+            return spec.choice.offer is not None
+        return len(generation.outbox) >= (1 if spec.paced else min(least, generation.most_undelivered))
 
     def keep(self, length: int = -1) -> tuple[int, Sequence[int]]:
         """Return what closing it would leave if ``length`` tokens of the context were delivered (-1: those that were): how

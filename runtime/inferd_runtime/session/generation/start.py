@@ -13,6 +13,8 @@ from inferd_grammar.matchers.matcher import GuardedMatcher
 from inferd_runtime.engine.jobs.generation import Generation, GenerationSpec
 from inferd_runtime.engine.jobs.grammar_masks import GrammarCursor, OutputMasks
 from inferd_runtime.engine.jobs.late_ends import LateEnds
+from inferd_runtime.engine.jobs.program_choice import ProgramChoice
+from inferd_runtime.engine.jobs.step_probes import StepProbes
 from inferd_runtime.engine.jobs.text import TextAssembler
 from inferd_runtime.engine.sampling.host_sampling import RowSampler
 from inferd_runtime.engine.sampling.probes import check_vocabulary
@@ -102,10 +104,8 @@ def _submit(
     opened = OpenGeneration(
         generation, inputs, model.turns, closing, healing, _finished_check(state, request, compiled)
     )
-    prompt = list(context.tokens)
-    return p.GenerationStarted(
-        state.open_generation(opened), len(prompt), prompt if request.program_speculation else []
-    )
+    prompt, learns = list(context.tokens), request.program_speculation or request.candidates is not None
+    return p.GenerationStarted(state.open_generation(opened), len(prompt), prompt if learns else [])
 
 
 def _cursor(
@@ -142,9 +142,13 @@ def _spec(
         ignore_eos=request.ignore_eos,
         grammar=masks,
         sources=sources,
-        paced=request.program_speculation or request.program_constraint,
+        paced=request.program_speculation or request.program_constraint or request.candidates is not None,
         priority=request.priority,
         logprobs=request.logprobs,
+        choice=None if request.candidates is None else ProgramChoice(request.candidates, sampler),
+        probes=StepProbes.resolve(
+            request.probes, 1 if sources is None else 1 + sources.max_draft, model.info.vocab_size
+        ),
     )
 
 

@@ -78,6 +78,7 @@ class EmbedRequest:
         check_numbers(self._numbers)
 
     def _ended(self, job: Embedding, tokens: int) -> None:
+        self._state.count(job.usage)
         self._in_flight -= tokens
         self._running -= 1
         if self._answered:

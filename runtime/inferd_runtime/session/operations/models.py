@@ -45,6 +45,12 @@ def token_bytes(state: SessionState, call: Call) -> None:
     call.respond(p.TokenPieces(pieces))
 
 
+def vocabulary(state: SessionState, call: Call) -> None:
+    """Answer with the bytes of all tokens."""
+    request: p.GetVocabulary = call.request
+    call.respond(state.model(request.model).vocabulary)
+
+
 def checked_ids(state: SessionState, request: p.Detokenize | p.TokenBytes) -> ServedModel:
     """Return the model whose tokens are meant. Raises InvalidRequest for an id outside its vocabulary."""
     p.check_detokenize(request)
@@ -63,5 +69,6 @@ HANDLERS = {
     p.Tokenize: tokenize,
     p.Detokenize: detokenize,
     p.TokenBytes: token_bytes,
+    p.GetVocabulary: vocabulary,
     p.GetUsage: usage,
 }

@@ -67,14 +67,13 @@ def verify(state: SessionState, call: Call) -> None:
         job = DraftVerification(
             entry.context, request.tokens, request.parents, sampler, entry.model.tokenizer.eos_tokens, request.generated
         )
-        await_job(state, call, job, lambda: verified(state, job, entry.model), lease)
+        await_job(state, call, job, lambda: verified(job, entry.model), lease)
     entry.model.engine.submit(job)
 
 
-def verified(state: SessionState, job: DraftVerification, model: ServedModel) -> p.Verification:
-    """Count the tokens as generated ones and return the answer."""
+def verified(job: DraftVerification, model: ServedModel) -> p.Verification:
+    """Count the draft among the model's and return the answer."""
     accepted = len(job.accepted)
-    state.count(p.Usage(tokens=accepted + 1, steps=1, drafted=job.drafted, accepted=accepted))
     counts = [p.SourceCount(PROGRAM, job.drafted, 0, accepted)] if job.drafted else []
     model.engine.draft_budget.counters.count(counts, accepted, accepted + 1)
     return p.Verification(job.accepted, job.token, job.path, len(job.context.tokens))
@@ -105,10 +104,11 @@ def visibility(rows: Sequence[Sequence[int]], length: int) -> list[Seen]:
 
 
 def await_job(state: SessionState, call: Call, job: ContextJob, reply: Callable[[], Any], lease: AdapterLease) -> None:
-    """Answer with ``reply()`` or the job's error when it ends, and release the adapter. A cancel ends the job."""
+    """Answer with ``reply()`` or the job's error when it ends, count its use, and release the adapter. A cancel ends the job."""
 
     def ended() -> None:
         lease.release()
+        state.count(job.usage)
         state.waiting.pop(call.ticket, None)
         call.respond(job.error if job.error is not None else reply())
 

@@ -17,12 +17,11 @@ SnapshotReply = Callable[[Any], Any]
 
 
 def save(state: SessionState, call: Call) -> None:
-    """Copy a context now, write it later; the context can be used at once."""
+    """Copy a context now, write it later; the context can be used at once. A running generation goes on."""
     request: p.SaveContext = call.request
     p.check_snapshot_name(request.name)
     _store(state)
-    tenant, entry = state.tenant, state.free_context(request.context)
-    snapshot = capture(entry.model.engine, entry.model.info, entry.context, _marks(entry))
+    tenant, snapshot = state.tenant, _captured(state, request.context, request.length)
 
     def write(place: SnapshotPlace) -> p.SavedContext:
         return place.save(tenant, request.name, snapshot, overwrite=request.overwrite)
@@ -30,20 +29,38 @@ def save(state: SessionState, call: Call) -> None:
     _await(state, call, write, lambda saved: saved, nbytes=snapshot.nbytes)
 
 
+def _captured(state: SessionState, handle: int, length: int) -> Snapshot:
+    """Return a copy of a context, or of what a generation that runs on it would leave if ``length`` tokens were delivered."""
+    running = state.running_on(state.context(handle).context)
+    if running is None:
+        return _capture(state.free_context(handle))
+    copy = state.context(handle).fork(*running.keep(length), own_noise=False)
+    try:
+        return _capture(copy)
+    finally:
+        copy.context.release()
+
+
+def _capture(entry: OpenContext) -> Snapshot:
+    return capture(entry.model.engine, entry.model.info, entry.context, _marks(entry))
+
+
 def open_saved(state: SessionState, call: Call) -> None:
     """Read a snapshot into a new context."""
     request: p.OpenSaved = call.request
     p.check_snapshot_name(request.name)
-    tenant = state.tenant
+    tenant, models = state.tenant, _wanted(state, request.model)
     state.check_room()
-    _await(state, call, lambda place: place.load(tenant, request.name), lambda snapshot: _opened(state, snapshot))
+    _await(
+        state, call, lambda place: place.load(tenant, request.name), lambda snapshot: _opened(state, snapshot, models)
+    )
 
 
 def take(state: SessionState, call: Call) -> None:
     """Read a snapshot into a new context and delete it. It is put back if the context is not delivered."""
     request: p.TakeSaved = call.request
     p.check_snapshot_name(request.name)
-    tenant, store, models = state.tenant, _store(state), [model.info for model in state.models.values()]
+    tenant, store, models = state.tenant, _store(state), _wanted(state, request.model)
     state.check_room()
 
     def withdraw(place: SnapshotPlace) -> Taken:
@@ -55,7 +72,7 @@ def take(state: SessionState, call: Call) -> None:
     def reply(taken: Taken) -> p.Opened:
         used = False
         try:
-            opened = _opened(state, taken.snapshot)
+            opened = _opened(state, taken.snapshot, models)
             used = True
             return opened
         finally:
@@ -96,7 +113,7 @@ def import_bytes(state: SessionState, call: Call) -> None:
     p.check_import(request)
     state.check_room()
     snapshot = decode(request.data)
-    call.respond(_opened(state, snapshot, trusted=False))
+    call.respond(_opened(state, snapshot, _wanted(state, request.model), trusted=False))
 
 
 def _store(state: SessionState) -> SnapshotStore:
@@ -134,9 +151,16 @@ def _await(
     state.waiting[call.ticket] = stop
 
 
-def _opened(state: SessionState, snapshot: Snapshot, *, trusted: bool = True) -> p.Opened:
-    """Restore a snapshot and give it a handle."""
-    model = state.model(find_model(snapshot, [model.info for model in state.models.values()]).name)
+def _wanted(state: SessionState, name: str) -> Sequence[p.ModelInfo]:
+    """Return the model of that name, all for "". Raises NotFound, which names those that are served."""
+    return [state.model(name).info] if name else [model.info for model in state.models.values()]
+
+
+def _opened(
+    state: SessionState, snapshot: Snapshot, models: Sequence[p.ModelInfo], *, trusted: bool = True
+) -> p.Opened:
+    """Restore a snapshot on one of the models and give it a handle."""
+    model = state.model(find_model(snapshot, models).name)
     restored = restore(model.engine, state.tenant, snapshot, trusted=trusted, meter=state.meter)
     turns = [(mark.at, Turn(mark.empty, mark.answering, mark.asked)) for mark in snapshot.facts.turns]
     entry = OpenContext(model, restored.context, *turns)
