@@ -8,6 +8,12 @@ import msgspec
 
 from inferd.protocol import ErrorInfo
 
+MAX_ASKED = 64
+"""Operations of one run that the gateway has not answered, withdrawn ones included."""
+MAX_ASKED_BYTES = 8 << 20
+"""Bytes of their requests together."""
+MAX_REQUEST_BYTES = 1 << 20
+"""Bytes of one such request."""
 PART_CHARS = 256 << 10
 """Characters of a result that go to the gateway at a time."""
 
@@ -77,6 +83,19 @@ class Deliver(msgspec.Struct, frozen=True, tag=True):
     json: str
 
 
+class Answered(msgspec.Struct, frozen=True, tag=True):
+    """The answer to an :class:`Asked`: a reply's JSON, or an error's. Each is answered once, a withdrawn one as well.
+
+    ``receipt``: the gateway wants to hear (:class:`Received`) once the program has it.
+    """
+
+    run: str
+    ticket: int
+    ok: bool
+    json: str
+    receipt: bool = False
+
+
 class EventsTaken(msgspec.Struct, frozen=True, tag=True):
     """The gateway has handled that many more of a run's ``Output`` and ``Sent``: there is room for new ones."""
 
@@ -115,6 +134,29 @@ class Sent(msgspec.Struct, frozen=True, tag=True):
     json: str
 
 
+class Asked(msgspec.Struct, frozen=True, tag=True):
+    """An operation of the program that the gateway answers; ``json`` is its request."""
+
+    run: str
+    ticket: int
+    op: str
+    json: str
+
+
+class Withdrawn(msgspec.Struct, frozen=True, tag=True):
+    """The program does not wait for an operation any more, and has not got its answer."""
+
+    run: str
+    ticket: int
+
+
+class Received(msgspec.Struct, frozen=True, tag=True):
+    """The program has an answer that the gateway wanted to hear of."""
+
+    run: str
+    ticket: int
+
+
 class ResultPart(msgspec.Struct, frozen=True, tag=True):
     """The next part of a long result. The last one is in ``RunFinished``."""
 
@@ -131,8 +173,10 @@ class RunFinished(msgspec.Struct, frozen=True, tag=True):
     error: ErrorInfo | None = None
 
 
-ToWorker = LaunchRun | Cancel | Deliver | EventsTaken | Shutdown
-FromWorker = WorkerReady | Started | Output | Sent | ResultPart | RunFinished
+ToWorker = LaunchRun | Cancel | Deliver | Answered | EventsTaken | Shutdown
+ServiceReport = Asked | Withdrawn | Received
+"""What a worker passes on of the operations that the gateway answers."""
+FromWorker = WorkerReady | Started | Output | Sent | ServiceReport | ResultPart | RunFinished
 
 
 def in_parts(message: FromWorker) -> Iterator[FromWorker]:

@@ -27,6 +27,7 @@ from inferd_runtime.isolation.child import Child
 from inferd_runtime.log_lines import configure_logging
 from inferd_runtime.sandbox.host.run import EngineAddress, SandboxRun
 from inferd_runtime.sandbox.messages import (
+    Answered,
     Cancel,
     Deliver,
     EventsTaken,
@@ -105,6 +106,9 @@ class Worker:
             case Deliver():
                 if message.run in self._runs:
                     self._runs[message.run].inbox.deliver(message.json.encode())
+            case Answered():
+                if message.run in self._runs:
+                    self._runs[message.run].inbox.answer(message)
             case EventsTaken():
                 if message.run in self._runs:
                     self._runs[message.run].inbox.note_taken(message.events)

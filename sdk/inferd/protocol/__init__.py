@@ -2,8 +2,9 @@
 
 The sandbox carries these dataclasses as JSON, the network and the engine link as msgpack. Standard library only, because this
 package is part of the sandboxed runner. Adding an operation = one dataclass in its family here, one handler in the runtime's
-``session/operations``, one method in the SDK. What a request must hold that no model decides is checked by a ``check_...``
-function beside its dataclass: the SDK calls it before it sends, the session when it receives.
+``session/operations``, one method in the SDK; what the gateway answers (``by_gateway=True``) has its handler in
+``server/services``. What a request must hold that no model decides is checked by a ``check_...`` function beside its
+dataclass: the SDK calls it before it sends, the runtime when it receives.
 """
 
 from __future__ import annotations
@@ -125,6 +126,7 @@ from inferd.protocol.models import (
     check_detokenize as check_detokenize,
 )
 from inferd.protocol.operations import (
+    GATEWAY_OPERATIONS as GATEWAY_OPERATIONS,
     OPERATIONS as OPERATIONS,
     Done as Done,
     operation as operation,

@@ -1,7 +1,8 @@
 """A script's connection to a runtime: protocol operations as msgpack maps over one WebSocket.
 
 Request ``{"t": ticket, "op": name, "a": arguments}``; reply ``{"t": ticket, "ok": {...}}`` or
-``{"t": ticket, "err": {code, message, detail}}``; ``{"t": ticket, "op": "cancel", "a": {}}`` asks to drop a request.
+``{"t": ticket, "err": {code, message, detail}}``; ``{"t": ticket, "op": "cancel", "a": {}}`` asks to drop a request. A reply with
+``"r": true`` brings what nobody else gets: ``{"t": ticket, "op": "received", "a": {}}`` says that it was not lost.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class Link:
         self._socket = socket
         self._tickets = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._cancels: set[asyncio.Task[None]] = set()
+        self._notices: set[asyncio.Task[None]] = set()
+        self._receipts: set[int] = set()
         self._lost: InferdError | None = None
         self._reader = asyncio.create_task(self._read(), name="inferd connection")
 
@@ -97,20 +99,26 @@ class Link:
         self._waiting[ticket] = future
         try:
             await self._send({"t": ticket, "op": op, "a": args})
-            return await future
+            reply = await future
+            if ticket in self._receipts:
+                self._notify(ticket, "received")
+            return reply
         except asyncio.CancelledError:
-            self._cancel(ticket)
+            self._notify(ticket, "cancel")
             raise
         finally:
+            self._receipts.discard(ticket)
             self._waiting.pop(ticket, None)
             if future.done() and not future.cancelled():
                 future.exception()  # retrieved, even where sending failed first
 
     async def close(self) -> None:
         """Close the socket and end the tasks. Requests that still wait raise Unavailable."""
-        for task in self._cancels:
+        if self._notices:
+            await asyncio.wait(self._notices, timeout=CLOSE_S)
+        for task in self._notices:
             task.cancel()
-        await asyncio.gather(*self._cancels, return_exceptions=True)
+        await asyncio.gather(*self._notices, return_exceptions=True)
         await self._socket.close()
         await self._reader
 
@@ -124,15 +132,15 @@ class Link:
         except ConnectionClosed as error:
             raise self._again(self._lost or _lost(error)) from error
 
-    def _cancel(self, ticket: int) -> None:
+    def _notify(self, ticket: int, op: str) -> None:
         if self._lost is None:
-            task = asyncio.create_task(self._send_cancel(ticket), name="inferd cancel")
-            self._cancels.add(task)
-            task.add_done_callback(self._cancels.discard)
+            task = asyncio.create_task(self._send_notice(ticket, op), name=f"inferd {op}")
+            self._notices.add(task)
+            task.add_done_callback(self._notices.discard)
 
-    async def _send_cancel(self, ticket: int) -> None:
+    async def _send_notice(self, ticket: int, op: str) -> None:
         with contextlib.suppress(Unavailable):  # the runtime cancels everything of a lost connection by itself
-            await self._send({"t": ticket, "op": "cancel", "a": {}})
+            await self._send({"t": ticket, "op": op, "a": {}})
 
     async def _read(self) -> None:
         error: InferdError = Unavailable("the connection was closed")
@@ -158,6 +166,8 @@ class Link:
         future = self._waiting.get(ticket)
         if future is None or future.done():
             return  # a cancelled request is answered too
+        if message.get("r"):
+            self._receipts.add(ticket)
         if error is not None:
             future.set_exception(error.to_exception())
         else:

@@ -12,6 +12,7 @@ import msgspec
 import zmq
 
 from inferd.protocol import (
+    GATEWAY_OPERATIONS,
     OPERATIONS,
     Cancelled,
     ErrorInfo,
@@ -26,12 +27,13 @@ from inferd.protocol import (
     shown,
 )
 from inferd_runtime.sandbox.host.argument_window import ArgumentWindow
+from inferd_runtime.sandbox.host.asked_window import FEWER, AskedWindow
 from inferd_runtime.sandbox.host.carried import check_json
 from inferd_runtime.sandbox.host.event_queue import EventQueue
 from inferd_runtime.sandbox.host.inbox import MAX_MESSAGES, Inbox, too_many_messages
 from inferd_runtime.sandbox.host.meter import MemoryMeter, Meter
-from inferd_runtime.sandbox.host.pending_calls import MAX_OPEN, PendingCalls
-from inferd_runtime.sandbox.messages import FromWorker, LaunchRun, Output, Sent
+from inferd_runtime.sandbox.host.pending_calls import MAX_OPEN, PendingCalls, Waits
+from inferd_runtime.sandbox.messages import Asked, FromWorker, LaunchRun, Output, Received, Sent, Withdrawn
 from inferd_runtime.session.wire import EngineLink, LinkReply
 
 FOR_EVER_MS = 0xFFFFFFFF
@@ -41,7 +43,6 @@ MAX_SENT = 1 << 20
 """Bytes of one message to the launcher."""
 STREAMS = frozenset({"stdout", "stderr"})
 DONE = b"{}"
-FEWER = "waiting for some of them, as asyncio.Semaphore does"
 Report = Callable[[FromWorker], None]
 
 
@@ -52,12 +53,14 @@ class GuestCalls:
         self.meter = Meter(launch.limits, time.monotonic(), time.thread_time())
         self.memory = MemoryMeter(launch.limits, lambda: 0)
         self.session_replies = 0
+        self._run = launch.run
         self._launched_bytes = len(launch.arguments) + sum(map(len, launch.bundle.files.values()))
         self._inbox = inbox
         self._link = link
         self._report = report
         self._pending = PendingCalls()
         self._window = ArgumentWindow()
+        self._asked = AskedWindow()
         self._events = EventQueue(launch.run, time.monotonic())
         self._poller = zmq.Poller()
         self._poller.register(link.socket, zmq.POLLIN)
@@ -79,6 +82,7 @@ class GuestCalls:
 
     def wait(self, timeout_ms: int) -> bytes:
         """Return finished operations. Sleeps until there is one, the time is up, or the run has to end."""
+        self._report_received()
         now = time.monotonic()
         end = math.inf if timeout_ms == FOR_EVER_MS else now + timeout_ms / 1e3
         while True:
@@ -94,7 +98,10 @@ class GuestCalls:
 
     def cancel(self, ticket: int) -> None:
         """Drop an operation."""
-        if self._pending.cancel(ticket):
+        waits = self._pending.cancel(ticket)
+        if waits is Waits.GATEWAY:
+            self._report(Withdrawn(self._run, ticket))
+        elif waits is Waits.ENGINE:
             with contextlib.suppress(zmq.Again):  # the engine is not reading: it will not answer either
                 self._link.cancel(ticket)
 
@@ -111,6 +118,7 @@ class GuestCalls:
 
     def finish(self) -> None:
         """Pass on what is held back, at the program's end."""
+        self._report_received()
         self._pass_on(self._events.flush(time.monotonic()))
 
     def tick(self) -> None:
@@ -127,7 +135,7 @@ class GuestCalls:
         self._end(sandbox_failure(error))
 
     def _submit(self, op: str, arguments: bytes) -> int:
-        if op not in OPERATIONS:
+        if op not in OPERATIONS and op not in GATEWAY_OPERATIONS:
             raise InvalidRequest(f"there is no operation {shown(op)}")
         if len(arguments) > MAX_ARGUMENTS:
             raise InvalidRequest(f"{op}: the arguments take {len(arguments)} bytes; {MAX_ARGUMENTS} are allowed")
@@ -139,6 +147,8 @@ class GuestCalls:
             return self._pending.open_receive()
         if op == SendMessage.op:  # type: ignore[attr-defined]
             return self._send_message(arguments)
+        if op in GATEWAY_OPERATIONS:
+            return self._ask(op, arguments)
         self._wait_for_room(len(arguments))
         ticket = self._pending.open_engine(len(arguments))
         try:
@@ -175,6 +185,19 @@ class GuestCalls:
         else:
             self._pass_on(self._events.send(bytes(message).decode(), time.monotonic()))
         return self._pending.answered(True, DONE)
+
+    def _ask(self, op: str, arguments: bytes) -> int:
+        """Have the gateway answer."""
+        self._asked.check(op, len(arguments))
+        check_json(arguments, op)
+        ticket = self._pending.open_gateway(len(arguments))
+        self._asked.asked(ticket, len(arguments))
+        self._report(Asked(self._run, ticket, op, arguments.decode()))
+        return ticket
+
+    def _report_received(self) -> None:
+        for ticket in self._pending.received():
+            self._report(Received(self._run, ticket))
 
     def _let_out(self, now: float) -> None:
         """Pass on held text that is due."""
@@ -222,6 +245,9 @@ class GuestCalls:
     def _receive_messages(self) -> None:
         for message in self._inbox.take():
             self._pending.deliver(message)
+        for answer in self._inbox.take_answers():
+            self._asked.answered(answer.ticket)
+            self._pending.settle(answer.ticket, answer.ok, answer.json.encode(), answer.receipt)
         self._events.taken(self._inbox.take_receipts())
         if self._pending.unread > MAX_MESSAGES:
             self._end(too_many_messages())

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 
 from inferd.protocol import ErrorInfo, LimitExceeded
+from inferd_runtime.sandbox.messages import Answered
 from inferd_runtime.waker import Waker
 
 MAX_MESSAGES = 1024
@@ -29,13 +30,14 @@ def too_large_messages() -> LimitExceeded:
 
 
 class Inbox:
-    """A run's messages, the gateway's receipts, and the reason to end it. Any thread may write; the run's thread reads, polls,
-    and closes it.
+    """A run's messages, the gateway's answers and receipts, and the reason to end it. Any thread may write; the run's thread
+    reads, polls, and closes it. There are no more answers than the run has asked for.
     """
 
     def __init__(self) -> None:
         self._waker = Waker()
         self._messages: deque[bytes] = deque()
+        self._answers: list[Answered] = []
         self._bytes = 0
         self._taken = 0
         self._lock = threading.Lock()
@@ -72,6 +74,12 @@ class Inbox:
             self.end(refusal.to_wire())
         self._waker.wake()
 
+    def answer(self, answer: Answered) -> None:
+        """Queue the gateway's answer to an operation."""
+        with self._lock:
+            self._answers.append(answer)
+        self._waker.wake()
+
     def note_taken(self, events: int) -> None:
         """Note that the gateway has handled so many more of the run's events."""
         with self._lock:
@@ -86,6 +94,12 @@ class Inbox:
             self._messages.clear()
             self._bytes = 0
         return messages
+
+    def take_answers(self) -> list[Answered]:
+        """Return the gateway's answers that came since the last call."""
+        with self._lock:
+            answers, self._answers = self._answers, []
+        return answers
 
     def take_receipts(self) -> int:
         """Return how many events the gateway has handled since the last call."""

@@ -18,6 +18,7 @@ class Waits(Enum):
     """What an open ticket waits for."""
 
     ENGINE = "engine"
+    GATEWAY = "gateway"
     MESSAGE = "message"
 
 
@@ -32,6 +33,8 @@ class PendingCalls:
         self._answers: dict[int, tuple[bool, bytes]] = {}
         self._delivered: dict[int, bytes] = {}
         self._arguments: dict[int, int] = {}
+        self._receipts: set[int] = set()
+        self._handed: list[int] = []
         self.held_bytes = 0
         """Bytes that the host holds: arguments of open operations, answers and messages that have not been fetched."""
 
@@ -57,10 +60,11 @@ class PendingCalls:
 
     def open_engine(self, argument_bytes: int = 0) -> int:
         """Return a ticket for an operation that the engine answers."""
-        ticket = self._new(Waits.ENGINE)
-        self._arguments[ticket] = argument_bytes
-        self.held_bytes += argument_bytes
-        return ticket
+        return self._sent(Waits.ENGINE, argument_bytes)
+
+    def open_gateway(self, argument_bytes: int = 0) -> int:
+        """Return a ticket for an operation that the gateway answers."""
+        return self._sent(Waits.GATEWAY, argument_bytes)
 
     def open_receive(self) -> int:
         """Return a ticket for the next message."""
@@ -75,11 +79,22 @@ class PendingCalls:
         self.settle(ticket, ok, payload)
         return ticket
 
-    def settle(self, ticket: int, ok: bool, payload: bytes) -> None:
-        """Note an operation's answer; ``payload`` is JSON."""
+    def settle(self, ticket: int, ok: bool, payload: bytes, receipt: bool = False) -> None:
+        """Note an operation's answer; ``payload`` is JSON. With ``receipt``, :meth:`received` tells when the guest has it."""
         if self._close(ticket) is not None:
             self._answers[ticket] = (ok, payload)
             self.held_bytes += ENTRY_BYTES + len(payload)
+            if receipt:
+                self._receipts.add(ticket)
+
+    def received(self) -> list[int]:
+        """Return the tickets whose answers, asked for with ``receipt``, the guest has for certain, each once.
+
+        Call it when the guest waits anew or is over: whoever got something before had a turn since, and has not dropped it.
+        """
+        received, self._handed = self._handed, []
+        self._receipts.difference_update(received)
+        return received
 
     def deliver(self, message: bytes) -> None:
         """Queue a message for the program, as JSON."""
@@ -87,9 +102,16 @@ class PendingCalls:
         self.held_bytes += ENTRY_BYTES + len(message)
         self._hand_out()
 
-    def cancel(self, ticket: int) -> bool:
-        """Forget a ticket. True if the engine has to be told. A message that was not fetched goes back to the mailbox."""
+    def cancel(self, ticket: int) -> Waits | None:
+        """Forget a ticket; returns who has to be told. A message that was not fetched goes back to the mailbox.
+
+        The gateway hears of an answered ticket as well, as long as :meth:`received` has not told it.
+        """
         waits = self._close(ticket)
+        if ticket in self._receipts:
+            self._receipts.discard(ticket)
+            self._handed = [one for one in self._handed if one != ticket]
+            waits = Waits.GATEWAY
         if waits is Waits.MESSAGE:
             self._readers.remove(ticket)
         if ticket in self._answers:
@@ -99,7 +121,7 @@ class PendingCalls:
             self._mailbox.appendleft(message)
             self.held_bytes += ENTRY_BYTES + len(message)
             self._hand_out()
-        return waits is Waits.ENGINE
+        return waits
 
     def take(self) -> bytes | None:
         """Return answers that have not been fetched, oldest first, as the guest reads them (see ``world.wit``); None if there are
@@ -117,7 +139,15 @@ class PendingCalls:
             del self._answers[ticket]
             self._delivered.pop(ticket, None)
             self.held_bytes -= ENTRY_BYTES + len(payload)
+            if ticket in self._receipts:
+                self._handed.append(ticket)
         return b"[" + b",".join(entries) + b"]"
+
+    def _sent(self, to: Waits, argument_bytes: int) -> int:
+        ticket = self._new(to)
+        self._arguments[ticket] = argument_bytes
+        self.held_bytes += argument_bytes
+        return ticket
 
     def _close(self, ticket: int) -> Waits | None:
         waits = self._open.pop(ticket, None)

@@ -74,8 +74,8 @@ class Completions:
         try:
             return await future
         except asyncio.CancelledError:
-            if self._open.pop(ticket, None) is not None:
-                self._host.cancel(ticket)
+            self._open.pop(ticket, None)
+            self._host.cancel(ticket)  # an answer that came at the same moment, too: nobody has got it
             raise
 
     def wait(self, seconds: float | None) -> None:

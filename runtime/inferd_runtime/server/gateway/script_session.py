@@ -1,7 +1,10 @@
 """A script's session: one WebSocket, one engine session, messages relayed with only their envelopes re-encoded.
 
 From the script: ``{"t": ticket, "op": name, "a": arguments}``, and op ``cancel`` for an outstanding ticket. To it:
-``{"t": ticket, "ok": reply}`` or ``{"t": ticket, "err": {code, message, detail}}``. Every request is answered once.
+``{"t": ticket, "ok": reply}`` or ``{"t": ticket, "err": {code, message, detail}}``. Every request is answered once. A reply with
+``"r": true`` brings what nobody else gets: the script says op ``received`` with its ticket once it has it, or ``cancel``.
+
+What the gateway answers itself (:data:`~inferd.protocol.GATEWAY_OPERATIONS`) does not reach the engine.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import secrets
+from collections import deque
 from contextlib import AsyncExitStack
 from typing import Annotated
 
@@ -18,6 +22,7 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from inferd.protocol import (
+    GATEWAY_OPERATIONS,
     MAX_EXPORT_BYTES,
     OPERATIONS,
     ErrorInfo,
@@ -28,15 +33,21 @@ from inferd.protocol import (
     Unavailable,
     shown,
 )
-from inferd_runtime.server.gateway.auth import TENANT_KEY
+from inferd_runtime.sandbox.messages import MAX_ASKED, MAX_REQUEST_BYTES
+from inferd_runtime.server.gateway.auth import ROLE_KEY, TENANT_KEY
 from inferd_runtime.server.gateway.replies import deny
+from inferd_runtime.server.services.caller import Caller
+from inferd_runtime.server.services.table import Answer, ServiceTable
+from inferd_runtime.server.services.wires import MSGPACK_WIRE
 from inferd_runtime.server.supervisor.engine_session import EngineChannel, engine_channel
 from inferd_runtime.server.supervisor.engine_supervisor import StartedEngine
 from inferd_runtime.server.supervisor.runtime import Runtime
+from inferd_runtime.server.tenancy.quotas import Role
 from inferd_runtime.server.tenancy.rates import MinuteBucket
 from inferd_runtime.session.wire import CANCEL, PRIVATE_OPERATIONS, LinkReply
 
 SUBPROTOCOL = "inferd.v1"
+RECEIVED = "received"
 PROGRAM_OPERATIONS = frozenset({"session.send", "session.receive"})
 MAX_OUTSTANDING = 1000
 """No more than a ZeroMQ socket queues: the engine's end drops what a script that does not read leaves no room for."""
@@ -69,14 +80,15 @@ class OutstandingCalls:
 
     def __init__(self, most: int = MAX_OUTSTANDING) -> None:
         self.outstanding: set[int] = set()
+        self._asked: set[int] = set()
         self._most = most
         self._bytes: dict[int, int] = {}
 
     def admit(self, call: ScriptCall) -> None:
-        """Note a call that goes to the engine. Raises InvalidRequest or LimitExceeded for one that does not."""
+        """Note a call that the engine or the gateway is to answer. Raises InvalidRequest or LimitExceeded for any other."""
         if call.op in PRIVATE_OPERATIONS:
             raise InvalidRequest(f"{call.op} is the runtime's own: a script cannot send it")
-        if call.op not in OPERATIONS:
+        if call.op not in OPERATIONS and call.op not in GATEWAY_OPERATIONS:
             raise InvalidRequest(f"there is no operation {shown(call.op)}")
         if call.op in PROGRAM_OPERATIONS:
             raise InvalidRequest(f"{call.op} is for launched programs: a script has nobody at its other side")
@@ -91,14 +103,31 @@ class OutstandingCalls:
             raise LimitExceeded(
                 message, limit="outstanding_bytes", value=MAX_OUTSTANDING_BYTES, raise_with="waiting for some of it"
             )
+        if call.op in GATEWAY_OPERATIONS:
+            self._admit_asked(call)
         self.outstanding.add(call.t)
         if size > SMALL_BYTES:
             self._bytes[call.t] = size
+
+    def _admit_asked(self, call: ScriptCall) -> None:
+        """Note a call that the gateway is to answer. It counts until its answer has been sent: nobody else would hold back."""
+        if len(call.a) > MAX_REQUEST_BYTES:
+            text = f"{call.op}: the request takes {len(call.a)} bytes; {MAX_REQUEST_BYTES} are allowed"
+            raise LimitExceeded(text, limit="request_bytes", value=MAX_REQUEST_BYTES, raise_with="several requests")
+        if len(self._asked) >= MAX_ASKED:
+            text = f"{call.op}: {MAX_ASKED} such operations are in flight already"
+            raise LimitExceeded(text, limit="gateway_operations", value=MAX_ASKED, raise_with="fewer at a time")
+        self._asked.add(call.t)
+
+    def is_engines(self, ticket: int) -> bool:
+        """Return True if a call of that ticket is outstanding at the engine."""
+        return ticket in self.outstanding and ticket not in self._asked
 
     def answered(self, ticket: int) -> bool:
         """Note a reply. Returns False if no call waits for it."""
         if ticket not in self.outstanding:
             return False
+        self._asked.discard(ticket)
         self.outstanding.discard(ticket)
         self._bytes.pop(ticket, None)
         return True
@@ -122,6 +151,13 @@ def encode_reply(ticket: int, payload: bytes, ok: bool) -> bytes:
     return msgspec.msgpack.encode({"t": ticket, "ok" if ok else "err": msgspec.Raw(payload)})
 
 
+def encode_answer(answer: Answer) -> bytes:
+    """Return the gateway's own answer."""
+    key = "ok" if answer.ok else "err"
+    receipt = {"r": True} if answer.receipt else {}
+    return msgspec.msgpack.encode({"t": answer.ticket, key: msgspec.Raw(answer.payload), **receipt})
+
+
 def encode_error(ticket: int, error: InferdError) -> bytes:
     """Return an error reply."""
     info: ErrorInfo = error.to_wire()
@@ -129,22 +165,29 @@ def encode_error(ticket: int, error: InferdError) -> bytes:
 
 
 class ScriptSession:
-    """Relays between an accepted WebSocket and an engine channel whose session is open."""
+    """Relays between an accepted WebSocket and an engine channel whose session is open, and has ``services`` answer the rest."""
 
-    def __init__(self, websocket: WebSocket, channel: EngineChannel) -> None:
+    def __init__(self, websocket: WebSocket, channel: EngineChannel, services: ServiceTable, caller: Caller) -> None:
         self._websocket = websocket
         self._channel = channel
+        self._desk = services.open_desk(caller, MSGPACK_WIRE, self._answered)
+        self._answers: deque[Answer] = deque()
+        self._answered_more = anyio.Event()
         self._state = OutstandingCalls()
         self._rate = MinuteBucket()
         self._count = 0
 
     async def relay(self, engine: StartedEngine) -> None:
         """Relay until the script leaves or the engine is lost, which answers what is outstanding with Unavailable."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._from_engine)
-            tasks.start_soon(self._watch, engine, tasks.cancel_scope)
-            await self._from_script()
-            tasks.cancel_scope.cancel()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._from_engine)
+                tasks.start_soon(self._from_gateway)
+                tasks.start_soon(self._watch, engine, tasks.cancel_scope)
+                await self._from_script()
+                tasks.cancel_scope.cancel()
+        finally:
+            self._desk.close()
         if engine.lost.is_set():
             await self._give_up()
 
@@ -175,15 +218,44 @@ class ScriptSession:
 
     async def _forward(self, call: ScriptCall) -> None:
         if call.op == CANCEL:
-            if call.t in self._state.outstanding:
+            self._desk.withdraw(call.t)
+            if self._state.is_engines(call.t):
                 await self._channel.cancel(call.t)
+            return
+        if call.op == RECEIVED:
+            self._desk.received(call.t)
             return
         try:
             self._state.admit(call)
+            if call.op in GATEWAY_OPERATIONS:
+                self._ask(call)
+                return
         except InferdError as error:
             await self._send(encode_error(call.t, error))
             return
         await self._channel.send(call.t, call.op, bytes(call.a))
+
+    def _ask(self, call: ScriptCall) -> None:
+        """Have the gateway answer a call. Raises InvalidRequest for a ticket whose reply was never said to be received."""
+        try:
+            self._desk.ask(call.t, call.op, bytes(call.a))
+        except InvalidRequest:
+            self._state.answered(call.t)
+            raise
+
+    def _answered(self, answer: Answer) -> None:
+        self._answers.append(answer)
+        self._answered_more.set()
+
+    async def _from_gateway(self) -> None:
+        while True:
+            await self._answered_more.wait()
+            self._answered_more = anyio.Event()
+            while self._answers:
+                answer = self._answers.popleft()
+                await self._send(encode_answer(answer))
+                self._state.answered(answer.ticket)
+                await anyio.lowlevel.checkpoint()
 
     async def _from_engine(self) -> None:
         for number in itertools.count(1):
@@ -229,4 +301,5 @@ async def script_session(websocket: WebSocket, runtime: Runtime) -> None:
             return
         offered = websocket.scope.get("subprotocols", [])
         await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
-        await ScriptSession(websocket, channel).relay(engine)
+        caller = Caller(tenant, name, websocket.scope.get(ROLE_KEY, Role.USER))
+        await ScriptSession(websocket, channel, runtime.services, caller).relay(engine)

@@ -25,16 +25,19 @@ import zmq
 from inferd.protocol import Cancelled, ErrorInfo, LimitExceeded, Models, Unavailable
 from inferd_runtime.log_lines import current_request, run_fields
 from inferd_runtime.sandbox.messages import (
+    Asked,
     Cancel,
     Deliver,
     EventsTaken,
     LaunchRun,
     Limits,
     Output,
+    Received,
     ResultPart,
     RunFinished,
     Sent,
     Started,
+    Withdrawn,
 )
 from inferd_runtime.sandbox.worker_start import WorkerLinks
 from inferd_runtime.server.processes.background import background_tasks
@@ -42,12 +45,14 @@ from inferd_runtime.server.processes.rundir import SOCKETS, let_children_connect
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.archive import RunArchive
 from inferd_runtime.server.run_store.records import KeptKey, UnfinishedRun, new_run_id
+from inferd_runtime.server.services.table import ServiceTable
 from inferd_runtime.server.supervisor.charging import charge_produced_tokens
 from inferd_runtime.server.supervisor.commands import Commands, default_commands
 from inferd_runtime.server.supervisor.engine_supervisor import EngineSupervisor
 from inferd_runtime.server.supervisor.held_runs import HeldRun, RunRequest, check_undelivered, session_of
 from inferd_runtime.server.supervisor.loop_socket import LoopSocket
 from inferd_runtime.server.supervisor.resumed_runs import resumed_run
+from inferd_runtime.server.supervisor.run_desks import RunDesks
 from inferd_runtime.server.supervisor.run_keeper import SERVER_ENDED, RunKeeper
 from inferd_runtime.server.supervisor.run_observer import RunObserver
 from inferd_runtime.server.supervisor.run_totals import RunTotals, TenantTotals
@@ -106,6 +111,8 @@ class Runtime:
         self.traces: RunObserver | None = None
         """Hears of runs that begin and end."""
         self.new_run_id: Callable[[], str] = new_run_id
+        self.services = ServiceTable(wiring.tasks)
+        self.desks = RunDesks(self.services, lambda worker, answer: self.fleet.send(worker, answer))
         self._wiring = wiring
         self._held: dict[str, HeldRun] = {}
         self._undelivered: dict[str, list[str]] = {}
@@ -268,6 +275,8 @@ class Runtime:
                 held.run.started()
             case Output() | Sent():
                 self._event_reported(held, message, size)
+            case Asked() | Withdrawn() | Received():
+                self.desks.take(held.run, worker, message)
             case ResultPart():
                 if not held.add_part(message.text, size):
                     self._kill_for_excess(held)
@@ -387,6 +396,7 @@ class Runtime:
     def _leave_worker(self, run: Run) -> None:
         """Forget that a worker has a run, and have its session at the engine closed if the worker has not."""
         if self._held.pop(run.id, None) is not None:
+            self.desks.close(run)
             if not self._left_sessions:
                 self._wiring.tasks.start_soon(self._close_left_sessions)
             self._left_sessions.append(session_of(run))

@@ -22,6 +22,7 @@ from inferd_runtime.sandbox.messages import (
     ResultPart,
     RunFinished,
     Sent,
+    ServiceReport,
     Shutdown,
     Started,
     ToWorker,
@@ -54,7 +55,7 @@ class FleetLaunch:
     start_seconds: float
 
 
-RunReport = Started | Output | Sent | ResultPart | RunFinished
+RunReport = Started | Output | Sent | ServiceReport | ResultPart | RunFinished
 """What a worker reports about one of its runs."""
 _decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 

@@ -1,0 +1,36 @@
+"""How fast tenants' operations are handled: together they take a part of the event loop's time, each an even share of it."""
+
+from __future__ import annotations
+
+from inferd_runtime.server.connections.loop_shares import LoopShares
+
+LOOP_SHARE = 0.5
+"""The part of the gateway's thread that all these operations may take together."""
+OPERATION_SECONDS = 0.00005
+"""What an operation costs beside its handler: reading its frame, and answering."""
+PRESENT_SECONDS = 1.0
+"""For so long after its last operation a tenant counts as one that shares."""
+
+
+class ServicePace:
+    """Says when a tenant's next operation may begin. Times are monotonic seconds. Pure state."""
+
+    def __init__(self) -> None:
+        self._shares = LoopShares()
+        self._seen: dict[str, float] = {}
+
+    def wait(self, tenant: str, now: float) -> float:
+        """Return the seconds until an operation of the tenant may begin."""
+        return self._shares.wait(tenant, now)
+
+    def used(self, tenant: str, seconds: float, now: float) -> None:
+        """Note that a tenant's operations took so much of the thread's time."""
+        self._seen.pop(tenant, None)
+        self._seen[tenant] = now  # as the last one
+        while (oldest := next(iter(self._seen.items())))[1] < now - PRESENT_SECONDS:
+            del self._seen[oldest[0]]
+        self._shares.charge(tenant, seconds, now, LOOP_SHARE / len(self._seen))
+
+    def forget_old(self, now: float) -> None:
+        """Drop the accounts that are even."""
+        self._shares.forget_old(now)

@@ -1,0 +1,268 @@
+"""The table of what the gateway answers: from an operation of a program or script to its handler, and back.
+
+    table.join(topics)                                      # a family: its operations, and who hears of callers that are gone
+    desk = table.open_desk(caller, JSON_WIRE, answer)       # one for each run that asks, and for each script
+    desk.ask(7, "topic.publish", b"{...}")                  # answered once: answer(Answer(7, True, b"{...}"))
+
+Each open operation has a task, which ends with its ticket, with its caller, or with the runtime.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import anyio
+import anyio.abc
+import msgspec
+
+from inferd.protocol import (
+    GATEWAY_OPERATIONS,
+    Cancelled,
+    InferdError,
+    InternalError,
+    InvalidRequest,
+    LimitExceeded,
+    shown,
+)
+from inferd_runtime.sandbox.messages import MAX_ASKED, MAX_REQUEST_BYTES
+from inferd_runtime.server.services.caller import Caller
+from inferd_runtime.server.services.pace import ServicePace
+from inferd_runtime.server.services.timed import Timed
+from inferd_runtime.server.services.wires import ServiceWire
+
+MAX_TENANT_BYTES = 64 << 20
+"""Bytes of requests of one tenant that are open, over all of its runs and scripts."""
+MAX_UNCONFIRMED = 2 * MAX_ASKED
+"""Replies whose receipt a caller has yet to confirm: of the oldest beyond these, it counts as confirmed."""
+Handler = Callable[[Caller, Any], Awaitable[Any]]
+"""Answers one request: returns the reply, or :class:`Handed`. Raises an InferdError."""
+log = logging.getLogger("inferd.services")
+
+
+class ServiceFamily(Protocol):
+    """Operations that belong together, with what they share."""
+
+    def operations(self) -> Mapping[str, Handler]:
+        """Return the handlers by their operations' wire names."""
+        ...
+
+    def closed(self, caller: Caller) -> None:
+        """Note that a run (one attempt of it) or a script's session is over. Its open operations are cancelled already."""
+        ...
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A reply that must reach its caller: ``undo`` is called if it did not, ``done`` once it did; exactly one of them, once."""
+
+    reply: Any
+    undo: Callable[[], None]
+    done: Callable[[], None] = _nothing
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What goes back: a reply or an error, packed. ``receipt``: the caller is to confirm that it has it."""
+
+    ticket: int
+    ok: bool
+    payload: bytes
+    receipt: bool = False
+
+
+@dataclass(eq=False)
+class _OpenCall:
+    desk: ServiceDesk
+    ticket: int
+    op: str
+    payload: bytes
+    size: int
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+
+class ServiceTable:
+    """All families, and all callers' open operations. Belongs to one event loop; ``tasks`` runs the operations."""
+
+    def __init__(self, tasks: anyio.abc.TaskGroup, clock: Callable[[], float] = time.monotonic) -> None:
+        self.pace = ServicePace()
+        self._clock = clock
+        self._tasks = tasks
+        self._families: list[ServiceFamily] = []
+        self._handlers: dict[str, Handler] = {}
+        self._bytes: Counter[str] = Counter()
+        self._backlog: defaultdict[str, deque[_OpenCall]] = defaultdict(deque)
+
+    def join(self, family: ServiceFamily) -> None:
+        """Answer a family's operations from now on."""
+        operations = family.operations()
+        unknown = [op for op in operations if op not in GATEWAY_OPERATIONS or op in self._handlers]
+        assert not unknown, f"not operations of the gateway, or answered twice: {unknown}"
+        self._families.append(family)
+        self._handlers.update(operations)
+
+    def open_desk(self, caller: Caller, wire: ServiceWire, answer: Callable[[Answer], None]) -> ServiceDesk:
+        """Return the desk of a new caller; ``answer`` sends to it, and neither waits nor raises."""
+        return ServiceDesk(self, caller, wire, answer)
+
+    def begin(self, call: _OpenCall) -> None:
+        """Start an operation when it is its tenant's turn. Raises LimitExceeded if the tenant has too much open."""
+        tenant = call.desk.caller.tenant
+        if self._bytes[tenant] + call.size > MAX_TENANT_BYTES:
+            text = f"open requests of the tenant take {MAX_TENANT_BYTES} bytes already"
+            raise LimitExceeded(
+                text, limit="tenant_gateway_bytes", value=MAX_TENANT_BYTES, raise_with="fewer at a time"
+            )
+        self._bytes[tenant] += call.size
+        if tenant in self._backlog:
+            self._backlog[tenant].append(call)
+        elif self.pace.wait(tenant, self._clock()) > 0:
+            self._backlog[tenant].append(call)
+            self._tasks.start_soon(self._catch_up, tenant)
+        else:
+            self._tasks.start_soon(self._serve, call)
+
+    def ended(self, call: _OpenCall) -> None:
+        """Note that an operation is over."""
+        tenant = call.desk.caller.tenant
+        self._bytes[tenant] -= call.size
+        if not self._bytes[tenant]:
+            del self._bytes[tenant]
+
+    def closed(self, caller: Caller) -> None:
+        """Tell the families that a caller is gone."""
+        for family in self._families:
+            try:
+                family.closed(caller)
+            except Exception:  # the boundary of one family: the others are told all the same
+                log.exception("a family of operations failed when %s was over", caller.id)
+
+    async def _catch_up(self, tenant: str) -> None:
+        """Start what had to wait, in order."""
+        backlog = self._backlog[tenant]
+        while backlog:
+            await anyio.sleep(self.pace.wait(tenant, self._clock()))
+            if backlog and self.pace.wait(tenant, self._clock()) <= 0:
+                self._tasks.start_soon(self._serve, backlog.popleft())
+        del self._backlog[tenant]
+        self.pace.forget_old(self._clock())
+
+    async def _serve(self, call: _OpenCall) -> None:
+        """Answer one operation, whatever happens in its handler."""
+        outcome: Any = None
+        with call.scope:
+            try:
+                if call.scope.cancel_called:
+                    raise Cancelled(f"{call.op} was withdrawn")
+                outcome = await Timed(self._handled(call), partial(self._charge, call.desk.caller.tenant))
+            except InferdError as error:
+                outcome = error
+            except Exception as error:  # the boundary of one operation: a bug costs this one and no other
+                log.exception("%s failed", call.op)
+                outcome = InternalError(f"a bug in the runtime: {type(error).__name__}")
+        if call.scope.cancel_called:  # nobody waits for the outcome
+            if isinstance(outcome, Handed):
+                outcome.undo()
+            outcome = Cancelled(f"{call.op} was withdrawn")
+        call.desk.finish(call, outcome)
+
+    def _charge(self, tenant: str, seconds: float) -> None:
+        self.pace.used(tenant, seconds, self._clock())
+
+    async def _handled(self, call: _OpenCall) -> Any:
+        handler = self._handlers.get(call.op)
+        if handler is None:
+            raise InvalidRequest(f"{shown(call.op)} is not served here")
+        request = call.desk.wire.request(call.op, call.payload)
+        call.payload = b""
+        return await handler(call.desk.caller, request)
+
+
+class ServiceDesk:
+    """One caller's operations: which are open, and which replies it has yet to confirm."""
+
+    def __init__(
+        self, table: ServiceTable, caller: Caller, wire: ServiceWire, answer: Callable[[Answer], None]
+    ) -> None:
+        self.caller = caller
+        self.wire = wire
+        self._table = table
+        self._answer = answer
+        self._open: dict[int, _OpenCall] = {}
+        self._unconfirmed: dict[int, Handed] = {}
+        self._closed = False
+
+    def ask(self, ticket: int, op: str, payload: bytes) -> None:
+        """Open an operation. Raises InvalidRequest for what no honest end of the wire sends: it keeps to these limits itself."""
+        if self._closed or ticket in self._open or ticket in self._unconfirmed:
+            raise InvalidRequest(f"ticket {ticket} is in use: wait for its reply first")
+        if len(self._open) >= MAX_ASKED or len(payload) > MAX_REQUEST_BYTES:
+            raise InvalidRequest(f"more than {MAX_ASKED} operations, or one of more than {MAX_REQUEST_BYTES} bytes")
+        if op not in GATEWAY_OPERATIONS:
+            raise InvalidRequest(f"there is no operation {shown(op)}")
+        call = _OpenCall(self, ticket, op, payload, len(payload))
+        try:
+            self._table.begin(call)
+        except LimitExceeded as refused:
+            self._answer(Answer(ticket, False, self.wire.error(refused)))
+        else:
+            self._open[ticket] = call
+
+    def withdraw(self, ticket: int) -> None:
+        """Cancel an operation; if it was answered and that was not confirmed, undo it. Nothing happens for any other ticket."""
+        if ticket in self._open:
+            self._open[ticket].scope.cancel()
+        elif ticket in self._unconfirmed:
+            self._unconfirmed.pop(ticket).undo()
+
+    def received(self, ticket: int) -> None:
+        """Note that the caller has a reply."""
+        handed = self._unconfirmed.pop(ticket, None)
+        if handed is not None:
+            handed.done()
+
+    def close(self) -> None:
+        """Cancel what is open, undo what was not received, and tell the families, once."""
+        if self._closed:
+            return
+        self._closed = True
+        for call in self._open.values():
+            call.scope.cancel()
+        for handed in reversed(self._unconfirmed.values()):
+            handed.undo()
+        self._unconfirmed.clear()
+        self._table.closed(self.caller)
+
+    def finish(self, call: _OpenCall, outcome: Any) -> None:
+        """Send the outcome of an operation: a reply, :class:`Handed`, or an error."""
+        del self._open[call.ticket]
+        self._table.ended(call)
+        if not self._closed:
+            self._answer(self._packed(call, outcome))
+
+    def _packed(self, call: _OpenCall, outcome: Any) -> Answer:
+        if isinstance(outcome, InferdError):
+            return Answer(call.ticket, False, self.wire.error(outcome))
+        reply = outcome.reply if isinstance(outcome, Handed) else outcome
+        try:
+            payload = self.wire.write(reply)
+        except (msgspec.MsgspecError, OverflowError, RecursionError, TypeError, ValueError) as error:
+            log.error("a reply to %s cannot be packed: %s", call.op, error)
+            if isinstance(outcome, Handed):
+                outcome.done()  # undone, it would come again
+            return Answer(call.ticket, False, self.wire.error(InternalError(f"the reply to {call.op} cannot be sent")))
+        if not isinstance(outcome, Handed):
+            return Answer(call.ticket, True, payload)
+        self._unconfirmed[call.ticket] = outcome
+        if len(self._unconfirmed) > MAX_UNCONFIRMED:
+            self.received(next(iter(self._unconfirmed)))
+        return Answer(call.ticket, True, payload, receipt=True)
