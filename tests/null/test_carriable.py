@@ -32,7 +32,7 @@ from inferd_runtime.sandbox.messages import (
 from inferd_runtime.sandbox.worker import packed
 from inferd_runtime.server.gateway.requests import LaunchBody, MessageBody
 from inferd_runtime.server.gateway.script_session import MAX_REASON, OutstandingCalls, close_reason, read_call
-from inferd_runtime.server.supervisor.runs import json_text
+from inferd_runtime.server.supervisor.event_texts import json_text
 from inferd_runtime.session.wire import EngineLink
 
 TEXTS = st.one_of(

@@ -32,6 +32,8 @@ class Port:
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self.vocabularies: dict[str, TokenVocabulary] = {}
+        self.shared: dict[Any, Any] = {}
+        """What modules of the SDK keep for this transport, by keys of their own."""
         self._abandoned: deque[list[Any]] = deque()
 
     def abandon(self, requests: list[Any]) -> None:

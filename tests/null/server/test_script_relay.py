@@ -12,6 +12,8 @@ import pytest
 from starlette.websockets import WebSocket
 
 from inferd_runtime.server.gateway.script_session import YIELD_EVERY, ScriptSession
+from inferd_runtime.server.services.caller import Caller
+from inferd_runtime.server.services.table import ServiceTable
 from inferd_runtime.server.supervisor.engine_session import EngineChannel
 from inferd_runtime.server.supervisor.engine_supervisor import StartedEngine
 from inferd_runtime.session.wire import LinkReply
@@ -79,9 +81,10 @@ class Channel:
 
 async def test_a_burst_of_calls_or_of_replies_does_not_keep_the_loop_from_others() -> None:
     both = Both()
-    session = ScriptSession(cast(WebSocket, both), cast(EngineChannel, Channel(both)))
     with anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:
+            table, caller = ServiceTable(tasks), Caller("ann", "ws/1")
+            session = ScriptSession(cast(WebSocket, both), cast(EngineChannel, Channel(both)), table, caller)
             tasks.start_soon(both.somebody_else)
             await session.relay(cast(StartedEngine, both))
             tasks.cancel_scope.cancel()

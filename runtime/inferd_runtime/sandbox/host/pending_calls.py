@@ -121,7 +121,7 @@ class PendingCalls:
             self._mailbox.appendleft(message)
             self.held_bytes += ENTRY_BYTES + len(message)
             self._hand_out()
-        return waits
+        return None if waits is Waits.MESSAGE else waits
 
     def take(self) -> bytes | None:
         """Return answers that have not been fetched, oldest first, as the guest reads them (see ``world.wit``); None if there are

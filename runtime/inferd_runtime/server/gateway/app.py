@@ -56,6 +56,7 @@ from inferd_runtime.server.response_store.response_store import (
     open_response_store,
 )
 from inferd_runtime.server.run_store.archive import open_archive
+from inferd_runtime.server.services.topics.kept_values import QUEUES_FILE, open_kept_values
 from inferd_runtime.server.supervisor.commands import Commands
 from inferd_runtime.server.supervisor.runtime import Runtime, open_runtime
 from inferd_runtime.server.telemetry.request_ids import RequestIds
@@ -252,9 +253,11 @@ async def open_gateway(
         )
         programs = await stack.enter_async_context(library)
         archive = await stack.enter_async_context(open_archive(settings.data_dir / RUNS_FILE))
+        queues = await stack.enter_async_context(open_kept_values(settings.data_dir / QUEUES_FILE, use.quotas))
         runtime = await stack.enter_async_context(
-            open_runtime(settings, commands, wait=False, use=use, archive=archive)
+            open_runtime(settings, commands, wait=False, use=use, archive=archive, queues=queues)
         )
+        runtime.desks.role_of = tokens.role_of
         provider = None if settings.otel_endpoint is None else otlp_provider(settings.otel_endpoint)
         await stack.enter_async_context(traced(runtime, provider))
         kept = open_response_store(settings.data_dir / RESPONSES_FILE, use.quotas, settings.max_body_bytes)

@@ -290,6 +290,7 @@ async def script_session(websocket: WebSocket, runtime: Runtime) -> None:
     name = f"ws/{secrets.token_hex(8)}"
     grant = runtime.engine.grants.issue(name, tenant)
     async with AsyncExitStack() as stack:
+        stack.callback(runtime.tenant_left, tenant)
         try:
             stack.enter_context(runtime.use.socket(tenant))
             engine = runtime.engine.current

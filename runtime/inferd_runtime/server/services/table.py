@@ -96,6 +96,8 @@ class ServiceTable:
     def __init__(self, tasks: anyio.abc.TaskGroup, clock: Callable[[], float] = time.monotonic) -> None:
         self.pace = ServicePace()
         self._clock = clock
+        self.on_idle: list[Callable[[str], None]] = []
+        """Who hears that a tenant has no run and no script's session any more."""
         self._tasks = tasks
         self._families: list[ServiceFamily] = []
         self._handlers: dict[str, Handler] = {}
@@ -131,6 +133,10 @@ class ServiceTable:
         else:
             self._tasks.start_soon(self._serve, call)
 
+    def open_bytes(self, tenant: str) -> int:
+        """Return the bytes of a tenant's open requests."""
+        return self._bytes[tenant]
+
     def ended(self, call: _OpenCall) -> None:
         """Note that an operation is over."""
         tenant = call.desk.caller.tenant
@@ -145,6 +151,11 @@ class ServiceTable:
                 family.closed(caller)
             except Exception:  # the boundary of one family: the others are told all the same
                 log.exception("a family of operations failed when %s was over", caller.id)
+
+    def idle(self, tenant: str) -> None:
+        """Note that a tenant has no run and no script's session any more."""
+        for forget in self.on_idle:
+            forget(tenant)
 
     async def _catch_up(self, tenant: str) -> None:
         """Start what had to wait, in order."""
@@ -195,6 +206,8 @@ class ServiceDesk:
     ) -> None:
         self.caller = caller
         self.wire = wire
+        self.asked = 0
+        """How many operations it has opened."""
         self._table = table
         self._answer = answer
         self._open: dict[int, _OpenCall] = {}
@@ -216,6 +229,7 @@ class ServiceDesk:
             self._answer(Answer(ticket, False, self.wire.error(refused)))
         else:
             self._open[ticket] = call
+            self.asked += 1
 
     def withdraw(self, ticket: int) -> None:
         """Cancel an operation; if it was answered and that was not confirmed, undo it. Nothing happens for any other ticket."""

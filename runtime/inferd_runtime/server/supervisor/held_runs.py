@@ -12,7 +12,8 @@ import msgspec
 from inferd.protocol import ErrorInfo, LimitExceeded
 from inferd_runtime.sandbox.messages import Limits
 from inferd_runtime.server.programs.bundles import Program
-from inferd_runtime.server.supervisor.runs import Run, one_line
+from inferd_runtime.server.supervisor.event_texts import one_line
+from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.session.wire import RUN_SESSION
 
 MAX_UNDELIVERED = 256

@@ -22,6 +22,7 @@ from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, LimitExceeded,
 from inferd_runtime.sandbox.messages import Limits, Output, RunFinished, RunUsage, Sent
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.records import ProgramName, RunRecord, Said, StoredEvent, new_run_id
+from inferd_runtime.server.supervisor.event_texts import json_text, one_line
 from inferd_runtime.server.supervisor.transcript import MESSAGE, RunReplay, Transcript
 from inferd_runtime.server.tenancy.quotas import QuotasOf, quota_exceeded
 
@@ -397,20 +398,6 @@ class Run:
             changed.set()
 
 
-def one_line(json: str) -> str:
-    """Return JSON text without line breaks: between its values they are space, and inside of its strings there are none."""
-    return json.replace("\n", " ").replace("\r", " ")
-
-
-def json_text(message: Any) -> str:
-    """Return a value as JSON text. Raises InvalidRequest for one that JSON or msgpack cannot carry."""
-    try:
-        msgspec.msgpack.encode(message)
-        return msgspec.json.encode(message).decode()
-    except (OverflowError, RecursionError, TypeError, ValueError) as error:
-        raise InvalidRequest(f"the message cannot be sent: {error}") from None
-
-
 class RunStore:
     """The runs in memory: all that go on, and the newest finished ones of each tenant, within its quotas, until they are
     stored.
@@ -442,6 +429,10 @@ class RunStore:
         if most and held + size > most:
             message = f"the tenant's runs that are not over hold {held} bytes already"
             raise quota_exceeded("kept_bytes", most, message, RETRY_SECONDS)
+
+    def has_active(self, tenant: str) -> bool:
+        """Return True if a run of the tenant is not over."""
+        return tenant in self._active_of
 
     def add(self, run: Run) -> None:
         """Keep a new run."""

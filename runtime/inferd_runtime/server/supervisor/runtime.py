@@ -46,6 +46,8 @@ from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.archive import RunArchive
 from inferd_runtime.server.run_store.records import KeptKey, UnfinishedRun, new_run_id
 from inferd_runtime.server.services.table import ServiceTable
+from inferd_runtime.server.services.topics.families import join_messages
+from inferd_runtime.server.services.topics.kept_values import KeptValues
 from inferd_runtime.server.supervisor.charging import charge_produced_tokens
 from inferd_runtime.server.supervisor.commands import Commands, default_commands
 from inferd_runtime.server.supervisor.engine_supervisor import EngineSupervisor
@@ -391,7 +393,13 @@ class Runtime:
         self._undelivered.pop(run.id, None)
         self.runs.retire(run)
         self.keeper.ended(run)
+        self.tenant_left(run.tenant)
         self.fleet.apply()
+
+    def tenant_left(self, tenant: str) -> None:
+        """Tell the services where a tenant has neither a run nor a script's session any more."""
+        if not self.runs.has_active(tenant) and not self.use.sockets.held(tenant):
+            self.services.idle(tenant)
 
     def _leave_worker(self, run: Run) -> None:
         """Forget that a worker has a run, and have its session at the engine closed if the worker has not."""
@@ -462,18 +470,20 @@ async def open_runtime(
     wait: bool = True,
     use: TenantUse | None = None,
     archive: RunArchive | None = None,
+    queues: KeptValues | None = None,
 ) -> AsyncIterator[Runtime]:
     """Open a runtime that is ready; everything that it started has ended when the block ends.
 
     ``spare``: how many workers to keep warm for tenants that have none. ``use``: holds tenants to their quotas; by default all
-    are admins. ``archive``: stores runs; by default they live in memory only. With ``wait=False`` the body starts at once;
-    call :meth:`Runtime.wait_ready` in it. Raises what that raises.
+    are admins. ``archive``: stores runs; by default they live in memory only. ``queues``: keeps durable queues; by default there
+    are none. With ``wait=False`` the body starts at once; call :meth:`Runtime.wait_ready` in it. Raises what that raises.
     """
     with run_directory() as directory, _zmq_context() as context:
         make_sockets_folder(directory)
         async with background_tasks() as tasks:
             wiring = Wiring(context, directory, tasks, archive)
             runtime = Runtime(settings, commands or default_commands(settings), wiring, spare, use)
+            join_messages(runtime.services, queues)
             try:
                 runtime.start()
                 if wait:

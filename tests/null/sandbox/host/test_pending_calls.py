@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, strategies as st
 
-from inferd_runtime.sandbox.host.pending_calls import MAX_OPEN, MOST_TAKEN, PendingCalls
+from inferd_runtime.sandbox.host.pending_calls import MAX_OPEN, MOST_TAKEN, PendingCalls, Waits
 
 
 def taken(desk: PendingCalls) -> list[Any]:
@@ -162,4 +163,40 @@ def test_nothing_stays_counted_once_everything_is_read(actions: list[str]) -> No
         desk.open_receive()
         desk.take()
     desk.take()
+    assert desk.held_bytes == 0
+
+
+def test_the_gateway_hears_that_an_answer_arrived_once_the_guest_waits_anew() -> None:
+    desk = PendingCalls()
+    wanted, plain = desk.open_gateway(5), desk.open_gateway()
+    desk.settle(wanted, True, b"{}", receipt=True)
+    desk.settle(plain, True, b"{}")
+    assert desk.received() == []  # the guest has not got it
+    assert len(taken(desk)) == 2
+    assert desk.received() == [wanted]
+    assert desk.received() == []
+    assert desk.cancel(wanted) is None
+    assert desk.held_bytes == 0
+
+
+@pytest.mark.parametrize("fetched", [False, True])
+def test_the_gateway_hears_of_an_answer_that_nobody_wanted_any_more(fetched: bool) -> None:
+    desk = PendingCalls()
+    ticket = desk.open_gateway()
+    desk.settle(ticket, True, b"{}", receipt=True)
+    if fetched:
+        desk.take()
+    assert desk.cancel(ticket) is Waits.GATEWAY
+    assert desk.cancel(ticket) is None
+    assert desk.received() == []
+    assert taken(desk) == []
+
+
+def test_a_withdrawn_operation_of_the_gateway_is_told_and_its_answer_dropped() -> None:
+    desk = PendingCalls()
+    ticket = desk.open_gateway(100)
+    assert desk.cancel(ticket) is Waits.GATEWAY
+    desk.settle(ticket, True, b"{}", receipt=True)
+    assert taken(desk) == []
+    assert desk.received() == []
     assert desk.held_bytes == 0

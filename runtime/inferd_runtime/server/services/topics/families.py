@@ -1,0 +1,18 @@
+"""Joins topics and queues to the table: they share what a tenant's messages may take."""
+
+from __future__ import annotations
+
+from inferd_runtime.server.services.table import ServiceTable
+from inferd_runtime.server.services.topics.buffers import MessageRoom
+from inferd_runtime.server.services.topics.kept_values import KeptValues
+from inferd_runtime.server.services.topics.queues import Queues
+from inferd_runtime.server.services.topics.topics import Topics
+
+
+def join_messages(table: ServiceTable, kept: KeptValues | None = None) -> None:
+    """Have the table answer ``topic.*`` and ``queue.*``; ``kept`` has the durable queues, which are refused without."""
+    room = MessageRoom()
+    queues = Queues(room, kept)
+    table.join(Topics(room))
+    table.join(queues)
+    table.on_idle.append(queues.idle)

@@ -1,0 +1,57 @@
+"""The store of durable queues for the gateway, whose event loop never waits on a disk."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+
+from inferd.protocol import LimitExceeded
+from inferd_runtime.server.run_store.archive import FileArchive
+from inferd_runtime.server.services.topics.buffers import MAX_TENANT_HELD, HeldValue
+from inferd_runtime.server.services.topics.queue_file import QueueFile
+from inferd_runtime.server.tenancy.quotas import QuotasOf
+
+QUEUES_FILE = "queues.sqlite3"
+ROW_BYTES = 64
+log = logging.getLogger("inferd.services")
+
+
+class KeptValues:
+    """Values of durable queues on disk. Belongs to one event loop. What waits raises Unavailable where the file does not work."""
+
+    def __init__(self, archive: FileArchive[QueueFile], quotas: QuotasOf) -> None:
+        self._archive = archive
+        self._quotas = quotas
+
+    async def add(self, tenant: str, queue: str, values: Sequence[HeldValue]) -> list[HeldValue]:
+        """Keep values; returns them with their rows. Raises LimitExceeded."""
+        most = min(self._quotas(tenant).stored_bytes or MAX_TENANT_HELD, MAX_TENANT_HELD)
+        kept = await self._archive.read(lambda file: file.add(tenant, queue, values, most))
+        if kept is None:
+            text = f"the tenant's durable queues take {most} bytes already"
+            raise LimitExceeded(text, limit="durable_bytes", value=most, raise_with="pulling from them")
+        return kept
+
+    async def values(self, tenant: str, queue: str) -> list[HeldValue]:
+        """Return what a queue holds."""
+        return await self._archive.read(lambda file: file.values(tenant, queue))
+
+    def drop(self, rows: Sequence[int]) -> None:
+        """Forget values, soon."""
+        if not self._archive.save(lambda file: file.drop(rows), ROW_BYTES * len(rows)):
+            log.error("%d values that were pulled from a durable queue stay on disk: they come again", len(rows))
+
+
+@asynccontextmanager
+async def open_kept_values(path: Path, quotas: QuotasOf) -> AsyncIterator[KeptValues]:
+    """Open the store; what is queued at the end is written."""
+    archive = FileArchive(lambda: QueueFile(path), "the store of durable queues")
+    try:
+        yield KeptValues(archive, quotas)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await archive.close()

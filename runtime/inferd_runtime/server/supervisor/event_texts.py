@@ -1,0 +1,23 @@
+"""JSON texts of a run's messages and results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from inferd.protocol import InvalidRequest
+
+
+def one_line(json: str) -> str:
+    """Return JSON text without line breaks: between its values they are space, and inside of its strings there are none."""
+    return json.replace("\n", " ").replace("\r", " ")
+
+
+def json_text(message: Any) -> str:
+    """Return a value as JSON text. Raises InvalidRequest for one that JSON or msgpack cannot carry."""
+    try:
+        msgspec.msgpack.encode(message)
+        return msgspec.json.encode(message).decode()
+    except (OverflowError, RecursionError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"the message cannot be sent: {error}") from None
