@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inferd import session
+from inferd import queue, session, topic
 from inferd.adapter import Adapter
 from inferd.constraints import AllOf, Exact, Gbnf, Lark, StepConstraint, Tag, Tagged, TaggedSpan
 from inferd.context import Context
@@ -114,7 +114,9 @@ __all__ = [
     "Unavailable",
     "Verification",
     "connect",
+    "queue",
     "session",
+    "topic",
 ]
 DEFAULT_URL = "ws://127.0.0.1:7070"
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from inferd.protocol import OPERATIONS
+from inferd.protocol import GATEWAY_OPERATIONS, OPERATIONS
 from inferd_runtime.sandbox import messages
 
 ODD_NUMBERS = (0, 1, -1, 2, 255, 256, 4096, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1, -(2**31), -(2**63))
@@ -101,10 +101,10 @@ def fields_of(kind: Any, random: Random, depth: int = 0) -> dict[str, Any]:
     return value
 
 
-def request(random: Random) -> tuple[str, dict[str, Any]]:
+def request(random: Random, operations: Mapping[str, type[Any]] = OPERATIONS) -> tuple[str, dict[str, Any]]:
     """An operation's name, and its arguments as a map."""
-    op = random.choice(sorted(OPERATIONS))
-    return op, fields_of(OPERATIONS[op], random)
+    op = random.choice(sorted(operations))
+    return op, fields_of(operations[op], random)
 
 
 def mutated(frame: bytes, random: Random) -> bytes:
@@ -128,9 +128,11 @@ def mutated(frame: bytes, random: Random) -> bytes:
 
 def script_frame(random: Random) -> Frame:
     """A message of a script."""
-    op, arguments = request(random)
+    op, arguments = request(random, GATEWAY_OPERATIONS if random.random() < 0.3 else OPERATIONS)
     if random.random() < 0.05:
-        op = random.choice(("cancel", "session.open", "session.close", "engine.stats", "engine.cycles", *ODD_TEXTS))
+        op = random.choice(
+            ("cancel", "received", "session.open", "session.close", "engine.stats", "engine.cycles", *ODD_TEXTS)
+        )
     ticket: Any = random.randrange(1, 900) if random.random() < 0.97 else odd_value(random)
     frame = msgspec.msgpack.encode({"t": ticket, "op": op, "a": arguments})
     return mutated(frame, random) if random.random() < 0.1 else frame
@@ -166,6 +168,9 @@ def worker_frame(random: Random, runs: Sequence[str]) -> Frame:
     value = {"type": kind.__name__, **fields_of(kind, random)}
     if "run" in value and random.random() < 0.9:
         value["run"] = random.choice(runs)
+    if kind is messages.Asked and random.random() < 0.7:
+        value["op"], arguments = request(random, GATEWAY_OPERATIONS)
+        value["json"] = _json(arguments).decode()
     frame = msgspec.msgpack.encode(value)
     return mutated(frame, random) if random.random() < 0.2 else frame
 

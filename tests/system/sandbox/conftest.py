@@ -19,6 +19,7 @@ import zmq
 from inferd.protocol import ErrorInfo
 from inferd_runtime.isolation.start import close_input, give_order
 from inferd_runtime.sandbox.messages import (
+    Asked,
     Bundle,
     Cancel,
     Deliver,
@@ -27,12 +28,14 @@ from inferd_runtime.sandbox.messages import (
     LaunchRun,
     Limits,
     Output,
+    Received,
     ResultPart,
     RunFinished,
     Sent,
     Shutdown,
     Started,
     ToWorker,
+    Withdrawn,
     WorkerReady,
 )
 from inferd_runtime.sandbox.runner_build.component import ensure_runner
@@ -151,7 +154,7 @@ class Gateway:
         if isinstance(message, WorkerReady):
             self.ready = message
             return
-        assert isinstance(message, (Started, Output, Sent, ResultPart, RunFinished))
+        assert isinstance(message, (Started, Output, Sent, Asked, Withdrawn, Received, ResultPart, RunFinished))
         if isinstance(message, (Output, Sent)) and self.takes:
             self.send(EventsTaken(message.run, 1))
         self.messages[message.run].append(message)

@@ -24,7 +24,7 @@ def test_an_operation_counts_until_the_gateway_has_answered_it() -> None:
 
 def test_requests_are_bounded_in_bytes_each_and_together() -> None:
     window = AskedWindow()
-    with pytest.raises(LimitExceeded, match="topic.publish"):
+    with pytest.raises(LimitExceeded, match=r"topic\.publish"):
         window.check("topic.publish", MAX_REQUEST_BYTES + 1)
     for ticket in range(MAX_ASKED_BYTES // MAX_REQUEST_BYTES):
         window.check("topic.publish", MAX_REQUEST_BYTES)
