@@ -6,9 +6,13 @@ import re
 
 import msgspec
 
+from inferd_runtime.cluster.quota_shares import QuotaShare, QuotaUse
+
 REPORT_PATH, TAKE_OVER_PATH = "/cluster/report", "/cluster/take-over"
 RESOLVE_PATH, SOURCE_PATH, ENTRIES_PATH = "/cluster/programs/resolve", "/cluster/programs/source", "/cluster/programs"
 JOIN_PATH = "/cluster/join"
+RUNS, KV_PAGES = "runs", "kv_pages"
+"""The quotas that are divided between replicas by use."""
 NAME_DIGITS = 8
 REPLICA_NAME = re.compile(f"[0-9a-f]{{{NAME_DIGITS}}}")
 RUN_ID = re.compile(f"run-([0-9a-f]{{{NAME_DIGITS}}})[0-9a-f]{{16}}")
@@ -23,11 +27,17 @@ class FrontOrder(msgspec.Struct, frozen=True, kw_only=True):
         front: the front's private address.
         drained: the front has seen that the replica is to end, and starts nothing more on it.
         in_flight: requests that the replica is answering, but for streams of runs' events.
+        parts: into how many even parts the quotas of tenants are divided that stand in no ``shares``; 0: the replica has none.
+        shares: what tenants may hold here of what they may hold in all, by tenant and quota.
+        elsewhere: seconds of service that tenants have received on other replicas since the front started.
     """
 
     front: str
     drained: bool = False
     in_flight: int = 0
+    parts: int = 0
+    shares: dict[str, dict[str, QuotaShare]] = {}
+    elsewhere: dict[str, float] = {}
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +53,11 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
         pages, pages_free: of its KV caches.
         heir_of: replicas whose runs it has taken over.
         produced: tokens that were generated here since it started, by tenant.
+        served: seconds of the engine's time that tenants received since it started.
+        uses: what tenants use of what is divided between replicas, by tenant and quota.
+        waiting_of: how many runs of each tenant wait for a worker though the tenant's share has room for them.
+        models: the names of the models that are served.
+        parts: the order's, as it holds now.
     """
 
     name: str
@@ -55,6 +70,11 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     pages_free: int = 0
     heir_of: list[str] = []
     produced: dict[str, int] = {}
+    served: dict[str, float] = {}
+    uses: dict[str, dict[str, QuotaUse]] = {}
+    waiting_of: dict[str, int] = {}
+    models: list[str] = []
+    parts: int = 0
 
     @property
     def kv_use(self) -> float:

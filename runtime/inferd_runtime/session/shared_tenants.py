@@ -22,7 +22,7 @@ class SharedTenants:
     def share(self, told: ShareTenants) -> TenantsHere:
         """Take in what the others do, and return what was done here."""
         for accounts in self._accounts:
-            accounts.share(PageShares(told.pages, max(told.parts, 1)))
+            accounts.share(PageShares(told.pages, told.parts))
         if self._clock is None:
             return TenantsHere(pages=self._pages())
         for tenant, seconds in told.elsewhere.items():

@@ -142,7 +142,7 @@ class ShareTenants:
     Fields:
         elsewhere: seconds of service that tenants received from the others since this was sent last.
         pages: how many of its pages a tenant may hold here, where it has a limit.
-        parts: what the limits of other tenants are divided by.
+        parts: what the limits of other tenants are divided by; 0: they may hold nothing here.
     """
 
     elsewhere: dict[str, float] = field(default_factory=dict)

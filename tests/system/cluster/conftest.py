@@ -27,7 +27,17 @@ from inferd_runtime.settings.settings import EngineSettings, Settings
 HERE = Path(__file__).parent
 ANN, BOB = "token-of-ann-0123456789", "token-of-bob-0123456789"
 CID = "token-of-cid-0123456789"
+DAN = "token-of-dan-0123456789"
+EVE = "token-of-eve-0123456789"
 ROOT = "token-of-root-0123456789"
+TOKENS = f"""
+{ANN} ann
+{BOB} bob
+{CID} cid launches_per_minute=6
+{DAN} dan runs=4 waiting=3
+{EVE} eve launches_per_minute=3
+{ROOT} root role=admin
+"""
 KEY = "key-of-the-cluster-0123456789abcdef"
 
 
@@ -39,7 +49,7 @@ def anyio_backend() -> str:
 def settings_in(folder: Path, **changes: Any) -> Settings:
     folder.mkdir(parents=True, exist_ok=True)
     tokens = folder / "tokens"
-    tokens.write_text(f"{ANN} ann\n{BOB} bob\n{CID} cid launches_per_minute=6\n{ROOT} root role=admin\n")
+    tokens.write_text(TOKENS)
     tokens.chmod(0o600)
     values = {"port": 0, "tokens_file": tokens, "data_dir": folder / "data", "state_dir": folder / "state"}
     return Settings(engine=EngineSettings(), **{**values, **changes})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import httpx
 import msgspec
 import pytest
@@ -12,7 +14,7 @@ from inferd_runtime.cluster.messages import RUN_ID
 from inferd_runtime.server.tenancy.quotas import Role
 from inferd_runtime.server.tenancy.tokens import TokenRights
 
-from .conftest import ANN, BOB, CID, KEY, ROOT, Cluster
+from .conftest import ANN, BOB, CID, DAN, EVE, KEY, ROOT, Cluster, until
 
 pytestmark = pytest.mark.anyio
 HELLO = "async def main(word: str = 'x'):\n    print('hello', word)\n    return word\n"
@@ -109,10 +111,15 @@ async def test_a_replica_answers_nobody_who_has_not_the_clusters_key(cluster: Cl
             assert answer.status_code == 403
 
 
+async def _is_running(cluster: Cluster, run: str) -> bool:
+    return bool((await cluster.client.get(f"/v1/runs/{run}")).json()["state"] == "running")
+
+
 async def test_a_front_that_was_killed_finds_runs_and_programs_again(cluster: Cluster) -> None:
     assert cluster.front is not None
     await cluster.upload(WAITS)
     run = await cluster.launch(session="s")
+    await until(lambda: _is_running(cluster, run["id"]))
     await cluster.front.kill()
     await cluster.start_front()
     assert (await cluster.client.get(f"/v1/runs/{run['id']}")).json()["state"] == "running"
@@ -134,3 +141,66 @@ async def test_a_tenant_launches_no_more_over_all_replicas_than_it_may(cluster: 
     assert (answers[-1].status_code, refused["detail"]["limit"]) == (429, "launches_per_minute")
     for run in started:
         await cluster.client.post(f"/v1/runs/{run}/cancel", headers=headers)
+
+
+async def test_a_tenants_runs_hold_over_all_replicas_and_go_where_they_are_wanted(cluster: Cluster) -> None:
+    """Four may run and three wait, in the whole cluster; each of two programs has its session, on a replica of its own."""
+    headers = {"Authorization": f"Bearer {DAN}"}
+    client = cluster.client
+    await _end_all(cluster)
+    for name in ("p", "q"):
+        upload = {"files": {"main.py": f"{WAITS}# {name}"}, "name": name}
+        assert (await client.post("/v1/programs", json=upload, headers=headers)).status_code == 201
+
+    async def launched(name: str) -> httpx.Response:
+        return await client.post(
+            "/v1/runs", json={"program": name}, headers={**headers, "x-session-id": f"{name}-of-dan"}
+        )
+
+    async def four_run() -> bool:
+        runs = (await client.get("/v1/runs", headers=headers)).json()["runs"]
+        running = [run["state"] for run in runs].count("running")
+        assert running <= 4
+        return running == 4
+
+    begun = {name: [(await launched(name)).json()["id"] for _ in range(count)] for name, count in (("p", 2), ("q", 5))}
+    assert {RUN_ID.fullmatch(run)[1] for runs in begun.values() for run in runs} == cluster.replicas.keys()
+    refused = await launched("p")
+    assert (refused.status_code, refused.json()["error"]["detail"]["limit"]) == (429, "waiting")
+    await until(four_run)
+    for run in begun["q"]:
+        assert (await client.post(f"/v1/runs/{run}/cancel", headers=headers)).status_code == 202
+    await until(lambda: _has_six(launched, begun["p"]))
+    assert len({RUN_ID.fullmatch(run)[1] for run in begun["p"]}) == 1
+    await until(four_run)
+    for run in begun["p"]:
+        await client.post(f"/v1/runs/{run}/cancel", headers=headers)
+
+
+async def _end_all(cluster: Cluster) -> None:
+    """End what other tests have left, so that neither replica is busier."""
+    for run in (await cluster.client.get("/v1/runs")).json()["runs"]:
+        if run["finished_at"] is None:
+            await cluster.client.post(f"/v1/runs/{run['id']}/cancel")
+
+    async def nothing_goes_on() -> bool:
+        return not any((await cluster.starts()).values())
+
+    await until(nothing_goes_on)
+
+
+async def _has_six(launched: Callable[[str], Awaitable[httpx.Response]], runs: list[str]) -> bool:
+    """Launch until there are six runs, as many as runs that are over allow."""
+    answer = await launched("p")
+    if answer.status_code == 201:
+        runs.append(answer.json()["id"])
+    return len(runs) >= 6
+
+
+async def test_requests_of_llm_clients_count_as_launches_over_all_replicas(cluster: Cluster) -> None:
+    """The fake engine cannot answer them, but each is counted."""
+    headers = {"Authorization": f"Bearer {EVE}"}
+    body = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}]}
+    answers = [await cluster.client.post("/v1/chat/completions", json=body, headers=headers) for _ in range(4)]
+    limited = [answer.json()["error"] for answer in answers if answer.status_code == 429]
+    assert len(limited) == 1, [answer.text for answer in answers]

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.protocol import Unavailable
+from inferd_runtime.cluster.front.admission import Admission, AdmittedLaunch
 from inferd_runtime.cluster.front.hop_client import Headers, HopClient, HopRequest, ReplicaGone, hop_request
 from inferd_runtime.cluster.front.members import Launching, Member, Members
 from inferd_runtime.cluster.front.proxied import OF_A_CONNECTION
@@ -27,7 +28,6 @@ from inferd_runtime.server.gateway.auth import TENANT_KEY
 from inferd_runtime.server.gateway.chat_routes import SESSION_HEADER
 from inferd_runtime.server.gateway.requests import launch_key
 from inferd_runtime.server.programs.library import ProgramLibrary
-from inferd_runtime.server.tenancy.tenant_use import TenantUse
 
 KEY_HEADER = b"idempotency-key"
 MOST_KEYS = 10_000
@@ -48,7 +48,7 @@ class Launches:
     members: Members
     programs: ProgramLibrary
     key: str
-    use: TenantUse
+    admission: Admission
     _homes: OrderedDict[tuple[str, str], str] = field(default_factory=OrderedDict)
     """By tenant and a client's key the replica that was asked."""
 
@@ -64,13 +64,29 @@ class Launches:
         session = request.headers.get(SESSION_HEADER)
         beginning = launch_beginning("" if program is None else program[0], arguments, session)
         home = self._homes.get((tenant, key)) if key else None
-        if home is None:
-            self.use.admit_launch(tenant)
+        if home is not None:
+            return await self._placed(request, sent, home, key, beginning)
+        with self.admission.launch(tenant) as admitted:
+            return await self._placed(request, sent, None, key, beginning, admitted)
+
+    async def _placed(
+        self,
+        request: Request,
+        sent: HopRequest,
+        home: str | None,
+        key: str,
+        beginning: Beginning,
+        admitted: AdmittedLaunch | None = None,
+    ) -> Response:
+        tenant = request.scope[TENANT_KEY]
         for _ in range(MOST_TRIES):
             async with self._at(home, tenant, beginning) as launching:
                 self._remember(tenant, key, launching.member)
                 try:
-                    return await self._send(request, sent, launching)
+                    answer = await self._send(request, sent, launching)
+                    if launching.run and admitted is not None:
+                        admitted.placed(launching.member.name)
+                    return answer
                 except ReplicaGone as gone:
                     home = launching.member.name if gone.reached else None
             await anyio.lowlevel.checkpoint()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -56,10 +56,11 @@ class _Launched:
 
 
 class Members:
-    """Belongs to the front's event loop."""
+    """Belongs to the front's event loop. ``on_lost`` hears the name of each replica that has ended."""
 
-    def __init__(self, router: ClusterRouter | None = None) -> None:
-        self.router = router or ClusterRouter()
+    def __init__(self, on_lost: Callable[[str], None]) -> None:
+        self.router = ClusterRouter()
+        self._on_lost = on_lost
         self.live: dict[str, Member] = {}
         self.heirs: dict[str, str] = {}
         """By a replica that has ended the one that has taken over what it left."""
@@ -105,6 +106,7 @@ class Members:
         log.warning("replica %s is gone", member.name)
         del self.live[member.name]
         self.without_heir.add(member.name)
+        self._on_lost(member.name)
         gone = set(self.router.leave(member.name))
         self._launched = {run: one for run, one in self._launched.items() if one.token not in gone}
         self.wake()

@@ -137,7 +137,9 @@ class OwnRoutes:
                 for what, amount in one["use"].items():
                     total[what] = total.get(what, 0) + amount
         here = {"sockets": self.use.sockets.held(name), "connections": self.use.connections.held(name)}
-        return {"tenant": name, "quotas": self.use.quotas(name), "use": {**total, **here}}
+        served = sum(one.report.served.get(name, 0.0) for one in self.members.live.values())
+        use = {**total, **here, **self.use.per_minute(name), "served_s": round(served, 3)}
+        return {"tenant": name, "quotas": self.use.quotas(name), "use": use}
 
     async def metrics(self, request: Request) -> Response:
         """Answer the figures of all replicas, each with the label ``replica``; to whom, the replicas decide."""

@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from inferd.protocol import InferdError, NotFound
+from inferd_runtime.cluster.front.admission import RESPONSES, Admission
 from inferd_runtime.cluster.front.hop_client import (
     OK,
     HopClient,
@@ -36,7 +37,6 @@ from inferd_runtime.server.tenancy.tenant_use import TenantUse
 
 METHODS = ["GET", "POST", "DELETE"]
 PRIVATE = "/cluster/"
-RESPONSES = "/v1/responses"
 MOST_RESPONSES = 50_000
 SECONDS = 30.0
 
@@ -52,6 +52,7 @@ class ClusterApi:
     hop: HopClient
     members: Members
     launches: Launches
+    admission: Admission
     key: str
     use: TenantUse
     most: int
@@ -110,6 +111,7 @@ class ClusterApi:
         return await self._placed(request, body)
 
     async def _placed(self, request: Request, body: bytes) -> Response:
+        await self._admit(request, body)
         session, tenant = request.headers.get(SESSION_HEADER), request.scope[TENANT_KEY]
         if len(body) <= SHORT_BODY:
             beginning = beginning_of(body, session)
@@ -117,6 +119,10 @@ class ClusterApi:
             beginning = await anyio.to_thread.run_sync(beginning_of, body, session)
         sent = hop_request(request, self.key, body)
         return self._proxied(sent, lambda: self.members.placed(tenant, beginning))
+
+    async def _admit(self, request: Request, body: bytes) -> None:
+        if request.method == "POST":
+            await self.admission.request(request.scope[TENANT_KEY], request.url.path, body)
 
     def _proxied(self, sent: HopRequest, choose: Choose) -> Response:
         return ProxiedResponse(self.hop, self.members, sent, choose)
@@ -135,6 +141,7 @@ class ClusterApi:
             previous = None
         if previous is None:
             return await self._placed(request, body)
+        await self._admit(request, body)
         return self._at(await self._home(request, previous), hop_request(request, self.key, body))
 
     async def of_response(self, request: Request) -> Response:

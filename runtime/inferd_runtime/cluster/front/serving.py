@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from inferd_runtime.cluster.front.admission import Admission
+from inferd_runtime.cluster.front.exchange import TenantExchange
 from inferd_runtime.cluster.front.hop_client import HopClient
 from inferd_runtime.cluster.front.launches import Launches
 from inferd_runtime.cluster.front.members import Members
 from inferd_runtime.cluster.front.own_routes import OwnRoutes
 from inferd_runtime.cluster.front.private_routes import PrivateRoutes
 from inferd_runtime.cluster.front.routes import ClusterApi
-from inferd_runtime.cluster.front.token_charges import TokenCharges
 from inferd_runtime.cluster.front.watching import Watcher
 from inferd_runtime.cluster.hop import HopTokens
 from inferd_runtime.cluster.messages import JoinCluster
@@ -40,7 +41,8 @@ from inferd_runtime.settings.settings import Settings
 NO_LIMIT = Quotas(connections=0, sockets=0)
 LOOKED_AT = (
     "host", "port", "token", "tokens_file", "tls_cert", "tls_key", "insecure", "metrics_for", "audit_log", "cors_origin",
-    "quota", "data_dir", "state_dir", "max_connections", "max_sockets", "max_body_total", "max_body_bytes", "header_s",
+    "quota", "tenant_pages", "chat_program",
+    "data_dir", "state_dir", "max_connections", "max_sockets", "max_body_total", "max_body_bytes", "header_s",
     "body_s", "keep_alive_s", "unread_s", "log_format", "log_level",
 )  # fmt: skip
 """The settings that a front looks at. All others are replicas' alone: the front goes on while these change."""
@@ -90,14 +92,17 @@ async def open_front(order: FrontStart) -> AsyncIterator[ClusterFront]:
     async with AsyncExitStack() as stack:
         entrance = stack.enter_context(open_entrance(settings))
         private = stack.enter_context(_private_entrance(order.private_host, order.key))
-        use, members, hop = entrance.use, Members(), HopClient()
+        use, hop = entrance.use, HopClient()
+        exchange = TenantExchange(use, settings.tenant_pages or 0)
+        members = Members(exchange.leave)
         stack.push_async_callback(hop.close)
         programs = await stack.enter_async_context(open_library(settings.data_dir / REGISTRY_FILE, use.quotas))
-        watcher = Watcher(hop, members, order.key, settings.data_dir, private.url, TokenCharges(use).heard)
+        watcher = Watcher(hop, members, order.key, settings.data_dir, private.url, exchange)
         watcher.look()
         own = OwnRoutes(settings, programs, members, hop, order.key, use, entrance.tokens)
-        launches = Launches(hop, members, programs, order.key, use)
-        api = ClusterApi(hop, members, launches, order.key, use, settings.max_body_bytes)
+        admission = Admission(use, exchange.active, members, programs, settings.chat_program)
+        launches = Launches(hop, members, programs, order.key, admission)
+        api = ClusterApi(hop, members, launches, admission, order.key, use, settings.max_body_bytes)
         tasks = await stack.enter_async_context(background_tasks())
         tasks.start_soon(watcher.watch)
         inner = make_app(PrivateRoutes(programs, watcher).routes(), private.tokens, private.front)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import anyio
 import msgspec
 
 from inferd.protocol import InferdError
+from inferd_runtime.cluster.front.exchange import TenantExchange
 from inferd_runtime.cluster.front.hop_client import HopClient, ReplicaGone, own_request
 from inferd_runtime.cluster.front.members import Member, Members
 from inferd_runtime.cluster.messages import (
@@ -36,14 +36,14 @@ log = logging.getLogger("inferd.cluster")
 
 @dataclass
 class Watcher:
-    """``front``: the private address, for replicas; ``heard`` gets each report."""
+    """``front``: the private address, for replicas; ``exchange`` gets each report."""
 
     hop: HopClient
     members: Members
     key: str
     data_dir: Path
     front: str
-    heard: Callable[[ReplicaReport], None]
+    exchange: TenantExchange
 
     async def watch(self) -> None:
         """Poll for ever. A replica that does not answer holds up no other."""
@@ -54,6 +54,7 @@ class Watcher:
                     if not member.asked:
                         member.asked = True
                         tasks.start_soon(self._poll, member)
+                self.exchange.divide()
                 await anyio.sleep(POLL_SECONDS)
 
     async def _succeed(self) -> None:
@@ -65,12 +66,19 @@ class Watcher:
     async def join(self, joining: JoinCluster) -> None:
         """Take a replica in that says it is there, once it answers. Raises ReplicaGone, and the error that it answers."""
         if joining.name not in self.members.live:
-            report = await self._ask(joining.name, joining.url, FrontOrder(front=self.front))
+            self.exchange.join(joining.name)
+            asked_at = time.monotonic()
+            try:
+                report = await self._ask(joining.name, joining.url, self.exchange.order(joining.name, self.front))
+            except InferdError:
+                self.exchange.leave(joining.name)
+                raise
+            self.exchange.heard(report, asked_at)
             self.members.join(joining, report)
 
     async def _poll(self, member: Member) -> None:
         report = member.report
-        order = FrontOrder(front=self.front, drained=report.draining, in_flight=member.in_flight)
+        order = self.exchange.order(member.name, self.front, drained=report.draining, in_flight=member.in_flight)
         asked_at = time.monotonic()
         try:
             heard = await self._ask(member.name, member.url, order)
@@ -79,7 +87,7 @@ class Watcher:
         except InferdError as error:
             log.error("replica %s: %s", member.name, error.message)
         else:
-            self.heard(heard)
+            self.exchange.heard(heard, asked_at)
             self.members.reported(member, heard, asked_at)
         finally:
             member.asked = False
@@ -123,3 +131,4 @@ class Watcher:
             else:
                 log.info("%s has what %s left", heir.name, name)
                 self.members.taken_over(name, heir.name)
+                self.exchange.taken_over(name)

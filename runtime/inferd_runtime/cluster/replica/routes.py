@@ -16,13 +16,17 @@ from inferd.protocol import InferdError, InvalidRequest
 from inferd_runtime.carriable import read_json
 from inferd_runtime.cluster.hop import require_cluster
 from inferd_runtime.cluster.messages import (
+    KV_PAGES,
     REPLICA_NAME,
     REPORT_PATH,
+    RUNS,
     TAKE_OVER_PATH,
     FrontOrder,
     ReplicaReport,
     TakeOver,
 )
+from inferd_runtime.cluster.replica.engine_exchange import EngineExchange
+from inferd_runtime.cluster.replica.quotas import ReplicaQuotas
 from inferd_runtime.cluster.replica.state import ReplicaState
 from inferd_runtime.server.gateway.app import RUNS_FILE
 from inferd_runtime.server.gateway.replies import reply
@@ -42,6 +46,8 @@ class ReplicaApi:
     runtime: Runtime
     responses: ResponseStore
     state: ReplicaState
+    quotas: ReplicaQuotas
+    exchange: EngineExchange
     _stats: EngineStats = field(default_factory=lambda: EngineStats(0, 0, 0, 0, 0))
     _asked_at: float = -STATS_SECONDS
     _taking_over: anyio.Lock = field(default_factory=anyio.Lock)
@@ -58,19 +64,29 @@ class ReplicaApi:
         require_cluster(request.scope)
         order = read_json(await request.body(), "the order", FrontOrder)
         self.state.ordered(order)
-        stats, runtime = await self._engine_stats(), self.runtime
+        self.quotas.ordered(order)
+        await self.exchange.exchange()
+        stats, runtime, pool = await self._engine_stats(), self.runtime, self.runtime.fleet.pool
+        running, waiting = pool.running_by_tenant, pool.waiting_by_tenant
+        if waiting:
+            runtime.fleet.apply()  # a share may have grown
         return reply(
             ReplicaReport(
                 name=self.state.name,
                 ready=runtime.engine.pid is not None and runtime.fleet.pool.any_ready,
                 draining=self.state.draining,
                 runs={run.id: run.tenant for run in runtime.runs.active},
-                waiting=len(runtime.fleet.pool.waiting),
+                waiting=len(pool.waiting),
                 jobs=stats.jobs,
                 pages=stats.pages,
                 pages_free=stats.pages_free,
                 heir_of=self.state.heir_of,
                 produced=dict(runtime.use.produced),
+                served=dict(self.exchange.served),
+                uses=self.quotas.uses({RUNS: running, KV_PAGES: self.exchange.pages}, running + waiting),
+                waiting_of=self.quotas.short_of_workers(running, waiting),
+                models=self._models(),
+                parts=self.quotas.parts,
             )
         )
 
@@ -94,6 +110,11 @@ class ReplicaApi:
                     await anyio.to_thread.run_sync(shutil.rmtree, folder)
                 return reply({"resumed": resumed})
         return reply({"resumed": 0})
+
+    def _models(self) -> list[str]:
+        if self.runtime.engine.pid is None:
+            return []
+        return [model.name for model in self.runtime.models.models]
 
     async def _engine_stats(self) -> EngineStats:
         """Return the engine's figures, of at most a second ago where it answers in time."""

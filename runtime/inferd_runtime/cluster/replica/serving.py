@@ -13,7 +13,8 @@ import anyio
 
 from inferd_runtime.cluster.hop import HopTokens
 from inferd_runtime.cluster.messages import NAME_DIGITS, REPLICAS_FOLDER
-from inferd_runtime.cluster.replica.quotas import quotas_at_replica
+from inferd_runtime.cluster.replica.engine_exchange import EngineExchange
+from inferd_runtime.cluster.replica.quotas import ReplicaQuotas
 from inferd_runtime.cluster.replica.remote_programs import RemotePrograms, open_remote_library
 from inferd_runtime.cluster.replica.routes import ReplicaApi
 from inferd_runtime.cluster.replica.state import ReplicaState
@@ -78,13 +79,16 @@ async def open_replica(order: ReplicaOrder, commands: Commands | None = None) ->
     settings = order.own_settings
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     state = ReplicaState(order.name, settings.data_dir)
+    quotas = ReplicaQuotas(pages=settings.tenant_pages or 0)
     programs = RemotePrograms(order.key, lambda: state.front)
     role = ReplicaRole(
         tokens=HopTokens(order.key),
-        quotas=quotas_at_replica,
+        quotas=quotas.over,
         programs=lambda of: open_remote_library(of, programs),
         run_id=partial(new_run_id, order.name),
-        routes=lambda runtime, responses: ReplicaApi(runtime, responses, state).routes(),
+        routes=lambda runtime, responses: ReplicaApi(
+            runtime, responses, state, quotas, EngineExchange(runtime.engine, quotas)
+        ).routes(),
     )
     async with open_gateway(settings, commands, role) as gateway:
         yield Replica(gateway, state)

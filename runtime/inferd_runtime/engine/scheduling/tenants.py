@@ -35,7 +35,7 @@ class Tenancy:
 class PageShares:
     """How many pages of a limit may be held here, where several machines share it.
 
-    ``pages``: by tenant; others may hold one of ``parts`` even parts.
+    ``pages``: by tenant; others may hold one of ``parts`` even parts, nothing of 0 parts.
     """
 
     pages: Mapping[str, int] = field(default_factory=dict)
@@ -75,4 +75,5 @@ class Accounts:
         whole = self._tenancy.limits(tenant).kv_pages
         if not whole:
             return 0
-        return self._shares.pages.get(tenant, whole // self._shares.parts) or NOTHING
+        parts = self._shares.parts
+        return self._shares.pages.get(tenant, whole // parts if parts else 0) or NOTHING

@@ -16,6 +16,8 @@ from inferd.protocol import InvalidRequest, LimitExceeded
 TENANT_PREFIX = "tenant:"
 MOST = 1e15
 """The highest value of a quota: far above anything real, and exact as a float."""
+NOTHING = -1
+"""A quota that allows nothing, as 0 means no limit: a replica's share may be that small."""
 
 
 class Role(StrEnum):
