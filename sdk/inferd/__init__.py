@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from inferd import queue, session, topic
 from inferd.adapter import Adapter
+from inferd.attention import AttentionMask
 from inferd.constraints import AllOf, Exact, Gbnf, Lark, StepConstraint, Tag, Tagged, TaggedSpan
 from inferd.context import Context
 from inferd.custom_sampler import Candidates, CustomSampler
@@ -57,6 +58,7 @@ __all__ = [
     "Adapter",
     "AllOf",
     "AnyJson",
+    "AttentionMask",
     "Cancelled",
     "Candidates",
     "CheckedKeyword",

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from inferd.adapter import Adapter, adapter_name
+from inferd.attention import AttentionMask
 from inferd.calls.arguments import (
     CycleCallback,
     checked_chooser,
@@ -261,7 +262,7 @@ class Context:
         probes: Sequence[RowProbe] = (),
         mask: Iterable[int] | None = None,
         bias: Mapping[int, float] | None = None,
-        attention_mask: Sequence[Sequence[bool]] | None = None,
+        attention_mask: Sequence[Sequence[bool]] | AttentionMask | None = None,
         positions: Sequence[int] | None = None,
         adapter: str | Adapter | None = None,
     ) -> ForwardResult:
@@ -277,11 +278,11 @@ class Context:
         ``mask``: the token ids that are allowed, such as ``await matcher.mask()`` of a :class:`~inferd.Matcher`; ``bias``:
         numbers added to the logits of some tokens. Everything in a row speaks of the logits after bias and mask.
 
-        ``attention_mask``: one row of bools per token, over all tokens of the context (:attr:`length` of them once
-        it is flushed) and ``tokens`` behind them: which of them it attends to. A token must see itself and may
-        see nothing behind itself. None: all before. ``positions``: where each token stands for the model's
-        position encoding; None: behind the token before. A sliding window counts positions. What is appended
-        later sees everything before it and stands behind the last position given here. ``adapter``: as in
+        ``attention_mask``: one row of bools per token, over all tokens of the context (:attr:`length` of them once it is
+        flushed) and ``tokens`` behind them: which of them it attends to. A token must see itself and may see nothing behind
+        itself. Or an :class:`~inferd.AttentionMask`, which says the same in spans. None: all before. ``positions``: where each
+        token stands for the model's position encoding; None: behind the token before. A sliding window counts positions. What is
+        appended later sees everything before it and stands behind the last position given here. ``adapter``: as in
         :meth:`generate`.
 
         ``ForwardResult.length`` is the context's new length. Raises InvalidRequest, which names the argument, for what is out of
@@ -300,13 +301,15 @@ class Context:
             allowed,
             bias_tokens,
             bias_values,
-            attention_runs(attention_mask, len(ids)),
+            [] if isinstance(attention_mask, AttentionMask) else attention_runs(attention_mask, len(ids)),
             checked_positions(positions, len(ids)),
             adapter_name(adapter),
             allowed_bits,
         )
         check_forward(asked)
         context = await self._handle.prepare()
+        if isinstance(attention_mask, AttentionMask):
+            asked = replace(asked, attention_mask=attention_mask.to_wire(self._handle.length, len(ids)))
         reply: ForwardResult = await self._handle.call(replace(asked, context=context))
         self._handle.learn_length(reply.length)
         return reply

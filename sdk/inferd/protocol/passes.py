@@ -137,9 +137,9 @@ class Forward:
     most likely tokens with log-probabilities, ``probes`` for more. ``mask`` (allowed token ids; None: all; or as ``mask_bits``,
     see ``masks.py``) and the bias, added to the logits of ``bias_tokens``, come before sampler and probes.
 
-    ``attention_mask``: per token, which tokens of the context it attends to, as run lengths over the whole context
-    behind the last token given: hidden, seen, hidden, ... Empty means all up to itself. ``positions``: per token, where
-    it stands for the model's position encoding; empty means behind the token before. ``adapter``: as in ``generate.start``.
+    ``attention_mask``: per token, which tokens of the context it attends to, as run lengths from the context's start: hidden,
+    seen, hidden, ..., up to itself or further, where nothing is seen. Empty means all up to itself. ``positions``: per token,
+    where it stands for the model's position encoding; empty means behind the token before. ``adapter``: as in ``generate.start``.
     """
 
     context: int

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from hypothesis import given, strategies as st
 
 from inferd_runtime.engine.sequences.positions import Positions
+from inferd_runtime.engine.sequences.visibility import (
+    bits_of,
+    bools_of,
+    ends_of,
+    ends_of_bools,
+    keep,
+    length_of,
+    sees,
+    sees_from,
+)
 
 
 class Plain:
@@ -58,7 +69,7 @@ def test_marks_give_what_plain_lists_give(data: Any, chunk: int) -> None:
                 start = len(plain.positions)
                 places, seen = data.draw(st.composite(explicit)(start))
                 positions.place(start, places)
-                positions.restrict(start, [np.array(row) for row in seen])
+                positions.restrict(start, [ends_of_bools(np.array(row)) for row in seen])
                 plain.append(places, seen)
             case "go on":
                 plain.go_on(data.draw(st.integers(1, 4)))
@@ -77,7 +88,7 @@ def test_marks_give_what_plain_lists_give(data: Any, chunk: int) -> None:
 def test_what_follows_the_rule_leaves_no_mark() -> None:
     positions = Positions()
     positions.place(3, [3, 4, 5])
-    positions.restrict(3, [np.ones(6, np.bool_)] * 3)
+    positions.restrict(3, [ends_of([0, 6])] * 3)
     assert positions.irregular_from is None
     assert positions.placement(0, 6) is None
     positions.place(6, [9])
@@ -86,3 +97,29 @@ def test_what_follows_the_rule_leaves_no_mark() -> None:
     assert positions.placement(0, 6) is None
     positions.truncate(6)
     assert positions.irregular_from is None
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40))
+def test_runs_are_kept_as_what_is_smaller_and_say_what_bools_say(seen: list[bool]) -> None:
+    row, size = np.array(seen), len(seen)
+    ends = ends_of_bools(row)
+    runs = [len(list(run)) for _, run in groupby([False, *seen])]
+    assert length_of(ends) == size
+    assert length_of(ends_of([runs[0] - 1, *runs[1:]])) == size
+    assert [sees(ends, at) for at in range(-1, size + 2)] == [False, *seen, False, False]
+    assert [sees_from(ends, at) for at in range(size + 1)] == [any(seen[at:]) for at in range(size + 1)]
+    for length in range(1, size + 1):
+        kept = keep(ends, length)
+        assert (kept is None) == all(seen[:length])
+        if kept is not None:
+            assert bools_of(kept, length).tolist() == seen[:length]
+            assert np.unpackbits(bits_of(kept, length), count=length).tolist() == seen[:length]
+            assert kept.nbytes <= -(-length // 8)
+
+
+def test_a_large_mask_is_kept_by_its_runs() -> None:
+    positions = Positions()
+    positions.restrict(0, [ends_of([max(0, at - 511), min(at + 1, 512)]) for at in range(6000)])
+    rows = [row for *_, row in positions.marks() if row is not None]
+    assert len(rows) == 6000 - 512
+    assert sum(row.nbytes for row in rows) == 8 * len(rows)  # bits would take 2.4 million bytes

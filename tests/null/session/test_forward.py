@@ -588,8 +588,8 @@ def test_replies_are_bounded(caller: DirectSession, monkeypatch: pytest.MonkeyPa
 
 
 def test_masks_and_inputs_are_bounded(caller: DirectSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "MAX_MASK", 10)
-    with pytest.raises(p.LimitExceeded, match="attention_mask"):
+    monkeypatch.setattr(passes, "MAX_RUNS", 4)
+    with pytest.raises(p.LimitExceeded, match="attention_mask: 5 runs"):
         caller.call(p.Forward(caller.text("hello"), [1, 2], attention_mask=[[0, 6, 1], [0, 7]]))
     monkeypatch.setattr(p.passes, "MAX_INPUTS", 2)
     with pytest.raises(p.LimitExceeded, match="3 inputs"):

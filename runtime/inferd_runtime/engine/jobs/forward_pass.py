@@ -10,8 +10,8 @@ from inferd_runtime.engine.job import NextWork
 from inferd_runtime.engine.sampling.host_sampling import LogitRows, RowSampler, draw, log_softmax
 from inferd_runtime.engine.sampling.probes import Reading, RowEdit, entropy, top_logprobs
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
+from inferd_runtime.engine.sequences.visibility import RunEnds, length_of, sees, sees_from
 from inferd_runtime.engine.stages import Verified, Work
-from inferd_runtime.models.batch import Seen
 from inferd_runtime.speculation.drafts import NO_DRAFT, Draft
 
 LOGITS_PER_STEP = 1 << 20
@@ -126,7 +126,7 @@ class ForwardPass(ContextJob):
 
     ``at`` are the indices of the tokens whose rows are requested; empty: the last one's, which without tokens is the context's
     own. Raises InvalidRequest if there is no token at all. ``positions`` (one per token; empty: each after the one
-    before) and ``visible`` (bool[length of the context with the tokens] per token; empty: all up to itself) stay with the
+    before) and ``visible`` (a row per token, of all tokens up to itself at least; empty: it sees all these) stay with the
     context.
     """
 
@@ -138,7 +138,7 @@ class ForwardPass(ContextJob):
         rows: RowSpec,
         *,
         positions: Sequence[int] = (),
-        visible: Sequence[Seen] = (),
+        visible: Sequence[RunEnds] = (),
     ) -> None:
         if not tokens and not context.tokens:
             raise InvalidRequest("forward: the context is empty and no token is given, so there is no row to look at")
@@ -197,7 +197,7 @@ def rows_per_step(context: CachedSequence) -> int:
     return max(1, min(ROWS_PER_STEP, LOGITS_PER_STEP // context.vocab_size))
 
 
-def check_placement(context: CachedSequence, count: int, positions: Sequence[int], visible: Sequence[Seen]) -> None:
+def check_placement(context: CachedSequence, count: int, positions: Sequence[int], visible: Sequence[RunEnds]) -> None:
     """Check positions and visibility of ``count`` tokens after a context. Raises InvalidRequest that names what is wrong."""
     for at, position in enumerate(positions):
         if not 0 <= position < context.model_length:
@@ -206,9 +206,11 @@ def check_placement(context: CachedSequence, count: int, positions: Sequence[int
             )
     start, length = len(context.tokens), len(context.tokens) + count
     for at, row in enumerate(visible):
-        if len(row) != length:
-            raise InvalidRequest(f"attention_mask[{at}] speaks of {len(row)} tokens; the context holds {length} then")
-        if row[start + at + 1 :].any():
+        if not start + at < length_of(row) <= length:
+            raise InvalidRequest(
+                f"attention_mask[{at}] speaks of {length_of(row)} tokens; the context holds {length} then"
+            )
+        if sees_from(row, start + at + 1):
             raise InvalidRequest(f"attention_mask[{at}] lets a token see what stands behind it")
-        if not row[start + at]:
+        if not sees(row, start + at):
             raise InvalidRequest(f"attention_mask[{at}] does not let the token see itself")

@@ -10,11 +10,11 @@ from inferd_runtime.engine.scheduling.tenants import Accounts
 from inferd_runtime.engine.sequences.parking import Parked, ParkingSpace
 from inferd_runtime.engine.sequences.positions import Positions
 from inferd_runtime.engine.sequences.prompt_meter import PromptMarks, PromptMeter
+from inferd_runtime.engine.sequences.visibility import RunEnds
 from inferd_runtime.kv.account import Account, Allowance, QuotaExceeded
 from inferd_runtime.kv.pool import PagePool, PoolExhausted
 from inferd_runtime.kv.prefix import PrefixKey
 from inferd_runtime.kv.table import PageTable, check_chain
-from inferd_runtime.models.batch import Seen
 from inferd_runtime.speculation.sources import Memory
 
 
@@ -301,7 +301,7 @@ class CachedSequence:
         if self.irregular_from is None:
             self.table.private_from = start
 
-    def place(self, start: int, positions: Sequence[int], visible: Sequence[Seen]) -> None:
+    def place(self, start: int, positions: Sequence[int], visible: Sequence[RunEnds]) -> None:
         """Set positions and visibility of the tokens from ``start`` on, all pending. Empty: as in plain text."""
         self.positions.place(start, positions)
         self.positions.restrict(start, visible)

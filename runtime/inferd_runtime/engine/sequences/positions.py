@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from inferd_runtime.models.batch import Ids, Placement, Seen
-
-VisibilityBits = npt.NDArray[np.uint8]
+from inferd_runtime.engine.sequences.visibility import KeptRow, RunEnds, bools_of, keep
+from inferd_runtime.models.batch import Ids, Placement
 
 
 def tree_placement(start: int, count: int, parents: Sequence[int]) -> Placement:
@@ -34,13 +32,13 @@ class Positions:
     """Sparse marks on a context's tokens, by index in the cache.
 
     A shift holds from its index on: position = index + shift. So tokens after explicit positions go on from the last one. A row
-    of bits says which tokens one token sees, itself included and none with a higher index: causality is the order of writing,
-    whatever the positions are.
+    says which tokens one token sees, itself included and none with a higher index: causality is the order of writing, whatever
+    the positions are.
     """
 
     def __init__(self) -> None:
         self._shifts: list[tuple[int, int]] = []
-        self._seen: dict[int, VisibilityBits] = {}
+        self._seen: dict[int, KeptRow] = {}
 
     @property
     def irregular_from(self) -> int | None:
@@ -52,8 +50,8 @@ class Positions:
         """Position minus index of the next token to be appended."""
         return self._shifts[-1][1] if self._shifts else 0
 
-    def marks(self) -> Iterator[tuple[int, int | None, VisibilityBits | None]]:
-        """Yield each token with a mark, in order: its index, the shift that begins there, and its row of bits."""
+    def marks(self) -> Iterator[tuple[int, int | None, KeptRow | None]]:
+        """Yield each token with a mark, in order: its index, the shift that begins there, and its row."""
         shifts = dict(self._shifts)
         for index in sorted({*shifts, *self._seen}):
             yield index, shifts.get(index), self._seen.get(index)
@@ -64,11 +62,12 @@ class Positions:
             if position - index != self.shift:
                 self._shifts.append((index, position - index))
 
-    def restrict(self, start: int, rows: Sequence[Seen]) -> None:
-        """Set what the tokens from ``start`` on see: ``rows``, bool[index + 1] each, or longer."""
+    def restrict(self, start: int, rows: Sequence[RunEnds]) -> None:
+        """Set what the tokens from ``start`` on see: a row each, of at least index + 1 tokens."""
         for index, row in enumerate(rows, start):
-            if not row[: index + 1].all():
-                self._seen[index] = np.packbits(row[: index + 1])
+            kept = keep(row, index + 1)
+            if kept is not None:
+                self._seen[index] = kept
 
     def placement(self, start: int, count: int) -> Placement | None:
         """Return the placement of ``count`` tokens from ``start`` on; None if neither they nor those before have a mark."""
@@ -80,7 +79,7 @@ class Positions:
         visible = index <= np.arange(start, end)[:, None]
         for at, row in self._seen.items():
             if start <= at < end:
-                visible[at - start, : at + 1] = np.unpackbits(row, count=at + 1)
+                visible[at - start, : at + 1] = bools_of(row, at + 1)
         return Placement(self._of(index), visible)
 
     def _of(self, index: Ids) -> Ids:

@@ -18,6 +18,7 @@ from inferd_runtime.engine.engine import Engine
 from inferd_runtime.engine.jobs.forward_pass import check_placement
 from inferd_runtime.engine.sequences.cached_sequence import CachedSequence
 from inferd_runtime.engine.sequences.prompt_meter import PromptMeter
+from inferd_runtime.engine.sequences.visibility import bits_of, bools_of, ends_of_bools
 from inferd_runtime.kv import snapshot_format
 from inferd_runtime.kv.snapshot_format import Facts, PlaceMark, Snapshot, TurnMark
 from inferd_runtime.models.batch import PageData
@@ -103,7 +104,7 @@ def restore(
 
 def _place_marks(context: CachedSequence) -> Iterator[PlaceMark]:
     for at, shift, seen in context.positions.marks():
-        yield PlaceMark(at, shift, None if seen is None else seen.tobytes())
+        yield PlaceMark(at, shift, None if seen is None else bits_of(seen, at + 1).tobytes())
 
 
 def _append(context: CachedSequence, snapshot: Snapshot) -> None:
@@ -111,7 +112,7 @@ def _append(context: CachedSequence, snapshot: Snapshot) -> None:
     done = 0
     for at, shift, seen in map(astuple, snapshot.facts.places):
         positions = [] if shift is None else [at + shift]
-        visible = [] if seen is None else [np.unpackbits(np.frombuffer(seen, np.uint8), count=at + 1).astype(bool)]
+        visible = [] if seen is None else [ends_of_bools(bools_of(np.frombuffer(seen, np.uint8), at + 1))]
         context.append(snapshot.tokens[done:at])
         check_placement(context, 1, positions, visible)
         context.append(snapshot.tokens[at : at + 1])

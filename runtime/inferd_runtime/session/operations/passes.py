@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from inferd import protocol as p
 from inferd_runtime.engine.adapters import AdapterLease
 from inferd_runtime.engine.jobs.draft_verification import PROGRAM, DraftVerification
 from inferd_runtime.engine.jobs.forward_pass import ContextJob, ForwardPass, Prefill, RowSpec
 from inferd_runtime.engine.jobs.prompt_scoring import PromptScoring
 from inferd_runtime.engine.sampling.probes import RowEdit, read_mask, resolve_all
-from inferd_runtime.models.batch import Seen
+from inferd_runtime.engine.sequences.visibility import RunEnds, ends_of
 from inferd_runtime.session.served_model import ServedModel
 from inferd_runtime.session.state import Call, OpenContext, SessionState
 
-MAX_MASK = 1 << 24
-"""Entries of one attention mask: 16 MiB of bools."""
+MAX_RUNS = 1 << 20
+"""Runs of one attention mask."""
 
 
 def flush(state: SessionState, call: Call) -> None:
@@ -38,7 +36,8 @@ def forward(state: SessionState, call: Call) -> None:
     p.check_forward(request)
     entry = state.free_context(request.context)
     rows = row_spec(request, entry)
-    visible = visibility(request.attention_mask, len(entry.context.tokens) + len(request.tokens))
+    held = len(entry.context.tokens)
+    visible = visibility(request.attention_mask, held, held + len(request.tokens))
     with entry.leased(request.adapter) as lease:
         job = ForwardPass(entry.context, request.tokens, request.at, rows, positions=request.positions, visible=visible)
         await_job(state, call, job, lambda: p.ForwardResult(job.rows(), len(entry.context.tokens)), lease)
@@ -88,19 +87,23 @@ def row_spec(request: p.Forward, entry: OpenContext) -> RowSpec:
     return RowSpec(entry.row_sampler(request.sampling), edit, request.top, readings)
 
 
-def visibility(rows: Sequence[Sequence[int]], length: int) -> list[Seen]:
-    """Return run lengths (hidden, seen, hidden, ...) as bool[length] per row. Raises InvalidRequest or LimitExceeded."""
-    if len(rows) * length > MAX_MASK:
+def visibility(rows: Sequence[Sequence[int]], start: int, length: int) -> list[RunEnds]:
+    """Return run lengths (hidden, seen, hidden, ...) of the tokens from ``start`` on as rows, of contexts of ``length`` tokens.
+
+    Each speaks of all tokens up to its own, or of more. Raises InvalidRequest or LimitExceeded.
+    """
+    count = sum(map(len, rows))
+    if count > MAX_RUNS:
         raise p.LimitExceeded(
-            f"attention_mask: {len(rows)} rows over {length} tokens; {MAX_MASK} entries are allowed",
-            limit="attention_mask", value=MAX_MASK, raise_with="several calls",
+            f"attention_mask: {count} runs; {MAX_RUNS} are allowed", limit="attention_mask", value=MAX_RUNS,
+            raise_with="several calls, or a mask of fewer runs",
         )  # fmt: skip
     for at, runs in enumerate(rows):
-        if min(runs, default=0) < 0 or sum(runs) != length:
+        if min(runs, default=0) < 0 or not start + at < sum(runs) <= length:
             raise p.InvalidRequest(
                 f"attention_mask[{at}] speaks of {sum(runs)} tokens; with those given the context holds {length}"
             )
-    return [np.repeat(np.arange(len(runs)) % 2 == 1, runs) for runs in rows]
+    return [ends_of(runs) for runs in rows]
 
 
 def await_job(state: SessionState, call: Call, job: ContextJob, reply: Callable[[], Any], lease: AdapterLease) -> None:
