@@ -1,5 +1,5 @@
 """The command line: ``inferd run``, ``serve``, ``serve-draft``, ``upload``, ``launch``, ``ps``, ``logs``, ``stop``, ``batch``,
-``pull``, ``models``, ``token``, ``tenants``, ``doctor``, ``build-runner``.
+``pull``, ``models``, ``token``, ``secret``, ``tenants``, ``doctor``, ``build-runner``.
 
 This file says which verbs there are; each is imported only when it is used, so that the command line starts fast.
 """
@@ -25,6 +25,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "pull": ("pull", "bring a model to this machine"),
     "models": ("models", "list what is here; models rm | served | fit"),
     "token": ("token", "make, list, rotate and revoke access tokens"),
+    "secret": ("secret", "keep, list and remove secrets that programs use by name"),
     "tenants": ("tenants", "show what tenants may have, and have"),
     "cluster": ("cluster", "several runtimes as one: cluster up | status | scale | down"),
     "doctor": ("doctor", "look at this machine, the settings and the server: what is missing, what is dangerous"),

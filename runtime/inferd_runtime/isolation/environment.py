@@ -29,6 +29,8 @@ ALLOWED: Mapping[ChildKind, tuple[str, ...]] = {
     ChildKind.COMPILER: LANGUAGE,
     ChildKind.MODEL: LANGUAGE + FOLDERS + NETWORK + LIBRARIES,
     ChildKind.BUILDER: LANGUAGE + FOLDERS,
+    ChildKind.EGRESS: LANGUAGE,
+    ChildKind.TOOL_SERVER: (*LANGUAGE, "PATH"),
 }
 """Beginnings of names. Hub tokens and proxies with passwords are for the processes that load models, which download them."""
 FIXED: Mapping[ChildKind, Mapping[str, str]] = {

@@ -10,6 +10,8 @@ class ChildKind(StrEnum):
 
     ``worker`` runs strangers' programs, ``parser`` and ``compiler`` read strangers' text, and none of the three needs anything
     of the machine. ``model`` owns weights and devices: the engine, draft models, ranks. ``builder`` makes the sandbox's runner.
+    ``egress`` connects to strangers' servers, and needs no file but those with which names are looked up and certificates
+    verified. ``tool_server`` speaks to a server of tools that the operator named, and starts it where it is a command.
     """
 
     WORKER = "worker"
@@ -17,3 +19,5 @@ class ChildKind(StrEnum):
     COMPILER = "compiler"
     MODEL = "model"
     BUILDER = "builder"
+    EGRESS = "egress"
+    TOOL_SERVER = "tool_server"

@@ -17,7 +17,7 @@ from inferd_runtime.isolation.call_rules import MISSING, REFUSED_TO_MODELS, rule
 from inferd_runtime.isolation.kernel import Kernel, NotSupported
 from inferd_runtime.isolation.kinds import ChildKind
 from inferd_runtime.isolation.landlock import Allowed, restrict_files
-from inferd_runtime.isolation.model_files import runnable, writable
+from inferd_runtime.isolation.model_files import DEVICE_FILES, NETWORK_FILES, runnable, writable
 from inferd_runtime.isolation.namespaces import (
     OWN_PROCESS,
     enter_own_root,
@@ -49,6 +49,8 @@ LAYERS_OF = {
     ChildKind.COMPILER: (NO_NEW_PRIVILEGES, CAPABILITIES, LANDLOCK, SECCOMP, LIMITS),
     ChildKind.MODEL: (NO_NEW_PRIVILEGES, CAPABILITIES, LANDLOCK, SECCOMP, LIMITS),
     ChildKind.BUILDER: (NO_NEW_PRIVILEGES, CAPABILITIES, LIMITS),
+    ChildKind.EGRESS: (NO_NEW_PRIVILEGES, CAPABILITIES, LANDLOCK, SECCOMP, LIMITS),
+    ChildKind.TOOL_SERVER: (NO_NEW_PRIVILEGES, CAPABILITIES, LANDLOCK, SECCOMP, LIMITS),
 }
 """``namespaces``: no network and no System V objects of others. ``root``: a file system of what is needed alone. ``user``: a
 user, or a user namespace, that no other process has."""
@@ -120,6 +122,13 @@ class Confinement:
     def _allowed(self, readable: list[str]) -> Allowed:
         if self._is_for_strangers:
             return Allowed(readable=existing([*readable, OWN_PROCESS]))
+        if self._kind is ChildKind.EGRESS:
+            return Allowed(readable=existing([*readable, *NETWORK_FILES, OWN_PROCESS]), network=True)
+        if self._kind is ChildKind.TOOL_SERVER:
+            return Allowed(
+                runnable=runnable(self._access, readable), changeable=existing(DEVICE_FILES),
+                writable=existing(self._access.write), network=True,
+            )  # fmt: skip
         return Allowed(
             runnable=runnable(self._access, readable), writable=writable(self._access), network=True,
             changeable=["/proc"] if os.geteuid() else [],  # root could change the kernel there; others need it for namespaces

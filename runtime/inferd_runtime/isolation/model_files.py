@@ -26,6 +26,17 @@ SYSTEM = (
     )),
 )  # fmt: skip
 """Programs and libraries of the system (Triton starts a compiler), what describes the machine, and how names are looked up."""
+NETWORK_FILES = (
+    "/run/systemd/resolve",
+    *(f"/etc/{name}" for name in (
+        "ssl", "pki", "ca-certificates", "resolv.conf", "hosts", "host.conf", "nsswitch.conf", "gai.conf", "services",
+        "protocols",
+    )),
+    "/usr/share/ca-certificates", "/usr/local/share/ca-certificates", "/usr/lib/ssl", "/etc/ld.so.cache", "/lib", "/lib64",
+    "/usr/lib", "/usr/lib64",
+)  # fmt: skip
+"""How names are looked up and certificates verified, with the libraries for it."""
+DEVICE_FILES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 DEVICES = ("null", "zero", "full", "random", "urandom", "shm")
 ACCELERATORS = ("nvidia*", "nvidia-caps/*", "dri/*", "kfd", "dxg", "infiniband/*")
 """Of /dev."""

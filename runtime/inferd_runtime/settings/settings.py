@@ -170,6 +170,20 @@ class Settings:
         "several times",
         read=read_texts,
     )
+    http_allow: tuple[str, ...] = setting(
+        (),
+        "WHO,ORIGIN,...[,private=RANGE]: whom programs may fetch from; WHO: all, admin, user or tenant:TENANT; ORIGIN: "
+        "api.example.com, *.example.com, *, with http:// before or :PORT behind; RANGE: addresses that are allowed though they "
+        "are not public, as 10.0.0.0/8; may be given several times; default: nobody",
+        read=read_texts,
+    )
+    http_body_bytes: int = setting(64 << 20, "bytes of a response's body that a program fetches, decompressed")
+    http_ca: Path | None = setting(
+        None, "certificates in PEM format that fetches of programs trust beside the system's"
+    )
+    mcp_file: Path | None = setting(
+        None, 'a JSON file of MCP servers, {"mcpServers": {NAME: ...}}; nobody else may be able to read it'
+    )
     chat_program: str = setting(
         "", "NAME or NAME@VERSION: a tenant's own program of that name answers its chat requests, not the built-in one"
     )

@@ -20,13 +20,15 @@ LIMITS: dict[str, type[int] | type[float]] = {
     "output_bytes": int,
     "output_events": int,
 }
-TOOL_KEYS = {"name", "version", "limits", "retry_safe", "serves"}
+TOOL_KEYS = {"name", "version", "limits", "retry_safe", "serves", "http", "mcp"}
 SERVICES = ("", "chat")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!-]{0,63}")
 BLOCK_START = "# /// "
 BLOCK_END = "# ///"
 SHOWN = 60
+MAX_DECLARED, MAX_PATTERN = 64, 300
+"""Entries of `http`, and of `mcp`; characters of one."""
 MAX_MANIFEST = 64 << 10
 """Characters of TOML: what reads it takes time in the square of a key's length."""
 MOST = 2.0**63
@@ -37,7 +39,8 @@ class Manifest:
     """A program's own description. ``limits`` holds only what it sets (keys of ``LIMITS``).
 
     ``retry_safe``: its runs may be started again after a crash, unless a launch says otherwise. ``serves``: "chat" for a program
-    whose ``main`` takes a ``request``, an :class:`inferd.chat.ChatRequest`, and which clients may name as their model.
+    whose ``main`` takes a ``request``, an :class:`inferd.chat.ChatRequest`, and which clients may name as their model. ``http``:
+    the origins that it fetches from; ``mcp``: the servers of tools that it uses.
     """
 
     name: str
@@ -47,6 +50,8 @@ class Manifest:
     requires_python: str = ""
     retry_safe: bool = False
     serves: str = ""
+    http: list[str] = field(default_factory=list)
+    mcp: list[str] = field(default_factory=list)
 
 
 def script_manifest(source: str, filename: str) -> Manifest:
@@ -96,6 +101,8 @@ def _manifest(
         requires_python=requires_python,
         retry_safe=_retry_safe(tool, filename),
         serves=_serves(tool, filename),
+        http=_declared(tool, "http", filename),
+        mcp=_declared(tool, "mcp", filename),
     )
 
 
@@ -111,6 +118,14 @@ def _serves(tool: dict[str, Any], filename: str) -> str:
     if not isinstance(value, str) or value not in SERVICES:
         raise InvalidRequest(f'{filename}: serves must be "chat", not {_shown(value)}')
     return value
+
+
+def _declared(tool: dict[str, Any], key: str, filename: str) -> list[str]:
+    value = tool.get(key, [])
+    whole = isinstance(value, list) and all(isinstance(one, str) and 0 < len(one) <= MAX_PATTERN for one in value)
+    if not whole or len(value) > MAX_DECLARED:
+        raise InvalidRequest(f"{filename}: {key} must be a list of at most {MAX_DECLARED} short strings")
+    return list(value)
 
 
 def _limits(table: dict[str, Any], filename: str) -> dict[str, int | float]:

@@ -258,6 +258,8 @@ async def open_gateway(
             open_runtime(settings, commands, wait=False, use=use, archive=archive, queues=queues)
         )
         runtime.desks.role_of = tokens.role_of
+        if entrance.front.audit is not None:
+            runtime.call_log.audit = entrance.front.audit.write
         provider = None if settings.otel_endpoint is None else otlp_provider(settings.otel_endpoint)
         await stack.enter_async_context(traced(runtime, provider))
         kept = open_response_store(settings.data_dir / RESPONSES_FILE, use.quotas, settings.max_body_bytes)

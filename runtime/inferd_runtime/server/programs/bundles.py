@@ -36,6 +36,7 @@ from inferd.program.manifest import (
 )
 from inferd.protocol import InvalidRequest, LimitExceeded, ProgramSyntaxError
 from inferd_runtime.sandbox.messages import Bundle, Limits
+from inferd_runtime.server.egress.origins import read_pattern
 
 MAX_SOURCE_BYTES = 1 << 20
 MAX_LINES = 60_000
@@ -183,6 +184,8 @@ def assemble_program(bundle: Bundle, interface: Interface, name: str = "", versi
     with_limits(Limits(), manifest.limits)
     if manifest.serves and [parameter.name for parameter in interface.parameters] != ["request"]:
         raise InvalidRequest(f"{name} serves {manifest.serves}: main must have one parameter, request")
+    for origin in manifest.http:
+        read_pattern(origin)
     _check_interface(interface)
     named = Bundle(name, bundle.files, bundle.entry)
     return Program(content_id(bundle), name, version, named, interface, manifest.limits)

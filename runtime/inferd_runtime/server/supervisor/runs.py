@@ -53,10 +53,11 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """Something that happened in a run. ``kind``: started | stdout | stderr | message | finished | dropped.
+    """Something that happened in a run. ``kind``: started | stdout | stderr | message | call | finished | dropped.
 
     ``index`` counts from 0 without gaps, except that ``dropped`` stands for all events that left the buffer before it was
-    read: its payload is their number. Payloads: text for the streams, JSON text for ``message``, ``None`` for ``started``,
+    read: its payload is their number. Payloads: text for the streams, JSON text for ``message`` and ``call`` (what it
+    asked of the world outside), ``None`` for ``started``,
     :class:`Ending` for ``finished``. ``time`` is in seconds since the epoch.
     """
 
@@ -284,6 +285,11 @@ class Run:
         text = self._new(MESSAGE, one_line(sent.json)) if self.ending is None else ""
         if text:
             self._record(MESSAGE, text, len(text.encode()))
+
+    def called(self, entry: str) -> None:
+        """Note what the program asked of the world outside, as a JSON object."""
+        if self.ending is None:
+            self._record("call", entry, len(entry))
 
     def finish(self, ending: Ending) -> bool:
         """End the run; False (and nothing changes) if it has ended before."""

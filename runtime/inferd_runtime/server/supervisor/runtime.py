@@ -45,6 +45,8 @@ from inferd_runtime.server.processes.rundir import SOCKETS, let_children_connect
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.archive import RunArchive
 from inferd_runtime.server.run_store.records import KeptKey, UnfinishedRun, new_run_id
+from inferd_runtime.server.services.call_log import CallLog
+from inferd_runtime.server.services.outside import OutsideWiring, join_outside
 from inferd_runtime.server.services.table import ServiceTable
 from inferd_runtime.server.services.topics.families import join_messages
 from inferd_runtime.server.services.topics.kept_values import KeptValues
@@ -114,6 +116,8 @@ class Runtime:
         """Hears of runs that begin and end."""
         self.new_run_id: Callable[[], str] = new_run_id
         self.services = ServiceTable(wiring.tasks)
+        self.call_log = CallLog()
+        """Tells of what programs ask of the world outside."""
         self.desks = RunDesks(self.services, lambda worker, answer: self.fleet.send(worker, answer))
         self._wiring = wiring
         self._held: dict[str, HeldRun] = {}
@@ -484,6 +488,8 @@ async def open_runtime(
             wiring = Wiring(context, directory, tasks, archive)
             runtime = Runtime(settings, commands or default_commands(settings), wiring, spare, use)
             join_messages(runtime.services, queues)
+            outside = OutsideWiring(context, tasks, wiring.endpoint, directory)
+            secrets_file = join_outside(runtime.services, settings, outside, runtime.use.quotas, runtime.call_log)
             try:
                 runtime.start()
                 if wait:
@@ -492,3 +498,4 @@ async def open_runtime(
             finally:
                 with anyio.CancelScope(shield=True):
                     await runtime.shutdown()
+                secrets_file.close()

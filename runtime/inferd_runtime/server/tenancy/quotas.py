@@ -53,6 +53,9 @@ class Quotas:
     """Bytes of uploaded programs and of runs on disk."""
     launches_per_minute: int = 1200
     tokens_per_minute: int = 0
+    fetches: int = 64
+    """Requests to servers elsewhere that are open."""
+    fetches_per_minute: int = 600
     kv_pages: int = 0
     weight: float = 1.0
     cpu_s: float = 0.0

@@ -1,0 +1,86 @@
+"""``inferd secret``: keep, list and remove secrets that programs use by name, in a server's data folder, while it runs or not."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from argparse import Namespace
+from contextlib import closing
+from datetime import UTC, datetime
+
+from inferd_runtime.cli.output import print_json, print_table
+from inferd_runtime.cli.parsing import Parser, add_json, add_settings, settings_of
+from inferd_runtime.server.tenancy.secret_store import ALL_TENANTS, SECRETS_FILE, SecretEntry, SecretStore
+from inferd_runtime.server.tokens_file import check_tenant
+
+DESCRIPTION = """Secrets of the server whose data folder this is: programs put them into requests by name and never see them.
+
+A secret is read from standard input, or asked for; it is no argument, because others could see that. It is never shown again.
+A change counts at once; nothing has to be restarted."""
+VERBS = {
+    "set": "keep the secret NAME, in place of an older one",
+    "list": "list secrets; never their text",
+    "rm": "forget the secret NAME",
+}
+
+
+def secret(argv: list[str]) -> int:
+    """Run ``inferd secret VERB``; returns the exit code."""
+    parser = Parser("secret", DESCRIPTION)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_verb_parser)  # type: ignore[call-overload]
+    for verb, text in VERBS.items():
+        one = verbs.add_parser(verb, help=text, description=text)
+        add_settings(one, ["data_dir"])
+        add_json(one, "print JSON")
+        _add_arguments(verb, one)
+    parsed = parser.parse_args(argv)
+    with closing(SecretStore(settings_of(parsed).data_dir / SECRETS_FILE)) as store:
+        _run(parsed, store)
+    return 0
+
+
+def _verb_parser(**options: str) -> Parser:
+    return Parser(f"secret {str(options['prog']).rpartition(' ')[2]}", options.get("description") or "")
+
+
+def _add_arguments(verb: str, parser: Parser) -> None:
+    if verb == "list":
+        return
+    parser.add_argument("name", metavar="NAME")
+    parser.add_argument(
+        "--tenant", default=ALL_TENANTS, help="whose programs may use it; default: those of all tenants"
+    )
+    if verb == "set":
+        parser.add_argument(
+            "--for", dest="origins", metavar="ORIGIN", action="append", required=True,
+            help="where it may be sent, as https://api.example.com; may be given several times",
+        )  # fmt: skip
+
+
+def _run(parsed: Namespace, store: SecretStore) -> None:
+    if parsed.verb == "list":
+        _show(store.entries(), parsed.as_json)
+        return
+    if parsed.tenant != ALL_TENANTS:
+        check_tenant(parsed.tenant)
+    if parsed.verb == "set":
+        _show([store.set(parsed.name, parsed.tenant, _read_value(), parsed.origins)], parsed.as_json)
+    else:
+        store.remove(parsed.name, parsed.tenant)
+
+
+def _read_value() -> str:
+    text = getpass.getpass("secret: ") if sys.stdin.isatty() else sys.stdin.readline()
+    return text.rstrip("\r\n")
+
+
+def _show(entries: list[SecretEntry], as_json: bool) -> None:
+    if as_json:
+        print_json({"secrets": [vars(entry) for entry in entries]})
+        return
+    rows = [(e.name, e.tenant, _day(e.changed_at), " ".join(e.origins)) for e in entries]
+    print_table(("NAME", "TENANT", "CHANGED", "FOR"), rows)
+
+
+def _day(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,204 @@
+"""An egress process from the gateway's side: started when it is first needed, again after its end, and asked over a socket.
+
+Its socket has a name that nobody can guess, and that only the process is told: who connects to it is the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import anyio
+import anyio.abc
+import msgspec
+import zmq
+
+from inferd.protocol import ErrorInfo, InferdError, InternalError, Unavailable
+from inferd_runtime.isolation.order import Launch
+from inferd_runtime.server.egress.messages import READY, EgressAnswer, EgressCall, EgressDrop
+from inferd_runtime.server.processes.backoff import Backoff
+from inferd_runtime.server.processes.child_process import ChildProcess
+from inferd_runtime.server.processes.child_protocol import printed_error
+from inferd_runtime.server.supervisor.loop_socket import LoopSocket
+
+START_SECONDS = 20.0
+STOP_SECONDS = 2.0
+T = TypeVar("T")
+log = logging.getLogger("inferd.egress")
+_decoder = msgspec.msgpack.Decoder(EgressAnswer)
+
+
+@dataclass(frozen=True)
+class EgressLaunch:
+    """How one is started. ``launch``: from the endpoint that it connects to; ``endpoint``: that of a socket's name."""
+
+    name: str
+    launch: Callable[[str], Launch]
+    endpoint: Callable[[str], str]
+    context: zmq.Context[Any]
+    tasks: anyio.abc.TaskGroup
+
+
+@dataclass
+class _Life:
+    """One process, from its start to its end, and the calls that wait for it."""
+
+    socket: LoopSocket
+    ready: anyio.Event = field(default_factory=anyio.Event)
+    ended: InferdError | None = None
+    waiting: dict[int, asyncio.Future[EgressAnswer]] = field(default_factory=dict)
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    child: ChildProcess | None = None
+
+
+class EgressProcess:
+    """One process and its successors. Belongs to the gateway's event loop."""
+
+    def __init__(self, launch: EgressLaunch, clock: Callable[[], float] = time.monotonic) -> None:
+        self.starts = 0
+        self._launch = launch
+        self._clock = clock
+        self._numbers = itertools.count(READY + 1)
+        self._backoff = Backoff()
+        self._not_before = 0.0
+        self._life: _Life | None = None
+        self._last = ""
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id; None while there is none."""
+        return None if self._life is None or self._life.child is None else self._life.child.pid
+
+    async def call(self, op: str, request: Any, kind: type[T]) -> T:
+        """Ask the process, which is started if need be, and return its reply.
+
+        Raises what it answers; Unavailable if it ends meanwhile, or ended too recently to be started again.
+        """
+        life = self._life or self._begin()
+        with anyio.move_on_after(START_SECONDS):
+            await life.ready.wait()
+        if life.ended is not None or not life.ready.is_set():
+            raise self._why(life)
+        return self._decoded(await self._answer(life, op, request), kind)
+
+    def tell(self, op: str, request: Any) -> None:
+        """Ask the process, if there is one, for something whose answer nobody needs."""
+        life = self._life
+        if life is not None and life.ready.is_set() and not life.socket.closed:
+            call = EgressCall(next(self._numbers), op, msgspec.Raw(msgspec.msgpack.encode(request)))
+            with contextlib.suppress(zmq.Again):  # it does not read: it has more to end than this
+                life.socket.send_now([msgspec.msgpack.encode(call)])
+
+    def stop(self) -> None:
+        """End the process; the next call starts another one."""
+        if self._life is not None:
+            self._life.scope.cancel()
+
+    async def _answer(self, life: _Life, op: str, request: Any) -> EgressAnswer:
+        number = next(self._numbers)
+        future: asyncio.Future[EgressAnswer] = asyncio.get_running_loop().create_future()
+        life.waiting[number] = future
+        call = EgressCall(number, op, msgspec.Raw(msgspec.msgpack.encode(request)))
+        try:
+            await life.socket.send([msgspec.msgpack.encode(call)])
+            return await future
+        except zmq.ZMQError:
+            raise self._why(life) from None
+        except asyncio.CancelledError:
+            if life.ended is None and not life.socket.closed:
+                with contextlib.suppress(zmq.Again):
+                    life.socket.send_now([msgspec.msgpack.encode(EgressDrop(number))])
+            raise
+        finally:
+            del life.waiting[number]
+
+    def _why(self, life: _Life) -> InferdError:
+        """Return why a life gives no answer, as an exception of its own."""
+        if life.ended is None:
+            return Unavailable(f"{self._launch.name} does not start, or has just ended")
+        return life.ended.to_wire().to_exception()
+
+    def _decoded(self, answer: EgressAnswer, kind: type[T]) -> T:
+        if not answer.ok:
+            raise msgspec.msgpack.decode(answer.payload, type=ErrorInfo).to_exception()
+        try:
+            return msgspec.msgpack.decode(answer.payload, type=kind)
+        except msgspec.MsgspecError as error:
+            raise InternalError(f"{self._launch.name} answered what cannot be read: {error}") from None
+
+    def _begin(self) -> _Life:
+        """Start a process. Raises Unavailable while it is too soon."""
+        wait = self._not_before - self._clock()
+        if wait > 0:
+            error = Unavailable(f"{self._launch.name} is started again in {wait:.1f} s, because it ended: {self._last}")
+            error.detail["retry_after_s"] = round(wait, 3)
+            raise error
+        endpoint = self._launch.endpoint(f"egress-{secrets.token_hex(16)}")
+        socket: zmq.Socket[bytes] = self._launch.context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(endpoint)
+        self.starts += 1
+        self._life = life = _Life(LoopSocket(socket))
+        self._launch.tasks.start_soon(self._live, life, endpoint)
+        return life
+
+    async def _live(self, life: _Life, endpoint: str) -> None:
+        """Watch a process from its start to its end, and end the calls that wait for it then."""
+        started = self._clock()
+        ending = "was stopped"
+        try:
+            with life.scope:
+                life.child = await ChildProcess.start(self._launch.name, self._launch.launch(endpoint))
+                try:
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(self._read, life)
+                        ending = await life.child.wait()
+                        tasks.cancel_scope.cancel()
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await life.child.stop(STOP_SECONDS)
+        except OSError as error:
+            ending = f"cannot be started: {error}"
+        finally:
+            self._over(life, ending, self._clock() - started)
+
+    def _over(self, life: _Life, ending: str, seconds: float) -> None:
+        stopped = life.scope.cancel_called
+        said = None if life.child is None or stopped else printed_error(life.child.tail)
+        life.ended = said or Unavailable(f"{self._launch.name} {ending}")
+        if self._life is life:
+            self._life = None
+        if not stopped:
+            self._not_before = self._clock() + self._backoff.next(seconds)
+            self._last = life.ended.message
+            tail = "" if life.child is None or said is not None else life.child.tail
+            log.warning("%s %s: %s", self._launch.name, ending, tail or life.ended.message)
+        life.socket.close()
+        life.ready.set()
+        for future in life.waiting.values():
+            if not future.done():
+                future.set_exception(life.ended.to_wire().to_exception())
+
+    async def _read(self, life: _Life) -> None:
+        """Hand answers to the calls that wait for them."""
+        while True:
+            try:
+                answer = _decoder.decode(b"".join(await life.socket.receive()))
+            except msgspec.MsgspecError:
+                log.error("%s sends what is no answer: ending it", self._launch.name)
+                assert life.child is not None
+                life.child.kill()
+                return
+            if answer.number == READY:
+                life.ready.set()
+                continue
+            future = life.waiting.get(answer.number)
+            if future is not None and not future.done():
+                future.set_result(answer)

@@ -1,0 +1,187 @@
+"""``mcp.*``: servers of tools that the operator named, one process for each (tenant, server), shared by the tenant's runs.
+
+The process (:mod:`inferd_runtime.server.egress.mcp_process`) speaks the protocol; here is who may use which, how much, how long.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import anyio.abc
+
+from inferd.protocol import InferdError, LimitExceeded, Unavailable
+from inferd.protocol.mcp import (
+    CallMcpTool,
+    ConnectMcp,
+    GetMcpPrompt,
+    ListMcpPrompts,
+    ListMcpResources,
+    ListMcpServers,
+    ListMcpTools,
+    McpConnected,
+    McpItems,
+    McpServers,
+    McpToolResult,
+    McpTools,
+    ReadMcpResource,
+    check_call_timeout,
+)
+from inferd_runtime.server.egress.process import EgressProcess
+from inferd_runtime.server.services.call_log import CallLog
+from inferd_runtime.server.services.caller import Caller
+from inferd_runtime.server.services.mcp_servers import ServerEntry, ServerTable
+from inferd_runtime.server.services.table import Handler
+from inferd_runtime.server.tenancy.rates import MinuteBucket
+from inferd_runtime.server.tenancy.shares import SharedPlaces, ShareRule
+
+MAX_CALLS = 16
+"""Calls of one tenant to one server that are open."""
+CALLS_PER_MINUTE = 600
+"""Of one tenant, to all servers."""
+MAX_PROCESSES = 32
+OTHER_SECONDS = 50.0
+"""What a call that has no time of its own may take: longer than the process gives the server."""
+MARGIN_SECONDS = 5.0
+IDLE_SECONDS = 300.0
+"""A server that nobody has asked anything for so long is ended."""
+LIFE_SECONDS = 3600.0
+"""A server is replaced by a fresh one after so long, between calls."""
+SWEEP_SECONDS = 5.0
+StartProcess = Callable[[str, str, ServerEntry], EgressProcess]
+"""Makes the process of a tenant for a server of a name; it starts with its first call."""
+REPLIES: Mapping[type[Any], type[Any]] = {
+    ConnectMcp: McpConnected, ListMcpTools: McpTools, CallMcpTool: McpToolResult, ListMcpResources: McpItems,
+    ReadMcpResource: McpItems, ListMcpPrompts: McpItems, GetMcpPrompt: McpItems,
+}  # fmt: skip
+
+
+@dataclass
+class HeldServer:
+    """A tenant's process for a server. Times are monotonic seconds."""
+
+    process: EgressProcess
+    since: float
+    used: float
+    open: int = 0
+
+    def finished(self, now: float) -> bool:
+        """Return True if it is to be ended: nothing is open, and it was idle, or has lived, for too long."""
+        return self.open == 0 and (now - self.used > IDLE_SECONDS or now - self.since > LIFE_SECONDS)
+
+
+class McpService:
+    """The family ``mcp``."""
+
+    def __init__(
+        self,
+        servers: ServerTable,
+        start: StartProcess,
+        call_log: CallLog,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._servers = servers
+        self._start = start
+        self._log = call_log
+        self._clock = clock
+        self._held: dict[tuple[str, str], HeldServer] = {}
+        self._places = SharedPlaces(ShareRule(MAX_PROCESSES, MAX_PROCESSES // 2), "servers of tools", "")
+        self._rates: dict[str, MinuteBucket] = {}
+
+    def operations(self) -> Mapping[str, Handler]:
+        """Return the handlers by their operations' wire names."""
+        return {
+            "mcp.servers": self.servers,
+            **{kind.op: self.ask for kind in REPLIES},
+        }
+
+    def closed(self, caller: Caller) -> None:
+        """Note that a caller is gone: its open calls are cancelled already, and servers outlive it."""
+
+    async def servers(self, caller: Caller, request: ListMcpServers) -> McpServers:
+        """Return the names of the servers that a caller may use."""
+        return McpServers(self._servers.names(caller.tenant, _declared(caller)))
+
+    async def ask(self, caller: Caller, request: Any) -> Any:
+        """Pass a request on to its server's process, and return what that answers."""
+        entry = self._servers.find(request.server, caller.tenant, _declared(caller))
+        seconds = OTHER_SECONDS
+        if isinstance(request, CallMcpTool):
+            check_call_timeout(request.timeout_s)
+            seconds = request.timeout_s
+        started, outcome = self._clock(), "abandoned"
+        try:
+            with self._open(caller, request.server, entry) as held:
+                reply = await self._asked(held, request, seconds)
+            outcome = ""
+            return reply
+        except InferdError as error:
+            outcome = error.code
+            raise
+        finally:
+            entry_of = {"call": request.op, "server": request.server, "tool": getattr(request, "tool", None)}
+            figures = {"ms": round((self._clock() - started) * 1e3, 1), "error": outcome}
+            self._log.note(caller, {key: value for key, value in {**entry_of, **figures}.items() if value})
+
+    async def sweep(self) -> None:
+        """End servers that are finished, until cancelled."""
+        while True:
+            await anyio.sleep(SWEEP_SECONDS)
+            self.tick(self._clock())
+
+    def tick(self, now: float) -> None:
+        """End the servers that are finished at ``now``."""
+        for key, held in list(self._held.items()):
+            if held.finished(now):
+                self._end(key, held)
+
+    async def _asked(self, held: HeldServer, request: Any, seconds: float) -> Any:
+        """Ask, and end a process that does not even say that its server is late."""
+        with anyio.move_on_after(seconds + MARGIN_SECONDS) as waiting:
+            return await held.process.call(request.op, request, REPLIES[type(request)])
+        if waiting.cancelled_caught:
+            held.process.stop()
+            raise Unavailable(f"the server of tools {request.server} hung, and was ended")
+
+    @contextmanager
+    def _open(self, caller: Caller, name: str, entry: ServerEntry) -> Iterator[HeldServer]:
+        """Count a call while the body runs. Raises LimitExceeded."""
+        key, now = (caller.tenant, name), self._clock()
+        rate = self._rates.setdefault(caller.tenant, MinuteBucket())
+        wait = rate.wait(CALLS_PER_MINUTE, now)
+        if wait > 0:
+            raise _limit(
+                f"a tenant may make {CALLS_PER_MINUTE} calls a minute", "mcp_calls_per_minute", CALLS_PER_MINUTE, wait
+            )
+        rate.charge(CALLS_PER_MINUTE, now)
+        held = self._held.get(key)
+        if held is None:
+            self._places.take(caller.tenant)
+            held = self._held[key] = HeldServer(self._start(caller.tenant, name, entry), now, now)
+        if held.open >= MAX_CALLS:
+            raise _limit(f"{MAX_CALLS} calls of this server are open already", "mcp_open_calls", MAX_CALLS, 1.0)
+        held.open += 1
+        try:
+            yield held
+        finally:
+            held.open -= 1
+            held.used = self._clock()
+
+    def _end(self, key: tuple[str, str], held: HeldServer) -> None:
+        held.process.stop()
+        del self._held[key]
+        self._places.give_back(key[0])
+
+
+def _declared(caller: Caller) -> list[str] | None:
+    return None if caller.manifest is None else caller.manifest.mcp
+
+
+def _limit(message: str, name: str, value: float, wait: float) -> LimitExceeded:
+    error = LimitExceeded(message, limit=name, value=value)
+    error.detail["retry_after_s"] = round(wait, 3)
+    return error

@@ -1,0 +1,124 @@
+"""The families that reach the world outside of the server: HTTP and MCP, with the processes that do it for them."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio.abc
+import zmq
+
+from inferd.protocol import InvalidRequest
+from inferd_runtime.isolation.kinds import ChildKind
+from inferd_runtime.isolation.order import Access, Launch, ResourceLimits
+from inferd_runtime.server.egress.fetcher_process import FetcherStart, fetcher_launch
+from inferd_runtime.server.egress.process import EgressLaunch, EgressProcess
+from inferd_runtime.server.egress.rules import read_rules
+from inferd_runtime.server.egress.tool_start import ToolServerStart
+from inferd_runtime.server.services.call_log import CallLog
+from inferd_runtime.server.services.http import HttpService
+from inferd_runtime.server.services.mcp import McpService
+from inferd_runtime.server.services.mcp_servers import ServerEntry, read_servers
+from inferd_runtime.server.services.table import ServiceTable
+from inferd_runtime.server.tenancy.quotas import QuotasOf
+from inferd_runtime.server.tenancy.secret_store import SECRETS_FILE, Secret, SecretStore
+from inferd_runtime.settings.settings import Settings
+
+TOOL_MODULE = "inferd_runtime.server.egress.mcp_process"
+TOOL_MEMORY_BYTES = 4 << 30
+TOOL_FILES = 1024
+UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+
+
+@dataclass(frozen=True)
+class OutsideWiring:
+    """What the processes are made of. ``directory``: private to the runtime; homes of tool servers are made in it."""
+
+    context: zmq.Context[Any]
+    tasks: anyio.abc.TaskGroup
+    endpoint: Callable[[str], str]
+    directory: Path
+
+
+class LazySecrets:
+    """The operator's secrets, whose file is opened when a program first uses one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._store: SecretStore | None = None
+
+    def find(self, name: str, tenant: str) -> Secret:
+        """Return a secret. Raises NotFound, and Unavailable."""
+        if self._store is None:
+            self._store = SecretStore(self._path)
+        return self._store.find(name, tenant)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._store is not None:
+            self._store.close()
+
+
+def join_outside(
+    table: ServiceTable, settings: Settings, wiring: OutsideWiring, quotas: QuotasOf, call_log: CallLog
+) -> LazySecrets:
+    """Answer ``http.*`` and ``mcp.*`` from now on. Returns what is to be closed at the end. Raises InvalidRequest for
+    settings that cannot be read.
+    """
+    secrets_file = LazySecrets(settings.data_dir.expanduser() / SECRETS_FILE)
+    trusted = _read_certificates(settings.http_ca)
+
+    def fetcher(endpoint: str) -> Launch:
+        return fetcher_launch(FetcherStart(endpoint, trusted), require_all=settings.require_isolation)
+
+    process = EgressProcess(_launch("the fetcher", fetcher, wiring))
+    rules = read_rules(settings.http_allow)
+    table.join(HttpService(process, rules, secrets_file.find, quotas, call_log, settings.http_body_bytes))
+    tools = McpService(read_servers(settings.mcp_file), ToolServers(settings, wiring).process, call_log)
+    table.join(tools)
+    wiring.tasks.start_soon(tools.sweep)
+    return secrets_file
+
+
+class ToolServers:
+    """Makes the processes that speak to servers of tools."""
+
+    def __init__(self, settings: Settings, wiring: OutsideWiring) -> None:
+        self._settings = settings
+        self._wiring = wiring
+
+    def process(self, tenant: str, name: str, entry: ServerEntry) -> EgressProcess:
+        """Return the process of a tenant for a server; it starts with its first call."""
+        home = self._wiring.directory / "tools" / f"{UNSAFE.sub('_', tenant)}-{name}-{secrets.token_hex(4)}"
+
+        def launch(endpoint: str) -> Launch:
+            home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return tool_launch(endpoint, name, str(home), entry, require_all=self._settings.require_isolation)
+
+        return EgressProcess(_launch(f"the server of tools {name}", launch, self._wiring))
+
+
+def tool_launch(endpoint: str, name: str, home: str, entry: ServerEntry, *, require_all: bool) -> Launch:
+    """Return how to start the process of a server: it reads what the operator says, and writes there and to its own home."""
+    command = (entry.command, *entry.args) if entry.command else ()
+    environment = {"HOME": home, "TMPDIR": home, **entry.env}
+    start = ToolServerStart(endpoint, name, home, command, environment, entry.url, entry.headers)
+    return Launch(
+        TOOL_MODULE, ChildKind.TOOL_SERVER, settings=start, access=Access(tuple(entry.read), (home, *entry.write)),
+        limits=ResourceLimits(memory_bytes=TOOL_MEMORY_BYTES, open_files=TOOL_FILES), require_all=require_all,
+    )  # fmt: skip
+
+
+def _launch(name: str, launch: Callable[[str], Launch], wiring: OutsideWiring) -> EgressLaunch:
+    return EgressLaunch(name, launch, wiring.endpoint, wiring.context, wiring.tasks)
+
+
+def _read_certificates(path: Path | None) -> str:
+    try:
+        return "" if path is None else path.expanduser().read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"http_ca: {path} cannot be read: {error}") from None

@@ -1,0 +1,219 @@
+"""Requests to servers elsewhere, as far as the operator and the program's own manifest allow them.
+
+    response = await http.fetch("https://api.example.com/v1/items", headers={"Authorization": http.secret("example")})
+    async for chunk in response.stream(): ...
+
+A program says in ``[tool.inferd]`` whom it needs, ``http = ["https://api.example.com"]``; the operator says in ``--http-allow``
+whom its tenant may reach. Both have to agree, for every redirect as well. The same calls work in scripts, which have no manifest.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import weakref
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from inferd.program.json_values import to_json_value
+from inferd.protocol import InvalidRequest, ProgramError, Unavailable
+from inferd.protocol.http import (
+    DEFAULT_TIMEOUT,
+    MAX_BODY,
+    MAX_WRITE,
+    AwaitHead,
+    BeginFetch,
+    CloseFetch,
+    HeaderField,
+    ReadBody,
+    ResponseHead,
+    StartFetch,
+    WriteBody,
+    check_fetch,
+)
+from inferd.transport import Port, current_port
+
+Body = bytes | bytearray | str | AsyncIterable[bytes] | None
+
+
+@dataclass(frozen=True)
+class Secret:
+    """A secret of the operator's by its name; only a header's value may be one. The program never sees its text."""
+
+    name: str
+    prefix: str = ""
+
+
+def secret(name: str, prefix: str = "") -> Secret:
+    """Return the value of a header that the runtime fills in: ``prefix`` (as ``"Bearer "``) and the secret of this name.
+
+    It goes to the origins that the operator bound it to, and to no redirect elsewhere; where a response repeats it, the program
+    reads asterisks.
+    """
+    return Secret(name, prefix)
+
+
+class Response:
+    """A response whose head has come. Its body is read once: by :meth:`stream`, :meth:`bytes`, :meth:`text` or :meth:`json`.
+
+    ``headers`` have names in small letters; of one that came several times the values are joined with ``", "``. ``url`` is the
+    address that answered, after redirects. Leave the body unread only after :meth:`close`, or use ``async with``.
+    """
+
+    def __init__(self, port: Port, head: ResponseHead) -> None:
+        self.status = head.status
+        self.url = head.url
+        self.headers: dict[str, str] = {}
+        for name, value in head.headers:
+            self.headers[name] = f"{self.headers[name]}, {value}" if name in self.headers else value
+        self._port = port
+        self._fetch = head.fetch
+        self._first = head.chunk
+        self._last = head.last
+        self._begun = False
+        self._forget = weakref.finalize(self, port.abandon, [CloseFetch(head.fetch)])
+        if head.last:
+            self._forget.detach()
+
+    @property
+    def ok(self) -> bool:
+        """True for a status of 200 to 299."""
+        return 200 <= self.status < 300
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Yield the body as it comes; the server is read no faster than this is.
+
+        Raises Unavailable for a body that is cut off, LimitExceeded for one that takes too long or has too many bytes.
+        """
+        if self._begun:
+            raise InvalidRequest("the body of this response was read already")
+        self._begun = True
+        if self._first:
+            chunk, self._first = self._first, b""
+            yield chunk
+        while not self._last:
+            piece = await self._port.transport.call(ReadBody(self._fetch))
+            self._last = piece.last
+            if piece.last:
+                self._forget.detach()
+            if piece.data:
+                yield piece.data
+
+    async def bytes(self) -> bytes:
+        """Return the whole body."""
+        return b"".join([chunk async for chunk in self.stream()])
+
+    async def text(self) -> str:
+        """Return the whole body as text, in the encoding that the server names, else UTF-8. Replaces what is no text."""
+        return (await self.bytes()).decode(self._encoding(), "replace")
+
+    async def json(self) -> Any:
+        """Return the value of the whole body. Raises ProgramError for one that is not JSON."""
+        data = await self.bytes()
+        try:
+            return json_module.loads(data)
+        except ValueError as error:
+            raise ProgramError(f"the response of {self.url} is not JSON: {error}") from None
+
+    async def close(self) -> None:
+        """Give the rest of the body up."""
+        if self._forget.detach() is not None and not self._last:
+            self._last = True
+            await self._port.transport.call(CloseFetch(self._fetch))
+
+    async def __aenter__(self) -> Response:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _encoding(self) -> str:
+        name = self.headers.get("content-type", "").lower().partition("charset=")[2].partition(";")[0].strip('" ')
+        try:
+            "".encode(name)
+        except (LookupError, ValueError):
+            return "utf-8"
+        return name
+
+
+async def fetch(
+    url: str,
+    *,
+    method: str = "GET",
+    headers: Mapping[str, str | Secret] | None = None,
+    body: Body = None,
+    json: Any = None,
+    timeout: float = DEFAULT_TIMEOUT,  # noqa: ASYNC109
+    redirects: int = 5,
+) -> Response:
+    """Send a request, and return the response once its head is there.
+
+    Args:
+        url: with http:// or https://.
+        method: GET, HEAD, POST, PUT, PATCH, DELETE or OPTIONS.
+        headers: names and values; a value may be :func:`secret`.
+        body: bytes, text (sent as UTF-8), or an async iterator of bytes, which is read no faster than the server reads it.
+        json: a value that is sent as JSON instead of ``body``.
+        timeout: seconds for all of it, the response's body included.
+        redirects: how many are followed; 0 returns a redirect as it is.
+
+    Raises Forbidden for what operator or manifest do not allow, and for addresses that are not public; Unavailable where
+    nobody answers; LimitExceeded with the limit's name; InvalidRequest for what is no URL or header. Cancelling the task ends
+    the request.
+    """
+    port = current_port()
+    await port.release_abandoned()
+    fields = [_field(name, value) for name, value in (headers or {}).items()]
+    if json is not None:
+        if body is not None:
+            raise InvalidRequest("a request has a body or json, not both")
+        body = json_module.dumps(to_json_value(json, "json"), allow_nan=False)
+        if not any(field.name.lower() == "content-type" for field in fields):
+            fields.append(HeaderField("Content-Type", "application/json"))
+    if body is None or isinstance(body, (bytes, bytearray, str)):
+        data = body.encode() if isinstance(body, str) else bytes(body or b"")
+        if len(data) <= MAX_BODY:
+            request = StartFetch(method, url, fields, data, float(timeout), redirects)
+            check_fetch(request)
+            return Response(port, await port.transport.call(request))
+        body = _whole(data)
+    begin = BeginFetch(method, url, fields, float(timeout), redirects)
+    check_fetch(begin)
+    return await _upload(port, begin, body)
+
+
+async def _upload(port: Port, begin: BeginFetch, body: AsyncIterable[bytes]) -> Response:
+    number = (await port.transport.call(begin)).fetch
+    try:
+        await _write(port, number, body)
+        return Response(port, await port.transport.call(AwaitHead(number)))
+    except BaseException:
+        port.abandon([CloseFetch(number)])
+        raise
+
+
+async def _write(port: Port, number: int, body: AsyncIterable[bytes]) -> None:
+    try:
+        async for piece in body:
+            for start in range(0, len(piece), MAX_WRITE):
+                await port.transport.call(WriteBody(number, bytes(piece[start : start + MAX_WRITE])))
+        await port.transport.call(WriteBody(number, b"", last=True))
+    except InvalidRequest:
+        return  # the server has answered before it had the whole body
+    except Unavailable:
+        return  # what went wrong is told by the head
+
+
+async def _whole(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+def _field(name: str, value: str | Secret) -> HeaderField:
+    if isinstance(value, Secret):
+        return HeaderField(name, value.prefix, value.name)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"the header {name} must be text or http.secret(NAME), not {type(value).__name__}")
+    return HeaderField(name, value)

@@ -1,0 +1,142 @@
+"""``mcp.*``: servers of tools (Model Context Protocol) that the operator named, one per tenant, by name.
+
+Resources, prompts and contents are as the protocol writes them, as JSON objects, within limits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from inferd.protocol.errors import InvalidRequest
+from inferd.protocol.operations import operation
+
+DEFAULT_CALL_TIMEOUT = 60.0
+MAX_CALL_TIMEOUT = 600.0
+
+
+@dataclass(frozen=True)
+class McpServers:
+    """Names of servers that this caller may connect to."""
+
+    servers: list[str]
+
+
+@dataclass(frozen=True)
+class McpConnected:
+    """What a server says about itself. ``offers``: which of tools, resources and prompts it has."""
+
+    server: str
+    title: str = ""
+    version: str = ""
+    instructions: str = ""
+    offers: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class McpTool:
+    """A tool: ``parameters`` is the JSON Schema of its arguments, a valid one."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    result: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class McpTools:
+    """A server's tools. ``left_out``: those that cannot be used, each with the reason."""
+
+    tools: list[McpTool]
+    left_out: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class McpToolResult:
+    """What a tool answered: ``content`` as the protocol writes it, ``structured`` where there is a JSON value."""
+
+    content: list[dict[str, Any]]
+    structured: Any = None
+    is_error: bool = False
+
+
+@dataclass(frozen=True)
+class McpItems:
+    """Resources, prompts, contents or messages, as JSON objects."""
+
+    items: list[dict[str, Any]]
+    description: str = ""
+
+
+@operation("mcp.servers", McpServers, by_gateway=True)
+@dataclass(frozen=True)
+class ListMcpServers:
+    """Ask which servers there are."""
+
+
+@operation("mcp.connect", McpConnected, by_gateway=True)
+@dataclass(frozen=True)
+class ConnectMcp:
+    """Have a server started, or connected to, if it is not yet."""
+
+    server: str
+
+
+@operation("mcp.list_tools", McpTools, by_gateway=True)
+@dataclass(frozen=True)
+class ListMcpTools:
+    """Ask for a server's tools."""
+
+    server: str
+
+
+@operation("mcp.call_tool", McpToolResult, by_gateway=True)
+@dataclass(frozen=True)
+class CallMcpTool:
+    """Call a tool."""
+
+    server: str
+    tool: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    timeout_s: float = DEFAULT_CALL_TIMEOUT
+
+
+@operation("mcp.list_resources", McpItems, by_gateway=True)
+@dataclass(frozen=True)
+class ListMcpResources:
+    """Ask for a server's resources."""
+
+    server: str
+
+
+@operation("mcp.read_resource", McpItems, by_gateway=True)
+@dataclass(frozen=True)
+class ReadMcpResource:
+    """Ask for what a resource holds."""
+
+    server: str
+    uri: str
+
+
+@operation("mcp.list_prompts", McpItems, by_gateway=True)
+@dataclass(frozen=True)
+class ListMcpPrompts:
+    """Ask for a server's prompts."""
+
+    server: str
+
+
+@operation("mcp.get_prompt", McpItems, by_gateway=True)
+@dataclass(frozen=True)
+class GetMcpPrompt:
+    """Ask for a prompt's messages."""
+
+    server: str
+    prompt: str
+    arguments: dict[str, str] = field(default_factory=dict)
+
+
+def check_call_timeout(seconds: float) -> None:
+    """Raise InvalidRequest for a time that no call may take."""
+    if not 0 < seconds <= MAX_CALL_TIMEOUT:
+        raise InvalidRequest(f"timeout must be above 0 and at most {MAX_CALL_TIMEOUT:g} seconds, not {seconds}")

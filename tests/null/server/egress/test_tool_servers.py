@@ -1,0 +1,155 @@
+"""Servers of tools that lie: each costs whoever called it a typed error, within a bounded time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+pytest.importorskip("mcp")
+
+import lying_tool_server
+
+from inferd import InferdError, InvalidRequest, LimitExceeded, Unavailable
+from inferd.protocol.mcp import (
+    CallMcpTool,
+    ConnectMcp,
+    GetMcpPrompt,
+    ListMcpPrompts,
+    ListMcpResources,
+    ListMcpTools,
+    ReadMcpResource,
+)
+from inferd_runtime.server.egress import mcp_process
+from inferd_runtime.server.egress.mcp_limits import MAX_DESCRIPTION, kept_tools, schema_problem
+from inferd_runtime.server.egress.mcp_process import ToolServer, tool_server
+from inferd_runtime.server.egress.mcp_streams import LineBuffer
+from inferd_runtime.server.egress.tool_start import ToolServerStart
+
+pytestmark = pytest.mark.anyio
+SCRIPT = str(Path(lying_tool_server.__file__))
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@asynccontextmanager
+async def server(mode: str = "") -> AsyncIterator[ToolServer]:
+    start = ToolServerStart("", "liar", "", (sys.executable, "-S", SCRIPT, mode))
+    with anyio.fail_after(20):
+        async with tool_server(start) as open_server:
+            yield open_server
+
+
+def call(tool: str = "echo", seconds: float = 5.0, **arguments: Any) -> CallMcpTool:
+    return CallMcpTool("liar", tool, arguments or {"text": "hello"}, seconds)
+
+
+async def test_tools_resources_and_prompts_are_listed_and_used() -> None:
+    async with server() as liar:
+        assert (await liar.connect(ConnectMcp("liar"))).offers == ["tools", "resources", "prompts"]
+        assert [tool.name for tool in (await liar.list_tools(ListMcpTools("liar"))).tools] == ["echo", "add"]
+        assert (await liar.call_tool(call("add", a=1, b=2))).structured == {"sum": 3}
+        assert (await liar.list_resources(ListMcpResources("liar"))).items[0]["uri"] == "note://one"
+        assert (await liar.read_resource(ReadMcpResource("liar", "note://one"))).items[0]["text"] == "a note"
+        assert (await liar.list_prompts(ListMcpPrompts("liar"))).items[0]["name"] == "greet"
+        assert (await liar.get_prompt(GetMcpPrompt("liar", "greet"))).items[0]["role"] == "user"
+        with pytest.raises(InvalidRequest, match="no such tool"):
+            await liar.call_tool(call("nothing"))
+
+
+LIES = {
+    "wrong_id": (LimitExceeded, "did not answer"),
+    "no_result": (Unavailable, "no result of its kind"),
+    "giant": (LimitExceeded, "bytes"),
+    "giant_line": (LimitExceeded, "message of more than"),
+    "flood": (LimitExceeded, "messages a minute"),
+    "deep": (LimitExceeded, "did not answer"),
+    "surrogate": (LimitExceeded, "did not answer"),
+    "hang": (LimitExceeded, "did not answer"),
+    "crash": (Unavailable, "ended with code 3"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_lie_is_a_typed_error(lie: str) -> None:
+    kind, words = LIES[lie]
+    seconds = 0.2 if words == "did not answer" else 15.0
+    with pytest.raises(kind, match=words) as caught:
+        async with server(lie) as liar:
+            await liar.call_tool(call(seconds=seconds))
+    assert "ending" not in str(caught.value)  # what a server prints is for the operator
+
+
+@pytest.mark.parametrize("oddity", ["twice", "not_json", "stderr_flood", "asks_back"])
+async def test_what_is_only_odd_is_borne(oddity: str) -> None:
+    async with server(oddity) as liar:
+        assert (await liar.call_tool(call())).content
+        assert (await liar.call_tool(call())).content
+
+
+@pytest.mark.parametrize("mode", ["silent", "old_version"])
+async def test_a_server_that_does_not_greet_is_unavailable(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_process, "START_SECONDS", 1.0)
+    with pytest.raises(Unavailable, match="does not greet"):
+        async with server(mode):
+            pytest.fail("it greeted")
+
+
+@pytest.mark.parametrize("mode", ["many_tools", "endless_pages"])
+async def test_a_list_without_end_is_refused(mode: str) -> None:
+    async with server(mode) as liar:
+        with pytest.raises(LimitExceeded):
+            await liar.list_tools(ListMcpTools("liar"))
+
+
+async def test_a_tool_that_cannot_be_used_is_left_out_and_named() -> None:
+    async with server("bad_tools") as liar:
+        found = await liar.list_tools(ListMcpTools("liar"))
+    assert [tool.name for tool in found.tools] == ["echo"]
+    assert len(found.left_out) == len(lying_tool_server.BAD_TOOLS)
+
+
+async def test_a_description_as_long_as_a_book_is_cut() -> None:
+    async with server("long_description") as liar:
+        (tool,) = (await liar.list_tools(ListMcpTools("liar"))).tools
+    assert len(tool.description) == MAX_DESCRIPTION
+    assert tool.description.endswith("[cut]")
+
+
+async def test_a_command_that_is_not_there_is_unavailable() -> None:
+    with pytest.raises(Unavailable, match="cannot be started"):
+        async with tool_server(ToolServerStart("", "liar", "", ("/no/such/command",))):
+            pytest.fail("it started")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [None, [], {"type": "array"}, {"type": "object", "properties": 3}, {"type": "object", "const": float("nan")},
+     {"type": "object", "const": 2**80}, {"type": "object", "x": "\ud800"}],
+)  # fmt: skip
+def test_a_schema_that_nobody_could_hold_is_refused(schema: Any) -> None:
+    assert schema_problem(schema)
+
+
+def test_tools_together_have_a_size() -> None:
+    schema = {"type": "object", "description": "x" * 60_000}
+    with pytest.raises(LimitExceeded):
+        kept_tools({"name": f"t{number}", "inputSchema": schema} for number in range(20))
+
+
+def test_lines_are_cut_where_they_end_and_bounded() -> None:
+    lines = LineBuffer(10)
+    assert lines.feed(b"ab\ncd") == [b"ab"]
+    assert lines.feed(b"ef\n\n\r\ngh\n") == [b"cdef", b"gh"]
+    with pytest.raises(LimitExceeded):
+        lines.feed(b"x" * 11)
+    with pytest.raises(InferdError):
+        LineBuffer(10).feed(b"ok\n" + b"x" * 11 + b"\n")
