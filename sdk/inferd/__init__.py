@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inferd import http, mcp, queue, session, topic
+from inferd import files, http, mcp, queue, session, topic
 from inferd.adapter import Adapter
 from inferd.attention import AttentionMask
 from inferd.constraints import AllOf, Exact, Gbnf, Lark, StepConstraint, Tag, Tagged, TaggedSpan
@@ -116,6 +116,7 @@ __all__ = [
     "Unavailable",
     "Verification",
     "connect",
+    "files",
     "http",
     "mcp",
     "queue",

@@ -8,7 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
-from inferd.program.json_types import guarded, is_pydantic, schema_of, structure
+from inferd.program.json_types import guarded, schema_of, structure
+from inferd.program.pydantic_models import is_pydantic, validated_json
 from inferd.protocol import ConstraintError, ConstraintSpec, InvalidRequest, check_constraint_fields
 
 T = TypeVar("T")
@@ -37,10 +38,10 @@ class OutputConstraint(ABC):
 class JsonSchema(OutputConstraint, Generic[T]):
     """JSON that is valid under a schema.
 
-    ``schema`` is a JSON Schema as a dict or as JSON text, or a Python type: a dataclass, a TypedDict, an Enum, a
-    pydantic model (by its own ``model_json_schema``), or any type built from bool, int, float, str, None, Any,
-    list[T], dict[str, T], Literal, Optional and unions of them. Objects made from types are closed (no other keys),
-    and a field without a default is required. With a type, :meth:`parse` and ``collect_json`` return an instance of
+    ``schema`` is a JSON Schema as a dict or as JSON text, or a Python type: a dataclass, a TypedDict, an Enum, a pydantic
+    model (by its own schema; the sandbox has those of pydantic 1 alone), or any type built from bool, int, float, str,
+    None, Any, list[T], dict[str, T], Literal, Optional and unions of them. Objects made from types are closed (no other
+    keys), and a field without a default is required. With a type, :meth:`parse` and ``collect_json`` return an instance of
     it; with a schema, plain values.
 
     ``mode`` "strict": a schema that the runtime cannot enforce token by token is refused when the generation starts
@@ -116,7 +117,7 @@ class JsonSchema(OutputConstraint, Generic[T]):
         value = parse_json(text)
         try:
             if is_pydantic(self._type):
-                result: T = guarded(lambda: self._type.model_validate_json(text), "output")
+                result: T = guarded(lambda: validated_json(self._type, text), "output")
             else:
                 result = structure(self._type, value, "output")
         except InvalidRequest as error:

@@ -14,6 +14,7 @@ from inferd_runtime.cli.parsing import CLIENT_SETTINGS, Parser, add_json, add_se
 from inferd_runtime.cli.run_screen import RunScreen
 from inferd_runtime.cli.warm import warm_servers
 from inferd_runtime.server.programs.bundles import make_program, read_sources
+from inferd_runtime.server.programs.parser_messages import upload_body
 
 
 def upload(argv: list[str]) -> int:
@@ -26,10 +27,7 @@ def upload(argv: list[str]) -> int:
     parser.add_argument("--version", default="", help="instead of the program's own version")
     parsed = parser.parse_args(argv)
     program = make_program(read_sources(parsed.program), parsed.name, parsed.version)
-    body = {
-        "files": program.bundle.files, "entry": program.bundle.entry, "name": program.name, "version": parsed.version,
-    }  # fmt: skip
-    answer = Server.of(settings_of(parsed)).post("/v1/programs", body)
+    answer = Server.of(settings_of(parsed)).post("/v1/programs", upload_body(program.bundle, parsed.version))
     if parsed.as_json:
         print_json(answer)
     else:

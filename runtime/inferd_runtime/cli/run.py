@@ -22,7 +22,9 @@ from inferd_runtime.cli.progress import notice, prepare_runner
 from inferd_runtime.cli.run_screen import RunScreen
 from inferd_runtime.cli.warm import find_server, start_server
 from inferd_runtime.phases import Phases
+from inferd_runtime.server.packages.finder import package_finder, with_packages
 from inferd_runtime.server.programs.bundles import Program, make_program, read_sources, with_limits
+from inferd_runtime.server.programs.parser_messages import upload_body
 from inferd_runtime.settings.settings import Settings
 
 SETTINGS = (
@@ -83,7 +85,9 @@ async def _execute(command: ProgramCommand, program: Program) -> int:
         with notice(_loading(settings)):
             runtime = await stack.enter_async_context(open_runtime(settings, spare=0))
         phases.end("start")
-        run = runtime.launch(program, arguments, limits=limits)
+        dependencies = program.interface.manifest.dependencies
+        bundle = await with_packages(program.bundle, dependencies, package_finder(settings))
+        run = runtime.launch(replace(program, bundle=bundle), arguments, limits=limits)
         async for event in run.follow():
             screen.show(event.kind, json.loads(event.payload) if event.kind == "message" else event.payload)
         ending = await run.wait()
@@ -95,10 +99,7 @@ async def _execute(command: ProgramCommand, program: Program) -> int:
 
 def _execute_on(server: Server, command: ProgramCommand, program: Program) -> int:
     """Run the program on a server that is up, and show what it does. Ctrl+C cancels the run."""
-    asked = {
-        "files": program.bundle.files, "entry": program.bundle.entry, "name": program.name, "version": program.version,
-    }  # fmt: skip
-    uploaded = server.post("/v1/programs", asked)
+    uploaded = server.post("/v1/programs", upload_body(program.bundle, program.version))
     body = {"program": uploaded["id"], "arguments": command.arguments, "limits": command.limits}
     return follow(server, server.post("/v1/runs", body)["id"], RunScreen(command.as_json))
 

@@ -31,6 +31,7 @@ ALLOWED: Mapping[ChildKind, tuple[str, ...]] = {
     ChildKind.BUILDER: LANGUAGE + FOLDERS,
     ChildKind.EGRESS: LANGUAGE,
     ChildKind.TOOL_SERVER: (*LANGUAGE, "PATH"),
+    ChildKind.INSTALLER: LANGUAGE + FOLDERS + NETWORK + ("NETRC", "PIP_", "XDG_CONFIG_"),
 }
 """Beginnings of names. Hub tokens and proxies with passwords are for the processes that load models, which download them."""
 FIXED: Mapping[ChildKind, Mapping[str, str]] = {

@@ -12,6 +12,7 @@ class ChildKind(StrEnum):
     of the machine. ``model`` owns weights and devices: the engine, draft models, ranks. ``builder`` makes the sandbox's runner.
     ``egress`` connects to strangers' servers, and needs no file but those with which names are looked up and certificates
     verified. ``tool_server`` speaks to a server of tools that the operator named, and starts it where it is a command.
+    ``installer`` fetches and unpacks packages that programs depend on; it runs nothing of them.
     """
 
     WORKER = "worker"
@@ -21,3 +22,4 @@ class ChildKind(StrEnum):
     BUILDER = "builder"
     EGRESS = "egress"
     TOOL_SERVER = "tool_server"
+    INSTALLER = "installer"

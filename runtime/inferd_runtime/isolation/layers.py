@@ -51,6 +51,7 @@ LAYERS_OF = {
     ChildKind.BUILDER: (NO_NEW_PRIVILEGES, CAPABILITIES, LIMITS),
     ChildKind.EGRESS: (NO_NEW_PRIVILEGES, CAPABILITIES, LANDLOCK, SECCOMP, LIMITS),
     ChildKind.TOOL_SERVER: (NO_NEW_PRIVILEGES, CAPABILITIES, LANDLOCK, SECCOMP, LIMITS),
+    ChildKind.INSTALLER: (NO_NEW_PRIVILEGES, CAPABILITIES, LIMITS),
 }
 """``namespaces``: no network and no System V objects of others. ``root``: a file system of what is needed alone. ``user``: a
 user, or a user namespace, that no other process has."""

@@ -18,12 +18,33 @@ PART_CHARS = 256 << 10
 """Characters of a result that go to the gateway at a time."""
 
 
-class Bundle(msgspec.Struct, frozen=True):
-    """A program's source: ``files`` maps a relative path to text; ``entry`` is the one that defines ``main``."""
+class LockedPackage(msgspec.Struct, frozen=True):
+    """A package that a program came with: the wheel that it was taken from, and the SHA-256 of that, in hexadecimal digits."""
+
+    name: str
+    version: str
+    wheel: str
+    sha256: str
+
+
+class Bundle(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A program: ``files`` maps a relative path to text; ``entry`` is the one that defines ``main``.
+
+    ``data``: other files of its folder, by relative path. ``packages``: files of the packages that it depends on, by their path
+    where packages are installed; ``lock`` says which those are.
+    """
 
     name: str
     files: dict[str, str]
     entry: str = "main.py"
+    data: dict[str, bytes] = {}
+    packages: dict[str, bytes] = {}
+    lock: tuple[LockedPackage, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Characters of its texts and bytes of the rest."""
+        return sum(map(len, (*self.files.values(), *self.data.values(), *self.packages.values())))
 
 
 class Limits(msgspec.Struct, frozen=True):

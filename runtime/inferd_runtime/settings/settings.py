@@ -188,6 +188,11 @@ class Settings:
         "", "NAME or NAME@VERSION: a tenant's own program of that name answers its chat requests, not the built-in one"
     )
     models_bytes: int = setting(0, "bytes that pulled models may take on disk; 0: no limit", NOT_NEGATIVE)
+    packages: Literal["pure", "none"] = setting(
+        "pure",
+        "pure or none: whether uploaded programs may depend on packages in Python alone, which are found with pip as it is "
+        "configured",
+    )
     data_dir: Path = setting(Path("~/.local/share/inferd"), "where uploaded programs and saved contexts are kept")
     context_dir: Path | None = setting(
         None, "where saved contexts are kept, instead of in the data folder: servers of this machine may share it"

@@ -15,6 +15,7 @@ import typing
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NoReturn
 
+from inferd.program.pydantic_models import is_pydantic, pydantic_schema, validated
 from inferd.protocol import InvalidRequest
 
 PLAIN_TYPES: dict[Any, dict[str, Any]] = {
@@ -66,11 +67,6 @@ def _refers(schema: Any, name: str) -> bool:
     if isinstance(schema, dict):
         return schema.get("$ref") == f"#/$defs/{name}" or any(_refers(value, name) for value in schema.values())
     return isinstance(schema, list) and any(_refers(value, name) for value in schema)
-
-
-def is_pydantic(kind: Any) -> bool:
-    """Return True if this is a pydantic model class (told by its methods: pydantic is never imported)."""
-    return isinstance(kind, type) and hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate_json")
 
 
 def type_name(kind: Any) -> str:
@@ -215,7 +211,7 @@ class SchemaBuilder:
 def schema_of(kind: Any) -> dict[str, Any]:
     """Return the JSON Schema of a type. Raises InvalidRequest, which names the field, for a type that JSON cannot hold."""
     if is_pydantic(kind):
-        return closed(kind.model_json_schema())
+        return closed(pydantic_schema(kind))
     builder = SchemaBuilder()
     try:
         root = builder.build(kind, type_name(kind))
@@ -273,7 +269,7 @@ def _structure(kind: Any, value: Any, path: str, depth: int) -> Any:
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return _member(kind, value, path)
     if is_pydantic(kind):
-        return guarded(lambda: kind.model_validate(value), path)
+        return guarded(lambda: validated(kind, value), path)
     _refuse(kind, path)
 
 

@@ -7,6 +7,7 @@ import enum
 import math
 from typing import Any
 
+from inferd.program.pydantic_models import is_pydantic, plain
 from inferd.protocol import ProgramError
 
 MAX_DEPTH = 200
@@ -68,8 +69,8 @@ def _convert_object(value: Any, path: str, depth: int) -> Any:
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
         return {name: _convert(getattr(value, name), f"{path}.{name}", depth + 1) for name in names}
-    if hasattr(value, "model_dump") and hasattr(value, "model_json_schema"):
-        return _convert(value.model_dump(mode="json"), path, depth + 1)
+    if is_pydantic(type(value)):
+        return _convert(plain(value), path, depth + 1)
     raise ProgramError(f"{path} is a {type(value).__name__}, which JSON cannot hold")
 
 

@@ -368,3 +368,38 @@ def test_regex_and_choice() -> None:
             Choice(options)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match=r"^pattern"):
         Regex(b"x")  # type: ignore[arg-type]
+
+
+class OldModel:
+    """What pydantic 1 gives its models, as far as it is used."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @staticmethod
+    def schema() -> dict[str, Any]:
+        return {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+
+    @staticmethod
+    def schema_json() -> str: ...
+
+    @classmethod
+    def parse_obj(cls, value: Any) -> OldModel:
+        if not isinstance(value.get("name"), str):
+            raise ValueError("name: a string is required")
+        return cls(value["name"])
+
+    @classmethod
+    def parse_raw(cls, text: str) -> OldModel:
+        return cls.parse_obj(json.loads(text))
+
+    def json(self) -> str:
+        return json.dumps({"name": self.name})
+
+
+def test_models_of_pydantic_1_are_read_and_written() -> None:
+    schema = JsonSchema(OldModel)
+    assert schema.parse('{"name": "Ann"}').name == "Ann"
+    with pytest.raises(ConstraintError, match="a string is required"):
+        schema.parse('{"name": 5}')
+    assert to_json_value(OldModel("Ann"), "value") == {"name": "Ann"}

@@ -32,6 +32,7 @@ from inferd_runtime.server.gateway.app import (
     serve_app,
 )
 from inferd_runtime.server.gateway.listening import listen, url_of
+from inferd_runtime.server.packages.finder import package_finder
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.programs.library import open_library
 from inferd_runtime.server.tenancy.quotas import Quotas, same_for_all
@@ -96,7 +97,8 @@ async def open_front(order: FrontStart) -> AsyncIterator[ClusterFront]:
         exchange = TenantExchange(use, settings.tenant_pages or 0)
         members = Members(exchange.leave)
         stack.push_async_callback(hop.close)
-        programs = await stack.enter_async_context(open_library(settings.data_dir / REGISTRY_FILE, use.quotas))
+        library = open_library(settings.data_dir / REGISTRY_FILE, use.quotas, packages=package_finder(settings))
+        programs = await stack.enter_async_context(library)
         watcher = Watcher(hop, members, order.key, settings.data_dir, private.url, exchange)
         watcher.look()
         own = OwnRoutes(settings, programs, members, hop, order.key, use, entrance.tokens)

@@ -54,7 +54,7 @@ class GuestCalls:
         self.memory = MemoryMeter(launch.limits, lambda: 0)
         self.session_replies = 0
         self._run = launch.run
-        self._launched_bytes = len(launch.arguments) + sum(map(len, launch.bundle.files.values()))
+        self._launched_bytes = len(launch.arguments) + launch.bundle.size
         self._inbox = inbox
         self._link = link
         self._report = report

@@ -152,8 +152,9 @@ class SandboxRun:
 
 def _bundle_json(launch: LaunchRun) -> str:
     """Return the bundle as the runner reads it, with the run's seed."""
-    bundle = msgspec.structs.asdict(launch.bundle)
-    return msgspec.json.encode(bundle if launch.seed is None else {**bundle, "seed": launch.seed}).decode()
+    bundle = {**msgspec.structs.asdict(launch.bundle), "seed": launch.seed}
+    del bundle["lock"]  # the runner has no use for it
+    return msgspec.json.encode(bundle).decode()
 
 
 def check_result(text: str, calls: GuestCalls) -> ErrorInfo | None:

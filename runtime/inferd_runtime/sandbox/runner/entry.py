@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from inferd.files import use_folder
 from inferd.program.interface import coerce_arguments, to_result
 from inferd.protocol import InvalidRequest, ProgramError
 from inferd.transport import restore_transport, use_transport
@@ -58,6 +59,7 @@ class Runner:
 
     def _run(self, program: LoadedProgram, arguments: dict[str, Any]) -> str:
         before = use_transport(GuestTransport(self.completions, program.seed))
+        use_folder(program)
         if program.seed is not None:
             random.seed(program.seed)
         try:

@@ -19,6 +19,10 @@ from inferd.protocol import (
 
 OUT_OF_MEMORY = LimitExceeded("the program ran out of memory", limit="memory_mb")
 """The host adds the limit's value: only it knows the run's limits."""
+NO_MODULE = (
+    "a program has the standard library, inferd, its own files, and the packages that it names as its dependencies, which have "
+    "to be Python alone (docs/guides/dependencies.md)"
+)
 MAX_TRACEBACK = 64 << 10
 OUT_OF_MEMORY_JSON = json.dumps(to_plain(OUT_OF_MEMORY.to_wire()))
 
@@ -59,6 +63,8 @@ def _known(error: BaseException, files: Container[str]) -> InferdError:
     if isinstance(error, SystemExit):
         return ProgramError(f"the program exited with {error.code!r}")
     text = str(error)
+    if isinstance(error, ModuleNotFoundError):
+        text = f"{text}; {NO_MODULE}"
     return ProgramError(f"{_type_name(error)}: {text}" if text else _type_name(error))
 
 

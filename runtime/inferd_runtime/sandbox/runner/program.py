@@ -2,40 +2,75 @@
 
 from __future__ import annotations
 
+import base64
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import linecache
 import posixpath
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.sandbox.runner.installed import InstalledPackage, PackageFiles, packages_named
 
 ENTRY_ALIAS = "__program__"
 """Name of the entry's module when a module that exists already has the name that its file gives it."""
+PACKAGES = "site-packages"
+"""The folder that packages seem to be in."""
 
 
 @dataclass(frozen=True)
 class LoadedProgram:
     """A bundle: ``files`` maps relative paths to text, ``entry`` is the one that defines ``main``.
 
-    ``seed``: of the module ``random``, and of samplers without a seed of their own.
+    ``seed``: of the module ``random``, and of samplers without a seed of their own. ``data`` and ``packages`` are other files of
+    the program's folder, and of what it depends on, in Base64.
     """
 
     name: str
     files: Mapping[str, str]
     entry: str
     seed: int | None = None
+    data: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sources(self) -> dict[str, str]:
         """The files that are Python."""
         return {path: text for path, text in self.files.items() if path.endswith(".py")}
+
+    @property
+    def own(self) -> Iterable[str]:
+        """The paths of its own files."""
+        return (*self.files, *self.data)
+
+    @property
+    def installed(self) -> Iterator[str]:
+        """The paths of its packages' files, which begin with ``PACKAGES``."""
+        return (f"{PACKAGES}/{path}" for path in self.packages)
+
+    def __contains__(self, path: str) -> bool:
+        return path in self.files or path in self.data or _installed(path) in self.packages
+
+    def read(self, path: str) -> bytes:
+        """Return a file. Raises FileNotFoundError."""
+        if path in self.files:
+            return self.files[path].encode()
+        encoded = self.data.get(path, self.packages.get(_installed(path)))
+        if encoded is None:
+            raise FileNotFoundError(path)
+        return base64.b64decode(encoded)
+
+
+def _installed(path: str) -> str:
+    return path.removeprefix(f"{PACKAGES}/") if path.startswith(f"{PACKAGES}/") else ""
 
 
 class BundleLoader(importlib.abc.ExecutionLoader):
@@ -51,7 +86,7 @@ class BundleLoader(importlib.abc.ExecutionLoader):
 
     def get_source(self, fullname: str) -> str:
         """Return the module's text."""
-        return self._program.files[self._path]
+        return importlib.util.decode_source(self._program.read(self._path))
 
     def is_package(self, fullname: str) -> bool:
         """True if the module is a package's ``__init__``."""
@@ -59,19 +94,22 @@ class BundleLoader(importlib.abc.ExecutionLoader):
 
     def get_data(self, path: str) -> bytes:
         """Return a file of the bundle. Raises FileNotFoundError."""
-        try:
-            return self._program.files[posixpath.normpath(path).lstrip("/")].encode()
-        except KeyError:
-            raise FileNotFoundError(path) from None
+        return self._program.read(posixpath.normpath(path).lstrip("/"))
+
+    def get_resource_reader(self, fullname: str) -> PackageFiles:
+        """Return what ``importlib.resources`` reads the package's files with."""
+        folder = posixpath.dirname(self._path) + "/"
+        paths = (path for path in (*self._program.own, *self._program.installed) if path.startswith(folder))
+        return PackageFiles({path.removeprefix(folder): self._program.read(path) for path in paths})
 
 
-class BundleFinder(importlib.abc.MetaPathFinder):
-    """Finds a program's modules: beside its entry first, then from the top of the bundle."""
+class BundleFinder(importlib.metadata.DistributionFinder):
+    """Finds a program's modules: beside its entry first, then from the top of the bundle, then in its packages."""
 
     def __init__(self, program: LoadedProgram, roots: Sequence[str]) -> None:
         self._program = program
         self._roots = roots
-        self._folders = {folder for path in program.files for folder in _parents(path)}
+        self._folders = {folder for path in (*program.own, *program.installed) for folder in _parents(path)}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -81,13 +119,23 @@ class BundleFinder(importlib.abc.MetaPathFinder):
         for folder in self._roots if path is None else path:
             base = posixpath.join(folder, name)
             for file in (f"{base}/__init__.py", f"{base}.py"):
-                if file in self._program.files:
+                if file in self._program:
                     return self._spec(fullname, file)
             if base in self._folders:
                 spec = importlib.machinery.ModuleSpec(fullname, None, is_package=True)
                 spec.submodule_search_locations = [base]
                 return spec
         return None
+
+    def find_distributions(
+        self, context: importlib.metadata.DistributionFinder.Context | None = None
+    ) -> Iterator[InstalledPackage]:
+        """Yield what ``importlib.metadata`` asks for among the packages."""
+        for folder in packages_named(None if context is None else context.name, self._program.packages):
+            yield InstalledPackage(partial(self._read_installed, folder))
+
+    def _read_installed(self, folder: str, name: str) -> bytes:
+        return self._program.read(f"{PACKAGES}/{folder}/{name}")
 
     def _spec(self, fullname: str, file: str) -> importlib.machinery.ModuleSpec | None:
         loader = BundleLoader(self._program, file)
@@ -111,7 +159,7 @@ def load(program: LoadedProgram) -> Callable[..., Any]:
     name, root = _module_name(program)
     roots = list(dict.fromkeys([root, ""]))
     _refuse_hiding(program, roots)
-    sys.meta_path.insert(0, BundleFinder(program, roots))
+    sys.meta_path.insert(0, BundleFinder(program, [*roots, PACKAGES]))
     module = _import_alias(program) if name in sys.modules else importlib.import_module(name)
     main = getattr(module, "main", None)
     if not callable(main):

@@ -46,6 +46,7 @@ from inferd_runtime.server.gateway.request_watch import RequestWatch
 from inferd_runtime.server.gateway.responses_routes import ResponsesApi
 from inferd_runtime.server.gateway.room import shared_sizes, table_limits
 from inferd_runtime.server.gateway.routes import Api
+from inferd_runtime.server.packages.finder import package_finder
 from inferd_runtime.server.processes.background import background_tasks
 from inferd_runtime.server.processes.file_limit import raise_file_limit
 from inferd_runtime.server.processes.folder_lock import locked_folders
@@ -249,7 +250,9 @@ async def open_gateway(
         entrance = stack.enter_context(open_entrance(settings, role))
         tokens, use = entrance.tokens, entrance.use
         library = (
-            open_library(settings.data_dir / REGISTRY_FILE, use.quotas) if role is None else role.programs(use.quotas)
+            open_library(settings.data_dir / REGISTRY_FILE, use.quotas, packages=package_finder(settings))
+            if role is None
+            else role.programs(use.quotas)
         )
         programs = await stack.enter_async_context(library)
         archive = await stack.enter_async_context(open_archive(settings.data_dir / RUNS_FILE))

@@ -116,6 +116,7 @@ def program_json(program: Program, created_at: float | None = None) -> dict[str,
         "limits": program.limits,
         "retry_safe": program.retry_safe,
         "serves": program.serves,
+        "packages": program.bundle.lock,
         "interface": {
             "doc": interface.doc,
             "parameters": interface.parameters,

@@ -3,8 +3,9 @@
 Who reads other people's source does it in a process of its own (:mod:`inferd_runtime.server.programs.parser_pool`): the
 gateway calls :func:`assemble_program` with what that process answered, never :func:`make_program` or :func:`describe_bundle`.
 
-A program is one ``.py`` file, or a folder with a ``main.py`` (and other ``.py`` files beside and below it). Its name,
-version and limits stand in ``[tool.inferd]``: of the file's PEP 723 block, or of the folder's ``pyproject.toml``.
+A program is one ``.py`` file, or a folder with a ``main.py``, other ``.py`` files beside and below it, and whatever else it
+reads with :mod:`inferd.files`. Its name, version, limits and dependencies stand
+in ``[tool.inferd]``: of the file's PEP 723 block, or of the folder's ``pyproject.toml``.
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -37,17 +37,19 @@ from inferd.program.manifest import (
 from inferd.protocol import InvalidRequest, LimitExceeded, ProgramSyntaxError
 from inferd_runtime.sandbox.messages import Bundle, Limits
 from inferd_runtime.server.egress.origins import read_pattern
+from inferd_runtime.server.packages.requirements import check_python, checked_requirements
 
 MAX_SOURCE_BYTES = 1 << 20
 MAX_LINES = 60_000
 """About twice what a MiB of ordinary code has."""
 MAX_FILES = 256
+MAX_DATA_BYTES = 2 << 20
+"""Of the files that are not source."""
 MAX_PATH = 200
 MAX_PARAMETERS = 256
 MAX_INTERFACE_BYTES = 256 << 10
 MAX_INTERFACE_DEPTH = 64
 SHOWN = 200
-OWN_PACKAGE = re.compile(r"inferd(?![\w.-])")
 ENTRY = "main.py"
 PROJECT = "pyproject.toml"
 LIMIT_NAMES = frozenset(Limits.__struct_fields__)
@@ -110,17 +112,23 @@ def read_sources(path: Path) -> Bundle:
 def _read_folder(folder: Path) -> Bundle:
     if not (folder / ENTRY).is_file():
         raise InvalidRequest(f"{folder} is no program: it has no {ENTRY}")
-    found = [path for path in sorted(folder.rglob("*.py")) if not _is_hidden(path.relative_to(folder))]
-    if (folder / PROJECT).is_file():
-        found.append(folder / PROJECT)
+    found = [path for path in sorted(folder.rglob("*")) if path.is_file() and not _is_hidden(path.relative_to(folder))]
     if len(found) > MAX_FILES:
         raise _too_large(f"{folder} has {len(found)} files", "files", MAX_FILES)
-    files = {path.relative_to(folder).as_posix(): _read_text(path) for path in found}
-    return Bundle(folder.resolve().name, files, ENTRY)
+    sources = [path for path in found if path.suffix == ".py" or path == folder / PROJECT]
+    files = {path.relative_to(folder).as_posix(): _read_text(path) for path in sources}
+    data = {path.relative_to(folder).as_posix(): _read_data(path) for path in found if path not in sources}
+    return Bundle(folder.resolve().name, files, ENTRY, data)
 
 
 def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") or part in ("__pycache__", "build", "dist", "tests") for part in path.parts)
+
+
+def _read_data(path: Path) -> bytes:
+    if path.stat().st_size > MAX_DATA_BYTES:
+        raise _too_large(f"{path} has {path.stat().st_size} bytes", "data_bytes", MAX_DATA_BYTES)
+    return path.read_bytes()
 
 
 def _read_text(path: Path) -> str:
@@ -187,7 +195,7 @@ def assemble_program(bundle: Bundle, interface: Interface, name: str = "", versi
     for origin in manifest.http:
         read_pattern(origin)
     _check_interface(interface)
-    named = Bundle(name, bundle.files, bundle.entry)
+    named = msgspec.structs.replace(bundle, name=name)
     return Program(content_id(bundle), name, version, named, interface, manifest.limits)
 
 
@@ -224,20 +232,29 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 def content_id(bundle: Bundle) -> str:
-    """Return the hash that names a program: of its entry and its files, whatever they are called by."""
-    canonical = json.dumps([bundle.entry, sorted(bundle.files.items())], ensure_ascii=True, separators=(",", ":"))
+    """Return the hash that names a program: of its entry, its files and its packages, whatever it is called by."""
+    parts: list[Any] = [bundle.entry, sorted(bundle.files.items())]
+    if bundle.data or bundle.lock:
+        data = [(path, hashlib.sha256(content).hexdigest()) for path, content in sorted(bundle.data.items())]
+        parts += [data, sorted(package.sha256 for package in bundle.lock)]
+    canonical = json.dumps(parts, ensure_ascii=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def check_bundle(bundle: Bundle) -> None:
     """Check files, paths and sizes, in time that is linear in the bytes, without parsing anything.
 
-    Raises InvalidRequest, and LimitExceeded (1 MiB of source, MAX_LINES, MAX_FILES).
+    Raises InvalidRequest, and LimitExceeded (1 MiB of source, MAX_LINES, MAX_FILES, MAX_DATA_BYTES).
     """
-    if len(bundle.files) > MAX_FILES:
-        raise _too_large(f"the program has {len(bundle.files)} files", "files", MAX_FILES)
+    paths = bundle.files.keys() | bundle.data.keys()
+    if len(paths) > MAX_FILES:
+        raise _too_large(f"the program has {len(paths)} files", "files", MAX_FILES)
     for path in bundle.files:
-        _check_path(path, bundle.files)
+        _check_path(path, paths, is_source=True)
+    for path in bundle.data:
+        _check_path(path, paths, is_source=False)
+    if (held := sum(map(len, bundle.data.values()))) > MAX_DATA_BYTES:
+        raise _too_large(f"the program's other files have {held} bytes", "data_bytes", MAX_DATA_BYTES)
     if bundle.entry not in bundle.files or not bundle.entry.endswith(".py"):
         raise InvalidRequest(f"the program has no .py file {bundle.entry[:SHOWN]!r}, which is its entry")
     size = sum(len(text.encode(errors="surrogatepass")) for text in bundle.files.values())
@@ -251,15 +268,15 @@ def check_bundle(bundle: Bundle) -> None:
             raise InvalidRequest(f"{path} holds half a surrogate pair, which is no text: save it as UTF-8")
 
 
-def _check_path(path: str, files: Mapping[str, str]) -> None:
+def _check_path(path: str, paths: Set[str], *, is_source: bool) -> None:
     pure = PurePosixPath(path[:MAX_PATH])
     clean = not pure.is_absolute() and ".." not in pure.parts and "\\" not in path and str(pure) == path
-    if not clean or not path.isprintable() or not (pure.suffix == ".py" or path == PROJECT):
+    if not clean or not path.isprintable() or path == "." or is_source is not (pure.suffix == ".py" or path == PROJECT):
         raise InvalidRequest(
-            f"{path[:SHOWN]!r} cannot be a file of a program: relative .py files with at most {MAX_PATH} letters in their "
-            f"path, and {PROJECT}"
+            f"{path[:SHOWN]!r} cannot be a file of a program: relative paths with at most {MAX_PATH} letters, .py files and "
+            f"{PROJECT} in files, others in data"
         )
-    folder = next((str(parent) for parent in pure.parents if str(parent) in files), None)
+    folder = next((str(parent) for parent in pure.parents if str(parent) in paths), None)
     if folder is not None:
         raise InvalidRequest(f"{folder!r} cannot be a file of a program, and the folder of {path!r}")
 
@@ -291,7 +308,7 @@ def _syntax_error(error: SyntaxError, filename: str) -> ProgramSyntaxError:
 
 
 def read_manifest(bundle: Bundle) -> Manifest:
-    """Return what a program says about itself. Raises InvalidRequest for a bad table, and for dependencies."""
+    """Return what a program says about itself. Raises InvalidRequest for a bad table, and what checking dependencies raises."""
     source = bundle.files[bundle.entry]
     if PROJECT in bundle.files:
         if has_script_block(source):
@@ -299,7 +316,6 @@ def read_manifest(bundle: Bundle) -> Manifest:
         manifest = project_manifest(bundle.files[PROJECT], bundle.name)
     else:
         manifest = script_manifest(source, f"{bundle.name}/{ENTRY}" if bundle.entry == ENTRY else bundle.entry)
-    others = [entry for entry in manifest.dependencies if not OWN_PACKAGE.match(entry)]
-    if others:
-        raise InvalidRequest(f"dependencies are not supported yet: {', '.join(others)[:SHOWN]}")
+    checked_requirements(manifest.dependencies)
+    check_python(manifest.requires_python)
     return manifest

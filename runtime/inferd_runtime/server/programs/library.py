@@ -15,7 +15,8 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from inferd.protocol import Unavailable
+from inferd.protocol import InvalidRequest, Unavailable
+from inferd_runtime.server.packages.finder import PackageFinder, with_packages
 from inferd_runtime.server.programs.bundles import Program, assemble_program
 from inferd_runtime.server.programs.parser_messages import ParsedUpload
 from inferd_runtime.server.programs.parser_pool import ParserPool
@@ -106,8 +107,15 @@ class ProgramLibrary:
     """Made by :func:`open_library`; belongs to one event loop."""
 
     def __init__(
-        self, registry: Programs, parsers: ParserPool, quotas: QuotasOf, most_resolved: int = MAX_RESOLVED
+        self,
+        registry: Programs,
+        parsers: ParserPool,
+        quotas: QuotasOf,
+        packages: PackageFinder | None = None,
+        most_resolved: int = MAX_RESOLVED,
     ) -> None:
+        """``packages`` finds what uploads depend on; without one, only programs that are kept already have any."""
+        self._packages = packages
         self._registry = registry
         self._parsers = parsers
         self._quotas = quotas
@@ -118,13 +126,13 @@ class ProgramLibrary:
     async def upload(self, read: Callable[[], Awaitable[bytes]], tenant: str) -> Uploaded:
         """Parse and keep the program that ``read`` returns as JSON; see :class:`UploadBody`.
 
-        Raises what ``read``, :meth:`ParserPool.parse`, :func:`assemble_program` and :meth:`Registry.keep` raise, and
-        LimitExceeded while too many uploads of the tenant are in work.
+        Raises what ``read``, :meth:`ParserPool.parse`, :meth:`PackageFinder.find`, :func:`assemble_program` and
+        :meth:`Registry.keep` raise, and LimitExceeded while too many uploads of the tenant are in work.
         """
         async with self._parsers.in_line(tenant):
             upload = await read()
             async with self._parsers.turn(tenant):
-                parsed = await self._parsers.parse(upload)
+                parsed = await self._with_packages(await self._parsers.parse(upload))
             return await self._change(lambda: self._keep(parsed, tenant))
 
     async def find(self, reference: str, tenant: str) -> Program:
@@ -152,6 +160,13 @@ class ProgramLibrary:
         """Return the source of what :meth:`resolve` returned. Raises NotFound if it was removed meanwhile."""
         found: StoredProgram = await self._in_thread(lambda: self._registry.find(key))
         return found
+
+    async def _with_packages(self, parsed: ParsedUpload) -> ParsedUpload:
+        """Return an upload with the packages that it depends on."""
+        if parsed.bundle.packages or parsed.bundle.lock:
+            raise InvalidRequest("an upload brings no packages: the program names them as its dependencies")
+        bundle = await with_packages(parsed.bundle, parsed.interface.manifest.dependencies, self._packages)
+        return msgspec.structs.replace(parsed, bundle=bundle)
 
     async def _resolve(self, reference: str, tenant: str) -> Key:
         changes = self._resolved.changes
@@ -184,14 +199,14 @@ class ProgramLibrary:
 
 @asynccontextmanager
 async def open_library(
-    path: Path, quotas: QuotasOf, parsers: ParserPool | None = None
+    path: Path, quotas: QuotasOf, parsers: ParserPool | None = None, packages: PackageFinder | None = None
 ) -> AsyncIterator[ProgramLibrary]:
     """Open the registry's file and the parsers. Raises what :class:`Registry` raises."""
     registry = Registry(path)
     pool = parsers or ParserPool()
     try:
         pool.warm_up()
-        yield ProgramLibrary(registry, pool, quotas)
+        yield ProgramLibrary(registry, pool, quotas, packages)
     finally:
         pool.close()
         registry.close()

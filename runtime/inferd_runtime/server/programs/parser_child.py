@@ -31,7 +31,7 @@ from inferd_runtime.server.programs.parser_messages import (
     TOO_SLOW,
     ParsedUpload,
     ParseLimits,
-    UploadBody,
+    StoredBody,
     read_frame,
     write_frame,
 )
@@ -167,7 +167,7 @@ def _parsed(upload: bytes, limits: ParseLimits) -> bytes:
 
 def _parse(upload: bytes) -> ParsedUpload:
     try:
-        body = msgspec.json.decode(upload, type=UploadBody)
+        body = msgspec.json.decode(upload, type=StoredBody)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body: {error}") from None
     check_bundle(body.bundle)

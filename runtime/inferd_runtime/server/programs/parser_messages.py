@@ -12,12 +12,12 @@ from collections.abc import Callable
 import msgspec
 
 from inferd.program.interface import Interface
-from inferd_runtime.sandbox.messages import Bundle
+from inferd_runtime.sandbox.messages import Bundle, LockedPackage
 
 PARSED, REFUSED, TOO_SLOW, TOO_LATE, CRASHED = b"P", b"R", b"S", b"L", b"C"
 LENGTH = struct.Struct("<I")
-MAX_ANSWER = 8 << 20
-"""Bytes of an answer: a MiB of source is at most six as JSON."""
+MAX_ANSWER = 32 << 20
+"""Bytes of an answer: a MiB of source is at most six as JSON, other files and packages take a third more than they have."""
 
 
 class ParseLimits(msgspec.Struct, frozen=True):
@@ -32,17 +32,39 @@ class ParseLimits(msgspec.Struct, frozen=True):
 
 
 class UploadBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``POST /v1/programs``. ``files`` maps relative paths to text; ``name`` and ``version`` win over the source's own."""
+    """``POST /v1/programs``. ``files`` maps relative paths to text, ``data`` to other files in Base64; ``name`` and ``version``
+    win over the source's own.
+    """
 
     files: dict[str, str]
     entry: str = "main.py"
     name: str = ""
     version: str = ""
+    data: dict[str, bytes] = {}
 
     @property
     def bundle(self) -> Bundle:
         """The source that was sent."""
-        return Bundle(self.name or self.entry.removesuffix(".py"), self.files, self.entry)
+        return Bundle(self.name or self.entry.removesuffix(".py"), self.files, self.entry, self.data)
+
+
+class StoredBody(UploadBody, frozen=True, forbid_unknown_fields=True):
+    """A program as it is kept: with its packages, which were found when it was uploaded."""
+
+    packages: dict[str, bytes] = {}
+    lock: tuple[LockedPackage, ...] = ()
+
+    @property
+    def bundle(self) -> Bundle:
+        """The source and its packages."""
+        return msgspec.structs.replace(super().bundle, packages=self.packages, lock=self.lock)
+
+
+def upload_body(bundle: Bundle, version: str) -> dict[str, object]:
+    """Return the body of a program's upload, as JSON values. ``version``: "" for the source's own, or the next."""
+    body = UploadBody(bundle.files, bundle.entry, bundle.name, version, bundle.data)
+    plain: dict[str, object] = msgspec.to_builtins(body)
+    return plain
 
 
 class ParsedUpload(msgspec.Struct, frozen=True):

@@ -86,7 +86,7 @@ class Relaunch(msgspec.Struct, frozen=True):
     @property
     def size(self) -> int:
         """Bytes of it, roughly."""
-        return len(self.arguments) + sum(map(len, self.bundle.files.values()))
+        return len(self.arguments) + self.bundle.size
 
 
 class UnfinishedRun(msgspec.Struct, frozen=True):

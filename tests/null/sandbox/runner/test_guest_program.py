@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,10 +32,15 @@ class Host(AnsweringHost):
 @pytest.fixture
 def run() -> Iterator[Run]:
     def run(
-        files: dict[str, str] | str, arguments: Any = None, entry: str = "main.py", seed: int | None = None
+        files: dict[str, str] | str,
+        arguments: Any = None,
+        entry: str = "main.py",
+        seed: int | None = None,
+        **more: dict[str, bytes],
     ) -> dict[str, Any]:
         sources = {"main.py": files} if isinstance(files, str) else files
-        bundle = {"name": "test", "files": sources, "entry": entry, "seed": seed}
+        encoded = {kind: {path: b64encode(data).decode() for path, data in held.items()} for kind, held in more.items()}
+        bundle = {"name": "test", "files": sources, "entry": entry, "seed": seed, **encoded}
         text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
         outcome = Runner(Host()).run(json.dumps(bundle), text)
         decoded = json.loads(outcome.text)
@@ -203,3 +210,46 @@ def test_a_seed_decides_every_draw_of_a_program(run: Run) -> None:
     assert first == same
     assert first[-2:] == other[-2:] == [5, 1]
     assert len({*first[:3], *other[:3]}) == 6
+
+
+def test_packages_are_imported_behind_the_programs_own_modules(run: Run) -> None:
+    source = (
+        "import low, top\ndef main(): return [top.low.x, low.x, top.__file__.endswith('site-packages/top/__init__.py')]"
+    )
+    files = {"main.py": source, "low.py": "x = 'own'"}
+    packages = {"top/__init__.py": b"import low", "low.py": b"x = 'package'"}
+    assert run(files, packages=packages)["value"] == ["own", "own", True]
+
+
+def test_importlib_finds_what_packages_bring(run: Run) -> None:
+    packages = {
+        "top/__init__.py": b"", "top/part/words.txt": "größer".encode(),
+        "The_Top-1.5.dist-info/METADATA": b"Name: the-top\nVersion: 1.5\n",
+    }  # fmt: skip
+    source = """
+        import importlib.metadata, importlib.resources
+        def main():
+            folder = importlib.resources.files("top")
+            names = sorted(entry.name for entry in folder.iterdir())
+            text = folder.joinpath("part/words.txt").read_text("utf-8")
+            return [names, text, importlib.metadata.version("the.top")]
+        """
+    outcome = run(textwrap.dedent(source), packages=packages)
+    assert outcome["value"] == [["__init__.py", "part"], "größer", "1.5"]
+
+
+def test_files_of_the_programs_folder_are_read(run: Run) -> None:
+    source = """
+        from inferd import files
+        def main():
+            missing = []
+            for path in ("no.txt", "../main.py", "/etc/passwd"):
+                try:
+                    files.read_bytes(path)
+                except FileNotFoundError as error:
+                    missing.append(path)
+            return [files.names(), files.read_json("a/x.json"), list(files.read_bytes("b.bin")), len(missing)]
+        """
+    data = {"a/x.json": b'{"y": 1}', "b.bin": bytes([0, 255])}
+    outcome = run(textwrap.dedent(source), data=data, packages={"p.py": b""})
+    assert outcome["value"] == [["a/x.json", "b.bin", "main.py"], {"y": 1}, [0, 255], 3]

@@ -148,7 +148,7 @@ def test_a_parser_that_lies_is_not_believed(tmp_path: Path, lie: str) -> None:
     process.close()
 
 
-@pytest.mark.parametrize("answer", ["b'P' * (10 << 20)", "exit()"])
+@pytest.mark.parametrize("answer", ["b'P' * (33 << 20)", "exit()"])
 def test_a_parser_that_floods_or_dies_is_replaced(tmp_path: Path, answer: str) -> None:
     process = liar(tmp_path, answer)
     with pytest.raises(Unavailable, match="upload again"):

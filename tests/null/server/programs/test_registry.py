@@ -12,6 +12,7 @@ import pytest
 from inferd.protocol import InvalidRequest, LimitExceeded, NotFound, ProgramError, ProgramSyntaxError
 from inferd_runtime.sandbox.messages import Bundle, Limits
 from inferd_runtime.server.programs.bundles import (
+    MAX_DATA_BYTES,
     MAX_SOURCE_BYTES,
     Program,
     content_id,
@@ -153,7 +154,9 @@ def test_too_much_source_is_refused() -> None:
     assert caught.value.detail["limit"] == "source_bytes"
 
 
-@pytest.mark.parametrize("path", ["../x.py", "/x.py", "a/../b.py", "a\\b.py", "a//b.py", "data.bin", "x.py\0.py", ""])
+@pytest.mark.parametrize(
+    "path", ["../x.py", "/x.py", "a/../b.py", "a\\b.py", "a//b.py", "data.bin", ".", "x.py\0.py", ""]
+)
 def test_files_that_no_program_may_have_are_refused(path: str) -> None:
     with pytest.raises(InvalidRequest, match="cannot be a file"):
         make_program(Bundle("p", {"main.py": MAIN, path: ""}))
@@ -178,6 +181,7 @@ def test_a_folder_is_read_with_its_project_file(tmp_path: Path) -> None:
     (folder / "pyproject.toml").write_text('[project]\nversion = "3"\n[tool.inferd.limits]\ncpu_s = 2.5\n')
     program = make_program(read_sources(folder))
     assert sorted(program.bundle.files) == ["main.py", "part/more.py", "pyproject.toml"]
+    assert program.bundle.data == {"notes.txt": b""}
     assert (program.name, program.version, program.limits) == ("prog", "3", {"cpu_s": 2.5})
 
 
@@ -208,11 +212,26 @@ def test_what_is_no_program_is_refused(tmp_path: Path, name: str) -> None:
         read_sources(tmp_path / name)
 
 
-def test_dependencies_are_refused_by_name() -> None:
-    block = '# /// script\n# dependencies = ["inferd>=1", "requests", "inferd-extra"]\n# ///\n'
-    with pytest.raises(InvalidRequest, match="requests, inferd-extra"):
+def test_what_cannot_be_a_dependency_is_refused_by_name() -> None:
+    block = '# /// script\n# dependencies = ["inferd>=1", "rich @ https://example.com/rich.whl"]\n# ///\n'
+    with pytest.raises(InvalidRequest, match="'rich' names a URL"):
         make_program(bundle(block + MAIN))
-    assert make_program(bundle(block.replace(', "requests", "inferd-extra"', "") + MAIN)).name == "p"
+    assert make_program(bundle(block.replace(" @ https://example.com/rich.whl", ">=13") + MAIN)).name == "p"
+    with pytest.raises(InvalidRequest, match="the sandbox's Python"):
+        make_program(bundle('# /// script\n# requires-python = "<3.12"\n# ///\n' + MAIN))
+
+
+@pytest.mark.parametrize("path", ["../x.bin", "/x.bin", "a\\b.bin", "x.py", "pyproject.toml", "", ".", "main.py/x.bin"])
+def test_other_files_that_no_program_may_have_are_refused(path: str) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be a file"):
+        make_program(Bundle("p", {"main.py": MAIN}, data={path: b""}))
+
+
+def test_other_files_count_for_the_hash_and_have_a_limit() -> None:
+    with_data = Bundle("p", {"main.py": MAIN}, data={"x.bin": b"\xff"})
+    assert content_id(make_program(with_data).bundle) != content_id(Bundle("p", {"main.py": MAIN}))
+    with pytest.raises(LimitExceeded):
+        make_program(Bundle("p", {"main.py": MAIN}, data={"x.bin": bytes(MAX_DATA_BYTES + 1)}))
 
 
 def test_the_hash_is_of_content_only() -> None:

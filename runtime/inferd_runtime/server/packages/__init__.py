@@ -1,0 +1,1 @@
+"""The packages that programs depend on: found in the operator's package index, checked, and unpacked."""

@@ -1,0 +1,124 @@
+"""Finds the packages of uploads: each question in a process of its own, each answer kept for the next that asks the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from inferd.protocol import Forbidden, InvalidRequest, LimitExceeded, Unavailable
+from inferd_runtime.file_cache import CacheEntry, drop_oldest, private_folder
+from inferd_runtime.isolation.kinds import ChildKind
+from inferd_runtime.isolation.order import Launch, ResourceLimits
+from inferd_runtime.sandbox.messages import Bundle
+from inferd_runtime.server.packages.messages import ANSWER_FILE, Answer, Packages, Question
+from inferd_runtime.server.packages.requirements import GUEST_PYTHON, checked_requirements
+from inferd_runtime.server.processes.child_process import ChildProcess
+from inferd_runtime.settings.settings import Settings
+
+MODULE = "inferd_runtime.server.packages.finder_child"
+PROCESSES = 2
+MOST_SECONDS = 120.0
+CPU_SECONDS = 60
+KEPT_ANSWERS = 256
+KEPT_BYTES = 1 << 30
+MAX_ANSWER = 32 << 20
+
+
+class PackageFinder:
+    """Belongs to one event loop. ``folder`` keeps the answers."""
+
+    def __init__(self, folder: Path, *, allowed: bool) -> None:
+        self._folder = folder
+        self._allowed = allowed
+        self._places = anyio.CapacityLimiter(PROCESSES)
+
+    async def find(self, requirements: tuple[str, ...]) -> Packages:
+        """Return the packages that meet requirements, those that were found for the same ones before if there are any.
+
+        Raises Forbidden where the operator allows none, InvalidRequest for what the index does not have or the sandbox cannot
+        run, LimitExceeded for too much, Unavailable when the index does not answer.
+        """
+        if not self._allowed:
+            raise Forbidden(
+                f"this server gives programs no dependencies ({', '.join(requirements)}): see its setting packages"
+            )
+        key = hashlib.sha256(json.dumps([GUEST_PYTHON, *requirements]).encode()).hexdigest()
+        async with self._places:
+            known = await anyio.to_thread.run_sync(self._kept, key)
+            if known is not None:
+                return known
+            packages = await self._ask(requirements)
+            await anyio.to_thread.run_sync(self._keep, key, packages)
+            return packages
+
+    async def _ask(self, requirements: tuple[str, ...]) -> Packages:
+        with tempfile.TemporaryDirectory(prefix="inferd-packages-") as folder:
+            launch = Launch(
+                MODULE, ChildKind.INSTALLER, settings=Question(requirements, GUEST_PYTHON, folder),
+                limits=ResourceLimits(cpu_seconds=CPU_SECONDS),
+            )  # fmt: skip
+            child = await ChildProcess.start("packages", launch)
+            try:
+                with anyio.move_on_after(MOST_SECONDS):
+                    await child.wait()
+                ended = not child.alive
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await child.stop(0.0)
+            if not ended:
+                raise LimitExceeded(
+                    f"finding the dependencies takes more than {MOST_SECONDS:g} s", limit="packages_s", value=MOST_SECONDS,
+                    raise_with="fewer or more exact dependencies",
+                )  # fmt: skip
+            return await anyio.to_thread.run_sync(_answer, Path(folder, ANSWER_FILE), child.tail)
+
+    def _kept(self, key: str) -> Packages | None:
+        entry = CacheEntry(self._folder / f"{key}.json")
+        if not entry.is_whole():
+            return None
+        entry.touch()
+        return msgspec.json.decode(entry.path.read_bytes(), type=Packages)
+
+    def _keep(self, key: str, packages: Packages) -> None:
+        private_folder(self._folder)
+        CacheEntry(self._folder / f"{key}.json").put(lambda path: _write(path, packages))
+        drop_oldest(self._folder, "*.json", KEPT_ANSWERS, KEPT_BYTES)
+
+
+async def with_packages(bundle: Bundle, dependencies: Iterable[str], finder: PackageFinder | None) -> Bundle:
+    """Return a program with the packages that it depends on. Raises what checking and :meth:`PackageFinder.find` raise."""
+    wanted = checked_requirements(dependencies)
+    if not wanted:
+        return bundle
+    if finder is None:
+        raise InvalidRequest("dependencies are found where programs are uploaded, which is not here")
+    found = await finder.find(wanted)
+    return msgspec.structs.replace(bundle, packages=found.files, lock=found.lock)
+
+
+def package_finder(settings: Settings) -> PackageFinder:
+    """Return the finder that a server with these settings has."""
+    return PackageFinder(settings.data_dir / "packages", allowed=settings.packages == "pure")
+
+
+def _write(path: Path, packages: Packages) -> None:
+    path.write_bytes(msgspec.json.encode(packages))
+
+
+def _answer(file: Path, printed: str) -> Packages:
+    try:
+        with file.open("rb") as handle:
+            answer = msgspec.json.decode(handle.read(MAX_ANSWER), type=Answer)
+    except (OSError, msgspec.MsgspecError):
+        raise Unavailable(f"the process that finds dependencies ended without an answer: {printed[-500:]}") from None
+    if answer.packages is None:
+        assert answer.error is not None
+        raise answer.error.to_exception()
+    return answer.packages

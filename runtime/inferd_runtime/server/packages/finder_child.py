@@ -1,0 +1,103 @@
+"""The process that finds a program's packages: asks the index, unpacks what came, writes the answer into a file, ends."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+from packaging.markers import Marker
+from packaging.metadata import Metadata, parse_email
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from inferd.protocol import InferdError, InvalidRequest
+from inferd_runtime.isolation.child import Child
+from inferd_runtime.sandbox.messages import LockedPackage
+from inferd_runtime.server.packages.messages import ANSWER_FILE, Answer, Packages, Question
+from inferd_runtime.server.packages.pip_index import WITHOUT_NATIVE, PackageIndex
+from inferd_runtime.server.packages.wheels import check_total, wheel_files
+
+MAX_ROUNDS = 4
+MAX_WHEELS = 64
+
+
+def child_main(child: Child) -> int:
+    """Answer one question. Returns the exit code."""
+    question = child.settings(Question)
+    child.seal()
+    folder = Path(question.folder)
+    try:
+        answer = Answer(packages=find_packages(question, folder))
+    except InferdError as error:
+        answer = Answer(error=error.to_wire())
+    (folder / ANSWER_FILE).write_bytes(msgspec.json.encode(answer))
+    return 0
+
+
+def find_packages(question: Question, folder: Path) -> Packages:
+    """Return the packages that meet the requirements. Raises what :class:`PackageIndex` and :func:`wheel_files` raise."""
+    wanted, environment = set(question.requirements), _environment(question.python)
+    for attempt in range(MAX_ROUNDS):
+        here = folder / str(attempt)
+        here.mkdir()
+        PackageIndex(question.python, here).fetch(sorted(wanted))
+        packages = _unpacked(sorted(here.glob("*.whl")))
+        # pip looks at the markers of requirements for its own Python: what the sandbox's needs beside that is asked for.
+        missing = set(_required(packages, wanted, environment)) - wanted
+        if not missing:
+            return packages
+        wanted |= missing
+    raise InvalidRequest("the dependencies need more and more of others for the sandbox's Python")
+
+
+def _unpacked(wheels: list[Path]) -> Packages:
+    if len(wheels) > MAX_WHEELS:
+        raise InvalidRequest(f"the dependencies need more than {MAX_WHEELS} packages")
+    files: dict[str, bytes] = {}
+    lock = []
+    for path in wheels:
+        content = path.read_bytes()
+        name, version, _, _ = parse_wheel_filename(path.name)
+        files |= wheel_files(content, path.name, without_native=name in WITHOUT_NATIVE)
+        check_total(files)
+        lock.append(LockedPackage(name, str(version), path.name, hashlib.sha256(content).hexdigest()))
+    return Packages(files, tuple(lock))
+
+
+def _required(packages: Packages, wanted: Iterable[str], environment: dict[str, str]) -> Iterator[str]:
+    """Yield what the packages require in the sandbox and is not among them."""
+    there = {package.name for package in packages.lock}
+    declared = [requirement for path, text in packages.files.items() for requirement in _declared(path, text)]
+    extras: dict[str, set[str]] = {}
+    for one in (*map(Requirement, wanted), *(requirement for _, requirement in declared)):
+        extras.setdefault(canonicalize_name(one.name), set()).update(one.extras)
+    for owner, one in declared:
+        needed = any(_holds(one.marker, environment, extra) for extra in ("", *extras.get(owner, ())))
+        if needed and canonicalize_name(one.name) not in there:
+            one.marker = None
+            yield str(one)
+
+
+def _declared(path: str, text: bytes) -> Iterator[tuple[str, Requirement]]:
+    """Yield a package and what it requires, if this is its metadata. What cannot be read requires nothing."""
+    if path.endswith(".dist-info/METADATA"):
+        raw, _ = parse_email(text)
+        metadata = Metadata.from_raw(raw, validate=False)
+        for requirement in metadata.requires_dist or ():
+            yield canonicalize_name(metadata.name), requirement
+
+
+def _holds(marker: Marker | None, environment: dict[str, str], extra: str) -> bool:
+    return marker is None or marker.evaluate({**environment, "extra": extra})
+
+
+def _environment(python: str) -> dict[str, str]:
+    """Return what markers ask about the sandbox."""
+    return {
+        "implementation_name": "cpython", "implementation_version": f"{python}.0", "os_name": "posix",
+        "platform_machine": "wasm32", "platform_python_implementation": "CPython", "platform_release": "",
+        "platform_system": "WASI", "platform_version": "", "python_full_version": f"{python}.0", "python_version": python,
+        "sys_platform": "wasi",
+    }  # fmt: skip

@@ -1,0 +1,90 @@
+"""From requirements to packages, over a package index in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from wheel_index import make_wheel, use_index
+
+from inferd.protocol import Forbidden, InvalidRequest
+from inferd_runtime.server.packages.finder import PackageFinder
+from inferd_runtime.server.packages.messages import Packages
+from inferd_runtime.server.packages.requirements import checked_requirements
+
+pytestmark = pytest.mark.anyio
+NATIVE = "cp314-cp314-manylinux_2_17_x86_64"
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "index"
+    use_index(folder, monkeypatch)
+    return folder
+
+
+@pytest.fixture
+def finder(tmp_path: Path) -> PackageFinder:
+    return PackageFinder(tmp_path / "kept", allowed=True)
+
+
+async def found(finder: PackageFinder, *dependencies: str) -> Packages:
+    return await finder.find(checked_requirements(dependencies))
+
+
+async def test_packages_come_with_what_they_need_in_the_sandbox(index: Path, finder: PackageFinder) -> None:
+    make_wheel(
+        index, "top", {"top.py": "import low"},
+        requires=["low>=1; sys_platform == 'wasi'", "other; sys_platform == 'win32'", "some; extra == 'more'"],
+    )  # fmt: skip
+    make_wheel(index, "low", {"low.py": ""}, version="1.5")
+    make_wheel(index, "low", {"low.py": "old"}, version="0.5")
+    make_wheel(index, "some", {"some.py": ""})
+    packages = await found(finder, "top")
+    assert {(one.name, one.version) for one in packages.lock} == {("top", "1.0"), ("low", "1.5")}
+    assert packages.files["low.py"] == b""
+    with_extra = await found(finder, "top[more]")
+    assert {one.name for one in with_extra.lock} == {"top", "low", "some"}
+
+
+async def test_what_was_found_once_needs_no_index_again(index: Path, finder: PackageFinder) -> None:
+    wheel = make_wheel(index, "p", {"p.py": ""})
+    first = await found(finder, "p>=1")
+    wheel.unlink()
+    assert await found(finder, "P >= 1") == first
+    with pytest.raises(InvalidRequest, match="nothing that fits"):
+        await found(finder, "p>=0.5")
+
+
+async def test_a_native_package_is_refused_by_name_and_one_that_runs_without_is_taken(
+    index: Path, finder: PackageFinder
+) -> None:
+    make_wheel(index, "numpy", {"numpy/core.so": b"\x7fELF"}, tag=NATIVE)
+    make_wheel(index, "uses", {"uses.py": ""}, requires=["numpy"])
+    with pytest.raises(InvalidRequest, match=r"compiled code.*numpy 1.0.*lists"):
+        await found(finder, "uses")
+    make_wheel(index, "MarkupSafe", {"markupsafe/__init__.py": "", "markupsafe/fast.so": b"\x7fELF"}, tag=NATIVE)
+    make_wheel(index, "both", {"both.py": "pure"})
+    make_wheel(index, "both", {"both.py": "fast", "both.so": b"\x7fELF"}, tag=NATIVE)
+    packages = await found(finder, "markupsafe", "both")
+    assert "markupsafe/fast.so" not in packages.files
+    assert packages.files["both.py"] == b"pure"
+
+
+async def test_no_code_of_a_package_runs_and_a_hostile_wheel_is_refused(index: Path, finder: PackageFinder) -> None:
+    ran = index / "ran"
+    (index / "setup.py").write_text(f"open({str(ran)!r}, 'w')")
+    make_wheel(index, "evil", {"../evil.py": "", "evil.pth": f"import os; open({str(ran)!r}, 'w')"})
+    with pytest.raises(InvalidRequest, match="leads out"):
+        await found(finder, "evil")
+    assert not ran.exists()
+
+
+async def test_an_operator_can_allow_none(tmp_path: Path) -> None:
+    with pytest.raises(Forbidden, match="setting packages"):
+        await found(PackageFinder(tmp_path, allowed=False), "p")
