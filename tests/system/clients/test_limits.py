@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import signal
 import time
@@ -112,6 +114,26 @@ def test_a_body_that_is_too_large_is_refused(limited: LiveServer) -> None:
         assert (refused.status_code, refused.json()["error"]["type"]) == (413, "invalid_request_error")
         refused = client.post("/v1/messages", json={**body, "max_tokens": 1})
         assert (refused.status_code, refused.json()["error"]["type"]) == (413, "request_too_large")
+
+
+def test_a_body_that_is_packed_is_refused(limited: LiveServer) -> None:
+    body, packed = json.dumps({"model": "tiny", "messages": ASK, "max_tokens": 1}), {"Content-Encoding": "gzip"}
+    with limited.http(**{"Content-Type": "application/json"}) as http:
+        refused = http.post("/v1/chat/completions", content=gzip.compress(body.encode()), headers=packed)
+        plain = http.post("/v1/chat/completions", content=body, headers={"Content-Encoding": "identity"})
+    assert (refused.status_code, plain.status_code) == (400, 200)
+    assert "Content-Encoding" in refused.json()["error"]["message"]
+
+
+def test_a_vendors_route_that_is_not_here_is_unknown_in_the_vendors_shape(limited: LiveServer) -> None:
+    with limited.openai() as client, pytest.raises(openai.NotFoundError) as unknown:
+        client.files.list()
+    assert unknown.value.type == "invalid_request_error"
+    with limited.anthropic() as client, pytest.raises(anthropic.NotFoundError) as no_files:
+        client.beta.files.list()
+    assert no_files.value.body["error"]["type"] == "not_found_error"
+    with limited.http() as http:
+        assert http.get("/v1/runs/x/y/z").json()["error"]["code"] == "client.not_found"
 
 
 def test_request_ids_are_taken_and_given(limited: LiveServer) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
 import pytest
 from pydantic import BaseModel
 
-from .conftest import BOB, LiveServer
+from .conftest import BOB, TOKEN, LiveServer
 
 SCHEMA = {
     "type": "object",
@@ -163,3 +167,33 @@ def test_openais_errors(client: openai.OpenAI) -> None:
     assert refused.value.param == "truncation"
     with pytest.raises(openai.BadRequestError, match="limit"):
         client.responses.input_items.list("anything", limit=1000)
+
+
+@contextmanager
+def served_apart(folder: Path) -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI]]:
+    """A server in a process of its own, which keeps its data in ``folder``."""
+    folders = ["--state-dir", str(folder / "state"), "--data-dir", str(folder / "data")]
+    command = [sys.executable, "-m", "inferd_runtime.cli", "serve", "--port", "0", "--token", TOKEN, "--json", *folders]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = json.loads(process.stdout.readline())["url"]
+            with openai.OpenAI(base_url=f"{url}/v1", api_key=TOKEN, max_retries=0) as client:
+                yield process, client
+        finally:
+            process.kill()
+
+
+@pytest.mark.long
+def test_a_response_in_the_background_has_failed_after_its_server_was_killed(tmp_path: Path) -> None:
+    with served_apart(tmp_path) as (process, client):
+        begun = client.responses.create(model="tiny", input="Hi", background=True, text={"format": LONG})
+        assert client.responses.retrieve(begun.id).status == "in_progress"
+        process.kill()
+        process.wait()
+    with served_apart(tmp_path) as (_, client):
+        found = client.responses.retrieve(begun.id)
+        assert (found.status, found.error.code) == ("failed", "server_error")
+        with pytest.raises(openai.BadRequestError, match="not over, or failed"):
+            client.responses.create(model="tiny", input="And?", previous_response_id=begun.id)
+        client.responses.delete(begun.id)

@@ -43,3 +43,8 @@ def error_shape(path: str, headers: Container[str] = ()) -> ErrorShape | None:
     if is_for_anthropic(path, headers):
         return error_reply_anthropic
     return next((shape for start, shape in ERROR_SHAPES.items() if path.startswith(start)), None)
+
+
+def vendor_shape(headers: Container[str]) -> ErrorShape:
+    """Return how a vendor's client that asks for what only the vendor has reads errors."""
+    return error_reply_anthropic if ANTHROPIC_HEADER in headers else error_reply_openai

@@ -33,6 +33,7 @@ from inferd_runtime.server.chat.tenant_sessions import TenantSessions
 from inferd_runtime.server.chat.warm_sessions import warm_sessions
 from inferd_runtime.server.connections.acceptor import Acceptor, Listener
 from inferd_runtime.server.connections.connection_table import ConnectionTable
+from inferd_runtime.server.dialects.routes import vendor_shape
 from inferd_runtime.server.gateway.audit import Audited, AuditLog
 from inferd_runtime.server.gateway.auth import AccessTokens, BearerAuth, TenantQuotas, load_quotas, load_tokens
 from inferd_runtime.server.gateway.chat_routes import ChatApi
@@ -184,12 +185,20 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     """Answer what the router refuses: an unknown path, or a method that it does not have."""
     where = f"{request.method} {request.url.path}"
     if error.status_code == 404:
-        return error_reply(NotFound(f"there is no route {where}"), request.scope)
+        shape = None if _is_own(request) else vendor_shape(request.headers)
+        return error_reply(NotFound(f"there is no route {where}"), request.scope, shape)
     response = error_reply(InvalidRequest(f"{where}: {error.detail}"), request.scope)
     response.status_code = error.status_code
     if error.status_code == METHOD_NOT_ALLOWED:
         response.headers["Allow"] = ", ".join(sorted(_methods_of(request)))
     return response
+
+
+def _is_own(request: Request) -> bool:
+    """Return False for a path under ``/v1/`` that begins as none here does: only a vendor's client asks for one."""
+    family = "/".join(request.url.path.split("/")[:3])
+    known = any(getattr(route, "path", "").startswith(family) for route in request.app.routes)
+    return known or not family.startswith("/v1/")
 
 
 def _methods_of(request: Request) -> set[str]:

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from inferd.protocol import InferdError, LimitExceeded
-from inferd_runtime.server.dialects.routes import error_shape
+from inferd_runtime.server.dialects.routes import ErrorShape, error_shape
 from inferd_runtime.server.dialects.statuses import TRANSIENT_LIMITS, retry_after
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.records import RunRecord
@@ -79,9 +79,12 @@ def reply(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type=JSON_TYPE)
 
 
-def error_reply(error: InferdError, scope: Mapping[str, Any] = NO_REQUEST) -> Response:
-    """Return an error in the shape of the request's dialect; of no dialect's as ``{"error": {code, message, detail}}``."""
-    shape = error_shape(scope["path"], Headers(raw=list(scope["headers"])))
+def error_reply(error: InferdError, scope: Mapping[str, Any] = NO_REQUEST, shape: ErrorShape | None = None) -> Response:
+    """Return an error in the shape of the request's dialect; of no dialect's as ``{"error": {code, message, detail}}``.
+
+    ``shape``: another one.
+    """
+    shape = shape or error_shape(scope["path"], Headers(raw=list(scope["headers"])))
     if shape is not None:
         shaped = shape(error)
         named = {key: scope.get(REQUEST_KEY) for key in shaped.body if key == REQUEST_ID}

@@ -17,6 +17,7 @@ T = TypeVar("T")
 JSON_TYPE = "application/json"
 CURL_TYPE = "application/x-www-form-urlencoded"
 """What ``curl -d`` says of whatever it sends: such a body is read as JSON, too."""
+PLAIN = "identity"
 MAX_KEY = 255
 """Characters of an ``Idempotency-Key``."""
 
@@ -76,6 +77,9 @@ def _check_content_type(request: Request) -> None:
     if kind not in ("", JSON_TYPE, CURL_TYPE) and not kind.endswith("+json"):
         message = f"the body must be JSON, with Content-Type: {JSON_TYPE}, not {shown(kind)}"
         raise InvalidRequest(message, code="unsupported_content_type")
+    coding = request.headers.get("content-encoding", PLAIN).strip().lower()
+    if coding not in ("", PLAIN):
+        raise InvalidRequest(f"Content-Encoding: {shown(coding)} is not supported: send the body as it is")
 
 
 def _too_large(most: int) -> LimitExceeded:
