@@ -37,7 +37,27 @@ NAMED = (
     .replace("</think>", "[/THINK]")
 )
 NAMED_MARKS = ("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]")
+DEEPSEEK_MARKS = (
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+)
+DEEPSEEK = BY_ITSELF.replace(
+    "<tool_call>\n{{ call.function | tojson }}\n</tool_call>",
+    "<｜tool▁sep｜>{{ call.function.name + '\n```json\n' + call.function.arguments }}\n```",
+)
+HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>")
+HARMONY = (
+    "{% if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}"
+    "{% for message in messages %}<|start|>{{ message.role }}<|channel|>analysis<|message|>{{ message.content }}<|end|>"
+    "{% for call in message.tool_calls or [] %}to=functions.{{ call.function.name }}<|call|>{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
 KINDS = {
+    "deepseek": ChatKind(DEEPSEEK, TURNS, ("<think>", "</think>", *DEEPSEEK_MARKS)),
+    "harmony": ChatKind(HARMONY, ("<|endoftext|>", *HARMONY_MARKS, "<|return|>")),
     "opened": ChatKind(HERMES, TURNS, MARKS),
     "by itself": ChatKind(BY_ITSELF, TURNS, MARKS),
     "special marks": ChatKind(NAMED, (*TURNS[:2], *NAMED_MARKS, TURNS[2])),
@@ -83,8 +103,9 @@ def answered(
     """An answer of a model that ends its reasoning now and then, and what was asked of the engine."""
     model = MODELS[kind]
     names = model.grammars.table.special_names
-    biases = {str(names[name]): ends for name in ("</think>", "[/THINK]") if name in names}
-    biases |= {str(names[name]): begins for name in ("<think>", "[THINK]") if name in names and kind != "opened"}
+    biases = {str(names[name]): ends for name in ("</think>", "[/THINK]", "<|end|>") if name in names}
+    begin_marks = ("<think>", "[THINK]", "<|channel|>")
+    biases |= {str(names[name]): begins for name in begin_marks if name in names and kind != "opened"}
     request = ChatRequest(
         messages=[ChatMessage("user", "Which city?")],
         sampling=SamplingOptions(temperature=0.7, seed=seed, logit_bias=biases),
@@ -155,7 +176,7 @@ def test_without_reasoning_a_format_holds_from_the_first_token(kind: str) -> Non
 def test_a_budget_ends_the_reasoning(kind: str, output: OutputFormat | None, budget: int) -> None:
     collected, _ = answered(kind, ends=-100.0, begins=12.0, output=output, reasoning_budget=budget, max_tokens=40)
     (choice,) = collected.choices
-    assert collected.usage.reasoning == budget + 1  # the mark behind it counts, too
+    assert collected.usage.reasoning == budget  # without its marks
     assert choice.text
     if output is not None:
         assert choice.text in ("yes", "no")
@@ -194,3 +215,39 @@ def test_calls_whose_marks_are_tokens_are_held_to_the_schema(kind: str) -> None:
         (choice,) = answered(kind, seed, **request)[0].choices
         assert begin in choice.tokens or not choice.tokens
         assert all(json.loads(call.arguments)["city"] in ("Rome", "Oslo") for call in choice.calls[:1])
+
+
+@pytest.mark.parametrize("kind", ["deepseek", "harmony"])
+def test_calls_of_other_models_are_held_behind_their_reasoning(kind: str) -> None:
+    marks = (*DEEPSEEK_MARKS, *HARMONY_MARKS)
+    for seed in range(5):
+        asked: dict[str, Any] = {"tools": [WEATHER], "tool_choice": ToolChoice("required", parallel=False)}
+        (choice,) = answered(kind, seed, **asked)[0].choices
+        (call,) = choice.calls
+        assert (call.name, choice.text, choice.reason) == ("weather", "", "tool_calls")
+        assert json.loads(call.arguments)["city"] in ("Rome", "Oslo")
+        (free,) = answered(kind, seed, tools=[WEATHER])[0].choices
+        assert all(call.name == "weather" for call in free.calls)
+        (held,) = answered(kind, seed, output=FORMAT)[0].choices
+        assert json.loads(held.text)["city"] in ("Rome", "Oslo")
+        assert not any(mark in held.text for mark in marks)
+
+
+@pytest.mark.parametrize("kind", ["opened", "special marks", "deepseek", "harmony"])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_call_that_must_come_is_complete_or_told_as_cut(kind: str, parallel: bool) -> None:
+    """Where the marks are tokens no end was known, so that any call could be cut anywhere."""
+    asked: dict[str, Any] = {
+        "tools": [WEATHER],
+        "tool_choice": ToolChoice("required", ["weather"], parallel),
+        "reasoning_budget": 0,
+    }
+    complete = []
+    for most in (1, 5, 12, 20, 28, 36, 44, 52, 120):
+        (choice,) = answered(kind, most, max_tokens=most, **asked)[0].choices
+        complete.append(choice.reason == "tool_calls")
+        assert choice.reason in ("tool_calls", "length")
+        if complete[-1]:
+            assert all(json.loads(call.arguments)["city"] in ("Rome", "Oslo") for call in choice.calls)
+    assert complete == sorted(complete), complete
+    assert complete[-1]
