@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
+from tiers import examples
 
 from inferd import protocol as p
 from inferd.calls.forward_arguments import attention_runs
@@ -594,6 +596,32 @@ def test_masks_and_inputs_are_bounded(caller: DirectSession, monkeypatch: pytest
     monkeypatch.setattr(p.passes, "MAX_INPUTS", 2)
     with pytest.raises(p.LimitExceeded, match="3 inputs"):
         caller.call(p.Embed(texts=["a", "b", "c"]))
+
+
+RUN = st.integers(-2, 12) | st.sampled_from([0, 1 << 31, 1 << 32, (1 << 63) - 1])
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.lists(st.lists(RUN, max_size=8), min_size=1, max_size=4), st.integers(0, 3))
+def test_any_runs_are_a_mask_or_refused(rows: list[list[int]], held: int) -> None:
+    caller = connect()
+    context = caller.context(p.Part("tokens", tokens=[7] * held))
+    tokens = list(range(len(rows)))
+    _, replies = caller.submit(p.Forward(context, tokens, attention_mask=rows, probes=[p.Probe("logits")]))
+    while not replies:
+        caller.engine.step()
+    done = replies[0]
+    if isinstance(done, p.InferdError):
+        assert "attention_mask[" in done.message
+        assert caller.tokens(context) == [7] * held
+    else:
+        spread = [[at % 2 == 1 for at, run in enumerate(row) for _ in range(run)] for row in rows]
+        plain = attention_runs([[*row, *[False] * (held + len(rows) - len(row))] for row in spread], len(rows))
+        other = caller.context(p.Part("tokens", tokens=[7] * held))
+        twin = caller.call(p.Forward(other, tokens, attention_mask=plain, probes=[p.Probe("logits")]))
+        assert twin.rows == done.rows
+    caller.engine.check_integrity()
+    caller.close()
 
 
 def test_another_operation_on_the_context_waits_for_its_turn(caller: DirectSession) -> None:

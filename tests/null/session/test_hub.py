@@ -182,6 +182,20 @@ def test_tokens_are_told_by_tenant_while_they_are_generated_and_once(wire: Wire)
     assert sum(one.get("other", 0) for one in told) == used[b"b"]
 
 
+def test_rows_of_passes_count_for_the_tenants_minute(wire: Wire) -> None:
+    asked = [
+        p.Forward(1, [1, 2, 3], at=[0, 2]),
+        p.Forward(1, []),
+        p.PromptLogprobs(1, [4, 5]),
+        p.Embed(tokens=[[1], [2]]),
+    ]
+    wire.ask(b"a", 1, p.CreateContext())
+    for ticket, request in enumerate(asked, 2):
+        wire.ask(b"a", ticket, request)
+    assert wire.hub.take_produced() == {"tenant": 2 + 1 + 2 + 2}
+    assert wire.hub.take_produced() == {}
+
+
 def test_tokens_of_a_session_that_ended_between_two_looks_are_told(wire: Wire) -> None:
     wire.ask(b"a", 1, p.CreateContext())
     wire.ask(b"a", 2, p.AppendContext(1, [p.Part("text", text="abc")]))

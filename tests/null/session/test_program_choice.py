@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from sampling_driver import SamplingNullDriver
 from tiers import examples
 
 from inferd import protocol as p
@@ -24,9 +25,9 @@ JSON = p.ConstraintSpec(
 )
 
 
-@pytest.fixture
-def caller() -> Iterator[DirectSession]:
-    caller = DirectSession(null_model())
+@pytest.fixture(params=[NullDriver, SamplingNullDriver])
+def caller(request: pytest.FixtureRequest) -> Iterator[DirectSession]:
+    caller = DirectSession(null_model(driver=request.param(vocab_size=VOCAB_SIZE)))
     yield caller
     caller.engine.check_integrity()
     caller.close()
@@ -155,6 +156,32 @@ def test_tokens_come_where_a_row_waits_and_nowhere_else(caller: DirectSession) -
 def test_what_does_not_go_with_it_is_refused(caller: DirectSession, fields: dict[str, Any], says: str) -> None:
     with pytest.raises((p.InvalidRequest, p.LimitExceeded), match=says):
         caller.call(p.StartGenerate(caller.text("abc"), **fields))
+
+
+AS_EVER: list[dict[str, Any]] = [
+    {},
+    {"stop": ["a", "e"], "include_stop": True},
+    {"min_tokens": 9, "stop_token_ids": list(range(0, 256, 3))},
+    {"ignore_eos": True, "max_tokens": 30},
+    {"heal": True},
+    {"constraint": JSON, "on_length": "complete", "max_tokens": 14},
+    {"constraint": JSON, "on_length": "cut", "max_tokens": 4},
+    {"constraint": p.ConstraintSpec("choice", options=["yes", "yesterday"]), "logprobs": 2},
+    {"reasoning": p.ReasoningSpec("<think>", "</think>", opened=True, budget=3), "constraint": JSON},
+    {"sampling": p.Sampling(repetition_penalty=1.4, frequency_penalty=0.3), "probes": [p.Probe("entropy")]},
+]
+
+
+@pytest.mark.parametrize("fields", AS_EVER, ids=[", ".join(fields) or "plain" for fields in AS_EVER])
+def test_who_takes_the_best_gets_what_argmax_writes_with_every_argument(
+    caller: DirectSession, fields: dict[str, Any]
+) -> None:
+    contexts = [caller.text("http: tick tock") for _ in range(2)]
+    plain, (made, _) = caller.generate(contexts[0], **fields), chosen(caller, contexts[1], **fields)
+    assert (made.tokens, made.text, made.finish) == (plain.tokens, plain.text, plain.finish)
+    assert [step.logprobs for step in made.steps if step.tokens] == [s.logprobs for s in plain.steps if s.tokens]
+    assert [step.probes for step in made.steps if step.tokens] == [s.probes for s in plain.steps if s.tokens]
+    assert caller.tokens(contexts[0]) == caller.tokens(contexts[1])
 
 
 # -- The rest of a generation -----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sampling_driver import SamplingNullDriver
 
 from inferd import protocol as p
 from inferd_runtime.engine.sampling import probes
@@ -21,9 +22,9 @@ PENALIZED = p.Sampling(0.8, seed=7, repetition_penalty=1.2, presence_penalty=0.5
 ASKED = [p.Probe("logits"), p.Probe("distribution", k=3), p.Probe("logprobs", tokens=[65, 66]), p.Probe("entropy")]
 
 
-@pytest.fixture
-def caller() -> Iterator[DirectSession]:
-    caller = DirectSession(null_model())
+@pytest.fixture(params=[NullDriver, SamplingNullDriver])
+def caller(request: pytest.FixtureRequest) -> Iterator[DirectSession]:
+    caller = DirectSession(null_model(driver=request.param(vocab_size=VOCAB_SIZE)))
     yield caller
     caller.engine.check_integrity()
     caller.close()

@@ -60,6 +60,55 @@ async def main() -> str:
     text = await ctx.generate(Sampler.multinomial(seed=3), max_tokens=12).collect_text()
     return text * 2
 """
+DECODE = """
+from inferd import AttentionMask, Context, CustomSampler, Distribution, Entropy, Model, Regex, Sampler
+from inferd.samplers import Dry, Guided, Typical, chain
+
+async def beams(ctx: Context, width: int, length: int) -> int:
+    first = (await ctx.forward([], probes=[Distribution(k=width)])).rows[0].probes[0]
+    beams = [(await ctx.fork(), [token]) for token in first.tokens]
+    for _ in range(length - 1):
+        for fork, tokens in beams:
+            tokens.append((await fork.forward(tokens[-1:])).rows[0].token)
+    return len(beams)
+
+async def main() -> dict:
+    def best(candidates) -> int:
+        return candidates.tokens[0]
+
+    async def later(candidates) -> int:
+        return candidates.tokens[0]
+
+    plain = await Context().user("Hello").generate(Sampler.argmax(), max_tokens=8).collect_tokens()
+    own = [await Context().user("Hello").generate(each, max_tokens=8).collect_tokens() for each in (best, later)]
+    assert own == [plain, plain]
+    ctx, made, opened = Context().user("Hello"), [], []
+    async for step in ctx.generate(best, max_tokens=8, probes=[Entropy()]):
+        made += step.tokens
+        assert [each[0].value >= 0 for each in step.probes] == [True]
+        await ctx.save("middle", overwrite=True)
+    assert made == plain
+    opened = await Context.open("middle", model=await Model.load())
+    assert (await opened.tokens())[-len(plain):] == plain
+    seeded = chain(Dry(), Typical(0.9), Guided(Context().user("x").cue(), 1.2), seed=3, k=64)
+    text = await Context().user("Hello").generate(seeded, max_tokens=6, constrain=Regex("[a-z ]{1,4}")).collect_text()
+    assert 0 < len(text) <= 4, text
+    vocabulary = await (await Model.load()).tokenizer.vocabulary()
+    words = await (await Model.load()).tokenizer.encode("a few words")
+    assert b"".join(vocabulary[token] for token in words) == b"a few words"
+    wide = Context()
+    await wide.forward(words * 40, attention_mask=AttentionMask.window(16, sink=2))
+    counted = await Context().append("one two").flush()
+    return {"beams": await beams(counted, 3, 4), "prompt": counted.length}
+"""
+COUNT_BEAMS = (
+    DECODE.partition("async def main")[0]
+    + """
+async def main() -> list[int]:
+    ctx = Context().append("one two")
+    return [await beams(ctx, 3, 4), ctx.length]
+"""
+)
 PROMPT = json.dumps({"prompt": "Hello"})
 
 
@@ -111,6 +160,20 @@ async def test_a_program_opens_what_another_saved(runtime: Runtime) -> None:
     stranger = await ended(runtime.launch(program(OPEN), "{}", "stranger"))
     assert stranger.error is not None
     assert stranger.error.code == "client.not_found"
+
+
+async def test_a_program_decodes_in_its_own_way(runtime: Runtime) -> None:
+    ending = await ended(runtime.launch(program(DECODE), "{}"))
+    assert ending.error is None, ending.error
+
+
+async def test_a_beam_search_is_counted(runtime: Runtime) -> None:
+    run = runtime.launch(program(COUNT_BEAMS), "{}")
+    ending = await ended(run)
+    assert ending.error is None, ending.error
+    (beams, prompt), usage = run.result, ending.usage
+    assert beams == 3
+    assert (usage.prompt_tokens, usage.tokens, usage.steps) == (prompt + 3 * 3, 1 + 3 * 3, 1 + 3 * 3)
 
 
 async def test_a_killed_engine_ends_its_runs_and_comes_back(runtime: Runtime) -> None:

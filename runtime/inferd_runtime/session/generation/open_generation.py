@@ -111,10 +111,10 @@ class OpenGeneration:
         steps = generation.take()
         self._turns.asked(generation)
         self.delivered_steps += len(steps)
-        choice = generation.spec.choice
+        offer = None if generation.spec.choice is None or generation.finished() else generation.spec.choice.offer
         done = p.Steps(
             steps, generation.finish, stopped_by=generation.stopped_by, stop_token=generation.stop_token,
-            candidates=[] if choice is None or choice.offer is None else [choice.offer],
+            candidates=[] if offer is None else [offer],
         )  # fmt: skip
         return done if self._finished is None else self._finished.reply(done, self._notify)
 

@@ -1,0 +1,132 @@
+"""Samplers and passes on the pulled model, against transformers' own processors. Skipped where it is not pulled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import TypicalLogitsWarper, UnbatchedClassifierFreeGuidanceLogitsProcessor
+
+from inferd import Candidates, protocol as p
+from inferd.custom_sampler import candidates_of
+from inferd.protocol.floats import unpack_floats
+from inferd.samplers import Typical
+from inferd_runtime.models.options import ModelOptions
+from inferd_runtime.models.store.store import ModelStore
+from inferd_runtime.server.engine_process.serving import serve_model
+from inferd_runtime.settings.settings import EngineSettings
+from inferd_runtime.testing.direct import DirectSession
+
+MODEL = "smollm2-135m"
+pytestmark = pytest.mark.real
+PROMPT = "The three largest rivers of Europe are the"
+OTHER = "A list:"
+LOGITS = [p.Probe("logits")]
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[DirectSession]:
+    if ModelStore().find(MODEL) is None:
+        pytest.skip(f"{MODEL} is not here: inferd pull {MODEL}")
+    direct = DirectSession(serve_model(EngineSettings(model=(ModelOptions(MODEL),), threads=1)))
+    yield direct
+    direct.close()
+
+
+def rows(session: DirectSession, count: int, pick: int = 0, **fields: Any) -> Iterator[tuple[Candidates, list[int]]]:
+    """Yield the rows of a generation that takes candidate ``pick`` of each, and the tokens before it."""
+    generation = session.call(p.StartGenerate(session.text(PROMPT), max_tokens=count, candidates=0, **fields))
+    tokens, token = session.tokens(session.text(PROMPT)), None
+    for at in range(count):
+        offered = session.call(p.NextSteps(generation.generation, token=token)).candidates[0]
+        candidates = candidates_of(offered, tokens, at)
+        yield candidates, list(tokens)
+        token = candidates.tokens[pick]
+        tokens.append(token)
+    session.call(p.CloseGenerate(generation.generation))
+
+
+def logits_behind(session: DirectSession, tokens: list[int]) -> torch.Tensor:
+    """The model's logits behind some tokens, by a pass without tokens of its own."""
+    context = session.context(p.Part("tokens", tokens=tokens))
+    values = session.call(p.Forward(context, [], probes=LOGITS)).rows[0].probes[0].values
+    session.call(p.ReleaseContext(context))
+    return torch.tensor(values)
+
+
+def test_candidates_are_the_models_distribution(session: DirectSession) -> None:
+    for candidates, tokens in rows(session, 4, pick=1):
+        expected = torch.log_softmax(logits_behind(session, tokens).double(), 0)
+        found = torch.full_like(expected, -math.inf)
+        found[torch.tensor(candidates.tokens)] = torch.tensor(candidates.logprobs, dtype=torch.float64)
+        assert torch.allclose(found, expected, atol=2e-5, rtol=1e-5)
+        entropy = -(expected.exp() * expected).sum().item()
+        assert candidates.entropy == pytest.approx(entropy, rel=1e-4)
+
+
+@pytest.mark.parametrize("mass", [0.2, 0.9])
+def test_typical_keeps_what_transformers_keeps(session: DirectSession, mass: float) -> None:
+    apply = Typical(mass).start()
+    for candidates, _ in rows(session, 4, pick=2):
+        scores = torch.full((1, len(candidates)), -math.inf)
+        scores[0, torch.tensor(candidates.tokens)] = torch.tensor(candidates.logprobs)
+        kept = torch.isfinite(TypicalLogitsWarper(mass)(torch.zeros(1, 1, dtype=torch.long), scores)[0])
+        own: Any = apply(candidates, candidates.logprobs)
+        mine = {token for token, score in zip(candidates.tokens, own, strict=True) if score > -math.inf}
+        theirs = set(torch.nonzero(kept)[:, 0].tolist())
+        # Where two tokens are as far from the entropy but for rounding, float32 and float64 may order them otherwise.
+        assert len(mine ^ theirs) <= 2
+        assert len(theirs) > 2
+
+
+def test_guidance_scores_as_transformers_does(session: DirectSession) -> None:
+    other = session.tokens(session.text(OTHER))
+
+    def unconditional(input_ids: torch.Tensor, **_: Any) -> Any:
+        class Output:
+            logits = logits_behind(session, input_ids[0].tolist())[None, None]
+            past_key_values = None
+
+            def get(self, name: str, default: object = None) -> object:
+                return getattr(self, name, default)
+
+        return Output()
+
+    processor = UnbatchedClassifierFreeGuidanceLogitsProcessor(
+        1.7, unconditional, unconditional_ids=torch.tensor([other]), use_cache=False
+    )
+    beside = session.context(p.Part("tokens", tokens=other))
+    fed: list[int] = []
+    for candidates, tokens in rows(session, 4):
+        asked = p.Probe("logprobs", tokens=list(candidates.tokens))
+        low = session.call(p.Forward(beside, fed, probes=[asked])).rows[0].probes[0].values
+        mine = np.full(len(candidates), -np.inf)
+        mine[list(candidates.tokens)] = [
+            weak + 1.7 * (own - weak) for own, weak in zip(candidates.logprobs, low, strict=True)
+        ]
+        theirs = processor(torch.tensor([tokens]), logits_behind(session, tokens)[None])[0].double().numpy()
+        assert np.allclose(mine, theirs, atol=1e-3)
+        assert int(mine.argmax()) == int(theirs.argmax())
+        fed = [candidates.tokens[0]]
+
+
+def test_probes_of_steps_are_those_of_passes_whatever_is_drafted(session: DirectSession) -> None:
+    asked = [p.Probe("distribution", k=8), p.Probe("entropy")]
+    plain = session.generate(session.text(PROMPT), max_tokens=16, probes=asked)
+    drafted = session.generate(session.text(PROMPT), max_tokens=16, probes=asked, predicted=plain.tokens)
+    assert (drafted.tokens, drafted.accepted > 8) == (plain.tokens, True)
+    prompt = session.tokens(session.text(PROMPT))
+    for made in (plain, drafted):
+        found = [each for step in made.steps for each in step.probes]
+        for at in (0, 7, 15):
+            logprobs = torch.log_softmax(logits_behind(session, [*prompt, *plain.tokens[:at]]).double(), 0)
+            assert found[at][0].tokens[0] == plain.tokens[at]
+            expected = logprobs[torch.tensor(found[at][0].tokens)].exp().tolist()
+            assert found[at][0].values == pytest.approx(expected, rel=1e-3)
+            assert unpack_floats(found[at][1].packed)[0] == pytest.approx(
+                -(logprobs.exp() * logprobs).sum().item(), rel=1e-3
+            )
