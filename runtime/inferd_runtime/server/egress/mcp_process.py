@@ -161,6 +161,12 @@ async def tool_server(start: ToolServerStart) -> AsyncIterator[ToolServer]:
             yield ToolServer(start.name, session)
     except BaseExceptionGroup as group:
         raise first_of(group) from None
+    except httpx2.HTTPError as error:
+        raise _lost(error) from None
+
+
+def _lost(error: BaseException) -> Unavailable:
+    return Unavailable(f"the server of tools is lost: {cut(f'{type(error).__name__}: {error}', 300)}")
 
 
 @asynccontextmanager
@@ -223,7 +229,8 @@ class BoundedBody(httpx2.AsyncByteStream):
         async for chunk in self._stream:
             size += len(chunk)
             if size > MAX_MESSAGE_BYTES:
-                raise httpx2.ReadError(f"an answer of more than {MAX_MESSAGE_BYTES} bytes")
+                text = f"the server of tools answers more than {MAX_MESSAGE_BYTES} bytes"
+                raise LimitExceeded(text, limit="mcp_message_bytes", value=MAX_MESSAGE_BYTES)
             yield chunk
 
     async def aclose(self) -> None:
@@ -234,7 +241,8 @@ class BoundedBody(httpx2.AsyncByteStream):
 def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the error that a group of them is about: one of ours if there is one."""
     flat: Sequence[BaseException] = list(_flat(group))
-    return next((error for error in flat if isinstance(error, InferdError)), flat[0])
+    own = next((error for error in flat if isinstance(error, InferdError)), None)
+    return own or (_lost(flat[0]) if isinstance(flat[0], httpx2.HTTPError) else flat[0])
 
 
 def _flat(group: BaseExceptionGroup[BaseException]) -> Any:

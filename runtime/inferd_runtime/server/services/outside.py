@@ -63,12 +63,22 @@ class LazySecrets:
             self._store.close()
 
 
+@dataclass(frozen=True)
+class OutsideServices:
+    """What the two families hold. Close it at the end; processes end with their tasks."""
+
+    fetcher: EgressProcess
+    secrets: LazySecrets
+
+    def close(self) -> None:
+        """Close what is a file."""
+        self.secrets.close()
+
+
 def join_outside(
     table: ServiceTable, settings: Settings, wiring: OutsideWiring, quotas: QuotasOf, call_log: CallLog
-) -> LazySecrets:
-    """Answer ``http.*`` and ``mcp.*`` from now on. Returns what is to be closed at the end. Raises InvalidRequest for
-    settings that cannot be read.
-    """
+) -> OutsideServices:
+    """Answer ``http.*`` and ``mcp.*`` from now on. Raises InvalidRequest for settings that cannot be read."""
     secrets_file = LazySecrets(settings.data_dir.expanduser() / SECRETS_FILE)
     trusted = _read_certificates(settings.http_ca)
 
@@ -81,7 +91,7 @@ def join_outside(
     tools = McpService(read_servers(settings.mcp_file), ToolServers(settings, wiring).process, call_log)
     table.join(tools)
     wiring.tasks.start_soon(tools.sweep)
-    return secrets_file
+    return OutsideServices(process, secrets_file)
 
 
 class ToolServers:

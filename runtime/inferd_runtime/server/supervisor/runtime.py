@@ -46,7 +46,7 @@ from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.archive import RunArchive
 from inferd_runtime.server.run_store.records import KeptKey, UnfinishedRun, new_run_id
 from inferd_runtime.server.services.call_log import CallLog
-from inferd_runtime.server.services.outside import OutsideWiring, join_outside
+from inferd_runtime.server.services.outside import OutsideServices, OutsideWiring, join_outside
 from inferd_runtime.server.services.table import ServiceTable
 from inferd_runtime.server.services.topics.families import join_messages
 from inferd_runtime.server.services.topics.kept_values import KeptValues
@@ -118,6 +118,7 @@ class Runtime:
         self.services = ServiceTable(wiring.tasks)
         self.call_log = CallLog()
         """Tells of what programs ask of the world outside."""
+        self.outside: OutsideServices | None = None
         self.desks = RunDesks(self.services, lambda worker, answer: self.fleet.send(worker, answer))
         self._wiring = wiring
         self._held: dict[str, HeldRun] = {}
@@ -307,6 +308,7 @@ class Runtime:
 
     def _finished(self, held: HeldRun, message: RunFinished) -> None:
         """End a run as its worker reports, or start it again."""
+        self.desks.close(held.run)  # first: what it left open is told of in its events
         if message.error is not None and self._retried(held.run, message.error):
             return
         try:
@@ -351,6 +353,7 @@ class Runtime:
             run, held = self.runs.find(run_id), self._held.get(run_id)
             if run is None:
                 continue
+            self.desks.close(run)
             verdict = (held.verdict if held is not None else None) or error.to_wire()
             if held is None or not self._retried(run, verdict):
                 self._over(run, run.fail(verdict))
@@ -489,7 +492,7 @@ async def open_runtime(
             runtime = Runtime(settings, commands or default_commands(settings), wiring, spare, use)
             join_messages(runtime.services, queues)
             outside = OutsideWiring(context, tasks, wiring.endpoint, directory)
-            secrets_file = join_outside(runtime.services, settings, outside, runtime.use.quotas, runtime.call_log)
+            runtime.outside = join_outside(runtime.services, settings, outside, runtime.use.quotas, runtime.call_log)
             try:
                 runtime.start()
                 if wait:
@@ -498,4 +501,4 @@ async def open_runtime(
             finally:
                 with anyio.CancelScope(shield=True):
                     await runtime.shutdown()
-                secrets_file.close()
+                runtime.outside.close()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 pytest.importorskip("mcp")
 
 import lying_tool_server
+from web_servers import Answer, Connection, web_server
 
 from inferd import InferdError, InvalidRequest, LimitExceeded, Unavailable
 from inferd.protocol.mcp import (
@@ -153,3 +155,82 @@ def test_lines_are_cut_where_they_end_and_bounded() -> None:
         lines.feed(b"x" * 11)
     with pytest.raises(InferdError):
         LineBuffer(10).feed(b"ok\n" + b"x" * 11 + b"\n")
+
+
+def greeting(message: dict[str, Any]) -> dict[str, Any]:
+    version = message["params"]["protocolVersion"]
+    return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "web", "version": "1"}}
+
+
+def over_http(reply: Callable[[Connection, dict[str, Any]], Awaitable[None]]) -> Answer:
+    """A server of tools that greets, and answers calls by a function."""
+
+    async def answer(connection: Connection) -> None:
+        if connection.head.startswith("POST"):
+            body = await connection.reader.readexactly(int(connection.header("Content-Length") or 0))
+            message = json.loads(body)
+            if message["method"] == "initialize":
+                await reply_json(connection, message, greeting(message))
+            elif message["method"] == "tools/call":
+                await reply(connection, message)
+            elif "id" in message:
+                await reply_json(connection, message, {"tools": []})
+            else:
+                await connection.answer(b"", "202 Accepted")
+        else:
+            await connection.answer(b"", "405 Method Not Allowed")
+
+    return answer
+
+
+async def reply_json(connection: Connection, message: dict[str, Any], result: Any) -> None:
+    body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
+    await connection.answer(body, Content_Type="application/json")
+
+
+async def good(connection: Connection, message: dict[str, Any]) -> None:
+    await reply_json(connection, message, {"content": [{"type": "text", "text": connection.header("X-Token")}]})
+
+
+async def endless_json(connection: Connection, message: dict[str, Any]) -> None:
+    await connection.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
+    while True:
+        await connection.send(b" " * 65536)
+
+
+async def endless_event(connection: Connection, message: dict[str, Any]) -> None:
+    await connection.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: ")
+    while True:
+        await connection.send(b"x" * 65536)
+
+
+async def elsewhere(connection: Connection, message: dict[str, Any]) -> None:
+    await connection.answer(b"", "307 Temporary Redirect", Location="http://127.0.0.1:1/stolen")
+
+
+async def no_server(connection: Connection, message: dict[str, Any]) -> None:
+    await connection.answer(b"<html>", "500 Oops", Content_Type="text/html")
+
+
+@asynccontextmanager
+async def web_tools(reply: Callable[[Connection, dict[str, Any]], Awaitable[None]]) -> AsyncIterator[ToolServer]:
+    async with web_server(over_http(reply)) as web:
+        start = ToolServerStart("", "web", "", url=web.url("/mcp"), headers={"X-Token": "t-123"})
+        with anyio.fail_after(20):
+            async with tool_server(start) as tools:
+                yield tools
+
+
+async def test_a_server_at_a_url_is_called_with_its_headers() -> None:
+    async with web_tools(good) as web:
+        assert (await web.connect(ConnectMcp("web"))).title == "web"
+        assert (await web.call_tool(call())).content == [{"type": "text", "text": "t-123"}]
+
+
+@pytest.mark.parametrize("reply", [endless_json, endless_event, elsewhere, no_server])
+async def test_a_server_at_a_url_that_lies_is_a_typed_error(
+    reply: Callable[[Connection, dict[str, Any]], Awaitable[None]],
+) -> None:
+    with pytest.raises((Unavailable, LimitExceeded, InvalidRequest)):
+        async with web_tools(reply) as web:
+            await web.call_tool(call(seconds=3.0))
