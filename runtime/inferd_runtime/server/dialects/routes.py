@@ -31,6 +31,8 @@ SHARED_PATH = "/v1/models"
 """What both vendors call their list of models, which they shape differently."""
 ANTHROPIC_HEADER = "anthropic-version"
 """Every client of Anthropic's sends it, and no other one does."""
+VENDORS_HEADER = "x-stainless-lang"
+"""Every client of OpenAI's and of Anthropic's sends it."""
 
 
 def is_for_anthropic(path: str, headers: Container[str]) -> bool:
@@ -45,6 +47,8 @@ def error_shape(path: str, headers: Container[str] = ()) -> ErrorShape | None:
     return next((shape for start, shape in ERROR_SHAPES.items() if path.startswith(start)), None)
 
 
-def vendor_shape(headers: Container[str]) -> ErrorShape:
-    """Return how a vendor's client that asks for what only the vendor has reads errors."""
-    return error_reply_anthropic if ANTHROPIC_HEADER in headers else error_reply_openai
+def vendor_shape(headers: Container[str]) -> ErrorShape | None:
+    """Return how a vendor's client that asks for what only the vendor has reads errors; None for any other client."""
+    if ANTHROPIC_HEADER in headers:
+        return error_reply_anthropic
+    return error_reply_openai if VENDORS_HEADER in headers else None

@@ -195,7 +195,7 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 def _is_own(request: Request) -> bool:
-    """Return False for a path under ``/v1/`` that begins as none here does: only a vendor's client asks for one."""
+    """Return False for a path under ``/v1/`` that begins as none here does."""
     family = "/".join(request.url.path.split("/")[:3])
     known = any(getattr(route, "path", "").startswith(family) for route in request.app.routes)
     return known or not family.startswith("/v1/")
