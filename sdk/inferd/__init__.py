@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from inferd import files, http, mcp, queue, session, topic
 from inferd.adapter import Adapter
 from inferd.attention import AttentionMask
+from inferd.children import Child, launch
 from inferd.constraints import AllOf, Exact, Gbnf, Lark, StepConstraint, Tag, Tagged, TaggedSpan
 from inferd.context import Context
 from inferd.custom_sampler import Candidates, CustomSampler
@@ -62,6 +63,7 @@ __all__ = [
     "Cancelled",
     "Candidates",
     "CheckedKeyword",
+    "Child",
     "Choice",
     "ClientError",
     "ConstraintError",
@@ -119,6 +121,7 @@ __all__ = [
     "files",
     "http",
     "mcp",
+    "launch",
     "queue",
     "session",
     "topic",

@@ -51,7 +51,7 @@ def ps(argv: list[str]) -> int:
     if parsed.as_json:
         print_json({"runs": runs, "warm": warm})
         return 0
-    print_table(("RUN", "PROGRAM", "STATE", "AGE", "TOOK", "TOKENS"), [_row(run) for run in runs])
+    print_table(("RUN", "PROGRAM", "STATE", "AGE", "TOOK", "TOKENS", "PARENT"), [_row(run) for run in runs])
     for one in warm:
         say(
             f"warm: {', '.join(one['models'])} on {one['url']}, pid {one['pid']}; ends after {one['idle_minutes']:g} idle minutes"
@@ -70,6 +70,7 @@ def _row(run: dict[str, Any]) -> tuple[str, ...]:
         _seconds(time.time() - run["created_at"]),
         _seconds(usage["wall_ms"] / 1e3) if over else "-",
         str(usage["tokens"]) if over else "-",
+        run.get("parent") or "-",
     )
 
 

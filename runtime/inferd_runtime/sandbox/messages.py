@@ -79,7 +79,8 @@ class RunUsage(msgspec.Struct, frozen=True):
 class LaunchRun(msgspec.Struct, frozen=True, tag=True):
     """Start a run. ``arguments`` is a JSON object's text; ``grant`` opens the run's session at the engine.
 
-    ``seed``: of the program's random numbers, and of its samplers without one.
+    ``seed``: of the program's random numbers, and of its samplers without one. ``reports_use``: the worker is to say what it
+    uses (:class:`Used`).
     """
 
     run: str
@@ -88,6 +89,13 @@ class LaunchRun(msgspec.Struct, frozen=True, tag=True):
     arguments: str
     limits: Limits
     seed: int | None = None
+    reports_use: bool = False
+
+
+class ReportUse(msgspec.Struct, frozen=True, tag=True):
+    """Say from now on what a run uses."""
+
+    run: str
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -178,6 +186,16 @@ class Received(msgspec.Struct, frozen=True, tag=True):
     ticket: int
 
 
+class Used(msgspec.Struct, frozen=True, tag=True):
+    """What a run has used so far, each time that it is noticeably more."""
+
+    run: str
+    cpu_s: float = 0.0
+    memory_mb: float = 0.0
+    output_bytes: int = 0
+    output_events: int = 0
+
+
 class ResultPart(msgspec.Struct, frozen=True, tag=True):
     """The next part of a long result. The last one is in ``RunFinished``."""
 
@@ -194,10 +212,10 @@ class RunFinished(msgspec.Struct, frozen=True, tag=True):
     error: ErrorInfo | None = None
 
 
-ToWorker = LaunchRun | Cancel | Deliver | Answered | EventsTaken | Shutdown
+ToWorker = LaunchRun | ReportUse | Cancel | Deliver | Answered | EventsTaken | Shutdown
 ServiceReport = Asked | Withdrawn | Received
 """What a worker passes on of the operations that the gateway answers."""
-FromWorker = WorkerReady | Started | Output | Sent | ServiceReport | ResultPart | RunFinished
+FromWorker = WorkerReady | Started | Output | Sent | ServiceReport | Used | ResultPart | RunFinished
 
 
 def in_parts(message: FromWorker) -> Iterator[FromWorker]:

@@ -33,6 +33,7 @@ from inferd_runtime.sandbox.messages import (
     EventsTaken,
     FromWorker,
     LaunchRun,
+    ReportUse,
     RunFinished,
     RunUsage,
     Shutdown,
@@ -100,6 +101,9 @@ class Worker:
         match message:
             case LaunchRun():
                 self._launch(message)
+            case ReportUse():
+                if message.run in self._runs:
+                    self._runs[message.run].inbox.reports_use = True
             case Cancel():
                 if message.run in self._runs:
                     self._runs[message.run].inbox.end(message.error)

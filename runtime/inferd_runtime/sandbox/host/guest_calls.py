@@ -33,7 +33,9 @@ from inferd_runtime.sandbox.host.event_queue import EventQueue
 from inferd_runtime.sandbox.host.inbox import MAX_MESSAGES, Inbox, too_many_messages
 from inferd_runtime.sandbox.host.meter import MemoryMeter, Meter
 from inferd_runtime.sandbox.host.pending_calls import MAX_OPEN, PendingCalls, Waits
-from inferd_runtime.sandbox.messages import Asked, FromWorker, LaunchRun, Output, Received, Sent, Withdrawn
+from inferd_runtime.sandbox.host.use_reports import UseReports
+from inferd_runtime.sandbox.messages import Asked, FromWorker, LaunchRun, Output, Received, Sent, Used, Withdrawn
+from inferd_runtime.sandbox.wasm.engine_settings import MIB
 from inferd_runtime.session.wire import EngineLink, LinkReply
 
 FOR_EVER_MS = 0xFFFFFFFF
@@ -61,6 +63,7 @@ class GuestCalls:
         self._pending = PendingCalls()
         self._window = ArgumentWindow()
         self._asked = AskedWindow()
+        self._use = UseReports(launch.run)
         self._events = EventQueue(launch.run, time.monotonic())
         self._poller = zmq.Poller()
         self._poller.register(link.socket, zmq.POLLIN)
@@ -120,6 +123,8 @@ class GuestCalls:
         """Pass on what is held back, at the program's end."""
         self._report_received()
         self._pass_on(self._events.flush(time.monotonic()))
+        if self._inbox.reports_use:
+            self._report(self._used())
 
     def tick(self) -> None:
         """Charge the guest, which has computed for a while."""
@@ -265,7 +270,19 @@ class GuestCalls:
         error = self.meter.check(time.monotonic(), time.thread_time())
         if error is not None:
             self._end(error)
+        if self._inbox.reports_use:
+            self._tell_use()
         self._charge_memory(look=True)
+
+    def _tell_use(self) -> None:
+        cpu = time.thread_time() - self.meter.cpu_start
+        if self._use.looks(cpu) and self._use.due(used := self._used()):
+            self._report(used)
+
+    def _used(self) -> Used:
+        memory = (self.memory.linear_bytes() + self._pending.held_bytes) / MIB
+        cpu = time.thread_time() - self.meter.cpu_start
+        return Used(self._run, cpu, memory, self.meter.output, self.meter.events)
 
     def _charge_memory(self, look: bool = False) -> None:
         error = self.memory.check(self._launched_bytes + self._pending.held_bytes, look)

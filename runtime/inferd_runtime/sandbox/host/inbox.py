@@ -42,6 +42,8 @@ class Inbox:
         self._taken = 0
         self._lock = threading.Lock()
         self.error: ErrorInfo | None = None
+        self.reports_use = False
+        """Whether the gateway wants to hear what the run uses."""
 
     def fileno(self) -> int:
         """Return the descriptor to poll. It is readable when there is something new."""

@@ -73,8 +73,8 @@ class MemoryMeter:
 
     def __init__(self, limits: Limits, linear: Callable[[], int]) -> None:
         self.peak_bytes = 0
+        self.linear_bytes = linear
         self._limits = limits
-        self._linear = linear
         self._next_look = UNCHARGED_BYTES
 
     def check(self, held: int, look: bool = False) -> LimitExceeded | None:
@@ -86,7 +86,7 @@ class MemoryMeter:
             self._next_look = min(self._next_look, max(held, UNCHARGED_BYTES) + LOOK_BYTES)
             return None
         self._next_look = held + LOOK_BYTES
-        total = held + self._linear()
+        total = held + self.linear_bytes()
         self.peak_bytes = max(self.peak_bytes, total)
         limit = self._limits.memory_mb
         if total <= limit << 20:

@@ -65,6 +65,7 @@ class SandboxRun:
         self._engine = engine
         self._report = report
         self.inbox = Inbox()
+        self.inbox.reports_use = launch.reports_use
         self._over = threading.Event()
 
     def start(self, threads: ThreadPool) -> None:

@@ -58,6 +58,7 @@ from inferd_runtime.server.response_store.response_store import (
     open_response_store,
 )
 from inferd_runtime.server.run_store.archive import open_archive
+from inferd_runtime.server.services.launches.launches import Launches
 from inferd_runtime.server.services.topics.kept_values import QUEUES_FILE, open_kept_values
 from inferd_runtime.server.supervisor.commands import Commands
 from inferd_runtime.server.supervisor.runtime import Runtime, open_runtime
@@ -270,8 +271,9 @@ async def open_gateway(
             open_runtime(settings, commands, wait=False, use=use, archive=archive, queues=queues)
         )
         runtime.desks.role_of = tokens.role_of
-        if entrance.front.audit is not None:
-            runtime.call_log.audit = entrance.front.audit.write
+        audit = None if entrance.front.audit is None else entrance.front.audit.write
+        runtime.call_log.audit = audit
+        runtime.services.join(Launches(runtime, programs.find, audit))
         provider = None if settings.otel_endpoint is None else otlp_provider(settings.otel_endpoint)
         await stack.enter_async_context(traced(runtime, provider))
         kept = open_response_store(settings.data_dir / RESPONSES_FILE, use.quotas, settings.max_body_bytes)

@@ -118,7 +118,7 @@ class RemovedPrograms(Struct):
     removed: int
 
 
-class ShownRun(RunRecord, frozen=True):
+class ShownRun(RunRecord, frozen=True, kw_only=True):
     """A run as it is now, with its result, null without one."""
 
     result: Any

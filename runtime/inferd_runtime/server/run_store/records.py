@@ -35,7 +35,10 @@ class ProgramName(msgspec.Struct, frozen=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """A run as it is shown: the answer to ``GET /v1/runs/{id}`` without its result. Times in seconds since the epoch."""
+    """A run as it is shown: the answer to ``GET /v1/runs/{id}`` without its result. Times in seconds since the epoch.
+
+    ``parent``: the run, or the script's session, that launched it.
+    """
 
     id: str
     program: ProgramName
@@ -47,6 +50,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     error: ErrorInfo | None
     usage: RunUsage
     next_event: int
+    parent: str | None = None
 
     @property
     def over(self) -> bool:

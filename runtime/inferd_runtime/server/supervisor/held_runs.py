@@ -15,6 +15,7 @@ from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.supervisor.event_texts import one_line
 from inferd_runtime.server.supervisor.runs import Run
 from inferd_runtime.session.wire import RUN_SESSION
+from inferd_runtime.settings.settings import FIELDS
 
 MAX_UNDELIVERED = 256
 MAX_UNDELIVERED_BYTES = 4 << 20
@@ -30,7 +31,8 @@ FRAME_BYTES = 256
 class RunRequest:
     """What a run is to do: a program with arguments (a JSON object's text), its limits, and the key of its launch, if any.
 
-    ``retry_safe``: it may be started again after a crash. ``seed``: of its random numbers; None: any.
+    ``retry_safe``: it may be started again after a crash. ``seed``: of its random numbers; None: any. ``parent``: whose child it
+    is.
     """
 
     program: Program
@@ -39,6 +41,7 @@ class RunRequest:
     key: str = ""
     retry_safe: bool = False
     seed: int | None = None
+    parent: str | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -102,3 +105,11 @@ def check_undelivered(run: Run, queue: Sequence[str], message: str) -> None:
         raise LimitExceeded(f"{waits}: {len(queue)}", limit="waiting_messages", value=MAX_UNDELIVERED)
     if sum(map(len, queue)) + len(message) > MAX_UNDELIVERED_BYTES:
         raise LimitExceeded(waits, limit="waiting_message_bytes", value=MAX_UNDELIVERED_BYTES)
+
+
+def too_long(limits: Limits) -> ErrorInfo:
+    """Return the error of a run that outlasts its worker's own limit."""
+    message = f"the run took more than {limits.wall_s:g} s"
+    return LimitExceeded(
+        message, limit="wall_s", value=limits.wall_s, raise_with=f"{FIELDS['wall_s'].flag}, or wall_s in its limits"
+    ).to_wire()

@@ -19,7 +19,7 @@ import anyio
 import msgspec
 
 from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, LimitExceeded, NotFound, cut, shown
-from inferd_runtime.sandbox.messages import Limits, Output, RunFinished, RunUsage, Sent
+from inferd_runtime.sandbox.messages import Limits, Output, RunFinished, RunUsage, Sent, Used
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.records import ProgramName, RunRecord, Said, StoredEvent, new_run_id
 from inferd_runtime.server.supervisor.event_texts import json_text, one_line
@@ -151,6 +151,12 @@ class Run:
     ending: Ending | None = None
     request: str = ""
     """The id of the request that launched it."""
+    parent: str | None = None
+    """The run, or the script's session, that launched it as a child."""
+    placed: bool = False
+    """True once a worker was told to start it."""
+    on_used: Callable[[Used], None] = field(default=lambda used: None, repr=False)
+    on_over: Callable[[Run], None] = field(default=lambda run: None, repr=False)
     on_cancel: Callable[[Run, ErrorInfo], None] = field(default=lambda run, error: None, repr=False)
     on_message: Callable[[Run, str], None] = field(default=lambda run, message: None, repr=False)
     created: float = field(default_factory=time.monotonic, repr=False)
@@ -232,7 +238,7 @@ class Run:
         """Return the run as it is shown."""
         return RunRecord(
             self.id, ProgramName.of(self.program), self.state, self.created_at, self.started_at, self.finished_at,
-            self.limits, self.error, self.usage, self.shown_end,
+            self.limits, self.error, self.usage, self.shown_end, self.parent,
         )  # fmt: skip
 
     async def result_slices(self) -> AsyncGenerator[bytes]:

@@ -33,10 +33,12 @@ from inferd_runtime.sandbox.messages import (
     Limits,
     Output,
     Received,
+    ReportUse,
     ResultPart,
     RunFinished,
     Sent,
     Started,
+    Used,
     Withdrawn,
 )
 from inferd_runtime.sandbox.worker_start import WorkerLinks
@@ -53,7 +55,7 @@ from inferd_runtime.server.services.topics.kept_values import KeptValues
 from inferd_runtime.server.supervisor.charging import charge_produced_tokens
 from inferd_runtime.server.supervisor.commands import Commands, default_commands
 from inferd_runtime.server.supervisor.engine_supervisor import EngineSupervisor
-from inferd_runtime.server.supervisor.held_runs import HeldRun, RunRequest, check_undelivered, session_of
+from inferd_runtime.server.supervisor.held_runs import HeldRun, RunRequest, check_undelivered, session_of, too_long
 from inferd_runtime.server.supervisor.loop_socket import LoopSocket
 from inferd_runtime.server.supervisor.resumed_runs import resumed_run
 from inferd_runtime.server.supervisor.run_desks import RunDesks
@@ -66,7 +68,7 @@ from inferd_runtime.server.supervisor.worker_fleet import FleetLaunch, RunReport
 from inferd_runtime.server.supervisor.worker_pool import PoolSettings, WorkerPool
 from inferd_runtime.server.tenancy.quotas import ADMIN_QUOTAS, same_for_all
 from inferd_runtime.server.tenancy.tenant_use import TenantUse
-from inferd_runtime.settings.settings import FIELDS, Settings
+from inferd_runtime.settings.settings import Settings
 
 GRACE_SECONDS = 5.0
 """How long a worker may take to end a run before the worker itself is killed."""
@@ -177,7 +179,7 @@ class Runtime:
         run = Run(
             asked.program, asked.arguments, tenant, asked.limits, EventBuffer(self.settings.run_event_bytes),
             id=self.new_run_id(), on_cancel=self._end, on_message=self._deliver, retry_safe=asked.retry_safe,
-            seed=secrets.randbits(SEED_BITS) if asked.seed is None else asked.seed,
+            seed=secrets.randbits(SEED_BITS) if asked.seed is None else asked.seed, parent=asked.parent,
         )  # fmt: skip
         self.fleet.pool.submit(run.id, tenant)
         self.runs.add(run)
@@ -263,8 +265,8 @@ class Runtime:
         assert run is not None
         self._held[run_id] = HeldRun(run, worker, time.monotonic() + run.limits.wall_s + GRACE_SECONDS)
         grant = self.engine.grants.issue(session_of(run), run.tenant)
-        seed = run.seed if run.retry_safe else None
-        self.fleet.send(worker, LaunchRun(run.id, grant, run.program.bundle, run.arguments, run.limits, seed))
+        seed, is_child, run.placed = run.seed if run.retry_safe else None, run.parent is not None, True
+        self.fleet.send(worker, LaunchRun(run.id, grant, run.program.bundle, run.arguments, run.limits, seed, is_child))
         for message in self._undelivered.pop(run_id, []):
             self.fleet.send(worker, Deliver(run_id, message))
         run.waiting_bytes = 0
@@ -284,6 +286,8 @@ class Runtime:
                 self._event_reported(held, message, size)
             case Asked() | Withdrawn() | Received():
                 self.desks.take(held.run, worker, message)
+            case Used():
+                held.run.on_used(message)
             case ResultPart():
                 if not held.add_part(message.text, size):
                     self._kill_for_excess(held)
@@ -397,11 +401,17 @@ class Runtime:
         if self.traces is not None:
             self.traces.ended(run)
         self._leave_worker(run)
+        run.on_over(run)
         self._undelivered.pop(run.id, None)
         self.runs.retire(run)
         self.keeper.ended(run)
         self.tenant_left(run.tenant)
         self.fleet.apply()
+
+    def report_use(self, run: Run) -> None:
+        """Have a run's worker say what it uses."""
+        if run.id in self._held:
+            self.fleet.send(self._held[run.id].worker, ReportUse(run.id))
 
     def tenant_left(self, tenant: str) -> None:
         """Tell the services where a tenant has neither a run nor a script's session any more."""
@@ -444,18 +454,11 @@ class Runtime:
                 )  # fmt: skip
                 self.fleet.kill(held.worker)
             elif held.overdue_at <= now:
-                self._end(held.run, _too_long(held.run.limits))
+                self._end(held.run, too_long(held.run.limits))
         for run_id in self.fleet.pool.waiting:
             run = self.runs.find(run_id)
             if run is not None and now - run.queued > QUEUE_SECONDS:
                 self._end(run, Unavailable(f"no sandbox worker had room within {QUEUE_SECONDS:g} s").to_wire())
-
-
-def _too_long(limits: Limits) -> ErrorInfo:
-    message = f"the run took more than {limits.wall_s:g} s"
-    return LimitExceeded(
-        message, limit="wall_s", value=limits.wall_s, raise_with=f"{FIELDS['wall_s'].flag}, or wall_s in its limits"
-    ).to_wire()
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from inferd_runtime.sandbox.messages import (
     Shutdown,
     Started,
     ToWorker,
+    Used,
     WorkerReady,
 )
 from inferd_runtime.server.processes.backoff import Backoff
@@ -55,7 +56,7 @@ class FleetLaunch:
     start_seconds: float
 
 
-RunReport = Started | Output | Sent | ServiceReport | ResultPart | RunFinished
+RunReport = Started | Output | Sent | ServiceReport | Used | ResultPart | RunFinished
 """What a worker reports about one of its runs."""
 _decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 
