@@ -271,9 +271,9 @@ async def open_gateway(
             open_runtime(settings, commands, wait=False, use=use, archive=archive, queues=queues)
         )
         runtime.desks.role_of = tokens.role_of
-        audit = None if entrance.front.audit is None else entrance.front.audit.write
-        runtime.call_log.audit = audit
-        runtime.services.join(Launches(runtime, programs.find, audit))
+        if entrance.front.audit is not None:
+            runtime.call_log.audit = entrance.front.audit.write
+        runtime.services.join(Launches(runtime, programs.find, runtime.call_log.audit))
         provider = None if settings.otel_endpoint is None else otlp_provider(settings.otel_endpoint)
         await stack.enter_async_context(traced(runtime, provider))
         kept = open_response_store(settings.data_dir / RESPONSES_FILE, use.quotas, settings.max_body_bytes)

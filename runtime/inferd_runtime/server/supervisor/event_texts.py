@@ -1,4 +1,4 @@
-"""JSON texts of a run's messages and results."""
+"""JSON texts of a run's messages and results, and the error for a run that is not there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import msgspec
 
-from inferd.protocol import InvalidRequest
+from inferd.protocol import InvalidRequest, NotFound, cut, shown
+
+SHOWN_ID = 80
 
 
 def one_line(json: str) -> str:
@@ -21,3 +23,8 @@ def json_text(message: Any) -> str:
         return msgspec.json.encode(message).decode()
     except (OverflowError, RecursionError, TypeError, ValueError) as error:
         raise InvalidRequest(f"the message cannot be sent: {error}") from None
+
+
+def unknown_run(run_id: str) -> NotFound:
+    """Return the error for a run that is not there, or is another tenant's."""
+    return NotFound(f"no run {shown(run_id)}: it never existed or has been forgotten", run=cut(run_id, SHOWN_ID))

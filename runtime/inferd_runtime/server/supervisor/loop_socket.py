@@ -1,14 +1,18 @@
-"""A ZeroMQ socket of an event loop."""
+"""ZeroMQ for an event loop: its context, and a socket."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import zmq
 
 from inferd_runtime.session.wire import receive_frames, send_frames
 
+MAX_ZMQ_SOCKETS = 16384
+"""Far more than the sessions of scripts that the gateway admits: ZeroMQ's own 1,023 must not be what refuses one."""
 READABLE, WRITABLE = int(zmq.POLLIN), int(zmq.POLLOUT)
 
 
@@ -83,3 +87,14 @@ class LoopSocket:
         for future, event in self._waiting.items():
             if events & event and not future.done():
                 future.set_result(None)
+
+
+@contextmanager
+def zmq_context() -> Iterator[zmq.Context[Any]]:
+    """Lend a context, which is destroyed with all of its sockets when the block ends."""
+    context: zmq.Context[Any] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, MAX_ZMQ_SOCKETS)
+    try:
+        yield context
+    finally:
+        context.destroy(linger=0)

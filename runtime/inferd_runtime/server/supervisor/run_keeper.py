@@ -27,7 +27,8 @@ from inferd_runtime.server.run_store.records import (
     UnfinishedRun,
 )
 from inferd_runtime.server.run_store.run_file import KEY_SECONDS, RunFile
-from inferd_runtime.server.supervisor.runs import SLICE_BYTES, Ending, Run, RunEvent, RunStore, unknown_run
+from inferd_runtime.server.supervisor.event_texts import unknown_run
+from inferd_runtime.server.supervisor.runs import SLICE_BYTES, Ending, Run, RunEvent, RunStore
 from inferd_runtime.server.tenancy.quotas import QuotasOf
 
 STORE_EVENTS = 512

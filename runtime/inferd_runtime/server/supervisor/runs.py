@@ -18,11 +18,11 @@ from typing import Any
 import anyio
 import msgspec
 
-from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, LimitExceeded, NotFound, cut, shown
+from inferd.protocol import Cancelled, ErrorInfo, InvalidRequest, LimitExceeded
 from inferd_runtime.sandbox.messages import Limits, Output, RunFinished, RunUsage, Sent, Used
 from inferd_runtime.server.programs.bundles import Program
 from inferd_runtime.server.run_store.records import ProgramName, RunRecord, Said, StoredEvent, new_run_id
-from inferd_runtime.server.supervisor.event_texts import json_text, one_line
+from inferd_runtime.server.supervisor.event_texts import json_text, one_line, unknown_run
 from inferd_runtime.server.supervisor.transcript import MESSAGE, RunReplay, Transcript
 from inferd_runtime.server.tenancy.quotas import QuotasOf, quota_exceeded
 
@@ -34,7 +34,6 @@ BATCH_BYTES = 64 << 10
 MAX_INPUT_BYTES = 1 << 20
 """Bytes of messages to a retry-safe run that are kept to be sent again; a run with more is not started again."""
 RETRY_SECONDS = 1.0
-SHOWN_ID = 80
 SLICE_BYTES = 256 << 10
 """Bytes, or characters, of a result that are handed out at a time."""
 MAX_FOLLOWERS = 64
@@ -495,8 +494,3 @@ class RunStore:
         """Return a tenant's runs, newest first."""
         runs = [run for run in (*self._finished.values(), *self._active.values()) if run.tenant == tenant]
         return sorted(runs, key=lambda run: run.created, reverse=True)
-
-
-def unknown_run(run_id: str) -> NotFound:
-    """Return the error for a run that is not there, or is another tenant's."""
-    return NotFound(f"no run {shown(run_id)}: it never existed or has been forgotten", run=cut(run_id, SHOWN_ID))

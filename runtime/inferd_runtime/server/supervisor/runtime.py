@@ -12,8 +12,8 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ from inferd_runtime.server.supervisor.charging import charge_produced_tokens
 from inferd_runtime.server.supervisor.commands import Commands, default_commands
 from inferd_runtime.server.supervisor.engine_supervisor import EngineSupervisor
 from inferd_runtime.server.supervisor.held_runs import HeldRun, RunRequest, check_undelivered, session_of, too_long
-from inferd_runtime.server.supervisor.loop_socket import LoopSocket
+from inferd_runtime.server.supervisor.loop_socket import LoopSocket, zmq_context
 from inferd_runtime.server.supervisor.resumed_runs import resumed_run
 from inferd_runtime.server.supervisor.run_desks import RunDesks
 from inferd_runtime.server.supervisor.run_keeper import SERVER_ENDED, RunKeeper
@@ -83,8 +83,6 @@ MAX_ATTEMPTS = 3
 ENGINE_BACK_SECONDS = 120.0
 """How long a retry-safe run waits for an engine that answers."""
 STOP_SECONDS = 3.0
-MAX_ZMQ_SOCKETS = 16384
-"""Far more than the sessions of scripts that the gateway admits: ZeroMQ's own 1,023 must not be what refuses one."""
 log = logging.getLogger("inferd.runtime")
 
 
@@ -461,16 +459,6 @@ class Runtime:
                 self._end(run, Unavailable(f"no sandbox worker had room within {QUEUE_SECONDS:g} s").to_wire())
 
 
-@contextmanager
-def _zmq_context() -> Iterator[zmq.Context[Any]]:
-    context: zmq.Context[Any] = zmq.Context()
-    context.set(zmq.MAX_SOCKETS, MAX_ZMQ_SOCKETS)
-    try:
-        yield context
-    finally:
-        context.destroy(linger=0)
-
-
 @asynccontextmanager
 async def open_runtime(
     settings: Settings,
@@ -488,7 +476,7 @@ async def open_runtime(
     are admins. ``archive``: stores runs; by default they live in memory only. ``queues``: keeps durable queues; by default there
     are none. With ``wait=False`` the body starts at once; call :meth:`Runtime.wait_ready` in it. Raises what that raises.
     """
-    with run_directory() as directory, _zmq_context() as context:
+    with run_directory() as directory, zmq_context() as context:
         make_sockets_folder(directory)
         async with background_tasks() as tasks:
             wiring = Wiring(context, directory, tasks, archive)

@@ -76,7 +76,7 @@ class _Parent:
 class Launches:
     """All callers' children."""
 
-    def __init__(self, launcher: RunLauncher, find: FindProgram, audit: Audit | None = None) -> None:
+    def __init__(self, launcher: RunLauncher, find: FindProgram, audit: Audit = lambda entry: None) -> None:
         self._launcher = launcher
         self._find_program = find
         self._audit = audit
@@ -229,10 +229,6 @@ class Launches:
         parent.node.remove(node)
 
     def _write_audit(self, caller: Caller, run: Run) -> None:
-        if self._audit is not None:
-            self._audit(
-                {
-                    "time": time.time(), "tenant": caller.tenant, "role": caller.role, "method": "LAUNCH",
-                    "path": f"{run.program.name}@{run.program.version}", "subject": run.id, "parent": caller.id,
-                }
-            )  # fmt: skip
+        program = f"{run.program.name}@{run.program.version}"
+        entry = {"method": "LAUNCH", "path": program, "subject": run.id, "parent": caller.id}
+        self._audit({"time": time.time(), "tenant": caller.tenant, "role": caller.role, **entry})
