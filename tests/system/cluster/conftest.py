@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ import pytest
 from inferd_runtime.cluster.front.hop_client import HopClient, own_request
 from inferd_runtime.cluster.front.serving import FrontStart
 from inferd_runtime.cluster.messages import JOIN_PATH, RUN_ID, JoinCluster
-from inferd_runtime.cluster.process import process_environment, process_order
+from inferd_runtime.cluster.process import MODULE, process_environment, process_order
 from inferd_runtime.cluster.replica.serving import ReplicaOrder, new_replica_name
 from inferd_runtime.settings.settings import EngineSettings, Settings
 
@@ -31,7 +31,7 @@ DAN = "token-of-dan-0123456789"
 EVE = "token-of-eve-0123456789"
 ROOT = "token-of-root-0123456789"
 TOKENS = f"""
-{ANN} ann
+{ANN} ann weight=2
 {BOB} bob
 {CID} cid launches_per_minute=6
 {DAN} dan runs=4 waiting=3
@@ -52,7 +52,7 @@ def settings_in(folder: Path, **changes: Any) -> Settings:
     tokens.write_text(TOKENS)
     tokens.chmod(0o600)
     values = {"port": 0, "tokens_file": tokens, "data_dir": folder / "data", "state_dir": folder / "state"}
-    return Settings(engine=EngineSettings(), **{**values, **changes})
+    return Settings(**{**values, "engine": EngineSettings(), **changes})
 
 
 @dataclass
@@ -94,11 +94,12 @@ class Cluster:
     settings: Settings
     client: httpx.AsyncClient
     hop: HopClient
+    program: Sequence[str]
     front: Process | None = None
     replicas: dict[str, Process] = field(default_factory=dict)
 
     async def start_front(self) -> None:
-        self.front = _started("", process_order(FrontStart(key=KEY, settings=self.settings)))
+        self.front = self._started("", process_order(FrontStart(key=KEY, settings=self.settings)))
         await self.front.ready()
         self.client.base_url = httpx.URL(self.front.url)
         for replica in self.replicas.values():
@@ -106,7 +107,7 @@ class Cluster:
 
     async def start_replica(self) -> Process:
         name = new_replica_name()
-        replica = _started(name, process_order(ReplicaOrder(name=name, key=KEY, settings=self.settings)))
+        replica = self._started(name, process_order(ReplicaOrder(name=name, key=KEY, settings=self.settings)))
         self.replicas[name] = replica
         await replica.ready()
         await self.join(replica)
@@ -162,16 +163,15 @@ class Cluster:
         assert named is not None
         return self.replicas[named[1]]
 
-
-def _started(name: str, order: bytes) -> Process:
-    command = [sys.executable, "-W", "error", str(HERE / "fake_process.py")]
-    child = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=process_environment(), process_group=0
-    )
-    assert child.stdin is not None
-    child.stdin.write(order)
-    child.stdin.close()
-    return Process(name, child)
+    def _started(self, name: str, order: bytes) -> Process:
+        command = [sys.executable, "-W", "error", *self.program]
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=process_environment(), process_group=0
+        )
+        assert child.stdin is not None
+        child.stdin.write(order)
+        child.stdin.close()
+        return Process(name, child)
 
 
 async def until(condition: Callable[[], Any], seconds: float = 15) -> None:
@@ -185,11 +185,15 @@ async def until(condition: Callable[[], Any], seconds: float = 15) -> None:
 
 
 @asynccontextmanager
-async def open_cluster(folder: Path, replicas: int = 2, **changes: Any) -> AsyncIterator[Cluster]:
+async def open_cluster(
+    folder: Path, replicas: int = 2, *, real: bool = False, **changes: Any
+) -> AsyncIterator[Cluster]:
+    """``real``: with real engines and sandboxes."""
     hop = HopClient()
+    program = ["-P", "-m", MODULE] if real else [str(HERE / "fake_process.py")]
     headers = {"Authorization": f"Bearer {ANN}"}
     async with httpx.AsyncClient(headers=headers, timeout=30) as client:
-        cluster = Cluster(settings_in(folder, **changes), client, hop)
+        cluster = Cluster(settings_in(folder, **changes), client, hop, program)
         try:
             await cluster.start_front()
             async with anyio.create_task_group() as tasks:
