@@ -1,0 +1,85 @@
+"""A cluster on Ray Serve that grows and shrinks by how full its caches are. Takes minutes: Serve waits before it shrinks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from .conftest import until
+from .test_ray import RayCluster
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'inferd[cluster]'")
+pytestmark = [pytest.mark.anyio, pytest.mark.cluster, pytest.mark.long]
+HOLDS = """
+import asyncio
+from inferd import Context
+async def main(seconds: float):
+    context = Context()
+    context.append([5] * 900)
+    await context.flush()
+    await asyncio.sleep(seconds)
+    return context.length
+"""
+PAGES = 64
+SECONDS = 240
+HOLD_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    """At least one replica, at most two; each has room for 1,024 tokens and should hold half of that."""
+    cluster = RayCluster(tmp_path_factory.mktemp("scaled"))
+    options = (
+        "--replicas=1", "--most=2", "--target-kv=0.5", f"--pages={PAGES}", "--ray-port=6398", "--port=7398",
+        "--replica-cpus=0.5", "--threads=1", "--drain-seconds=5",
+    )  # fmt: skip
+    try:
+        cluster.url = cluster.command("up", *options)["url"]
+        yield cluster
+    finally:
+        cluster.command("down")
+
+
+async def test_a_full_cache_brings_a_second_replica_which_goes_when_it_is_empty_and_loses_no_run(
+    scaled: RayCluster,
+) -> None:
+    async with scaled.client() as client:
+        upload = {"files": {"main.py": HOLDS}, "name": "holds"}
+        assert (await client.post("/v1/programs", json=upload)).status_code in (200, 201)
+        assert len(await _replicas(client)) == 1
+        run = await _launch(client, HOLD_SECONDS)
+        began = time.monotonic()
+
+        async def count_is(count: int) -> bool:
+            return len(await _replicas(client)) == count
+
+        await until(lambda: count_is(2), SECONDS)
+        (busy,) = [one for one in await _replicas(client) if one["kv_use"] > 0.5]
+        assert busy["jobs"] <= 1, "it is not the number of jobs that asked for another replica"
+        print(f"the second replica came after {time.monotonic() - began:.0f} s, at a KV use of {busy['kv_use']}")
+        on_new = [await _launch(client, 5.0) for _ in range(6)]
+        await until(lambda: _over(client, run), SECONDS)
+        ended = time.monotonic()
+        await until(lambda: count_is(1), SECONDS)
+        print(f"one replica again {time.monotonic() - ended:.0f} s after the run was over")
+        for one in (run, *on_new):
+            found = (await client.get(f"/v1/runs/{one}")).json()
+            assert found["state"] == "succeeded", found
+
+
+async def _replicas(client: httpx.AsyncClient) -> list[dict[str, float]]:
+    found: list[dict[str, float]] = (await client.get("/v1/cluster")).json()["replicas"]
+    return found
+
+
+async def _launch(client: httpx.AsyncClient, seconds: float) -> str:
+    answer = await client.post("/v1/runs", json={"program": "holds", "arguments": {"seconds": seconds}})
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+async def _over(client: httpx.AsyncClient, run: str) -> bool:
+    return (await client.get(f"/v1/runs/{run}")).json()["finished_at"] is not None
