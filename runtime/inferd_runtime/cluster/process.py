@@ -16,7 +16,7 @@ import msgspec
 from inferd_runtime.cluster.front.serving import ClusterFront, FrontStart, serve_front
 from inferd_runtime.cluster.replica.serving import Replica, ReplicaOrder, serve_replica
 from inferd_runtime.isolation.settings_json import decode_settings, encode_settings
-from inferd_runtime.isolation.tether import die_with
+from inferd_runtime.isolation.tether import die_with, outlive
 from inferd_runtime.log_lines import configure_logging
 from inferd_runtime.server.processes.child_protocol import exit_code
 from inferd_runtime.server.supervisor.commands import Commands
@@ -36,9 +36,14 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class ProcessOrder(msgspec.Struct, frozen=True):
-    """What a process is told: whose child it is, and what it is to do."""
+    """What a process is told: whose child it is, and what it is to do.
+
+    ``supervisor``: the process that started the parent, if this one is to go on where both have ended; 0: it ends with its
+    parent.
+    """
 
     parent: int
+    supervisor: int = 0
     replica: ReplicaOrder | None = None
     front: FrontStart | None = None
 
@@ -53,16 +58,19 @@ def process_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
 
 
-def process_order(work: ReplicaOrder | FrontStart) -> bytes:
+def process_order(work: ReplicaOrder | FrontStart, supervisor: int = 0) -> bytes:
     """Return what a process that this one starts is told on its standard input. It holds secrets."""
     replica, front = (work, None) if isinstance(work, ReplicaOrder) else (None, work)
-    return encode_settings(ProcessOrder(os.getpid(), replica, front)) + b"\n"
+    return encode_settings(ProcessOrder(os.getpid(), supervisor, replica, front)) + b"\n"
 
 
 def run_process(commands: Commands | None = None) -> int:
     """Do what the order on standard input says. Returns the exit code."""
     order = decode_settings(sys.stdin.buffer.readline(), ProcessOrder)
-    die_with(order.parent)
+    if order.supervisor:
+        outlive(order.parent, order.supervisor)
+    else:
+        die_with(order.parent)
     return exit_code(lambda: anyio.run(_work, order, commands))
 
 

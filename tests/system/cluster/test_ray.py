@@ -71,14 +71,18 @@ class RayCluster:
         token = (self.folder / "state" / "token").read_text().strip()
         return httpx.AsyncClient(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=SECONDS)
 
-    def processes(self) -> list[psutil.Process]:
-        """All processes of the cluster and its Ray: those that know its folder, and what they have started."""
+    def ray(self) -> list[psutil.Process]:
+        """The processes of its Ray that know its folder."""
         record = json.loads((self.folder / "data" / "cluster.json").read_text())
-        named = [
+        return [
             one
             for one in psutil.process_iter(["cmdline"])
             if record["started_ray"] in " ".join(one.info["cmdline"] or ())
         ]
+
+    def processes(self) -> list[psutil.Process]:
+        """All processes of the cluster and its Ray: those that know its folder, and what they have started."""
+        named = self.ray()
         return list({one.pid: one for parent in named for one in (parent, *parent.children(recursive=True))}.values())
 
 

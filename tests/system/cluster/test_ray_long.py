@@ -1,7 +1,8 @@
-"""A cluster on Ray Serve that grows and shrinks by how full its caches are. Takes minutes: Serve waits before it shrinks."""
+"""Clusters on Ray Serve that grow and shrink, and one whose Ray ends. They take minutes: Serve waits before it shrinks."""
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ import httpx
 import pytest
 
 from .conftest import until
-from .test_ray import RayCluster
+from .test_ray import TELLS, RayCluster, _said, _two_usable
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'inferd[cluster]'")
 pytestmark = [pytest.mark.anyio, pytest.mark.cluster, pytest.mark.long]
@@ -83,3 +84,59 @@ async def _launch(client: httpx.AsyncClient, seconds: float) -> str:
 
 async def _over(client: httpx.AsyncClient, run: str) -> bool:
     return (await client.get(f"/v1/runs/{run}")).json()["finished_at"] is not None
+
+
+@pytest.fixture
+def without_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    """A cluster whose Ray is killed, and everything that ends with it is gone."""
+    cluster = RayCluster(tmp_path_factory.mktemp("head"))
+    try:
+        cluster.url = cluster.command("up", *HEAD_OPTIONS)["url"]
+        yield cluster
+    finally:
+        cluster.command("down")
+
+
+HEAD_OPTIONS = (
+    "--replicas=2", "--ray-port=6399", "--port=7399", "--replica-cpus=0.5", "--threads=1", "--drain-seconds=5",
+)  # fmt: skip
+
+
+async def test_front_and_replicas_go_on_without_ray_and_up_starts_all_anew(without_ray: RayCluster) -> None:
+    cluster = without_ray
+    async with cluster.client() as client:
+        upload = {"files": {"main.py": TELLS}, "name": "tells"}
+        assert (await client.post("/v1/programs", json=upload)).status_code in (200, 201)
+        before = await _told(client)
+        started = time.monotonic()
+        going_on = await _tell(client, 200)
+        for process in cluster.ray():
+            process.send_signal(signal.SIGKILL)
+        await until(lambda: not any(one.is_running() and one.status() != "zombie" for one in cluster.ray()), SECONDS)
+        assert (await _said(client, going_on))[1] == "succeeded", (
+            "a run that nobody may start again went on when Ray ended"
+        )
+        assert len(await _replicas(client)) == 2
+        assert await _told(client) == before
+        print(f"served without Ray, {time.monotonic() - started:.0f} s after it was killed")
+        status = cluster.command("status")
+        assert status["applications"]["ray"]["status"] == "ENDED"
+        assert status["applications"]["ray"]["replicas"] == {"front": 1, "replicas": 2}
+        again = time.monotonic()
+        assert cluster.command("up", *HEAD_OPTIONS)["url"] == cluster.url
+        await until(lambda: _two_usable(client), SECONDS)
+        print(f"up again in {time.monotonic() - again:.0f} s")
+        assert await _told(client) == before
+        assert (await client.get(f"/v1/runs/{going_on}")).json()["state"] == "succeeded"
+
+
+async def _tell(client: httpx.AsyncClient, tokens: int, *, retry_safe: bool = False) -> str:
+    body = {"program": "tells", "seed": 7, "arguments": {"tokens": tokens}, "retry_safe": retry_safe}
+    answer = await client.post("/v1/runs", json=body)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+async def _told(client: httpx.AsyncClient) -> tuple[str, str]:
+    """What a run with a seed says, which is always the same."""
+    return await _said(client, await _tell(client, 10, retry_safe=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 
@@ -15,14 +16,16 @@ from inferd_runtime.cluster.replica.serving import ReplicaOrder
 
 
 class ClusterProcess:
-    """A front or a replica as a child. It is killed when the thread that made this ends."""
+    """A front or a replica as a child. It ends with this process, an actor's, unless Ray on this machine has ended as well:
+    then it goes on serving.
+    """
 
     def __init__(self, work: ReplicaOrder | FrontStart) -> None:
         self._child = subprocess.Popen(
             process_command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=process_environment(), process_group=0
         )
         assert self._child.stdin is not None
-        self._child.stdin.write(process_order(work))
+        self._child.stdin.write(process_order(work, supervisor=os.getppid()))
         self._child.stdin.close()
 
     async def ready(self) -> Ready:

@@ -22,6 +22,7 @@ from inferd.protocol import InvalidRequest, NotFound, Unavailable
 from inferd_runtime import __version__
 from inferd_runtime.cluster.front.serving import front_settings
 from inferd_runtime.cluster.ray_serve.deployments import END_SECONDS, FRONT, REPLICAS, ServeFront, ServeReplica
+from inferd_runtime.cluster.ray_serve.left_behind import ADVICE, end_left, left_processes, ray_lives, ray_processes
 from inferd_runtime.cluster.ray_serve.loopback import LOOPBACK, stay_on_loopback
 from inferd_runtime.cluster.ray_serve.scaling import LoadPolicy, ScalingTarget
 from inferd_runtime.cluster.replica.serving import FRONT_SECONDS
@@ -34,6 +35,8 @@ DEFAULT_PORT = 6379
 START_SECONDS = 120.0
 STOP_SECONDS = 5.0
 NAMESPACE = "inferd"
+CHILDREN_GO_ON = {"RAY_kill_child_processes_on_worker_exit": "false"}
+"""Ray would kill front and replicas with its actors; they see to their end themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +82,11 @@ def start_cluster(settings: Settings, options: RayOptions, sizing: Sizing) -> st
     """Start or upgrade the cluster of a data folder, and return its address once a replica takes runs. Raises Unavailable."""
     settings = replace(settings, data_dir=settings.data_dir.resolve(), state_dir=settings.state_dir.resolve())
     known = _read(settings)
+    if known and _has_ended(known):
+        _end_without_ray(settings, known)
+        known = msgspec.structs.replace(known, address="", started_ray="")
     record = ClusterRecord(
-        address=known.address if known else options.address, key=known.key if known else secrets.token_urlsafe(32),
+        address=(known and known.address) or options.address, key=known.key if known else secrets.token_urlsafe(32),
         settings=encode_settings(settings), cpus=options.cpus, gpus=options.gpus, host=options.host,
         started_ray=known.started_ray if known else "",
     )  # fmt: skip
@@ -104,6 +110,8 @@ def start_cluster(settings: Settings, options: RayOptions, sizing: Sizing) -> st
 def scale_cluster(settings: Settings, sizing: Sizing) -> None:
     """Change how many replicas there are. Those that go end in order."""
     record = _known(settings)
+    if _has_ended(record):
+        raise Unavailable(f"the cluster's Ray has ended; {ADVICE}")
     connect(record)
     _run_replicas(record, sizing, settings.drain_seconds)
 
@@ -111,6 +119,10 @@ def scale_cluster(settings: Settings, sizing: Sizing) -> None:
 def stop_cluster(settings: Settings) -> None:
     """End the cluster in order, and the Ray that was started with it."""
     record = _known(settings)
+    if _has_ended(record):
+        _end_without_ray(settings, record)
+        _path(settings).unlink(missing_ok=True)
+        return
     connect(record)
     for name in (REPLICAS, FRONT):
         serve.delete(name)
@@ -122,8 +134,12 @@ def stop_cluster(settings: Settings) -> None:
 
 
 def cluster_status(settings: Settings) -> dict[str, Any]:
-    """Return what Ray says of the applications, by name."""
+    """Return what Ray says of the applications, by name; of the processes that go on, where Ray has ended."""
     record = _known(settings)
+    if _has_ended(record):
+        front, replicas = left_processes(settings)
+        left = {"front": int(front > 0), "replicas": replicas}
+        return {"ray": {"status": "ENDED", "replicas": left, "message": ADVICE}}
     connect(record)
     found = serve.status().applications
     return {
@@ -196,7 +212,7 @@ def _start_ray(record: ClusterRecord, port: int, settings: Settings) -> ClusterR
         f"--node-ip-address={LOOPBACK}", f"--dashboard-host={LOOPBACK}", "--include-dashboard=false",
         "--disable-usage-stats", f"--temp-dir={_short(folder)}",
     ]  # fmt: skip
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", **CHILDREN_GO_ON}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START_SECONDS)
     if done.returncode:
         raise Unavailable(f"Ray does not start: {(done.stderr or done.stdout).strip()[-2000:]}")
@@ -212,9 +228,20 @@ def _short(folder: Path) -> str:
     return str(link)
 
 
+def _has_ended(record: ClusterRecord) -> bool:
+    """Return True if the Ray that was started with the cluster can start nothing any more."""
+    return bool(record.started_ray) and not ray_lives(record.started_ray)
+
+
+def _end_without_ray(settings: Settings, record: ClusterRecord) -> None:
+    """End what goes on of a cluster whose Ray has ended, and what is left of that."""
+    end_left(settings)
+    _stop_ray(record)
+
+
 def _stop_ray(record: ClusterRecord) -> None:
-    """End the processes of the Ray that was started with the cluster, and of no other: its folder is in their command lines."""
-    own = [one for one in psutil.process_iter(["cmdline"]) if record.started_ray in " ".join(one.info["cmdline"] or ())]
+    """End the processes of the Ray that was started with the cluster, and of no other."""
+    own = ray_processes(record.started_ray)
     for number in ("terminate", "kill"):
         for one in own:
             with contextlib.suppress(psutil.NoSuchProcess):

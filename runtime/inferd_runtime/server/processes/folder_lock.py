@@ -26,6 +26,21 @@ def locked_folders(*folders: Path) -> Iterator[None]:
         yield
 
 
+def holder_of(folder: Path) -> int:
+    """Return the process that holds a folder's lock, 0 if none does."""
+    try:
+        handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return int(os.read(handle, 32).decode().strip() or 0)
+    finally:
+        os.close(handle)
+    return 0
+
+
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
