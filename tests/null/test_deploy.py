@@ -20,12 +20,14 @@ import trustme
 import yaml
 
 from inferd.protocol import InvalidRequest
+from inferd_runtime.cli.cluster import cluster_parser
 from inferd_runtime.settings.settings import FIELDS, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "examples" / "deploy"
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
 COMPOSE = sorted(DEPLOY.glob("compose*.yaml"))
+CLUSTER = DEPLOY / "kubernetes" / "cluster.yaml"
 UNIT, DOCKERFILE, PODS = (
     DEPLOY / "systemd" / "inferd.service",
     DEPLOY / "Dockerfile",
@@ -129,6 +131,51 @@ def test_the_guide_names_settings_that_exist() -> None:
     assert set(re.findall(r"\bINFERD_[A-Z_]+\b", page)) <= VARIABLES.keys() | BESIDE_SETTINGS
     ours = {flag for line in re.findall(r"`inferd [^`]*`", page) for flag in re.findall(r"--[a-z-]+", line)}
     assert ours <= FLAGS
+
+
+def cluster_commands() -> Iterator[list[str]]:
+    """Yield what stands behind ``inferd cluster`` in the files and in the guides."""
+    for path in (*FILES, *(ROOT / "docs").rglob("*.md")):
+        for line in path.read_text().splitlines():
+            for command in re.findall(r"(?:^|\s)inferd cluster ((?:up|scale|status|down)\b[^`|#\n]*)", line):
+                yield shlex.split(command)
+
+
+def test_every_command_of_a_cluster_is_one_that_the_command_line_takes() -> None:
+    found = list(cluster_commands())
+    assert {command[0] for command in found} >= {"up", "status"}
+    assert any("--ray-address" in command for command in found)
+    for command in found:
+        cluster_parser().parse_args(command)
+
+
+def ray_cluster() -> Any:
+    return next(one for one in yaml.safe_load_all(CLUSTER.read_text()) if one["kind"] == "RayCluster")
+
+
+def test_pods_of_a_cluster_are_pods_and_have_no_privileges(tmp_path: Path) -> None:
+    """Each template alone, by Kubernetes' schema: KubeRay's own is not at hand."""
+    spec = ray_cluster()["spec"]
+    templates = [spec["headGroupSpec"]["template"], *(one["template"] for one in spec["workerGroupSpecs"])]
+    for template in templates:
+        pod = {"apiVersion": "v1", "kind": "Pod", **template, "metadata": {"name": "x", **template["metadata"]}}
+        (tmp_path / "pod.yaml").write_text(yaml.safe_dump(pod))
+        accepted(tool("kubernetes-validate"), "--strict", "--quiet", str(tmp_path / "pod.yaml"))
+        assert template["spec"]["securityContext"]["runAsUser"] == UID
+        for container in (*template["spec"]["initContainers"], *template["spec"]["containers"]):
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        given = {one["name"]: one["value"] for one in template["spec"]["containers"][0]["env"]}
+        for name, value in given.items():
+            VARIABLES[name].convert(name, value)
+        assert template["spec"]["terminationGracePeriodSeconds"] > 2 * float(given["INFERD_DRAIN_SECONDS"])
+
+
+def test_other_objects_of_a_cluster_pass_the_schemas(tmp_path: Path) -> None:
+    for one in yaml.safe_load_all(CLUSTER.read_text()):
+        if one["kind"] != "RayCluster":
+            (tmp_path / "one.yaml").write_text(yaml.safe_dump(one))
+            accepted(tool("kubernetes-validate"), "--strict", "--quiet", str(tmp_path / "one.yaml"))
 
 
 def test_hadolint() -> None:

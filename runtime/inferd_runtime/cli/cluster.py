@@ -27,23 +27,7 @@ Needs inferd[cluster]. Without --ray-address, Ray is started on this machine, on
 
 def cluster(argv: list[str]) -> int:
     """Start, show, resize or end a cluster."""
-    parser = Parser("cluster", DESCRIPTION)
-    parser.add_argument("action", choices=ACTIONS)
-    parser.add_argument("--replicas", type=int, default=2, metavar="N", help="how many replicas; with --most, at least")
-    parser.add_argument("--most", type=int, default=0, metavar="N", help="let load decide how many, up to N")
-    parser.add_argument(
-        "--target-jobs", type=float, default=16.0, help="runs and jobs that a replica should have, with --most"
-    )
-    parser.add_argument(
-        "--target-kv", type=float, default=0.7, help="part of its KV cache that should be held, with --most"
-    )
-    parser.add_argument("--ray-address", default="", metavar="HOST:PORT", help="a Ray that runs already")
-    parser.add_argument("--ray-port", type=int, default=6379, help="of the Ray that is started here")
-    parser.add_argument("--replica-cpus", type=float, default=1.0, help="processors that each replica asks Ray for")
-    parser.add_argument("--replica-gpus", type=float, default=0.0, help="GPUs that each replica asks Ray for")
-    add_settings(parser, [name for name in FIELDS if name not in NOT_FOR_CLUSTERS])
-    add_json(parser, "print what is shown as JSON")
-    parsed = parser.parse_args(argv)
+    parsed = cluster_parser().parse_args(argv)
     if parsed.replicas < 1:
         raise InvalidRequest("--replicas must be positive")
     settings, on_ray = settings_of(parsed), _on_ray()
@@ -56,6 +40,33 @@ def cluster(argv: list[str]) -> int:
     else:
         _status(on_ray, settings, parsed.as_json)
     return 0
+
+
+def cluster_parser() -> Parser:
+    """Return the parser of the command's arguments."""
+    parser = Parser("cluster", DESCRIPTION)
+    parser.add_argument("action", choices=ACTIONS)
+    parser.add_argument("--replicas", type=int, default=2, metavar="N", help="how many replicas; with --most, at least")
+    parser.add_argument("--most", type=int, default=0, metavar="N", help="let load decide how many, up to N")
+    parser.add_argument(
+        "--target-jobs", type=float, default=16.0, help="runs and jobs that a replica should have, with --most"
+    )
+    parser.add_argument(
+        "--target-kv", type=float, default=0.7, help="part of its KV cache that should be held, with --most"
+    )
+    parser.add_argument("--ray-address", default="", metavar="HOST:PORT", help="a Ray that runs already")
+    parser.add_argument(
+        "--replica-host",
+        default="",
+        metavar="ADDRESS",
+        help="where replicas listen; default: 127.0.0.1, with --ray-address where Ray knows their machines",
+    )
+    parser.add_argument("--ray-port", type=int, default=6379, help="of the Ray that is started here")
+    parser.add_argument("--replica-cpus", type=float, default=1.0, help="processors that each replica asks Ray for")
+    parser.add_argument("--replica-gpus", type=float, default=0.0, help="GPUs that each replica asks Ray for")
+    add_settings(parser, [name for name in FIELDS if name not in NOT_FOR_CLUSTERS])
+    add_json(parser, "print what is shown as JSON")
+    return parser
 
 
 def _on_ray() -> ModuleType:
@@ -75,8 +86,9 @@ def _sizing(on_ray: ModuleType, parsed: Any) -> Any:
 def _up(on_ray: ModuleType, settings: Settings, parsed: Any) -> None:
     prepare_runner()
     options = on_ray.RayOptions(
-        address=parsed.ray_address, port=parsed.ray_port, cpus=parsed.replica_cpus, gpus=parsed.replica_gpus
-    )
+        address=parsed.ray_address, port=parsed.ray_port, cpus=parsed.replica_cpus, gpus=parsed.replica_gpus,
+        host=parsed.replica_host or ("" if parsed.ray_address else on_ray.LOOPBACK),
+    )  # fmt: skip
     url = on_ray.start_cluster(settings, options, _sizing(on_ray, parsed))
     if parsed.as_json:
         print_json({"url": url, "replicas": parsed.replicas})

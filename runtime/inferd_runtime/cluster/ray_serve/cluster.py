@@ -43,7 +43,8 @@ CHILDREN_GO_ON = {"RAY_kill_child_processes_on_worker_exit": "false"}
 class RayOptions:
     """Which Ray: ``address`` of one that runs, "" to start one here, on ``port`` of the loopback address.
 
-    ``cpus``: what each replica asks Ray for; ``host``: where replicas and the front's private address listen, on their machines.
+    ``cpus``: what each replica asks Ray for; ``host``: where replicas and the front's private address listen, on their machines;
+    "": at the address by which Ray knows the machine.
     """
 
     address: str = ""

@@ -17,7 +17,7 @@ from inferd_runtime.cluster.front.serving import FrontStart
 from inferd_runtime.cluster.messages import JOIN_PATH, JoinCluster, ReplicaReport
 from inferd_runtime.cluster.process import Ready
 from inferd_runtime.cluster.ray_serve.child import ClusterProcess
-from inferd_runtime.cluster.ray_serve.loopback import bind_actor_to_loopback
+from inferd_runtime.cluster.ray_serve.loopback import bind_actor_to_loopback, own_address
 from inferd_runtime.cluster.ray_serve.scaling import JOBS, KV_USE
 from inferd_runtime.cluster.replica.serving import FRONT_SECONDS, ReplicaOrder, new_replica_name
 from inferd_runtime.isolation.settings_json import decode_settings
@@ -37,7 +37,9 @@ class ServeFront:
 
     async def __init__(self, settings: bytes, key: str, private_host: str) -> None:  # type: ignore[misc]  # Serve awaits it
         bind_actor_to_loopback()
-        start = FrontStart(key=key, settings=decode_settings(settings, Settings), private_host=private_host)
+        start = FrontStart(
+            key=key, settings=decode_settings(settings, Settings), private_host=private_host or own_address()
+        )
         self._key = key
         self._child = ClusterProcess(start)
         self._ready = await self._child.ready()
@@ -69,7 +71,7 @@ class ServeReplica:
     async def __init__(self, settings: bytes, key: str, host: str) -> None:  # type: ignore[misc]  # Serve awaits it
         bind_actor_to_loopback()
         self._settings = decode_settings(settings, Settings)
-        order = ReplicaOrder(name=new_replica_name(), key=key, settings=self._settings, host=host)
+        order = ReplicaOrder(name=new_replica_name(), key=key, settings=self._settings, host=host or own_address())
         self._child = ClusterProcess(order)
         self._ready = await self._child.ready()
         self._demand: dict[str, float] = {JOBS: 0.0, KV_USE: 0.0}

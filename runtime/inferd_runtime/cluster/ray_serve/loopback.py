@@ -25,11 +25,16 @@ def stay_on_loopback() -> None:
 
 def bind_actor_to_loopback() -> None:
     """Have the server that Serve opens in each actor listen on the loopback address, where this node is on that alone."""
-    if importlib.import_module("ray.util").get_node_ip_address() != LOOPBACK:
+    if own_address() != LOOPBACK:
         return
     replica: Any = importlib.import_module("ray.serve._private.replica")
     add = replica.add_port_to_grpc_server
     replica.add_port_to_grpc_server = lambda server, address: add(server, address.replace("[::]", LOOPBACK))
+
+
+def own_address() -> str:
+    """Return the address by which Ray knows this machine."""
+    return str(importlib.import_module("ray.util").get_node_ip_address())
 
 
 def _as_it_is(host: str) -> str:
