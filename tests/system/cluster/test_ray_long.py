@@ -7,7 +7,11 @@ import time
 from collections.abc import Iterator
 
 import httpx
+import psutil
 import pytest
+
+from inferd_runtime.cluster.replica.serving import left_folders
+from inferd_runtime.server.processes.folder_lock import holder_of
 
 from .conftest import until
 from .test_ray import TELLS, RayCluster, _said, _two_usable
@@ -108,7 +112,7 @@ async def test_front_and_replicas_go_on_without_ray_and_up_starts_all_anew(witho
         upload = {"files": {"main.py": TELLS}, "name": "tells"}
         assert (await client.post("/v1/programs", json=upload)).status_code in (200, 201)
         before = await _told(client)
-        started = time.monotonic()
+        started, pids = time.monotonic(), _own(cluster)
         going_on = await _tell(client, 200)
         for process in cluster.ray():
             process.send_signal(signal.SIGKILL)
@@ -117,6 +121,7 @@ async def test_front_and_replicas_go_on_without_ray_and_up_starts_all_anew(witho
             "a run that nobody may start again went on when Ray ended"
         )
         assert len(await _replicas(client)) == 2
+        assert _own(cluster) == pids
         assert await _told(client) == before
         print(f"served without Ray, {time.monotonic() - started:.0f} s after it was killed")
         status = cluster.command("status")
@@ -128,6 +133,20 @@ async def test_front_and_replicas_go_on_without_ray_and_up_starts_all_anew(witho
         print(f"up again in {time.monotonic() - again:.0f} s")
         assert await _told(client) == before
         assert (await client.get(f"/v1/runs/{going_on}")).json()["state"] == "succeeded"
+
+
+def _own(cluster: RayCluster) -> list[int]:
+    """The processes of the front and of the replicas, as their folders' locks say."""
+    found = [holder_of(folder) for folder in (cluster.folder / "data", *left_folders(cluster.folder / "data"))]
+    assert len(found) == 3
+    assert all(found)
+    return found
+
+
+def _is_nobodys(pid: int) -> bool:
+    """Whether the actor that started a process is gone."""
+    parent = psutil.Process(pid).parent()
+    return parent is None or "ray" not in " ".join(parent.cmdline())
 
 
 async def _tell(client: httpx.AsyncClient, tokens: int, *, retry_safe: bool = False) -> str:
