@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -20,18 +16,10 @@ import pytest
 from inferd_runtime.cluster.messages import RUN_ID
 
 from .conftest import until
+from .ray_cluster import SECONDS, TELLS, RayCluster, replicas_of, said_by, two_usable
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'inferd[cluster]'")
 pytestmark = [pytest.mark.anyio, pytest.mark.cluster]
-TELLS = """
-import asyncio
-from inferd import Context, Sampler
-async def main(tokens: int = 40):
-    context = Context().user("Tell me.")
-    async for step in context.generate(Sampler.multinomial(), max_tokens=tokens):
-        print(step.text, end="", flush=True)
-        await asyncio.sleep(0.05)
-"""
 SAVES = """
 from inferd import Context
 async def main():
@@ -45,45 +33,7 @@ async def main():
     text = await context.user("What?").generate(Sampler.argmax(), max_tokens=12).collect_text()
     return [text, context.recomputed]
 """
-SECONDS = 180
 PORT = 7397
-
-
-class RayCluster:
-    """A cluster that the command line has started."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.url = ""
-
-    def command(self, *arguments: str) -> Any:
-        """Run ``inferd cluster``; returns what it prints as JSON."""
-        folders = [f"--state-dir={self.folder}/state", f"--data-dir={self.folder}/data"]
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("INFERD_", "RAY_"))}
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "inferd_runtime.cli", "cluster", *arguments, *folders, "--json"],
-            env=own, capture_output=True, text=True, timeout=SECONDS,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-4000:]
-        return json.loads(done.stdout) if done.stdout.strip() else None
-
-    def client(self) -> httpx.AsyncClient:
-        token = (self.folder / "state" / "token").read_text().strip()
-        return httpx.AsyncClient(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=SECONDS)
-
-    def ray(self) -> list[psutil.Process]:
-        """The processes of its Ray that know its folder."""
-        record = json.loads((self.folder / "data" / "cluster.json").read_text())
-        return [
-            one
-            for one in psutil.process_iter(["cmdline"])
-            if record["started_ray"] in " ".join(one.info["cmdline"] or ())
-        ]
-
-    def processes(self) -> list[psutil.Process]:
-        """All processes of the cluster and its Ray: those that know its folder, and what they have started."""
-        named = self.ray()
-        return list({one.pid: one for parent in named for one in (parent, *parent.children(recursive=True))}.values())
 
 
 @pytest.fixture(scope="module")
@@ -104,27 +54,10 @@ def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
         cluster.command("down")
 
 
-async def _replicas(client: httpx.AsyncClient) -> list[dict[str, Any]]:
-    replicas: list[dict[str, Any]] = (await client.get("/v1/cluster")).json()["replicas"]
-    return replicas
-
-
-async def _two_usable(client: httpx.AsyncClient) -> bool:
-    return sum(one["ready"] and not one["draining"] for one in await _replicas(client)) == 2
-
-
 async def _launch(client: httpx.AsyncClient, **body: Any) -> str:
     answer = await client.post("/v1/runs", json={"program": "tells", "retry_safe": True, "seed": 7, **body})
     assert answer.status_code == 201, answer.text
     return str(answer.json()["id"])
-
-
-async def _said(client: httpx.AsyncClient, run: str) -> tuple[str, str]:
-    """What a run has printed, and how it ended."""
-    answer = await client.get(f"/v1/runs/{run}/events")
-    events = [json.loads(line) for line in answer.text.splitlines() if line]
-    assert [event["index"] for event in events] == list(range(len(events)))
-    return "".join(event.get("text", "") for event in events), events[-1]["state"]
 
 
 def test_nothing_that_ray_opens_can_be_reached_from_another_machine(on_ray: RayCluster) -> None:
@@ -142,7 +75,7 @@ async def test_a_killed_replicas_runs_bring_the_same_tokens_and_ray_starts_anoth
     async with on_ray.client() as client:
         upload = {"files": {"main.py": TELLS}, "name": "tells"}
         assert (await client.post("/v1/programs", json=upload)).status_code in (200, 201)
-        expected, state = await _said(client, await _launch(client))
+        expected, state = await said_by(client, await _launch(client))
         assert state == "succeeded"
         runs = [await _launch(client) for _ in range(6)]
         named = RUN_ID.fullmatch(runs[0])
@@ -152,13 +85,13 @@ async def test_a_killed_replicas_runs_bring_the_same_tokens_and_ray_starts_anoth
             said: dict[str, tuple[str, str]] = {}
 
             async def follow(run: str) -> None:
-                said[run] = await _said(client, run)
+                said[run] = await said_by(client, run)
 
             for run in runs:
                 tasks.start_soon(follow, run)
             os.kill(gateway.pid, signal.SIGKILL)
         assert said == dict.fromkeys(runs, (expected, "succeeded"))
-        await until(lambda: _two_usable(client), SECONDS)
+        await until(lambda: two_usable(client), SECONDS)
 
 
 async def test_a_context_that_one_replica_saved_opens_on_the_other(on_ray: RayCluster) -> None:
@@ -170,7 +103,7 @@ async def test_a_context_that_one_replica_saved_opens_on_the_other(on_ray: RayCl
         # A new session goes to the replica that has waited longer, the first one's to its own.
         for name, session in (("saves", "one"), ("opens", "two"), ("opens", "one")):
             answer = await client.post("/v1/runs", json={"program": name}, headers={"x-session-id": session})
-            await _said(client, answer.json()["id"])
+            await said_by(client, answer.json()["id"])
             found.append((await client.get(f"/v1/runs/{answer.json()['id']}")).json())
         saved, elsewhere, here = [RUN_ID.fullmatch(run["id"])[1] for run in found]  # type: ignore[index]
         assert saved == here != elsewhere
@@ -197,32 +130,32 @@ async def test_a_killed_front_comes_back_at_its_address_and_knows_what_goes_on(o
 
         async def answers() -> bool:
             with contextlib.suppress(httpx.TransportError):
-                return await _two_usable(client)
+                return await two_usable(client)
             return False
 
         await until(answers, SECONDS)
-        assert (await _said(client, run))[1] == "succeeded"
+        assert (await said_by(client, run))[1] == "succeeded"
         assert (await client.get("/v1/programs/tells")).status_code == 200
 
 
 async def test_an_upgrade_replaces_every_replica_and_no_request_fails(on_ray: RayCluster) -> None:
     async with on_ray.client() as client:
-        before = {one["name"] for one in await _replicas(client)}
+        before = {one["name"] for one in await replicas_of(client)}
         ended = anyio.Event()
         answered: list[tuple[str, str]] = []
 
         async def load() -> None:
             while not ended.is_set():
-                answered.append(await _said(client, await _launch(client, arguments={"tokens": 8})))
+                answered.append(await said_by(client, await _launch(client, arguments={"tokens": 8})))
 
         async with anyio.create_task_group() as tasks:
             for _ in range(2):
                 tasks.start_soon(load)
             options = ("--replicas=2", f"--port={PORT}", "--replica-cpus=0.5", "--threads=1", "--drain-seconds=21")
             await anyio.to_thread.run_sync(on_ray.command, "up", *options)
-            await until(lambda: _two_usable(client), SECONDS)
+            await until(lambda: two_usable(client), SECONDS)
             ended.set()
-        assert not before & {one["name"] for one in await _replicas(client)}
+        assert not before & {one["name"] for one in await replicas_of(client)}
         assert {state for _, state in answered} == {"succeeded"}
         assert len({text for text, _ in answered}) == 1
         listed = (await client.get("/v1/runs")).json()["runs"]

@@ -14,7 +14,7 @@ from inferd_runtime.cluster.replica.serving import left_folders
 from inferd_runtime.server.processes.folder_lock import holder_of
 
 from .conftest import until
-from .test_ray import TELLS, RayCluster, _said, _two_usable
+from .ray_cluster import TELLS, RayCluster, replicas_of, said_by, two_usable
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'inferd[cluster]'")
 pytestmark = [pytest.mark.anyio, pytest.mark.cluster, pytest.mark.long]
@@ -54,15 +54,15 @@ async def test_a_full_cache_brings_a_second_replica_which_goes_when_it_is_empty_
     async with scaled.client() as client:
         upload = {"files": {"main.py": HOLDS}, "name": "holds"}
         assert (await client.post("/v1/programs", json=upload)).status_code in (200, 201)
-        assert len(await _replicas(client)) == 1
+        assert len(await replicas_of(client)) == 1
         run = await _launch(client, HOLD_SECONDS)
         began = time.monotonic()
 
         async def count_is(count: int) -> bool:
-            return len(await _replicas(client)) == count
+            return len(await replicas_of(client)) == count
 
         await until(lambda: count_is(2), SECONDS)
-        (busy,) = [one for one in await _replicas(client) if one["kv_use"] > 0.5]
+        (busy,) = [one for one in await replicas_of(client) if one["kv_use"] > 0.5]
         assert busy["jobs"] <= 1, "it is not the number of jobs that asked for another replica"
         print(f"the second replica came after {time.monotonic() - began:.0f} s, at a KV use of {busy['kv_use']}")
         on_new = [await _launch(client, 5.0) for _ in range(6)]
@@ -73,11 +73,6 @@ async def test_a_full_cache_brings_a_second_replica_which_goes_when_it_is_empty_
         for one in (run, *on_new):
             found = (await client.get(f"/v1/runs/{one}")).json()
             assert found["state"] == "succeeded", found
-
-
-async def _replicas(client: httpx.AsyncClient) -> list[dict[str, float]]:
-    found: list[dict[str, float]] = (await client.get("/v1/cluster")).json()["replicas"]
-    return found
 
 
 async def _launch(client: httpx.AsyncClient, seconds: float) -> str:
@@ -117,10 +112,10 @@ async def test_front_and_replicas_go_on_without_ray_and_up_starts_all_anew(witho
         for process in cluster.ray():
             process.send_signal(signal.SIGKILL)
         await until(lambda: not any(one.is_running() and one.status() != "zombie" for one in cluster.ray()), SECONDS)
-        assert (await _said(client, going_on))[1] == "succeeded", (
+        assert (await said_by(client, going_on))[1] == "succeeded", (
             "a run that nobody may start again went on when Ray ended"
         )
-        assert len(await _replicas(client)) == 2
+        assert len(await replicas_of(client)) == 2
         assert _own(cluster) == pids
         assert await _told(client) == before
         print(f"served without Ray, {time.monotonic() - started:.0f} s after it was killed")
@@ -129,7 +124,7 @@ async def test_front_and_replicas_go_on_without_ray_and_up_starts_all_anew(witho
         assert status["applications"]["ray"]["replicas"] == {"front": 1, "replicas": 2}
         again = time.monotonic()
         assert cluster.command("up", *HEAD_OPTIONS)["url"] == cluster.url
-        await until(lambda: _two_usable(client), SECONDS)
+        await until(lambda: two_usable(client), SECONDS)
         print(f"up again in {time.monotonic() - again:.0f} s")
         assert await _told(client) == before
         assert (await client.get(f"/v1/runs/{going_on}")).json()["state"] == "succeeded"
@@ -158,4 +153,4 @@ async def _tell(client: httpx.AsyncClient, tokens: int, *, retry_safe: bool = Fa
 
 async def _told(client: httpx.AsyncClient) -> tuple[str, str]:
     """What a run with a seed says, which is always the same."""
-    return await _said(client, await _tell(client, 10, retry_safe=True))
+    return await said_by(client, await _tell(client, 10, retry_safe=True))
