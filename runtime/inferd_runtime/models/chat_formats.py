@@ -15,6 +15,7 @@ from inferd.chat.call_forms import (
     DEEPSEEK_V3,
     DEEPSEEK_V31,
     FUNCTION,
+    GLM,
     GRANITE,
     GRANITE_CALLS,
     HARMONY,
@@ -22,6 +23,7 @@ from inferd.chat.call_forms import (
     JAMBA,
     JAMBA_CALLS,
     JSON,
+    KEY,
     LLAMA3,
     MISTRAL,
     MISTRAL_ARGS,
@@ -38,7 +40,7 @@ from inferd.chat.call_forms import (
 
 TOOL_FORMATS = (
     *(HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, QWEN3_CODER, DEEPSEEK_V3, DEEPSEEK_V31, GRANITE, PHI4, NEMOTRON, JAMBA),
-    *(SEED_OSS, HARMONY, JSON),
+    *(SEED_OSS, GLM, HARMONY, JSON),
 )
 
 
@@ -58,7 +60,7 @@ class ReasoningMarks(NamedTuple):
 
 
 FORMAT_MARKS = (
-    FormatMark((CALL_BEGIN, "<arg_key>"), UNKNOWN),  # GLM 4.5
+    FormatMark((CALL_BEGIN, KEY), GLM),
     FormatMark(("<|channel|>", "<|call|>", "to="), HARMONY),
     FormatMark((DEEPSEEK_SEP, "```json"), DEEPSEEK_V3),
     FormatMark((DEEPSEEK_SEP,), DEEPSEEK_V31),

@@ -76,11 +76,11 @@ class EngineSettings:
     )
     tool_format: Literal[
         "auto", "hermes", "llama3", "mistral", "mistral_args", "qwen3_coder", "deepseek_v3", "deepseek_v31", "granite",
-        "phi4", "nemotron", "jamba", "seed_oss", "harmony", "json",
+        "phi4", "nemotron", "jamba", "seed_oss", "glm", "harmony", "json",
     ] = setting(
         "auto",
         "auto, hermes, llama3, mistral, mistral_args, qwen3_coder, deepseek_v3, deepseek_v31, granite, phi4, nemotron, jamba, "
-        "seed_oss, harmony or json: how the models write calls of tools; auto: as their chat templates say",
+        "seed_oss, glm, harmony or json: how the models write calls of tools; auto: as their chat templates say",
     )  # fmt: skip
     adapter: tuple[AdapterOptions, ...] = setting(
         (),

@@ -13,7 +13,7 @@ from inferd.chat.call_forms import (
     HERMES,
     LEADING_MARKS,
     SHOWN_MARKS,
-    XML_FORMATS,
+    XML,
     CallForm,
     form_of,
 )
@@ -60,7 +60,9 @@ class AnswerShape:
         """Return what reads a call."""
         if self.tool_format in HEADED:
             return HeadedCallScanner(HEADED[self.tool_format])
-        return XmlCallScanner(self.schemas) if self.tool_format in XML_FORMATS else CallScanner()
+        if self.tool_format in XML:
+            return XmlCallScanner(XML[self.tool_format], self.schemas)
+        return CallScanner()
 
 
 @dataclass(frozen=True)

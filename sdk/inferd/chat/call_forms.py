@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 HERMES, LLAMA3, MISTRAL, JSON = "hermes", "llama3", "mistral", "json"
-MISTRAL_ARGS, QWEN3_CODER, SEED_OSS = "mistral_args", "qwen3_coder", "seed_oss"
+MISTRAL_ARGS, QWEN3_CODER, SEED_OSS, GLM = "mistral_args", "qwen3_coder", "seed_oss", "glm"
 DEEPSEEK_V3, DEEPSEEK_V31 = "deepseek_v3", "deepseek_v31"
 GRANITE, PHI4, NEMOTRON, JAMBA = "granite", "phi4", "nemotron", "jamba"
 HARMONY = "harmony"
@@ -17,6 +17,7 @@ CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"
 TOOL_CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 DEEPSEEK_CALLS, DEEPSEEK_CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 DEEPSEEK_CALL, DEEPSEEK_SEP, DEEPSEEK_CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 GRANITE_CALLS, PHI4_CALLS = "<|tool_call|>", "functools"
@@ -59,6 +60,7 @@ MARKED: Mapping[str, CallForm] = {
     HERMES: CallForm(CALL_BEGIN, CALL_END),
     QWEN3_CODER: CallForm(CALL_BEGIN, CALL_END, FUNCTION),
     SEED_OSS: CallForm(SEED_CALL, SEED_CALL_END, FUNCTION),
+    GLM: CallForm(CALL_BEGIN, "", ""),
     MISTRAL_ARGS: CallForm(TOOL_CALLS, "", ""),
     DEEPSEEK_V3: CallForm(DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, DEEPSEEK_CALL, between="\n"),
     DEEPSEEK_V31: CallForm(DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, DEEPSEEK_CALL, between=""),
@@ -72,7 +74,43 @@ LISTED: Mapping[str, CallForm] = {
     JAMBA: CallForm(within=JAMBA_CALLS, end=JAMBA_CALLS_END),
 }
 """The formats whose calls are one list, which text may precede where the model writes the mark."""
-XML_FORMATS = frozenset({QWEN3_CODER, SEED_OSS})
+
+
+@dataclass(frozen=True)
+class XmlForm:
+    """A call whose arguments have marks each. ``call`` and ``key`` stand around the names of the function ("" behind it: a line's
+    end) and of an argument, ``value`` between that and its value, ``value_end`` and ``end`` behind. ``line``: what stands around
+    a value, and is no part of it.
+    """
+
+    call: tuple[str, str]
+    key: tuple[str, str]
+    value: str
+    value_end: str
+    end: str
+    line: str = ""
+
+    def call_head(self, name: str) -> str:
+        """Return the beginning of a call as models write it."""
+        return f"{self.call[0]}{name}{self.call[1]}\n"
+
+    def value_head(self, name: str) -> str:
+        """Return what stands before an argument's value."""
+        value = f"\n{self.value}" if self.value else ""
+        return f"{self.key[0]}{name}{self.key[1]}{value}{self.line}"
+
+    @property
+    def value_tail(self) -> str:
+        """What stands behind a value."""
+        return f"{self.line}{self.value_end}\n"
+
+
+_CODER = XmlForm((FUNCTION, ">"), (PARAMETER, ">"), "", PARAMETER_END, FUNCTION_END, "\n")
+XML: Mapping[str, XmlForm] = {
+    QWEN3_CODER: _CODER,
+    SEED_OSS: _CODER,
+    GLM: XmlForm(("", ""), (KEY, KEY_END), VALUE, VALUE_END, CALL_END),
+}
 
 
 @dataclass(frozen=True)
@@ -101,7 +139,7 @@ HEADED: Mapping[str, HeadedCall] = {
 SHOWN_MARKS = (
     *(CALL_BEGIN, CALL_END, *LEADING_MARKS, ARGS, CALL_ID, SEED_CALL, SEED_CALL_END),
     *(DEEPSEEK_CALLS, DEEPSEEK_CALL, DEEPSEEK_SEP, DEEPSEEK_CALL_END, DEEPSEEK_CALLS_END),
-    *("<|/tool_call|>", NEMOTRON_CALLS_END, JAMBA_CALLS_END),
+    *("<|/tool_call|>", NEMOTRON_CALLS_END, JAMBA_CALLS_END, KEY, KEY_END, VALUE, VALUE_END),
 )
 """What has to be seen in an answer's text to read calls, also where it is a special token."""
 

@@ -14,7 +14,7 @@ from inferd.chat.call_forms import (
     LLAMA3,
     MARKED,
     PHI4,
-    XML_FORMATS,
+    XML,
     CallForm,
     HeadedCall,
 )
@@ -91,8 +91,9 @@ def _section(form: CallForm, call: OutputConstraint, between: str, choice: ToolC
 
 def _written_call(tool_format: str, tools: Sequence[Tool], *, strict: bool) -> OutputConstraint:
     """Return a call of any of the tools, as it stands between marks."""
-    if tool_format in XML_FORMATS:
-        return AnyOf([xml_call(tool, checked_parameters(tool), strict=strict) for tool in tools])
+    if tool_format in XML:
+        form = XML[tool_format]
+        return AnyOf([xml_call(form, tool, checked_parameters(tool), strict=strict) for tool in tools])
     if tool_format in HEADED:
         return AnyOf([_headed(HEADED[tool_format], tool) for tool in tools])
     return JsonSchema(_any_call(tools, "arguments"))

@@ -1,12 +1,13 @@
-"""A call as Qwen3-Coder writes it: ``<function=name>``, each argument in a ``<parameter=name>`` of its own, ``</function>``."""
+"""A call whose arguments have marks each, as Qwen3-Coder and GLM write it; see :class:`~inferd.chat.call_forms.XmlForm`."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from inferd.chat.call_forms import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END
+from inferd.chat.call_forms import XmlForm
 from inferd.chat.call_scanner import BLANK
 
 MAX_NAME = 256
@@ -45,15 +46,16 @@ def _refuse(constant: str) -> None:
 
 
 class XmlCallScanner:
-    """Takes the text of a call from ``<function=`` on; see :class:`~inferd.chat.call_scanner.CallScanner`.
+    """Takes the text of a call from its opening on; see :class:`~inferd.chat.call_scanner.CallScanner`.
 
     A text comes out while it is written, any other argument when it is complete: only then its JSON is known.
     """
 
-    def __init__(self, schemas: Schemas) -> None:
+    def __init__(self, form: XmlForm, schemas: Schemas) -> None:
         self.name = ""
         self.done = False
         self.failed = False
+        self._form = form
         self._schemas = schemas
         self._state: Callable[[], bool] = self._in_name
         self._rest = ""
@@ -86,29 +88,40 @@ class XmlCallScanner:
         return new
 
     def _in_name(self) -> bool:
-        name = self._named(FUNCTION)
+        name = self._named(*self._form.call)
         if name:
             self.name, self._state = name, self._between
         return bool(name)
 
     def _between(self) -> bool:
-        """Before a parameter, or the end."""
-        self._take(len(self._rest) - len(self._rest.lstrip(BLANK)))
-        if self._rest.startswith(FUNCTION_END):
-            self._take(len(FUNCTION_END))
+        """Before an argument, or the end."""
+        self._skip_blank()
+        if self._rest.startswith(self._form.end):
+            self._take(len(self._form.end))
             self._arguments.append("}" if self._count else "{}")
             self.done = True
-        elif FUNCTION_END.startswith(self._rest):
+        elif self._form.end.startswith(self._rest):
             return False
-        elif name := self._named(PARAMETER):
-            self._parameter, self._state = name, self._in_value
-            self._is_text, self._is_begun, self._line_feed = is_text(self._schema(name)), False, ""
+        elif name := self._named(*self._form.key):
+            self._parameter, self._state = name, self._before_value
             return True
         return False
 
+    def _before_value(self) -> bool:
+        if self._form.value:
+            self._skip_blank()
+        if not self._rest.startswith(self._form.value):
+            self.failed = not self._form.value.startswith(self._rest)
+            return False
+        self._take(len(self._form.value))
+        self._is_text, self._is_begun, self._line_feed = is_text(self._schema(self._parameter)), False, ""
+        self._state = self._in_value
+        return True
+
     def _in_value(self) -> bool:
-        at = self._rest.find(PARAMETER_END)
-        unsure = next(n for n in range(len(PARAMETER_END) - 1, -1, -1) if self._rest.endswith(PARAMETER_END[:n]))
+        end = self._form.value_end
+        at = self._rest.find(end)
+        unsure = next(n for n in range(len(end) - 1, -1, -1) if self._rest.endswith(end[:n]))
         written = self._take(at if at >= 0 else len(self._rest) - unsure)
         if self._is_text:
             self._write_text(written, last=at >= 0)
@@ -116,20 +129,20 @@ class XmlCallScanner:
             self._value.append(written)
         if at < 0:
             return False
-        self._take(len(PARAMETER_END))
+        self._take(len(end))
         self._write_end()
         self._count, self._state = self._count + 1, self._between
         return True
 
     def _write_text(self, written: str, *, last: bool) -> None:
-        """Write more of a text, but for the line feeds around it."""
+        """Write more of a text, but for the line feeds around it that are none of its own."""
         text = self._line_feed + written
         if not text and not last:
             return
         if not self._is_begun:
             self._arguments.append(self._key + '"')
-            self._is_begun, text = True, text.removeprefix("\n")
-        kept = text.removesuffix("\n")
+            self._is_begun, text = True, text.removeprefix(self._form.line)
+        kept = text.removesuffix(self._form.line)
         self._line_feed = "" if last else text[len(kept) :]
         self._arguments.append(json.dumps(kept, ensure_ascii=False)[1:-1])
 
@@ -137,7 +150,7 @@ class XmlCallScanner:
         if self._is_text:
             self._arguments.append('"')
             return
-        written, self._value = "".join(self._value).removeprefix("\n").removesuffix("\n"), []
+        written, self._value = "".join(self._value).removeprefix(self._form.line).removesuffix(self._form.line), []
         self._arguments.append(self._key + value_text(written, self._schema(self._parameter)))
 
     @property
@@ -149,18 +162,24 @@ class XmlCallScanner:
         properties = self._schemas.get(self.name, {}).get("properties")
         return properties.get(parameter) if isinstance(properties, Mapping) else None
 
-    def _named(self, opening: str) -> str:
-        """Take ``opening``, a name and ``>``, and return the name; "" if it is not complete, or none."""
-        end = self._rest.find(">")
+    def _named(self, opening: str, closing: str) -> str:
+        """Take ``opening``, a name and ``closing``, and return the name; "" if it is not complete, or none. Without ``closing``
+        a name ends with its line, or where a mark begins.
+        """
+        found = re.search(re.escape(closing) if closing else r"\s*[\n<]", self._rest[len(opening) :])
         if not self._rest.startswith(opening[: len(self._rest)]) or (
-            len(self._rest) > MAX_NAME + len(opening) and end < 0
+            len(self._rest) > MAX_NAME + len(opening) and found is None
         ):
             self.failed = True
-        if self.failed or end < 0:
+        if self.failed or found is None:
             return ""
-        name = self._take(end + 1)[len(opening) : -1].strip()
-        self.failed = not name
+        name = self._take(len(opening) + found.start())[len(opening) :].strip()
+        self._take(len(closing))
+        self.failed = not name or "<" in name
         return name
+
+    def _skip_blank(self) -> None:
+        self._take(len(self._rest) - len(self._rest.lstrip(BLANK)))
 
     def _take(self, count: int) -> str:
         taken, self._rest = self._rest[:count], self._rest[count:]

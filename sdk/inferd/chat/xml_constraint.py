@@ -1,18 +1,17 @@
-"""What holds a call that Qwen3-Coder writes to its tool: each parameter to its own schema."""
+"""What holds a call whose arguments have marks each to its tool: each parameter to its own schema."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from inferd.chat.call_forms import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END
+from inferd.chat.call_forms import XmlForm
 from inferd.chat.composed import InSequence, Repeated, Text, Until
 from inferd.chat.request import Tool
 from inferd.chat.xml_call import is_text
 from inferd.protocol import InvalidRequest
 from inferd.schema import Choice, JsonSchema, OutputConstraint
 
-VALUE_END = f"\n{PARAMETER_END}\n"
 LOCAL = ("#/$defs/", "#/definitions/")
 """Where references of a parameter's schema may lead."""
 NOT_HELD = ("pattern", "minLength", "maxLength", "format")
@@ -31,45 +30,47 @@ COMPOSING = (
 """Keywords of an object by which its parameters depend on each other, or have no names."""
 
 
-def xml_call(tool: Tool, parameters: Mapping[str, Any], *, strict: bool) -> OutputConstraint:
-    """Return what a call of a tool looks like behind ``<tool_call>`` and a line feed.
+def xml_call(form: XmlForm, tool: Tool, parameters: Mapping[str, Any], *, strict: bool) -> OutputConstraint:
+    """Return what a call of a tool looks like behind the mark that begins it.
 
     Raises InvalidRequest, which names the tool and the keyword, for what cannot be held in this format; unless ``strict`` that
     part is free.
     """
-    begin, end = Text(f"{FUNCTION}{tool.name}>\n"), Text(FUNCTION_END)
+    begin, end = Text(form.call_head(tool.name)), Text(form.end)
     composing = next((key for key in COMPOSING if key in parameters), None)
     if composing is not None:
         _refuse(tool, composing, strict)
-        return InSequence([begin, Until(FUNCTION_END)])
+        return InSequence([begin, Until(form.end)])
     properties, required = parameters.get("properties") or {}, parameters.get("required") or []
     members: list[OutputConstraint] = [begin]
     for name, schema in properties.items():
-        one = InSequence([Text(f"{PARAMETER}{name}>\n"), *_value(tool, schema, parameters, strict)])
+        one = InSequence([Text(form.value_head(name)), *_value(form, tool, schema, parameters, strict)])
         members.append(one if name in required else Repeated(one, 0, 1))
     return InSequence([*members, end])
 
 
-def _value(tool: Tool, schema: Any, parameters: Mapping[str, Any], strict: bool) -> list[OutputConstraint]:
+def _value(
+    form: XmlForm, tool: Tool, schema: Any, parameters: Mapping[str, Any], strict: bool
+) -> list[OutputConstraint]:
     """Return a parameter's value, and the end of it."""
     if is_text(schema):
-        return _text_value(tool, schema, strict)
+        return _text_value(form, tool, schema, strict)
     if any(not reference.startswith(LOCAL) for reference in _references(schema)):
         _refuse(tool, "$ref", strict)
-        return [Until(VALUE_END)]
+        return [Until(form.value_tail)]
     shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
     whole = {**shared, **schema} if isinstance(schema, Mapping) else schema
-    return [JsonSchema(whole), Text(VALUE_END)]
+    return [JsonSchema(whole), Text(form.value_tail)]
 
 
-def _text_value(tool: Tool, schema: Mapping[str, Any], strict: bool) -> list[OutputConstraint]:
+def _text_value(form: XmlForm, tool: Tool, schema: Mapping[str, Any], strict: bool) -> list[OutputConstraint]:
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values:
-        return [Choice(list(values)), Text(VALUE_END)]
+        return [Choice(list(values)), Text(form.value_tail)]
     for keyword in NOT_HELD:
         if keyword in schema:
             _refuse(tool, keyword, strict)
-    return [Until(VALUE_END)]
+    return [Until(form.value_tail)]
 
 
 def _references(schema: Any) -> list[str]:
@@ -86,6 +87,6 @@ def _refuse(tool: Tool, keyword: str, strict: bool) -> None:
     if strict:
         raise InvalidRequest(
             f"the tool {tool.name!r}: {keyword!r} cannot be held in the way in which this model writes calls "
-            "(qwen3_coder); leave it out, or leave the call to the model (tool_choice auto)",
+            "(without quotes); leave it out, or leave the call to the model (tool_choice auto)",
             param="tools",
         )

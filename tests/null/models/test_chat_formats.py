@@ -33,6 +33,7 @@ def test_the_format_of_tool_calls_is_found_in_the_template(kind: str, expected: 
         ("'<seed:tool_call>\\n<function=' + name", "seed_oss"),
         ("'<|channel|>commentary to=functions.' + name + '<|call|>'", "harmony"),
         ('<|header_start|>{"name": name, "parameters": values}', "llama3"),
+        ("'<tool_call>' + name + '<arg_key>' + key", "glm"),
         ("{{ messages }}", "json"),
     ],
 )
@@ -43,7 +44,6 @@ def test_newer_formats_are_told_from_older_ones(template: str, expected: str) ->
 @pytest.mark.parametrize(
     "template",
     [
-        "'<tool_call>' + name + '<arg_key>' + key",
         "<|tool_calls_section_begin|>",
         "<minimax:tool_call><invoke name=",
         "<|START_ACTION|>[",

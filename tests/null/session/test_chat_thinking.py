@@ -55,7 +55,9 @@ HARMONY = (
     "{% for call in message.tool_calls or [] %}to=functions.{{ call.function.name }}<|call|>{% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
+GLM_MARKS = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 KINDS = {
+    "glm": ChatKind(BY_ITSELF + "{# <arg_key> #}", TURNS, ("<think>", "</think>", *GLM_MARKS)),
     "deepseek": ChatKind(DEEPSEEK, TURNS, ("<think>", "</think>", *DEEPSEEK_MARKS)),
     "harmony": ChatKind(HARMONY, ("<|endoftext|>", *HARMONY_MARKS, "<|return|>")),
     "opened": ChatKind(HERMES, TURNS, MARKS),
@@ -217,9 +219,9 @@ def test_calls_whose_marks_are_tokens_are_held_to_the_schema(kind: str) -> None:
         assert all(json.loads(call.arguments)["city"] in ("Rome", "Oslo") for call in choice.calls[:1])
 
 
-@pytest.mark.parametrize("kind", ["deepseek", "harmony"])
+@pytest.mark.parametrize("kind", ["deepseek", "glm", "harmony"])
 def test_calls_of_other_models_are_held_behind_their_reasoning(kind: str) -> None:
-    marks = (*DEEPSEEK_MARKS, *HARMONY_MARKS)
+    marks = (*DEEPSEEK_MARKS, *GLM_MARKS, *HARMONY_MARKS)
     for seed in range(5):
         asked: dict[str, Any] = {"tools": [WEATHER], "tool_choice": ToolChoice("required", parallel=False)}
         (choice,) = answered(kind, seed, **asked)[0].choices

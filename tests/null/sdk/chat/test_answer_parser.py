@@ -123,6 +123,15 @@ CASES = [
             ("jamba", "<tool_calls>\n", "\n</tool_calls>"),
         )
     ),
+    (
+        AnswerShape("glm", TOOLS, ("<think>", "</think>"), schemas={"weather": WEATHER}),
+        "<think>hm</think>\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>New\nYork\n</arg_value>\n<arg_key>days"
+        "</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>weather<arg_key>city</arg_key><arg_value>Rome"
+        "</arg_value></tool_call>\n<tool_call>weather\n</tool_call>",
+        [ReasoningPart("hm"), CALL, ArgumentsPart('{"city": "New\\nYork\\n", "days": 3}'), CALL,
+         ArgumentsPart('{"city": "Rome"}'), CALL, ArgumentsPart("{}")],
+    ),
+    (AnswerShape("glm", TOOLS), "<tool_call>other\n</tool_call>", [TextPart("<tool_call>other\n</tool_call>")]),
     (AnswerShape("phi4", TOOLS), "functools is a module", [TextPart("functools is a module")]),
     (
         AnswerShape("seed_oss", TOOLS, schemas={"weather": WEATHER}),

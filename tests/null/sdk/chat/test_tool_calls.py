@@ -149,6 +149,26 @@ def test_calls_whose_parameters_stand_alone(choice: ToolChoice, text: str, allow
     assert accepts("qwen3_coder", choice, text, (WEATHER, TRIP)) is allowed
 
 
+def glm(name: str, **arguments: str) -> str:
+    written = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in arguments.items())
+    return f"<tool_call>{name}\n{written}</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("choice", "text", "allowed"),
+    [
+        (AUTO, "Wait.\n" + glm("trip", city="New\nYork", days="3"), True),
+        (AUTO, glm("trip", city="Rome", days="many"), False),
+        (AUTO, glm("other"), False),
+        (MUST, glm("weather", city="Rome") + glm("trip", city="Oslo"), True),
+        (MUST, glm("weather", city="Oslo"), False),
+        (MUST_ONE, glm("trip", city="Rome"), True),
+    ],
+)
+def test_calls_of_glm(choice: ToolChoice, text: str, allowed: bool) -> None:
+    assert accepts("glm", choice, text, (WEATHER, TRIP)) is allowed
+
+
 @pytest.mark.parametrize(
     ("parameters", "keyword"),
     [
